@@ -24,7 +24,7 @@ FIRST = ("tests/unit", "tests/process", "tests/container/images", "tests/contain
 
 
 def side_by_side(first: Sequence[str], second: Sequence[str]) -> int:
-    """Both to their end; the exit code of the first that failed."""
+    """Run both commands to their end and return the exit code of the first that failed."""
     with tempfile.TemporaryFile() as kept:
         other = subprocess.Popen(second, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=kept, stderr=subprocess.STDOUT)
         try:

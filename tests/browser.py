@@ -31,7 +31,7 @@ def program() -> str:
 
 
 class Browser:
-    """One page of it."""
+    """One page of a real browser."""
 
     def __init__(self, directory: Path, width: int, height: int) -> None:
         to, hears = os.pipe()[::-1], os.pipe()
@@ -77,7 +77,7 @@ class Browser:
             self._kept += os.read(self._from, 1 << 20)
 
     def _note(self, event: dict[str, Any]) -> None:
-        """What a developer's console would show in red: a mistake of the page, or what its policy forbids."""
+        """Record page errors and content policy violations, which a developer's console shows in red."""
         if event.get("method") == "Runtime.exceptionThrown":
             self.said.append(str(event["params"]["exceptionDetails"].get("exception", {}).get("description")))
         if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
@@ -105,7 +105,7 @@ class Browser:
             self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **text)
 
     def size(self, width: int, height: int) -> None:
-        """Of the page, smaller than a window may be, too."""
+        """Set the page's size, which may be smaller than a window's minimum."""
         self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def picture(self, path: Path) -> None:

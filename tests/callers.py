@@ -32,7 +32,7 @@ RESET = "Connection reset by peer"
 
 @dataclass
 class Calls:
-    """What the commands have met; complete once they have ended."""
+    """Counts and errors of the commands; complete once they have ended."""
 
     count: int = 0
     slowest: float = 0.0

@@ -1,4 +1,4 @@
-"""What every test shares: how hypothesis searches, and an environment that has every package of the project."""
+"""Shared setup of every test: hypothesis profiles, and an environment that has every package of the project."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_sessionstart() -> None:
-    """What a test starts with -I sees the packages as they were installed: a new one is not among them by itself."""
+    """Stop when the installed packages are out of date: a test's process with -I does not see a new package."""
     if subprocess.run([sys.executable, "-I", "-c", "import ground"], capture_output=True).returncode:
         pytest.exit("pyproject.toml has another list of packages than .venv: touch pyproject.toml; make .venv/ready", 4)

@@ -1,4 +1,4 @@
-"""Both worlds with a pool that grows and shrinks, and a scheduler that places jobs where it may."""
+"""Both worlds with an autoscaled pool, and a scheduler that places jobs where it may."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ElasticWorlds(PoolWorlds):
             self.last_busy[name] = self.now
 
     def goes_on(self, seconds: float = 60, looks: int = 3) -> None:
-        """So much time, and what comes of it."""
+        """Let time pass, and run the looks and kubelets that follow."""
         self.now += seconds
         for _ in range(looks):
             self.look()

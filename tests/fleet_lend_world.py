@@ -1,4 +1,4 @@
-"""Both worlds with a pool that lends machines, pods of others that find no room, and a scheduler that places them."""
+"""Both worlds with a pool that lends machines, foreign pods that find no room, and a scheduler that places them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LendWorlds(PoolWorlds):
                     break
 
     def kubelets(self) -> None:
-        """A pod whose machine somebody else has waits there for its end."""
+        """Run the kubelets; a pod whose machine is lent waits there for the foreign pod's end."""
         super().kubelets()
         self.schedules()
 
@@ -125,7 +125,7 @@ class LendWorlds(PoolWorlds):
         return set() if self.lends else super().away() - gone
 
     def _evicted(self, name: str) -> None:
-        """What is lent has a budget of its own, whoever else is away."""
+        """Evict a pod; lent machines have a budget of their own, independent of other unavailable ones."""
         self.lends = name in self.lent()
         super()._evicted(name)
         self.lends = False
@@ -139,7 +139,7 @@ class LendWorlds(PoolWorlds):
     def look(
         self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None, away: Set[str] | None = None
     ) -> int:
-        """By a `world` of before, in which these were `away`: who went since could not be counted."""
+        """Look at an older `world`, whose unavailable pods were `away`: later ones could not count."""
         self.unforeseen = frozenset() if away is None else self.unavailable() - away
         seen = world or self.world(blind=blind)
         nodes = seen.slurm.nodes if isinstance(seen.slurm, Slurm) else {}

@@ -1,4 +1,4 @@
-"""Both worlds with pools whose pods the fleet makes: what is done to those is checked at each change, too."""
+"""Both worlds with pools whose pods the fleet makes: each change to those is checked, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KeptPool:
 
 
 class PoolWorlds(Worlds):
-    """One pool over `size` Nodes, settled; its pods are nobody's to make but the fleet's."""
+    """One pool over `size` Nodes, settled; only the fleet makes its pods."""
 
     def __init__(self, size: int = 4, policy: Policy | None = None, *, per_node: bool = False, **update: Any) -> None:
         super().__init__(size, policy, f"{POOL}-n" if per_node else f"{POOL}-")
@@ -65,7 +65,7 @@ class PoolWorlds(Worlds):
         return parse_pool({"metadata": metadata, "spec": kept.spec, "status": kept.status})
 
     def wants_of_it(self, **spec: Any) -> None:
-        """A person writes another spec."""
+        """Change the pool's spec as a user does."""
         self.pool.spec = {**self.pool.spec, **spec}
         self.pool.version, self.pool.generation = self.pool.version + 1, self.pool.generation + 1
 
@@ -203,7 +203,7 @@ class PoolWorlds(Worlds):
             self.names.append(name)
 
     def kubelets(self) -> None:
-        """What is told to go is gone; what is new is ready, unless it cannot be."""
+        """Remove the pods that are leaving; make new ones ready, unless they cannot be."""
         for name in sorted(self.leaving):
             self.pod_goes(name)
         self.leaving.clear()
@@ -231,7 +231,7 @@ class PoolWorlds(Worlds):
             self.slurmd_goes(name)
 
     def replace(self, name: str, where: str = "") -> None:
-        """Nobody but the fleet makes them anew."""
+        """Remove the pod; only the fleet makes a new one."""
         self.pod_goes(name)
 
     def roll(self, to: str, **update: Any) -> None:
@@ -239,7 +239,7 @@ class PoolWorlds(Worlds):
         self.wants_of_it(template=template(to), **more)
 
     def turns(self, most: int = 60) -> int:
-        """Looks, a minute each, until nothing is left to do; how many it took."""
+        """Look once a minute until there is nothing left to do; return the number of looks."""
         quiet = 0
         for number in range(most):
             quiet = 0 if self.look() else quiet + 1
@@ -276,7 +276,7 @@ class PoolWorlds(Worlds):
         raise AssertionError(f"it never settles: {self.done[-8:]}")
 
     def left_alone(self, number: int) -> None:
-        """Who made the pod has gone, and has left it."""
+        """Remove the pod's owner, as when its creator has gone and left it."""
         if (name := f"{POOL}-{number}") in self.pods and not self.leaving & {name}:
             self.owner[name] = self.templates[name] = ""
             self.pods[name].version += 1
@@ -286,7 +286,7 @@ class PoolWorlds(Worlds):
         return {name for name in self.pods if (self.templates[name] or pool.status.adopted) == pool.hash}
 
     def starts(self, name: str, job: int = 7) -> bool:
-        """A job, where Slurm would place one."""
+        """Start a job, where Slurm would place one."""
         node = self.slurm.get(name)
         if node is None or node.drained_by or node.down or not node.responds or name not in self.pods:
             return False

@@ -1,5 +1,7 @@
-"""Both worlds, small and deterministic: they answer as the API server and slurmrestd do, and what is done to them is
-checked against what must never happen."""
+"""Both worlds, small and deterministic: they answer as the API server and slurmrestd do.
+
+Each change is checked against the invariants.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 
 
 def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
-    """What the API server lists, as the fleet reads it."""
+    """Parse the API server's lists as the fleet does."""
     read = {kind: ParsedObjects(kind, MARK) for kind in ("Node", "Pod", "StatefulSet")}
     for kind, listed in (("Node", nodes), ("Pod", pods), ("StatefulSet", sets or ())):
         for item in listed:
@@ -232,7 +234,7 @@ class Worlds:
         return parse_machine({"metadata": metadata, "spec": kept.spec, "status": kept.status})
 
     def status(self, node: str) -> MachineStatus:
-        """Of the machine that is there."""
+        """Return the status of the machine on this Node."""
         (found,) = [name for name in self.machines or {} if self.machine(name).status.node == node]
         return self.machine(found).status
 
@@ -316,7 +318,7 @@ class Worlds:
         return decide(world, self.memory, self.now, self.policy)
 
     def look(self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None) -> int:
-        """One pass; `cut`: killed after so many changes, memory and all. How many were made."""
+        """Make one pass and return the number of changes; `cut` kills it after that many, memory and all."""
         decision = self.decide(world or self.world(blind=blind))
         if cut is not None:
             self.memory = Memory()
@@ -331,7 +333,7 @@ class Worlds:
         return len(decision.changes)
 
     def look_without(self, side: str) -> list[Change]:
-        """One pass without an answer of this side. Returns the changes beyond the display of the outage."""
+        """Make one pass without an answer of this side. Returns the changes beyond the display of the outage."""
         decision = self.decide(self.world(blind=side))
         self.memory = decision.memory
         for change in decision.changes:
@@ -339,7 +341,7 @@ class Worlds:
         return [change for change in decision.changes if not isinstance(change, DISPLAY)]
 
     def perform(self, change: Change) -> None:
-        """As the adapters: nothing where what was seen is no longer so."""
+        """Perform a change as the adapters do: nothing when the observed object has changed."""
         match change:
             case Remove(name):
                 if not self.still(name, change.was):
@@ -495,14 +497,14 @@ class Worlds:
         assert len(open_) <= max(rules.at_once, int(len(self.machines or {}) * rules.share)), "more at once than may be"
 
     def boots(self, node: str) -> None:
-        """It starts anew, with its worker; whatever ran there does not run any more."""
+        """Reboot the Node and start its workers anew; no process survives."""
         self.nodes[node].boot += 1
         self.nodes[node].version += 1
         for name in [one for one, pod in self.pods.items() if pod.node == node]:
             self._begins(name)
 
     def _begins(self, name: str) -> None:
-        """A pod does, on a boot: by its node's drain it knows whether it is to check its machine deeply."""
+        """Begin a pod on a boot: its node's drain tells it whether to check its machine deeply."""
         node = self.slurm.get(name, SlurmNode())
         if asks_for_deep(Asked(bool(node.drained_by), node.reason, bool(node.jobs))):
             self.checks(name)
@@ -539,7 +541,7 @@ class Worlds:
         seen.version += 1
 
     def _other(self) -> str:
-        """A machine where a pod is placed."""
+        """Choose a machine for a pod."""
         return next(name for name, node in self.nodes.items() if node.ready and not node.taints)
 
     def _change_slurm(self, change: Drain | Undrain | Forget, node: SlurmNode) -> None:
@@ -576,7 +578,7 @@ class Worlds:
     # What others do.
 
     def replace(self, name: str, where: str = "") -> None:
-        """The pod goes and another of its name comes; it is ready when `settle` says so."""
+        """Replace the pod by another of its name, which is ready when `settle` says so."""
         self.count += 1
         here = f"n{name.removeprefix('w').removeprefix('-')}"
         node = self.pods[name].node if name in self.pods else here
@@ -591,7 +593,7 @@ class Worlds:
         self.pods.pop(name, None)
 
     def scale(self, count: int) -> None:
-        """The StatefulSet's pods beyond that go, and nobody tells Slurm."""
+        """Scale the StatefulSet; pods beyond the count go, and Slurm is not informed."""
         self.sets = {"w": count}
         for name in self.names[count:]:
             self.pod_goes(name)
@@ -629,7 +631,7 @@ class Worlds:
             self.slurmd_goes(pod)
 
     def wants(self, node: str, goal: str, reason: str = "") -> None:
-        """A person, of the machine that is there."""
+        """Set a user's goal for the existing machine."""
         found = [one for one in self.machines or {} if self.machine(one).status.node == node]
         if not found:
             return
@@ -643,7 +645,7 @@ class Worlds:
         return next((one.goal for one in found if one.status.node == node), "")
 
     def verdict(self, name: str, said: str = "gpu_count[rma]@9f2c001 7 of 8 GPUs") -> None:
-        """The broker's."""
+        """Drain the node as the broker does."""
         node = self.slurm[name]
         node.drained_by, node.reason, node.since = "person", f"minivm: {said}", self.now
 
@@ -690,7 +692,7 @@ class Worlds:
         raise AssertionError(f"it never settles: {self.done[-8:]}")
 
     def slurmd_answers(self, name: str) -> None:
-        """It registers: what is down is so no more, but for what was set down since its pod is there."""
+        """Register slurmd: a down node recovers, unless it was set down since its pod exists."""
         node = self.slurm.setdefault(name, SlurmNode())
         node.responds = True
         if node.down_for != self.pods[name].uid:
@@ -700,14 +702,14 @@ class Worlds:
         self.now += 600
 
     def settle_in(self, most: int = 10) -> None:
-        """As everything is now."""
+        """Settle the current state."""
         for _ in range(most):
             if not self.look():
                 return
         raise AssertionError(f"it never settles: {self.done[-8:]}")
 
     def end(self) -> object:
-        """What must be the same however it came about: no times, no counters."""
+        """Return the final state that must not depend on the way there: no times, no counters."""
         return (
             {
                 name: (

@@ -1,4 +1,4 @@
-"""Somebody who follows a page: what is typed where, and the programs that this machine does not have."""
+"""Follow a page as a reader: type each command where the page says; stand in for programs that this machine lacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def programs(directory: Path) -> Path:
 
 
 def checkout(directory: Path) -> Path:
-    """This repository under another name: what a page writes into its directory must not stay here."""
+    """Link this repository under another name: files that a page writes into its directory must not stay here."""
     directory.mkdir()
     for entry in ROOT.iterdir():
         (directory / entry.name).symlink_to(entry)

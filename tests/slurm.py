@@ -1,4 +1,4 @@
-"""What the Slurm of the images under test is and can: images/slurm.yaml, by their own labels."""
+"""Release and capabilities of the tested images' Slurm (images/slurm.yaml), read from their own labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def labels(image: str) -> dict[str, str]:
 
 
 def version_of(image: str) -> str:
-    """Of its Slurm, by which its tag begins."""
+    """Return the image's Slurm version, with which its tag begins."""
     return labels(image)["org.opencontainers.image.version"].partition("-")[0]
 
 
@@ -33,12 +33,12 @@ def release_of(image: str) -> Release:
 
 
 def has_pmix(image: str) -> bool:
-    """Of the image and not of its release: a tarball has what the release's packages may lack."""
+    """Tell whether the image has PMIx: a tarball may have it where the packages of its release lack it."""
     return "pmix" in labels(image)["io.minivm.capabilities"].split()
 
 
 def built(prefix: str, role: str) -> str:
-    """An image that is made only where it is named, of the Slurm that the others here are of: its reference."""
+    """Build an image that is made only by name, with the Slurm of the other images here, and return its reference."""
     wish = os.environ.get("MINIVM_BUILD_SLURM") or release_of(f"{prefix}/worker:latest").name
     line = [sys.executable, "build.py", "--slurm", wish, "--set", f"prefix={prefix}", "build", role]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)

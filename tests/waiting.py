@@ -1,4 +1,4 @@
-"""How every test waits for what real processes do in their own time: it looks again and again, and never sleeps on."""
+"""Wait for real processes, which run in their own time: poll a condition until it holds or the deadline passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cluster of real pods for all tests here; each test leaves it healthy."""
+"""Share one cluster of real pods among all tests here; each test leaves it healthy."""
 
 from __future__ import annotations
 

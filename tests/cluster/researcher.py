@@ -1,4 +1,4 @@
-"""What the tests do as a researcher, by ssh, and as an operator, by the cluster's own interface."""
+"""Actions of a researcher, by ssh, and of an operator, by the cluster's own interface."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class World:
         self.manifests = self.cluster.manifests()
 
     def reload(self) -> None:
-        """The cluster as somebody else's command has left it."""
+        """Read the cluster's state again after another command has changed it."""
         self.cluster = LocalCluster.saved(self.cluster.kubelet.client, self.cluster.options.name, log=print)
         self.manifests = self.cluster.manifests()
 
     def another_image(self, role: str) -> tuple[str, str]:
-        """The role's image with a label more, as a new build would be another image: its tag and its identity."""
+        """Build the role's image with one more label, as a new build would, and return its tag and identity."""
         image = f"{self.cluster.options.repository}/{role}"
         tag = f"{self.cluster.options.name}-rolled"
         recipe = io.BytesIO(f"FROM {image}:{self.cluster.options.tag}\nLABEL minivm.rolled=yes\n".encode())
@@ -92,11 +92,11 @@ class Researcher:
         return done.stdout
 
     def submit(self, *arguments: str, script: str) -> str:
-        """A batch job of this script; its number."""
+        """Submit a batch job with this script and return its number."""
         return self("sbatch", "--parsable", *arguments, stdin=f"#!/bin/bash\n{script}\n").strip()
 
     def state(self, job: str) -> str:
-        """Of a job; "" where what was said is lost on its way from the container, which happens."""
+        """Return a job's state, or "" where the container loses the output, which happens."""
         return self.world.slurm("scontrol", "-o", "show", "job", job).partition("JobState=")[2].partition(" ")[0]
 
     def wait_for(self, job: str, *states: str) -> None:

@@ -50,6 +50,6 @@ class SharedHome:
             os.kill(self.server.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """The server takes its mount along."""
+        """Stop the server, which takes its mount along."""
         self.server.terminate()
         self.server.wait(timeout=10)

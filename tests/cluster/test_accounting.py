@@ -37,7 +37,7 @@ GRANT ALL ON slurm_acct_db.* TO slurm;
 
 @contextmanager
 def database(cluster: LocalCluster, users: Path) -> Iterator[str]:
-    """A MariaDB beside the cluster, on its network but none of its pods; its container."""
+    """Run a MariaDB beside the cluster, on its network but none of its pods, and yield its container."""
     api = cluster.kubelet.api
     cluster.kubelet.ensure_network()
     name = f"{cluster.kubelet.network}-mariadb"

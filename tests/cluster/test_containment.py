@@ -34,7 +34,7 @@ except OSError as error:
 
 @pytest.fixture
 def contained(healthy: World) -> World:
-    """What a machine cannot give is told; then there is nothing more to see here."""
+    """Expect failure with the reason on a machine that cannot contain jobs."""
     refused = healthy.cluster.no_cgroups()
     if refused:
         assert refused in "".join(healthy.cluster.not_granted())
@@ -44,7 +44,7 @@ def contained(healthy: World) -> World:
 
 @pytest.fixture(scope="module")
 def values(world: World) -> Iterator[Change]:
-    """Changes the cluster's values, and takes it all back."""
+    """Yield a function that changes the cluster's values, and restore them all."""
     before = world.cluster.options
 
     def become(options: Options) -> None:
@@ -57,7 +57,7 @@ def values(world: World) -> Iterator[Change]:
 
 
 def to_the_worker(alice: Researcher, command: str) -> list[str]:
-    """By ssh from the login pod, with a key that only the agent has."""
+    """Build the ssh command from the login pod to the worker, with a key that only the agent has."""
     hop = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=no {WORKER}.slurm-worker '{command}'"
     key = str(alice.world.cluster.keys().users[alice.user])
     return ["ssh-agent", "sh", "-c", 'ssh-add -q "$0" && exec "$@"', key, *alice.command(hop, options=("-A",))]
@@ -68,7 +68,7 @@ def go(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_system_calls_are_kept_from_every_pod_and_job(healthy: World, alice: Researcher) -> None:
-    """By the kernel's own word: 2 is a filter. A namespace of a user's own is the call that most holes begin with."""
+    """Read the kernel's own record: 2 means a filter. Most exploits begin with creating a user namespace."""
     for pod in sorted(healthy.cluster.kubelet.running()):
         assert "Seccomp:\t2" in healthy.run(pod, "cat", "/proc/1/status"), pod
     assert "Seccomp:\t2" in alice("srun cat /proc/self/status")

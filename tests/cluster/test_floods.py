@@ -1,4 +1,4 @@
-"""One user opens connections and says nothing; another user's commands, logins and jobs go on. A real cluster."""
+"""A user who opens silent connections does not block other users' commands, logins and jobs. A real cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alon
 
 @contextmanager
 def flood(user: Researcher, target: str, idle: int, busy: int = 0, *, within: str = "") -> Iterator[int]:
-    """The connections while they are open, from the login pod, or from a job that the words `within` start."""
+    """Hold connections open from the login pod, or from a job that the words `within` start."""
     line = user.command(f"{within} python3 - {target} {idle} {busy} {SECONDS}")
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attack:
         try:

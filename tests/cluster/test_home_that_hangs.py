@@ -27,7 +27,7 @@ def test_a_home_that_hangs_keeps_nobody_and_stops_no_job(healthy: World, alice: 
     before = {pod: (healthy.running(pod).container, healthy.running(pod).restarts) for pod in (LOGIN, *WORKERS)}
 
     def check(pod: str) -> None:
-        """The node's own look, twice, as its period would bring it: a node is drained for what lasts."""
+        """Run the node's own check twice, as its period would: only a lasting failure drains a node."""
         for _ in range(2):
             healthy.cluster.exec(pod, ["minivm", "health", "--run", "mounts"])
 

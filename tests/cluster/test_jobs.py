@@ -1,4 +1,4 @@
-"""What a person meets in a job: accounts, shared memory, ranks, a shell on the node; and an end with the login pod."""
+"""Jobs as a user meets them: accounts, shared memory, ranks, a shell on the node; and an end with the login pod."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FIGURES = ("MaxRSS", "AveRSS", "MaxVMSize", "MaxDiskRead", "MaxDiskWrite")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A cluster whose jobs are tracked and not contained, as where pods may not write cgroups."""
+    """Start a cluster that tracks jobs but does not contain them, as where pods may not write cgroups."""
     values = {"slurm": {"proctrack": "linuxproc", "fastScripts": True}, "login": {"graceSeconds": 25}}
     with small_cluster(Engine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
         cluster.up(timeout=120)
@@ -140,7 +140,7 @@ def test_a_job_has_shared_memory_for_its_loaders(bob: Researcher) -> None:
 
 
 def test_ranks_find_each_other_without_a_word_of_mpi(bob: Researcher) -> None:
-    """By srun where this Slurm speaks PMIx, and by mpirun in a job where it does not."""
+    """Use srun where this Slurm speaks PMIx, and mpirun in a job where it does not."""
     bob("cat > rank.py", stdin=RANK)
     pmix = has_pmix(f"{IMAGES}/worker:latest")
     line = "srun -n2 --mem-per-cpu=200M" if pmix else "salloc -Q -n2 --mem-per-cpu=200M mpirun"
@@ -148,7 +148,7 @@ def test_ranks_find_each_other_without_a_word_of_mpi(bob: Researcher) -> None:
 
 
 def test_a_command_over_ssh_has_a_locale(bob: Researcher) -> None:
-    """Also one of a person whose own machine sends none: no profile is read for it."""
+    """A user whose own machine sends no locale has one too: ssh reads no profile for a command."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("LANG", "LC_"))}
     done = subprocess.run(bob.command("echo $LANG; locale charmap"), env=env, capture_output=True, text=True)
     assert done.stdout == "C.UTF-8\nUTF-8\n"
@@ -185,7 +185,7 @@ def test_a_container_is_refused_before_there_is_a_job(bob: Researcher, line: str
 
 
 def newest_job(bob: Researcher) -> int:
-    """The last number that was given, by taking the next one for a moment."""
+    """Return the last job number, by taking the next one for a moment."""
     job = int(bob.submit("--hold", "-o", "/dev/null", script="true"))
     bob("scancel", str(job))
     return job
@@ -216,7 +216,7 @@ def test_a_job_s_own_places_are_its_user_s_to_set(bob: Researcher) -> None:
 
 
 def test_a_job_that_brings_no_environment_has_its_user_s(bob: Researcher) -> None:
-    """From a profile that talks, and leaves something running; Slurm's own way would end slurmd in a pod."""
+    """The profile prints and leaves a process running; Slurm's own method would end slurmd in a pod."""
     words = "echo words=here; (sleep 600 &); export OF_PROFILE='two words' PATH=$PATH:$HOME/bin FOO=profile TMPDIR=/tmp"
     bob("cat > .profile", stdin=f"{words}\n")
     script = 'echo "$HOME:$USER:$SHELL:$OF_PROFILE:$FOO:$TMPDIR:${PATH##*:}:$words"; srun --export=ALL hostname'
@@ -261,13 +261,13 @@ def test_root_has_no_jobs_and_users_make_no_tokens(plain: World, bob: Researcher
 
 
 def loaded(world: World) -> list[str]:
-    """The names of a worker's processes that have the library of `slurm.fastScripts` loaded."""
+    """List the names of a worker's processes that have the library of `slurm.fastScripts` loaded."""
     look = "cd /proc; grep -ls /launch.so [1-9]*/maps | while read -r map; do cat ${map%maps}comm; done | sort -u"
     return world.cluster.exec(WORKER, ["sh", "-c", look])[1].split()
 
 
 def test_no_process_loads_the_library_of_fast_scripts_unless_the_site_sets_it(alice: Researcher) -> None:
-    """In a cluster with the chart's defaults, while a job runs."""
+    """Use a cluster with the chart's defaults, while a job runs."""
     job = alice.submit("-w", WORKER, "-n1", "--mem=100M", "-o", "unloaded", script="env; exec sleep 600")
     alice.wait_for(job, "RUNNING")
     try:
@@ -333,7 +333,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 @contextmanager
 def frozen(world: World, words: str) -> Iterator[Callable[[], None]]:
-    """The worker's process with these words in its command line takes no signal, KILL neither; thawed by a call."""
+    """Freeze the worker's process with these words in its command: no signal, not even KILL, reaches it."""
     container = world.running(WORKER).container
 
     def found() -> list[int]:

@@ -32,14 +32,14 @@ def host_key(world: World, pod: str) -> str:
 
 
 def change(world: World, overrides: dict[str, Any]) -> None:
-    """New values on top of those that are there: what `helm upgrade` would bring."""
+    """Apply new values on top of the current ones, as `helm upgrade` would."""
     world.cluster.options = replace(world.cluster.options, overrides=merged(world.cluster.options.overrides, overrides))
     world.cluster.up(timeout=120)
     world.manifests = world.cluster.manifests()
 
 
 def operator(world: World, tmp_path: Path, command: str, *arguments: str) -> str:
-    """A command of build.py on this cluster, with the values that it has; what it said."""
+    """Run a command of build.py on this cluster with its current values and return the output."""
     values = tmp_path / "values.yaml"
     image = {"image": {"repository": world.cluster.options.repository}}
     values.write_text(yaml.safe_dump(merged(image, world.cluster.options.overrides)))
@@ -249,7 +249,7 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
     alice.wait_for(ends, "RUNNING")
 
     def running() -> set[str]:
-        """Number and start: one that was requeued and runs again is another line."""
+        """Return each running job's number and start; a requeued job that runs again is another line."""
         return set(healthy.slurm("squeue", "-h", "-t", "R", "-o", "%i %S").splitlines())
 
     both = until(lambda: found if len(found := running()) == 2 else None, "both run", seen=running)
@@ -274,8 +274,11 @@ def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(
 
 
 def test_an_allocation_ends_when_the_login_pod_it_came_from_has_died(healthy: World, alice: Researcher) -> None:
-    """Without a word to anybody, as with its machine. With a limit that a test can wait for: a client is asked at
-    each third of it, and has four thirds and MessageTimeout, 23 s in all; Slurm looks every half minute."""
+    """The login pod dies silently, as with its machine.
+
+    The time limit fits a test: slurmctld asks a client at each third of it, and the client has four thirds and
+    MessageTimeout, 23 s in all; Slurm looks every half minute.
+    """
 
     def limited() -> bool:
         return "InactiveLimit           = 9 sec" in healthy.slurm("scontrol", "show", "config")
@@ -308,13 +311,13 @@ def test_an_allocation_ends_when_the_login_pod_it_came_from_has_died(healthy: Wo
 
 
 def client(who: Researcher, line: str) -> subprocess.Popen[bytes]:
-    """A person's command on a terminal that nobody looks at."""
+    """Run a user's command on a terminal that nobody looks at."""
     quiet = subprocess.DEVNULL
     return subprocess.Popen(who.command(line, options=("-tt",)), stdin=quiet, stdout=quiet, stderr=quiet)
 
 
 def test_a_port_that_is_asked_for_is_the_one_that_answers(healthy: World, alice: Researcher, tmp_path: Path) -> None:
-    """Also where the cluster runs already; what was not asked for stays as it is."""
+    """A running cluster also moves to the requested port; unrequested settings stay as they are."""
     wanted = free_port(healthy.cluster.options.port + 50)
     assert "slurm-login-0: replaced" in operator(healthy, tmp_path, "up", "--port", str(wanted))
     assert healthy.cluster.options.port == wanted
@@ -333,7 +336,7 @@ def test_a_cluster_that_never_was_is_not_said_to_be_gone(healthy: World) -> None
 
 
 def push(world: World, script: str) -> str:
-    """A commit to the scripts' repository, made in the demo's pod; its hash."""
+    """Commit to the scripts' repository in the demo's pod and return the hash."""
     steps = (
         "set -e; rm -rf /tmp/work; export HOME=/tmp; git clone -q /srv/git/scripts.git /tmp/work; cd /tmp/work;"
         f" {script};"

@@ -27,7 +27,7 @@ HOW_TO = DOCS / "how-to"
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Mapping[str, str]]:
-    """The environment of somebody who follows a page: a cluster of his own name, the images of this run."""
+    """Build the environment of a reader who follows a page: a cluster of its own name, the images of this run."""
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump({"image": {"repository": IMAGES}}))
     # `make up` makes images first: those of this run, and not another's.
@@ -63,7 +63,7 @@ SAYS = {
 
 
 def of_this_release(block: Block) -> Block:
-    """A page names the default's Slurm. Who has another writes that: to an older one there is no way back."""
+    """Replace the page's default Slurm version by this run's: Slurm cannot go back to an older one."""
     here = f"--slurm-version {version_of(f'{IMAGES}/worker:latest')}"
     return replace(block, text=re.sub(r"--slurm-version [0-9.]+", here, block.text))
 

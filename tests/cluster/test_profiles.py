@@ -34,7 +34,7 @@ def become(world: World) -> Iterator[Callable[[str], None]]:
 
 
 def live(world: World, keys: dict[str, str]) -> dict[str, str]:
-    """What slurmctld says of these settings; of a number with its unit the number."""
+    """Return slurmctld's settings for these keys; of a number with its unit only the number."""
     lines = (line.partition("=") for line in world.slurm("scontrol", "show", "config").splitlines())
     said = {key.strip(): value.strip() for key, _, value in lines}
     return {key: said[key].partition(" ")[0] for key in keys}

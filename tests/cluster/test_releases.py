@@ -1,4 +1,4 @@
-"""From one release of Slurm to the next under jobs, and that there is no way back; then a cluster of the newer one."""
+"""Upgrade Slurm from one release to the next under jobs; refuse the way back; start a cluster of the newer one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bob(world: World) -> Researcher:
 
 
 def roll(world: World, tags: dict[str, str], *roles: str, within: float = 180) -> None:
-    """These roles to these tags, as an operator puts them into his values."""
+    """Roll these roles to these tags by the operator's values."""
     cluster: LocalCluster = world.cluster
     now = {**cluster.options.tags, **{role: tags[role] for role in roles}}
     cluster.options = replace(cluster.options, tags=now)
@@ -223,7 +223,7 @@ def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a user who follows the page, with a cluster of their own."""
+    """Build the environment of a user who follows the page, with a cluster of their own."""
     name = f"{NAME}-upgrade"
     env = os.environ | {"MINIVM_NAME": name, "MINIVM_BUILD_PREFIX": IMAGES}
     for variable in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS", "MINIVM_VALUES", "SLURM"):
@@ -241,7 +241,7 @@ def build(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path: Path) -> None:
-    """From the first `up` to the refused way back, all by the command line, as docs/how-to/upgrade.md says."""
+    """Run docs/how-to/upgrade.md by the command line, from the first `up` to the refused way back."""
     values = tmp_path / "values.yaml"
     own = {"slurm": {"proctrack": "linuxproc"}, "workers": {"defaults": {"graceSeconds": 40, "drainSeconds": 30}}}
     values.write_text(yaml.safe_dump(own))

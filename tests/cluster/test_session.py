@@ -94,7 +94,7 @@ def test_files_are_copied_by_scp_and_sftp(alice: Researcher, tmp_path: Path) -> 
 
 
 def test_an_agent_is_forwarded_and_rsync_uses_it(alice: Researcher) -> None:
-    """From the login pod to itself by its service name, with a key that only the agent has."""
+    """Connect from the login pod to itself by its service name, with a key that only the agent has."""
     key = str(alice.world.cluster.keys().users["alice"])
     script = (
         "mkdir -p from && date > from/file && rm -rf to &&"
@@ -128,8 +128,10 @@ def test_ssh_to_a_node_needs_a_job_there(alice: Researcher) -> None:
 
 
 def test_root_on_a_worker_has_no_key_that_a_login_pod_answers_with(healthy: World) -> None:
-    """Whoever has one is a login pod to everybody. Every private key that lies anywhere in the pod, by what it proves;
-    the worker's own is among them, so the search finds keys."""
+    """A login key would let its holder pose as a login pod.
+
+    The test tries every private key anywhere in the pod; the worker's own is among them, so the search finds keys.
+    """
     worker = "slurm-worker-0"
     answered = healthy.run(worker, "ssh-keyscan", "slurm-login", f"{worker}.slurm-worker")
     keys: dict[str, set[str]] = {}
@@ -150,7 +152,7 @@ def test_root_on_a_worker_has_no_key_that_a_login_pod_answers_with(healthy: Worl
 
 
 def test_a_job_reaches_the_login_pod_without_a_question(healthy: World) -> None:
-    """As for `git clone ssh://`: its key is known, so that what refuses is that nobody has shown one of his own."""
+    """The pod's key is known, as `git clone ssh://` needs; only the user's missing key is refused."""
     ssh = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes nobody@slurm-login true"
     code, said = healthy.cluster.exec("slurm-worker-0", ["sh", "-c", ssh])
     assert code == 255 and "Permission denied" in said, said

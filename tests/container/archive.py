@@ -51,7 +51,7 @@ def put(root: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def build(package: Standin, target: Path, scratch: Path) -> Path:
-    """One .deb, with the same bytes each time."""
+    """Build one .deb, with the same bytes each time."""
     tree = scratch / f"{package.name}_{package.version}"
     fields = {
         "Package": package.name,
@@ -98,7 +98,7 @@ class Key:
 
 
 def repository(root: Path, packages: Iterable[Standin], key: Key, suite: str = "", scratch: Path | None = None) -> None:
-    """A repository under `root`: flat as NVIDIA's are, or, with a suite, dists/ and pool/ as a distribution's."""
+    """Write a repository under `root`: flat as NVIDIA's are, or, with a suite, dists/ and pool/ as a distribution's."""
     pool = root / "pool/main" if suite else root
     pool.mkdir(parents=True, exist_ok=True)
     workspace = scratch or root.with_name(f"{root.name}.work")

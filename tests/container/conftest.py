@@ -1,4 +1,4 @@
-"""What the container tests share: the built images, and one idle container of each role to look into."""
+"""Shared setup of the container tests: the built images, and one idle container of each role to look into."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def docker(*arguments: str) -> str:
 
 
 def image_of(role: str) -> str:
-    """The newest build of a role, by the alias that `build.py build` moves."""
+    """Name the newest build of a role, by the alias that `build.py build` moves."""
     name = f"{IMAGES}/{role}:latest"
     if subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False).returncode:
         pytest.fail(f"no image {name}: build it first (make images)")
@@ -54,12 +54,12 @@ def role(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def host(role: str, idle: Callable[[str], Host]) -> Host:
-    """A container of each role in turn."""
+    """Yield a container of each role in turn."""
     return idle(role)
 
 
 def with_munge(host: Host, *lines: str) -> str:
-    """A slurm.conf in the container, and a munged of its own beside it; Slurm's daemons start with nothing less."""
+    """Write a slurm.conf and start a munged in the container; Slurm's daemons need no less to start."""
     socket = "/tmp/munge/socket"
     if not host.file(socket).exists:
         host.check_output("install -d -m 0755 -o munge -g munge /tmp/munge")

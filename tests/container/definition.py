@@ -37,14 +37,14 @@ def copy(target: Path, layer: str, needs: tuple[str, ...] = ()) -> Path:
 
 
 def again(source: Path, target: Path) -> Path:
-    """The same definition elsewhere, unlocked, for a test to change."""
+    """Copy the definition, unlocked, for a test to change."""
     shutil.copytree(source / "images", target / "images", symlinks=True, ignore=shutil.ignore_patterns("lock"))
     return target
 
 
 @contextmanager
 def edited(path: Path) -> Iterator[dict[str, Any]]:
-    """A YAML file as data, written back."""
+    """Yield a YAML file as data, and write it back."""
     data = yaml.safe_load(path.read_text())
     yield data
     path.write_text(yaml.safe_dump(data))
@@ -64,13 +64,16 @@ def rebuild(session: Session) -> Composed:
 
 
 def layers(session: Session, composed: Composed) -> Mapping[str, list[str]]:
-    """The layers below the role by digest: what is in them, whatever their names. The role's SBOM says its name."""
+    """Map the layers below the role to their digests, which show the content whatever the names.
+
+    The role's SBOM says its name.
+    """
     below = {key: image for key, image in composed.images.items() if not image.is_role}
     return {key: session.engine.inspect(image.reference)["RootFS"]["Layers"] for key, image in below.items()}
 
 
 def present(session: Session) -> set[str]:
-    """What the engine has under the session's prefix, which is the test's own."""
+    """List the engine's images under the session's prefix, which is the test's own."""
     return {name for name in session.present() if name.startswith(f"{session.settings.prefix}/")}
 
 

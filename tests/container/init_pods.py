@@ -34,7 +34,7 @@ def image_of(role: str) -> str:
 
 
 def role_capabilities(role: str) -> list[str]:
-    """What the role's data says it needs: the test grants these and nothing else."""
+    """Return the capabilities in the role's data: the test grants these and no others."""
     data = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())
     return [str(name) for name in data["capabilities"]]
 
@@ -78,7 +78,7 @@ class Pod:
         return self
 
     def account(self) -> str:
-        """What it says of itself, for a wait in vain."""
+        """Describe the pod's state for a wait that failed."""
         return f"{self.why()}\n{self.logs()[-12000:]}"
 
     def wait_reason(self, words: str, within: float = 60.0) -> str:
@@ -105,7 +105,7 @@ def _is_over(labels: Mapping[str, str]) -> bool:
 
 
 class World:
-    """One docker network, one set of mounts, and the pods on it; everything is removed in the end, by name."""
+    """One docker network, one set of mounts, and the pods on it; all removed in the end, by name."""
 
     def __init__(self, directory: Path, tag: str) -> None:
         self.client = docker.from_env()
@@ -120,7 +120,7 @@ class World:
         self.network: Network = self.client.networks.create(f"{PREFIX}-{tag}", labels=LABELS)
 
     def _clean(self) -> None:
-        """What runs that were cut have left: theirs is a process that is no more. Another run may be at it too."""
+        """Remove leftovers of killed runs, whose process is gone. Another run may clean up at the same time."""
         left = {"label": "minivm-test=init"}
         for container in self.client.containers.list(all=True, filters=left, ignore_removed=True):
             if _is_over(container.labels):
@@ -142,7 +142,7 @@ class World:
         extra_mounts: Sequence[Any] = (),
         **options: Any,
     ) -> Pod:
-        """A running pod; further `volumes` are mounted where each says, read-only; `extra_mounts` as they are."""
+        """Start a pod. Further `volumes` are mounted read-only where each says; `extra_mounts` as they are."""
         name = f"{PREFIX}-{self.tag}-{host}"
         container = self.client.containers.create(
             image or image_of(role),
@@ -211,7 +211,7 @@ CHANGED = {
 
 
 def slurm_conf(*extra: str, accounting: bool = True, auth: str = "munge") -> str:
-    """The image's own slurm.conf for a controller of that name, with those changes and further lines."""
+    """Return the image's own slurm.conf for a controller of that name, with those changes and further lines."""
     host = "slurm-controller"
     text = slurm_config.DEFAULT.read_text().format(
         auth=auth,

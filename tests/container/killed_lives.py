@@ -31,7 +31,7 @@ def pings() -> bool:
 
 
 def started() -> bool:
-    """Whether slurmctld answers before the deadline, started by PID 1."""
+    """Tell whether slurmctld, started by PID 1, answers before the deadline."""
     ran("minivm", "start", "slurmctld")
     end = time.monotonic() + WITHIN
     while not (answers := pings()) and time.monotonic() < end:
@@ -52,7 +52,7 @@ def listed() -> set[str]:
 
 
 def is_saved(name: str) -> bool:
-    """The file that counts has the job: job_state, or where a kill left none, the finished new one."""
+    """Tell whether the valid state file has the job: job_state, or after a kill without one, the finished new one."""
     current, new, old = (STATE / f"job_state{end}" for end in ("", ".new", ".old"))
     file = current if current.exists() else new if old.exists() else None
     return file is not None and file.exists() and name.encode() in file.read_bytes()

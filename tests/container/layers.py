@@ -25,7 +25,7 @@ class Found:
 
 
 def walk(*images: str) -> Iterator[Found]:
-    """The layers of several images, each shared one once. Read each entry before taking the next."""
+    """Walk the layers of several images, each shared one once. Read each entry before taking the next."""
     with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         with tarfile.open(fileobj=process.stdout, mode="r|") as outer:

@@ -30,7 +30,7 @@ class Proxy:
         return self.kept / hashlib.sha256(url.encode()).hexdigest()
 
     def fetch(self, url: str) -> Path | None:
-        """The kept answer, fetched first where that is allowed; None: there is none."""
+        """Return the kept answer, fetched first where allowed, or None if there is none."""
         kept = self.path(url)
         with self.lock:
             self.asked.append(url)
@@ -50,7 +50,7 @@ class Proxy:
         return kept
 
     def mirror(self, target: Path) -> None:
-        """What was kept as a mirror's directory: by the addresses' paths, without their hosts."""
+        """Write the kept answers as a mirror's directory: by the addresses' paths, without their hosts."""
         for note in self.kept.glob("*.url"):
             path = target / unquote(urlsplit(note.read_text()).path).lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)

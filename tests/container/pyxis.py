@@ -21,7 +21,7 @@ PROGRAMS = ("cat", "env", "id", "ls", "sh", "sleep", "stat", "touch")
 
 
 def build(*roles: str) -> None:
-    """By the sources that are given; nobody's else is at hand on a machine that reaches no forge."""
+    """Build from given sources, since a machine may reach no forge to get them."""
     missing = [name for name in SOURCES if name not in read(os.environ).source_map]
     if missing:
         pytest.skip(f"give the sources of {' and '.join(missing)}: MINIVM_BUILD_SOURCES=pyxis=PATH,enroot=PATH")
@@ -30,7 +30,7 @@ def build(*roles: str) -> None:
 
 
 def small_root() -> bytes:
-    """This machine's shell and a few programs, with the libraries that they name."""
+    """Archive this machine's shell and a few programs, with the libraries that they name."""
     found: dict[str, Path] = {}
     for name in PROGRAMS:
         program = Path("/usr/bin", name).resolve()

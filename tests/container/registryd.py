@@ -27,9 +27,11 @@ def layers(image: str) -> list[str]:
 
 
 def root_of(image: str) -> str:
-    """The smallest image that there is here: Debian's root, and that one on which this image stands. There may be
-    another architecture's beside it, or another day's: all are created at one moment, the lock's, and the engine lists
-    what is of the same age in any order."""
+    """Return the smallest image here: Debian's root, and the one below this image.
+
+    There may be another architecture's beside it, or another day's: all have the lock's creation time, and the engine
+    lists images of the same age in any order.
+    """
     listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"{image.rpartition('/')[0]}/layer-root")
     (root, *_) = [each for each in listed.split() if layers(each) == layers(image)[:1]]
     return root
@@ -82,7 +84,7 @@ class Registryd:
             self.process = None
 
     def push(self, image: str, name: str) -> None:
-        """An image of the engine's, by another name."""
+        """Push an image of the engine by another name."""
         there = f"127.0.0.1:{self.port}/{name}"
         docker("tag", image, there)
         docker("push", "--quiet", there)
@@ -93,5 +95,5 @@ class Registryd:
         return Place.parse(f"127.0.0.1:{self.port}/site")
 
     def uploads(self) -> int:
-        """How many blobs were put into it, by its access log."""
+        """Count the uploaded blobs in the access log."""
         return (self.root / "log").read_text().count(f'"PUT /v2/site/{REPOSITORY}/blobs/uploads/')

@@ -1,4 +1,4 @@
-"""In a container, in the place of sssd: answers the question for somebody's keys, well or as it should not.
+"""Stands in for sssd in a container: answers the request for a user's keys, well or wrongly.
 
 Usage: sssd_stand_in.py SOCKET HOW
 """

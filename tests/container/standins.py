@@ -35,7 +35,7 @@ chmod 755 "$out"
 
 
 def library(name: str) -> bytes:
-    """A shared library that ldconfig lists as `name`, of twelve letters as the template's."""
+    """Make a shared library that ldconfig lists as `name`, of twelve letters as the template's."""
     assert len(name) == len(TEMPLATE_NAME), name
     return TEMPLATE.read_bytes().replace(TEMPLATE_NAME, name.encode())
 
@@ -46,7 +46,7 @@ def programs(*paths: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Repositories:
-    """What each repository holds; every name that is asked for and is not the vendors' is the distribution's."""
+    """Content of each repository; every requested name that is not the vendors' is the distribution's."""
 
     ubuntu: tuple[Standin, ...]
     cuda: tuple[Standin, ...]
@@ -92,7 +92,7 @@ def repositories(asked: Iterable[str]) -> Repositories:
 
 
 def tarball(target: Path, top: str, files: Mapping[str, str]) -> Path:
-    """A source tarball: everything under one directory, scripts executable."""
+    """Write a source tarball: everything under one directory, scripts executable."""
     with tarfile.open(target, "w:gz") as archive:
         for name, text in files.items():
             info = tarfile.TarInfo(f"{top}/{name}")
@@ -137,7 +137,7 @@ META = "##\n# Metadata\n##\n  Meta:\t\t1\n  Name:\t\tslurm\n  Version:\t{}\n  Re
 
 
 def slurm(target: Path, version: str) -> Path:
-    """A tarball that configures, makes and installs as Slurm's does, in no time."""
+    """Write a tarball that configures, makes and installs as Slurm's does, in no time."""
     files = {"configure": CONFIGURE, "Makefile.in": MAKEFILE.replace("@version@", version), "pam.in": PAM}
     files["META"] = META.format(version)
     return tarball(target, f"slurm-{version}", files)

@@ -37,7 +37,7 @@ RUN rm -f /etc/apt/sources.list && sed -i s/keyring.gpg/keyring.asc/ /etc/apt/so
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where everything is; `root` is the repository of the definition under test."""
+    """Places of the stand-in world; `root` is the repository of the definition under test."""
 
     root: Path
     base: str
@@ -55,7 +55,7 @@ class World:
 
 
 def root_image(engine: Engine) -> str:
-    """The first layer, as `make images` built it: a small system in which apt works."""
+    """Return the first layer, as `make images` built it: a small system in which apt works."""
     session = Session.open(definition.ROOT, Settings())
     found = session.compose(["worker"]).images["layer:root"].reference
     assert engine.has(found), f"no image {found}; `make images` builds it"
@@ -96,7 +96,7 @@ def world(directory: Path, layer: str, needs: tuple[str, ...]) -> Iterator[World
 
 
 def base_image(engine: Engine, registry: Registryd, ubuntu: Site, key: Key) -> str:
-    """The stand-in of the vendor's base, in a registry, named by digest."""
+    """Build the stand-in of the vendor's base, in a registry, named by digest."""
     with tempfile.TemporaryDirectory() as directory:
         context = Path(directory)
         (context / "Dockerfile").write_text(DOCKERFILE.format(root=root_image(engine)))

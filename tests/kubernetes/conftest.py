@@ -1,4 +1,4 @@
-"""One Kubernetes for all tests here: KUBECONFIG's, or three machines of our own; and the chart installed on it once."""
+"""One Kubernetes for all tests here: KUBECONFIG's, or three lab machines; and the chart installed on it once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kubernetes() -> Iterator[Kubernetes]:
 
 
 def made_by_hand() -> Lab | None:
-    """The lab that `make kube-up` has made, if KUBECONFIG is its own."""
+    """Find the lab that `make kube-up` has made, if KUBECONFIG is its own."""
     lab = Lab.found() if UP.is_symlink() else None
     return lab if lab and lab.kubeconfig == Path(GIVEN) else None
 

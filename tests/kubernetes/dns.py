@@ -60,7 +60,7 @@ def zone(services: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, An
 
 
 def answer(question: bytes, known: Zone) -> bytes:
-    """One question's answer. Names are compared without case and given back as they were asked."""
+    """Answer one question. Names are compared without case and returned as the client wrote them."""
     at, labels = 12, []
     while length := question[at]:
         labels.append(question[at + 1 : at + 1 + length].decode().lower())

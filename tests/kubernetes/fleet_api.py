@@ -31,7 +31,7 @@ def do(api: ApiServer, deed: Callable[[ApiClient], Awaitable[T]]) -> T:
 
 
 def refused(api: ApiServer, where: str, body: Object) -> str:
-    """What the server says against it; "" where it takes it."""
+    """Return the server's refusal, or "" when it accepts the change."""
     try:
         api.merge(where, body)
     except urllib.error.HTTPError as error:

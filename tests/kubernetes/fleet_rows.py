@@ -65,7 +65,7 @@ class Rows(Both):
     # What happens.
 
     def says(self, name: str, ready: str, *, renewed: bool | None = None, further: Sequence[Object] = ()) -> None:
-        """What its kubelet, or the lack of it, makes of a machine."""
+        """Write the Node's status as its kubelet, or the node controller, does."""
         conditions = [{**READY, "status": ready}, *further]
         addresses = [{"type": "InternalIP", "address": self.address(name)}]
         self.api.merge(f"{NODES}/n-{name}/status", {"status": {"conditions": conditions, "addresses": addresses}})
@@ -174,7 +174,7 @@ class Rows(Both):
     # What there is.
 
     def address(self, name: str) -> str:
-        """As it was when it was last there."""
+        """Return the worker's address, as it was when it last ran."""
         container = self.workers[name].container
         container.reload()
         found = str(container.attrs["NetworkSettings"]["Networks"][self.slurm.network.name]["IPAddress"])
@@ -231,7 +231,7 @@ class Rows(Both):
         )
 
     def mend(self) -> None:
-        """As it was, whatever has been."""
+        """Restore the initial state, whatever a test has done."""
         (self.directory / "fleet.log").write_text("")
         self.policy_is()
         self.scale(1)

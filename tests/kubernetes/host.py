@@ -11,7 +11,7 @@ from tests.kubernetes.errors import LabError
 
 
 def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What it said; an error with its own words when it failed."""
+    """Run a command and return its output; raise its own error message on failure."""
     done = attempt(*command, stdin=stdin, cwd=cwd, env=env)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip() or f"exit {done.returncode}"
@@ -22,7 +22,7 @@ def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, env: Map
 def attempt(
     *command: str | Path, stdin: str = "", cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The same, where a failure is an answer."""
+    """Run a command and return its result, even a failure."""
     words = [str(word) for word in command]
     return subprocess.run(words, input=stdin, capture_output=True, text=True, cwd=cwd, env=env)
 

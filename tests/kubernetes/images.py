@@ -38,7 +38,7 @@ def wanted(names: Iterable[str]) -> dict[str, str]:
 
 
 def pause(programs: Programs) -> None:
-    """The image of the process that holds a pod together."""
+    """Build the image of the process that holds a pod together."""
     mark = f"minivm-lab.program={programs.root.name}"
     if attempt("docker", "image", "ls", "-q", "--filter", f"label={mark}", PAUSE).stdout.strip():
         return
@@ -109,7 +109,7 @@ def fill(programs: Programs, root: Path, names: list[str]) -> None:
 
 
 def reference(name: str) -> str:
-    """As containerd writes it out: docker.io/library/debian:12."""
+    """Write the name as containerd does: docker.io/library/debian:12."""
     parts = name.split("/")
     named = len(parts) > 1 and ("." in parts[0] or ":" in parts[0] or parts[0] == "localhost")
     if named:

@@ -34,7 +34,7 @@ class Lab:
 
     @classmethod
     def found(cls, say: Callable[[str], None] = lambda _: None) -> Lab:
-        """The one that is up, or was when its keeper died."""
+        """Find the lab that is up, or was when its keeper died."""
         if not UP.is_symlink():
             raise LabError("find a lab", "none is up", hint="make kube-up")
         state = UP.readlink()
@@ -200,7 +200,7 @@ class Lab:
         power.power_off(self.node(name))
 
     def power_back(self, name: str) -> None:
-        """What was on its disk is there."""
+        """Power the machine on with the content of its disk."""
         node = self.node(name)
         store = images.stored()
         assert store, "no lab was up without one"

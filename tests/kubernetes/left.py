@@ -1,4 +1,4 @@
-"""What of a lab is on this machine, by the lab's own names."""
+"""Find what a lab has left on this machine, by the lab's own names."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def since_now() -> tuple[str, ...]:
 
 
 def power_off(machine: Machine) -> None:
-    """The kernel ends every process of the machine and takes its mounts away."""
+    """Kill the machine: the kernel ends its processes and takes its mounts away."""
     if found := number(machine):
         with contextlib.suppress(ProcessLookupError):
             os.kill(found, signal.SIGKILL)
@@ -90,7 +90,7 @@ def entered(machine: Machine) -> tuple[str, ...]:
 
 
 def start(machine: Machine, programs: Programs, words: Sequence[str], *, name: str = "") -> None:
-    """A daemon, unless it runs."""
+    """Start a daemon, unless it runs."""
     daemon = name or words[0]
     if running(machine, daemon):
         return
@@ -124,12 +124,12 @@ def running(machine: Machine, daemon: str) -> bool:
 
 
 def daemons(machine: Machine) -> dict[str, bool]:
-    """Of those that were started: whether they run."""
+    """Tell of each started daemon whether it runs."""
     return {path.stem: running(machine, path.stem) for path in sorted(machine.state.glob("*.pid"))}
 
 
 def kill(machine: Machine, daemon: str) -> None:
-    """By SIGKILL, and until it is gone."""
+    """Send SIGKILL, and wait until the daemon is gone."""
     if found := inner(machine, daemon):
         run_on(machine, "kill", "-KILL", str(found))
         wait_for(lambda: not running(machine, daemon), f"{daemon} on {machine.name} to end", within=30)

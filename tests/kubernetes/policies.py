@@ -61,14 +61,14 @@ def labels(item: Object) -> Mapping[str, str]:
 
 
 def address(pod: Object) -> str:
-    """Of a pod that has a network of its own; empty otherwise."""
+    """Return the IP of a pod that has a network of its own; otherwise ""."""
     status = pod.get("status", {})
     over = status.get("phase") in ("Succeeded", "Failed")
     return "" if over or pod["spec"].get("hostNetwork") else str(status.get("podIP") or "")
 
 
 def filters(pod: Object, world: World) -> list[str] | None:
-    """What may come to this pod, in the words of iptables; None for a pod that no policy chooses."""
+    """Return iptables rules for traffic to this pod, or None when no policy selects it."""
     namespace = pod["metadata"]["namespace"]
     chosen = [
         policy["spec"]
@@ -89,7 +89,7 @@ def filters(pod: Object, world: World) -> list[str] | None:
 
 
 def sources(peers: Sequence[Object] | None, namespace: str, world: World) -> list[str]:
-    """Nobody named is everybody."""
+    """List the allowed sources; an empty list of peers means everybody."""
     if not peers:
         return [""]
     found: list[str] = []

@@ -52,7 +52,7 @@ def test_a_task_on_each_of_two_nodes(release: Release) -> None:
 
 
 def test_what_is_written_at_home_is_there_on_every_pod(release: Release) -> None:
-    """One volume, on three machines at once."""
+    """Use one volume on three machines at once."""
     release.as_user("bob", "echo mine > note")
     for pod in ("worker-0", "worker-1"):
         assert release.run(pod, "cat", "/home/bob/note").strip() == "mine"

@@ -111,7 +111,7 @@ class Both:
         return found.get("Reason", "").partition(" [")[0] if "DRAIN" in found["state"] else ""
 
     def shown(self, name: str) -> str:
-        """The condition of the pod."""
+        """Return the pod's condition."""
         conditions = self.api.ask("GET", f"{PODS}/{name}")["status"]["conditions"]
         found = [one for one in conditions if one["type"] == "minivm.io/SlurmState"]
         return f"{found[0]['reason']} {found[0].get('message', '')}".strip() if found else ""

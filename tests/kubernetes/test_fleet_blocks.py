@@ -54,11 +54,11 @@ class Domains(Labelled):
         return files, {"MINIVM_NODE_PLACE": born}
 
     def wants(self, wanted: Mapping[str, Any]) -> None:
-        """What the fleet reads."""
+        """Write the fleet's policy."""
         self.policy.write_text(json.dumps({"topology": wanted}))
 
     def reads(self, wanted: Mapping[str, Any], *lines: str) -> None:
-        """What slurmctld reads."""
+        """Write slurmctld's configuration."""
         conf = slurm_conf(*JWT, *lines, accounting=False)
         self.slurm.configure({"slurm.conf": conf, **self.of_chart(wanted)[0]})
 
@@ -93,7 +93,7 @@ EMPTY = {ONE: "", OTHER: "", "unknown": "w[1-4]"}
 
 
 def test_who_is_in_no_domain_takes_jobs_before_any_fleet_has_looked(domains: Domains) -> None:
-    """In no block it would get none of this partition."""
+    """Without a block the worker would get none of this partition's jobs."""
     assert domains.blocks() == EMPTY
     for name in domains.names:
         assert domains.by_blocks("-w", name) == {name}

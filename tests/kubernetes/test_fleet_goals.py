@@ -1,4 +1,4 @@
-"""What people want of a machine, between a real API server and a real Slurm, and a real receiver of webhooks."""
+"""Goals that users set for a machine, between a real API server, a real Slurm, and a real receiver of webhooks."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def wants(both: Both, name: str, goal: str, reason: str) -> None:
 
 
 def node(both: Both, name: str) -> tuple[bool, dict[str, str]]:
-    """Whether it is cordoned by the fleet, and its annotations."""
+    """Tell whether the fleet cordons the Node, and return its annotations."""
     found = both.api.ask("GET", f"/api/v1/nodes/n-{name}")
     labels, annotations = (found["metadata"].get(key) or {} for key in ("labels", "annotations"))
     ours = "minivm.node-restriction.kubernetes.io/cordoned" in labels
@@ -158,7 +158,7 @@ def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Kept) -> None:
 
 
 def test_its_own_pod_proves_a_machine_that_was_rebooted_or_says_that_it_is_ill(both: Kept) -> None:
-    """What the fleet's drain asks for, the worker's health service does when its pod begins."""
+    """The worker's health service does the check that the fleet's drain requests when its pod begins."""
     both.treats()
     place = "/usr/share/minivm/scripts/health.d/stand_in"
     both.workers["w1"].run("sh", "-c", f"printf %s '{CHECK}' > {place}; chmod 755 {place}")

@@ -47,7 +47,7 @@ def ready(release: Release) -> int:
 
 
 def holder(release: Release) -> str:
-    """The pod that acts."""
+    """Return the pod that holds the lease."""
     spec = release.get("lease", f"{release.name}-fleet").get("spec", {})
     return str(spec.get("holderIdentity", "")).rpartition("-")[0]
 

@@ -33,7 +33,7 @@ def values(*namespaces: str) -> Object:
 
 
 def says(api: ApiServer, word: str, name: str, said: Object) -> str:
-    """What Helm says against it; "" where it does it."""
+    """Return Helm's refusal, or "" when it succeeds."""
     more = ("--create-namespace",) if word == "install" else ()
     try:
         helm(api.kubeconfig, word, name, str(CHART), "--namespace", f"of-{name}", *more, values=said)

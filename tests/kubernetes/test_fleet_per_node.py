@@ -73,7 +73,7 @@ LABELS = {"slurm": LABEL, "row": ROW, "rack": RACK}
 
 
 def told() -> bool:
-    """Whether this Slurm is told places while it runs."""
+    """Tell whether this Slurm accepts node places while it runs."""
     return version_of(f"{IMAGES}/worker:latest") >= "25.05"
 
 

@@ -1,4 +1,4 @@
-"""What the chart lets the fleet do, before a real API server: each verb is needed, and nothing else is there."""
+"""The fleet's RBAC rights before a real API server: it needs each verb, and has no other."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Place:
         return metadata["uid"], metadata["resourceVersion"]
 
     def do(self, deed: Deed) -> int:
-        """What the API server answers to it: 200, or its refusal."""
+        """Return the API server's answer: 200, or its refusal."""
 
         async def whole() -> int:
             settings = client.Configuration(host=self.api.url)
@@ -401,7 +401,7 @@ def _answers(place: Place, deed: Deed, wanted: int) -> bool:
     ],
 )
 def test_nothing_else_is_there_for_it(place: Place, method: str, where: str, body: Object | None) -> None:
-    """No Secret, no pod that is not a worker's, no pod of users', and no way to more rights."""
+    """The fleet reads no Secret, no other pod than a worker's, and has no way to more rights."""
     assert place.asked_as(place.token, method, where, body) == 403
 
 

@@ -472,7 +472,7 @@ def done(fleet: Running, all_is: Callable[[Rows], bool], rows: Rows) -> bool:
 
 @pytest.mark.parametrize("story", STORIES)
 def test_killed_after_every_single_change_it_ends_the_same(rows: Rows, story: str) -> None:
-    """No fleet makes more than one change, and none remembers what the one before it did."""
+    """No fleet makes more than one change, and none remembers those of the one before it."""
     shown = rows.showing() if story == SHOWN else contextlib.nullcontext()
     with rows.running(cut=2, again=2) as fleet, shown:
         for steps, all_is in STORIES[story]:

@@ -88,7 +88,7 @@ def fabric(made: Fabric) -> Iterator[Fabric]:
 
 
 def test_a_worker_takes_jobs_before_any_fleet_has_looked(fabric: Fabric) -> None:
-    """In no switch it would get none."""
+    """Without a switch the worker would get no job."""
     assert fabric.switches() == {"/": "w[1-4]", "unknown/": "w[1-4]", NOWHERE: "w[1-4]"}
     assert fabric.srun("-N4") == set(fabric.names)
 

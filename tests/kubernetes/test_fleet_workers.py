@@ -111,7 +111,7 @@ def test_a_pool_grows_by_a_pod_that_the_fleet_makes_and_jobs_run_over_all(owned:
 
 
 def test_a_roll_leaves_a_busy_pod_until_its_job_ends(owned: Release) -> None:
-    """One at a time may be away: of two workers there is always one."""
+    """One worker at a time may be away: of two workers one is always there."""
     owned.wait_idle()
     job, old = long_job(owned, "worker-0"), workers(owned)
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""What happens to Kubernetes' machines, and what the pods and Slurm make of it."""
+"""Failures of Kubernetes' machines, and their effect on the pods and Slurm."""
 
 from __future__ import annotations
 

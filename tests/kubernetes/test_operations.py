@@ -1,4 +1,4 @@
-"""What an operator does to the release, and what becomes of the jobs meanwhile."""
+"""Operations on the release, and their effect on the jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_deleted_worker_gives_its_job_back(release: Release) -> None:
-    """What can end in time ends; what cannot is requeued."""
+    """Jobs that can end in time end; the others are requeued."""
     short = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 5")
     long = release.submit("alice", "-w", f"{release.name}-worker-0", script="sleep 600")
     release.wait_for(long, "RUNNING")

@@ -1,4 +1,4 @@
-"""What the chart forbids others: its NetworkPolicies, enforced."""
+"""The chart's NetworkPolicies, enforced."""
 
 from __future__ import annotations
 

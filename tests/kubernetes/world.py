@@ -1,4 +1,4 @@
-"""What the tests do on a Kubernetes: as its operator by kubectl and Helm, as a researcher by ssh."""
+"""Actions on a Kubernetes: as its operator by kubectl and Helm, as a researcher by ssh."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Release:
         self.at_home("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(self.rendered()))
 
     def differences(self) -> list[str]:
-        """The objects that another `apply` would change."""
+        """List the objects that another `apply` would change."""
         text = yaml.safe_dump_all(self.rendered())
         there = json.loads(self.at_home("get", "-f", "-", "-o", "json", stdin=text))["items"]
         dry = ("apply", "--server-side", "--dry-run=server", "-f", "-", "-o", "json")
@@ -168,7 +168,7 @@ class Release:
         return time.monotonic() - begun
 
     def why(self) -> str:
-        """What an operator would look at."""
+        """Return what an operator would look at."""
         lines = [self.kubectl("get", "pods", "-o", "wide")]
         lines.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:])
         for name, ready in self.ready().items():
@@ -205,7 +205,7 @@ class Release:
     # Slurm
 
     def slurm(self, *command: str) -> str:
-        """As an administrator."""
+        """Run a command as Slurm's administrator."""
         return self.run("controller-0", *command).strip()
 
     def slurm_as_user(self, *command: str) -> str:
@@ -254,7 +254,7 @@ class Release:
         until(lambda: set(self.states().values()) == {"idle"}, "every node is idle", within=120, seen=self.states)
 
     def as_user(self, user: str, command: str, *, stdin: str = "") -> str:
-        """By ssh, through the login Service."""
+        """Run a command by ssh, through the login Service."""
         if self.door is None or not self.door.open():
             self.shut()
             self.door = until(lambda: Forwarded.to(self), "a way to a login pod", within=120)

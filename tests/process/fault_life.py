@@ -1,6 +1,6 @@
-"""One life of PID 1 in which the kernel refuses a system call, at a chosen place: strace says no in its stead.
+"""Run one life of PID 1 in which strace makes the kernel refuse a system call at a chosen place.
 
-PID 1 alone is traced, its children are not. In its life: five services of every kind of readiness, preparations, a
+Only PID 1 is traced, not its children. Its life has five services of every kind of readiness, preparations, a
 hand-over to another main process, a restart, a reload, a kill, requests, HTTP, syslog, and the stop.
 """
 
@@ -131,7 +131,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it went. `failed` is what must never be; `told` is what PID 1 said of its troubles."""
+    """Result of one life: `failed` names a violated invariant; `told` holds the troubles that PID 1 reported."""
 
     fault: Fault | None
     injected: int
@@ -242,7 +242,7 @@ class Life:
         self.until(look, "the pod is ready")
 
     def running(self) -> Counter[str]:
-        """What really runs in the pod, whatever PID 1 believes."""
+        """Count the processes that really run in the pod, whatever PID 1 believes."""
         found: Counter[str] = Counter()
         for path in Path(f"/proc/{self.world.pid}/root/proc").glob("[0-9]*/cmdline"):
             try:
@@ -303,7 +303,7 @@ class Life:
         self.until(lambda: self.view(name).pid not in (0, before) and self.view(name).ready, f"{name} runs again")
 
     def say(self) -> None:
-        """As programs do, which say more than one line: once PID 1 listens, what is sent to it comes through."""
+        """Send syslog lines until PID 1 listens: programs send more than one line, so a later one arrives."""
         path = str(self.world.directory / "log")
 
         def once() -> bool:
@@ -363,7 +363,7 @@ _WAKE_UP = re.compile(r"Exception ignored when trying to (write|send) to the sig
 
 
 def _without_pythons_own(output: str) -> str:
-    """What the interpreter prints itself where a byte for a signal could not be written; PID 1 writes it again."""
+    """Drop what the interpreter prints when it cannot write a signal's byte; PID 1 writes the byte again."""
     return _WAKE_UP.sub("", output)
 
 
@@ -377,7 +377,7 @@ def _waits(pid: int) -> bool:
 
 
 def _in_namespace(path: Path, first: int, pid: int) -> bool:
-    """Whether it is the process that has this number in the namespace of which `first` is PID 1."""
+    """Tell whether the process has this number in the namespace in which `first` is PID 1."""
     try:
         words = next(line.split() for line in path.read_text().splitlines() if line.startswith("NSpid:"))
         same = (path.parent / "ns/pid").readlink() == Path(f"/proc/{first}/ns/pid").readlink()
@@ -392,7 +392,7 @@ def live(fault: Fault | None, *, late: bool = False) -> Outcome:
 
 
 def census(outcome: Outcome) -> dict[str, int]:
-    """How often PID 1 made each call in a life without faults; those that can fail."""
+    """Count the calls of PID 1 that can fail, in a life without faults."""
     assert not outcome.failed, outcome.failed
     calls = {name: count for name, count in (outcome.calls or Counter()).items() if re.fullmatch(r"[a-z]\w*", name)}
     unknown = sorted(set(calls) - set(FITS) - CANNOT_FAIL)
@@ -401,6 +401,6 @@ def census(outcome: Outcome) -> dict[str, int]:
 
 
 def places(count: int) -> list[str]:
-    """The first, one in the middle, each k-th, and the first twenty in a row: an outage."""
+    """List the injection places: the first call, a middle one, each k-th, and the first twenty in a row (an outage)."""
     step = 3 if count < 20 else 5 if count < 60 else 7
     return list(dict.fromkeys(("1", str(max(1, count // 2)), f"{step}+{step}", "1..20")))

@@ -28,7 +28,7 @@ ENOUGH = 10  # looks of a reader, at least
 
 
 def stamped(serial: int) -> dict[str, str | bytes | None]:
-    """A tree in which every file says which commit it belongs to, but for two that never change."""
+    """Build a tree in which every file names its commit, except two files that never change."""
     return {
         "a": f"{serial}\n",
         "prolog.d/10-b": f"#!/bin/sh\n# {serial}\n",
@@ -41,7 +41,7 @@ def stamped(serial: int) -> dict[str, str | bytes | None]:
 
 
 def look(path: Path, commit: str, serials: dict[str, int]) -> str | None:
-    """What is wrong with a tree that claims to be `commit`."""
+    """Describe the defect of a tree that claims to be `commit`, or return None."""
     if commit == ZERO:
         return None if (path / "prolog.d/10-hello").is_file() else "generation zero is not whole"
     expected = stamped(serials[commit])
@@ -124,7 +124,7 @@ def commits(world: World, count: int) -> dict[str, int]:
 
 
 def move(world: World, commit: str) -> None:
-    """The push of `commit`, without the time that a push takes."""
+    """Push `commit` without the time that a push takes."""
     reference = world.upstream.path / "refs/heads/main"
     temporary = reference.with_name(".new")
     temporary.write_text(f"{commit}\n")
@@ -153,7 +153,7 @@ def ended_by(pid: int) -> int:
 
 
 def whole(world: World, commit: str, serials: dict[str, int]) -> None:
-    """One undisturbed run later everything is as if nothing had happened."""
+    """Check that one undisturbed run later the world is as if nothing had happened."""
     known = run_cycle(world.settings)
     assert known.failures == 0 and known.quarantine is None, known
     assert world.live() == commit

@@ -41,7 +41,7 @@ def tell(text):
 
 
 def python(code: str) -> list[str]:
-    """A service in Python, started as lightly as can be."""
+    """Build a service in Python that starts as lightly as possible."""
     return [PYTHON, "-I", "-S", "-u", "-c", (TELL + code).replace("$", "$$")]
 
 
@@ -145,7 +145,7 @@ class World:
             return error.code, error.read().decode()
 
     def wakeups(self) -> int:
-        """How often PID 1 has given up the processor of its own accord: an idle one does not."""
+        """Count how often PID 1 gave up the processor voluntarily: an idle one does not."""
         text = Path(f"/proc/{self.pid}/status").read_text()
         return int(next(line.split()[1] for line in text.splitlines() if line.startswith("voluntary_ctxt")))
 

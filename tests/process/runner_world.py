@@ -89,7 +89,7 @@ class World:
 
 
 def compile_clients(world: World) -> None:
-    """As the image's layer does, but for the places."""
+    """Compile the clients as the image's layer does, except for the places."""
     world.clients = world.root / "clients"
     world.clients.mkdir()
     places = {"FOLDER": world.root / "runner", "PLAN": world.root / "task_prolog.plan", "PYTHON": sys.executable}
@@ -104,7 +104,7 @@ def compile_clients(world: World) -> None:
 
 @contextmanager
 def resident(world: World) -> Iterator[subprocess.Popen[bytes]]:
-    """The runner as a service, once it listens; what it says is in root/said."""
+    """Start the runner as a service, and wait until it listens; its output is in root/said."""
     with (world.root / "said").open("ab") as said:
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "health.runner"], env=world.environment, stderr=said, cwd="/"

@@ -80,14 +80,14 @@ class Desk:
         self.broker.look()
 
     def index(self, *checks: str, when: tuple[str, ...] = ("background",)) -> None:
-        """The checks of the tree's last round."""
+        """Write the checks of the tree's last round."""
         self.places.state.mkdir(exist_ok=True)
         listed = {check: {"when": list(when), "period_s": 60, "applies": True} for check in checks}
         data = {"boot_id": BOOT, "commit": COMMIT, "checks": listed}
         (self.places.state / "index.json").write_text(json.dumps(data))
 
     def remove(self, check: str) -> None:
-        """A commit has taken it out: its verdict goes, and the index no longer names it."""
+        """Take a check out as a commit does: its verdict goes, and the index no longer names it."""
         (self.places.verdicts / f"{check}.json").unlink()
         self.broker.look()
 

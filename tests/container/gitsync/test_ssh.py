@@ -45,7 +45,7 @@ class Pod:
         self.sh(f"chown -R 0:0 {target} && chmod {mode} {target}")
 
     def push(self) -> None:
-        """The upstream repository as it is now, in the container."""
+        """Copy the current upstream repository into the container."""
         self.sh("rm -rf /srv/scripts.git && mkdir -p /srv")
         docker("cp", str(self.world.upstream.path), f"{self.name}:/srv/scripts.git")
         self.sh("chown -R 0:0 /srv/scripts.git")
@@ -138,7 +138,7 @@ def test_the_images_own_tree_passes_its_own_checks(pod: Pod) -> None:
 
 
 def test_an_image_refuses_a_tree_without_checks_and_the_past(pod: Pod) -> None:
-    """By the generation zero that the build put there."""
+    """Use the generation zero that the build put into the image."""
     pod.world.upstream.commit({**GOOD_TREE, MARKER: '{"name": "minivm-scripts"}\n'}, signer=pod.world.alice)
     pod.push()
     assert "it has no script in health.d, task_prolog.d" in pod.sh("gitsync once", check=False)

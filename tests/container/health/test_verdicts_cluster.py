@@ -1,4 +1,4 @@
-"""In a running cluster: a sick node is drained with a reason, jobs go elsewhere, and the all-clear brings it back."""
+"""A running cluster drains a sick node with a reason, runs jobs elsewhere, and takes it back after the all-clear."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cluster:
         return self.node(name)[1]
 
     def plant(self, name: str, recording: str, *checks: str) -> int:
-        """The node's checks judge a recording as though its tools had printed it: what a drill does."""
+        """Run the node's checks on a recording in place of their tools' output, as a drill does."""
         return self.workers[name].code("minivm", "health", *checks, "--recording", f"{RECORDINGS}/{recording}")[0]
 
     def job_lands_on(self, *options: str) -> str:

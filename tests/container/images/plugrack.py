@@ -1,7 +1,6 @@
-"""Runs inside a container, by its own Python: Slurm's own loader is asked which plug-ins it takes, and of the others
-what each is short of.
+"""Runs by a container's own Python: Slurm's own loader reports which plug-ins it takes, and what the others lack.
 
-A daemon's own symbols are those of no library: what wants them is taken by that daemon alone.
+No library has a daemon's own symbols: only that daemon takes a plug-in that needs them.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What the all-reduce program makes of the answers of CUDA and NCCL, which a stand-in on the CPU gives.
+"""The all-reduce program's handling of answers of CUDA and NCCL, which a CPU stand-in gives.
 
 It is compiled in the login image, whose compiler is one of the things that image is for.
 """

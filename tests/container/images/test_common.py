@@ -1,4 +1,4 @@
-"""What holds for the image of every role."""
+"""Properties of the image of every role."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_users_have_the_numbers_of_versions_yaml(host: Host) -> None:
 
 
 def test_no_two_roles_disagree_about_a_user_or_group(idle: Callable[[str], Host]) -> None:
-    """Also for users that a package makes: a name that two roles have has one number."""
+    """Users that a package makes count, too: a name that two roles share has one number."""
     for database in ("passwd", "group"):
         numbers: dict[str, set[str]] = {}
         for role in ROLES:
@@ -139,7 +139,7 @@ def test_all_roles_have_one_slurm_and_one_munge(idle: Callable[[str], Host]) -> 
 
 
 def test_every_program_and_plugin_finds_its_libraries(host: Host) -> None:
-    """What was taken out to save space (ROCm's compiler, sanitizers) is missed by nothing that is left."""
+    """No remaining file needs those removed to save space (ROCm's compiler, sanitizers)."""
     program = Path(__file__).with_name("needed.py").read_text().replace("'", "'\\''")
     checked, missing = json.loads(host.check_output(f"python3 -I -c '{program}'"))
     assert checked > 500
@@ -210,7 +210,7 @@ MARKS = (b"PRIVATE KEY-----", b"AKIA", b"ghp_", b"glpat-")
 
 @pytest.fixture(scope="module")
 def scanned() -> tuple[list[str], list[str], Counter[str]]:
-    """One pass over all layers of all roles: forbidden paths, files that hold a secret, and files by layer."""
+    """Scan all layers of all roles once: forbidden paths, files that hold a secret, and files by layer."""
     forbidden, secret = [], []
     seen: Counter[str] = Counter()
     for found in walk(*(image_of(role) for role in ROLES)):
@@ -223,7 +223,7 @@ def scanned() -> tuple[list[str], list[str], Counter[str]]:
 
 
 def holds_secret(content: bytes) -> bool:
-    """The plain search first: it is ten times as fast, and nearly every file ends there."""
+    """Search plainly first, which is ten times as fast and rules out nearly every file."""
     return any(mark in content for mark in MARKS) and SECRET.search(content) is not None
 
 
@@ -234,7 +234,7 @@ def bad_path(found: Found) -> bool:
 
 
 def test_no_layer_holds_a_key_a_log_or_a_leftover(scanned: tuple[list[str], list[str], Counter[str]]) -> None:
-    """In no layer, also not under one that deletes it again: whoever has the image has its layers."""
+    """No layer may hold one, even under a layer that deletes it: a user of the image has its layers."""
     forbidden, _, seen = scanned
     assert len(seen) >= len(ROLES) + 2 and sum(seen.values()) > 10_000
     assert forbidden == []

@@ -47,17 +47,17 @@ class Node:
         return docker("exec", self.container, *command)
 
     def user(self, *command: str) -> str:
-        """As the job's own: where the image is, nobody else comes to, root without a capability neither."""
+        """Run a command as the job's user. No other reaches the image's place, not root without a capability."""
         return docker("exec", "--user", UID, self.container, *command)
 
     def without_tls(self, registry: str) -> None:
-        """What a site says in containers.registries."""
+        """Write what a site sets in containers.registries."""
         text = f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n'
         place = f"/etc/containers/registries.conf.d/{registry.rpartition(':')[2]}.conf"
         self.root("sh", "-c", f"printf '{text}' > {place}")
 
     def task(self, image: str, *program: str, job: str = "7", step: str = "0", **env: str) -> tuple[int, str, str]:
-        """What slurmstepd does: it writes the task's environment, and starts RunTimeRun as the job's user."""
+        """Act as slurmstepd: write the task's environment, and start RunTimeRun as the job's user."""
         given = {"SLURM_CONTAINER": image, "SLURM_JOB_ID": job, "HOME": "/home/u", "PATH": "/usr/bin:/bin", **env}
         (self.home / "environment").write_bytes(b"".join(f"{key}={value}\0".encode() for key, value in given.items()))
         line = ["docker", "exec", "--user", UID, "--workdir", "/home/u", self.container, "env", "-i", PROGRAM, "run"]
@@ -145,7 +145,7 @@ def test_a_site_s_data_is_mounted_as_asked(node: Node, debian: str) -> None:
 
 
 def test_an_image_may_stay_as_it_was_fetched(node: Node, debian: str) -> None:
-    """What tasks write beside each other then goes to the job's directory, its home and the mounts."""
+    """Files that tasks write beside each other then go to the job's directory, its home and the mounts."""
     line = "touch /etc/new || echo kept; touch /tmp/new $HOME/new && ls /tmp/containers; tail -n1 /etc/passwd"
     out = node.say(debian, "sh", "-c", line, MINIVM_CONTAINER_READONLY="yes").splitlines()
     assert out[0] == "kept" and "lock" in out[1] + out[2] and out[-1].startswith("user:x:20001:"), out

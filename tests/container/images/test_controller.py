@@ -1,4 +1,4 @@
-"""What the controller's image can do by itself; its daemons together are the init's tests."""
+"""Programs of the controller's image alone; the init tests cover its daemons together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_mariadb_makes_a_database_starts_dumps_and_stops(controller: Host) -> No
 
 @pytest.mark.parametrize("how", ["bytes:1024", "letters:32", "ed25519"])
 def test_it_makes_a_clusters_keys_as_the_charts_job_runs_it(how: str) -> None:
-    """As nobody, on a read-only root with a MiB in /tmp, without one capability."""
+    """The Job runs as nobody, on a read-only root with a MiB in /tmp, without any capability."""
     code = f"from init.helpers import make_keys; print(len(make_keys.fresh(make_keys.parse('s:k:{how}'))))"
     said = docker(
         "run", "--rm", "--read-only", "--tmpfs", "/tmp:size=1m", "--user", "65534:65534", "--cap-drop", "ALL",

@@ -26,7 +26,7 @@ def engine() -> Iterator[Engine]:
 
 
 def contents(engine: Engine, name: str, files: Mapping[str, str]) -> Contents:
-    """An image of one layer with these files, made, read back and removed."""
+    """Make, read and remove an image of one layer with these files."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for path, text in files.items():

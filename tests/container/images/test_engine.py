@@ -277,7 +277,7 @@ def test_a_build_with_nothing_to_do_asks_without_the_library_and_sees_all_that_c
     (python, *command), environment = command_line(small)
 
     def built() -> tuple[set[str], str]:
-        """The images that were built, and what was imported."""
+        """Return the built images and the imported modules."""
         whole = [python, "-X", "importtime", *command, "build", "--json"]
         done = subprocess.run(whole, env=environment, check=True, capture_output=True, text=True)
         names = [one["image"].partition(":")[0] for one in json.loads(done.stdout) if one["built"]]

@@ -58,7 +58,7 @@ class Archive:
         (self.root / "images/layers/one.yaml").write_text(yaml.safe_dump(text))
 
     def publish(self, *packages: Standin) -> None:
-        """The archive has just these from now on."""
+        """Replace the archive's packages by these."""
         shutil.rmtree(self.web, ignore_errors=True)
         repository(self.web, packages, self.key, suite="stable", scratch=self.directory / "scratch")
 
@@ -81,7 +81,7 @@ class Archive:
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
     def says(self) -> str:
-        """What the tool in the newest image prints."""
+        """Return the output of the tool in the newest image."""
         made = self.engine.client.containers.run(f"{self.prefix}/small:latest", ["/usr/bin/tool"], remove=True)
         return str(made.decode().strip())
 

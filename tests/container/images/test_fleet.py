@@ -90,7 +90,7 @@ def test_by_itself_it_says_what_is_missing() -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[str]:
-    """As in its pod, before a cluster that does not answer."""
+    """Run the fleet as in its pod, before a cluster that does not answer."""
     (tmp_path / "config").write_text(CONFIG)
     (tmp_path / "config").chmod(0o644)
     tmp_path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""No space left, for real: an engine of the test's own on a small disk, and a small disk under build/."""
+"""Real lack of disk space: an engine of the test's own on a small disk, and a small disk under build/."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.cluster]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallEngine]:
-    """An engine with room for the root image, twice: the second time while it is loaded."""
+    """Start an engine with room for the root image twice: loading it needs the second place."""
     engine = SmallEngine(tmp_path_factory.mktemp("engine") / "small", "320m")
     yield engine
     engine.stop()
 
 
 def fat(root: Path, layer: dict[str, object], settings: Settings) -> Session:
-    """A definition with one more layer, `fat`, straight on the root, and the lock that the repository has."""
+    """Make a definition with one more layer, `fat`, straight on the root, and with the repository's lock."""
     definition.copy(root, "fat")
     (root / "images/layers/fat.yaml").write_text(yaml.safe_dump({"describe": "too much", "from": "root", **layer}))
     shutil.copytree(definition.ROOT / "images/lock", root / "images/lock")
@@ -81,7 +81,7 @@ def test_an_image_that_does_not_fit_is_not_half_there(small: SmallEngine, monkey
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[Path]:
-    """A repository whose build/ is a disk of two megabytes."""
+    """Make a repository whose build/ is a disk of two megabytes."""
     root = tmp_path / "repository"
     (root / "build").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", root / "build"], check=True)

@@ -1,4 +1,4 @@
-"""What people find on a login machine."""
+"""Programs and settings of a login machine for its users."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ KEYS = "for t in ed25519 rsa; do ssh-keygen -q -t $t -N '' -f /etc/ssh/ssh_host_
 
 @pytest.fixture
 def listening() -> Iterator[str]:
-    """The address of an sshd as the image configures it, with host keys of its own."""
+    """Yield the address of an sshd as the image configures it, with host keys of its own."""
     command = f"{KEYS}; mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e"
     container = docker("run", "--detach", "--entrypoint", "/bin/sh", image_of("login"), "-c", command)
     try:
@@ -186,7 +186,7 @@ env | grep -c FORMAT || true
 
 
 def test_an_interactive_shell_shows_whole_job_names(login: Host) -> None:
-    """Where somebody types and a terminal shows. A pipe, a file, a script and a job have what Slurm writes anywhere."""
+    """A terminal of an interactive shell shows them. A pipe, a file, a script and a job get Slurm's usual output."""
     login.check_output(
         "mkdir -p /tmp/told && cd /tmp/told && umask 022"
         f" && printf %s {quote(TYPED)} > typed && printf %s {quote(TOLD)} | tee squeue > sacct && chmod +x *"

@@ -46,7 +46,7 @@ def compiled(idle: Callable[[str], Host]) -> Host:
 
 @pytest.fixture
 def login(compiled: Host) -> Iterator[Host]:
-    """A home without keys, sssd's own program, and whoever stood in for sssd gone in the end."""
+    """Prepare a home without keys and sssd's own program, and end any stand-in of sssd afterwards."""
     put(compiled, "program", f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(PROGRAMS.strip())}")
     made = " ".join(f"{WHERE}/{name}" for name in ("sssd", "asked", "table", "users"))
     compiled.check_output(f"rm -rf {made} {HOME}/.ssh; chmod 755 {HOME}")
@@ -66,14 +66,14 @@ def sssd(host: Host, how: str) -> None:
 
 
 def own_keys(host: Host, text: str, name: str = "authorized_keys") -> None:
-    """As nina would write them herself."""
+    """Write keys as nina would write them herself."""
     file = f"{HOME}/.ssh/{name}"
     host.check_output(f"install -d -m 700 -o nina -g nina {HOME}/.ssh && printf %s {shlex.quote(text)} > {file}")
     host.check_output(f"chown nina:nina {file} && chmod 600 {file}")
 
 
 def keys(host: Host, offered: str = "ssh-ed25519 AAAAoffered") -> tuple[str, str]:
-    """What sshd would be told, and what would be said to the log."""
+    """Return the program's output for sshd and for the log."""
     done = host.run(f"{WHERE}/authorized-keys nina {HOME} {offered}")
     assert done.rc == 0, done.stderr
     return done.stdout, done.stderr
@@ -171,7 +171,7 @@ def test_keys_that_others_may_write_or_that_are_no_file_let_nobody_in(login: Hos
 
 
 def test_keys_behind_a_link_into_a_strict_place_let_in(login: Host) -> None:
-    """As with sshd itself: every directory on the way is looked at, up to the root."""
+    """Every directory up to the root is checked, as sshd itself does."""
     own_keys(login, f"{OWN}\n")
     sssd(login, "none")
     place = "/home/keys-of-nina"
@@ -221,7 +221,7 @@ def test_while_a_question_is_stuck_no_second_one_is_asked(login: Host) -> None:
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[tuple[Host, SharedHome]]:
-    """A login image whose /home is a file system that can hang for real."""
+    """Run a login image whose /home is a file system that can really hang."""
     home = SharedHome(tmp_path)
     container = docker(
         "run", "--detach", "--network", "none", "--volume", f"{home.mount}:/home", "--entrypoint", "/bin/sleep",
@@ -254,7 +254,7 @@ def test_a_home_that_hangs_is_told_and_waited_for_no_longer_than_that(hung: tupl
 
 
 def limits(host: Host, running: str) -> tuple[int, str]:
-    """A login with this many processes of nina's already there, in a table of the test's own."""
+    """Run a login with this many processes of nina's already there, in a table of the test's own."""
     users = f"{WHERE}/users"
     host.check_output(
         f"mkdir -p {users}/rescue {users}/20001 && echo {running} > {users}/20001/pids.current"

@@ -154,7 +154,7 @@ engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, f
 
 @contextmanager
 def building(engine: Engine, directory: Path, marks: Path, tools: Tools) -> Iterator[subprocess.Popen[str]]:
-    """A build of its own process, in the middle of a long step."""
+    """Run a build in its own process, in the middle of a long step."""
     directory.mkdir()
     (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script="echo begun; sleep 600"))
     with (directory / "layer.tar").open("wb") as target:

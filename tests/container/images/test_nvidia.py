@@ -90,7 +90,7 @@ def test_the_vendors_older_package_wins_by_its_pin(built: Built) -> None:
 
 
 def spoilable(built: Built, tmp_path: Path) -> Session:
-    """The same definition elsewhere, unlocked, which a test may change."""
+    """Copy the definition, unlocked, for a test to change."""
     return Session.open(definition.again(built.world.root, tmp_path / "repository"), settings(built.world))
 
 

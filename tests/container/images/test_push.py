@@ -95,7 +95,7 @@ class Tokens:
         request.wfile.write(body)
 
     def token(self, access: Sequence[Mapping[str, Any]]) -> str:
-        """A JSON web token, signed by openssl."""
+        """Make a JSON web token, signed by openssl."""
 
         def part(value: object) -> bytes:
             return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
@@ -122,7 +122,7 @@ def engine() -> Iterator[Engine]:
 
 
 def saved(layers: Sequence[bytes], reference: str) -> bytes:
-    """An image as `docker load` takes it: one file a layer."""
+    """Make an image as `docker load` takes it: one file a layer."""
 
     def tar(files: Mapping[str, bytes]) -> bytes:
         buffer = io.BytesIO()
@@ -154,7 +154,7 @@ def saved(layers: Sequence[bytes], reference: str) -> bytes:
 
 @pytest.fixture
 def image(engine: Engine, tmp_path: Path) -> Iterator[Callable[[Sequence[int], str], str]]:
-    """Makes an image with a layer of each size, of bytes that no other test has and that do not compress."""
+    """Make an image with a layer of each size, of bytes that are unique to the test and do not compress."""
     made: list[str] = []
     noise = random.Random(str(tmp_path))
 
@@ -225,7 +225,7 @@ def test_layers_read_back_once_are_only_looked_up_the_next_time(
 
 
 def read_back(daemon: Registryd) -> int:
-    """How many blobs were read by us; engines look at what they find there too."""
+    """Count the blobs that minivm read; engines read existing blobs too."""
     lines = (daemon.root / "log").read_text().splitlines()
     return sum(f'"GET /v2/site/{REPOSITORY}/blobs/' in line and "Python-urllib" in line for line in lines)
 
@@ -342,7 +342,7 @@ def test_a_registry_that_is_not_there(engine: Engine, registryd: Registryd, imag
 
 @pytest.fixture
 def small_role(engine: Engine, tmp_path: Path) -> Iterator[Path]:
-    """A repository with one built role: the root image under another name."""
+    """Make a repository with one built role: the root image under another name."""
     root = definition.copy(tmp_path / "repository", "root")
     shutil.copytree(definition.ROOT / "images/lock", root / "images/lock")
     shutil.copyfile(definition.ROOT / "build.py", root / "build.py")

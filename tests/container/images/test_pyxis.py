@@ -41,7 +41,7 @@ def node(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]
 
 
 def enroot(node: Node, *words: str, job: str = "7") -> tuple[int, str]:
-    """As pyxis starts it: the job's user, without a right."""
+    """Run enroot as pyxis does: as the job's user, without privileges."""
     line = ["docker", "exec", "--user", UID, "--env", f"SLURM_JOB_ID={job}", "--env", "HOME=/home/u"]
     line += ["--workdir", "/home/u", node.container, "enroot", *words]
     done = subprocess.run(line, capture_output=True, text=True, timeout=240)
@@ -62,7 +62,7 @@ def test_an_image_is_loaded_and_started_without_a_right(node: Node, registry: Re
 
 
 def test_what_a_layer_takes_away_is_gone(node: Node, registry: Registryd) -> None:
-    """Both marks, of a file and of all that a directory had; loaded, and as one file that is mounted or unpacked."""
+    """Cover both whiteouts, of a file and of a directory's content; loaded, and as one file, mounted or unpacked."""
     below = [entry(name, b"old") for name in ("kept", "a/gone", "a/stays", "opaque/old")]
     above = [entry("a/.wh.gone"), entry("opaque/.wh..wh..opq"), entry("opaque/new", b"new")]
     oci_layout.write(node.home / "marked", [packed(below), packed(above)])
@@ -90,7 +90,7 @@ def test_what_a_layer_takes_away_is_gone(node: Node, registry: Registryd) -> Non
 
 
 def test_the_task_prolog_follows_the_runner_s_plan_as_it_does_outside(node: Node, registry: Registryd) -> None:
-    """In the container's namespace root's files are nobody's: no plan would hold, and a Python would be started."""
+    """In the container's namespace root's files belong to nobody: no plan would hold, and a Python would start."""
     tree = "/opt/planned/task_prolog.d"
     script = "#!/bin/sh\necho export SAID=$SLURM_JOB_ID.$(stat -c %u /etc/passwd)\n"
     plan = (
@@ -136,7 +136,7 @@ def test_nothing_of_it_lends_rights(node: Node) -> None:
 
 
 def test_what_the_runtime_handed_in_of_the_driver_is_there(image: str, registry: Registryd, tmp_path: Path) -> None:
-    """By stand-ins, in the places where NVIDIA's runtime mounts them; the image names no PATH."""
+    """Stand-ins lie where NVIDIA's runtime mounts the real ones; the image names no PATH."""
     volumes = []
     for place in ("usr/lib/x86_64-linux-gnu/libcuda.so.580.1", "usr/bin/nvidia-smi"):
         (tmp_path / Path(place).name).write_text(Path(place).name)

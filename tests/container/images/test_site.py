@@ -1,6 +1,6 @@
-"""What a site sets: a proxy, mirrors of its own, its CA; and what is said when they do not answer.
+"""A site's proxy, mirrors and CA; and the errors when they do not answer.
 
-The machine's real mirror is used once, through a caching proxy; everything else runs cut off from it.
+The tests use the machine's real mirror once, through a caching proxy; everything else runs cut off from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.cluster]
 
 
 def settings(part: str, **values: str) -> Settings:
-    """The classic builder and the host's network: the build steps must reach this machine's loopback."""
+    """Use the classic builder and the host's network: the build steps must reach this machine's loopback."""
     return Settings(prefix=f"{definition.PREFIX}-{part}", network="host", **values)
 
 
@@ -47,7 +47,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """The layer `os`, locked and built through the proxy; on the root that `make images` made, if it is still that."""
+    """Lock and build the layer `os` through the proxy, on the root that `make images` made, if it is still current."""
     root = tmp_path_factory.mktemp("proxied")
     with proxy(root / "kept") as way_out:
         chosen = settings("proxy", http_proxy=way_out.url)
@@ -97,7 +97,7 @@ def test_the_proxy_leaves_no_trace_in_the_image(built: Built) -> None:
 
 @pytest.fixture(scope="module")
 def mirror(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mirror that holds just what the build asked for, as an air-gapped site would carry it in."""
+    """Make a mirror of only what the build requested, as an air-gapped site would carry it in."""
     session = built.session
     uris = {origin.name: origin.uri for origin in origins.bootstrap_origins(session.place.variant, Settings())}
     for package in session.slices["root"].packages:
@@ -108,7 +108,7 @@ def mirror(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mirrors(url: str, root: Path) -> str:
-    """The setting for a mirror at `url`, by where the distribution's parts lie under it."""
+    """Return the setting for a mirror at `url`, from where the distribution's parts lie under it."""
     places = {"security" if "-security" in path.parts[-2] else "debian" for path in root.glob("*/dists/*")}
     paths = {path.parent.parent for path in root.glob("*/dists/*")}
     named = {("security" if path.name.endswith("-security") else "debian"): path.name for path in paths}
@@ -118,7 +118,7 @@ def mirrors(url: str, root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA that nobody knows, and a certificate of it for loopback; the directory with both."""
+    """Make an unknown CA and its certificate for loopback; return the directory with both."""
     root = tmp_path_factory.mktemp("authority")
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=site"]
     made += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:TRUE"]
@@ -137,7 +137,7 @@ class Politely(ThreadingHTTPServer):
 
 @pytest.fixture
 def secure(mirror: Path, authority: Path) -> Iterator[Site]:
-    """The mirror again, by HTTPS."""
+    """Serve the mirror by HTTPS."""
     asked: list[str] = []
     server = Politely(("127.0.0.1", 0), partial(Handler, directory=str(mirror), asked=asked))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -188,7 +188,7 @@ def test_a_mirror_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def copied(mirror: Path, tmp_path: Path) -> Iterator[Site]:
-    """A copy of the mirror that a test may spoil."""
+    """Serve a copy of the mirror that a test may spoil."""
     target = tmp_path / "mirror"
     shutil.copytree(mirror, target, copy_function=shutil.copyfile)
     with served(target) as site:
@@ -196,7 +196,7 @@ def copied(mirror: Path, tmp_path: Path) -> Iterator[Site]:
 
 
 def one_package(slice_: Slice, site: Site) -> Path:
-    """The file of a package that the layer `os` adds."""
+    """Return the file of a package that the layer `os` adds."""
     return next(site.root.rglob(name(slice_.packages[0])))
 
 

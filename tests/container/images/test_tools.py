@@ -1,4 +1,4 @@
-"""What people find wherever their work runs: on the login machine, and in a job on a worker."""
+"""Programs that users find wherever their work runs: on the login machine, and in a job on a worker."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_virtual_environment_has_pip(machine: Host) -> None:
     ],
 )
 def test_compilers_compile(machine: Host, compiler: str, suffix: str, source: str) -> None:
-    """Also with what was taken out beside them to save space: link-time optimisation and OpenMP are still whole."""
+    """Link-time optimisation and OpenMP still work after the removal of files beside the compilers to save space."""
     machine.check_output(f"printf '%s' {quote(source)} > /tmp/p.{suffix}")
     machine.check_output(f"{compiler} -O2 -o /tmp/p /tmp/p.{suffix}")
     assert machine.check_output("/tmp/p") == "works"

@@ -1,4 +1,4 @@
-"""What a node's image can do on a machine without GPU and fabric, which is every machine that tests it."""
+"""A node's image on a machine without GPU and fabric, which is every machine that tests it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_python(host: Host, program: str) -> str:
 
 @pytest.fixture
 def gpu() -> str:
-    """The plug-in for GPUs that this release's packages have."""
+    """Return the GPU plug-in that this release's packages have."""
     return release_of(image_of("worker")).gpu
 
 
@@ -57,7 +57,7 @@ print(ctypes.c_char_p.in_dll(plugin, "plugin_type") and ctypes.string_at(ctypes.
 
 
 def test_this_slurm_starts_scripts_by_the_word_that_is_looked_for(worker: Host) -> None:
-    """One with another would start itself anew for each, as if the library were not there: nobody would notice."""
+    """With another word, Slurm would silently start itself anew for each script, as if the library were absent."""
     assert worker.run(f"grep -qa {STARTS_SCRIPTS_BY} {PLUGINS}/libslurmfull.so").rc == 0
 
 
@@ -142,7 +142,7 @@ def test_the_all_reduce_program_opens_its_libraries(worker: Host) -> None:
 
 
 def locked_wheels(group: str) -> tuple[Wheel, ...]:
-    """What the lock says of a group of the default CUDA, on this machine."""
+    """Return the lock's wheels of a group of the default CUDA, on this machine."""
     definition = load(ROOT)
     variant = definition.versions.variants["debian"]
     place = Place(ROOT, definition, Choice("debian", variant.slurm, variant.cuda, variant.releases[0]), Settings())
@@ -207,7 +207,7 @@ def test_slurmd_describes_the_machine(worker: Host) -> None:
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog", "task_prolog", "health"])
 def test_slurms_hooks_run_the_scripts_also_without_the_resident_runner(worker: Host, hook: str) -> None:
-    """Where slurm.conf looks for them: small programs, which help themselves where nobody answers."""
+    """slurm.conf looks for small programs there, which run the scripts themselves when no runner answers."""
     file = worker.file(f"/usr/libexec/minivm/{hook}")
     assert (file.mode & 0o777, file.user) == (0o755, "root")
     # Static: what links a program when it starts took longer than the program. No interpreter is a tenth of that.

@@ -1,6 +1,6 @@
-"""What the worker for compiling can compile, on a machine without a GPU: it is not run, or only as far as that goes.
+"""Compiling in the worker image for compiling, without a GPU: the results run only as far as that goes.
 
-The image is not one of those that are built unless they are named: it is built here, a minute of work once.
+The default build leaves this image out, so the tests build it here, a minute of work once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong around a pod: each ends in a stated reason, and in recovery when the cause goes away."""
+"""Failures around a pod: each ends in a stated reason, and in recovery when the cause goes away."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATIC = "NodeName=static-1 CPUs=1 RealMemory=1000 State=UNKNOWN"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A controller without accounting; each test adds the pods it needs."""
+    """Run a controller without accounting; each test adds the pods it needs."""
     with world(tmp_path_factory.mktemp("site"), "site") as made:
         made.configure({"slurm.conf": slurm_conf(STATIC, accounting=False)})
         controller = made.pod("controller", "slurm-controller", env={"MINIVM_ACCOUNTING": "none"})
@@ -369,8 +369,10 @@ def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: Wor
 
 
 def test_the_clusters_pods_know_each_other_without_a_question(site: World, mounts: Path) -> None:
-    """By their names alone: another host's key is nobody's, and a pod that has another key is refused. The file may
-    come after the pod."""
+    """Pods trust each other by name alone: other hosts' keys are unknown, and a pod with another key is refused.
+
+    The file may come after the pod.
+    """
     keys, known = mounts / "secrets" / "ssh", mounts / "config" / "ssh"
     keys.mkdir()
     known.mkdir()
@@ -469,7 +471,7 @@ def _failures(pod: Pod) -> dict[str, int]:
 
 
 def ssh_as_demo(pod: Pod) -> list[str]:
-    """A user with a key, in the pod itself; the command that logs in with it."""
+    """Make a user with a key in the pod itself, and return the command that logs in with it."""
     pod.add_user()
     pod.run("sh", "-c", "install -d -o demo -m 700 /home/demo/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh_key")
     pod.run("sh", "-c", "install -o demo -m 600 /root/.ssh_key.pub /home/demo/.ssh/authorized_keys")

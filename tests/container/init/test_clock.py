@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def image(site: World) -> Iterator[str]:
-    """The worker's image with libfaketime in it."""
+    """Build the worker's image with libfaketime in it."""
     tag = f"{PREFIX}-faketime"
     dockerfile = DOCKERFILE.format(image=image_of("worker")).encode()
     site.client.images.build(fileobj=io.BytesIO(dockerfile), tag=tag, rm=True, forcerm=True)
@@ -53,7 +53,7 @@ def image(site: World) -> Iterator[str]:
 
 @pytest.fixture
 def clock(tmp_path: Path) -> Path:
-    """The file that tells how far the pod's clock is off."""
+    """Make the file that sets the offset of the pod's clock."""
     directory = tmp_path / "clock"
     directory.mkdir()
     (directory / "offset").write_text("+0\n")
@@ -63,7 +63,7 @@ def clock(tmp_path: Path) -> Path:
 @pytest.fixture
 def jumps(clock: Path) -> Callable[[int], None]:
     def jump(to: int) -> None:
-        """The pod's clock is set to so many seconds off."""
+        """Set the pod's clock to an offset of so many seconds."""
         clock.write_text(f"{to:+d}\n")
         time.clock_settime_ns(time.CLOCK_REALTIME, time.clock_gettime_ns(time.CLOCK_REALTIME))
 

@@ -114,7 +114,7 @@ def test_the_database_keeps_no_addresses_aside_to_grow_into(cluster: Cluster) ->
 
 @pytest.fixture(scope="class")
 def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """A job on both nodes, and when it started."""
+    """Run a job on both nodes; yield it and its start time."""
     job = cluster.submit("-N2", command="srun sleep 7777")
     cluster.wait_state(job, "RUNNING")
     until(lambda: all("sleep 7777" in w.run("ps", "-eo", "args") for w in cluster.workers), "both steps run")
@@ -136,7 +136,7 @@ class TestWhileAJobRuns:
     def test_it_survives_the_death_of_each_service(
         self, cluster: Cluster, long_job: tuple[str, str], place: str, daemons: set[str]
     ) -> None:
-        """One after the other: Slurm's daemons, and every helper of the pod's."""
+        """Kill one after the other: Slurm's daemons, and every helper of the pod's."""
         pod = next(pod for pod in cluster.pods if pod.container.attrs["Config"]["Hostname"] == place)
         views = [view for view in pod.status()["services"] if view["kind"] == "longrun" and view["pid"]]
         assert daemons < {view["name"] for view in views}
@@ -153,7 +153,7 @@ class TestWhileAJobRuns:
         assert told >= {view["name"] for view in views}, "the whole story"
 
     def the_job_runs_on(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
-        """The same run of the same job, on both nodes, with its processes."""
+        """Check the same run of the same job, on both nodes, with its processes."""
         job, started = long_job
         found = cluster.job(job)
         assert (found["JobState"], found["Restarts"], found["StartTime"]) == ("RUNNING", "0", started)
@@ -190,7 +190,7 @@ class TestWhileAJobRuns:
     def test_a_slurmctld_that_hangs_is_restarted_and_takes_the_new_configuration(
         self, cluster: Cluster, long_job: tuple[str, str]
     ) -> None:
-        """One that says nothing has not judged the file: once it is restarted, it is asked again."""
+        """A silent slurmctld has not judged the file: init asks again after the restart."""
         before = cluster.controller.service("slurmctld")
         cluster.controller.run("kill", "-STOP", str(before["pid"]))
         cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=thawed Nodes=ALL State=UP")})
@@ -203,7 +203,7 @@ class TestWhileAJobRuns:
     def test_a_slurmctld_that_hangs_on_a_file_it_refused_is_restarted_without_it(
         self, cluster: Cluster, long_job: tuple[str, str]
     ) -> None:
-        """As 24.11 sometimes does after it has refused a file; here it is frozen as soon as it has."""
+        """24.11 sometimes hangs after it has refused a file; here the test freezes it at that moment."""
         before = cluster.controller.service("slurmctld")
         freeze = 'minivm logs slurmctld -f | while read -r line; do case "$line" in *"reconfigure failed"*) '
         freeze += 'kill -STOP "$0"; exit;; esac; done'
@@ -221,7 +221,7 @@ class TestWhileAJobRuns:
     def test_a_bad_file_that_meets_a_dead_slurmctld_is_refused_too(
         self, cluster: Cluster, long_job: tuple[str, str]
     ) -> None:
-        """It says READY before it has read all of its file: with a bad one it would be started again and again."""
+        """slurmctld says READY before it has read all of its file: a bad one would restart it again and again."""
         cluster.controller.run("minivm", "stop", "slurmctld")
         cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=dead Nodes=nosuch")})
         text = until(lambda: refusal(cluster), "the refusal is told", within=120)
@@ -308,8 +308,11 @@ mine.wait()
 
 
 def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) -> None:
-    """A slurmctld that goes on after a refusal registers anew, and without an answer it makes itself another number,
-    with which the next one would not start. Here the database is busy with the cluster while it does."""
+    """A slurmctld that goes on after a refusal registers anew, and without an answer makes itself another number.
+
+    The next slurmctld would not start with that number. Here the database is busy with the cluster while it
+    registers.
+    """
     number = cluster.controller.run("cat", "/var/spool/slurmctld/clustername")
     cluster.controller.run("rm", "-f", "/tmp/enough", "/tmp/held")
     cluster.controller.container.exec_run([PYTHON, "-c", BESIEGE], detach=True)

@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def strange(tmp_path: Path) -> dict[Path, str]:
-    """Expectations of a kernel that is not made yet."""
+    """Write expectations of a kernel that does not exist yet."""
     file = tmp_path / "expects.json"
     file.write_text(json.dumps({"format": 1, "kernel": "99.1"}))
     return {file: EXPECTS}

@@ -31,7 +31,7 @@ NODE = "NodeName=n1 NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 State=DOWN"
 
 @pytest.fixture(scope="module", params=["24.11", "26.05"])
 def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
-    """A controller with accounting whose slurmctld has the preload, restarts at once, and as often as it dies."""
+    """Run a controller with accounting whose slurmctld has the preload and restarts at once, however often it dies."""
     directory = tmp_path_factory.mktemp("killed")
     preload = directory / "killed_at.so"
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", preload, HERE / "killed_at.c"], check=True)

@@ -67,7 +67,7 @@ class Cluster:
         until(lambda: not self.slurm("squeue", "--noheader").strip(), "no job is left", within=90)
 
     def replaced(self, name: str, *, image: str = "", env: dict[str, str] | None = None) -> Pod:
-        """A new container of that name, at another address, where the old one was."""
+        """Replace the container of that name by a new one at another address."""
         old = self.workers[name]
         old.remove()
         self.world.pods.remove(old)
@@ -90,7 +90,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def squatter(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """Takes the addresses that have become free, so that who comes back gets others."""
+    """Occupy addresses that have become free, so that a returning pod gets another."""
     taken: list[Pod] = []
     yield lambda: taken.append(cluster.world.pod("login", f"squatter{len(taken)}", env=ENV))
     for pod in taken:
@@ -205,7 +205,7 @@ def test_a_drain_set_while_the_pod_is_leaving_is_not_overwritten(cluster: Cluste
 
 
 def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(cluster: Cluster) -> None:
-    """Both pods are replaced at once, say: the worker gives its jobs their time, and asks again."""
+    """Replace both pods at once: the worker gives its jobs their time, and asks again."""
     worker = cluster.replaced("w1", env={"MINIVM_GRACE_SECONDS": "300"})
     worker.wait_ready()
     cluster.wait_node("w1", "idle")
@@ -335,7 +335,7 @@ def test_a_drain_that_was_lifted_while_the_pod_started_is_not_made_again(cluster
 
 
 def records(cluster: Cluster) -> str:
-    """What the controller does every half minute, now."""
+    """Run now what the controller runs every half minute."""
     return cluster.controller.run("/opt/minivm/bin/python3", "-I", "-m", "init.slurm.records", user="slurm")
 
 

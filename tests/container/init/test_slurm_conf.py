@@ -95,7 +95,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster) -> dict[str, str]:
-    """One in each partition, one that may run in both and runs in main, one that waits for the other."""
+    """Submit a job to each partition, one that may run in both and runs in main, and one that waits for the other."""
     made = {
         "main": cluster.submit("-p", "main"),
         "extra": cluster.submit("-p", "extra"),
@@ -154,7 +154,7 @@ def test_a_word_for_another_file_changes_nothing(cluster: Cluster, jobs: dict[st
 
 
 def test_the_next_pod_goes_on_with_the_last_good_one(cluster: Cluster, jobs: dict[str, str]) -> None:
-    """Also while what is mounted would end jobs: nobody has accepted that by replacing a pod."""
+    """The pod keeps it even while the mounted file would end jobs: replacing a pod does not accept that."""
     cluster.replace_controller()
     cluster.controller.wait_ready(90)
     until(
@@ -191,7 +191,7 @@ def test_the_very_file_is_taken_when_its_operator_says_so(cluster: Cluster, jobs
 
 
 def test_the_same_file_mounted_again_is_weighed_again(cluster: Cluster) -> None:
-    """Who goes back to it by `helm rollback` has said nothing of the jobs that are there by then."""
+    """A user who returns to the file by `helm rollback` has not accepted the loss of the jobs that exist by then."""
     jobs = []
     for again in (False, True):
         cluster.world.configure(conf("PartitionName=other Nodes=ALL State=UP"))
@@ -212,7 +212,7 @@ def test_the_same_file_mounted_again_is_weighed_again(cluster: Cluster) -> None:
 
 
 def test_slurmctld_is_not_made_to_forget_jobs_that_it_knows(cluster: Cluster) -> None:
-    """Where MaxJobCount is less than there are it reads no more of its saved jobs, and purges the others' files."""
+    """With MaxJobCount below the job count, slurmctld reads fewer saved jobs and purges the others' files."""
     cluster.world.configure(conf("MaxJobCount=200"))
     until(lambda: "= 200\n" in cluster.controller.run("scontrol", "show", "config"), "few are known: it is taken")
     job = cluster.submit("-p", "main", "--hold", "--array=1-120")

@@ -250,7 +250,7 @@ def test_a_list_that_breaks_off_changes_nothing(server: Server) -> None:
 def test_a_refusal_whose_words_break_off_or_never_come_is_a_refusal(
     hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As whoever stands before an API server that is away answers for it: it must not end the fleet."""
+    """A proxy may answer for an API server that is away; its broken answer must not end the fleet."""
     monkeypatch.setattr(adapter, "WITHIN_S", 0.5)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

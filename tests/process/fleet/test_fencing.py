@@ -30,7 +30,7 @@ NOWHERE, *NOWHERE_ELSE = "127.0.0.9", "127.0.0.7", "127.0.0.8"
 
 
 class ApiServer:
-    """One Node with another's taint, its lease, and what it was told."""
+    """API server stand-in with one Node (tainted by another writer) and its lease; it records requests."""
 
     def __init__(self) -> None:
         self.node: dict[str, Any] = {
@@ -168,7 +168,7 @@ def test_another_machine_may_be_a_witness() -> None:
 def test_of_several_witnesses_most_must_answer(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them that lies about where it is must not speak for the network of all."""
+    """A witness kubelet that lies about its place must not speak for everyone's network."""
     monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
     seen = world(nowhere, ("127.0.0.1", listening))
     liar = seen.nodes["n1"]

@@ -1,5 +1,8 @@
-"""Whom a remedy calls, as he may answer: at once, late, without an end, by a redirect, with a certificate of somebody
-else's, or not at all; and what he is told. Real servers, on loopback."""
+"""Webhook calls against real servers on loopback.
+
+The receiver answers at once, late, without an end, by a redirect, with a foreign certificate, or not at all; the
+tests also check the payload that it gets.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ async def answered(made: WebhookCaller, act: CallHook) -> None:
 
 
 def calls(files: Path, *acts: CallHook) -> str:
-    """What is told, one after the other by one fleet; "": taken."""
+    """Make the calls one after the other as one fleet and return the results; "" means accepted."""
 
     async def whole() -> str:
         made, told = WebhookCaller(files, "hpc/slurm", lambda: None, lambda: True), []

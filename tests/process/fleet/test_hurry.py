@@ -1,4 +1,4 @@
-"""What is done while Slurm is asked, and what whoever waits for the Lease does meanwhile."""
+"""Work of the fleet while a Slurm request is pending, and of the replica that waits for the Lease."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
 def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
     server: Server, rest: Rest, settings: Settings, late: bool
 ) -> None:
-    """It is due still: whoever remembers it as done leaves it out once more, and the node takes jobs meanwhile."""
+    """The drain is still due. A fleet that remembers it as done would skip it again, and the node would take jobs."""
     ends, slow, asked = threading.Event(), threading.Event(), threading.Event()
     looks = 0
     drained: list[str] = []
@@ -199,7 +199,7 @@ def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
 
 
 def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Rest, settings: Settings) -> None:
-    """What is shown on ten thousand pods and Nodes takes minutes, and a server may take long for each."""
+    """Conditions on ten thousand pods and Nodes take minutes, and a server may take long for each."""
     ends = threading.Event()
     drained: list[bool] = []
     begun = threading.Event()
@@ -242,7 +242,7 @@ def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Res
 def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_before(
     server: Server, rest: Rest, settings: Settings
 ) -> None:
-    """Whoever asks Slurm beside it, the page or what is lifted, may have every thread that there is for minutes."""
+    """Slurm requests, the page or lifted drains may hold every available thread for minutes."""
     drained: list[str] = []
     shown, ends = threading.Event(), threading.Event()
 
@@ -290,7 +290,7 @@ def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_befo
 def test_of_a_cordon_only_what_has_changed_is_looked_at(
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of five thousand each time, that took longer than all else."""
+    """With five thousand nodes, looking at all of them each time took longer than everything else."""
     drained: list[str] = []
     known = threading.Event()
     looked_at: list[list[str]] = []
@@ -418,7 +418,7 @@ def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
 def test_an_answer_of_many_nodes_is_not_looked_through_again_and_again_for_circles(
     server: Server, rest: Rest, settings: Settings
 ) -> None:
-    """Of five thousand nodes, sixty times in a minute, for up to 0.8 s each, in which nobody does anything."""
+    """The scan of five thousand nodes, sixty times a minute, blocked everything for up to 0.8 s each."""
     rest.answers, server.watches = lambda method, path: nodes(SLURM), server.hold
     before = gc.get_threshold()
 

@@ -21,7 +21,7 @@ from tests.process.fleet.test_cache import until
 
 
 class Server:
-    """One Lease, with the API server's own rule: a write names the version that it is meant for."""
+    """Server with one Lease and the API server's rule: a write names the version that it changes."""
 
     def __init__(self) -> None:
         self.item: dict[str, Any] = {"metadata": {"name": "fleet", "resourceVersion": "1"}}

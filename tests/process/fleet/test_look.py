@@ -1,4 +1,4 @@
-"""What of Slurm is asked for now and then, between a real server's answers: what could not be read of it stays told."""
+"""Periodic reads of Slurm between a real server's answers: an unreadable part stays reported."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["server", "settings"]
 def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_another_world(
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who ends by it is started again, before the same world."""
+    """A fleet that exits on the error would be restarted before the same world."""
     port = free_port()
     settings = replace(settings, http=("127.0.0.1", port))
     rest.answers, tried = (lambda method, path: nodes(SLURM)), 0

@@ -125,7 +125,7 @@ def test_people_see_what_it_has_decided_where_its_settings_say_and_nowhere_else(
 def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(
     server: Server, rest: Rest, settings: Settings
 ) -> None:
-    """Of five thousand that takes seconds, and in a busy cluster it tells of them again and again."""
+    """With five thousand nodes Slurm's answer takes seconds, and a busy cluster sends it again and again."""
     ends, slow = threading.Event(), threading.Event()
     drains: list[bool] = []
 
@@ -165,7 +165,7 @@ def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(
 def test_a_heartbeat_is_no_news(
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of five thousand Nodes seventeen write their status each second, and to decide takes a fifth of one."""
+    """Of five thousand Nodes seventeen write their status each second, and one decision takes a fifth of a second."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
     beats, decided, looked, beaten = 50, 0, 0, 0
 
@@ -217,7 +217,7 @@ def test_a_heartbeat_is_no_news(
 def test_what_came_too_late_is_made_though_no_news_come(
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been a heartbeat that made another version of what was seen."""
+    """A heartbeat may have made another version of the object that the fleet saw."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
     shown: list[str] = []
 
@@ -298,7 +298,7 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
 def test_who_sets_the_clock_ahead_makes_no_time_pass(
     server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what waits for its time (`gone`, `lost`, `leaveWithin`, `verify`) would be due at once."""
+    """Otherwise the delays of `gone`, `lost`, `leaveWithin` and `verify` would be due at once."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 0.1)
     monkeypatch.setattr(loop, "EVERY_S", 0.1)
     hours: list[float] = []
@@ -358,7 +358,7 @@ def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
 
 
 def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Rest, settings: Settings) -> None:
-    """How many there are, and of how many words, is their users' doing. A cordon that is gone asks for none."""
+    """Users choose how many jobs there are and how many words each has. A lifted cordon asks for no jobs."""
     drained = {**SLURM, "state": ["IDLE", "DRAIN"], "reason": "minivm: fleet: cordon: fan 3"}
     failed = json.dumps({"errors": [{"error": "too many"}]}).encode()
     rest.answers = lambda method, path: (500, failed) if "/jobs/" in path else nodes(drained)
@@ -407,7 +407,7 @@ class Held:
 def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_sooner(
     server: Server, rest: Rest, settings: Settings
 ) -> None:
-    """What slurmrestd has not answered yet may still be done, and by then another one may act on what it saw before."""
+    """slurmrestd may still execute an unanswered request, and the next leader may act on an older snapshot."""
     ends = threading.Event()
     happened: list[str] = []
 

@@ -85,7 +85,7 @@ def test_it_asks_for_what_is_new_and_nothing_new_is_the_same_world(rest: Rest) -
 
 
 def test_nodes_that_changed_alone_are_an_error_to_slurmrestd_and_are_asked_for_whole(rest: Rest) -> None:
-    """As slurmrestd 24.11 has it: "Unable to query partitions", for these have not changed."""
+    """slurmrestd 24.11 answers "Unable to query partitions", because the partitions have not changed."""
     rest.client.look(jobs=False)
     failed = json.dumps({"errors": [{"error_number": -1, "error": "Unspecified error"}]}).encode()
     now = {**NODE, "state": ["IDLE", "DRAIN"]}
@@ -117,7 +117,7 @@ def test_an_answer_that_is_none_is_an_error_and_not_a_slurm_without_nodes(rest: 
 
 @pytest.mark.parametrize("said", [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xf0\x9f\x98"])
 def test_bytes_that_are_no_text_in_one_job_or_reason_hide_nothing_else(rest: Rest, said: bytes) -> None:
-    """As slurmrestd 24.11 tells of a job that a user has submitted with such a comment: unchanged."""
+    """slurmrestd 24.11 returns a job comment unchanged, whatever bytes the user submitted."""
     reason = b"fan " + said
     one = json.dumps({**NODE, "state": ["IDLE", "DRAIN"], "reason": "REASON"}).encode().replace(b"REASON", reason)
     job = (
@@ -152,7 +152,7 @@ def test_a_server_that_is_away_or_silent_or_endless_is_an_error(rest: Rest, monk
 def test_an_address_that_says_nothing_is_not_waited_for_as_long_as_an_answer(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of a controller's pod that is gone: a connection there is neither made nor refused."""
+    """The address of a controller pod that is gone neither accepts nor refuses a connection."""
     monkeypatch.setattr(adapter, "WITHIN_S", 3 * PATIENCE)
     monkeypatch.setattr(adapter, "GONE_MS", 300)
     with contextlib.ExitStack() as stack:
@@ -298,7 +298,7 @@ def test_without_a_key_nobody_is_asked(rest: Rest) -> None:
 
 
 class Kept:
-    """One that keeps connections, as slurmrestd does; `ends`: after each answer it ends one without a word."""
+    """Server that keeps connections, as slurmrestd does; with `ends` it closes one silently after each answer."""
 
     def __init__(self, key: Path) -> None:
         self.asked: list[str] = []
@@ -391,8 +391,11 @@ def test_an_answer_of_many_nodes_is_read_one_by_one_and_counts_whole_or_not_at_a
 
 
 def test_of_two_that_look_at_once_the_older_answer_is_not_kept_as_the_newer_one(rest: Rest) -> None:
-    """Undrains of nodes that Slurm knows no more look, several at a time. What is so since the newer answer would be
-    asked for next, and what had changed before it not be known until all is asked for again."""
+    """Several undrains of nodes that Slurm no longer knows read at the same time.
+
+    The next request would ask for changes since the newer answer, and changes from before it would stay unknown until
+    the next full read.
+    """
     answered, over = threading.Event(), threading.Event()
     whole = 0
 

@@ -1,4 +1,4 @@
-"""What the tests of gitsync with a real git share."""
+"""Fixtures for the tests of gitsync with a real git."""
 
 from __future__ import annotations
 

@@ -56,8 +56,10 @@ def test_a_kill_at_any_step_leaves_a_whole_tree_and_the_next_run_heals(world: Wo
 def test_a_git_that_is_killed_while_it_verifies_leaves_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has written the signature to a file by then, for ssh-keygen, in whose place somebody stands who kills it. And
-    it has said nothing of the commit, which is not refused for that."""
+    """Git has written the signature to a file for ssh-keygen; a stand-in for ssh-keygen kills git then.
+
+    Git has given no verdict on the commit, so the commit is not refused.
+    """
     commits(world, 1)
     program, room = tmp_path / "bin" / "ssh-keygen", tmp_path / "tmp"
     program.parent.mkdir()
@@ -92,8 +94,11 @@ def test_a_full_disk_at_any_step_is_an_error_that_passes(world: World, step: str
 
 
 def test_a_thousand_random_cuts() -> None:
-    """In a small process of its own, since a fork of this one costs ten times as much; and in memory: the cuts are
-    about processes, and need not wait a thousand times for a disk."""
+    """Run the cuts in a small process and in memory.
+
+    A fork of this process costs ten times as much, and the cuts are about processes: they need not wait a thousand
+    times for a disk.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gitsync-") as folder:
         argv = [sys.executable, "-m", "tests.process.gitsync_cutter", folder, "1000"]
         done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)

@@ -19,7 +19,7 @@ from tests.process.gitsync_world import GOOD_TREE, Signer, World
 
 
 def good(world: World) -> str:
-    """A published first commit."""
+    """Publish a first commit."""
     commit = world.upstream.commit(dict(GOOD_TREE), signer=world.alice)
     state = run_cycle(world.settings)
     assert state.published is not None and state.published.commit == commit, state
@@ -120,7 +120,7 @@ def test_a_link_that_escapes_through_another_link_is_refused(world: World) -> No
 
 
 def raw_tree(world: World, *entries: tuple[str, str, str]) -> str:
-    """A tree object that git's own commands would not write."""
+    """Write a tree object that git's own commands would not write."""
     data = b"".join(f"{mode} {name}\0".encode() + bytes.fromhex(oid) for mode, name, oid in entries)
     path = world.folder / "raw"
     path.write_bytes(data)
@@ -388,7 +388,7 @@ def test_revoked_and_expired_keys_do_not_count(world: World) -> None:
 
 
 def default_tree() -> dict[str, str | bytes | None]:
-    """The tree that every image carries."""
+    """Read the tree that every image carries."""
     scripts = Path(__file__).resolve().parents[3] / "scripts"
     return {
         str(path.relative_to(scripts)): path.read_bytes()
@@ -428,7 +428,7 @@ def test_a_health_check_that_fails_its_recordings_is_refused(
 
 
 def test_a_published_commit_is_judged_again_when_the_signers_change(world: World) -> None:
-    """It stays, since nothing better is known; but the node says that nobody vouches for it any more."""
+    """The commit stays published, since nothing better is known; the node reports that no signer vouches for it."""
     commit = good(world)
     world.settings.allowed_signers.write_text(world.mallory.allowed_line)
     for _ in range(2):

@@ -170,7 +170,7 @@ def test_a_push_hurries_it_through_the_webhook(world: World) -> None:
 
 
 def test_a_refused_commit_degrades_the_pod_and_its_reason_is_everywhere(world: World) -> None:
-    """In the status, why, the metrics, STATUS= and the condition that init hears; gone with the next good commit."""
+    """The status, `why`, the metrics, STATUS= and init's condition show the reason until the next good commit."""
     heard: list[dict[str, object]] = []
     world.settings.control.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as control:

@@ -54,7 +54,7 @@ class Running:
             return int(error.code)
 
     def hurry(self) -> None:
-        """As a git host does after a push."""
+        """Post the webhook that a git host sends after a push."""
         signature = "sha256=" + hmac.new(SECRET.encode(), b"{}", hashlib.sha256).hexdigest()
         assert self.post("/webhook", b"{}", X_Hub_Signature_256=signature) == 202
 
@@ -238,7 +238,7 @@ def test_with_a_secret_the_ring_hears_only_who_knows_it(world: World) -> None:
 
 
 def pods(percent: float, canary: bool) -> str:
-    """The name of a pod that is, or is not, in the first ring."""
+    """Return the name of a pod inside or outside the first ring."""
     return next(f"pod-{n}" for n in range(1000) if schedule.is_canary(f"pod-{n}", percent) is canary)
 
 

@@ -103,7 +103,7 @@ def test_a_link_is_no_marker(world: World) -> None:
 
 
 def test_a_commit_named_by_its_hash_needs_no_marker_but_must_be_whole(world: World) -> None:
-    """What a rollback leads to may be older than the marker; no server can put another commit in its place."""
+    """A rollback may lead to a commit older than the marker; no server can put another commit in its place."""
     old = world.upstream.commit({**GOOD_TREE, MARKER: None}, signer=world.alice)
     state = run_cycle(replace(world.settings, ref=Ref(RefKind.COMMIT, old)))
     assert state.quarantine is None and world.live() == old

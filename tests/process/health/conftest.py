@@ -1,4 +1,4 @@
-"""What the tests of health with real processes share."""
+"""Fixtures for the tests of health with real processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """What a test has begun of its own; killed at its end."""
+    """Collect the processes that a test starts, and kill them at its end."""
     found: list[subprocess.Popen[bytes]] = []
     yield found
     for process in found:

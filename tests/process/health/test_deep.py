@@ -73,8 +73,10 @@ def ran(world: World, *arguments: str) -> list[str]:
 def test_what_loads_the_machine_has_it_for_itself(
     world: World, when: str, arguments: list[str], together: bool
 ) -> None:
-    """A diagnostic beside an all-reduce finds a slow GPU, and a second diagnostic is refused: a machine that is well
-    would be rebooted once more, and replaced."""
+    """A diagnostic beside an all-reduce finds a slow GPU, and a second diagnostic is refused.
+
+    Without exclusive use, a healthy machine would be rebooted once more and replaced.
+    """
     add(world, "one", when)
     add(world, "two", when)
     assert ran(world, *arguments) == ["one", "two"]

@@ -1,4 +1,5 @@
 """The library of `slurm.fastScripts` (images/src/runner/launch.c), in a small program that calls what slurmd calls.
+
 tests/cluster/test_jobs.py shows in a real cluster which processes load it.
 """
 
@@ -228,7 +229,7 @@ def script(made: Path, text: str) -> str:
 
 
 def launched(made: Path, path: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What is opened to start it anew is a program that would fail: it is not started."""
+    """Launch through the library; the program that slurmd would exec fails, so success proves that it did not start."""
     return told(made, "launch", "/bin/false", "slurmd", "slurm_script_launcher", path, "named", "word", **environment)
 
 
@@ -283,12 +284,12 @@ def test_a_group_in_which_nobody_is_left_is_not_waited_for(made: Path) -> None:
 
 
 def test_a_sleep_that_is_not_slurm_s_is_slept(made: Path) -> None:
-    """One of another length, one after another call, and one of another function."""
+    """A sleep of another length, after another call, or in another function is not shortened."""
     assert told(made, "unrelated").stdout == "1 1 1\n"
 
 
 def test_a_pause_that_is_not_slurm_s_is_waited_out(made: Path) -> None:
-    """One of another function, and one after another call: the child's end does not cut them short."""
+    """The child's end does not shorten a pause in another function or after another call."""
     assert told(made, "unrelated-poll").stdout == "1 1\n"
 
 

@@ -63,7 +63,7 @@ except new.Unreadable:
 
 @pytest.fixture
 def site(tmp_path: Path) -> World:
-    """A site's own tree, of before the move: its checks, a threshold, a recording."""
+    """Site tree from before the move: its checks, a threshold, a recording."""
     world = make(tmp_path)
     (tmp_path / "fan").write_text("200\n")
     world.script("lib/thresholds/fans.json", '{"default": {"rpm_min": 600}}', 0o644)

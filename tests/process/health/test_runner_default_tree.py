@@ -56,7 +56,7 @@ class Job:
         }
 
     def step(self, started: list[subprocess.Popen[bytes]], job: str) -> None:
-        """What slurmd starts for a step: slurmstepd by its executable, as root."""
+        """Start what slurmd starts for a step: slurmstepd by its executable, as root."""
         program = self.world.root / "slurmstepd"
         if not program.exists():
             shutil.copy(str(shutil.which("sleep")), program)
@@ -72,7 +72,7 @@ class Job:
 
 @pytest.fixture(params=["alone", "resident"])
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    """By a Python of its own for each script, and by forks of the resident runner."""
+    """Run each script in its own Python, and by forks of the resident runner."""
     found = Job(make(tmp_path))
     if request.param == "alone":
         yield found
@@ -86,7 +86,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
 def begin(
     started: list[subprocess.Popen[bytes]], uid: int, *command: str, **environment: str
 ) -> subprocess.Popen[bytes]:
-    """A process of somebody's, in a session of its own."""
+    """Start a user's process in a session of its own."""
     process = subprocess.Popen(
         command,
         env={"PATH": os.environ["PATH"], **environment},
@@ -101,7 +101,7 @@ def begin(
 
 
 def once_ready(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    """What it says after the word that it is ready."""
+    """Return the output that follows the process's "ready" line."""
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process.stdout
@@ -110,7 +110,7 @@ def once_ready(process: subprocess.Popen[bytes]) -> IO[bytes]:
 def sleep(
     started: list[subprocess.Popen[bytes]], uid: int, name: str = "sleep", program: str = "sleep", **environment: str
 ) -> int:
-    """A process of somebody's, under any name."""
+    """Start a user's process under any name."""
     process = begin(started, uid, "bash", "-c", f"exec -a {name!r} {program} 600", **environment)
     # `exec -a` has happened when the name is there.
     command_line = Path(f"/proc/{process.pid}/cmdline")
@@ -119,7 +119,7 @@ def sleep(
 
 
 def deaf(started: list[subprocess.Popen[bytes]], on_term: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """A process of job 42 that TERM does not end, and what it says."""
+    """Start a process of job 42 that TERM does not end, and return its output."""
     script = f"trap '{on_term}' TERM; echo ready; while :; do sleep 600 & wait; done"
     process = begin(started, USER, "bash", "-c", script, SLURM_JOB_ID="42")
     return process, once_ready(process)
@@ -153,7 +153,7 @@ def test_root_makes_nothing_below_a_directory_that_is_somebody_s(job: Job, kind:
 
 
 def test_root_removes_nothing_below_a_directory_that_is_somebody_s(job: Job) -> None:
-    """Whoever has made it before the first job could let root remove whatever a link leads to."""
+    """A user who makes the directory before the first job could otherwise let root remove a link's target."""
     victim = job.world.root / "of-root"
     (victim / "precious").mkdir(parents=True)
     (victim / "precious/file").touch()
@@ -270,7 +270,7 @@ def test_tasks_are_told_their_places(job: Job) -> None:
 
 
 def test_a_task_s_own_places_win(job: Job) -> None:
-    """As somebody sets them in his shell or his batch script; a job submitted from within a job sets nothing."""
+    """A user sets these in a shell or batch script; a job submitted from within a job sets nothing."""
     job.run("prolog")
     chosen = {"TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/home/a/triton", "CUDA_CACHE_PATH": f"{job.work}/41/cuda"}
     out = job.run("task_prolog", **chosen)
@@ -293,7 +293,7 @@ def test_a_site_shares_caches_by_its_tree(job: Job) -> None:
 
 
 def test_a_task_s_environment_changes_no_script(job: Job) -> None:
-    """It is passed under other names: a broken BASH_ENV of a user's is his task's matter alone."""
+    """The variables get other names: a user's broken BASH_ENV affects only the user's own task."""
     job.run("prolog")
     (job.world.root / "bash_env").write_text("echo print told; exit 7\n")
     assert "told" not in job.run("task_prolog", BASH_ENV=str(job.world.root / "bash_env"))
@@ -380,10 +380,10 @@ def test_beside_another_job_only_what_carries_the_job_s_id_goes(
 
 
 def test_a_job_that_left_nothing_costs_no_look_at_all_processes(job: Job) -> None:
-    """Nobody of the user's is here, and the kernel knows."""
+    """The kernel tells that the user has no process here."""
 
     def nobody() -> bool:
-        """The kernel counts whom another test has ended and nobody has taken note of yet."""
+        """Check that the user has no process; the kernel also counts ended ones that their parent has not reaped."""
         try:
             os.getpriority(os.PRIO_USER, USER)
         except ProcessLookupError:
@@ -409,7 +409,7 @@ def test_a_job_that_left_nothing_costs_no_look_at_all_processes(job: Job) -> Non
 
 
 def cgroup(job: Job, name: str) -> Path:
-    """As Slurm makes them, by version; here nothing but a name."""
+    """Make a cgroup as Slurm names it in each version; here only the name matters."""
     folder = job.world.root / "cgroup" / name
     folder.mkdir(parents=True)
     return folder
@@ -422,7 +422,7 @@ SLURMS = {"v1": f"freezer/slurm_node-0/uid_{USER}", "v2": "system.slice/node-0_s
 def test_what_is_in_another_job_s_cgroup_is_not_asked_whose_it_is(
     job: Job, started: list[subprocess.Popen[bytes]], version: str
 ) -> None:
-    """By what it carries it would be the ended job's; by its cgroup, which it cannot leave, it is the other's."""
+    """The process's environment names the ended job, but its cgroup, which it cannot leave, is the other job's."""
     for number in ("42", "43"):
         job.run("prolog", SLURM_JOB_ID=number)
     cgroup(job, f"{SLURMS[version]}/job_43")
@@ -525,7 +525,7 @@ def owned(path: Path, uid: int = USER) -> Path:
 
 
 def open_to_all(path: Path) -> None:
-    """The way to it, as to /dev/shm: pytest keeps its directories to root."""
+    """Open the path to all users, as /dev/shm is: pytest keeps its directories to root."""
     for above in list(path.parents)[:-2]:
         above.chmod(above.stat().st_mode | 0o011)
 
@@ -554,7 +554,7 @@ def test_who_forks_faster_than_one_can_look_is_ended(job: Job, started: list[sub
     assert said is not None
 
     def silent() -> bool:
-        """The last of those who could still say something has ended."""
+        """Check that the last process that could still write has ended."""
         return bool(select.select([said], [], [], 0)[0]) and said.read(1) == b""
 
     try:
@@ -568,7 +568,7 @@ def test_who_forks_faster_than_one_can_look_is_ended(job: Job, started: list[sub
 def test_a_link_that_is_exchanged_for_a_directory_leads_root_nowhere(
     job: Job, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    """By somebody else than the job's user, who is ended first: he may exchange what lies in a directory for all."""
+    """Another user, whose processes are not ended first, may swap a path in a shared directory."""
     names = [f"file{number}" for number in range(3000)]
     outer, victim = job.shm / "outer", job.world.root / "of-root"
     (outer / "inner").mkdir(parents=True)

@@ -144,7 +144,7 @@ def test_one_whose_run_had_something_to_say_does_no_other(world: World) -> None:
 
 @pytest.mark.parametrize("end", ["time.sleep(60)", "raise OSError"])
 def test_one_whose_step_was_cut_or_failed_does_no_other(world: World, end: str) -> None:
-    """It may have been cut between an open and its close, or with a lock in its hands."""
+    """The cut may have come between an open and its close, or while the fork held a lock."""
     library = Path(__file__).resolve().parents[3] / "scripts/lib/jobs.py"
     world.script("lib/jobs.py", library.read_text(), 0o644)
     world.policy(runner={"scripts": {"prolog.d/20-opens": {"deadline_s": 0.3}}})

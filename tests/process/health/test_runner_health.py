@@ -102,7 +102,7 @@ def test_a_program_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> 
 
 @pytest.fixture
 def crowd() -> Iterator[int]:
-    """A processor that others keep busy: each in a session of its own, as the kernel may share by sessions."""
+    """Keep a processor busy with processes in sessions of their own, as the kernel may share by sessions."""
     cpu = min(os.sched_getaffinity(0))
     hog = ["taskset", "-c", str(cpu), "sh", "-c", "echo; while :; do :; done"]
     hogs = [subprocess.Popen(hog, stdout=subprocess.PIPE, start_new_session=True) for _ in range(12)]
@@ -271,7 +271,7 @@ def test_a_mount_that_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_system_that_a_user_serves_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It may never answer, or refuse root: neither says anything of the node."""
+    """A user's file system may never answer, or refuse root; neither says anything about the node."""
     table = tmp_path / "mounts"
     table.write_text(
         "me@host: /home/me/far fuse.sshfs rw,nosuid,nodev,relatime,user_id=20001,group_id=20001 0 0\n"
@@ -522,7 +522,7 @@ def test_forget_takes_a_check_s_word_back_and_tells_the_broker(world: World) -> 
 
 @contextlib.contextmanager
 def broker(world: World) -> Iterator[list[object]]:
-    """One that writes down what it is asked."""
+    """Serve a broker that records its requests."""
     asked: list[object] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(world.root / "broker.sock"))
@@ -568,7 +568,7 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
 
 
 def served(world: World, *answers: dict[str, object]) -> contextlib.AbstractContextManager[list[object]]:
-    """A broker; its last answer is the one that stays."""
+    """Serve a broker that repeats its last answer."""
 
     @contextlib.contextmanager
     def serves() -> Iterator[list[object]]:

@@ -86,7 +86,7 @@ def test_a_runner_that_is_killed_ends_no_run_and_the_next_goes_on_without_it(wor
 
 
 def test_a_run_whose_process_is_killed_is_done_again(world: World) -> None:
-    """As the kernel does where memory ends: one of ours, and not the job's fault."""
+    """The kernel kills a runner process when memory runs out; the job is not at fault."""
     world.script("prolog.d/10-x", WAITS.format(root=world.root))
     with resident(world) as runner:
         run = world.start("prolog", SLURM_JOB_ID="1")
@@ -257,7 +257,7 @@ def test_a_script_has_nothing_of_the_runner_s(world: World) -> None:
 
 
 def shutil_tree(world: World) -> None:
-    """The library of the image's scripts, as generation zero has it."""
+    """Install the library of the image's scripts, as generation zero has it."""
     lib = Path(__file__).resolve().parents[3] / "scripts/lib/jobs.py"
     world.script("lib/jobs.py", lib.read_text(), 0o644)
 
@@ -372,7 +372,7 @@ def test_the_look_after_jobs_starts_no_interpreter_and_has_nothing_of_the_runner
 
 @pytest.fixture
 def planned(world: World) -> Iterator[World]:
-    """A plan, and a task prolog that has no Python to fall back on: without the plan it does nothing, and says so."""
+    """Make a plan, and a task prolog with no Python to fall back on: without the plan it does nothing and says so."""
     world.script("task_prolog.d/10-env", "#!/bin/sh\necho export ME=$(id -u)\necho noise\nenv > $MINIVM_TEST_ENV\n")
     program = world.root / "clients/task_prolog"
     text = program.read_bytes()

@@ -30,7 +30,7 @@ def alone(tmp_path: Path) -> World:
 
 @pytest.fixture(params=["alone", "resident"])
 def world(request: pytest.FixtureRequest, alone: World) -> Iterator[World]:
-    """A run by a Python of its own, and by the resident runner's fork: the same."""
+    """Run the same test in a Python of its own and by the resident runner's fork."""
     if request.param == "alone":
         yield alone
         return
@@ -42,7 +42,7 @@ def world(request: pytest.FixtureRequest, alone: World) -> Iterator[World]:
 
 @contextmanager
 def broker(world: World, answer: dict[str, object]) -> Iterator[list[dict[str, object]]]:
-    """Somebody who answers at the broker's socket; what was asked is collected."""
+    """Answer at the broker's socket and collect the requests."""
     asked: list[dict[str, object]] = []
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(world.environment["MINIVM_BROKER"])

@@ -1,4 +1,4 @@
-"""What a task prolog says without a shell is what the image's scripts say, byte for byte, or they are run."""
+"""A task prolog without a shell prints byte for byte what the image's scripts print, or the scripts run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Node:
         return done.stdout
 
     def alone(self, **given: str) -> bytes:
-        """What is said where no process can be made: no shell, and none that looks at adapters."""
+        """Return the output where no process can be made: neither a shell nor one that looks at adapters."""
         variables = {"SLURM_JOB_ID": "42", **given}
         return self.run(self.root / "program", variables, lambda: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)))
 
@@ -81,7 +81,7 @@ class Node:
         return self.run(self.root / "program", {"SLURM_JOB_ID": "42", **given})
 
     def by_scripts(self, **given: str) -> bytes:
-        """As the program starts them, but for the places, which it has compiled in here."""
+        """Run the scripts as the program does, except for the places, which this build has compiled in."""
         seen = environment("task_prolog", {"SLURM_JOB_ID": "42", **given}, "zero", str(self.tree), 80)
         places = {"WORK": "work", "LOGS": "logs"}
         seen |= {f"MINIVM_JOB_{name}": str(self.root / place) for name, place in places.items()}
@@ -129,14 +129,14 @@ def test_a_task_of_a_heterogeneous_job_has_its_own_part_s_directory(node: Node, 
 
 
 def a_python(node: Node) -> None:
-    """What stands in for the slow way: it says all, from the beginning."""
+    """Install a stand-in for the slow path that prints everything from the beginning."""
     python = node.root / "no-python"
     python.write_text("#!/bin/sh\necho export ALL=1\n")
     python.chmod(0o755)
 
 
 def test_who_goes_the_slow_way_after_all_has_said_nothing_yet(node: Node) -> None:
-    """It would be said twice, and its last line run into the first one of the other."""
+    """Otherwise lines would appear twice, and the last line would merge with the first one of the slow path."""
     a_python(node)
     node.lay("lib/caches.env", "".join(f"PLACE_{number}=@job@/{'x' * 40}\n" for number in range(64)))
     node.lay("task_prolog.d/30-own", "#!/bin/sh\necho export OWN=1\n", 0o755)
@@ -358,5 +358,5 @@ def test_settings_that_are_not_there_are_none(node: Node) -> None:
 
 
 def test_what_the_program_knows_are_the_scripts_of_the_image(node: Node) -> None:
-    """Who changes one of them changes what the program says (images/src/runner/settings.h), and then this digest."""
+    """Changing one of the scripts changes the program's output (images/src/runner/settings.h) and this digest."""
     assert list(settings.read(ROOT / "scripts", SCRIPTS).known) == list(SCRIPTS)

@@ -96,7 +96,7 @@ class Init:
 
 @contextlib.contextmanager
 def no_memory(pid: int) -> Iterator[None]:
-    """In a cgroup with room for no run: the kernel ends the runner, or its forks, wherever they are."""
+    """Put the process in a cgroup with room for no run: the kernel kills the runner or its forks anywhere."""
     group = MEMORY / f"minivm-test-{os.getpid()}"
     group.mkdir()
     try:

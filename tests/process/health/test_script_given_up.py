@@ -165,7 +165,7 @@ run_here(work, {}, float(sys.argv[2]))
 def test_a_fork_whose_caller_is_killed_soon_after_it_was_told_to_stop_ends_without_it(
     tmp_path: Path, does: str, deadline_s: float
 ) -> None:
-    """As slurmd does it: TERM, and KILL a moment later."""
+    """slurmd sends TERM, and KILL a moment later."""
     with subprocess.Popen([sys.executable, "-c", KILLED, does, str(deadline_s)], cwd=tmp_path) as process:
         until((tmp_path / "pid").exists, "it has forked")
         pid = int((tmp_path / "pid").read_text())

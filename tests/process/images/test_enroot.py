@@ -1,4 +1,4 @@
-"""What ours stand in for of enroot's and Slurm's, each as a process: no source of theirs is needed for it."""
+"""The image's stand-ins for parts of enroot and Slurm, each as a process; no foreign source is needed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_mark_that_nobody_understands_ends_it(tmp_path: Path, name: str) -> No
 
 
 def test_a_link_leads_the_marks_nowhere(tmp_path: Path) -> None:
-    """Whoever made the image made its links, too."""
+    """The author of an image also made the links in it."""
     layer, outside = tmp_path / "layer", tmp_path / "outside"
     for folder in (layer, outside):
         folder.mkdir()
@@ -104,7 +104,7 @@ def test_a_script_starts_with_a_group_of_its_own_and_no_descriptor_of_slurmstepd
 
 @pytest.mark.root
 def test_it_needs_nothing_of_the_file_system_that_it_is_in(launcher: Path, tmp_path: Path) -> None:
-    """As in a container: no loader, no library, and the script the only program."""
+    """The script runs in a container without a loader or a library, where it is the only program."""
     root = tmp_path / "root"
     root.mkdir()
     (root / "script").write_bytes(launcher.read_bytes())

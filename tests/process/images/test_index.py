@@ -1,4 +1,4 @@
-"""One tag for several architectures, in a real registry: made of what is there, and believed part by part."""
+"""One tag for several architectures in a real registry: made of the images there, each part verified."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def builder(tmp_path: Path) -> Path:
 
 
 def pushed(registry: Registry, arch: str) -> Pushed:
-    """One architecture's image, as its push leaves it."""
+    """Push one architecture's image as a real push leaves it."""
     config = json.dumps({"architecture": arch, "os": "linux"}).encode()
     manifest = {
         "schemaVersion": 2,
@@ -107,7 +107,7 @@ def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder
 
 
 def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, builder: Path, tmp_path: Path) -> None:
-    """Whoever may push may move it to another index of images that were rightly signed, an older one for instance."""
+    """A user with push rights may move the tag to another index of rightly signed images, for instance an older one."""
     right = both(registry).tag.rpartition(":")[2]
     there = index.images(registry, referrers.subject(registry, right))
     for arch, image in there.items():

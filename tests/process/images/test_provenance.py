@@ -54,7 +54,7 @@ def signers(tmp_path: Path, builder: Path) -> Path:
 
 
 def pushed(registry: Registry, tag: str, said: str = "") -> Mapping[str, Any]:
-    """An image as a push leaves it."""
+    """Store an image as a push leaves it."""
     config = json.dumps({"architecture": "amd64", "os": "linux", "said": said}).encode()
     manifest = {
         "schemaVersion": 2,
@@ -236,7 +236,7 @@ def test_the_command_says_who_built_it(registry: Registry, builder: Path, signer
 def test_a_rightly_signed_image_under_anothers_name_is_told(
     registryd: Registryd, builder: Path, signers: Path, repository: str, tag: str, more: list[str], why: str
 ) -> None:
-    """Whoever may push there cannot sign; what he can is to put a name on what somebody else has signed."""
+    """A user with push rights cannot sign, but can put a name on an image that another user has signed."""
     registry = Registry(registryd.place, repository, PUSHER)
     there = pushed(registry, tag)
     build = Build(PARAMETERS, "ab" * 32, "24.11.5-debian-0123456789ab", {}, "1234abcd")

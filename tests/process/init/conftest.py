@@ -1,4 +1,4 @@
-"""What the tests of a PID 1 in a scratch pod share."""
+"""Fixtures for the tests of a PID 1 in a scratch pod."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pod(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB and 100 inodes."""
+    """Mount a file system of 256 KiB and 100 inodes."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=100", "disk", tmp_path], check=True)
     try:
         yield tmp_path

@@ -1,4 +1,4 @@
-"""What is asked of a pod by a file that Kubernetes makes of its annotation: slurmd is restarted, once for each word."""
+"""Requests through a file that Kubernetes makes of the pod's annotation: slurmd restarts once for each word."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Asked:
         return AskedWatch(self.pod.run / "control.sock", self.directory, lambda: self.clock)
 
     def says(self, word: str | None) -> None:
-        """As a kubelet does: a directory of its own for each word, a link to it, and a link to a file in that."""
+        """Write the word as a kubelet does: a directory for each word, a link to it, and a link to a file in that."""
         version = self.directory / f"..{next(self.versions)}"
         version.mkdir()
         (version / "restart-slurmd").write_text(word or "")

@@ -40,7 +40,7 @@ def main():
 
 
 def start(pod: World, code: str, services: dict[str, dict[str, Any]], **env: Any) -> World:
-    """A plan is checked where it is written, too: the tested built-in stands in it under a real one's name."""
+    """Start PID 1 with the tested built-in under a real one's name, since writing a plan checks it, too."""
     entry = pod.directory / "entry.py"
     entry.write_text(ENTRY.format(code=code))
     pod.write_plan(services)

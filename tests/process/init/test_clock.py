@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def offset() -> Iterator[float]:
-    """What the wall clock is ahead of the one that cannot be set; it is so again in the end, whatever happens."""
+    """Yield the wall clock's lead over the boot clock, which cannot be set; restore it in the end, whatever happens."""
     before = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     yield before
     set_clock(before)

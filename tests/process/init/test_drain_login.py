@@ -1,4 +1,4 @@
-"""What a leaving login pod takes for a session, and writes to: the name of a process is its user's to choose."""
+"""A leaving login pod must recognise sessions correctly: a user may choose the name of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"
 
 @contextlib.contextmanager
 def process(title: str, uid: int) -> Iterator[int]:
-    """A process of that user under that name, and its pid."""
+    """Start a process of that user under that name, and yield its pid."""
     code = "import signal, sys; print('there', flush=True); signal.pause()"
     started = subprocess.Popen(
         [title, "-I", "-S", "-c", code], executable=PYTHON, user=uid, group=uid, extra_groups=[], stdout=subprocess.PIPE
@@ -35,7 +35,7 @@ def process(title: str, uid: int) -> Iterator[int]:
 
 @needs_root
 def test_srun_and_salloc_end_with_the_pod_and_nothing_else_does(tmp_path: Path) -> None:
-    """Also one that ignores its terminal's end; never a process of root's, whatever it is called."""
+    """A client that ignores its terminal's end also ends; root's processes never do, whatever their names are."""
     for name in ("srun", "salloc", "other"):
         (tmp_path / name).write_text("#!/bin/sh\ntrap '' HUP\necho there\nsleep 600 & wait\n")
         (tmp_path / name).chmod(0o755)

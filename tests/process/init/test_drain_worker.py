@@ -1,4 +1,4 @@
-"""What a leaving worker does when slurmctld is away: its jobs have their time, and no user's process is a job."""
+"""A leaving worker while slurmctld is away: its jobs get their time, and no user's process counts as a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = 65534
 
 @contextlib.contextmanager
 def step(directory: Path, uid: int) -> Iterator[int]:
-    """A process called slurmstepd."""
+    """Start a process called slurmstepd."""
     program = directory / "slurmstepd"
     program.write_text("#!/bin/sh\necho there\nread -r _\n")
     program.chmod(0o755)
@@ -127,8 +127,10 @@ def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: 
 def test_of_hundreds_of_jobs_a_few_clients_speak_and_each_job_has_its_own_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelled is only who may not be requeued: what has gone meanwhile may be pending, and an answer that does not
-    come may have been a yes."""
+    """The drain cancels only a job that it may not requeue.
+
+    A job that has gone meanwhile may be pending, and a missing answer may have been a yes.
+    """
     said = {
         "7": f"{client.NEVER[0]} for job 7", "8": f"{client.NEVER[1]} for job 8", "4_1": f"4_1: {client.NEVER[0]}",
         "9": "Invalid job id specified for job 9", "10": "Unable to contact slurm controller for job 10",
@@ -156,8 +158,11 @@ def test_of_hundreds_of_jobs_a_few_clients_speak_and_each_job_has_its_own_answer
 
 
 def test_a_job_is_named_so_that_no_other_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last member of an array has the whole array's number, and only the first part of a heterogeneous job is
-    taken; where that is elsewhere, its part here runs as long."""
+    """The drain names array members and heterogeneous jobs exactly.
+
+    The last member of an array has the whole array's number. Slurm takes only the first part of a heterogeneous job;
+    where that is elsewhere, its part on this node runs as long.
+    """
     squeue = tmp_path / "squeue"
     squeue.write_text(
         "#!/bin/sh\ncase $7 in\n%i*) printf '12_1 R\\n5+1 R\\n5+0 CG\\n20+0 R\\n20+1 CG\\n9 CF\\n';;\n"
@@ -217,7 +222,10 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
 def test_what_slurmctld_has_said_counts_though_the_rest_does_not_come_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: list[tuple[str, float, float]]
 ) -> None:
-    """Else a job that can only be cancelled runs on, for slurmctld, on a node that is gone. Both have one time."""
+    """Otherwise a job that can only be cancelled would stay running for slurmctld on a node that is gone.
+
+    Both share one deadline.
+    """
     scontrol, scancel, told = tmp_path / "scontrol", tmp_path / "scancel", tmp_path / "told"
     scontrol.write_text(
         f"#!/bin/sh\necho '{client.NEVER[0]} for job 7' >&2\nprintf '{client.NEVER[1]} for job 8' >&2\nexec sleep 600\n"
@@ -242,8 +250,10 @@ def test_what_slurmctld_has_said_counts_though_the_rest_does_not_come_in_time(
 def test_a_drain_asks_nothing_for_longer_than_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: list[tuple[str, float, float]]
 ) -> None:
-    """squeue answers once, and from then on nobody does. PID 1 ends a drain at the end of its time, and what is told
-    slurmctld last comes last."""
+    """After squeue's first answer slurmctld answers no more.
+
+    PID 1 ends a drain at its deadline, and the last message to slurmctld comes last.
+    """
     scontrol, squeue = tmp_path / "scontrol", tmp_path / "squeue"
     scontrol.write_text("#!/bin/sh\ncase \"$*\" in *show*) echo 'NodeName=w1 State=IDLE';; esac\n")
     squeue.write_text(f"#!/bin/sh\nmkdir {tmp_path}/looked && {{ echo '7 R'; exit; }}\nexec sleep 600\n")

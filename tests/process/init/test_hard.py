@@ -1,4 +1,4 @@
-"""What a PID 1 must survive: each ends in a stated reason and in recovery."""
+"""Failures that a PID 1 must survive: each ends in a stated reason and in recovery."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ serve()
     ids=["old one waits for it", "new one in its own session", "old one is gone first"],
 )
 def test_a_main_process_that_is_replaced(pod: World, session: bool, between: str) -> None:
-    """As slurmctld and slurmd do on reconfigure: no second daemon, no restart counted, ten times in a row."""
+    """slurmctld and slurmd do so on reconfigure: no second daemon, no restart counted, ten times in a row."""
     pod.start({"slurmd": {"command": python(HANDOVER % (session, between)), "ready": "notify"}})
     pod.until_ready()
     pids = {pod.service("slurmd").pid}
@@ -116,7 +116,7 @@ def test_a_main_process_that_is_replaced(pod: World, session: bool, between: str
 
 
 def test_the_new_main_process_dies_while_the_old_one_lives(pod: World) -> None:
-    """It is not our child yet: its end must be noticed all the same."""
+    """The new process is not PID 1's child yet, but PID 1 must notice its end."""
     code = (
         "pid = os.fork()\nif pid == 0:\n    signal.pause()\n"
         "tell(f'READY=1\\nMAINPID={pid}')\nprint('new', pid)\nsignal.pause()"
@@ -183,8 +183,11 @@ def test_a_helper_of_the_service_may_speak_for_it(pod: World) -> None:
 
 
 def test_a_login_cannot_speak_for_sshd(pod: World) -> None:
-    """A user's shell descends from sshd as its own processes do: the user is what tells them apart. The socket of
-    sshd's user is closed to it; that of its own, where a service runs as the same user, does not make it sshd."""
+    """A user's shell descends from sshd as sshd's own processes do; only the user tells them apart.
+
+    The socket of sshd's user is closed to it. The socket of its own user, where a service runs as the same user, does
+    not make it sshd.
+    """
     code = (
         "tell('READY=1\\nSTATUS=well')\nif os.fork() == 0:\n    os.setsid(); os.setuid(65534)\n"
         "    forged = f'MAINPID={os.getpid()}\\nSTATUS=forged\\nREADY=1'\n"
@@ -260,8 +263,11 @@ def test_what_a_removed_service_left_behind_hurts_nobody(pod: World, tmp_path: P
 
 
 def test_a_wall_clock_that_jumps_moves_no_timer(pod: World, tmp_path: Path) -> None:
-    """The real entrypoint under a wall clock that jumps a day ahead and back at every look (the machine's own is
-    everybody's, so it is not touched): a backoff of an hour stays one, a short one ends."""
+    """Timers of the real entrypoint ignore a wall clock that jumps a day ahead and back at every look.
+
+    The test does not touch the machine's own clock, which everybody shares. A backoff of an hour stays one, a short
+    one ends.
+    """
     entry = tmp_path / "jumping.py"
     entry.write_text(
         "import sys, time\nfrom init.pid1.start import end, main\n"
@@ -452,7 +458,7 @@ def test_metrics_are_open_metrics(pod: World) -> None:
 
 
 def test_healths_and_gitsyncs_numbers_are_on_the_one_metrics_port(pod: World) -> None:
-    """As the services write them; a file that is none, or another's, costs its own numbers alone."""
+    """The test writes the files as the services do; an unreadable or foreign file costs only its own numbers."""
     pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
     pod.until_ready()
     folder = pod.run / "metrics.d"
@@ -490,7 +496,7 @@ TALKS = "echo 'cannot log in: db; gave up after password hunter2'; exit 7"  # in
 
 
 def test_what_a_service_says_reaches_root_and_not_http(pod: World) -> None:
-    """Whoever reaches the pod asks over HTTP; the cause stands there, in init's own words."""
+    """Anybody who reaches the pod may ask over HTTP, which gives the cause in init's own words."""
     pod.start(
         {
             "ends": {"command": shell(TALKS), "restart": {"limit": 1, "window": "60s"}},
@@ -575,7 +581,7 @@ def test_watching_hears_each_change(pod: World) -> None:
 
 
 def test_nothing_happens_when_nothing_happens(pod: World) -> None:
-    """No timer, no poll: over an idle second PID 1 is not scheduled once."""
+    """PID 1 has no timer and no poll: over an idle second the kernel does not schedule it once."""
     pod.start(
         {
             "a": {"command": NOTIFIES, "ready": "notify"},
@@ -621,7 +627,7 @@ def test_a_wrong_configuration_is_one_message_and_78(pod: World, plan: str, env:
 
 
 def test_a_port_that_is_taken_ends_the_pod_at_once(pod: World) -> None:
-    """It is opened while the first services start; they are stopped again, in order."""
+    """PID 1 opens the port while the first services start, and stops them again, in order."""
     import socket
 
     with socket.socket() as taken:

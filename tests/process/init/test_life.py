@@ -79,7 +79,7 @@ def test_every_kind_of_readiness(pod: World, tmp_path: Path) -> None:
 
 
 class Port:
-    """It answers each who comes with what it holds just then; None is silence until he goes."""
+    """Server that sends its current answer to each client; None stays silent until the client leaves."""
 
     def __init__(self, answer: bytes | None) -> None:
         self.answer, self.asked = answer, list[bytes]()
@@ -123,7 +123,7 @@ class Port:
     ],
 )
 def test_a_port_is_asked_by_http_and_its_words_are_not_repeated(pod: World, answer: bytes | None, why: str) -> None:
-    """It accepts, and is not ready for that: whoever only connects would have taken it for ready."""
+    """The port accepts connections before it is ready; a bare connect would have taken it for ready."""
     with Port(answer) as port:
         target = f"{port.address}/readyz"
         pod.start({"gate": {"kind": "gate", "ready": {"http": target, "interval": "100ms", "timeout": "200ms"}}})
@@ -188,8 +188,10 @@ def test_a_crash_is_restarted_at_once_and_then_backs_off(pod: World) -> None:
 
 
 def test_an_exhausted_critical_service_ends_the_pod(pod: World) -> None:
-    """In order, with the documented code, and the reason where Kubernetes looks: without the daemon's own words, since
-    more people read a pod's status than its log."""
+    """The pod ends in order, with the documented code, and with the reason where Kubernetes looks.
+
+    The reason lacks the daemon's own words, since more people read a pod's status than its log.
+    """
     restart = {"limit": 2, "delay": "10ms", "exhausted": "end-pod"}
     pod.start(
         {
@@ -338,7 +340,7 @@ def test_resume_takes_a_drain_back(pod: World, tmp_path: Path) -> None:
 
 
 def asked(pod: World, op: str) -> Future[str]:
-    """What whoever asks is told in the end; in the background, for there is more than one of them."""
+    """Send a request in the background and return its final answer; several requests may run at once."""
     told: Future[str] = Future()
 
     def ask() -> None:
@@ -352,7 +354,7 @@ def asked(pod: World, op: str) -> Future[str]:
 
 
 def test_a_drain_that_still_waits_is_taken_back_and_both_are_told(pod: World) -> None:
-    """Somebody drains, sees which job is in the way, and changes his mind."""
+    """A user drains, sees which job is in the way, and takes the drain back."""
     pod.start(
         {"a": {"command": NOTIFIES, "ready": "notify"}},
         {"command": python("tell('STATUS=waiting for 1 jobs: 4711'); signal.pause()"), "resume": ["/bin/true"]},

@@ -25,7 +25,7 @@ class Late(Inotify):
 
 
 def found(path: Path, happens: list[Callable[[], object]]) -> bool:
-    """Whether it is heard of when it comes after all that."""
+    """Tell whether the watch reports the path when it appears after these events."""
     seen: list[bool] = []
     poller = Poller()
     watch = PathWatch(

@@ -1,4 +1,4 @@
-"""What the pod gives PID 1 and what PID 1 makes of it: drop-ins, capabilities, cgroups. The real kernel, each time."""
+"""The pod's drop-ins, capabilities and cgroups, and how PID 1 uses them. The real kernel, each time."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_pod_boots_without_a_wrong_drop_in_and_says_so(pod: World, name: str, 
     ],
 )
 def test_what_a_wrong_drop_in_was_to_change_does_not_run_as_the_image_has_it(pod: World, text: str) -> None:
-    """It may have been there for safety's sake: an sshd that lets fewer people in, a service that must not run."""
+    """The drop-in may serve safety: an sshd that lets fewer people in, a service that must not run."""
     later = BASE | {"later": {"command": ["/bin/sleep", "1000"], "needs": ["replaced"]}}
     with_drop_ins(pod, later, {"services.d/replaced.yaml": text})
     pod.until_state("kept", "ready")
@@ -106,7 +106,7 @@ def test_what_a_wrong_drop_in_was_to_change_does_not_run_as_the_image_has_it(pod
 
 
 def test_a_wrong_drop_in_of_any_length_holds_up_no_boot(pod: World) -> None:
-    """What is wrong with it fills a pipe that nobody reads before the plan has been read."""
+    """The errors of the drop-in fill a pipe that nobody reads before PID 1 has read the plan."""
     with_drop_ins(pod, BASE, {"services.d/added.yaml": f"command: [/bin/true]\nrequired: {'x' * 300_000}\n"})
     snapshot = pod.until_ready()
     assert "added.yaml" in snapshot.degraded[0]
@@ -261,8 +261,10 @@ def hierarchy(tmp_path: Path) -> Iterator[Hierarchy]:
 
 
 def test_a_pods_own_cgroup_is_handed_on(hierarchy: Hierarchy, tmp_path: Path) -> None:
-    """What runs leaves the pod's root for a leaf, because a directory that has processes cannot hand controllers on;
-    then a service can make a place for its jobs, with every controller that the machine gives the pod."""
+    """PID 1 moves processes from the pod's root cgroup to a leaf: a cgroup with processes cannot delegate controllers.
+
+    Then a service can make a place for its jobs, with every controller that the machine gives the pod.
+    """
     job = "/sys/fs/cgroup/job"
     look = f"grep ^0: /proc/1/cgroup; mkdir {job} && echo 0 > {job}/cgroup.procs && grep ^0: /proc/self/cgroup"
     look += f" && echo job: $(cat {job}/cgroup.controllers); cat /run/minivm/env/cgroup; exec sleep 1000"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def asked(directory: Path, *users: tuple[str, int]) -> tuple[int, str]:
-    """What the check says where the system's users are these beside its own."""
+    """Run the check with these users beside the system's own."""
     file = directory / "passwd"
     lines = [f"{name}:x:{number}:100::/:/bin/sh\n" for name, number in users]
     file.write_text(Path("/etc/passwd").read_text() + "".join(lines))

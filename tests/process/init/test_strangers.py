@@ -1,4 +1,4 @@
-"""What whoever runs a process in the pod may try against PID 1: each is met by the real PID 1 and real processes."""
+"""Attacks on PID 1 by a process in the pod, each met by the real PID 1 and real processes."""
 
 from __future__ import annotations
 
@@ -111,8 +111,11 @@ def entry(request: pytest.FixtureRequest, tmp_path: Path) -> list[str] | None:
 def test_a_descriptor_that_takes_an_hour_to_close_is_nobodys_hour(
     pod: World, entry: list[str] | None, count: int
 ) -> None:
-    """Any user attaches connections that linger to what he logs, and keeps nothing of them. Whoever makes the last
-    close waits until he ends; the kernel makes it for a receiver that has no room for them."""
+    """PID 1 does not wait in the close of a descriptor that lingers.
+
+    Any user attaches lingering connections to log messages and keeps no copy. The process that makes the last close
+    waits until it ends; the kernel closes them for a receiver that has no room for them.
+    """
     log = str(pod.run / "log")
     code = LINGERS + f"for _ in range(3): attach({log!r}, b'<13>x[1]: mine', {count})\nsignal.pause()"
     pod.start(
@@ -136,8 +139,10 @@ def test_a_descriptor_that_takes_an_hour_to_close_is_nobodys_hour(
 
 
 def test_a_service_cannot_hold_pid_1_by_a_descriptor_either(pod: World) -> None:
-    """Whoever runs as a service's user may attach descriptors to what he notifies of: a barrier is one. What came with
-    it counts, and what comes after it is read before a death is judged."""
+    """A process with a service's user may attach descriptors to notifications; a barrier is one.
+
+    The message with it counts, and PID 1 reads the messages after it before it judges a death.
+    """
     code = LINGERS + "attach(os.environ['NOTIFY_SOCKET'], b'READY=1\\nSTATUS=attached', 3)\ntell('STATUS=after')\n"
     pod.start(
         {
@@ -198,7 +203,7 @@ def test_the_last_word_counts_though_a_descriptor_came_before_it(pod: World) -> 
 
 
 def test_a_users_line_is_not_taken_for_sshds(pod: World) -> None:
-    """What a login says is a line of sshd's, as it descends from it; the user stands before what he claims to be."""
+    """A login's output descends from sshd; the log puts the user's name before the claimed one."""
     log = str(pod.run / "log")
     forged = "<86>Jan  1 00:00:00 sshd[1]: Accepted publickey for root\\x1b[2K\\rsshd | sshd[1]: true"
     code = SAYS % log + (
@@ -213,8 +218,10 @@ def test_a_users_line_is_not_taken_for_sshds(pod: World) -> None:
 
 
 def test_a_user_cannot_fill_the_log(pod: World) -> None:
-    """A hundred megabytes, as fast as they go; then a line of root's. The log holds so much a second of them, says what
-    it lacks, and root's line is there."""
+    """A user writes a hundred megabytes, as fast as they go; then root writes a line.
+
+    The log keeps a limited amount of the user's lines a second and says how many it dropped; root's line is there.
+    """
     log = str(pod.run / "log")
     flood = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
     flood += f"s.connect({log!r})\nfor n in range(2000): s.send(b'<13>flood[1]: ' + b'x' * 50000)\nprint('sent')\n"
@@ -233,8 +240,11 @@ def test_a_user_cannot_fill_the_log(pod: World) -> None:
 
 
 def test_idle_callers_keep_nobody_out(pod: World) -> None:
-    """Three times as many connections as PID 1 keeps, which ask nothing or half a question; more come for each that is
-    closed. Whoever asks is answered, each time."""
+    """Three times as many idle connections as PID 1 keeps do not block a real request.
+
+    They ask nothing or half a question, and more come for each one that is closed. Every real request gets its
+    answer, each time.
+    """
     pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
     pod.until_ready()
     held: list[socket.socket] = []
@@ -279,8 +289,10 @@ def cable(pod: World) -> str:
 
 
 def test_the_kubelets_port_is_open_to_the_node_and_to_nobody_in_the_pod(pod: World) -> None:
-    """A pod with a network of its own, as a kubelet meets it: from the node's end of its cable. Inside, it is as if
-    there were no such port, by whichever address; the other port is for everybody."""
+    """A pod with a network of its own, as a kubelet meets it: from the node's end of its cable.
+
+    Inside the pod the port seems not to exist, by whichever address; the other port is open to everybody.
+    """
     pod.start(
         {"a": {"command": NOTIFIES, "ready": "notify"}},
         network=True,
@@ -341,8 +353,11 @@ THOUSANDS = 10
 
 
 def test_ten_thousand_hostile_things_change_nothing(pod: World, entry: list[str] | None) -> None:
-    """Messages, connections, descriptors and names, mixed, from a user without rights, while PID 1 supervises
-    and the kubelet asks. What grows with them is bounded: memory, descriptors, processes, and the log by the second."""
+    """PID 1 supervises and answers the kubelet under ten thousand mixed attacks from an unprivileged user.
+
+    The attacks are messages, connections, descriptors and names. Memory, descriptors, processes, and the log by the
+    second stay bounded.
+    """
     run = str(pod.run)
     hostile = [*python(HOSTILE), f"{run}/log", f"{run}/notify.sock", f"{run}/control.sock", "127.0.0.1", "8650"]
     quick = {"delay": "10ms", "max-delay": "10ms", "window": "10ms"}

@@ -1,4 +1,4 @@
-"""What a person reads of PID 1: its log, and the command line's answers."""
+"""Output of PID 1 for people: its log, and the command line's answers."""
 
 from __future__ import annotations
 
