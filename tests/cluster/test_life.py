@@ -228,6 +228,9 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     assert alice("srun -p short -N2 -l true") == ""
     change(healthy, {"slurm": {"extraConfig": good}})
     until(lambda: "NoSuchSetting" not in shown(), "the refusal is taken back", seen=shown)
+    # The pages that later tests follow lose no partition.
+    change(healthy, {"slurm": {"extraConfig": ""}})
+    until(lambda: "short" not in partitions(healthy), "it is gone", seen=lambda: partitions(healthy))
 
 
 def build(world: World, *words: str) -> subprocess.CompletedProcess[str]:

@@ -38,7 +38,7 @@ def test_a_slurm_conf_that_slurm_cannot_read_is_refused_and_told_and_the_cluster
 
     def told() -> dict[str, str]:
         found = condition_of(release.pods()["controller-0"], "minivm.io/Ready")
-        return found if found.get("reason") == "Degraded" else {}
+        return found if found.get("reason") == "Degraded" and "slurm.conf: refused" in found["message"] else {}
 
     found = until(told, "the pod's condition tells", within=180, seen=release.why)
     assert found["status"] == "True"

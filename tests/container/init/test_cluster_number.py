@@ -59,6 +59,13 @@ def test_one_number_is_kept_where_both_are_known_to_belong_together(alone: World
     pod.run("rm", "/var/spool/slurmctld/.minivm-database")
     sql(pod, "UPDATE cluster_table SET id = 998")
     kill(pod, "slurmctld")
-    until(lambda: pod.logs().count(MISMATCH) > before, "slurmctld refuses another's state", seen=pod.account)
-    assert saved(pod) == "minivm|999"
+    numbers = {saved(pod)}
+
+    def refused() -> bool:
+        numbers.add(saved(pod))
+        return pod.logs().count(MISMATCH) > before
+
+    until(refused, "slurmctld refuses another's state", seen=pod.account)
+    # A pod whose slurmctld has failed too often has ended, and has no file to look at.
+    assert numbers - {""} == {"minivm|999"}
     assert "whether the two belong together is not known" in pod.logs()
