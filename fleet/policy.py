@@ -93,7 +93,7 @@ STATE = "minivm.io/SlurmState"
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """How a goal is reached: by annotations of the Node, a Job, or a webhook."""
+    """Remedy that reaches a goal: by annotations of the Node, a Job, or a webhook."""
 
     annotate: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, object] | None = None  # the Job's spec

@@ -1,4 +1,4 @@
-"""What the fleet writes into Slurm and reads back: the reason of a drain, and the mark beside it that remembers it.
+"""Text that the fleet writes into Slurm and reads back: the reason of a drain, and the mark beside it.
 
     Reason=minivm: fleet: cordon+going: fan 3; spot notice      Comment=minivm: fleet: held 1 cordon+going
 
@@ -35,7 +35,7 @@ _UNWANTED = re.compile(r"[\s\"'`|;\[\]()@=]+")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How often the fleet has drained the node for these causes."""
+    """Number of drains that the fleet made for these causes."""
 
     times: int
     kinds: frozenset[str]

@@ -42,7 +42,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What one candidate knows, by its own clock."""
+    """One candidate's view of the Lease, by its own clock."""
 
     seen: Lease | None = None
     since: float = 0.0  # since when the Lease has not changed

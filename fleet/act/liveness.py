@@ -32,7 +32,7 @@ PORTS: Mapping[str, int] = {"worker": 6818, "controller": 6817, "login": 22}
 
 
 class LeaseAges:
-    """How long kubelets' leases have not changed, by the fleet's clock: the times in them are the kubelets' own."""
+    """Time since each kubelet's lease last changed, by the fleet's clock: the times in them are the kubelets' own."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, float]] = {}

@@ -1,4 +1,4 @@
-"""What is remembered between passes. All of it may be lost at any moment: durable facts are in Slurm and Kubernetes."""
+"""Memory between passes. All of it may be lost at any moment: durable facts are in Slurm and Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop has seen and done, for the kubelet's probes and for Prometheus."""
+"""Counts and times of the loop, for the kubelet's probes and for Prometheus."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a node has; 0 and empty: not known."""
+    """A node's resources; 0 and empty mean not known."""
 
     partitions: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()

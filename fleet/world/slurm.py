@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What must still be true of a node when a change is made: a drain that a person sets in between must survive."""
+    """Facts of a node that a change rechecks before it is made: a drain that a person sets in between must survive."""
 
     drained: bool
     down: bool

@@ -11,7 +11,7 @@ from fleet.world.slurm import Slurm, SlurmNode
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What several fresh probes found of a machine that looks dead."""
+    """Result of several fresh probes of a machine that looks dead."""
 
     # Seconds since its kubelet renewed its lease, measured by the fleet's own clock; None: not known.
     lease_age: float | None
