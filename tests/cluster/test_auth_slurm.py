@@ -5,11 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +16,11 @@ from images.engine.docker import Engine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
+from tests.support.flood import flood
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-FLOOD = (Path(__file__).resolve().parents[2] / "bench/flood.py").read_text()
-SECONDS = 120  # bounds a flood whose test was killed
 PODS = ("slurm-controller-0", "slurm-login-0", "slurm-worker-0", "slurm-worker-1")
 SOCKET = "/run/slurm/sack.socket"
 
@@ -41,22 +37,6 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def ann(signed: World) -> Researcher:
     signed.wait_idle()
     return Researcher(signed, "alice")
-
-
-@contextmanager
-def flood(user: Researcher, target: str, idle: int, *, within: str = "") -> Iterator[int]:
-    line = user.command(f"{within} python3 - {target} {idle} 0 {SECONDS}")
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attack:
-        try:
-            assert attack.stdin and attack.stdout
-            attack.stdin.write(FLOOD)
-            attack.stdin.close()
-            words = attack.stdout.readline().split()
-            assert words[:1] == ["open"], words
-            yield int(words[1])
-        finally:
-            attack.terminate()
-            user.try_("pkill", "-u", user.user, "python3")
 
 
 def test_users_work_without_a_munged_anywhere(signed: World, ann: Researcher) -> None:
@@ -86,7 +66,7 @@ def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, a
     bob = Researcher(signed, "bob")
     job = ann.submit("-w", "slurm-worker-0", "-o", "/dev/null", "--mem=50", script="sleep 15; srun true")
     ann.wait_for(job, "RUNNING")
-    with flood(bob, SOCKET, 1000, within="srun -Q -n1 --mem=200 -w slurm-worker-0") as held:
+    with flood(bob, SOCKET, 1000, seconds=120, within="srun -Q -n1 --mem=200 -w slurm-worker-0") as held:
         assert held >= 1000
         assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
         ann.wait_for(job, "COMPLETED")

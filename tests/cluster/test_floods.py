@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.researcher import Researcher, World
+from tests.support.flood import flood
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-FLOOD = (Path(__file__).resolve().parents[2] / "bench/flood.py").read_text()
 IDLE, BUSY = 4000, 20
-SECONDS = 90  # bounds a flood whose test was killed
 HANGS = "serving: last run exited 1: slurmctld does not answer authenticated requests within 5 s"
 PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alone is 10 s
-
-
-@contextmanager
-def flood(user: Researcher, target: str, idle: int, busy: int = 0, *, within: str = "") -> Iterator[int]:
-    """Hold connections open from the login pod, or from a job that the words `within` start."""
-    line = user.command(f"{within} python3 - {target} {idle} {busy} {SECONDS}")
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attack:
-        try:
-            assert attack.stdin and attack.stdout
-            attack.stdin.write(FLOOD)
-            attack.stdin.close()
-            words = attack.stdout.readline().split()
-            assert words[:1] == ["open"], words
-            yield int(words[1])
-        finally:
-            attack.terminate()
-            user.try_("pkill", "-u", user.user, "python3")
 
 
 @pytest.fixture
