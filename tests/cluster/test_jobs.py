@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -356,7 +356,9 @@ def frozen(world: World, words: str) -> Iterator[Callable[[], None]]:
     finally:
         thaw()
         for left in read(group / "cgroup.procs").split():
-            (home / "cgroup.procs").write_text(left)
+            # A process that was to be killed can end between the list and the move.
+            with suppress(ProcessLookupError):
+                (home / "cgroup.procs").write_text(left)
         until(lambda: not read(group / "cgroup.procs"), "nothing is left in it")
         group.rmdir()
 
