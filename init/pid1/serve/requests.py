@@ -11,7 +11,7 @@ from init.errors import RequestError, nearest
 from init.fields import ENDLESS
 from init.pid1.serve.control import text
 from init.pid1.serve.look import Look, named
-from init.plan.service import SIGNALS
+from init.plan.service import SIGNALS, Kind
 from init.view import reasons
 
 TYPE_CHECKING = False
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from init.pid1.children import Children
     from init.pid1.core import Core
     from init.pid1.serve.control import Connection, Request
+
+# How long a daemon must stay ready after a start or a reload before the request is answered: many die just after READY.
+STAYS_READY = 1.0
 
 
 class Requests:
@@ -169,6 +172,26 @@ class Requests:
     # Delayed answers.
 
     def _answer_when_stable(self, caller: Connection, request: Request, name: str) -> None:
+        core, requested = self._core, self._core.poller.now()
+        is_reload = text(request, "op") == "reload"
+        awaited = 0.0  # the moment for which a timer is set
+
+        def is_settled() -> bool:
+            nonlocal awaited
+            state = core.engine.states.get(name)
+            if not core.engine.stable(name):
+                return False
+            if state is None or state.ready_at is None or core.engine.spec(name).kind is not Kind.LONGRUN:
+                return True
+            until = (max(state.ready_at, requested) if is_reload else state.ready_at) + STAYS_READY
+            now = core.poller.now()
+            if state.phase is Phase.READY and now < until:
+                if until > awaited:
+                    awaited = until
+                    core.poller.after(until - now, lambda: None)  # ends the wait of the loop
+                return False
+            return True
+
         def answer() -> None:
             engine = self._core.engine
             state = engine.states.get(name)
@@ -178,7 +201,7 @@ class Requests:
             shown = reasons.view(engine, name, self._core.poller.now())
             caller.reply(state=shown.state, ready=shown.ready, reasons=shown.reasons)
 
-        self._answer_when(caller, request, lambda: self._core.engine.stable(name), answer)
+        self._answer_when(caller, request, is_settled, answer)
 
     def _answer_when(
         self, caller: Connection, request: Request, done: Callable[[], bool], answer: Callable[[], None]

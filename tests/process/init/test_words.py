@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.init_world import NOTIFIES, World, shell
+from tests.process.init_world import NOTIFIES, World, python, shell
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.root
@@ -39,6 +39,34 @@ def test_a_death_stands_in_the_pods_log_and_in_inits_own(pod: World) -> None:
     assert said[0].startswith("ready: ") and "a: killed by KILL; starts again" in said
     assert "a: restart was asked for" in said and "a: ready again" in said[said.index("a: restart was asked for") :]
     assert "was asked for" not in pod.output() and "ready: " not in pod.output(), "what went well is not news"
+
+
+def test_a_start_of_a_daemon_that_dies_at_once_is_told_with_its_cause(pod: World) -> None:
+    """Ready for a moment is not ready, whether readiness is reported or is the start itself."""
+    dies = "time.sleep(0.1); print('no licence'); sys.exit(3)"
+    slow = {"delay": "1h", "max-delay": "1h"}
+    pod.start(
+        {
+            "reports": {"command": python(f"tell('READY=1'); {dies}"), "ready": "notify", "restart": slow},
+            "silent": {"command": python(dies), "restart": {"when": "never"}},
+            "reloads": {
+                "command": python("tell('READY=1'); signal.pause()"),
+                "ready": "notify",
+                "reload": {"signal": "HUP"},
+                "restart": {"when": "never"},
+            },
+            "well": {"command": ["/bin/sleep", "1000"]},
+        }
+    )
+    pod.until(lambda: pod.service("well").ready and pod.service("silent").state == "failed", "they have started")
+    for verb in ("start", "restart"):
+        for name, state in (("reports", "backoff"), ("silent", "failed")):
+            done = minivm(pod, verb, name)
+            assert done.returncode == 1 and done.stdout.startswith(f"{name}: {state} (exited 3: no licence"), done
+        done = minivm(pod, verb, "well")
+        assert (done.returncode, done.stdout) == (0, "well: ready\n")
+    done = minivm(pod, "reload", "reloads")
+    assert (done.returncode, done.stdout) == (1, "reloads: failed (killed by HUP)\n"), "it does not know the signal"
 
 
 def test_a_service_that_gives_up_and_one_that_fails_at_each_turn_are_told_once(pod: World) -> None:
