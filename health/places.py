@@ -34,6 +34,7 @@ class Places:
     policy: Path = OPERATORS_POLICY
     # slurmd's: without room in it no job starts.
     spool: Path = Path("/var/spool/slurmd")
+    cgroups: Path = Path("/sys/fs/cgroup")
 
     @classmethod
     def from_environment(cls) -> Places:

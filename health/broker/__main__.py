@@ -74,6 +74,7 @@ def main() -> int:
                     broker.reread()
                     broker.look()
                     _report(broker, reported)
+                broker.end_dead_jobs()
         finally:
             places.broker.unlink(missing_ok=True)
 

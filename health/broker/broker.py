@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ground.files import write_whole
 from health import deep
-from health.broker import remains
+from health.broker import dead_steps, remains
 from health.broker.calls import Slurm
 from health.broker.decide import asks_for_deep, reason
 from health.broker.incidents import Enter
@@ -56,6 +56,9 @@ class Broker:
         self.refused = ""
         # Last seen modification time of the directory of verdicts.
         self._changed_at = -1
+        # Jobs without a living slurmstepd, and when each is due; the time of the last look.
+        self._dead: dict[int, float] = {}
+        self._dead_looked = 0.0
 
     def look(self) -> None:
         """Read the verdicts, decide, and act."""
@@ -153,6 +156,30 @@ class Broker:
         self.memory = expect_drain(replace(self.memory, slurm=watch), clock())
         log(f"Slurm cannot kill job {job}: {len(processes)} processes are left")
         return {"processes": len(processes)}
+
+    def end_dead_jobs(self) -> None:
+        """Cancel the jobs whose slurmstepd the kernel killed because the job's memory stays full."""
+        now = clock().steady
+        if now - self._dead_looked < dead_steps.LOOK_S:
+            return
+        self._dead_looked = now
+        dead = dead_steps.dead_jobs(self.places.spool, self.slurm.name)
+        self._dead = {job: self._dead.get(job, now + dead_steps.DEAD_S) for job in dead}
+        for job in [job for job, due in self._dead.items() if now >= due]:
+            self._dead[job] = now + dead_steps.AGAIN_S
+            if not (limit := dead_steps.held_memory(job, self.places.cgroups)):
+                continue
+            text = dead_steps.reason(limit)
+            try:
+                cancelled = self.slurm.cancel(job, text)
+            except InitError as error:
+                log(f"job {job} is not cancelled: {error.why}")
+                return
+            self._dead[job] = now + dead_steps.OVER_S
+            if cancelled:
+                log(f"cancelled job {job}: {text}")
+            if dead[job].alone:
+                dead_steps.end_processes(job, self.places.cgroups)
 
     def _wants_deep_checks(self) -> bool | None:
         """Decide if deep checks are wanted; None while unknown.

@@ -68,3 +68,15 @@ class Slurm:
     def undrain(self) -> None:
         # Not "resume": that would bring up a node that is down for another reason.
         client.update(self.name, ["state=undrain"], self.controller)
+
+    def cancel(self, job: int, text: str) -> bool:
+        """Cancel a job that runs on this node, with the reason as its comment; tell whether it ran here."""
+        command = [client.SQUEUE, "--noheader", "--nodelist", self.name, "--states", "R,S", "--format", "%A %i"]
+        rows = (line.split() for line in client.run(command, self.controller).splitlines())
+        # The bare number of an array's task may mean the whole array. A heterogeneous job is cancelled as a whole.
+        shown = next((row[1].partition("+")[0] for row in rows if len(row) == 2 and row[0] == str(job)), "")
+        if shown:
+            client.comment([shown], text, self.controller)
+            client.notify(shown, text, self.controller)
+            client.run([client.SCANCEL, shown], self.controller)
+        return bool(shown)

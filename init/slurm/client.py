@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,8 @@ NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "conn
 FETCHED = "/run/slurm/conf/slurm.conf"
 AT_ONCE = 8
 REQUEUES = 0.75  # share of the time for requeues; the rest is for jobs that can only be cancelled
+# A line of squeue with an AdminComment that is empty or minivm's own.
+FREE_COMMENT = re.compile(r"[^|]*\|\s*(\(null\)|minivm: .*)?\s*\|?\s*")
 OVER = ("CG", "SO")  # the job's program has ended, its cleanup has not
 # slurmctld's refusals for a job with --no-requeue, and for one of srun or salloc.
 NEVER = ("Requested operation is presently disabled", "Only batch jobs are accepted or processed")
@@ -156,6 +160,26 @@ def delete(name: str, controller: str) -> None:
     except SlurmError as error:
         if not unknown(error):
             raise
+
+
+def comment(jobs: Sequence[str], text: str, controller: str, *, within: float = 10.0) -> None:
+    """Write the reason of an action into the jobs' AdminComment, except where the site has written something.
+
+    It stays in accounting with the run that ends; users can neither set nor change it.
+    """
+    until = time.monotonic() + within
+    command = [SQUEUE, "--noheader", "--jobs", ",".join(jobs), "--Format", "jobarrayid:|,admin_comment:|"]
+    lines = run(command, controller, within=within).splitlines()
+    taken = {line.partition("|")[0].partition("+")[0] for line in lines if not FREE_COMMENT.fullmatch(line)}
+    if free := [job for job in jobs if job not in taken]:
+        left = max(0.0, until - time.monotonic())
+        run([SCONTROL, "update", f"jobid={','.join(free)}", f"admincomment={text}"], controller, within=left)
+
+
+def notify(job: str, text: str, controller: str, *, within: float = 10.0) -> None:
+    """Have the job's own srun, salloc or slurmstepd write a line into its output, if one of them lives."""
+    with contextlib.suppress(SlurmError):
+        run([SCONTROL, "notify", job, text], controller, within=within)
 
 
 def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object], *, within: float = 10.0) -> None:

@@ -84,6 +84,29 @@ def test_a_job_has_the_cores_and_the_memory_it_asked_for(contained: World, alice
     alice.wait_for(job, "COMPLETED")
 
 
+def end_of(world: World, job: str) -> str:
+    """State and comment in accounting, where they stay; "" while it has none."""
+    line = world.slurm("sacct", "-n", "-P", "-X", "-j", job, "-o", "state,admincomment").strip()
+    return line if line.startswith(("CANCELLED", "OUT_OF_MEMORY")) else ""
+
+
+def test_a_job_that_fills_dev_shm_over_its_memory_ends_with_the_reason(contained: World, alice: Researcher) -> None:
+    """The kernel kills the job's slurmstepds too, which report nothing: without the broker the job stays RUNNING."""
+    fill = "while :; do dd if=/dev/zero of=/dev/shm/full-$RANDOM bs=1M count=150; done"
+    job = alice.submit("--mem=200M", "-o", "/dev/null", script=fill)
+    ended = until(
+        lambda: end_of(contained, job), "it ends", seen=lambda: contained.slurm("scontrol", "show", "job", job)
+    )
+    assert "limit of 200 MiB" in ended and "--mem" in ended
+    with subprocess.Popen(alice.command(f"srun --mem=200M bash -c '{fill}' 2>&1"), stdout=subprocess.PIPE) as srun:
+        try:
+            until(lambda: srun.poll() is not None, "srun ends too", seen=lambda: contained.slurm("squeue"))
+            assert srun.stdout and b"limit of 200 MiB" in srun.stdout.read()
+        finally:
+            srun.kill()
+    until(lambda: "sleep 100000000" not in contained.cluster.exec(WORKER, ["ps", "-eo", "args"])[1], "nothing is left")
+
+
 def test_what_a_job_leaves_behind_ends_with_it(contained: World, alice: Researcher) -> None:
     """A daemon that left its parents: only the job's cgroup still knows whose it is."""
     script = (

@@ -64,6 +64,7 @@ class Desk:
         self.places = Places(
             root / "verdicts", root / "health", ledger=root / "ledger", broker=root / "sock",
             broker_state=root / "state.json", scripts=root, policy=root / "policy.json", spool=root,
+            cgroups=root / "cgroups",
         )  # fmt: skip
         self.places.verdicts.mkdir(exist_ok=True)
         self.slurm = Controller()
