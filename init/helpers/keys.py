@@ -2,53 +2,68 @@
 
     python3 -I -m init.helpers.keys
 
-New SSH host keys are taken at once, for sessions stay and every key is checked before. The others are told with what
-takes them: a cluster changes them in an order that no pod knows. Exit code 1 and one line, which becomes the reason for
-which the pod is degraded. No key is ever printed.
+Taken at once, because it costs no session and no job and can be checked before: SSH host keys, the JWT key, and a
+database password that the database accepts. The others are reported with what takes them: a cluster changes them in an
+order that no pod knows. A daemon that still runs with the key before is reported too. Exit code 1 and one line, which
+becomes the reason for which the pod is degraded. No key is ever printed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ground.commands import ran
+from ground.files import write_whole
 from init.errors import InitError
 from init.pod.client import Client, control_socket
 from init.pod.pod import MOUNTS, Pod
 from init.records import record
+from init.slurm import accounting
+from init.slurm.conf import setting
+from init.view.snapshot import ServiceView
 
 SECRETS = f"{MOUNTS}/secrets"
 HOST_KEYS = "ssh_host_*_key"
 LARGEST = 1 << 20
+WITHIN = 30.0  # for a restart or a reload
+# Which keys each daemon had when it was first seen; root's alone, as digests of keys are.
+READ = "/run/minivm/keys.json"
 
 
 @record(frozen=True, slots=True)
 class Key:
-    """A key: where it may be mounted and is installed, and the way to take a new one."""
+    """A key: where it may be mounted and is installed, the way to take a new one, and the daemons that read it."""
 
     name: str
     mounted: tuple[str, ...]
     installed: str
     way: str
+    readers: tuple[str, ...]
     beside: str = ""  # installed with it, or without it
 
 
-NEW_POD = "delete the pod to take it"
 RELOAD = "`minivm restart slurm-key`, then `scontrol reconfigure` on the controller takes it"
 SLURM_KEY = "/etc/slurm/slurm.key"
+SLURM = ("slurmctld", "slurmdbd", "slurmd", "slurmd-static", "sackd")
+JWKS = ("slurm-key/slurm.jwks", "slurm-jwks/slurm.jwks")
+JWT = Key("JWT key", ("slurm/jwt_hs256.key",), "/etc/slurm/jwt_hs256.key", "", ("slurmctld",))
+JWT_BYTES = 32  # RFC 7518 for HS256
 KEYS = (
-    Key("munge key", ("munge/munge.key",), "/etc/munge/munge.key", "`minivm restart munged` takes it"),
-    Key("slurm.key", ("slurm-key/slurm.key",), SLURM_KEY, RELOAD),
-    Key("slurm.jwks", ("slurm-key/slurm.jwks", "slurm-jwks/slurm.jwks"), "/etc/slurm/slurm.jwks", RELOAD, SLURM_KEY),
-    Key("JWT key", ("slurm/jwt_hs256.key",), "/etc/slurm/jwt_hs256.key", NEW_POD),
-    Key("sssd.conf", ("sssd/sssd.conf",), "/etc/sssd/sssd.conf", "`minivm restart sssd` takes it"),
+    Key("munge key", ("munge/munge.key",), "/etc/munge/munge.key", "`minivm restart munged` takes it", ("munged",)),
+    Key("slurm.key", ("slurm-key/slurm.key",), SLURM_KEY, RELOAD, SLURM),
+    Key("slurm.jwks", JWKS, "/etc/slurm/slurm.jwks", RELOAD, SLURM, SLURM_KEY),
+    Key("sssd.conf", ("sssd/sssd.conf",), "/etc/sssd/sssd.conf", "`minivm restart sssd` takes it", ("sssd",)),
 )
+PASSWORD = f"{SECRETS}/slurmdbd/password"
+PREPARE = ("-I", "-m", "init.prepare")
 
 
 def digest(path: Path) -> str:
@@ -75,6 +90,67 @@ def find_unused(pod: Pod) -> Iterator[str]:
             yield f"the mounted {key.name} is not the one in use, since {since(mounted)}: {key.way}"
 
 
+# Daemons that run with the key before.
+
+
+def files_of(pod: Pod, service: str) -> dict[str, Path]:
+    """Return the files that a daemon reads at its start alone, by the name of the key."""
+    files = {key.name: pod.path(key.installed) for key in (*KEYS, JWT) if service in key.readers}
+    if service == "sssd":  # certificates and keys beside sssd.conf are read where they are mounted
+        for path in sorted(pod.path(f"{SECRETS}/sssd").glob("[!.]*")):
+            if path.name != "sssd.conf" and path.is_file():
+                files[path.name] = path
+    if service == "sshd":
+        files = {path.name: path for path in sorted(host_keys_directory(pod).glob(HOST_KEYS))}
+    return files
+
+
+def find_unread(pod: Pod, lives: Mapping[str, str], read: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the daemons whose keys changed since they started, with the keys' names.
+
+    `read` holds for each daemon its process and the digests that it was first seen with. A daemon that was started
+    anew, which is also how Slurm's daemons reconfigure, has read what is installed. No times are compared: clocks jump.
+    """
+    unread = {}
+    for service, life in lives.items():
+        now = [f"{name}={digest(path)}" for name, path in files_of(pod, service).items()]
+        before = read.get(service, [])
+        if not before or before[0] != life:
+            read[service] = [life, *now]
+        elif changed := [entry.partition("=")[0] for entry in now if entry not in before]:
+            unread[service] = changed
+    return unread
+
+
+def tell_unread(unread: Mapping[str, list[str]]) -> Iterator[str]:
+    for service, names in unread.items():
+        yield f"{service} has not read the new {' and '.join(names)}: `minivm restart {service}` takes it"
+
+
+def daemons(pod: Pod, views: Iterable[ServiceView]) -> dict[str, str]:
+    """Return the running daemons that read keys, each with what tells its process from a later one."""
+    readers = {"sshd", *(name for key in (*KEYS, JWT) for name in key.readers)}
+    lives = {}
+    for view in views:
+        # A daemon that starts or reloads is looked at in the next turn.
+        if view.name in readers and view.pid and view.state == "ready":
+            fields = (pod.text(f"/proc/{view.pid}/stat") or "").rpartition(")")[2].split()
+            if len(fields) > 19:
+                lives[view.name] = f"{view.pid} {fields[19]}"
+    return lives
+
+
+def load(path: Path) -> dict[str, list[str]]:
+    try:
+        data = json.loads(path.read_text())
+        return {str(name): [str(entry) for entry in entries] for name, entries in data.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}  # of a cut or an older one: what runs now is taken for right
+
+
+# Keys that are taken at once.
+
+
 def host_keys_directory(pod: Pod) -> Path:
     """Where `init.prepare.hostkeys` installs them: a read-only /etc/ssh has none."""
     own = pod.path("/run/minivm/ssh")
@@ -89,30 +165,107 @@ def is_private_key(path: Path) -> bool:
         return ran(["/usr/bin/ssh-keygen", "-y", "-P", "", "-f", copy.name]).returncode == 0
 
 
-def renew_host_keys(pod: Pod, control: Path) -> str:
+def renew_host_keys(pod: Pod, control: Path, unread: list[str], read: dict[str, list[str]]) -> str:
     """Have sshd take new host keys; the reason where it cannot."""
     mounted = sorted(pod.path(f"{SECRETS}/ssh").glob(HOST_KEYS))
     directory = host_keys_directory(pod)
     changed = [path for path in mounted if digest(path) != digest(directory / path.name)]
     # Before the first start there is nothing to renew.
-    if not changed or not any(directory.glob(HOST_KEYS)):
+    if not any(directory.glob(HOST_KEYS)):
         return ""
     for path in changed:
         if not is_private_key(path):
             return f"the mounted {path.name} is no private key, and sshd keeps the one before: mend the Secret"
+    # An earlier try may have been cut between the two steps.
+    names = [path.name for path in changed] or unread
+    if not names:
+        return ""
     try:
-        with Client(control, within=30.0) as client:
+        with Client(control, within=WITHIN) as client:
             client.request("restart", service="hostkeys", wait=True)
             client.request("reload", service="sshd", wait=True)
     except (InitError, EOFError, OSError) as error:
         return f"the mounted SSH host keys are not in use: {error}; tried again"
-    print(f"sshd has taken {', '.join(path.name for path in changed)}", file=sys.stderr)
+    read.pop("sshd", None)  # the process is the same, its keys are not
+    print(f"sshd has taken {', '.join(names)}", file=sys.stderr)
     return ""
 
 
+def renew_jwt(pod: Pod, control: Path) -> str:
+    """Have slurmctld take a new JWT key: there is room for one alone, and the fleet signs with the mounted one."""
+    mounted = pod.path(f"{SECRETS}/{JWT.mounted[0]}")
+    wanted, used = digest(mounted), digest(pod.path(JWT.installed))
+    if not (wanted and used) or wanted == used:
+        return ""
+    size = mounted.stat().st_size
+    if size < JWT_BYTES:
+        return f"the mounted JWT key has {size} bytes, fewer than {JWT_BYTES}, and slurmctld keeps the one before"
+    done = ran([sys.executable, *PREPARE, "jwt-key"], within=WITHIN)
+    if done.returncode:
+        return f"the mounted JWT key is not in use: {done.stderr.strip() or done.stdout.strip()}"
+    # One that does not run reads it at its start, and one that refused runs with the key before.
+    with contextlib.suppress(InitError, EOFError, OSError), Client(control, within=WITHIN) as client:
+        client.request("reload", service="slurmctld", wait=True)
+        print("slurmctld has taken the JWT key", file=sys.stderr)
+    return ""
+
+
+def renew_password(pod: Pod, control: Path) -> str:
+    """Have slurmdbd take a new password of the accounting database once the database accepts it."""
+    conf, mounted = pod.text(accounting.CONFIGURATION) or "", (pod.text(PASSWORD) or "").strip()
+    used = setting(conf, "StoragePass")
+    if not (mounted and used) or mounted == used:
+        return ""
+    if accounting.ask(conf, "SELECT 1", password=mounted) != "1":
+        return (
+            f"the mounted database password is not the one in use, since {since(pod.path(PASSWORD))}:"
+            " slurmdbd takes it once the database accepts it"
+        )
+    try:
+        with Client(control, within=WITHIN) as client:
+            view = next((view for view in client.snapshot().services if view.name == "slurmdbd"), None)
+            if view is None or view.state == "stopped":
+                return ""  # an operator starts it, with what is mounted then
+            reply = client.request("restart", service="slurmdbd", wait=True)
+    except (InitError, EOFError, OSError) as error:
+        return f"the mounted database password is not in use: {error}; tried again"
+    if not reply.get("ready"):
+        return f"slurmdbd is {reply.get('state')} with the mounted database password"
+    print("slurmdbd has taken the database password", file=sys.stderr)
+    return ""
+
+
+def look(pod: Pod, control: Path, read: dict[str, list[str]]) -> dict[str, list[str]]:
+    with Client(control, within=WITHIN) as client:
+        views = client.snapshot().services
+    return find_unread(pod, daemons(pod, views), read)
+
+
+def compare(pod: Pod, control: Path) -> list[str]:
+    """Take what can be taken, and return the reasons for which keys are not in use."""
+    file = pod.path(READ)
+    read = load(file)
+    before = json.dumps(read)
+    unread = look(pod, control, read)
+    reasons = [
+        *find_unused(pod),
+        renew_host_keys(pod, control, unread.get("sshd", []), read),
+        renew_jwt(pod, control),
+        renew_password(pod, control),
+    ]
+    unread = look(pod, control, read)
+    unread.pop("sshd", None)  # told above, and tried again
+    reasons += tell_unread(unread)
+    if json.dumps(read) != before:
+        write_whole(file, json.dumps(read), mode=0o600)
+    return reasons
+
+
 def main() -> int:
-    pod = Pod(os.environ)
-    reasons = [*find_unused(pod), renew_host_keys(pod, control_socket())]
+    try:
+        reasons = compare(Pod(os.environ), control_socket())
+    except (InitError, EOFError) as error:
+        reasons = [f"the keys in use are not known: {error}"]
     if told := "; ".join(filter(None, reasons)):
         print(told)
         return 1

@@ -14,8 +14,9 @@ from init.errors import InitError
 from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
-from init.prepare.slurm_state import CLIENT, CONFIGURATION, SOCKET, STATE
+from init.prepare.slurm_state import CONFIGURATION, STATE
 from init.records import record
+from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
 
 TEMPLATE = "/usr/share/minivm/mysql"

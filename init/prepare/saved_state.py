@@ -20,7 +20,7 @@ from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
 from init.pod.release import WORD, Release
-from init.prepare.slurm_state import CONFIGURATION, DATABASE, STATE, ask, known
+from init.prepare.slurm_state import CONFIGURATION, STATE, known
 from init.slurm.conf import setting
 
 JOBS = "job_state"
@@ -101,7 +101,11 @@ def _continue_numbers(pod: Pod, release: Release, conf: str, state: Path) -> Ite
     unsaved = not (os.path.lexists(state / JOBS) or os.path.lexists(state / f"{JOBS}{OLD}"))
     if not re.fullmatch(r"[a-z0-9_-]+", cluster) or following is None or (head is None and not unsaved):
         return
-    highest = number(ask(pod.text(DATABASE) or "", QUESTION.format(cluster=cluster, largest=LARGEST)))
+    from init.slurm.accounting import CONFIGURATION as DATABASE
+    from init.slurm.accounting import ask
+
+    question = QUESTION.format(cluster=cluster, largest=LARGEST)
+    highest = number(ask(pod.text(DATABASE) or "", question))
     # Numbers start again at FirstJobId after MaxJobId: a far larger number in the database is from before that.
     if highest is None or not following <= highest < following + LARGEST // 2:
         return

@@ -11,10 +11,6 @@ from init.slurm.conf import setting
 
 STATE = "/var/spool/slurmctld"
 CONFIGURATION = "/etc/slurm/slurm.conf"
-DATABASE = "/etc/slurm/slurmdbd.conf"
-CLIENT = "/usr/bin/mariadb"
-SOCKET = "/run/mysqld/mysqld.sock"
-PATIENCE = 8.0
 # slurmdbd records the message version of each controller that has connected.
 QUESTION = "SELECT MAX(rpc_version) FROM cluster_table WHERE deleted = 0"
 
@@ -38,7 +34,10 @@ def accounting(pod: Pod) -> str:
     release = known(pod)
     if release is None:
         return "this Slurm release is unknown: slurmdbd checks its database itself"
-    answer = number(ask(pod.text(DATABASE) or ""))
+    from init.slurm.accounting import CONFIGURATION as DATABASE
+    from init.slurm.accounting import ask
+
+    answer = number(ask(pod.text(DATABASE) or "", QUESTION))
     left = answer >> 8 if answer else None
     _refuse(release, left, "the accounting database")
     return "no controller is known to it" if left is None else f"it served Slurm {release.called(left)}"
@@ -53,27 +52,3 @@ def _refuse(release: slurm.Release, left: int | None, what: str) -> None:
     reason, hint = slurm.refusal(release, left, what)
     if reason:
         raise ConfigError(f"start Slurm {release.name}", reason, hint=hint)
-
-
-def ask(conf: str, question: str = QUESTION) -> str:
-    """Query the database; "" if it is empty or does not answer. The password is in no command line."""
-    from subprocess import TimeoutExpired
-
-    from ground.commands import ran
-
-    host, user = setting(conf, "StorageHost") or "localhost", setting(conf, "StorageUser") or "slurm"
-    where = ["--socket", SOCKET] if host == "localhost" else ["--host", host]
-    if port := setting(conf, "StoragePort"):
-        where += ["--port", port]
-    password = setting(conf, "StoragePass")
-    # The embedded one identifies users by their sockets: root is its root.
-    credentials = ["--user", user] if password else ["--user", "root"]
-    name = setting(conf, "StorageLoc") or "slurm_acct_db"
-    argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *credentials,
-            "--execute", question, name]  # fmt: skip
-    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"} | ({"MYSQL_PWD": password} if password else {})
-    try:
-        done = ran(argv, env=env, within=PATIENCE)
-    except (OSError, TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,8 +1,9 @@
 """Check that the accounting database answers; slurmdbd keeps its port open even without its database.
 
-python3 -I -m init.slurm.accounting
+    python3 -I -m init.slurm.accounting
 
-On failure the exit code is 1, and the only line is the reason for the pod's degraded state.
+On failure the exit code is 1, and the only line is the reason for the pod's degraded state. `ask` queries the database
+itself, for steps that run while slurmdbd does not.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import sys
 
 from ground.commands import ran
 from init.pod.connections import crowd_at
+from init.slurm.conf import setting
 
 # Any request for which slurmdbd needs its database.
 QUESTION = ("/usr/bin/sacctmgr", "--noheader", "show", "cluster")
 PATIENCE = 8.0
 PORT = 6819
 LOST = "Unable to connect to database"
+CONFIGURATION = "/etc/slurm/slurmdbd.conf"
+CLIENT = "/usr/bin/mariadb"
+SOCKET = "/run/mysqld/mysqld.sock"
 
 
 def problem_of(code: int, said: str) -> str:
@@ -27,6 +32,29 @@ def problem_of(code: int, said: str) -> str:
     if LOST in said:
         return "slurmdbd cannot reach its database; jobs continue, and their accounting is recorded when it is back"
     return "slurmdbd does not answer; jobs continue, and their accounting is recorded when it is back"
+
+
+def ask(conf: str, question: str, *, password: str = "") -> str:
+    """Return the database's answer; "" if it is empty or there is none. The password is in no command line.
+
+    `password`: another one than the configuration has.
+    """
+    host, user = setting(conf, "StorageHost") or "localhost", setting(conf, "StorageUser") or "slurm"
+    where = ["--socket", SOCKET] if host == "localhost" else ["--host", host]
+    if port := setting(conf, "StoragePort"):
+        where += ["--port", port]
+    password = password or setting(conf, "StoragePass")
+    # The embedded one identifies users by their sockets: root is its root.
+    credentials = ["--user", user] if password else ["--user", "root"]
+    name = setting(conf, "StorageLoc") or "slurm_acct_db"
+    argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *credentials,
+            "--execute", question, name]  # fmt: skip
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"} | ({"MYSQL_PWD": password} if password else {})
+    try:
+        done = ran(argv, env=env, within=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def main() -> int:

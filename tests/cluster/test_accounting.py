@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +18,17 @@ from images.engine.docker import Engine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
+from tests.pages import blocks
+from tests.reader import ROOT, follow, programs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 CONTROLLER = "slurm-controller-0"
+PAGE = blocks(ROOT / "docs" / "how-to" / "restore-accounting.md")
 # With what ends a value in Slurm's files, and what begins a comment.
 PASSWORD = r"o#ne tw\o"
+ANOTHER = "thr#ee four"
 # Debian's MariaDB, with one user who comes over the network with a password, as at a site.
 DATABASE = """
 mariadb-install-db --no-defaults --user=mysql --datadir=/tmp/db --skip-test-db >/dev/null 2>&1
@@ -57,11 +64,26 @@ def database(cluster: LocalCluster, users: Path) -> Iterator[str]:
         api.remove_container(made, force=True, v=True)
 
 
+def change_password(mariadb: Any) -> None:
+    statement = f"ALTER USER slurm IDENTIFIED BY '{ANOTHER}'"
+    changed = mariadb.exec_run(["mariadb", "--no-defaults", "--socket=/tmp/db/socket", "-e", statement])
+    assert changed.exit_code == 0, changed.output
+
+
+def back_up(name: str, directory: Path, job: str) -> None:
+    """Follow the page's backup of an external database."""
+    (external,) = [block for block in PAGE if block.needs]
+    assert "MYSQL_PWD" in external.text and "--password" not in external.text
+    env = reader(name, directory)
+    subprocess.run(["sh", "-ec", external.text], cwd=directory, env=env, check=True, timeout=120)
+    assert_whole(directory / "accounting.sql", job)
+
+
 def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
     users = tmp_path / "users.sql"
     users.touch(0o600)
     users.write_text(USERS.format(PASSWORD.replace("\\", "\\\\")))
-    values = {"accounting": {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}}
+    values: dict[str, Any] = {"accounting": {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}}
     client, name = Engine().client, f"{NAME}-db"
     with small_cluster(client, name, tmp_path, values) as cluster, database(cluster, users) as mariadb:
         cluster.up(timeout=120)
@@ -95,6 +117,88 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
         for job in (before, while_away):
             wait_accounted(job)
         until(lambda: "accounting" not in complaints(), "the pod is content", seen=complaints)
+
+        back_up(name, tmp_path, before)
+
+        # Another password: first in the Secret, then in the database.
+        values["accounting"]["database"]["password"] = ANOTHER
+        cluster.options = replace(cluster.options, overrides=values)
+        cluster.up(timeout=120)
+        until(lambda: "once the database accepts it" in complaints(), "the pod waits for it", seen=complaints)
+        assert small.row(CONTROLLER).ready
+        change_password(client.containers.get(mariadb))
+        until(lambda: "keys: " not in complaints(), "slurmdbd has taken it", seen=complaints)
+        installed = "/etc/slurm/slurmdbd.conf"
+        written = ANOTHER.replace("#", r"\#")
+        until(lambda: written in cluster.exec(CONTROLLER, ["cat", installed])[1], "the new one is in use")
+        after = bob.submit("-o", "/dev/null", script="true")
+        bob.wait_for(after, "COMPLETED")
+        for job in (before, after):
+            wait_accounted(job)
+        assert ANOTHER not in small.run(CONTROLLER, "sh", "-c", "cat /proc/[0-9]*/cmdline")
+        assert ANOTHER not in small.run(CONTROLLER, "minivm", "why")
+
+
+def reader(name: str, directory: Path) -> dict[str, str]:
+    """Build the environment of an operator who follows a page at this cluster."""
+    return os.environ | {"MINIVM_NAME": name, "PATH": f"{programs(directory / 'bin')}:{os.environ['PATH']}"}
+
+
+def assert_whole(dump: Path, job: str) -> None:
+    text = dump.read_text(errors="replace")
+    assert text.rstrip().splitlines()[-1].startswith("-- Dump completed on"), text[-400:]
+    assert "INSERT INTO `minivm_job_table` VALUES" in text and job in text
+
+
+def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: Path) -> None:
+    """The page's commands as written, with a cluster that is lost between the first block and the second."""
+    client, name = Engine().client, f"{NAME}-restore"
+    backup, restore, look = [block for block in PAGE if block.runs]
+    env = reader(name, tmp_path)
+
+    def numbers(cluster: LocalCluster) -> list[str]:
+        asked = ["sacct", "-n", "-a", "-X", "-P", "-S", "2000-01-01", "-o", "jobid,state"]
+        return cluster.exec(CONTROLLER, asked)[1].split()
+
+    with small_cluster(client, name, tmp_path, {}) as cluster:
+        cluster.up(timeout=120)
+        bob = Researcher(World(cluster), "bob")
+        jobs = [bob.submit("-o", "/dev/null", script="true") for _ in range(3)]
+        for job in jobs:
+            bob.wait_for(job, "COMPLETED")
+        hangs = bob.submit("-o", "/dev/null", script="sleep 7777")
+        bob.wait_for(hangs, "RUNNING")
+        wanted = [*(f"{job}|COMPLETED" for job in jobs), f"{hangs}|RUNNING"]
+        until(lambda: numbers(cluster) == wanted, "all are accounted", seen=lambda: numbers(cluster))
+        follow(backup, env, tmp_path)
+        assert_whole(tmp_path / "accounting.sql", hangs)
+        cluster.down()
+
+        cluster.up(timeout=120)
+        assert numbers(cluster) == [], "it is a new one"
+        small = World(cluster)
+        follow(restore, env, tmp_path)
+        small.wait_ready()
+        said = follow(look, env, tmp_path)
+        assert f"the next job gets number {int(hangs) + 1}: the accounting database knows job {hangs}" in said
+        assert all(job in said for job in jobs)
+        assert numbers(cluster)[:3] == wanted[:3]
+        assert f"{hangs}|RUNNING" not in numbers(cluster), "it does not run for ever"
+        bob = Researcher(small, "bob")
+        following = bob.submit("-o", "/dev/null", script="true")
+        assert int(following) == int(hangs) + 1
+        bob.wait_for(following, "COMPLETED")
+        until(lambda: f"{following}|COMPLETED" in numbers(cluster), "and is accounted", seen=lambda: numbers(cluster))
+
+        # The state alone is lost.
+        small.run(CONTROLLER, "minivm", "stop", "slurmctld")
+        small.run(CONTROLLER, "sh", "-c", "rm -rf /var/spool/slurmctld/* /var/spool/slurmctld/.[!.]*")
+        small.run(CONTROLLER, "minivm", "start", "slurmctld")
+        small.run("slurm-worker-0", "minivm", "restart", "slurmd")
+        small.wait_ready()
+        after = bob.submit("-o", "/dev/null", script="true")
+        assert int(after) == int(following) + 1
+        bob.wait_for(after, "COMPLETED")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -79,6 +80,20 @@ def keys(**default: bool) -> str:
 
 
 KEYS: dict[str, str] = {}
+READERS = {
+    "slurm-controller-0": ["slurmctld", "slurmdbd"],
+    "slurm-login-0": ["sackd"],
+    "slurm-worker-0": ["slurmd"],
+    "slurm-worker-1": ["slurmd"],
+}
+
+
+def unread(signed: World) -> dict[str, list[str]]:
+    """Return the daemons of each pod that have not read the installed slurm.jwks, by the pods' own words."""
+    words = {row.pod: " ".join(row.also) for row in signed.cluster.status()}
+    told = {pod: sorted(re.findall(r"(\w+) has not read the new (?:slurm.key and )?slurm.jwks", text))
+            for pod, text in words.items()}  # fmt: skip
+    return {pod: daemons for pod, daemons in told.items() if daemons}
 
 
 def jwk(name: str, data: bytes) -> str:
@@ -97,8 +112,14 @@ def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) 
         signed.cluster.up(timeout=120)
         for pod in PODS:
             signed.run(pod, "minivm", "restart", "slurm-key")
+        for pod in READERS:
+            signed.run(pod, "minivm", "restart", "keys")  # as every 45 seconds
+        until(lambda: unread(signed) == READERS, "the pods say which daemons have the key before")
         signed.slurm("scontrol", "reconfigure")
         signed.run("slurm-controller-0", "minivm", "restart", "slurmdbd")
+        for pod in READERS:
+            signed.run(pod, "minivm", "restart", "keys")
+        until(lambda: not unread(signed), "all daemons have read it")
         until(lambda: ann.try_("srun -Q -N2 --mem=50 true && sacct -n").returncode == 0, "the key of this step serves")
         assert ann.state(job) == "RUNNING"
     ann("touch go")

@@ -256,6 +256,15 @@ def test_a_full_disk_ends_no_daemon_and_the_pod_says_which(site: World, mounts: 
     assert daemons() == before
 
 
+def keys_told(pod: Pod) -> str:
+    return next((text for text in pod.status()["degraded"] if text.startswith("keys: ")), "")
+
+
+def compare_keys(pod: Pod) -> None:
+    """Do now what the pod does every 45 seconds."""
+    pod.run("minivm", "restart", "keys")
+
+
 def make_host_key(mounts: Path) -> str:
     """Mount a new host key; its public half."""
     place = mounts / "secrets" / "ssh" / "ssh_host_ed25519_key"
@@ -272,21 +281,44 @@ def test_a_rotated_host_key_is_taken_and_a_rotated_munge_key_told(site: World, m
     def shown() -> str:
         return pod.run("ssh-keyscan", "-t", "ed25519", "localhost", check=False)
 
-    def told() -> str:
-        return next((text for text in pod.status()["degraded"] if text.startswith("keys: ")), "")
-
     assert first in shown()
     sshd = pod.service("sshd")["pid"]
     second = make_host_key(mounts)
     until(lambda: second in shown(), "sshd has the new key", within=90, seen=pod.account)
     assert pod.service("sshd")["pid"] == sshd, "sessions stay"
     (mounts / "secrets" / "ssh" / "ssh_host_ed25519_key").write_text("not a key")
-    until(lambda: "ssh_host_ed25519_key is no private key" in told(), "it is refused", within=90, seen=pod.account)
+    until(
+        lambda: "ssh_host_ed25519_key is no private key" in keys_told(pod), "it is refused", within=90, seen=pod.account
+    )
     assert second in shown()
     key_file(mounts).write_bytes(os.urandom(128))
     words = "the mounted munge key is not the one in use, since 20"
-    until(lambda: words in told(), "it is told", within=90, seen=pod.account)
+    until(lambda: words in keys_told(pod), "it is told", within=90, seen=pod.account)
     assert pod.run("sinfo"), "the old one still serves"
+
+
+def test_rotated_secrets_of_the_directory_are_told_until_sssd_has_read_them(site: World, mounts: Path) -> None:
+    secret = mounts / "secrets" / "sssd"
+    secret.mkdir()
+    (secret / "sssd.conf").write_text(SSSD)
+    (secret / "ca.crt").write_text("the old one")
+    pod = site.pod("login", "directory", mounts=mounts).wait_ready()
+
+    seen = ("cat", "/run/minivm/keys.json")
+    compare_keys(pod)
+    until(lambda: '"sssd"' in pod.code(*seen)[1], "sssd is known with its keys", within=120, seen=pod.account)
+    (secret / "ca.crt").write_text("the new one")
+    (secret / "sssd.conf").write_text(SSSD.replace("cache_credentials = true", "cache_credentials = false"))
+    compare_keys(pod)
+    until(lambda: "sssd has not read the new ca.crt" in keys_told(pod), "the certificate is told", seen=pod.account)
+    assert "the mounted sssd.conf is not the one in use, since 20" in keys_told(pod)
+    assert pod.code("minivm", "ready")[0] == 0, "users of before still log in"
+    assert "the new one" not in pod.run("minivm", "why"), "no content is shown"
+    pod.run("minivm", "restart", "sssd")
+    compare_keys(pod)
+    until(lambda: not keys_told(pod), "it has read both", within=120, seen=pod.account)
+    assert "cache_credentials = false" in pod.run("cat", "/etc/sssd/sssd.conf")
+    assert pod.run("stat", "-c", "%a %U", seen[1]).split() == ["600", "root"], "digests of keys are root's"
 
 
 def test_a_directory_that_cannot_be_written_is_named(site: World) -> None:
@@ -345,9 +377,36 @@ def test_slurmrestd_answers_with_a_token(site: World, mounts: Path, tmp_path: Pa
     pod.container.reload()
     address = pod.container.attrs["NetworkSettings"]["Networks"][site.network.name]["IPAddress"]
     url = f"http://{address}:6820/slurm/v0.0.40/ping"
-    request = urllib.request.Request(url, headers={"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token})
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        assert json.load(reply)["pings"][0]["pinged"] == "UP"
+
+    def is_up(token: str) -> bool:
+        request = urllib.request.Request(url, headers={"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                return bool(json.load(reply)["pings"][0]["pinged"] == "UP")
+        except OSError:
+            return False
+
+    assert is_up(token)
+    # Another key: one that is none is refused, and one that is one is taken with what waits.
+    key, waits = mounts / "secrets" / "slurm" / "jwt_hs256.key", ("squeue", "--noheader", "--format=%A")
+    pod.add_user()
+    pod.run("sbatch", "--hold", "--chdir=/", "--output=/dev/null", "--wrap", "true", user="demo")
+    job = pod.run(*waits)
+    key.write_bytes(b"short")
+    compare_keys(pod)
+    until(lambda: "the mounted JWT key has 5 bytes" in keys_told(pod), "it is refused", within=120, seen=pod.account)
+    assert is_up(token)
+    key.write_bytes(os.urandom(32))
+    compare_keys(pod)
+    until(lambda: not is_up(token), "tokens of the old key have ended", within=120, seen=pod.account)
+    until(
+        lambda: is_up(pod.code("scontrol", "token", "username=root")[1].strip().partition("=")[2]),
+        "tokens of the new one serve",
+        within=60,
+        seen=pod.account,
+    )
+    until(lambda: not keys_told(pod), "nothing is told any more", within=120, seen=pod.account)
+    assert pod.run(*waits) == job
     # The one service of this role that the cluster's tests do not have.
     old = pod.service("slurmrestd")["pid"]
     pod.run("kill", "-9", str(old))

@@ -17,7 +17,8 @@ from images.definition.load import load
 from images.make.code import slurm_json
 from init.pod import release
 from init.pod.pod import Pod
-from init.prepare import saved_state, slurm_state
+from init.prepare import saved_state
+from init.slurm import accounting
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
@@ -43,7 +44,7 @@ class Here:
         (root / release.FILE[1:]).write_text(facts)
         (root / "etc/slurm/slurm.conf").write_text(conf)
         self.client, self.asked = root / "mariadb", root / "asked"
-        monkeypatch.setattr(slurm_state, "CLIENT", str(self.client))
+        monkeypatch.setattr(accounting, "CLIENT", str(self.client))
         self.accounting("NULL")
         self.pod = Pod({}, root)
 

@@ -16,6 +16,7 @@ from init.errors import ConfigError
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import slurm_state
+from init.slurm import accounting
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
@@ -130,7 +131,7 @@ sys.exit({code})
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path of a fake MariaDB client, which the test fills."""
     path = tmp_path / "mariadb"
-    monkeypatch.setattr(slurm_state, "CLIENT", str(path))
+    monkeypatch.setattr(accounting, "CLIENT", str(path))
     return path
 
 
