@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RESERVE = 5.0
 KEPT = 2.0  # part of it kept from the last look at the jobs
 LEFT = 1.0  # part of it for the removal
+EXPLAINS = 0.25  # share of the rest for the reason in the jobs' comments and outputs
+REASON = "minivm: the pod of node {} stops: the job is requeued, or cancelled where it cannot be requeued"
 LOOK_EVERY = 0.5
 # Seconds that the controller's name must not exist before the cluster counts as deleted.
 GONE = 20.0
@@ -50,6 +52,8 @@ def drain(controller: str, deadline: Deadline) -> None:
         asked(lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), controller, deadline)
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
+        running = [job for job, state in jobs.items() if state not in client.OVER]
+        client.explain(running, REASON.format(name), controller, within=EXPLAINS * deadline.within(LEFT))
         client.free(jobs, controller, report, within=deadline.within(LEFT))
         wait_until_idle(name, controller, deadline)
     insisted(lambda: leave(name, controller, deadline), deadline)

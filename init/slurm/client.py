@@ -167,6 +167,8 @@ def comment(jobs: Sequence[str], text: str, controller: str, *, within: float = 
 
     It stays in accounting with the run that ends; users can neither set nor change it.
     """
+    if not jobs:
+        return
     until = time.monotonic() + within
     command = [SQUEUE, "--noheader", "--jobs", ",".join(jobs), "--Format", "jobarrayid:|,admin_comment:|"]
     lines = run(command, controller, within=within).splitlines()
@@ -180,6 +182,25 @@ def notify(job: str, text: str, controller: str, *, within: float = 10.0) -> Non
     """Have the job's own srun, salloc or slurmstepd write a line into its output, if one of them lives."""
     with contextlib.suppress(SlurmError):
         run([SCONTROL, "notify", job, text], controller, within=within)
+
+
+def explain(jobs: Sequence[str], text: str, controller: str, *, within: float) -> None:
+    """Write the reason into the jobs' comments and outputs, as many as the time allows: jobs are freed after this."""
+    from concurrent.futures import ThreadPoolExecutor  # imported late: usually no job is left
+
+    until = time.monotonic() + within
+    try:
+        comment(jobs, text, controller, within=within)
+    except SlurmError:
+        return  # slurmctld needs the time for the jobs themselves
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for job in jobs:
+            pool.submit(_notify_until, job, text, controller, until)
+
+
+def _notify_until(job: str, text: str, controller: str, until: float) -> None:
+    if (left := until - time.monotonic()) > 0:
+        notify(job, text, controller, within=left)
 
 
 def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object], *, within: float = 10.0) -> None:

@@ -5,6 +5,7 @@ Runs once per boot of the pod only: after a restart of slurmd alone the jobs are
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from init.slurm.node import Node
 
 SLURMD = "/usr/sbin/slurmd"
+REASON = "minivm: the pod of node {} was replaced: the job is requeued, or ended where it cannot be requeued"
 BORN = "MINIVM_SLURMD_BORN"  # further arguments of slurmd's --conf
 
 
@@ -47,6 +49,11 @@ def renew(node: Node, controller: str) -> list[str]:
     todo = fresh(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
     if not todo.born:
         forget_birth()  # from an earlier try, before a person lifted the drain
+    if node.busy:
+        with contextlib.suppress(InitError):  # the reason must not keep the pod from its start
+            jobs = client.jobs(node.name, controller, within=5.0)
+            running = [job for job, state in jobs.items() if state not in client.OVER]
+            client.comment(running, REASON.format(node.name), controller, within=5.0)
     if todo.free:
         client.free(client.jobs(node.name, controller), controller, done.append)
     for changes in todo.updates:

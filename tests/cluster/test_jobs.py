@@ -251,6 +251,28 @@ def test_what_a_job_leaves_goes_with_the_pod_s_own_capabilities(bob: Researcher)
     until(lambda: left() == "", "nothing of it is left", seen=left)
 
 
+def test_a_job_that_a_leaving_worker_ends_has_the_reason_in_its_output_and_comment(
+    plain: World, bob: Researcher
+) -> None:
+    """The drain's last seconds are for the requeue: on a busy machine the reason may fit for another job only."""
+    reason = f"the pod of node {WORKER} stops"
+
+    def ended() -> bool:
+        job = bob.submit("--mem=100M", "-o", "leaves-%j.out", script="exec sleep 300")
+        bob.wait_for(job, "RUNNING")
+        try:
+            plain.run(WORKER, "env", "MINIVM_DRAIN_SECONDS=7", "minivm", "drain")
+        finally:
+            plain.run(WORKER, "minivm", "resume")
+            bob(f"scancel {job}")
+        comments = plain.slurm("sacct", "-n", "-P", "-D", "-X", "-j", job, "-o", "state,admincomment")
+        return reason in bob(f"cat leaves-{job}.out") and any(
+            line.startswith("REQUEUED") and reason in line for line in comments.splitlines()
+        )
+
+    until(ended, "the reason is told")
+
+
 def test_root_has_no_jobs_and_users_make_no_tokens(plain: World, bob: Researcher) -> None:
     """Slurm's own user makes tokens all the same: operators of slurmrestd need them."""
     code, text = plain.cluster.exec(LOGIN, ["sbatch", "-D", "/tmp", "--wrap", "true"])

@@ -73,7 +73,8 @@ def test_a_worker_that_dies_loses_its_job_to_the_queue_and_no_other(healthy: Wor
     healthy.cluster.delete("slurm-worker-1", force=True)
     healthy.wait_ready()
     # At once: when the new pod is ready, Slurm no longer believes in the old one's job.
-    assert "Restarts=1" in healthy.slurm("scontrol", "-o", "show", "job", lost)
+    shown = healthy.slurm("scontrol", "-o", "show", "job", lost)
+    assert "Restarts=1" in shown and "minivm: the pod of node slurm-worker-1 was replaced" in shown
     assert (alice.state(kept), healthy.slurm("squeue", "-h", "-j", kept, "-o", "%S")) == ("RUNNING", started)
     # Its requeue waits some time before it may start again (Slurm's own rule): it is not lost.
     assert alice.state(lost) in ("PENDING", "RUNNING")

@@ -195,6 +195,34 @@ def test_a_slurmctld_that_goes_while_the_last_jobs_end_is_told_that_the_node_is_
     ]  # fmt: skip
 
 
+def test_the_reason_comes_before_the_requeue_and_spares_what_a_site_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol, squeue, told = tmp_path / "scontrol", tmp_path / "squeue", tmp_path / "told"
+    scontrol.write_text(
+        f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
+    )
+    squeue.write_text(
+        f'#!/bin/sh\ncase "$*" in *admin_comment*) cat {tmp_path}/comments; exit;; esac\n'
+        f"mkdir {tmp_path}/looked && printf '7 R\\n8 CG\\n9 R\\n5+0 R\\n4_2 R\\n'; exit 0\n"
+    )
+    (tmp_path / "comments").write_text("7|(null)|\n9|billed to Ann|\n5+0||\n4_2|minivm: an earlier run|\n")
+    for program in (scontrol, squeue):
+        program.chmod(0o755)
+        monkeypatch.setattr(client, program.name.upper(), str(program))
+    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
+    monkeypatch.setattr(client, "AT_ONCE", 1)
+    # On a busy machine a client takes a second of these.
+    monkeypatch.setattr(drain_worker, "RESERVE", 40.0)
+    drain_worker.drain("ctl:6817", Deadline(40.0))
+    reason = "minivm: the pod of node w1 stops: the job is requeued, or cancelled where it cannot be requeued"
+    assert told.read_text().splitlines() == [
+        "update nodename=w1 state=drain reason=minivm: pod stops", f"update jobid=7,4_2,5 admincomment={reason}",
+        *(f"notify {job} {reason}" for job in ("7", "9", "4_2", "5")),
+        "requeue incomplete 7,9,4_2,5", "update nodename=w1 state=down reason=minivm: pod stops",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("left", [60.0, drain_worker.RESERVE])
 def test_it_is_not_waited_for_without_a_job_or_without_time(tmp_path: Path, away: Path, left: float) -> None:
     with step(tmp_path, NOBODY if left > drain_worker.RESERVE else 0) as pid:
@@ -263,6 +291,7 @@ def test_a_drain_asks_nothing_for_longer_than_it_has(
     monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
     deadline = Deadline(drain_worker.RESERVE)
     drain_worker.drain("ctl:6817", deadline)
-    assert [name for name, *_ in allowed].count("squeue") == 2
+    # The jobs, their comments, and the jobs again.
+    assert [name for name, *_ in allowed].count("squeue") == 3
     # Whatever is left, a question has the second without which it need not be asked.
     assert not [name for name, within, at in allowed if within > max(1.0, deadline.end - at)]
