@@ -78,8 +78,16 @@ def test_system_calls_are_kept_from_every_pod_and_job(healthy: World, alice: Res
 def test_a_job_has_the_cores_and_the_memory_it_asked_for(contained: World, alice: Researcher) -> None:
     # The cgroup holds also who asks for more: an affinity can be changed, this cannot.
     assert alice("srun -c1 --mem=100M bash -c 'taskset -pc 0-63 $$ > /dev/null; nproc'") == "1\n"
-    job = alice.submit("--mem=200M", "-o", "/dev/null", script="python3 -c 'bytearray(400 << 20)'")
+    take = "python3 -c 'bytearray(400 << 20)'"
+    job = alice.submit("--mem=200M", "-o", "too-much.out", script=take)
     alice.wait_for(job, "OUT_OF_MEMORY")
+    # The limit and the option are named, also where a step ends, and a shell of salloc's.
+    for said in (
+        alice("cat too-much.out"),
+        alice.try_(f"srun --mem=200M {take} 2>&1").stdout,
+        alice.try_("salloc -Q --mem=200M", options=("-tt",), stdin=f"{take}\nexit\n").stdout,
+    ):
+        assert "limit of 200 MiB" in said and "--mem" in said
     job = alice.submit("--mem=800M", "-o", "/dev/null", script="python3 -c 'bytearray(400 << 20)'")
     alice.wait_for(job, "COMPLETED")
 

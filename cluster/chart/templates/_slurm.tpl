@@ -60,6 +60,7 @@
   {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
   {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}
+  {{- if $cgroup }}{{ $_ := set $lines "TaskEpilog" "/usr/libexec/minivm/task_epilog" }}{{ end -}}
   {{- if gt (int .Values.slurm.scripts.healthCheckInterval) 0 -}}
     {{- $_ := set $lines "HealthCheckProgram" "/usr/libexec/minivm/health" -}}
     {{- $_ := set $lines "HealthCheckNodeState" "ANY" -}}

@@ -49,6 +49,7 @@ BY_ROLE = {
         "/etc/pam.d/slurm-adopt": ("root", "root", 0o644),
         "/usr/libexec/minivm/prolog": ("root", "root", 0o755),
         "/usr/libexec/minivm/task_prolog": ("root", "root", 0o755),
+        "/usr/libexec/minivm/task_epilog": ("root", "root", 0o755),
         "/usr/bin/minivm-allreduce": ("root", "root", 0o755),
     },
 }
