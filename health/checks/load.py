@@ -12,15 +12,77 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from gitsync.errors import GitsyncError
 from health import api
-from health.checks import imports
 from health.script import UNFIT
+
+# Imports for a tree's checks: the tree's own lib comes before Python's path.
+# Trees name their modules alike, so a process serves one tree at a time and drops the modules of the previous one.
+# Python's own path stays unchanged.
+BYTECODE = Path("/run/minivm/health/bytecode")
+
+
+class _Importer:
+    """Finder placed before Python's own; remembers the modules that it found."""
+
+    def __init__(self) -> None:
+        self._lib = ""
+        self._found: set[str] = set()
+
+    def serve(self, lib: Path) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(sys.meta_path.index(PathFinder), self)
+            # A published tree is never written to, so keep the bytecode elsewhere.
+            if os.access(BYTECODE.parent, os.W_OK):
+                sys.pycache_prefix = str(BYTECODE)
+            else:
+                sys.dont_write_bytecode = True
+        if str(lib) != self._lib:
+            for name in self._found:
+                sys.modules.pop(name, None)
+            self._lib, self._found = str(lib), set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, [self._lib, *sys.path] if path is None else path, target)
+        if spec is None or not self._is_in_lib(spec):
+            return None
+        self._found.add(name)
+        return spec
+
+    def _is_in_lib(self, spec: ModuleSpec) -> bool:
+        # A namespace package (no __init__.py) has search locations instead of an origin.
+        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+        return any(place.startswith(f"{self._lib}/") for place in places)
+
+
+_importer = _Importer()
+
+
+def serve_imports(tree: Path) -> None:
+    """Import from the tree's lib from now on."""
+    _importer.serve(tree / "lib")
+
+
+def load_file(path: Path) -> ModuleType:
+    """Load a check's file as a module of its own."""
+    spec = spec_from_file_location(f"minivm_check_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise GitsyncError("load a check", "not a Python file", file=path)
+    module = module_from_spec(spec)
+    # Dataclasses look up their module here.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
 
 MARK = "minivm-check:"
 HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
@@ -61,7 +123,7 @@ def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
     checks: dict[str, api.CheckModule] = {}
     broken: dict[str, str] = {}
     wanted = None if names is None else set(names)
-    imports.serve(tree)
+    serve_imports(tree)
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if path.name.startswith((".", "_")) or path.is_dir() or (wanted is not None and path.stem not in wanted):
             continue
@@ -96,7 +158,7 @@ def load_limits(tree: Path, name: str) -> api.Limits:
 
 
 def _load_module(path: Path) -> api.CheckModule:
-    module = imports.load(path)
+    module = load_file(path)
     if not isinstance(getattr(module, "CHECK", None), api.Check):
         raise GitsyncError("load a check", "no CHECK = Check(...)", file=path)
     for name in ("parse", "judge"):

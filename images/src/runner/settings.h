@@ -1,7 +1,7 @@
 /*
  * Settings that two of the image's own scripts give a task, without a shell: task_prolog.d/10-directories and 20-nccl.
  * The plan tells if a script is one of these, byte for byte, and has the settings that it would read
- * (health/runner/settings.py).
+ * (health/runner/plan.py).
  *
  * A test runs both and compares their output. Unusual cases are left to the script: each function here prints
  * everything, or nothing and returns 0.

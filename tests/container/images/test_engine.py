@@ -24,8 +24,7 @@ from images.cli.reproduce import build_twice
 from images.cli.session import Session
 from images.definition.spec import Choice, SlurmSource
 from images.engine import oci
-from images.engine.docker import Engine
-from images.engine.marks import LABEL
+from images.engine.docker import LABEL, Engine
 from images.engine.saved import Chunks
 from images.engine.saved import read as contents
 from images.errors import ImagesError

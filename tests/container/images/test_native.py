@@ -15,8 +15,7 @@ import pytest
 
 from ground.files import locked
 from images.engine.builder import StepFailed, Tools
-from images.engine.docker import Engine
-from images.engine.marks import Marks, engine_of
+from images.engine.docker import Engine, Marks, engine_of
 from images.make import content, native
 from tests.container.world import root_image
 from tests.waiting import PATIENCE, until
@@ -144,7 +143,7 @@ def test_a_build_is_ended_while_its_step_begins(
 BUILD = """
 import pathlib, sys
 from images.engine.docker import Engine
-from images.engine.marks import Marks
+from images.engine.docker import Marks
 from images.make import native
 directory, marks, tools = sys.argv[1:]
 engine = Engine("classic", pathlib.Path(marks))
@@ -191,7 +190,9 @@ def test_what_a_killed_build_left_goes_with_the_next_one_and_nothing_of_one_that
 
 
 def test_a_mark_of_another_engine_waits_for_that_one(tmp_path: Path) -> None:
-    script = "import pathlib, sys; from images.engine.marks import Marks; Marks(pathlib.Path(sys.argv[1]), 'one').own()"
+    script = (
+        "import pathlib, sys; from images.engine.docker import Marks; Marks(pathlib.Path(sys.argv[1]), 'one').own()"
+    )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     assert not list(Marks(tmp_path, "another").dead())
     alive = Marks(tmp_path, "one")
@@ -220,7 +221,7 @@ def test_two_builds_that_find_one_mark_do_not_stumble(tmp_path: Path, monkeypatc
         assert other.clear() == 0 and not list(tmp_path.iterdir())
         return locked(fd)
 
-    monkeypatch.setattr("images.engine.marks.locked", late)
+    monkeypatch.setattr("images.engine.docker.locked", late)
     assert one.clear() == 0
 
 

@@ -16,14 +16,14 @@ import pytest
 from gitsync.layout import Layout
 from health.places import Places
 from health.policy import RunnerPolicy
-from health.runner import plan, settings
+from health.runner import plan
 from health.script import environment
 from tests.process.runner_world import ROOT, SOURCES
 
 pytestmark = pytest.mark.root
 
 USER = 61236
-SCRIPTS = tuple(settings.KNOWN)
+SCRIPTS = tuple(plan.KNOWN)
 
 
 @dataclass(slots=True)
@@ -359,4 +359,4 @@ def test_settings_that_are_not_there_are_none(node: Node) -> None:
 
 def test_what_the_program_knows_are_the_scripts_of_the_image(node: Node) -> None:
     """Changing one of the scripts changes the program's output (images/src/runner/settings.h) and this digest."""
-    assert list(settings.read(ROOT / "scripts", SCRIPTS).known) == list(SCRIPTS)
+    assert list(plan.read_settings(ROOT / "scripts", SCRIPTS).known) == list(SCRIPTS)

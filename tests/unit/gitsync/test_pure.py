@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from gitsync import layout, report, schedule, settings, state
 from gitsync.errors import GitsyncError
-from gitsync.repo import rules, verify
 from gitsync.repo.listing import Entry
 from gitsync.rings import client, signing
 from gitsync.schedule import RingView, Turn
 from gitsync.settings import Ref, RefKind
 from gitsync.state import Candidate, Published, Quarantine, State
-from gitsync.tree import check, publish
+from gitsync.tree import admit, check, publish
 from gitsync.tree.write import blob_hash, mtime_of
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
@@ -176,7 +175,7 @@ def test_who_takes_a_commit_when(
     assert decision.turn is turn and decision.reason
 
 
-LIMITS = rules.Limits(("*",), 1000, 400, 5)
+LIMITS = admit.Limits(("*",), 1000, 400, 5)
 
 
 @pytest.mark.parametrize(
@@ -189,21 +188,21 @@ LIMITS = rules.Limits(("*",), 1000, 400, 5)
     ],
 )  # fmt: skip
 def test_a_bad_entry_is_named_with_its_reason(path: str, mode: int, because: str) -> None:
-    found = rules.violations([Entry("fine", 0o100644, HASH, 1), Entry(path, mode, HASH, 1)], LIMITS)
+    found = admit.violations([Entry("fine", 0o100644, HASH, 1), Entry(path, mode, HASH, 1)], LIMITS)
     assert len(found) == 1 and because in found[0]
 
 
 def test_limits_count_files_and_bytes() -> None:
     ok = [Entry(f"f{n}", 0o100644, HASH, 200) for n in range(5)]
-    assert rules.violations(ok, LIMITS) == []
-    assert "6 files" in rules.violations([*ok, Entry("g", 0o100644, HASH, 0)], LIMITS)[0]
-    assert "1001 bytes" in rules.violations([*ok[:4], Entry("g", 0o100644, HASH, 201)], LIMITS)[0]
-    assert "401 bytes" in rules.violations([Entry("g", 0o100644, HASH, 401)], LIMITS)[0]
-    assert rules.violations([], LIMITS) == ["it holds no file"]
+    assert admit.violations(ok, LIMITS) == []
+    assert "6 files" in admit.violations([*ok, Entry("g", 0o100644, HASH, 0)], LIMITS)[0]
+    assert "1001 bytes" in admit.violations([*ok[:4], Entry("g", 0o100644, HASH, 201)], LIMITS)[0]
+    assert "401 bytes" in admit.violations([Entry("g", 0o100644, HASH, 401)], LIMITS)[0]
+    assert admit.violations([], LIMITS) == ["it holds no file"]
 
 
 def test_a_name_that_is_a_link_and_a_directory_is_refused() -> None:
-    found = rules.violations([Entry("a", 0o120000, HASH, 1), Entry("a/b", 0o100644, HASH, 1)], LIMITS)
+    found = admit.violations([Entry("a", 0o120000, HASH, 1), Entry("a/b", 0o100644, HASH, 1)], LIMITS)
     assert found == ["'a': it is both a file and a directory"]
 
 
@@ -215,7 +214,7 @@ def test_a_name_that_is_a_link_and_a_directory_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_allowed_paths(path: str, patterns: tuple[str, ...], ok: bool) -> None:
-    assert rules.allowed(path, patterns) is ok
+    assert admit.allowed(path, patterns) is ok
 
 
 @given(
@@ -252,7 +251,7 @@ def test_pruning_never_takes_the_current_or_the_kept(moves: list[tuple[int, floa
     ],
 )
 def test_only_gits_word_and_status_together_count(status: int, said: str, good: bool, has: str) -> None:
-    opinion = verify.judge(status, said)
+    opinion = admit.judge(status, said)
     assert opinion.good is good and has in opinion.signer + opinion.reason
 
 

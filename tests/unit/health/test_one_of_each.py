@@ -39,7 +39,7 @@ def test_what_the_runner_does_not_run_gitsync_does_not_ask_to_be_executable(endi
         ("class Verdict", {"verdict.py"}),
         ("policy.json", {"places.py", "policy.py"}),
         ("NOTIFY_SOCKET", set()),
-        ("uname().nodename", {"checks/evidence.py"}),
+        ("uname().nodename", {"checks/round.py"}),
         ("sha256(", {"scripts.py", "spread.py"}),
         # `ground` publishes files; the exceptions rename a capsule's directory and rotate the record's log.
         (".rename(", {"checks/cases.py", "runner/record.py"}),

@@ -17,10 +17,9 @@ from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
 from health.runner import fork, gate, ours, plan, record
-from health.runner.after import APART_S, WAIT_S, After
 from health.runner.kept import Kept
 from health.runner.request import MOST, ended, parse
-from health.runner.server import Server
+from health.runner.server import APART_S, WAIT_S, After, Server
 from health.verdict import Class, Result, Verdict, write_verdict
 
 NONE = "[Errno 11] Resource temporarily unavailable"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from health.broker import remains
+from health.broker import broker
 from health.broker.decide import Act, Fleet, Node
 from health.broker.memory import Log, Memory, Now, expect_drain
 from health.broker.slurm_drains import MOST, Remains, Unkilled, Watch, cause_of, judge, plain
@@ -193,13 +193,15 @@ def test_after_jobs_slurmctld_is_asked_seldom_and_after_a_failed_script_soon(tmp
 def test_a_process_counts_until_it_has_ended_and_no_other_of_its_number_does(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        (text,) = remains.look(replace(BEFORE, processes=((process.pid, start),)), tmp_path).hanging
+        (text,) = broker.look_for_remains(replace(BEFORE, processes=((process.pid, start),)), tmp_path).hanging
         assert text.startswith(f"pid {process.pid} (sleep) state S")
-        assert not remains.look(replace(BEFORE, processes=((process.pid, "1"),)), tmp_path).hanging
+        assert not broker.look_for_remains(replace(BEFORE, processes=((process.pid, "1"),)), tmp_path).hanging
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not remains.look(replace(BEFORE, processes=((process.pid, start),)), tmp_path).hanging, "a zombie"
-    assert remains.look(None, tmp_path / "absent").spool.endswith("No such file or directory")
+        assert not broker.look_for_remains(replace(BEFORE, processes=((process.pid, start),)), tmp_path).hanging, (
+            "a zombie"
+        )
+    assert broker.look_for_remains(None, tmp_path / "absent").spool.endswith("No such file or directory")
 
 
 def plant(proc: Path, pid: int, name: str, parent: int, cgroup: str = "/", title: str = "") -> None:
@@ -218,11 +220,11 @@ def test_a_jobs_processes_are_those_below_its_steps_and_in_its_cgroups(tmp_path:
     plant(tmp_path, 20, "slurmstepd", 1, "/slurm/job_461/step_batch/slurm", "slurmstepd: [461.batch]")
     plant(tmp_path, 21, "bash", 20, "/slurm/job_461/step_batch/user/task_0")
     plant(tmp_path, 22, "slurmstepd", 1, title="slurmstepd: [146.0]")
-    assert remains.of_job(46, tmp_path) == ((11, "711"), (12, "712"), (13, "713"))
+    assert broker.remains_of_job(46, tmp_path) == ((11, "711"), (12, "712"), (13, "713"))
     if not os.geteuid():
         # A user's process named slurmstepd: its children do not belong to the job.
         plant(tmp_path, 30, "slurmstepd", 1, title="slurmstepd: [46.0]")
         plant(tmp_path, 31, "sleep", 30)
-        assert (31, "731") in remains.of_job(46, tmp_path)
+        assert (31, "731") in broker.remains_of_job(46, tmp_path)
         os.chown(tmp_path / "30", 1000, 1000)
-        assert (31, "731") not in remains.of_job(46, tmp_path)
+        assert (31, "731") not in broker.remains_of_job(46, tmp_path)

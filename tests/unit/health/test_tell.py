@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gitsync.errors import GitsyncError
-from health.show import exit_code, table
+from health.cli import exit_code, table
 from health.tell import metrics, sentence
 from health.verdict import Class, Finding, Result, Verdict, summarise, verdict_from_json
 

@@ -10,7 +10,7 @@ import pytest
 
 from health.broker import calls
 from health.broker.decide import Node, Other, Seen, decide, names, observe, raised, reason, unreleased
-from health.broker.guard import guarded, within_rate
+from health.broker.step import guarded, within_rate
 from health.policy import BrokerPolicy, broker_policy
 from health.verdict import Class, Result, Verdict
 

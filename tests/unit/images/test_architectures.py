@@ -24,8 +24,8 @@ from images.errors import ImagesError
 from images.host import OWN_ENGINE
 from images.make import native
 from images.make.base import pulled
+from images.make.build import advice
 from images.make.compose import Composer
-from images.make.failures import advice
 from images.make.plan import Composed, Image
 from images.make.progress import Plain
 from images.make.render import dockerfile

@@ -14,8 +14,7 @@ from images.archive.locked import Locked, Request, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, divided
 from images.errors import ImagesError
-from images.make.artifacts import taken
-from images.make.failures import failures
+from images.make.build import failures, taken
 from images.make.plan import Image
 from images.make.progress import Plain
 from images.make.render import Step, dockerfile, strict

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from images.engine.marks import KEPT_S, Marks
+from images.engine.docker import KEPT_S, Marks
 
 
 def aged(path: Path) -> Path:

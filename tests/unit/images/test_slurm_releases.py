@@ -16,9 +16,9 @@ from images.archive.apt import Origin
 from images.archive.fetch import fetch
 from images.archive.lock import Place
 from images.archive.locked import Locked, Request, Slice
+from images.cli.session import choice
 from images.definition import parse
 from images.definition.check import capabilities
-from images.definition.choose import choice
 from images.definition.fields import Fields
 from images.definition.load import load, read_yaml
 from images.definition.spec import AptSource, Choice, Definition, SlurmSource

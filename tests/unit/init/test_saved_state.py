@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from images.definition.choose import choice
+from images.cli.session import choice
 from images.definition.load import load
 from images.make.code import slurm_json
 from init.pod import release
