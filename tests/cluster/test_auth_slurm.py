@@ -144,3 +144,36 @@ def test_another_authentication_is_refused_under_a_job_and_taken_without_one(sig
     assert ann.state(waits) == "PENDING", "what waits stays"
     ann(f"scontrol release {waits}")
     ann.wait_for(waits, "COMPLETED")
+
+
+def test_the_munge_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) -> None:
+    cluster = signed.cluster
+    cluster.options = replace(
+        cluster.options, overrides=merged(cluster.options.overrides, {"slurm": {"auth": "munge"}})
+    )
+    cluster.up(timeout=180)  # unless the test before has
+    signed.manifests = cluster.manifests()
+    job = ann.submit("-N2", "-o", "/dev/null", "--mem=50", script="until test -e go; do sleep 1; done; srun -N2 true")
+    ann.wait_for(job, "RUNNING")
+    another = {"secrets": {"munge": {"key": base64.b64encode(os.urandom(128)).decode()}}}
+    cluster.options = replace(cluster.options, overrides=merged(cluster.options.overrides, another))
+    cluster.up(timeout=120)
+
+    def waiting() -> list[str]:
+        words = "the mounted munge key is not the one in use, since 20"
+        return [row.pod for row in cluster.status() if words in " ".join(row.also)]
+
+    for pod in PODS:
+        signed.run(pod, "minivm", "restart", "keys")
+    until(lambda: sorted(waiting()) == sorted(PODS), "each pod says so, and is ready", seen=waiting)
+    for pod in PODS:
+        signed.run(pod, "minivm", "restart", "munged")
+    signed.wait_ready(within=180)
+    for pod in PODS:
+        signed.run(pod, "minivm", "restart", "keys")
+    until(lambda: not waiting(), "all have taken it", seen=waiting)
+    until(lambda: ann.try_("srun -Q -N2 --mem=50 true").returncode == 0, "the new key serves")
+    assert ann.state(job) == "RUNNING"
+    ann("touch go")
+    ann.wait_for(job, "COMPLETED")
+    ann("rm go")
