@@ -706,7 +706,9 @@ def test_no_descriptor_leaks(pod: World) -> None:
 
     def everything() -> None:
         for name in "etfn":
-            pod.ask("restart", service=name)
+            pod.ask("restart", service=name, wait=False)
+        for name in "etfn":
+            assert pod.ask("start", service=name)["ready"], "each stays for a second, all at once"
         pod.get("/metrics")
         with pod.client() as client:
             next(client.stream("logs", service="n", follow=True))
