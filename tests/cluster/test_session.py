@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -225,6 +226,32 @@ def test_an_account_and_a_qos_that_are_not_there_are_refused_or_told(alice: Rese
     finally:
         alice("scancel --me")
         alice.world.slurm("sacctmgr", "-i", "delete", "account", "physics")
+
+
+def test_a_far_start_is_explained_where_it_is_asked_for(alice: Researcher) -> None:
+    hint = "a far year means after a running job that has no --time"
+    for command in ("sbatch --test-only --wrap true", "srun --test-only true"):
+        assert hint in alice.try_(command).stderr
+    assert hint not in alice.try_("srun true").stderr
+
+
+def test_a_locale_of_the_users_own_machine_brings_no_warnings(alice: Researcher) -> None:
+    options = ("-o", "SendEnv=LANG", "-o", "SendEnv=LC_*")
+    env = os.environ | {"LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}
+    command = alice.command("bash -lc 'perl -e 1; locale charmap'", options=options)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, "locale" in done.stderr) == ("UTF-8\n", False), done.stderr
+
+
+def test_pip_names_the_way_that_people_have(alice: Researcher) -> None:
+    refused = alice.try_("pip install --no-index nothing")
+    assert refused.returncode != 0 and "python3 -m venv ~/env" in refused.stderr and "apt" not in refused.stderr
+
+
+def test_terminals_that_people_bring_are_known(alice: Researcher) -> None:
+    for name in ("xterm-kitty", "foot", "alacritty", "tmux-256color"):
+        assert alice(f"TERM={name} tput colors").strip().isdigit()
+        assert alice(f"srun env TERM={name} tput colors").strip().isdigit()
 
 
 def test_mail_that_nobody_sends_is_told_at_submission(alice: Researcher) -> None:

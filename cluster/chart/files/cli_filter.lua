@@ -58,6 +58,9 @@ function slurm_cli_pre_submit(options, component)
         local fine = is_known("account", "account", "root", options["account"])
         if not (fine and is_known("qos", "name", "normal", options["qos"])) then return slurm.ERROR end
     end
+    if options["test-only"] == "set" then
+        slurm.log_info("minivm: --test-only: a start in a far year means after a running job that has no --time")
+    end
     local mail = options["mail-type"]
     if mail ~= nil and mail ~= "" and mail ~= "NONE" and not has.mail then
         slurm.log_info("minivm: --mail-type: this cluster sends no mail (slurm.conf has no MailProg); the job runs without it")

@@ -92,6 +92,17 @@ def test_a_job_that_never_ran_has_used_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_the_reason_of_an_end_is_told(tmp_path: Path) -> None:
+    full = "8|8|c|a|g|OUT_OF_MEMORY|0:125|1|1|5|00:00.1|billing=1,cpu=1,mem=200M,node=1||||\n"
+    text = seff(tmp_path, full, "8").stdout
+    assert "State: OUT_OF_MEMORY (exit code 0)\nReason: it reached its memory limit, 200.00 MB in all" in text
+    row = "9|9|c|a|g|CANCELLED by 0|0:0|1|1|5|00:00.1|cpu=1,mem=200M,node=1||||{}\n"
+    text = seff(tmp_path, row.format("minivm: the pod of node w1 stops"), "9").stdout
+    assert "\nComment: the pod of node w1 stops\n" in text
+    # A site's own comment is not for users.
+    assert "billed" not in (text := seff(tmp_path, row.format("billed|to\nAnn"), "9").stdout) and "State: CANC" in text
+
+
 def test_days_and_large_sizes(tmp_path: Path) -> None:
     row = "7|7|c|a|g|TIMEOUT|0:15|2|16|100000|1-02:03:04|cpu=16,mem=3T,node=2|||\n"
     step = "7.0|7.0|c|||CANCELLED|0:15|2|16|100000|1-02:03:04|cpu=16,mem=3T,node=2|mem=1.5T||16\n"
