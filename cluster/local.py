@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import (
-    addresses,
-    cgroups,
-    drop_ins,
-    keys,
-    names,
-    ports,
-    readiness,
-    report,
-    slurm_conf,
-    values,
-)
+from cluster import cgroups, drop_ins, keys, names, ports, readiness, report, slurm_conf, values
 from cluster.change import pinning, plan, stakes
 from cluster.change.pinning import Choice, Wish
 from cluster.change.plan import Kind, Plan, Stake, Step, in_roll_order, in_start_order
@@ -38,6 +29,49 @@ from cluster.values import NAMESPACE, RELEASE, Options
 from ground.errors import one_line
 from images import pins
 from images.pins import Image, Pins
+
+
+# Addresses of new pods and Services. Pure.
+# As on Kubernetes, a new pod never gets its previous address. A pod alone behind a Service with an address gets the
+# Service's address each time, since no kube-proxy forwards here.
+def of_services(subnet: str, names: Iterable[str]) -> dict[str, str]:
+    """Give each Service an address in the subnet's last quarter, derived from its name.
+
+    Nothing is stored. Pods, and docker itself, start from the beginning of the subnet.
+    """
+    network = ipaddress.ip_network(subnet)
+    quarter = max(network.num_addresses // 4, 1)
+    last = int(network.broadcast_address) - 1
+    assigned: dict[str, str] = {}
+    for name in sorted(names):
+        start = zlib.crc32(name.encode())
+        free = (str(ipaddress.ip_address(last - (start + step) % quarter)) for step in range(quarter))
+        address = next((candidate for candidate in free if candidate not in assigned.values()), None)
+        if address is None:
+            raise ClusterError(f"find an address for {name}", f"{subnet} has none left")
+        assigned[name] = address
+    return assigned
+
+
+def allocate(subnet: str, *, gateway: str, used: Iterable[str], last: str, count: int) -> list[str]:
+    """Return `count` free addresses after `last`, wrapping around at the end of the subnet."""
+    network = ipaddress.ip_network(subnet)
+    taken = {*used, gateway}
+    size = network.num_addresses
+    start = int(ipaddress.ip_address(last)) - int(network.network_address) if last else 1
+    free: list[str] = []
+    for step in range(1, size):
+        offset = (start + step) % size
+        # The first is the network's address, the last the broadcast address.
+        if offset in (0, size - 1):
+            continue
+        address = str(network.network_address + offset)
+        if address not in taken:
+            free.append(address)
+        if len(free) == count:
+            return free
+    raise ClusterError(f"find {count} addresses", f"{subnet} has {len(free)} left")
+
 
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
 POLL = 0.1
@@ -356,7 +390,7 @@ class LocalCluster:
         """Map pods to the address of the Service in front of them, which outlives the pod."""
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
         kept = objects.stable_services(known.pods, known.services)
-        by_service = addresses.of_services(subnet, (service.name for service in kept.values()))
+        by_service = of_services(subnet, (service.name for service in kept.values()))
         return {pod: by_service[service.name] for pod, service in kept.items()}
 
     def new_addresses(self, count: int, kept: Iterable[str] = ()) -> list[str]:
@@ -370,7 +404,7 @@ class LocalCluster:
         used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
         used += kept
         last = memory.read_text() if memory.exists() else ""
-        allocated = addresses.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
+        allocated = allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
         write_private(memory, allocated[-1].encode())
         return allocated
 

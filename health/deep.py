@@ -1,7 +1,7 @@
 """Summary of this boot's deep checks, in one file.
 
-The pod publishes it as a condition (init/helpers/deep.py), and the fleet takes a machine back by it after a reboot. The
-file also records that the checks are not wanted or are running, so that a restarted process knows.
+The pod publishes it as a condition (init/helpers/conditions.py), by which the fleet takes a machine back after a
+reboot. The file also records that the checks are not wanted or are running, so that a restarted process knows.
 """
 
 from __future__ import annotations

@@ -15,11 +15,44 @@ import click
 from ground.version import VERSION
 from init.cli_group import Group
 from init.errors import InitError
-from init.places import PLAN, SOCKET
+from init.places import PLAN, SOCKET, pod_name
+from init.slurm import client
+from init.slurm.client import SlurmError
 
 if TYPE_CHECKING:
     from init.plan.compile import Plan
     from init.pod.client import Client
+    from init.slurm.node import Node
+    from init.view.snapshot import Snapshot
+
+
+# The reason why no jobs come to this pod's node, from slurmctld, for a person who asks.
+# Only on request: pods that polled the controller would cost it a thousand calls.
+DAEMONS = frozenset({"slurmd", "slurmd-static"})
+WITHIN = 3.0  # a person is waiting
+
+
+def standing(snapshot: Snapshot) -> str:
+    """Return one line; "" if jobs come to the node or there is none."""
+    if not any(view.name in DAEMONS and view.ready for view in snapshot.services):
+        return ""
+    name = pod_name(os.environ)
+    try:
+        node = client.node(name, client.address(os.environ), within=WITHIN)
+    except SlurmError as error:
+        return f"the node's state in Slurm is unknown: {error.why}"
+    return words(node) if node is not None else f"slurmctld knows no node {name}"
+
+
+def words(node: Node) -> str:
+    """Describe the author, the time and the reason, and how a person can undo it."""
+    if not (node.held_by_us or node.held_by_others):
+        return "" if node.responds else "the node does not answer slurmctld, so no jobs come"
+    user, _, since = node.author.partition("@")
+    by = f" by {user} since {since}" if user else ""
+    state = "drained" if "DRAIN" in node.flags else "down"
+    return f"no jobs come: the node is {state} in Slurm{by}: {node.reason or 'no reason given'}"
+
 
 # The connection reports a socket that cannot be used; click's check ("not readable") would hide the reason.
 SOCKET_PATH = click.Path(readable=False, path_type=Path)
@@ -94,7 +127,6 @@ def why(context: click.Context, service: str | None, as_json: bool) -> None:
     with connect(context) as client:
         reply = client.request("why", **({"service": service} if service else {}))
         snapshot = client.snapshot()
-    from init.slurm.standing import standing
 
     node = "" if service else standing(snapshot)
     if as_json:

@@ -15,7 +15,7 @@ from fleet.world.snapshot import Worker
 from ground.errors import one_line
 
 CONDITION = "minivm.io/DeepCheck"
-# "BOOT NUMBER-OF-CHECKS TEXT": init/helpers/deep.py writes it.
+# "BOOT NUMBER-OF-CHECKS TEXT": init/helpers/conditions.py writes it.
 _MESSAGE = re.compile(r"(\S{1,64}) ([0-9]{1,4})(?: (.*))?", re.DOTALL)
 ASK = "minivm health --run --when deep"
 

@@ -18,7 +18,7 @@ from fleet.world.worker_pool import CANONICAL, MADE_OF, POOL, WorkerPool
 # of pods without it.
 FREE = "minivm.io/free"
 LOST = "lost"  # its value when Slurm does not know the pod
-# The pod's init restarts slurmd once for each new value (init/helpers/asked.py). The fleet writes the time.
+# The pod's init restarts slurmd once for each new value (init/helpers/configwatch.py). The fleet writes the time.
 RESTART = "minivm.io/restart-slurmd"
 # The label of a Node that a fleet cordoned; its value names the fleet. NodeRestriction keeps kubelets from setting
 # labels with this prefix.

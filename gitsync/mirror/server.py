@@ -7,17 +7,23 @@ the same commit cost one git process.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
 import os
 import re
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
 import threading
 import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -27,8 +33,6 @@ from urllib.parse import parse_qs, urlsplit
 from gitsync import report
 from gitsync.addresses import content_length, split_address
 from gitsync.errors import GitsyncError
-from gitsync.mirror.cache import Cache
-from gitsync.mirror.requests import CONNECTION, IDLE, LARGEST, REQUEST, DeadlineReader, unpack, wants
 from gitsync.mirror.update import KEEP, inside
 from gitsync.repo import child
 from gitsync.rings.board import Board
@@ -38,6 +42,118 @@ from gitsync.settings import Settings
 from gitsync.state import load_state
 from gitsync.tree import publish
 from ground.sockets import notify
+
+# Bounds on the mirror's requests: a deadline for the whole request, a limit on its size, and only verified hashes.
+# Seconds without a byte, and seconds for a whole request, after which the thread serves the next connection.
+IDLE = 5.0
+REQUEST = 10.0
+# Seconds after which a connection is closed with its next reply.
+CONNECTION = 30.0
+# Largest request body: a fetch sends a list of hashes, a report is a sentence.
+LARGEST = 1 << 20
+
+
+class DeadlineReader(io.RawIOBase):
+    """Read a socket until a deadline. A socket's own timeout would start again with each byte."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._source = source
+        self.until = time.monotonic() + REQUEST
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # what BufferedReader gives
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request exceeded its deadline")
+        self._source.settimeout(min(IDLE, left))
+        try:
+            return self._source.recv_into(buffer)
+        finally:
+            self._source.settimeout(IDLE)
+
+
+def unpack(body: bytes) -> bytes | None:
+    """Decompress a gzip body; None when it is not gzip or too large."""
+    try:
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(body)).read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error):
+        return None
+    return unpacked if len(unpacked) <= LARGEST else None
+
+
+def wants(body: bytes) -> set[str] | None:
+    """Return the hashes that a request to upload-pack wants; None when it is not a sequence of packet lines. Pure.
+
+    git itself, in protocol 2, serves any object by its hash, so the mirror must check them.
+    """
+    hashes, at = set(), 0
+    while at < len(body):
+        head = body[at : at + 4]
+        if len(head) < 4 or not head.isalnum():
+            return None
+        try:
+            size = int(head, 16)
+        except ValueError:
+            return None
+        if size == 3 or at + size > len(body):
+            return None
+        line = body[at + 4 : at + size]
+        if line.startswith(b"want "):
+            hashes.add(line.split()[1].decode("ascii", "replace") if len(line.split()) > 1 else "")
+        at += max(size, 4)
+    return hashes
+
+
+# Cache of replies that are equal for every client. The first request computes a reply; concurrent ones wait for it.
+# Bytes counted for an entry beside its reply, and the largest number of entries of any size.
+OVERHEAD = 1024
+MAX_ENTRIES = 4096
+
+
+class Cache:
+    """LRU cache bounded by bytes and by number of entries; keys are small. A failure (None) is not cached."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._held = 0
+        self._lock = threading.Lock()
+        self._made: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._making: dict[Hashable, Future[bytes | None]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], bytes | None]) -> tuple[bytes | None, bool]:
+        """Return the reply, and whether this call computed it."""
+        with self._lock:
+            if key in self._made:
+                self._made.move_to_end(key)
+                return self._made[key], False
+            waiting = self._making.get(key)
+            if waiting is None:
+                mine: Future[bytes | None] = Future()
+                self._making[key] = mine
+        if waiting is not None:
+            return waiting.result(), False
+        reply: bytes | None = None
+        try:
+            reply = make()
+        finally:
+            with self._lock:
+                del self._making[key]
+                if reply is not None:
+                    self._keep(key, reply)
+            mine.set_result(reply)
+        return reply, True
+
+    def _keep(self, key: Hashable, reply: bytes) -> None:
+        if len(reply) + OVERHEAD > self._room:
+            return
+        self._made[key] = reply
+        self._held += len(reply) + OVERHEAD
+        while self._held > self._room or len(self._made) > MAX_ENTRIES:
+            _, old = self._made.popitem(last=False)
+            self._held -= len(old) + OVERHEAD
+
 
 REPOSITORY = "/scripts.git"
 WORKERS = 64

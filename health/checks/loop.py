@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,10 +24,11 @@ from types import FrameType
 from gitsync import lease
 from gitsync.errors import GitsyncError
 from ground.sockets import notify
+from health import deep
 from health.api import When
 from health.ask import ask_broker
-from health.checks import deep
 from health.checks.select import Asked, due
+from health.deep import State, Word
 from health.index import read_index
 from health.places import Places, boot_id
 from health.script import UNFIT, environment, run_here
@@ -34,6 +36,46 @@ from health.spread import share
 from health.tell import metrics, sentence, tell, write_metrics
 from health.verdict import read_verdict, read_verdicts
 from init.pod.pod import Pod
+
+# Decide if this pod starts the deep checks by itself, and run them once per boot.
+# The node's drain decides: the fleet waits for a rebooted machine, or an earlier pod found a problem that needs a
+# reboot or the manufacturer. The drain precedes the pod and is checked again when the checks start, so no job runs and
+# none comes.
+# The broker asks the controller, which may take time.
+BROKER_S = 15.0
+CUT = "the deep checks were interrupted, and jobs may run by now"
+
+
+def asked() -> bool | None:
+    """Ask the broker if deep checks are wanted; None while it has no answer from the controller."""
+    if os.environ.get("MINIVM_HEALTH_DEEP") == "1":
+        return True
+    answer = (ask_broker({"ask": "deep"}, BROKER_S) or {}).get("deep")
+    return answer if isinstance(answer, bool) else None
+
+
+def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> bool:
+    """Run the deep checks if wanted; tell if they are settled for this boot.
+
+    An interrupted run starts anew if it still may. `run` returns the reason why it could not run.
+    """
+    path, boot = Places.from_environment().deep, boot_id()
+    known = deep.read(path)
+    if known is not None and known.settled(boot):
+        return True
+    if (answer := wanted()) is None:
+        return False
+    if not answer:
+        cut = known is not None and known.boot_id == boot
+        deep.write(path, Word(boot, State.UNKNOWN, said=CUT) if cut else Word(boot, State.NOT_ASKED))
+        return True
+    deep.write(path, Word(boot, State.RUNNING))
+    failure = run()
+    after = deep.read(path)
+    if after is None or not after.settled(boot):
+        deep.write(path, Word(boot, State.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT]))
+    return True
+
 
 # Each round finds the due checks itself; this is the finest interval.
 ROUND_S = 15.0
@@ -113,12 +155,12 @@ def main() -> int:
     # A pod's first round starts at once: it writes the index, without which every prolog runs its checks itself.
     if first:
         _run_logged("boot", BACKGROUND_S)
-    settled = deep.once(lambda: _run_logged("deep", DEEP_S))
+    settled = once(lambda: _run_logged("deep", DEEP_S))
     at = time.monotonic() + (0.0 if first else offset)
     fault = shown = ""
     while True:
         select.select([], [], [], max(0.0, at - time.monotonic()))
-        settled = settled or deep.once(lambda: _run_logged("deep", DEEP_S))
+        settled = settled or once(lambda: _run_logged("deep", DEEP_S))
         before = fault
         fault = round_once("background", BACKGROUND_S, only_due=True) if anything_due(time.time()) else ""
         shown = report(shown, time.time())

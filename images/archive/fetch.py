@@ -4,17 +4,133 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import os
+import stat
+import subprocess
+import tarfile
 import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from images.archive import trees
+from ground.commands import ran
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
 from images.settings import Settings
 
+# Sources pinned by content, from a git repository, an archive or a directory, whichever is available.
+# An archive's checksum depends on the program that packed it. The pin's checksum is that of one tar, made here from
+# names, contents and executable bits only: the same from every source. From a git repository it takes the pin's
+# commit, which git verifies itself.
 VERSIONS = "images/versions.yaml"
+# Of one source, unpacked.
+LARGEST_TREE = 64 << 20
+TIME = 300.0
+
+# What an archive that is cut, or is none, raises; ValueError: a name that no tar of ours can have.
+BROKEN = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+
+# A file's content and whether it may be executed, or where a link leads to.
+Tree = Mapping[str, tuple[bytes, bool] | str]
+
+
+def packed(pin: Pin, settings: Settings) -> bytes:
+    """Make the canonical tar of the source at a pin's address."""
+    address = Path(pin.url)
+    try:
+        if address.is_file():
+            with tarfile.open(address) as archive:
+                return made(pin, dict(members(archive)))
+        if address.is_dir() and not (address / ".git").exists() and not (address / "HEAD").is_file():
+            return made(pin, dict(files(address)))
+        return made(pin, of_commit(pin, settings))
+    except (OSError, *BROKEN, subprocess.TimeoutExpired) as error:
+        raise wrong(pin, str(error)) from error
+
+
+def wrong(pin: Pin, why: str) -> ImagesError:
+    where = {"field": pin.setting} if pin.setting else {"file": VERSIONS, "field": f"pins.{pin.name}"}
+    hint = f"have it from elsewhere: --set sources={pin.name}=PATH, a git repository, a directory or an archive of it"
+    return ImagesError(f"have the source of {pin.name} {pin.version}", f"{pin.url}: {why}", **where, hint=hint)
+
+
+def made(pin: Pin, tree: Tree) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(tree):
+            entry, found = tarfile.TarInfo(f"{pin.name}-{pin.version}/{name}"), tree[name]
+            if isinstance(found, str):
+                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, found, 0o777
+                archive.addfile(entry)
+            else:
+                content, executable = found
+                entry.size, entry.mode = len(content), 0o755 if executable else 0o644
+                archive.addfile(entry, io.BytesIO(content))
+    return target.getvalue()
+
+
+def of_commit(pin: Pin, settings: Settings) -> Tree:
+    with tempfile.TemporaryDirectory() as place:
+        env = os.environ | settings.proxies | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_DIR": place}
+        if settings.ca_certificates:
+            env["GIT_SSL_CAINFO"] = settings.ca_certificates
+        target = f"{place}/source.tar"
+        for words in (
+            ["init", "--quiet", "--bare", "--template=", place],
+            ["fetch", "--quiet", "--depth=1", "--no-tags", "--", pin.url, pin.commit],
+            # In a repository of our own: another's could name programs for it to run.
+            ["archive", "--format=tar", f"--output={target}", pin.commit],
+        ):
+            done = ran(["git", *words], within=TIME, env=env)
+            if done.returncode:
+                said = [line for line in done.stderr.splitlines() if line.startswith(("fatal: ", "error: "))]
+                raise wrong(pin, f"git has no commit {pin.commit} of it: {said[0] if said else done.returncode}")
+        with tarfile.open(target) as archive:
+            return dict(members(archive))
+
+
+def members(archive: tarfile.TarFile) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
+    """Yield an archive's files, without the single top directory that forges add."""
+    listed, size = [], 0
+    for one in archive:
+        size += one.size
+        if size > LARGEST_TREE:
+            raise OSError("it is larger than a source")
+        if not one.isdir() and one.type != tarfile.XGLTYPE:
+            listed.append(one)
+    tops = {one.name.removeprefix("./").partition("/")[0] for one in listed}
+    cut = 1 if len(tops) == 1 and all("/" in one.name.removeprefix("./") for one in listed) else 0
+    for one in listed:
+        name = "/".join(one.name.removeprefix("./").split("/")[cut:])
+        content = archive.extractfile(one) if one.isfile() else None
+        if content is not None:
+            yield name, (content.read(), bool(one.mode & stat.S_IXUSR))
+        elif one.issym():
+            yield name, one.linkname
+        else:
+            raise OSError(f"{name} is no file")
+
+
+def files(root: Path) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
+    size = 0
+    for folder, directories, names in os.walk(root):
+        for name in [*directories, *names]:
+            path = Path(folder, name)
+            found = path.lstat()
+            inside = str(path.relative_to(root))
+            if stat.S_ISLNK(found.st_mode):
+                yield inside, str(path.readlink())
+            elif stat.S_ISREG(found.st_mode):
+                size += found.st_size
+                if size > LARGEST_TREE:
+                    raise OSError("it is larger than a source")
+                yield inside, (path.read_bytes(), bool(found.st_mode & stat.S_IXUSR))
+            elif not stat.S_ISDIR(found.st_mode):
+                raise OSError(f"{inside} is no file")
+
+
 # HPC-X, the largest, has one and a half.
 LARGEST = 16 << 30
 # What may be given in place of a file that cannot be fetched.
@@ -85,7 +201,7 @@ def connection_errors() -> tuple[type[Exception], ...]:
 
 def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
     if pin.commit:
-        return io.BytesIO(trees.packed(pin, settings))
+        return io.BytesIO(packed(pin, settings))
     if not urlsplit(pin.url).scheme:
         return Path(pin.url).open("rb")
     # Late: a build that fetches nothing does not pay for TLS.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from images.errors import ImagesError
+from images.ship import index
 
 if TYPE_CHECKING:
     from images.cli.session import Session
@@ -18,6 +20,39 @@ if TYPE_CHECKING:
     from images.make.plan import Image
     from images.ship.push import Pushed
     from images.ship.registry import Registry
+
+
+# Compare a signed statement with the requested reference: its role, and its tag if that is a hash.
+# Anyone with push access may move a name to another image that is rightly signed: an older one, or another role's.
+# Pure.
+# A tag as builds give it, RELEASE-VARIANT[-ARCH]-HASH: it says what it must hold. Any other is the site's to move.
+BUILT = re.compile(r"[0-9][0-9A-Za-z._]*-[a-z]+(?:-(?:amd64|arm64))?-[0-9a-f]{12}")
+
+
+def check_statement_name(reference: str, role: str, tag: str, said: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check each architecture's statement, by its name in the index; a single image has an empty name."""
+    what = f"verify {reference}"
+    for statement in said.values():
+        found = statement["predicate"]["buildDefinition"]["externalParameters"]["role"]
+        if found != role:
+            raise ImagesError(what, f"it was built as {found}, and {role} was asked for",
+                              hint=f"is {role} a name that you gave it? then say --role {found}")  # fmt: skip
+    if not BUILT.fullmatch(tag):
+        return
+    made = {arch: built_as(what, statement) for arch, statement in said.items()}
+    wanted = made[""][0] if "" in made else index.tag(made)
+    if tag != wanted:
+        raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {wanted}",
+                          hint="the tag was moved: ask who may push there; take an image by its digest")  # fmt: skip
+
+
+def built_as(what: str, statement: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tag and the whole hash that a statement names."""
+    inside = statement["predicate"]["buildDefinition"].get("internalParameters")
+    if not isinstance(inside, dict) or not all(isinstance(inside.get(name), str) for name in ("tag", "inputs")):
+        raise ImagesError(what, "its statement does not say under which tag it was built")
+    return inside["tag"], inside["inputs"]
+
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
@@ -139,7 +174,7 @@ def attach_provenance(session: Session, image: Image, registry: Registry, digest
 def verify(reference: str, signers: Path, role: str, user: str, password_stdin: bool, as_json: bool) -> None:
     """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
     from images.cli import report
-    from images.ship import credentials, index, named, provenance, referrers
+    from images.ship import credentials, index, provenance, referrers
     from images.ship.registry import Place, Registry
 
     path, at, digest = reference.partition("@")
@@ -164,7 +199,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         shown = ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
         rows.append((f"{path}@{image['digest']}", found.signer, shown))
         data.append({"image": rows[-1][0], "signer": found.signer, "statement": found.statement})
-    named.check(reference, role or path.rpartition("/")[2], tag, said)
+    check_statement_name(reference, role or path.rpartition("/")[2], tag, said)
     if as_json:
         report.as_json(
             data[0] if whole["mediaType"] != referrers.INDEX else {"image": f"{path}@{whole['digest']}", "images": data}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from images import architectures, emulation
-from images.archive import lock, locked, seen, wheels
+from images.archive import lock, locked, wheels
 from images.archive.lock import Place
 from images.archive.locked import Slice
+from images.archive.wheels import Wheel
 from images.cli.planned import Planned, Result
 from images.definition import load
 from images.definition.check import known_cuda
@@ -32,6 +34,83 @@ if TYPE_CHECKING:
     from images.engine.docker import Engine
     from images.engine.look import Present
     from images.make.progress import Reporter
+
+
+# Build images concurrently, each as soon as all that it needs exist.
+def together(
+    images: Mapping[str, Image],
+    hands: int,
+    make: Callable[[Image], float],
+    done: Callable[[Image, float], None],
+    cancel: Callable[[], None],
+) -> None:
+    """Run `make`, which returns its seconds, on `hands` images at once. If one fails, `cancel` ends the others."""
+    waiting, running = dict(images), dict[Future[float], Image]()
+    with ThreadPoolExecutor(hands) as pool:
+        try:
+            while waiting or running:
+                missing = {*waiting, *(image.key for image in running.values())}
+                free = [image for image in waiting.values() if missing.isdisjoint(image.needs)]
+                for image in free[: hands - len(running)]:
+                    running[pool.submit(make, waiting.pop(image.key))] = image
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    done(running.pop(future), future.result())
+        except BaseException:
+            # The pool waits for its threads on the way out: their steps are ended, not sat through.
+            pool.shutdown(wait=False, cancel_futures=True)
+            cancel()
+            raise
+
+
+# Compare the locked wheels with the index for `lock --check`: missing or newer ones. Writes and fetches nothing.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Differences between the index and a lock."""
+
+    wrong: tuple[str, ...] = ()  # what is locked is not there any more, or is another file: a build ends on it
+    newer: tuple[str, ...] = ()  # what a new lock would move
+
+
+def look_at_wheels(place: Place, layers: Iterable[str]) -> Seen:
+    wrong, newer = [], []
+    for of in wheels.taken(place, layers):
+        if (locked := wheels.read(place, of)) is None:
+            continue
+        for arch in wheels.MACHINES:
+            mine = [wheel for wheel in locked.wheels if wheel.arch == arch]
+            now = {wheel.wanted: wheel for wheel in still_there([wheel.wanted for wheel in mine], arch, place.settings)}
+            wrong += [f"{of.about}: {why}" for wheel in mine if (why := differs(wheel, now.get(wheel.wanted)))]
+        try:
+            newest = wheels.resolve(of, place.settings)
+        except ImagesError as error:
+            newer.append(f"{of.about}: a new lock cannot be made: {error.why}")
+            continue
+        # Another file of the same version is told above.
+        was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
+        same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
+        newer += wheels.changes(locked, replace(newest, wheels=tuple(same)))
+    return Seen(tuple(wrong), tuple(newer))
+
+
+def differs(locked: Wheel, now: Wheel | None) -> str:
+    what = f"{locked.name} {locked.version} ({locked.arch})"
+    if now is None:
+        return f"{what} is gone"
+    if now.sha256 != locked.sha256:
+        return f"{what}: its hash changed: {locked.file} is locked as {locked.sha256}, the index has {now.sha256}"
+    return ""
+
+
+def still_there(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
+    """Return those of these versions that the index has; pip names only the first missing one at a time."""
+    while True:
+        found, absent, why = wheels.ask(wanted, arch, settings)
+        if not why:
+            return found
+        if not set(absent) & set(wanted):
+            raise wheels.unresolved(why, arch)
+        wanted = [item for item in wanted if item not in absent]
 
 
 # Which variant with which Slurm a build is of: what was wished, against what the definition has. Pure.
@@ -203,9 +282,9 @@ class Session:
         moved = locked.changes((s for s in before.values() if s.layer in names), found)
         return moved + wheels.relock(self.place, self.layers(roles))
 
-    def wheels_seen(self, roles: Iterable[str]) -> seen.Seen:
+    def wheels_seen(self, roles: Iterable[str]) -> Seen:
         """Compare the index with the lock of the roles' wheels."""
-        return seen.look(self.place, self.layers(roles))
+        return look_at_wheels(self.place, self.layers(roles))
 
     def gone(self, images: Iterable[Image]) -> list[locked.Gone]:
         """List the packages of these images that the archive no longer has."""
@@ -281,7 +360,6 @@ class Session:
     def make(
         self, composed: Composed, waiting: Mapping[str, Image], results: Mapping[str, Result], reporter: Reporter
     ) -> None:
-        from images.cli.together import together
         from images.make.build import Maker, git_revision
 
         maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)

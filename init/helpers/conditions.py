@@ -7,7 +7,9 @@ pod's GPUs, and the results of deep checks since the machine's boot.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import threading
 import time
@@ -15,13 +17,80 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ground.errors import one_line
+from ground.files import read_plain
 from init.errors import InitError
-from init.helpers import deep, gpus
+from init.helpers import links
 from init.places import pod_name
 from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.pod import Pod
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.pod.pod import Pod
+
+
+# Result of this boot's deep checks, as a condition of the pod: by it the fleet takes a machine back after a reboot.
+# See docs/fleet.md. The health service writes the file; nothing is reported from another boot, or in another form.
+DEEP_TYPE = "minivm.io/DeepCheck"
+DEEP_FILE = Path("/run/minivm/health/deep/said.json")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MOST_BYTES, SAID, CHECKS = 65536, 240, 9999
+# States in the file -> status and reason.
+DEEP_STATES = {
+    "ok": ("True", "Passed"),
+    "problem": ("False", "Failed"),
+    "unknown": ("Unknown", "Unknown"),
+    "running": ("Unknown", "Running"),
+}
+
+
+def read_deep(file: Path = DEEP_FILE) -> dict[str, Any]:
+    try:
+        data = json.loads(read_plain(file, MOST_BYTES) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def deep_condition(data: dict[str, Any], boot: str) -> dict[str, Any] | None:
+    """Build the condition without its time.
+
+    The message starts with the boot, since the pod may have existed before it, and with the number of GPU checks that
+    ran.
+    """
+    ran = data.get("ran")
+    status, reason = DEEP_STATES.get(str(data.get("state")), ("", ""))
+    if not boot or data.get("boot_id") != boot or not status or type(ran) is not int or not 0 <= ran <= CHECKS:
+        return None
+    message = f"{boot} {ran} {one_line(str(data.get('said', '')))[:SAID]}".strip()
+    return {"type": DEEP_TYPE, "status": status, "reason": reason, "message": message}
+
+
+# The pod's GPUs by UUID, as a condition of the pod: the fleet identifies a machine by them (docs/fleet.md).
+# The driver is asked until it answers; its first answer holds while the pod lives, since within one boot no GPU comes
+# or goes.
+GPU_TYPE = "minivm.io/Gpus"
+MOST_GPUS = 64
+# GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-041a6be2-04b9-910d-91ab-94883a0ad281)
+GPU_LISTED = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)$", re.MULTILINE)
+
+
+def gpus_present(pod: Pod) -> bool:
+    return any(True for _ in pod.path("/dev").glob("nvidia[0-9]*"))
+
+
+def gpu_uuids(pod: Pod) -> tuple[str, ...]:
+    """Return the UUIDs in order; none if the driver does not answer."""
+    return tuple(sorted(set(GPU_LISTED.findall(links.said_of_gpus(pod, "-L"))))[:MOST_GPUS])
+
+
+def gpu_condition(ids: tuple[str, ...], now: str) -> dict[str, Any]:
+    message = " ".join(ids)
+    return {"type": GPU_TYPE, "status": "True", "reason": "Known", "message": message, "lastTransitionTime": now}
+
 
 TYPE = "minivm.io/Ready"
 # Kubernetes' limit for a message is 32 KiB; a person reads less.
@@ -129,7 +198,7 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
     while True:
         if ids := look():
             try:
-                return api.patch(gpus.condition(ids, _now()))
+                return api.patch(gpu_condition(ids, _now()))
             except ApiError as error:
                 if error.missing:
                     return None
@@ -138,12 +207,12 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
         time.sleep(pause)
 
 
-def tell_deep(api: Api, file: Path = deep.FILE, boot: Path = deep.BOOT_ID, pause: float = GPUS_PAUSE) -> None:
+def tell_deep(api: Api, file: Path = DEEP_FILE, boot: Path = BOOT_ID, pause: float = GPUS_PAUSE) -> None:
     """Report each new result of deep checks once. Nothing polls: the kernel reports changes."""
     watcher, reported = Watcher(), None
     while True:
         watcher.watch(file.parent)
-        item = deep.condition(deep.read(file), boot.read_text().strip())
+        item = deep_condition(read_deep(file), boot.read_text().strip())
         if item is not None and item != reported:
             try:
                 api.patch({**item, "lastTransitionTime": _now()})
@@ -165,8 +234,8 @@ def _now() -> str:
 def main() -> int:
     namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
     api, pod = Api(namespace, pod_name(os.environ)), Pod(os.environ)
-    if gpus.present(pod):
-        threading.Thread(target=tell_gpus, args=(api, lambda: gpus.uuids(pod)), daemon=True).start()
+    if gpus_present(pod):
+        threading.Thread(target=tell_gpus, args=(api, lambda: gpu_uuids(pod)), daemon=True).start()
     threading.Thread(target=tell_deep, args=(api,), daemon=True).start()
     return run(api)
 

@@ -17,9 +17,59 @@ from xmlrpc.client import Fault, dumps, loads
 
 from init.errors import InitError
 from init.fields import number as in_digits
-from init.helpers import supervisor_words as words
 from init.pod.client import SOCKET, Client
 from init.view.snapshot import ServiceView
+
+# Convert a service to supervisor's XML-RPC: states, faults, the reply of getProcessInfo. Pure.
+# supervisor.xmlrpc.Faults and supervisor.states.ProcessStates, as the protocol numbers them.
+UNKNOWN_METHOD, BAD_ARGUMENTS, BAD_NAME, BAD_SIGNAL, NO_FILE, FAILED = 1, 3, 10, 11, 20, 30
+ABNORMAL_TERMINATION, ALREADY_STARTED, NOT_RUNNING, SUCCESS = 40, 60, 70, 80
+STATES = {
+    "waiting": (10, "STARTING"),
+    "preparing": (10, "STARTING"),
+    "starting": (10, "STARTING"),
+    "ready": (20, "RUNNING"),
+    "reloading": (20, "RUNNING"),
+    "failing": (20, "RUNNING"),
+    "handover": (20, "RUNNING"),
+    "backoff": (30, "BACKOFF"),
+    "stopping": (40, "STOPPING"),
+    "stopped": (0, "STOPPED"),
+    "done": (100, "EXITED"),
+    "failed": (200, "FATAL"),
+}
+
+
+def process_info(view: ServiceView, now: float) -> dict[str, Any]:
+    """Return one service as getProcessInfo does."""
+    number, name = STATES.get(view.state, (1000, "UNKNOWN"))
+    return {
+        "name": view.name,
+        "group": view.name,
+        "start": int(now - view.uptime) if view.pid else 0,
+        "stop": 0 if view.pid else int(now - view.since),
+        "now": int(now),
+        "state": number,
+        "statename": name,
+        "spawnerr": "; ".join(view.reasons) if view.state == "failed" else "",
+        "exitstatus": 0,
+        "logfile": "",
+        "stdout_logfile": "",
+        "stderr_logfile": "",
+        "pid": view.pid,
+        "description": describe(view),
+    }
+
+
+def describe(view: ServiceView) -> str:
+    if view.pid:
+        seconds = int(view.uptime)
+        clock = f"{seconds // 3600 % 24}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        days = seconds // 86400
+        uptime = f"{days} days, {clock}" if days > 1 else f"1 day, {clock}" if days else clock
+        return f"pid {view.pid}, uptime {uptime}"
+    return "; ".join(view.reasons) or view.last_exit or view.state
+
 
 LISTEN = Path("/run/minivm/supervisor.sock")
 API_VERSION = "3.0"
@@ -64,13 +114,13 @@ class Interface:
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         method = self.methods.get(name)
         if method is None:
-            raise Fault(words.UNKNOWN_METHOD, "UNKNOWN_METHOD")
+            raise Fault(UNKNOWN_METHOD, "UNKNOWN_METHOD")
         try:
             return method(*arguments)
         except TypeError as error:
-            raise Fault(words.BAD_ARGUMENTS, f"INCORRECT_PARAMETERS: {error}") from error
+            raise Fault(BAD_ARGUMENTS, f"INCORRECT_PARAMETERS: {error}") from error
         except InitError as error:
-            raise Fault(words.FAILED, f"FAILED: {error}") from error
+            raise Fault(FAILED, f"FAILED: {error}") from error
 
     def all_info(self) -> list[dict[str, Any]]:
         with Client(self.control) as client:
@@ -79,16 +129,16 @@ class Interface:
     def start(self, name: str, wait: bool = True) -> bool:
         view = self._view(name)
         if view.state in STARTED:
-            raise Fault(words.ALREADY_STARTED, f"ALREADY_STARTED: {view.name}")
+            raise Fault(ALREADY_STARTED, f"ALREADY_STARTED: {view.name}")
         reply = self._act("start", view.name, wait)
         if wait and reply.get("state") in ("failed", "backoff"):
-            raise Fault(words.ABNORMAL_TERMINATION, f"ABNORMAL_TERMINATION: {'; '.join(reply.get('reasons', []))}")
+            raise Fault(ABNORMAL_TERMINATION, f"ABNORMAL_TERMINATION: {'; '.join(reply.get('reasons', []))}")
         return True
 
     def stop(self, name: str, wait: bool = True) -> bool:
         view = self._view(name)
         if view.state in ("stopped", "done", "failed"):
-            raise Fault(words.NOT_RUNNING, f"NOT_RUNNING: {view.name}")
+            raise Fault(NOT_RUNNING, f"NOT_RUNNING: {view.name}")
         self._act("stop", view.name, wait)
         return True
 
@@ -100,9 +150,9 @@ class Interface:
             text = str(number).upper().removeprefix("SIG")
             chosen = signal.Signals[f"SIG{text}"] if (known := in_digits(text)) is None else signal.Signals(known)
         except (KeyError, ValueError):
-            raise Fault(words.BAD_SIGNAL, f"BAD_SIGNAL: {number}") from None
+            raise Fault(BAD_SIGNAL, f"BAD_SIGNAL: {number}") from None
         if not view.pid:
-            raise Fault(words.NOT_RUNNING, f"NOT_RUNNING: {view.name}")
+            raise Fault(NOT_RUNNING, f"NOT_RUNNING: {view.name}")
         with Client(self.control) as client:
             client.request("signal", service=view.name, signal=chosen.name.removeprefix("SIG"))
         return True
@@ -169,10 +219,10 @@ class Interface:
         for view in self._views():
             if view.name == wanted:
                 return view
-        raise Fault(words.BAD_NAME, f"BAD_NAME: {name}")
+        raise Fault(BAD_NAME, f"BAD_NAME: {name}")
 
     def _info(self, view: ServiceView) -> dict[str, Any]:
-        return words.process_info(view, time.time())
+        return process_info(view, time.time())
 
     def _act(self, op: str, name: str, wait: bool) -> dict[str, Any]:
         with Client(self.control, within=None if wait else 10.0) as client:
@@ -180,11 +230,11 @@ class Interface:
 
     def _result(self, method: Callable[..., Any], name: str, argument: Any) -> dict[str, Any]:
         """Return the result of one process within a call for several."""
-        status, text = words.SUCCESS, "OK"
+        status, text = SUCCESS, "OK"
         try:
             method(name, argument)
         except Fault as fault:
-            if fault.faultCode == words.BAD_NAME:
+            if fault.faultCode == BAD_NAME:
                 raise
             status, text = fault.faultCode, fault.faultString
         return {"name": name, "group": name, "status": status, "description": text}

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from fleet.world.kubernetes import RESTART
-from init.helpers.asked import DIRECTORY, WORD
+from init.helpers.configwatch import DIRECTORY, WORD
 from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object
 from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both

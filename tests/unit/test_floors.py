@@ -36,7 +36,7 @@ FLOORS: dict[str, list[set[str]]] = {
 # Modules in a package's own folder that may use all of the package.
 ROOF = {
     "init.__main__", "init.cli", "init.cli_group", "init.config_cli",
-    "health.cli", "health.dry_run", "gitsync.__main__", "gitsync.cli", "gitsync.explain", "fleet.__main__", "fleet.cli",
+    "health.cli", "health.dry_run", "gitsync.__main__", "gitsync.cli", "fleet.__main__", "fleet.cli",
     "fleet.reconciler",
 }  # fmt: skip
 # PID 1's folders, and those of its child processes: neither imports the other.

@@ -18,9 +18,9 @@ import yaml
 from images import pins
 from images.archive.lock import Place, open_archive
 from images.archive.locked import Request, Slice, to_json
+from images.cli.check import build_twice
 from images.cli.planned import Planned, Result
 from images.cli.prune import candidates, pinned
-from images.cli.reproduce import build_twice
 from images.cli.session import Session
 from images.definition.spec import Choice, SlurmSource
 from images.engine import oci

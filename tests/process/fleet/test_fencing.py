@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from kubernetes_asyncio import client
 
-from fleet.act import liveness
+from fleet.act import observer
 from fleet.act.api_client import ApiClient
 from fleet.act.changes import apply_change
 from fleet.decide.actions import Delete, Fence, Unfence
@@ -68,12 +68,12 @@ class ApiServer:
         return web.json_response(self.node)
 
 
-ELSEWHERE = liveness.is_elsewhere
+ELSEWHERE = observer.is_elsewhere
 
 
 @pytest.fixture(autouse=True)
 def one_machine_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "is_elsewhere", lambda address, server: bool(address))
+    monkeypatch.setattr(observer, "is_elsewhere", lambda address, server: bool(address))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def world(kubelet: tuple[str, int], witness: tuple[str, int], pod: str = NOWHERE
 def proved(server: ApiServer, seen: Kubernetes) -> Proof:
     async def whole() -> Proof:
         async with server.api() as api:
-            return (await liveness.prove(api, seen, Policy()))["n0"]
+            return (await observer.prove(api, seen, Policy()))["n0"]
 
     return asyncio.run(whole())
 
@@ -115,7 +115,7 @@ def proved(server: ApiServer, seen: Kubernetes) -> Proof:
 def test_a_machine_is_asked_in_every_way(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
+    monkeypatch.setattr(observer, "WITHIN_S", 0.3)
     server, here = ApiServer(), ("127.0.0.1", listening)
     found = proved(server, world(nowhere, here))
     assert (found.kubelet, found.pods, found.witness) == (False, (), True)
@@ -141,7 +141,7 @@ def test_a_kubelets_words_for_where_it_is_may_be_any_and_prove_nothing(
     listening: int, nowhere: tuple[str, int], nonsense: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are asked for each machine that looks dead: of that one itself, and of those that are well as witnesses."""
-    monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
+    monkeypatch.setattr(observer, "WITHIN_S", 0.3)
     server, here = ApiServer(), ("127.0.0.1", listening)
     assert proved(server, world(nonsense, here)).kubelet is None
     assert not proved(server, world(nowhere, nonsense)).witness
@@ -169,7 +169,7 @@ def test_of_several_witnesses_most_must_answer(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A witness kubelet that lies about its place must not speak for everyone's network."""
-    monkeypatch.setattr(liveness, "WITHIN_S", 0.3)
+    monkeypatch.setattr(observer, "WITHIN_S", 0.3)
     seen = world(nowhere, ("127.0.0.1", listening))
     liar = seen.nodes["n1"]
     others = {host: replace(liar, name=host, address=host, port=10250) for host in NOWHERE_ELSE}
@@ -182,7 +182,7 @@ def test_a_lease_is_as_old_as_it_was_seen_unchanged_whatever_its_kubelets_clock_
     server = ApiServer()
 
     async def whole() -> None:
-        leases = liveness.LeaseAges()
+        leases = observer.LeaseAges()
         async with server.api() as api:
             first = await leases.age(api, "n0")
             assert first is not None and first < 60, "its clock is behind"
@@ -206,13 +206,13 @@ def test_leases_are_followed_from_the_first_silence_on(nowhere: tuple[str, int])
     seen = replace(seen, nodes={**seen.nodes, "n0": replace(seen.nodes["n0"], conditions=silent)})
 
     async def whole() -> None:
-        leases = liveness.LeaseAges()
+        leases = observer.LeaseAges()
         async with server.api() as api:
-            assert await liveness.prove(api, seen, Policy(), leases) == {}
+            assert await observer.prove(api, seen, Policy(), leases) == {}
             await asyncio.sleep(0.01)
             age = await leases.age(api, "n0")
             assert age is not None and age >= 0.01
-            await liveness.prove(api, replace(seen, nodes={"n1": seen.nodes["n1"]}), Policy(), leases)
+            await observer.prove(api, replace(seen, nodes={"n1": seen.nodes["n1"]}), Policy(), leases)
             assert await leases.age(api, "n0") == 0, "what is not silent any more is not remembered"
 
     asyncio.run(whole())

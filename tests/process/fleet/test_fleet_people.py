@@ -19,8 +19,7 @@ from fleet.decide.decide import Decision
 from fleet.errors import FleetError
 from fleet.policy import Machines, Policy
 from fleet.report import web as adapter
-from fleet.report.page_data import CELLS, Jobs, detail, picture
-from fleet.report.web import PageServer, PageSource
+from fleet.report.web import CELLS, Jobs, PageServer, PageSource, detail, picture
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown
 from tests import browser as browsers

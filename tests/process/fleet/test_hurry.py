@@ -14,10 +14,9 @@ import pytest
 
 from fleet import reconciler as loop
 from fleet.act import fast_path
-from fleet.act.concurrency import AT_ONCE
 from fleet.decide import drain
 from fleet.decide.actions import Drain
-from fleet.reconciler import Reconciler
+from fleet.reconciler import AT_ONCE, Reconciler
 from fleet.settings import Settings
 from fleet.world.slurm import parse_nodes
 from fleet.world.snapshot import Worker

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from init.helpers.asked import MOST, REST_S, AskedWatch
+from init.helpers.configwatch import MOST, REST_S, AskedWatch
 from tests.process.init_world import NOTIFIES, World
 
 pytestmark = pytest.mark.root

@@ -22,7 +22,7 @@ from fleet.world.jobs import Offer
 from fleet.world.kubernetes import FREE, RESTART
 from fleet.world.worker_pool import ElasticSpec, parse_pool
 from init.errors import ConfigError
-from init.helpers.asked import DIRECTORY, WORD
+from init.helpers.configwatch import DIRECTORY, WORD
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.cli import explain
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.report.explain import explain
-from fleet.report.page_data import detail, picture
 from fleet.report.status import lines, report
+from fleet.report.web import detail, picture
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot

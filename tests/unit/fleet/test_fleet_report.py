@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from fleet.cli import explain
 from fleet.policy import Machines, Policy
-from fleet.report.explain import explain
 from fleet.report.status import lines, report
 from tests.fleet_world import Pod, Worlds
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gitsync.mirror import cache as mirror_cache
-from gitsync.mirror import requests as mirror_requests
-from gitsync.mirror.cache import Cache
+from gitsync.mirror import server as mirror_cache
+from gitsync.mirror import server as mirror_requests
+from gitsync.mirror.server import Cache
 from gitsync.rings import board as ring_board
 from gitsync.rings.board import Board
 

@@ -12,7 +12,7 @@ from health import deep
 from health.broker.decide import Node, asks_for_deep
 from health.broker.memory import Memory, Now
 from health.broker.step import AskNode, Failed, Inputs, step
-from health.checks import deep as begin
+from health.checks import loop as begin
 from health.deep import State, Word, word
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from images.cli.together import together
+from images.cli.session import together
 
 PATIENCE = 30.0
 

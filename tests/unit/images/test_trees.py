@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from images.archive.fetch import fetch
-from images.archive.trees import packed
+from images.archive.fetch import fetch, packed
 from images.definition.load import load
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from images.archive import seen, wheels
 from images.archive import unpack as unpacking
+from images.archive import wheels
 from images.archive.lock import Place
 from images.archive.unpack import unpack
 from images.archive.wheels import Locked, Wheel
+from images.cli import session
 from images.definition.load import load
 from images.definition.spec import Choice, Cuda, EntryKind, SlurmSource
 from images.errors import ImagesError
@@ -210,7 +211,7 @@ def locked(index: Path, place: Place) -> Locked:
 def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
     index: Path, locked: Locked, place: Place
 ) -> None:
-    assert seen.look(place, ["cuda"]) == seen.Seen()
+    assert session.look_at_wheels(place, ["cuda"]) == session.Seen()
     before = wheels.lock_file(place, CUDA).read_bytes()
     was, gone = locked.wheels
     # One locked wheel has changed and one is gone, which are errors; a newer version is listed apart and is no error.
@@ -218,7 +219,7 @@ def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
     (index / gone.file).unlink()
     for tag in TAGS.values():
         made(index, tag=tag, version="13.5.2")
-    found = seen.look(place, ["cuda"])
+    found = session.look_at_wheels(place, ["cuda"])
     now = hashlib.sha256(path.read_bytes()).hexdigest()
     assert found.wrong == (
         f"CUDA 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was.sha256}, "
@@ -234,7 +235,7 @@ def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
     index: Path, locked: Locked, place: Place
 ) -> None:
     made(index, version="13.5.2")
-    (text,) = seen.look(place, ["cuda"]).newer
+    (text,) = session.look_at_wheels(place, ["cuda"]).newer
     assert text == "CUDA 13.5: a new lock cannot be made: nvidia-cuda-runtime==13.5.2 has no wheel for arm64"
 
 
@@ -244,7 +245,7 @@ def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/nowhere/pip.conf")
     monkeypatch.setenv("PIP_TIMEOUT", "no number")
     with pytest.raises(ImagesError, match="cannot resolve the wheels"):
-        seen.look(place, ["cuda"])
+        session.look_at_wheels(place, ["cuda"])
 
 
 @pytest.mark.parametrize(

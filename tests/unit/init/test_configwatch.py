@@ -15,14 +15,13 @@ from init.helpers.configwatch import DropInWatch, SlurmWatch, fingerprint
 from init.pod.pod import Pod, PrepareError, write
 from init.slurm import files as slurm_files
 from init.slurm import kept as slurm_kept
-from init.slurm.daemon import Answer, Outcome, Slurmctld
+from init.slurm.daemon import Answer, Outcome, Slurmctld, complaint, new_lines, objection, unanswered
 from init.slurm.files import SlurmFiles, read
 from init.slurm.jobs import Job
 from init.slurm.judge import LIVE as TAKEN
 from init.slurm.judge import REFUSED as NOT_TAKEN
 from init.slurm.judge import Said, load_said
 from init.slurm.kept import Kept, digest
-from init.slurm.words import complaint, new_lines, objection, unanswered
 
 LIVE = Answer(Outcome.LIVE, "slurmctld runs with it")
 REFUSED = Answer(Outcome.REFUSED, "Invalid node names in partition broken")

@@ -25,8 +25,8 @@ from fleet.world.snapshot import Worker
 from ground.files import write_json
 from health import deep as health_deep
 from health.verdict import Class, Result, Verdict
+from init.helpers import conditions
 from init.helpers import conditions as kubernetes
-from init.helpers import deep, gpus
 from init.pod.pod import Pod
 from tests.kube_api import serve
 from tests.waiting import until
@@ -234,22 +234,22 @@ def test_gpus_are_told_by_their_uuids_in_order_whatever_else_the_driver_says(tmp
         "GPU 2: not yet (UUID: GPU-????????-????-????-????-????????????)",
         f"and GPU 3: (UUID: {ONE[:-1]}f)",
     )
-    assert gpus.present(pod)
-    assert gpus.uuids(pod) == (ONE, OTHER)
+    assert conditions.gpus_present(pod)
+    assert conditions.gpu_uuids(pod) == (ONE, OTHER)
 
 
 def test_no_more_gpus_are_told_than_a_machine_keeps(tmp_path: Path) -> None:
     listed = [f"GPU {number}: x (UUID: GPU-{number:08x}{ONE[12:]})" for number in range(200)]
-    assert len(gpus.uuids(machine(tmp_path, *listed))) == gpus.MOST == crd.GPUS
+    assert len(conditions.gpu_uuids(machine(tmp_path, *listed))) == conditions.MOST_GPUS == crd.GPUS
 
 
 @pytest.mark.parametrize("ends", ["exit 1", "kill -9 $$"])
 def test_a_driver_that_fails_has_told_nothing(tmp_path: Path, ends: str) -> None:
-    assert gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})", ends=ends)) == ()
+    assert conditions.gpu_uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})", ends=ends)) == ()
 
 
 def test_where_no_gpu_is_none_is_asked_for(tmp_path: Path) -> None:
-    assert not gpus.present(machine(tmp_path, device=False))
+    assert not conditions.gpus_present(machine(tmp_path, device=False))
 
 
 def test_gpus_are_told_once_the_driver_answers_and_the_api_server_listens(api_server: ApiServer) -> None:
@@ -282,7 +282,9 @@ def test_a_token_that_is_away_for_a_moment_does_not_end_it(api_server: ApiServer
 
 def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     """The fleet parses the condition that the pod writes; the two share no code."""
-    told = gpus.condition(gpus.uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z")
+    told = conditions.gpu_condition(
+        conditions.gpu_uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z"
+    )
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
@@ -381,15 +383,15 @@ def test_a_pod_that_is_gone_is_not_told_of_deep_checks_for_ever(api_server: ApiS
     ],
 )
 def test_what_is_of_another_boot_or_form_is_not_told(found: dict[str, Any]) -> None:
-    assert deep.condition(found, "b1") is None
-    assert deep.condition({"boot_id": "", "state": "ok", "ran": 1, "said": ""}, "") is None
+    assert conditions.deep_condition(found, "b1") is None
+    assert conditions.deep_condition({"boot_id": "", "state": "ok", "ran": 1, "said": ""}, "") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\xff"])
 def test_a_word_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "said.json").write_text(text, encoding="latin-1")
-    assert deep.read(tmp_path / "said.json") == {}
-    assert deep.read(tmp_path / "none") == {}
+    assert conditions.read_deep(tmp_path / "said.json") == {}
+    assert conditions.read_deep(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     """The fleet parses what the health service stores and the pod reports; the three share no code."""
     found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
     health_deep.write(tmp_path / "said.json", health_deep.word(found, [], "b1", {"dcgm_diag"}))
-    told = deep.condition(deep.read(tmp_path / "said.json"), "b1")
+    told = conditions.deep_condition(conditions.read_deep(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u", boot="b1")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()

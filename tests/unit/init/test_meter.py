@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.pid1.log.meter import BURST, BURST_OF_ALL, MOST, NAMED, RATE, RATE_OF_ALL, Meter
+from init.pid1.log.syslog import BURST, BURST_OF_ALL, MOST_USERS, NAMED, RATE, RATE_OF_ALL, Meter
 
 
 def admitted(meter: Meter, uids: list[int], seconds: int, size: int = 1000) -> int:
@@ -26,9 +26,9 @@ def test_one_user_gets_so_much_and_the_next_one_too() -> None:
 def test_many_users_together_get_so_much_and_need_no_more_memory() -> None:
     """Many users together have one limit and bounded memory, because one user may have thousands of uids."""
     meter = Meter(0.0)
-    uids = list(range(1000, 1000 + 2 * MOST))
+    uids = list(range(1000, 1000 + 2 * MOST_USERS))
     assert admitted(meter, uids, 1, 10_000) <= BURST_OF_ALL + RATE_OF_ALL
-    assert len(meter._users) == MOST
+    assert len(meter._users) == MOST_USERS
     told = meter.summary()
     assert len(told) <= NAMED + 1 and "of other users" in told[-1]
 

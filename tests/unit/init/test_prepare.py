@@ -16,18 +16,7 @@ from init.errors import ConfigError
 from init.plan.builtin import STEPS
 from init.pod import pod
 from init.pod.pod import Pod, PrepareError, write
-from init.prepare import (
-    cgroups,
-    database,
-    gpus,
-    node,
-    node_limits,
-    pam,
-    profile,
-    secrets,
-    slurm_config,
-    stale,
-)
+from init.prepare import cgroups, database, node, node_limits, pam, profile, secrets, slurm_config, stale
 from init.prepare.__main__ import EX_CONFIG, main
 from init.slurm import accounting, files
 from init.slurm.conf import setting
@@ -399,13 +388,13 @@ def test_cores_are_counted_by_package_and_offline_ones_are_not(tmp_path: Path) -
     ],
 )
 def test_gpus_become_gres_in_slurms_spelling(names: list[str], expected: str) -> None:
-    assert gpus.gres(names) == expected
+    assert node.gres(names) == expected
 
 
 def test_without_a_driver_the_device_files_are_counted(tmp_path: Path) -> None:
-    assert gpus.models("libno-such-nvml.so.1") is None
+    assert node.gpu_models("libno-such-nvml.so.1") is None
     found = scratch(tmp_path, {"/dev/nvidia0": "", "/dev/nvidia1": "", "/dev/nvidiactl": "", "/dev/nvidia-uvm": ""})
-    assert gpus.device_files(found) == 2
+    assert node.device_files(found) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from init.cli import words
 from init.drain.deadline import budget
 from init.engine.order import drain_budget, margin
 from init.records import replace
 from init.slurm.client import judge
 from init.slurm.node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven
 from init.slurm.offer import difference, offered
-from init.slurm.standing import words
 from tests.unit.init.test_services import plan_of
 
 LINE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from init.engine.states import Phase
-from init.helpers.supervisor_words import process_info
+from init.helpers.supervisor_rpc import process_info
 from tests.unit.init.test_cli import view
 
 
