@@ -182,7 +182,7 @@ def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: P
         said = follow(look, env, tmp_path)
         assert f"the next job gets number {int(hangs) + 1}: the accounting database knows job {hangs}" in said
         assert all(job in said for job in jobs)
-        assert numbers(cluster)[:3] == wanted[:3]
+        until(lambda: numbers(cluster)[:3] == wanted[:3], "all are there again", seen=lambda: numbers(cluster))
         assert f"{hangs}|RUNNING" not in numbers(cluster), "it does not run for ever"
         bob = Researcher(small, "bob")
         following = bob.submit("-o", "/dev/null", script="true")

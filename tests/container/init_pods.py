@@ -58,7 +58,9 @@ class Pod:
         return int(code), output.decode(errors="replace")
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run("minivm", "status", "--json"))
+        # The engine loses an answer at times.
+        text = until(lambda: self.run("minivm", "status", "--json"), "the status is told", within=20)
+        found: dict[str, Any] = json.loads(text)
         return found
 
     def service(self, name: str) -> dict[str, Any]:
