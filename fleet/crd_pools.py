@@ -14,13 +14,13 @@ WHEN = (IDLE, DEADLINE, NOW)
 # A pod's name is its hostname, of 63 letters at most: this leaves room for a number or a Node's name.
 NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 MOST = 65533
+REPLICAS = 1
 # The most pods of a pool whose ends are counted.
 ENDED = 128
 # Letters of a condition's message; the API server refuses a status with a longer one.
 SAID = 1024
 # CEL rules, for API servers from 1.25 on; the chart leaves them out before. The fleet refuses the same itself.
 RULES = [
-    {"rule": "self.mode != 'fixed' || has(self.replicas)", "message": "mode fixed needs replicas"},
     {
         "rule": "self.mode != 'perNode' || has(self.nodeSelector)",
         "message": "mode perNode needs nodeSelector",
@@ -60,7 +60,8 @@ SPEC = {
             "description": "fixed: replicas pods, named NAME-0 and on. perNode: one on each Node that nodeSelector "
             "matches, named after the Node. elastic: as many as jobs ask for, named as with fixed.",
         },
-        replicas={**whole("The number of pods, with mode fixed."), "maximum": MOST},
+        # The default of a Deployment: a manifest may leave the number to `kubectl scale` or an autoscaler.
+        replicas={**whole("The number of pods, with mode fixed."), "maximum": MOST, "default": REPLICAS},
         nodeSelector={
             "type": "object",
             "minProperties": 1,

@@ -158,7 +158,7 @@ def parse_pool(item: Object) -> WorkerPool:
         hash=template_hash(template.data),
         label=labels.get(POOL) or name,
         # An autoscaler may leave `replicas` in an object of another mode.
-        replicas=_count(spec, "replicas", crd_pools.MOST) if mode == crd_pools.FIXED else None,
+        replicas=_replicas(spec) if mode == crd_pools.FIXED else None,
         selector=selector,
         elastic=_parse_elastic(spec.sub("elastic"), template) if mode == crd_pools.ELASTIC else None,
         most=_count(update, "maxUnavailable", crd_pools.MOST) if "maxUnavailable" in update.data else 1,
@@ -167,6 +167,11 @@ def parse_pool(item: Object) -> WorkerPool:
         deleting=metadata.data.get("deletionTimestamp") is not None,
         status=_parse_status(fields.sub("status")),
     )
+
+
+def _replicas(spec: Fields) -> int:
+    """Return the number of pods; an API server whose definition is older fills in no default."""
+    return _count(spec, "replicas", crd_pools.MOST) if "replicas" in spec.data else crd_pools.REPLICAS
 
 
 def _check_template(template: Fields) -> Mapping[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from cluster.rendered.render import CHART
-from tests.helm import helm
+from tests.helm import helm, rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server
 
@@ -54,6 +55,65 @@ def test_a_first_install_brings_the_kinds_before_a_pool_and_a_second_release_fin
         assert says(api, word, name, values() | pool) == ""
         found = api.ask("GET", f"/apis/minivm.io/v1alpha1/namespaces/of-{name}/workerpools/{name}-gpu")
         assert found["spec"]["replicas"] == 2
+
+
+def scaled(name: str, to: int) -> tuple[str, ...]:
+    return ("-n", f"of-{name}", "scale", f"workerpools.minivm.io/{name}-gpu", f"--replicas={to}")
+
+
+def kubectl(api: ApiServer, *words: str, stdin: str = "") -> str:
+    command = [str(api.programs.bin / "kubectl"), f"--kubeconfig={api.kubeconfig}", *words]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def replicas(api: ApiServer, name: str) -> int:
+    found = api.ask("GET", f"/apis/minivm.io/v1alpha1/namespaces/of-{name}/workerpools/{name}-gpu")
+    return int(found["spec"]["replicas"])
+
+
+def test_a_number_that_kubectl_scale_has_set_outlives_upgrades(api: ApiServer) -> None:
+    pool: Object = {"kind": "WorkerPool", "replicas": 8, "externalScaling": True}
+    said = values() | {"workers": {"pools": {"gpu": pool}}}
+    assert says(api, "install", "scaled", said) == ""
+    assert replicas(api, "scaled") == 1, "the default of the definition"
+    kubectl(api, *scaled("scaled", 5))
+    for number in (1, 2):
+        pool["podAnnotations"] = {"upgrade": str(number)}
+        assert says(api, "upgrade", "scaled", said) == ""
+        assert replicas(api, "scaled") == 5
+
+
+def test_a_pool_whose_number_was_in_the_values_keeps_what_kubectl_scale_set_when_it_is_handed_over(
+    api: ApiServer,
+) -> None:
+    pool: Object = {"kind": "WorkerPool", "replicas": 2}
+    said = values() | {"workers": {"pools": {"gpu": pool}}}
+    assert says(api, "install", "handed", said) == ""
+    kubectl(api, *scaled("handed", 5))
+    pool["externalScaling"] = True
+    assert says(api, "upgrade", "handed", said) == ""
+    assert replicas(api, "handed") == 5
+
+
+def test_a_render_with_the_fleet_is_applied_and_scaled_and_applied_again_in_a_namespace(api: ApiServer) -> None:
+    """As docs/how-to/gitops.md does it, with `-n`."""
+    api.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "of-git"}})
+    pool = {"kind": "WorkerPool", "replicas": 8, "externalScaling": True}
+    policy = {"fencing": "act", "cordon": True}
+    said = {
+        "fleet": {"enabled": True, "workerPools": {"enabled": True}, "machines": {"enabled": True}, "policy": policy},
+        "workers": {"pools": {"gpu": pool}},
+    }
+    texts = rendered_for("v1.20.2", said, release="git", namespace="of-git")
+    text = "\n---\n".join(text for name, text in sorted(texts.items()) if name.endswith(".yaml"))
+    applied = ("-n", "of-git", "apply", "--server-side", "-f", "-")
+    assert "workerpool.minivm.io/git-gpu" in kubectl(api, *applied, stdin=text)
+    assert replicas(api, "git") == 1
+    kubectl(api, *scaled("git", 3))
+    kubectl(api, *applied, stdin=text)
+    assert replicas(api, "git") == 3
 
 
 def test_who_comes_second_lends_nothing_to_the_same_namespace_and_is_told_whose_it_is(api: ApiServer) -> None:

@@ -169,13 +169,15 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         async for _ in api.watch(kind, "0"):
             return
 
-    async def told(api: ApiClient, namespace: str) -> None:
-        of = {"kind": "Pod", "name": "slurm-worker-0", "namespace": namespace}
-        await api.create_event(
-            {"metadata": {"generateName": "fleet-", "namespace": namespace}, "involvedObject": of, "reason": "Drained"}
-        )
+    async def told(api: ApiClient) -> None:
+        """Tell of a pod in the release's namespace, and of a Node where the Events of Nodes are kept."""
+        for namespace in ("hpc", "default"):
+            of = {"kind": "Pod", "name": "slurm-worker-0", "namespace": namespace}
+            metadata = {"generateName": "fleet-", "namespace": namespace}
+            await api.create_event({"metadata": metadata, "involvedObject": of, "reason": "Drained"})
 
     async def heard(api: ApiClient) -> None:
+        await api.lease("slurm-fleet")
         named = {"name": "n0", "namespace": "kube-node-lease"}
         await api.ask("read the lease of n0", (api.leases.read_namespaced_lease, named))
 
@@ -215,11 +217,9 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         ("Role", "machines", "create", False): kept,
         ("Role", "machines/status", "patch", False): noted,
         ("Role", "jobs", "create", False): started,
-        ("Role in kube-node-lease", "leases", "get", False): heard,
-        ("Role", "events", "create", False): partial(told, namespace="hpc"),
-        ("Role in default", "events", "create", False): partial(told, namespace="default"),
-        ("Role", "leases", "get", True): lambda api: api.lease("slurm-fleet"),
         ("Role", "leases", "update", True): held,
+        ("ClusterRole", "leases", "get", False): heard,
+        ("ClusterRole", "events", "create", False): told,
         ("ClusterRole", "nodes", "list", False): partial(listed, kind="Node"),
         ("ClusterRole", "nodes", "watch", False): partial(watched, kind="Node"),
         ("ClusterRole", "nodes", "get", False): lambda api: api.is_unchanged(seen),
@@ -397,7 +397,10 @@ def _answers(place: Place, deed: Deed, wanted: int) -> bool:
         ("POST", "/apis/coordination.k8s.io/v1/namespaces/hpc/leases", {"metadata": {"name": "x"}}),
         ("GET", "/apis/coordination.k8s.io/v1/namespaces/hpc/leases", None),
         ("POST", "/api/v1/namespaces/hpc/serviceaccounts/slurm-fleet/token", {"spec": {}}),
-        ("POST", "/api/v1/namespaces/other/events", {"metadata": {"name": "x"}}),
+        ("GET", "/api/v1/namespaces/other/events", None),
+        ("DELETE", "/api/v1/namespaces/other/events/x", None),
+        ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", None),
+        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n0", {"metadata": {"name": "n0"}}),
     ],
 )
 def test_nothing_else_is_there_for_it(place: Place, method: str, where: str, body: Object | None) -> None:

@@ -34,7 +34,7 @@ BLOCKS = {
     "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # this file
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
     "lend-machines-to-inference": {"values": 1, "shown": 1, "needs kubernetes": 2},
-    "let-a-pool-grow-and-shrink": {"values": 1, "needs kubernetes": 2},
+    "let-a-pool-grow-and-shrink": {"values": 2, "needs kubernetes": 3},
     "let-others-repair-machines": {"needs kubernetes": 3, "values": 1, "shown": 1},
     "operate-a-pod": {"runs": 2},
     # tests/container/images/test_push.py pushes

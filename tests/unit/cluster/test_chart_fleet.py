@@ -92,13 +92,12 @@ def test_it_may_do_what_it_does_and_nothing_else() -> None:
         "Role pods of the workers": ["patch"],
         "Role pods/status": ["patch"],
         "Role pods/eviction": ["create"],
-        "Role events": ["create"],
-        "Role events in default": ["create"],
-        "Role leases": ["get", "update"],
-        "Role leases in kube-node-lease": ["get"],
+        "Role leases": ["update"],
         "Role statefulsets": ["list", "watch"],
         "ClusterRole nodes": ["get", "list", "watch"],
         "ClusterRole nodes/status": ["patch"],
+        "ClusterRole events": ["create"],
+        "ClusterRole leases": ["get"],
     }
     workers = ["slurm-cpu-0", "slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2"]
     for writes in ("Role pods of the workers", "Role pods/status", "Role pods/eviction"):
@@ -190,9 +189,32 @@ def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_
     assert counts == {"slurm-gpu": 3, "slurm-cpu": 1}, "the controller keeps the records of those that sleep"
 
 
+def test_the_number_of_a_pool_that_is_scaled_from_outside_is_in_no_manifest() -> None:
+    made = pool_of(kind=POOL, replicas=3, externalScaling=True)
+    assert "replicas" not in made["spec"]
+    documents = rendered(
+        fleet=OWNED,
+        podConditions={"enabled": True},
+        workers={"pools": {"gpu": {"kind": POOL, "replicas": 2, "externalScaling": True}}},
+    )
+    (rule,) = only(documents, "Role", "slurm-pod-conditions-worker")["rules"]
+    assert set(rule["resourceNames"]) == {"slurm-gpu-0", "slurm-gpu-1"}, "the greatest number has rights"
+
+
+def test_no_object_of_the_fleet_is_in_another_namespace() -> None:
+    documents = rendered(fleet=OWNED | {"machines": {"enabled": True}, "policy": {"fencing": "act", "cordon": True}})
+    assert [one["metadata"]["name"] for one in documents if "namespace" in one["metadata"]] == []
+
+
 @pytest.mark.parametrize(
     ("fleet", "wrong", "why"),
     [
+        (OWNED, {"externalScaling": True, "kind": "StatefulSet"}, "externalScaling needs kind: WorkerPool"),
+        (
+            OWNED,
+            {"externalScaling": True, "elastic": {"min": 0, "max": 1}},
+            "externalScaling needs a pool with replicas",
+        ),
         ({"enabled": True}, {}, "needs the fleet"),
         ({"enabled": False}, {}, "needs the fleet"),
         (OWNED, {"perNode": True}, "needs a nodeSelector"),
@@ -411,7 +433,9 @@ def test_it_may_give_up_a_machine_only_where_the_policy_does() -> None:
     assert rules(documents)["ClusterRole nodes"]["verbs"] == ["get", "list", "watch", "patch"]
     (deletes,) = [rule for rule in only(documents, "Role")["rules"] if rule["verbs"] == ["delete"]]
     assert deletes["resourceNames"] == ["slurm-controller-0", "slurm-login-0", "slurm-cpu-0", "slurm-cpu-1"]
-    assert "Role leases in kube-node-lease" not in rules(rendered(fleet={"policy": {"fencing": "off"}}))
+    without = rules(rendered(fleet={"policy": {"fencing": "off"}}))
+    assert "ClusterRole leases" not in without
+    assert without["Role leases"]["verbs"] == ["get", "update"]
 
 
 def test_a_pool_lets_go_of_pods_that_are_drained_and_idle_and_of_no_others() -> None:

@@ -47,7 +47,7 @@ POOLS: list[tuple[str, Object, str]] = [
     ("gpu", update(when="now", maxUnavailable=0), ""),
     ("gpu", update(), ""),
     ("g" * 40, BASE, ""),
-    ("gpu", without(BASE, "replicas"), "needs replicas"),
+    ("gpu", without(BASE, "replicas"), ""),
     ("gpu", without(PER_NODE, "nodeSelector"), "needs nodeSelector"),
     ("gpu", {**without(PER_NODE, "nodeSelector"), "replicas": 2}, "needs nodeSelector"),
     ("gpu", without(ELASTIC, "elastic"), "needs elastic"),
