@@ -14,6 +14,7 @@ from init.helpers.keys import (
     find_unread,
     find_unused,
     load,
+    renew_host_keys,
     renew_jwt,
     renew_password,
     tell_unread,
@@ -135,3 +136,20 @@ def test_a_jwt_key_that_is_too_short_is_refused(tmp_path: Path) -> None:
     assert renew_jwt(pod, tmp_path / "no.sock") == "", "none was installed: the step at the start says why"
     put(tmp_path, "/etc/slurm/jwt_hs256.key", "x" * 32)
     assert "has 5 bytes, fewer than 32, and slurmctld keeps" in renew_jwt(pod, tmp_path / "no.sock")
+
+
+def test_a_renewal_of_host_keys_that_was_cut_is_finished(tmp_path: Path) -> None:
+    """The keys are installed, and sshd was not asked to read them."""
+    pod, read, nowhere = Pod({}, tmp_path), dict[str, list[str]](), tmp_path / "no.sock"
+    name = "ssh_host_ed25519_key"
+    for path in (f"{SECRETS}/ssh/{name}", f"/etc/ssh/{name}"):
+        put(tmp_path, path, "old")
+    lives = {"sshd": "7 7"}
+    assert find_unread(pod, lives, read) == {}
+    assert renew_host_keys(pod, nowhere, [], read) == "", "nothing to do"
+    for path in (f"{SECRETS}/ssh/{name}", f"/etc/ssh/{name}"):
+        put(tmp_path, path, "new")
+    unread = find_unread(pod, lives, read)
+    assert unread == {"sshd": [name]}
+    assert "tried again" in renew_host_keys(pod, nowhere, unread["sshd"], read)
+    assert find_unread(pod, lives, read) == unread, "until sshd has taken them"
