@@ -9,8 +9,8 @@ const STATES = {
   NoWorker: ["-", "no worker"], GivenUp: ["G", "given up"], Absent: ["a", "absent"],
   SlurmUnknown: ["?", "not known"],
 };
-// Up to so many cells each one is a card with its name and reason; up to the next number it is a larger square.
-const CARDS = 60, LARGE = 200;
+// Up to so many cells each one is a card with its name and reason; up to the next number it has its name.
+const CARDS = 60, NAMED = 200;
 const at = (id) => document.getElementById(id);
 const cells = new Map(); // name -> {button, key, words}
 const byName = new Intl.Collator("en", {numeric: true}).compare; // w-2 before w-10
@@ -30,13 +30,13 @@ function words(cell) {
     .filter(Boolean).join(", ");
 }
 
-function paint(button, cell, card) {
+function paint(button, cell, mode) {
   const known = cell.state in STATES;
   button.className = ["cell", known ? cell.state : "", cell.cordoned ? "cordoned" : "",
     cell.told === "proposal" ? "proposal" : "", cell.name === chosen ? "chosen" : ""].filter(Boolean).join(" ");
   const letter = known ? STATES[cell.state][0] : "?";
-  if (!card) {
-    button.textContent = letter;
+  if (mode !== "cards") {
+    button.textContent = mode === "named" ? `${letter} ${cell.name}`.trim() : letter;
     return label(button, cell);
   }
   const state = [known ? STATES[cell.state][1] : cell.state, cell.cordoned ? "cordoned" : "", cell.goal ? `goal ${cell.goal}` : ""];
@@ -51,7 +51,8 @@ function label(button, cell) {
 }
 
 function drawCells(found) {
-  at("pools").className = found.length <= CARDS ? "cards" : found.length <= LARGE ? "large" : "";
+  const mode = found.length <= CARDS ? "cards" : found.length <= NAMED ? "named" : "";
+  at("pools").className = mode;
   const places = new Map(); // pool -> rack -> cells
   for (const cell of found) {
     const pool = cell.pool || "no worker", rack = cell.rack || "";
@@ -93,11 +94,11 @@ function drawCells(found) {
     if (cells.has(focused)) cells.get(focused).button.tabIndex = 0;
   }
   for (const cell of found) {
-    const one = cells.get(cell.name), card = found.length <= CARDS, key = JSON.stringify(cell) + (cell.name === chosen) + card;
+    const one = cells.get(cell.name), key = JSON.stringify(cell) + (cell.name === chosen) + mode;
     if (one.key === key) continue;
     one.key = key;
     one.words = `${words(cell)} ${cell.rack || ""} ${cell.pool || ""} ${cell.state}`.toLowerCase();
-    paint(one.button, cell, card);
+    paint(one.button, cell, mode);
   }
   filter();
 }

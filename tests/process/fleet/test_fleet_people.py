@@ -377,6 +377,31 @@ def test_a_small_fleet_has_names_and_reasons_in_its_cells(
     drawn(page, tmp_path, "outage" if away else "small", dark=dark)
 
 
+@LIGHT_AND_DARK
+def test_a_hundred_and_fifty_cells_have_their_names(page: Browser, served: Serve, tmp_path: Path, dark: bool) -> None:
+    worlds = site(150)
+    worlds.person_drains("w3")
+    worlds.cordon("n7")
+    worlds.settle_in(200)
+    shown(page, served(worlds), 150, dark=dark)
+    texts = page.value("[...document.querySelectorAll('button.cell')].map((one) => one.innerText)")
+    assert texts[:6] == ["w0", "w1", "w2", "D w3", "w4", "w5"]
+    cut = "[...document.querySelectorAll('button.cell')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    assert page.value(cut) == 0, "a name fits into its cell"
+    drawn(page, tmp_path, "medium", dark=dark)
+
+
+@LIGHT_AND_DARK
+def test_three_machines_have_cards(page: Browser, served: Serve, tmp_path: Path, dark: bool) -> None:
+    worlds = fleet(3)
+    worlds.person_drains("w1")
+    worlds.slurm["w1"].reason = "fan 3 is loud, see ticket 4711"
+    shown(page, served(worlds), 3, dark=dark)
+    page.until("document.getElementById('pools').innerText.includes('see ticket 4711')", "the reason is in the cell")
+    assert page.value("document.querySelectorAll('button.cell')[0].getBoundingClientRect().width") > 150
+    drawn(page, tmp_path, "three", dark=dark)
+
+
 def test_on_a_narrow_screen_nothing_is_squeezed(page: Browser, served: Serve, tmp_path: Path) -> None:
     page.size(420, 900)
     shown(page, served(site()), 360)

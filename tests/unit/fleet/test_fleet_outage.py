@@ -188,7 +188,11 @@ def test_a_proposed_taint_names_its_way_back() -> None:
     worlds.now += 60
     text = explained(worlds, "n0")
     assert "kubectl taint nodes n0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute" in text
-    assert "When the machine is back: kubectl taint nodes n0 node.kubernetes.io/out-of-service-" in text
+    back = "When the machine is back: kubectl taint nodes n0 node.kubernetes.io/out-of-service-"
+    assert back in text
+    world = worlds.world()
+    page = picture(world, worlds.decide(world), worlds.policy, worlds.now)
+    assert [one["about"] for one in page["proposals"] if back in one["text"]] == ["n0"]
 
 
 def test_a_taint_that_a_person_forgot_on_a_ready_node_is_named() -> None:

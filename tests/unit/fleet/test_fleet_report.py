@@ -8,6 +8,7 @@ from dataclasses import replace
 from fleet.cli import explain
 from fleet.policy import Machines, Policy
 from fleet.report.status import lines, report
+from fleet.report.web import picture
 from tests.fleet_world import Pod, Worlds
 
 
@@ -80,6 +81,8 @@ def test_the_roll_out_of_a_statefulset_says_which_pod_is_next_and_what_keeps_it(
         world = worlds.world()
         stands = worlds.decide(world).stands
         assert f"w: {stands[0].text}" in explain("w", world, worlds.decide(world))
+        page = picture(world, worlds.decide(world), worlds.policy, worlds.now)
+        assert [one["text"] for one in page["holds"] if one["about"] == "w"] == [stands[0].text]
         return stands[0].text
 
     assert told() == "rolls: 0 of 3 pods have the new template; w-2 is next"
