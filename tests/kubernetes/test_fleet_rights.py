@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import urllib.error
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,7 @@ from fleet.decide.actions import (
     StartJob,
     Versions,
 )
+from fleet.policy import Policy
 from fleet.world.kubernetes import CORDONED, FENCED, Condition
 from fleet.world.machine import Machine, MachineStatus
 from fleet.world.slurm import Precondition
@@ -42,6 +46,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
 
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/switch-on-the-fleet.md"
 PLURAL = {
     "ServiceAccount": "/api/v1", "Lease": "/apis/coordination.k8s.io/v1",
     **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "/apis/rbac.authorization.k8s.io/v1"),
@@ -253,6 +258,23 @@ def test_each_verb_is_needed_and_all_of_them_are_enough(place: Place) -> None:
         with place.without(item, rule, key[2]):
             until(partial(answered, place, key, 403), f"without it this is refused: {key}")
         until(partial(answered, place, key, 200), f"and with it it is not: {key}")
+
+
+def test_the_condition_of_a_node_has_a_heartbeat_and_goes_as_the_page_says(place: Place) -> None:
+    """A condition without a heartbeat is printed as one of the year 1; nobody removes it when the fleet is gone."""
+    uid, _ = place.uid("nodes/n0")
+    shown = Condition(Policy().shows, "True", "TakesJobs", "", 1.0)
+    assert place.do(lambda api: apply_change(api, ShowOnNode("n0", uid, shown))) == 200
+
+    def conditions() -> dict[str, Object]:
+        found = place.api.ask("GET", "/api/v1/nodes/n0")["status"].get("conditions", [])
+        return {one["type"]: one for one in found}
+
+    assert conditions()[shown.type]["lastHeartbeatTime"] > "2020"
+    (patch,) = re.findall(r"kubectl patch node NODE --subresource=status -p '(.+)'", PAGE.read_text())
+    words = "application/strategic-merge-patch+json"
+    place.api.ask("PATCH", "/api/v1/nodes/n0/status", json.loads(patch), kind=words)
+    assert shown.type not in conditions()
 
 
 def answered(place: Place, key: tuple[str, str, str, bool], wanted: int) -> bool:

@@ -44,7 +44,7 @@ BLOCKS = {
     "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
     "rotate-keys": {},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
-    "switch-on-the-fleet": {"values": 3, "needs kubernetes": 4},
+    "switch-on-the-fleet": {"values": 3, "needs kubernetes": 5},
     "upgrade": {"runs": 3, "shown": 1, "needs a name": 1},
     "watch-the-fleet": {"needs kubernetes": 1},
 }

@@ -148,6 +148,15 @@ def test_every_name_that_kubectl_prints_is_explained() -> None:
     explained(worlds, "fleet")
 
 
+@pytest.mark.parametrize("blind", ["", "slurm"])
+def test_the_name_of_a_pool_and_of_its_pods_is_explained(blind: str) -> None:
+    worlds = PoolWorlds(3)
+    worlds.settle_in()
+    pool = worlds.read().name
+    assert f"{pool}: Ready True" in explained(worlds, pool, blind=blind)
+    assert [name for name in worlds.pods if name not in explained(worlds, name, blind=blind)] == []
+
+
 def test_a_node_without_a_worker_is_explained() -> None:
     worlds = settled()
     del worlds.pods["w2"]
