@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import click
 
 from fleet import crd_pools
-from fleet.act.api_client import ApiClient
+from fleet.act.api_client import ApiClient, ApiError
 from fleet.crd import definition
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision
@@ -25,7 +26,7 @@ from fleet.reconciler import Reconciler
 from fleet.report.messages import in_words
 from fleet.report.status import in_slurm, lines, worker_
 from fleet.settings import from_environment
-from fleet.world.kubernetes import Kubernetes, Node, Pod
+from fleet.world.kubernetes import Kubernetes, Node, Pod, parse_pod
 from fleet.world.machine import Machine, rfc3339
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown, Worker
@@ -34,6 +35,18 @@ from init.errors import InitError
 
 # Explain one name: every pod, Node, machine and pool that `kubectl get` prints for the cluster.
 WHOLE = ("fleet", "Slurm", "Kubernetes")
+
+
+async def with_pod(name: str, snapshot: Snapshot, api: ApiClient) -> Snapshot:
+    """Add a pod of the namespace that is not of this release: `kubectl get pods` prints its name too."""
+    here = snapshot.kubernetes
+    if isinstance(here, Unknown) or name in {*here.pods, *here.others, *here.nodes, *WHOLE}:
+        return snapshot
+    try:
+        item = await api.pod(name)
+    except ApiError:
+        return snapshot
+    return replace(snapshot, kubernetes=replace(here, others={**here.others, name: parse_pod(item)}))
 
 
 def explain(name: str, snapshot: Snapshot, decision: Decision) -> Iterator[str]:
@@ -228,7 +241,12 @@ def status(output: str) -> None:
 @click.argument("name")
 def why(name: str) -> None:
     """Explain a worker, pod, Node, machine, pool or the whole fleet: its state, what holds it, what would be done."""
-    snapshot, decision = with_fleet(lambda fleet: fleet.look_and_plan())
+
+    async def look(fleet: Reconciler) -> tuple[Snapshot, Decision]:
+        snapshot, decision = await fleet.look_and_plan()
+        return await with_pod(name, snapshot, fleet.api), decision
+
+    snapshot, decision = with_fleet(look)
     try:
         text = list(explain(name, snapshot, decision))
     except FleetError as error:

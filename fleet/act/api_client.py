@@ -176,6 +176,10 @@ class ApiClient:
         words = {"namespace": event["metadata"]["namespace"], "body": event}
         await self.ask("write an Event", (self.core.create_namespaced_event, words))
 
+    async def pod(self, name: str) -> Object:
+        words = {"name": name, "namespace": self.namespace}
+        return await self.ask(f"read the pod {name}", (self.core.read_namespaced_pod, words))
+
     async def lease(self, name: str) -> Object:
         return await self._lease(self.leases.read_namespaced_lease, name)
 

@@ -19,6 +19,7 @@ from kubernetes_asyncio import client
 from fleet.act.api_client import GUESTS, ApiClient, ApiError
 from fleet.act.changes import apply_change
 from fleet.act.leader_election import renewed
+from fleet.cli import explain, with_pod
 from fleet.decide.actions import (
     Adopt,
     Cordon,
@@ -34,10 +35,13 @@ from fleet.decide.actions import (
     StartJob,
     Versions,
 )
+from fleet.decide.decide import Decision
+from fleet.decide.memory import Memory
 from fleet.policy import Policy
-from fleet.world.kubernetes import CORDONED, FENCED, Condition
+from fleet.world.kubernetes import CORDONED, FENCED, Condition, Kubernetes
 from fleet.world.machine import Machine, MachineStatus
 from fleet.world.slurm import Precondition
+from fleet.world.snapshot import Snapshot, Unknown
 from fleet.world.worker_pool import PoolStatus, parse_pool
 from tests.helm import rendered_for
 from tests.kubernetes import programs
@@ -275,6 +279,25 @@ def test_the_condition_of_a_node_has_a_heartbeat_and_goes_as_the_page_says(place
     words = "application/strategic-merge-patch+json"
     place.api.ask("PATCH", "/api/v1/nodes/n0/status", json.loads(patch), kind=words)
     assert shown.type not in conditions()
+
+
+def test_a_pod_of_somebody_else_in_the_namespace_is_explained_too(place: Place) -> None:
+    """`kubectl get pods` prints it beside the release's own."""
+    told: list[str] = []
+
+    async def asked(api: ApiClient) -> None:
+        empty = Snapshot(Kubernetes(), Unknown("no answer"))
+        for name in ("notebook", "nowhere"):
+            world = await with_pod(name, empty, api)
+            assert isinstance(world.kubernetes, Kubernetes)
+            told.extend(
+                explain(name, world, Decision((), (), (), Memory()))
+                if world.kubernetes.others
+                else [f"{name} is not there"]
+            )
+
+    assert place.do(asked) == 200
+    assert told == ["Slurm does not answer: no answer", "notebook on n0: not ready", "nowhere is not there"]
 
 
 def answered(place: Place, key: tuple[str, str, str, bool], wanted: int) -> bool:
