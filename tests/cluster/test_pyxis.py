@@ -12,9 +12,9 @@ from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.mpi import compile_sum, met
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
-from tests.cluster.test_containers import HERE, PORT, WORKER, registry_of
 from tests.container.pyxis import build, push
 from tests.slurm import has_pmix
+from tests.support.cluster_registry import HERE, PORT, WORKER, registry_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

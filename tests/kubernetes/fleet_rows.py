@@ -20,7 +20,7 @@ from fleet.world.kubernetes import RESTART
 from init.helpers.configwatch import DIRECTORY, WORD
 from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object
-from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both
+from tests.support.both_sides import LABELS, PODS, READY, Both
 from tests.waiting import until
 
 NAME = "w-0"

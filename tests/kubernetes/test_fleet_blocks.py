@@ -15,8 +15,8 @@ from cluster.rendered.render import render
 from fleet.decide.topology import part
 from tests.container.init_pods import World, slurm_conf
 from tests.kubernetes.apiserver import ApiServer
-from tests.kubernetes.test_fleet import JWT, both_sides
-from tests.kubernetes.test_fleet_topology import ROW, SLURM, Labelled, answers, images
+from tests.support.both_sides import JWT, both_sides
+from tests.support.kube_topology import ROW, SLURM, Labelled, answers, images
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

@@ -14,15 +14,15 @@ import pytest
 
 from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object, install
-from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both, both_sides
-from tests.kubernetes.test_fleet_pools import KIND, POOLS
-from tests.kubernetes.test_fleet_topology import images
+from tests.support.both_sides import LABELS, PODS, READY, Both, both_sides
+from tests.support.kube_elastic import NOW
+from tests.support.kube_pools import KIND, POOLS
+from tests.support.kube_topology import images
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 POOL = f"{POOLS}/slurm-gpu"
-NOW: Object = {"gracePeriodSeconds": 0, "kind": "DeleteOptions", "apiVersion": "v1"}
 
 
 class Elastic(Both):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.apiserver import install
-from tests.kubernetes.test_fleet import PODS, READY, Both, Running, both_sides
-from tests.process.fleet.test_hooks import TAKES, Answers, Receiver
+from tests.support.both_sides import PODS, READY, Both, Running, both_sides
+from tests.support.webhook_receiver import TAKES, Answers, Receiver
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

@@ -14,9 +14,9 @@ import pytest
 
 from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object, install
-from tests.kubernetes.test_fleet import LABELS, PODS, READY, Both, both_sides
-from tests.kubernetes.test_fleet_elastic import NOW
-from tests.kubernetes.test_fleet_pools import KIND, POOLS
+from tests.support.both_sides import LABELS, PODS, READY, Both, both_sides
+from tests.support.kube_elastic import NOW
+from tests.support.kube_pools import KIND, POOLS
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from fleet import crd, crd_pools
 from fleet.act.api_client import ApiClient, ApiError
 from fleet.act.changes import apply_change
 from fleet.act.watch_cache import WatchCache
@@ -29,13 +28,12 @@ from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerP
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
+from tests.support.kube_pools import KIND, POOLS
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
 
 PODS = "/api/v1/namespaces/default/pods"
-POOLS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd_pools.PLURAL}"
-KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
 LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
 READY = {"type": "Ready", "status": "True"}
 NOT_READY = {"type": "Ready", "status": "False"}

@@ -46,27 +46,18 @@ from fleet.world.worker_pool import PoolStatus, parse_pool
 from tests.helm import rendered_for
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
+from tests.support.kube_paths import PLURAL, path
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/switch-on-the-fleet.md"
-PLURAL = {
-    "ServiceAccount": "/api/v1", "Lease": "/apis/coordination.k8s.io/v1",
-    **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "/apis/rbac.authorization.k8s.io/v1"),
-}  # fmt: skip
 MACHINES = "/apis/minivm.io/v1alpha1/namespaces/hpc/machines"
 TREATS = {"mode": "act", "remedies": {"reboot": {"job": {"template": {}}}}}
-WIDE = ("ClusterRole", "ClusterRoleBinding")
 WORKERS = {"name": "minivm", "instance": "slurm", "component": "worker"}
 WAS = Precondition(False, False, "", "")
 STATE = Condition("minivm.io/SlurmState", "True", "TakesJobs", "", 1.0)
 Deed = Callable[[ApiClient], Awaitable[object]]
-
-
-def path(item: Object, name: str = "", *, namespace: str = "hpc") -> str:
-    where = "" if item["kind"] in WIDE else f"/namespaces/{item['metadata'].get('namespace', namespace)}"
-    return f"{PLURAL[item['kind']]}{where}/{item['kind'].lower()}s{name and '/' + name}"
 
 
 def chart(*, keeps: bool = True, pools: bool = False, **policy: Any) -> list[Object]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.apiserver import Object, install
-from tests.kubernetes.test_fleet import PODS, READY, Both, Running, both_sides
+from tests.support.both_sides import PODS, READY, Both, Running, both_sides
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

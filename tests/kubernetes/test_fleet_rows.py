@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from tests.kubernetes.fleet_rows import FENCED, NAME, OTHER, OUT, Rows
-from tests.kubernetes.test_fleet import Running, both_sides
+from tests.support.both_sides import Running, both_sides
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.apiserver import install
-from tests.kubernetes.test_fleet import LABELS, PODS, Both, both_sides
-from tests.kubernetes.test_fleet_pools import KIND, POOLS
+from tests.support.both_sides import LABELS, PODS, Both, both_sides
+from tests.support.kube_pools import KIND, POOLS
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

@@ -17,22 +17,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("ground", "images", "init", "health", "gitsync", "fleet", "cluster")
+from tests.support.floors import FLOORS, PRODUCT
 
-# Folders of a package from the bottom up; folders on one floor do not import each other. "" is the package's own
-# folder.
-FLOORS: dict[str, list[set[str]]] = {
-    "ground": [{""}],
-    "init": [
-        {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"prepare", "drain", "helpers"},
-    ],
-    "health": [{""}, {"checks"}, {"runner", "broker"}],
-    "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
-    "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
-    "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
-    "cluster": [{"", "change", "rendered"}],
-}  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+
 # Modules in a package's own folder that may use all of the package.
 ROOF = {
     "init.__main__", "init.cli", "init.cli_group", "init.config_cli",

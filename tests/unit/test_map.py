@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.test_floors import FLOORS, PRODUCT
+from tests.support.floors import FLOORS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/architecture.md"

@@ -40,3 +40,24 @@ def test_no_assertion_leaves_open_which_of_two_it_means() -> None:
         if isinstance(node, ast.Assert) and has_or(node.test)
     ]
     assert not vague, "\n".join(vague)
+
+
+def test_no_test_module_imports_another() -> None:
+    """Helpers live in tests/support: a test that another test imports cannot be read, moved or removed by itself."""
+    imported = [
+        f"{path.relative_to(TESTS)}: {name}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in modules_of(node)
+        if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
+    ]
+    assert not imported, "\n".join(imported)
+
+
+def modules_of(node: ast.AST) -> list[str]:
+    """Return every name that an import may bind a module by."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []

@@ -14,6 +14,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]  # ships no type
 
 from tests.container.conftest import ROLES, image_of
 from tests.container.layers import Found, size, walk
+from tests.support.image_programs import SETUID
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -58,12 +59,6 @@ DAEMONS = {
     "login": ("sackd", "sshd", "munged", "sssd"),
     "worker": ("slurmd", "sackd", "sshd", "munged", "sssd"),
 }
-# What may run with somebody else's rights. A new one is a decision, not a dependency.
-SETUID = {
-    "/usr/bin/chage", "/usr/bin/chfn", "/usr/bin/chsh", "/usr/bin/expiry", "/usr/bin/gpasswd", "/usr/bin/mount",
-    "/usr/bin/newgrp", "/usr/bin/passwd", "/usr/bin/ssh-agent", "/usr/bin/su", "/usr/bin/umount",
-    "/usr/lib/openssh/ssh-keysign", "/usr/sbin/unix_chkpwd", "/usr/lib/dbus-1.0/dbus-daemon-launch-helper",
-}  # fmt: skip
 
 
 def packages(host: Host) -> dict[str, str]:

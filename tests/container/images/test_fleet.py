@@ -12,8 +12,8 @@ import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
 from tests.container.conftest import docker, image_of
-from tests.container.images.test_common import SETUID
 from tests.container.layers import size
+from tests.support.image_programs import SETUID
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

@@ -10,10 +10,10 @@ import pytest
 
 from tests.container import oci_layout
 from tests.container.conftest import docker, image_of
-from tests.container.images.test_containers import JOBS, PROFILE, UID, Node, started
 from tests.container.oci_layout import entry, packed
 from tests.container.pyxis import build, push
 from tests.container.registryd import Registryd
+from tests.support.container_node import JOBS, PROFILE, UID, Node, started
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.fleet.test_slurm_rest import Rest
+from tests.support.slurm_rest import Rest
 
 
 @pytest.fixture

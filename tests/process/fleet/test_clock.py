@@ -15,9 +15,9 @@ from fleet.act import observer as looks
 from fleet.reconciler import Reconciler
 from fleet.report.stats import stats_pages
 from fleet.settings import Settings
-from tests.process.fleet.test_cache import Server, until
-from tests.process.fleet.test_run import SLURM, server, settings
-from tests.process.fleet.test_slurm_rest import Rest, nodes
+from tests.support.fleet_run import SLURM, server, settings
+from tests.support.slurm_rest import Rest, nodes
+from tests.support.watch_server import Server, until
 
 __all__ = ["server", "settings"]
 HOUR = 3600.0

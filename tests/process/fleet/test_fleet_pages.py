@@ -14,20 +14,9 @@ from fleet.report.web import HttpServer
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from fleet.world.snapshot import Snapshot, Unknown
+from tests.support.fleet_pages import asked
 
 GIVEN = {"/livez": lambda: (200, "ok\n"), "/readyz": lambda: (503, "not yet\n")}
-
-
-async def asked(port: int, text: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(text)
-        async with asyncio.timeout(20):
-            return await reader.read()
-    except ConnectionError:
-        return b""
-    finally:
-        writer.close()
 
 
 def answers(*requests: bytes) -> list[bytes]:

@@ -25,7 +25,7 @@ from fleet.world.snapshot import Snapshot, Unknown
 from tests import browser as browsers
 from tests.browser import Browser, browser
 from tests.fleet_world import Worlds
-from tests.process.fleet.test_fleet_pages import asked
+from tests.support.fleet_pages import asked
 
 HOSTILE = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>\u202e\x1b[2J{{7*7}}"
 # The first paint, and from the data's arrival to the picture of it.

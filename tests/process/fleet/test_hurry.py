@@ -20,9 +20,9 @@ from fleet.reconciler import AT_ONCE, Reconciler
 from fleet.settings import Settings
 from fleet.world.slurm import parse_nodes
 from fleet.world.snapshot import Worker
-from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
-from tests.process.fleet.test_run import POD, SLURM, server, settings
-from tests.process.fleet.test_slurm_rest import Rest, nodes
+from tests.support.fleet_run import POD, SLURM, server, settings
+from tests.support.slurm_rest import Rest, nodes
+from tests.support.watch_server import Query, Server, Write, node, page, until
 
 __all__ = ["server", "settings"]
 MANY = 5

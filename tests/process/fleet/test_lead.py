@@ -17,7 +17,7 @@ from fleet.act import leader_election
 from fleet.act import leader_election as adapter
 from fleet.act.api_client import ApiClient
 from fleet.act.leader_election import LeaderElection
-from tests.process.fleet.test_cache import until
+from tests.support.watch_server import until
 
 
 class Server:

@@ -15,8 +15,8 @@ from fleet.policy import Policy
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
-from tests.process.fleet.test_cache import Server
-from tests.process.fleet.test_slurm_rest import Answer, Rest, nodes
+from tests.support.slurm_rest import Answer, Rest, nodes
+from tests.support.watch_server import Server
 
 SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
 LATER = {"name": "later", "node_list": "w[0-9999999]"}

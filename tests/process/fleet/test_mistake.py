@@ -15,10 +15,10 @@ from fleet.reconciler import Reconciler
 from fleet.settings import Settings
 from fleet.world.kubernetes import Kubernetes
 from tests.kubernetes.apiserver import _port as free_port
-from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
-from tests.process.fleet.test_fleet_pages import asked
-from tests.process.fleet.test_run import POD, SLURM, server, settings
-from tests.process.fleet.test_slurm_rest import Rest, nodes
+from tests.support.fleet_pages import asked
+from tests.support.fleet_run import POD, SLURM, server, settings
+from tests.support.slurm_rest import Rest, nodes
+from tests.support.watch_server import Query, Server, Write, node, page, until
 
 __all__ = ["server", "settings"]
 

@@ -6,9 +6,8 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,38 +21,14 @@ from fleet.reconciler import Reconciler
 from fleet.settings import Settings
 from fleet.world.snapshot import Unknown
 from tests.kubernetes.apiserver import _port as free_port
-from tests.process.fleet.test_cache import Query, Server, Write, node, page, until
-from tests.process.fleet.test_fleet_pages import asked
-from tests.process.fleet.test_hooks import TAKES, Receiver, call
-from tests.process.fleet.test_slurm_rest import Rest, nodes
+from tests.support.fleet_pages import asked
+from tests.support.fleet_run import POD, SLURM, server, settings
+from tests.support.slurm_rest import Rest, nodes
+from tests.support.watch_server import Query, Server, Write, node, page, until
+from tests.support.webhook_receiver import TAKES, Receiver, call
 
-SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
-POD: dict[str, Any] = {
-    "metadata": {
-        "name": "w0",
-        "uid": "u",
-        "resourceVersion": "1",
-        "labels": {"app.kubernetes.io/component": "worker"},
-    },
-    "spec": {"nodeName": "n0"},
-    "status": {"conditions": [{"type": "minivm.io/SlurmState", "status": "True", "reason": "TakesJobs"}]},
-}
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    made.pods = [POD]
-    yield made
-    made.ended.set()
-    made.http.shutdown()
-    made.http.server_close()
-
-
-@pytest.fixture
-def settings(rest: Rest, tmp_path: Path) -> Settings:
-    address = f"127.0.0.1:{rest.server.server_port}"
-    return Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+# The fixtures that this module's tests ask for.
+__all__ = ["server", "settings"]
 
 
 def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(

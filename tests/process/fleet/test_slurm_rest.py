@@ -10,10 +10,9 @@ import json
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,47 +21,11 @@ from fleet.act.slurm_client import SlurmClient, token
 from fleet.decide.actions import Drain, Forget, Remove, Undrain, Versions
 from fleet.errors import FleetError
 from fleet.world.slurm import Precondition
+from tests.support.slurm_rest import NODE, SECRET, Answer, Rest, nodes
 from tests.waiting import PATIENCE, until
 
-SECRET = b"s" * 32
-NODE = {"name": "w1", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
 SEEN = Precondition(drained=False, down=False, reason="", comment="")
 AT = Versions("w1", "n1", "7", "8")
-Answer = tuple[int, bytes]
-
-
-class Rest:
-    """Answers by (method, path without its query); keeps what was asked."""
-
-    def __init__(self, key: Path) -> None:
-        self.asked: list[tuple[str, str, Any]] = []
-        self.answers: Callable[[str, str], Answer] = lambda method, path: nodes(NODE)
-        rest = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                length = int(self.headers.get("Content-Length", 0))
-                body = json.loads(self.rfile.read(length)) if length else None
-                rest.asked.append((self.command, self.path, body))
-                status, text = rest.answers(self.command, self.path)
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_POST = do_GET
-            do_DELETE = do_GET
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        key.write_bytes(SECRET)
-        self.client = SlurmClient(f"127.0.0.1:{self.server.server_port}", key)
-
-
-def nodes(*found: object, **more: object) -> Answer:
-    return 200, json.dumps({"nodes": found, "last_update": {"set": True, "number": 7}, "errors": [], **more}).encode()
 
 
 def test_it_speaks_the_newest_version_that_both_know_and_follows_an_upgrade(rest: Rest) -> None:

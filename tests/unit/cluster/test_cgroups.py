@@ -11,7 +11,7 @@ from cluster import cgroups, values
 from cluster.cgroups import HIERARCHIES, RUNTIME_CLASS
 from cluster.errors import ClusterError
 from cluster.values import Options
-from tests.unit.cluster.test_manifests import KEYS, local
+from tests.support.rendered_chart import KEYS, local
 
 V1 = {"CgroupVersion": "1", "CgroupDriver": "cgroupfs"}
 

@@ -8,30 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import values
 from cluster.errors import ClusterError
-from cluster.keys import Keys
 from cluster.pods import description, fingerprint, security
 from cluster.rendered import manifests, objects
-from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Source
 from cluster.rendered.render import CHART, Document, render
-from cluster.values import NAMESPACE, RELEASE, Options
-
-KEYS = Keys(
-    ring="cmlu" * 12,
-    slurm="c2x1" * 12,
-    munge="bXVu" * 12,
-    jwt="and0" * 12,
-    database="secret",
-    ssh_host={"ssh_host_ed25519_key": "PRIVATE"},
-    ssh_host_public="ssh-ed25519 AAAA",
-    worker_host={"ssh_host_ed25519_key": "OTHER"},
-    worker_host_public="ssh-ed25519 BBBB",
-    users={},
-    users_public={"alice": "ssh-ed25519 AAAA alice", "bob": "ssh-ed25519 BBBB bob"},
-)
-
+from cluster.values import Options
+from tests.support.rendered_chart import local
 
 WORKER = "slurm-worker-0"
 GIB = 2**30
@@ -40,11 +23,6 @@ GIB = 2**30
 def without_job(documents: list[Document]) -> list[Document]:
     """Drop the keys Job: unlike `make up`, an example gives no keys, and on Kubernetes a Job makes them."""
     return [document for document in documents if document["kind"] != "Job"]
-
-
-def local(options: Options | None = None) -> Manifests:
-    chosen = values.local_values(options or Options(), KEYS)
-    return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
 
 
 def test_a_local_cluster_is_a_controller_a_login_a_directory_and_workers() -> None:

@@ -21,7 +21,7 @@ from fleet.world.guests import Guest
 from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm
 from tests.fleet_lend_world import GPU, LENDS, NOTICE_S, Asked, LendWorlds
-from tests.unit.fleet.test_fleet_pool_properties import EVENTS
+from tests.support.pool_events import EVENTS
 
 ALL = {"w-n0", "w-n1", "w-n2", "w-n3"}
 

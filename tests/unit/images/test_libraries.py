@@ -15,7 +15,7 @@ from images.definition.spec import Choice, Libraries, Selected, SlurmSource
 from images.errors import ImagesError
 from images.make import libraries
 from images.settings import Settings
-from tests.unit.images.test_wheels import index, locked_wheel, made
+from tests.support.wheel_files import index, locked_wheel, made
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11")

@@ -17,16 +17,8 @@ from init.records import replace
 from init.view import status as render_status
 from init.view import waterfall as render_trace
 from init.view.snapshot import ServiceView, Snapshot
-from tests.unit.init.test_services import ROOT, plan_of
-
-
-def view(name: str, state: str = "ready", **fields: object) -> ServiceView:
-    base = ServiceView(
-        name=name, about="", kind="longrun", state=state, ready=state == "ready", required=True, pid=7, since=4.0,
-        uptime=5.0, starts=1, failures=0, status="", reasons=(), last_exit="", last_line="", next_start_in=None,
-        needs=(), after=(),
-    )  # fmt: skip
-    return replace(base, **fields)
+from tests.support.cli_view import view
+from tests.support.plans import ROOT, plan_of
 
 
 def snapshot(*services: ServiceView, **fields: object) -> Snapshot:

@@ -5,35 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
-from images.definition.load import load, read_yaml
-from images.definition.spec import Choice, Definition, SlurmSource
-from images.make.code import plan_json
 from init.dropins import merge as dropins
 from init.errors import ConfigError, ManyErrors
 from init.plan import graph
 from init.plan.compile import Plan, plan_from_json, plan_to_json, select
 from init.plan.service import Probe, When
+from tests.support.plans import ROOT, plan_of
 
-ROOT = Path(__file__).resolve().parents[3]
 ROLES = ("controller", "worker", "login")
-
-
-@cache
-def definition() -> Definition:
-    return load(ROOT)
-
-
-@cache
-def plan_of(role: str) -> Plan:
-    """Return the plan as the image build bakes it."""
-    choice = Choice("debian", SlurmSource.PACKAGE, release="24.11")
-    return plan_from_json(plan_json(definition().roles[role], definition(), choice, ROOT, read_yaml), role)
 
 
 def waits_for(plan: Plan, name: str) -> set[str]:

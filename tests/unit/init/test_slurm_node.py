@@ -11,7 +11,7 @@ from init.records import replace
 from init.slurm.client import judge
 from init.slurm.node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven
 from init.slurm.offer import difference, offered
-from tests.unit.init.test_services import plan_of
+from tests.support.plans import plan_of
 
 LINE = (
     "NodeName=w1 Arch=x86_64 CoresPerSocket=2  CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=0.00 AvailableFeatures=minivm "

@@ -6,7 +6,7 @@ import pytest
 
 from init.engine.states import Phase
 from init.helpers.supervisor_rpc import process_info
-from tests.unit.init.test_cli import view
+from tests.support.cli_view import view
 
 
 @pytest.mark.parametrize("state", ["reloading", *(phase.value for phase in Phase)])
