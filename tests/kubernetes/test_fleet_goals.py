@@ -63,7 +63,7 @@ def boots(both: Both, name: str, boot: str) -> None:
     both.api.merge(f"/api/v1/nodes/n-{name}/status", {"status": {"nodeInfo": {"bootID": boot}}})
 
 
-DEEP = "from init.helpers import deep; import json; print(json.dumps(deep.condition(deep.read(), {boot!r})))"
+DEEP = "from init.helpers import conditions as c; import json; print(json.dumps(c.deep_condition(c.read_deep(), {boot!r})))"
 # A check of the site's own; what it says stands in a file.
 CHECK = """#!/bin/sh
 # minivm-check: {"about": "a stand-in", "class": "manual", "when": ["deep"]}
@@ -147,7 +147,9 @@ def test_a_reboot_waits_for_the_job_is_asked_for_and_seen(both: Kept) -> None:
         told = json.loads(both.ask("status", "--output", "json"))
         assert told["budgets"]["remedies"] == {"now": 1, "most": 1, "mode": "act"}
         boots(both, "w1", "second")
-        until(lambda: "has told no deep check" in status(both, "w1")["why"], "its proof is waited for", seen=both.log)
+        until(
+            lambda: "has reported no deep check" in status(both, "w1")["why"], "its proof is waited for", seen=both.log
+        )
         assert both.reason("w1"), "it gets no jobs until then"
         tells(both, "w1", {"message": "second 0"})
         until(lambda: is_back(both, "w1"), "all is lifted", seen=both.log)
