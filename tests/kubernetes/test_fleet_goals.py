@@ -63,7 +63,8 @@ def boots(both: Both, name: str, boot: str) -> None:
     both.api.merge(f"/api/v1/nodes/n-{name}/status", {"status": {"nodeInfo": {"bootID": boot}}})
 
 
-DEEP = "from init.helpers import conditions as c; import json; print(json.dumps(c.deep_condition(c.read_deep(), {boot!r})))"
+DEEP = """import json; from init.helpers import conditions as c
+print(json.dumps(c.deep_condition(c.read_deep(), {boot!r})))"""
 # A check of the site's own; what it says stands in a file.
 CHECK = """#!/bin/sh
 # minivm-check: {"about": "a stand-in", "class": "manual", "when": ["deep"]}
