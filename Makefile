@@ -6,7 +6,7 @@ OTHER_SLURM := 26.05
 BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
 .PHONY: help images other-slurm other-architecture unit test-one test test-slurm test-emulated up ssh status down lint map bench \
-	reproduce push clean test-kubernetes kube-up kube-status kube-down
+	reproduce push release clean test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 18
@@ -99,6 +99,10 @@ reproduce: .venv/ready  ## build twice from nothing and compare every digest
 
 push: images         ## push every image: make push REGISTRY=host:port/path
 	@$(BUILD) push --registry $(REGISTRY)
+
+release: .venv/ready  ## version, changelog, tag: make release VERSION=1.2.3; with REGISTRY=... SIGN=KEY images and chart too
+	@test -n "$(VERSION)" || { echo 'make release needs VERSION=x.y.z' >&2; exit 2; }
+	@$(BUILD) release $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(SIGN),--sign $(SIGN)) -- $(VERSION)
 
 clean:               ## remove the virtual environment and build/
 	@rm -rf .venv build

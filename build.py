@@ -48,6 +48,7 @@ class Commands(click.Group):
         "verify": ("images.cli.publish", "Verify that an allowed signer built an image in a registry."),
         "sbom": ("images.cli.publish", "Print the SPDX document of a role."),
         "diff": ("images.cli.publish", "Show what differs between two images."),
+        "release": ("images.cli.release", "Make a release: version, changelog, tag, images and chart."),
         "prune": ("images.cli.prune", "Remove images that later builds superseded."),
         "reproduce": ("images.cli.check", "Build twice from nothing and compare every digest."),
         "test": ("images.cli.check", "Run the container tests of the roles."),

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from images.cli.session import Session
     from images.engine.docker import Engine
     from images.make.plan import Image
+    from images.ship.credentials import Login
     from images.ship.push import Pushed
-    from images.ship.registry import Registry
+    from images.ship.registry import Place, Registry
 
 
 # Compare a signed statement with the requested reference: its role, and its tag if that is a hash.
@@ -98,39 +99,54 @@ def push(
 ) -> None:  # fmt: skip
     """Push the roles' images, then read every byte back by digest."""
     from images.cli import report
-    from images.ship import credentials
-    from images.ship.push import ENGINES_OWN_RETRIES
-    from images.ship.push import push as push_image
-    from images.ship.registry import Blob, Place, Registry
+    from images.ship.registry import Place
 
     place = Place.parse(registry)
+    login = login_to(place, user, password_stdin)
+    pushed = push_roles(each(ctx), roles, place, login, key=key, retries=retries)
+    if as_json:
+        report.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
+                         "size": p.size} for _, p in pushed])  # fmt: skip
+        return
+    rows = [(p.reference, p.tag, report.megabytes(p.size), f"{p.sent} sent, {p.present} there") for _, p in pushed]
+    report.table(("by digest", "tag", "compressed", "layers"), rows)
+
+
+def login_to(place: Place, user: str, password_stdin: bool) -> Login | None:
+    from images.ship import credentials
+
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
-    login = credentials.find(place.host, os.environ, user=user, password=password)
+    return credentials.find(place.host, os.environ, user=user, password=password)
+
+
+def push_roles(
+    sessions: Sequence[Session], roles: Sequence[str], place: Place, login: Login | None, *,
+    key: Path | None = None, retries: int | None = None,
+) -> list[tuple[str, Pushed]]:  # fmt: skip
+    """Push the roles' images; return each role with its image, and after them its index of several architectures."""
+    from images.ship.push import ENGINES_OWN_RETRIES
+    from images.ship.push import push as push_image
+    from images.ship.registry import Blob, Registry
+
     seen: set[Blob] = set()
     pushed = []
     there: dict[str, dict[str, Pushed]] = {}
     made: dict[str, dict[str, tuple[str, str]]] = {}
     # All that can be missing is told before anything is sent.
-    todo = [(session, image) for session in each(ctx) for image in built(session, roles)]
+    todo = [(session, image) for session in sessions for image in built(session, roles)]
     for session, image in todo:
         click.echo(f"pushing {image.reference}", err=True)
-        pushed.append(
-            push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
-                       retries=ENGINES_OWN_RETRIES if retries is None else retries)
-        )  # fmt: skip
+        one = push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
+                         retries=ENGINES_OWN_RETRIES if retries is None else retries)  # fmt: skip
+        pushed.append((image.name, one))
         if key:
-            attach_provenance(session, image, Registry(place, image.name, login), pushed[-1].digest, key)
-        there.setdefault(image.name, {})[session.place.choice.arch] = pushed[-1]
+            attach_provenance(session, image, Registry(place, image.name, login), one.digest, key)
+        there.setdefault(image.name, {})[session.place.choice.arch] = one
         made.setdefault(image.name, {})[session.place.choice.arch] = (image.tag, image.hash)
     for name, images in there.items():
         if len(images) > 1:
-            pushed.append(push_index(Registry(place, name, login), made[name], images))
-    if as_json:
-        report.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
-                         "size": p.size} for p in pushed])  # fmt: skip
-        return
-    rows = [(p.reference, p.tag, report.megabytes(p.size), f"{p.sent} sent, {p.present} there") for p in pushed]
-    report.table(("by digest", "tag", "compressed", "layers"), rows)
+            pushed.append((name, push_index(Registry(place, name, login), made[name], images)))
+    return pushed
 
 
 def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: Mapping[str, Pushed]) -> Pushed:
