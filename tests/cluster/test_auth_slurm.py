@@ -63,7 +63,6 @@ def test_a_job_outlives_slurmd_and_a_worker_comes_back(signed: World, ann: Resea
 
 
 def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, ann: Researcher) -> None:
-    """With munge the same takes the node: docs/how-to/change-authentication.md."""
     bob = Researcher(signed, "bob")
     job = ann.submit("-w", "slurm-worker-0", "-o", "/dev/null", "--mem=50", script="sleep 15; srun true")
     ann.wait_for(job, "RUNNING")
@@ -72,6 +71,25 @@ def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, a
         assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
         ann.wait_for(job, "COMPLETED")
         assert signed.row("slurm-worker-0").ready
+
+
+def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: World, ann: Researcher) -> None:
+    """Without the guard sackd answers nobody while one user holds the few connections that it takes."""
+    bob, login = Researcher(signed, "bob"), "slurm-login-0"
+
+    def reasons() -> str:
+        return signed.cluster.exec(login, ["minivm", "why"])[1]
+
+    with flood(bob, SOCKET, 1000, 20) as held:
+        try:
+            assert held >= 10
+            until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", within=90, seen=reasons)
+            until(lambda: ann.try_("timeout 8 squeue").returncode == 0, "another user is answered")
+            ann("; ".join(["timeout 8 squeue >/dev/null || exit"] * 5))
+            assert ann("srun -Q -n1 id -un") == "alice\n"
+        finally:
+            signed.run(login, "minivm", "restart", "sack-guard")
+    until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
 
 
 def keys(**default: bool) -> str:

@@ -42,6 +42,43 @@ def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob:
     alice.wait_for(job, "CANCELLED")
 
 
+MUNGED = "/run/munge/munge.socket.2"
+BLOCKED = "held all connections to munged, and may not use it for now"
+
+
+def unblock(world: World, pod: str) -> None:
+    """End the block of a user, which outlives the flood by minutes; other tests use the same user."""
+    world.run(pod, "minivm", "restart", "munge-guard")
+
+
+def test_a_login_user_s_connections_to_munged_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
+    login = "slurm-login-0"
+    with flood(bob, MUNGED, 1000, BUSY) as held:
+        try:
+            assert held >= 10
+            wait_for_reason(bob.world, login, BLOCKED)
+            alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
+            assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
+            assert bob.try_("squeue").returncode != 0
+        finally:
+            unblock(bob.world, login)
+    until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
+
+
+def test_a_job_s_connections_to_munged_end_no_other_job(alice: Researcher, bob: Researcher) -> None:
+    worker = "slurm-worker-1"
+    job = alice.submit("-w", worker, "-o", "/dev/null", script="sleep 20; srun -n1 true")
+    alice.wait_for(job, "RUNNING")
+    with flood(bob, MUNGED, 1000, BUSY, within=f"srun -Q -n1 -w {worker}") as held:
+        try:
+            assert held >= 10
+            wait_for_reason(bob.world, worker, BLOCKED)
+            assert alice(f"{PATIENCE} srun -Q --overlap --jobid {job} -n1 id -un") == "alice\n"
+            alice.wait_for(job, "COMPLETED")
+        finally:
+            unblock(bob.world, worker)
+
+
 @pytest.mark.parametrize("service", ["nss", "pam"])
 def test_connections_to_sssd_keep_nobody_from_logging_in(service: str, alice: Researcher, bob: Researcher) -> None:
     with flood(bob, f"/var/lib/sss/pipes/{service}", 8300) as held:

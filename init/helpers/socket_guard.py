@@ -1,0 +1,214 @@
+"""Keep one user from holding all connections to the socket of munged, or of a login pod's sackd.
+
+Both answer any user of the pod, and neither closes a silent connection in time: munged reads from as many connections
+as it has threads, sackd takes 50 (24.11) or 512 (26.05) of them. A user who holds LIMIT connections for LOOKS looks is
+blocked for BLOCKED_S by an ACL on the socket's directory, and the daemon is restarted, which ends the connections. Only
+the user with the most connections is blocked at a time: other users' requests may be waiting because of that user.
+
+python3 -I -m init.helpers.socket_guard SERVICE SOCKET
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ground.sockets import notify
+from init.errors import InitError
+from init.pod.client import SOCKET, Client
+from init.pod.helper import condition, log
+
+EVERY_S = 1.0
+LIMIT, LOOKS = 10, 3
+BLOCKED_S = 300.0
+# Their own users: slurmctld, slurmd and slurmstepd ask too.
+TRUSTED = ("root", "slurm", "munge")
+CANNOT = 78  # no restart helps
+
+# linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+REQUEST_DUMP = 0x301
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+SHOW_NAME, SHOW_PEER, SHOW_UID = 0x01, 0x04, 0x40
+NAME, PEER, UID = 0, 2, 7
+ESTABLISHED = 1
+HEADER, MESSAGE, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBIQ"), struct.Struct("=HH")
+
+# linux/posix_acl_xattr.h
+ACL = "system.posix_acl_access"
+ACL_VERSION = struct.pack("<I", 2)
+ACL_ENTRY = struct.Struct("<HHI")
+USER_OWNER, USER, GROUP_OWNER, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+NOBODY_IN_PARTICULAR = 0xFFFFFFFF
+
+
+def dump() -> Iterator[bytes]:
+    """Ask the kernel for all connected unix sockets of this network namespace; yield its messages."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(5)
+        body = struct.pack("=BBHIIIQ", socket.AF_UNIX, 0, 0, 1 << ESTABLISHED, 0, SHOW_NAME | SHOW_PEER | SHOW_UID, 0)
+        kernel.send(HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0) + body)
+        while True:
+            data = kernel.recv(1 << 20)
+            while len(data) >= HEADER.size:
+                length, kind, *_ = HEADER.unpack_from(data)
+                if kind == NLMSG_DONE or length < HEADER.size:
+                    return
+                message, data = data[HEADER.size : length], data[(length + 3) & ~3 :]
+                if kind == NLMSG_ERROR:
+                    number = -struct.unpack_from("=i", message)[0]
+                    raise OSError(number, os.strerror(number))
+                yield message
+
+
+def attributes(message: bytes) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    at = MESSAGE.size
+    while at + ATTRIBUTE.size <= len(message):
+        length, kind = ATTRIBUTE.unpack_from(message, at)
+        if length < ATTRIBUTE.size:
+            break
+        found[kind] = message[at + ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
+def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
+    """Count the accepted connections to the socket by the user that opened them."""
+    wanted = os.fsencode(path)
+    owners: dict[int, int] = {}
+    clients: list[int] = []
+    for message in messages:
+        inode, found = MESSAGE.unpack_from(message)[4], attributes(message)
+        if NAME in found:
+            if PEER in found and found[NAME].rstrip(b"\0") == wanted:
+                clients.append(struct.unpack("=I", found[PEER])[0])
+        elif UID in found:
+            owners[inode] = struct.unpack("=I", found[UID])[0]
+    return Counter(owners[client] for client in clients if client in owners)
+
+
+class Guard:
+    """Decides which user to block, from counts that are taken every second."""
+
+    def __init__(self, trusted: frozenset[int]) -> None:
+        self.trusted = trusted
+        self.looks: Counter[int] = Counter()
+        self.blocked: dict[int, float] = {}  # user id -> when the block ends
+
+    def expire(self, now: float) -> bool:
+        """Forget blocks that have ended; return whether there were any."""
+        ended = [user for user, until in self.blocked.items() if until <= now]
+        for user in ended:
+            del self.blocked[user]
+        return bool(ended)
+
+    def look(self, counts: Counter[int], now: float) -> tuple[int, int] | None:
+        """Return the user to block and the number of connections, or None."""
+        held = {user: number for user, number in counts.items() if number >= LIMIT and user not in self.trusted}
+        self.looks = Counter({user: self.looks[user] + 1 for user in held})
+        user = max(held, key=lambda user: held[user], default=None)
+        if user is None or self.looks[user] < LOOKS:
+            return None
+        self.looks.clear()
+        self.blocked[user] = now + BLOCKED_S
+        return user, held[user]
+
+
+def write_acl(directory: Path, users: Iterable[int]) -> None:
+    """Deny the directory to these users alone; with none of them, remove the ACL."""
+    mode = directory.stat().st_mode
+    denied = [(USER, 0, user) for user in sorted(users)]
+    if not denied:
+        try:
+            os.removexattr(directory, ACL)
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                raise
+        return
+    # The group's bits of the mode are the mask: they stay as they are.
+    owner, group, other = (mode >> 6) & 7, (mode >> 3) & 7, mode & 7
+    entries = [(USER_OWNER, owner, NOBODY_IN_PARTICULAR), *denied, (GROUP_OWNER, group, NOBODY_IN_PARTICULAR)]
+    entries += [(MASK, group, NOBODY_IN_PARTICULAR), (OTHER, other, NOBODY_IN_PARTICULAR)]
+    os.setxattr(directory, ACL, ACL_VERSION + b"".join(ACL_ENTRY.pack(*entry) for entry in entries))
+
+
+def trusted_users() -> frozenset[int]:
+    def number(name: str) -> int:
+        try:
+            return pwd.getpwnam(name).pw_uid
+        except KeyError:
+            return 0
+
+    return frozenset(map(number, TRUSTED))
+
+
+class Watch:
+    """Looks every second, and blocks by the ACL and a restart of the daemon."""
+
+    def __init__(self, service: str, path: Path, control: Path) -> None:
+        self.service, self.path, self.control = service, path, control
+        self.guard = Guard(trusted_users())
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if self.guard.expire(now):
+            self.apply()
+        blocked = self.guard.look(holders(dump(), str(self.path)), now)
+        if blocked is None:
+            return
+        user, number = blocked
+        log(f"user id {user} holds {number:,} connections to {self.service}: blocked for {BLOCKED_S:g} s")
+        if not self.apply():
+            return
+        try:
+            with Client(self.control) as client:
+                client.request("restart", service=self.service, wait=False)
+        except (InitError, EOFError) as error:
+            log(f"restart of {self.service}: {error}")
+
+    def apply(self) -> bool:
+        """Write the ACL, and the condition of the pod; return whether the directory took the ACL."""
+        users = ", ".join(f"user id {user}" for user in sorted(self.guard.blocked))
+        text = f"{users} held all connections to {self.service}, and may not use it for now" if users else ""
+        taken = True
+        try:
+            write_acl(self.path.parent, self.guard.blocked)
+        except OSError as error:
+            taken = False
+            text = f"{self.path.parent} takes no ACL: {users} cannot be kept from {self.service} ({error.strerror})"
+        try:
+            condition(self.control, f"{self.service}-guard", text)
+        except (InitError, EOFError) as error:
+            log(str(error))
+        return taken
+
+
+def main(service: str, path: Path, control: Path = SOCKET) -> int:
+    watch = Watch(service, path, control)
+    watch.apply()  # removes what an earlier guard blocked
+    try:
+        sum(1 for _ in dump())
+    except OSError as error:
+        log(f"the kernel does not list unix sockets ({error.strerror}): nobody guards {service}")
+        return CANNOT
+    notify("READY=1")
+    while True:
+        try:
+            watch.look()
+        except TimeoutError:
+            log("the kernel did not list its unix sockets within 5 s")
+        time.sleep(EVERY_S)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,67 @@
+"""The guard of munged's and sackd's sockets: whom it counts, whom it blocks, for how long."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+
+from init.helpers.socket_guard import ACL, BLOCKED_S, LIMIT, LOOKS, Guard, dump, holders, write_acl
+
+ROOT, BOB, ANN = 0, 1002, 1001
+
+
+def looks(guard: Guard, *counts: dict[int, int]) -> list[tuple[int, int] | None]:
+    return [guard.look(Counter(count), float(second)) for second, count in enumerate(counts)]
+
+
+def test_accepted_connections_are_counted_by_user(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(20)
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(12)]
+        for client in clients:
+            client.connect(path)
+        accepted = [listener.accept()[0] for _ in range(12)]
+        assert holders(dump(), path) == {os.getuid(): 12}
+        assert holders(dump(), f"{path}2") == {}
+        for stream in clients + accepted:
+            stream.close()
+    assert holders(dump(), path) == {}
+
+
+def test_a_user_who_holds_many_connections_is_blocked_at_the_third_look() -> None:
+    assert LOOKS == 3
+    many = {BOB: LIMIT}
+    assert looks(Guard(frozenset()), many, many, many) == [None, None, (BOB, LIMIT)]
+    assert looks(Guard(frozenset()), many, {}, many, many) == [None] * 4
+    assert looks(Guard(frozenset()), *[{BOB: LIMIT - 1}] * 9) == [None] * 9
+    assert looks(Guard(frozenset([ROOT])), *[{ROOT: 1000}] * 9) == [None] * 9
+
+
+def test_users_who_wait_because_of_another_are_not_blocked_with_that_user() -> None:
+    guard = Guard(frozenset())
+    crowd = {BOB: 1000, ANN: LIMIT + 1}
+    assert looks(guard, crowd, crowd, crowd, {ANN: LIMIT + 1}, {}) == [None, None, (BOB, 1000), None, None]
+    assert set(guard.blocked) == {BOB}
+
+
+def test_a_block_ends() -> None:
+    guard = Guard(frozenset())
+    looks(guard, *[{BOB: LIMIT}] * 3)
+    assert not guard.expire(BLOCKED_S)
+    assert guard.expire(BLOCKED_S + 2)
+    assert not guard.blocked and not guard.expire(BLOCKED_S + 3)
+
+
+def test_the_acl_denies_users_and_leaves_the_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    write_acl(tmp_path, [BOB, ANN])
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    assert len(os.getxattr(tmp_path, ACL)) == 4 + 8 * 6
+    write_acl(tmp_path, [])
+    write_acl(tmp_path, [])
+    assert ACL not in os.listxattr(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
