@@ -1,1 +1,1 @@
-"""Fleet: Kubernetes and Slurm kept in one mind."""
+"""Fleet: the operator that keeps Kubernetes and Slurm consistent."""

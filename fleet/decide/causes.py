@@ -11,12 +11,13 @@ from fleet.world.snapshot import Worker
 
 # The annotation of a pod that should leave; its value says why. Removing it withdraws the request.
 LEAVE = "minivm.io/leave"
-# Signs of machines, which a budget limits. Every other cause is a request for this one machine.
+# Signs of machines, whose drains a budget limits. Every other cause is a request for one machine: no budget.
 BY_MACHINES = frozenset({"condition", "notready", "gone", "lost", "machine"})
 # Guest pods want the machine, which its pool lends.
 LEND = "lend"
-# Causes for which the pod leaves, too.
+# Reasons of its pool for which the pod leaves.
 OF_POOL = frozenset({"update", "surplus", LEND})
+# All causes for which the pod leaves after the drain.
 TO_GO = frozenset({"leave", "going", "lost"}) | OF_POOL
 
 
@@ -27,7 +28,7 @@ def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
         # A restarted fleet counts the silence from its own start, and must not lift a drain for that.
         found["notready"] = f"node {worker.node.name} is not ready"
     if LEAVE in worker.pod.annotations:
-        found["leave"] = worker.pod.annotations[LEAVE] or "the pod is to go"
+        found["leave"] = worker.pod.annotations[LEAVE] or "the pod was asked to leave"
     within, kinds = policy.leave_within_s, found.keys() & TO_GO
     if node is not None and within > 0 and late(worker.pod, node, kinds, within, now):
         found["deadline"] = f"its jobs had {within:g} s"
@@ -44,7 +45,7 @@ def late(pod: Pod, node: SlurmNode, kinds: Set[str], within: float, now: float) 
 
 def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
     found = {}
-    # The fleet's own cordon follows Slurm; as a cause it would keep itself up.
+    # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.
     if node.cordoned and not node.cordoned_by_fleet:
         text = next((node.annotations[key] for key in policy.reasons if node.annotations.get(key)), "")
         found["cordon"] = text or f"node {node.name} is cordoned"

@@ -39,7 +39,7 @@ from fleet.world.kubernetes import Kubernetes
 from fleet.world.slurm import Slurm, SlurmNode
 from fleet.world.snapshot import Snapshot, Unknown, Worker
 
-# Let pods go: which pods may be evicted, and when a pod that should leave is evicted: drained, and without a job.
+# The order in which causes are quoted as the reason of an eviction.
 WHY = ("going", "lost", "surplus", "update", "lend")
 
 
@@ -82,18 +82,20 @@ def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -
     for_pool = bool(causes.keys() & OF_POOL)
     if node is None:
         if "lost" not in causes and not for_pool:
-            return Notice(name, "leave", "is to go, and Slurm does not know it: nobody can say whether it is idle")
+            return Notice(
+                name, "leave", "must leave, and Slurm has no record of it: the fleet cannot tell whether it is idle"
+            )
     elif not node.drained or (not node.by_fleet and not causes.keys() & TO_GO - OF_POOL):
         return None  # the drain comes first; a pod that a person holds stays, if only its pool wants it to go
     elif not for_pool and (node.by_fleet or LEAVE not in pod.annotations) and pod.created >= node.since:
         # The pod is newer than the drain. Without a person's request for this very pod it is not evicted twice.
-        return Notice(name, "leave", "has come back to where it is to go from, and is not evicted again")
+        return Notice(name, "leave", "has come back to the machine that it must leave, and is not evicted again")
     elif hindrance := _hindrance(node, slurm):
-        return Notice(name, "leave", f"is to go, and {hindrance}")
+        return Notice(name, "leave", f"must leave, and {hindrance}")
     if not pod.free:
         return None  # its label comes first
     if not room:
-        return Notice(name, "leave", "is to go, and waits for the other pods of its pool that are away")
+        return Notice(name, "leave", "must leave, and waits for the other pods of its pool that are away")
     why = pod.annotations.get(LEAVE) or next((causes[kind] for kind in WHY if kind in causes), "drained and idle")
     return Evict(pod.name, pod.uid, pod.version, why, node.precondition if node else None)
 

@@ -48,7 +48,7 @@ def decide_drain(worker: Worker, causes: Mapping[str, str], mark: reasons.Mark |
 def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None) -> DrainAction:
     if node.by_fleet:
         if node.down:
-            # While the fleet keeps a node down its reason says so: that shows whose it is when it is lifted.
+            # The reason keeps the cause of the down state, by which the fleet knows later that it set the node down.
             causes = {**dict.fromkeys(node.kinds & reasons.DOWN, "and its jobs run elsewhere"), **causes}
         kinds, down = frozenset(causes), not node.down and must_end_jobs(node, causes)
         # Other texts for the same causes are not worth a new author and time in Slurm.

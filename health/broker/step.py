@@ -23,7 +23,6 @@ from health.scripts import is_of_script
 from health.spread import share
 from health.verdict import Result, Verdict
 
-# Limits of the broker: problems common to too many nodes, and the rate of actions. Pure functions.
 # Reasons are truncated; compare this many words.
 WORDS_ALIKE = 8
 DIGIT = re.compile("[0-9]")

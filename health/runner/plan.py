@@ -168,7 +168,7 @@ def render(
     names: Mapping[str, str],
     shell_free: Settings = NO_SETTINGS,
 ) -> str | None:
-    """Render the plan. `names` maps each script to its variable; `told` has the scripts that need no shell.
+    """Render the plan. `names` maps each script to its variable; `shell_free` has the scripts that need no shell.
 
     Returns None if a name or path contains a separator.
     """

@@ -1,7 +1,7 @@
 """Accept runs from clients and fork a child for each, which inherits what the server has read.
 
-One thread and one wait, never blocked by a client: each has limited time to send its request, and its child does the
-rest. The server itself reads only small files of root.
+One thread and one wait, never blocked by a client: each has limited time to send its request, and a fork performs
+the run. The server itself reads and writes only small files of root.
 """
 
 from __future__ import annotations

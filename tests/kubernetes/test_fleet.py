@@ -143,7 +143,7 @@ def test_a_pod_that_is_to_go_is_evicted_when_its_job_is_over_and_no_sooner(both:
     first = both.api.ask("GET", f"{PODS}/w2")["metadata"]["uid"]
     with both.running():
         both.api.merge(f"{PODS}/w2", {"metadata": {"annotations": {"minivm.io/leave": "new template"}}})
-        until(lambda: f"w2: is to go, and waits for jobs {job}" in both.log(), "it waits", seen=both.log)
+        until(lambda: f"w2: must leave, and waits for jobs {job}" in both.log(), "it waits", seen=both.log)
         assert both.reason("w2") == "minivm: fleet: leave: new template"
         both.scontrol("suspend", job)
         until(lambda: "ALLOC" not in both.node("w2")["state"], "the node looks idle", seen=lambda: both.node("w2"))

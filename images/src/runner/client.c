@@ -3,7 +3,7 @@
  * the answer. If the runner is absent, does not answer in time, or ends in the middle, this program does the same run
  * with a Python of its own: slower, otherwise equal.
  *
- * The runner's child starts only on our "go": a runner that we gave up on has run nothing. Nothing in the environment
+ * A run with work to do starts only on our "go": a runner that did not answer in time has run nothing. Nothing in the environment
  * is trusted; all of it is passed on. health/runner/request.py is the other end.
  *
  * Compiled once for each KIND. Exit codes: the run's own, 0 or 1.
@@ -129,16 +129,16 @@ static int ask(const char **why) {
     if (fd < 0) return *why = strerror(errno), -1;
     if (connect(fd, (struct sockaddr *)&place, sizeof place)) {
         /* EAGAIN: the runner has accepted nothing for so long that its queue is full. */
-        return *why = errno == EAGAIN ? "it takes no calls" : "it does not run", -1;
+        return *why = errno == EAGAIN ? "its queue is full" : "it is not running", -1;
     }
     char head[64];
     int length = snprintf(head, sizeof head, "minivm 1 %s %zu\n", KIND, size);
     int sent = put(fd, head, (size_t)length, until);
     for (char **entry = environ; *entry && sent; entry++) sent = put(fd, *entry, strlen(*entry) + 1, until);
-    if (!sent || !flush(fd, until)) return *why = "it takes no request", -1;
+    if (!sent || !flush(fd, until)) return *why = "it did not read the request in time", -1;
     unsigned char taken[5], ended[3];
     int got = receive(fd, taken, sizeof taken, until);
-    if (got != sizeof taken || taken[0] != 'A') return *why = got < 0 ? "it does not answer" : "it refuses", -1;
+    if (got != sizeof taken || taken[0] != 'A') return *why = got < 0 ? "it did not answer in time" : "it rejected the request", -1;
     uint32_t budget_ms = taken[1] | (uint32_t)taken[2] << 8 | (uint32_t)taken[3] << 16 | (uint32_t)taken[4] << 24;
     /* A run without work is answered before our "go": failing to send that means nothing. */
     send_all(fd, "G", 1, now_ms() + PATIENCE_MS);

@@ -51,7 +51,7 @@ def test_without_a_runner_each_run_is_done_all_the_same_counted_and_told_once(wo
     told = [world.run("prolog", SLURM_JOB_ID=str(job))[2] for job in (1, 2, 3)]
     assert ran(world) == ["1", "2", "3"]
     assert missed(world) == 3
-    assert ["did not take a run (it does not run)" in text for text in told] == [True, False, False]
+    assert ["did not take a run (it is not running)" in text for text in told] == [True, False, False]
     with resident(world):
         assert world.run("prolog", SLURM_JOB_ID="4") == (0, "", "")
         metric = world.root / "runner.prom"

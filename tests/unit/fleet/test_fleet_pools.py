@@ -639,7 +639,6 @@ SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1"
     "wrong",
     [
         {"mode": "elastic"},
-        {"mode": "fixed"},
         {"replicas": -1},
         {"replicas": 70000},
         {"replicas": "2"},
@@ -660,11 +659,13 @@ SPEC: dict[str, Any] = {"mode": "fixed", "replicas": 1, "template": template("1"
     ],
 )
 def test_one_that_is_not_as_promised_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
-    spec = {**SPEC, **wrong}
-    if wrong == {"mode": "fixed"}:
-        del spec["replicas"]
     with pytest.raises(FleetError, match="read "):
-        parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": spec})
+        parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, **wrong}})
+
+
+def test_a_fixed_pool_whose_number_nothing_sets_has_one_pod() -> None:
+    spec = {key: value for key, value in SPEC.items() if key != "replicas"}
+    assert parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": spec}).replicas == 1
 
 
 @pytest.mark.parametrize("name", ["a.b", "9gpu", "g" * 41, "gpu-"])

@@ -312,7 +312,7 @@ def test_a_pod_that_is_to_go_waits_for_its_job_and_is_evicted_drained_and_idle(w
     worlds.look()
     assert worlds.slurm["w0"].reason == "minivm: fleet: leave: new template"
     assert not changed(worlds.decide(worlds.world()), Evict)
-    assert told(worlds)["w0", "leave"] == "is to go, and waits for jobs 7"
+    assert told(worlds)["w0", "leave"] == "must leave, and waits for jobs 7"
     worlds.slurm["w0"].jobs.clear()
     worlds.look()
     worlds.look()
