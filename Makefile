@@ -5,7 +5,7 @@ OTHER_SLURM := 26.05
 # ARCH=arm64, amd64 or both: for that architecture, in place of this machine's own.
 BUILD := $(PY) build.py $(if $(SLURM),--slurm $(SLURM)) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help images other-slurm other-architecture unit test-one test test-slurm test-emulated up ssh status down lint map bench \
+.PHONY: help images other-slurm other-architecture unit test-one coverage test test-slurm test-emulated up ssh status down lint map bench \
 	reproduce push release clean test-kubernetes kube-up kube-status kube-down
 
 help:                ## this list
@@ -68,6 +68,12 @@ unit: lint           ## lint, types and unit tests: needs no image and no root
 test-one: .venv/ready  ## one test or folder: make test-one ARGS="tests/unit/gitsync -k lease"
 	@test -n "$(ARGS)" || { echo 'make test-one needs ARGS=PATH, for example ARGS=tests/unit/gitsync' >&2; exit 2; }
 	@$(PY) -m pytest $(ARGS)
+
+coverage: .venv/ready  ## what the unit tests (or ARGS) execute, by module; every line in build/coverage/html
+	@mkdir -p build/coverage
+	@$(PY) -m coverage erase
+	@failed=0; $(PY) -m coverage run -m pytest -q -n auto $(or $(ARGS),tests/unit) || failed=$$?; \
+		$(PY) -m coverage combine -q && $(PY) -m coverage html -q && $(PY) -m coverage report && exit $$failed
 
 lint: .venv/ready    ## ruff and mypy
 	@$(PY) -m ruff check .
