@@ -27,8 +27,7 @@ from health.policy import RunnerPolicy
 from health.runner import fork, gate, hands, missed, plan, record
 from health.runner.kept import Kept
 from health.runner.ours import Ours
-from health.runner.request import Request, accepted, ended, parse
-from health.runner.run import Run
+from health.runner.request import Request, parse
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, environment
 
@@ -274,9 +273,7 @@ class Server:
                 self._tell(f"cannot plan task prologs: {error}")
             warm = Warm(self.places, self.kept, self.ours, held, after_a_job=after_a_job, looked_at_later=True)
             client = call.connection.fileno()
-            if self._at_once(call, request, held, warm) or self.hands.give(
-                client, bytes(call.text), held, after_a_job=after_a_job
-            ):
+            if self.hands.give(client, bytes(call.text), held, after_a_job=after_a_job):
                 return
             if len(self._runs) >= MOST_RUNS:  # a free fork would have taken it
                 raise ValueError(f"{MOST_RUNS} runs are under way")
@@ -290,17 +287,6 @@ class Server:
     def _began(self, door: socket.socket, pid: int) -> None:
         self._runs.add(pid)
         self.hands.began(pid, door)
-
-    def _at_once(self, call: Call, request: Request, held: lease.Lease, warm: Warm) -> bool:
-        """Answer directly a prolog with fresh verdicts, no problem and no script to start."""
-        if request.kind != "prolog" or plan.scripts(held.path, "prolog"):
-            return False
-        known = gate.look("prolog", held.path, held.commit, self.places, self.kept, after_a_job=warm.after_a_job)
-        if not known.complete or any(map(gate.stops_a_job, known.believed.values())):
-            return False
-        code = Run("prolog", held.path, held.commit, request.environment, warm).go()
-        call.connection.send(accepted(1.0) + ended(code, b""))
-        return True
 
     def _fork(self, work: Callable[[], None], began: Callable[[int], object]) -> None:
         sys.stderr.flush()

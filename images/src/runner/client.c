@@ -3,7 +3,7 @@
  * the answer. If the runner is absent, does not answer in time, or ends in the middle, this program does the same run
  * with a Python of its own: slower, otherwise equal.
  *
- * A run with work to do starts only on our "go": a runner that did not answer in time has run nothing. Nothing in the environment
+ * A run starts only on our "go": a runner that did not answer in time has run nothing. Nothing in the environment
  * is trusted; all of it is passed on. health/runner/request.py is the other end.
  *
  * Compiled once for each KIND. Exit codes: the run's own, 0 or 1.
@@ -140,7 +140,7 @@ static int ask(const char **why) {
     int got = receive(fd, taken, sizeof taken, until);
     if (got != sizeof taken || taken[0] != 'A') return *why = got < 0 ? "it did not answer in time" : "it rejected the request", -1;
     uint32_t budget_ms = taken[1] | (uint32_t)taken[2] << 8 | (uint32_t)taken[3] << 16 | (uint32_t)taken[4] << 24;
-    /* A run without work is answered before our "go": failing to send that means nothing. */
+    /* A runner that has died is noticed by the next receive. */
     send_all(fd, "G", 1, now_ms() + PATIENCE_MS);
     until = now_ms() + budget_ms + BEYOND_MS;
     got = receive(fd, ended, sizeof ended, until);
