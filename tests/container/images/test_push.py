@@ -22,14 +22,18 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import yaml
 
+from ground.version import VERSION
 from images.cli.session import Session
 from images.engine.docker import Engine
 from images.errors import ImagesError
 from images.settings import Settings
 from images.ship.credentials import Login
+from images.ship.provenance import NAMESPACE
 from images.ship.push import Event, Pushed, push
 from images.ship.registry import Blob, Registry, RegistryError
+from images.ship.release import CHANGELOG, CHART, STATED, followers
 from tests.container import definition
 from tests.container.registryd import PUSHER, REPOSITORY, Registryd
 from tests.container.world import root_image
@@ -375,3 +379,45 @@ def test_the_command_line_takes_the_password_from_standard_input_and_shows_it_no
     for text in (wrong.stdout, wrong.stderr, right.stdout, right.stderr):
         assert "battery" not in text
         assert PUSHER.password not in text
+
+
+@pytest.mark.cluster
+def test_a_release_is_pushed_with_its_chart_and_finished_where_it_was_cut(
+    registryd: Registryd, small_role: Path, tmp_path: Path
+) -> None:
+    """The whole `build.py release` of a small checkout, first with a password that the registry refuses."""
+    shutil.copytree(definition.ROOT / CHART, small_role / CHART)
+    for file in (CHANGELOG, *STATED):
+        (small_role / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(definition.ROOT / file, small_role / file)
+    changes = (small_role / CHANGELOG).read_text().replace("\n## Unreleased\n", "\n## Unreleased\n\n- A change.\n", 1)
+    (small_role / CHANGELOG).write_text(changes)
+    (small_role / ".gitignore").write_text("/build/\n__pycache__/\n")
+    key = tmp_path / "builder"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    signers = tmp_path / "signers"
+    signers.write_text(f'builder@site namespaces="{NAMESPACE}" {key.with_suffix(".pub").read_text()}')
+    place = f"127.0.0.1:{registryd.port}/site"
+    env = {**os.environ, "PYTHONPATH": str(definition.ROOT), "MINIVM_REGISTRY_USER": PUSHER.user}
+    env |= {"GIT_COMMITTER_NAME": "m", "GIT_COMMITTER_EMAIL": "m@site"}
+    env |= {"GIT_AUTHOR_NAME": "m", "GIT_AUTHOR_EMAIL": "m@site"}
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "make everything"]):
+        subprocess.run(["git", *words], cwd=small_role, env=env, check=True)
+
+    def call(*words: str, password: str = PUSHER.password) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "build.py", "--set", f"prefix={definition.PREFIX}-push", *words]
+        login = env | {"MINIVM_REGISTRY_PASSWORD": password}
+        return subprocess.run(command, cwd=small_role, env=login, capture_output=True, text=True)
+
+    version = followers(VERSION)[0]
+    release = ("release", version, "--registry", place, "--sign", str(key))
+    cut = call(*release, password="wrong battery")
+    assert cut.returncode == 1 and "it refuses the password of user 'pusher'" in cut.stderr
+    done = call(*release)
+    assert done.returncode == 0, done.stderr
+    assert f"found the commit of {version}\nfound the tag v{version}\n" in done.stdout
+    digests = yaml.safe_load((small_role / f"build/release/{version}.yaml").read_text())["image"]["digests"]
+    assert list(digests) == [definition.ROLE]
+    for reference in (f"{place}/{definition.ROLE}@{digests[definition.ROLE]}", f"{place}/minivm:{version}"):
+        verified = call("verify", reference, "--signers", str(signers))
+        assert verified.returncode == 0, verified.stderr
