@@ -29,6 +29,8 @@ from init.pod.helper import condition, log
 EVERY_S = 1.0
 LIMIT, LOOKS = 10, 3
 BLOCKED_S = 300.0
+# Connections of a blocked user that remain (to another pod's socket, in the host's network) cause no restart sooner.
+AGAIN_S = 60.0
 # Their own users: slurmctld, slurmd and slurmstepd ask too.
 TRUSTED = ("root", "slurm", "munge")
 CANNOT = 78  # no restart helps
@@ -89,10 +91,9 @@ def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
     clients: list[int] = []
     for message in messages:
         inode, found = MESSAGE.unpack_from(message)[4], attributes(message)
-        if NAME in found:
-            if PEER in found and found[NAME].rstrip(b"\0") == wanted:
-                clients.append(struct.unpack("=I", found[PEER])[0])
-        elif UID in found:
+        if PEER in found and found.get(NAME, b"").rstrip(b"\0") == wanted:
+            clients.append(struct.unpack("=I", found[PEER])[0])
+        if UID in found:  # a client may have bound its socket to a name too
             owners[inode] = struct.unpack("=I", found[UID])[0]
     return Counter(owners[client] for client in clients if client in owners)
 
@@ -114,7 +115,8 @@ class Guard:
 
     def look(self, counts: Counter[int], now: float) -> tuple[int, int] | None:
         """Return the user to block and the number of connections, or None."""
-        held = {user: number for user, number in counts.items() if number >= LIMIT and user not in self.trusted}
+        passed = self.trusted | {user for user, until in self.blocked.items() if until - now > BLOCKED_S - AGAIN_S}
+        held = {user: number for user, number in counts.items() if number >= LIMIT and user not in passed}
         self.looks = Counter({user: self.looks[user] + 1 for user in held})
         user = max(held, key=lambda user: held[user], default=None)
         if user is None or self.looks[user] < LOOKS:
@@ -205,8 +207,8 @@ def main(service: str, path: Path, control: Path = SOCKET) -> int:
     while True:
         try:
             watch.look()
-        except TimeoutError:
-            log("the kernel did not list its unix sockets within 5 s")
+        except OSError as error:
+            log(f"the kernel did not list its unix sockets: {error.strerror or error}")
         time.sleep(EVERY_S)
 
 

@@ -22,7 +22,11 @@ def test_accepted_connections_are_counted_by_user(tmp_path: Path) -> None:
         listener.bind(path)
         listener.listen(20)
         clients = [socket.socket(socket.AF_UNIX) for _ in range(12)]
-        for client in clients:
+        for number, client in enumerate(clients):
+            if number % 3 == 0:
+                client.bind(str(tmp_path / f"client-{number}"))
+            elif number % 3 == 1:
+                client.bind("")  # a name of the kernel's choice
             client.connect(path)
         accepted = [listener.accept()[0] for _ in range(12)]
         assert holders(dump(), path) == {os.getuid(): 12}
@@ -46,6 +50,12 @@ def test_users_who_wait_because_of_another_are_not_blocked_with_that_user() -> N
     crowd = {BOB: 1000, ANN: LIMIT + 1}
     assert looks(guard, crowd, crowd, crowd, {ANN: LIMIT + 1}, {}) == [None, None, (BOB, 1000), None, None]
     assert set(guard.blocked) == {BOB}
+
+
+def test_connections_that_outlive_the_block_restart_nothing_for_a_minute() -> None:
+    guard, many = Guard(frozenset()), Counter({BOB: LIMIT})
+    answers = [guard.look(many, float(second)) for second in range(200)]
+    assert [second for second, answer in enumerate(answers) if answer] == [2, 64, 126, 188]
 
 
 def test_a_block_ends() -> None:
