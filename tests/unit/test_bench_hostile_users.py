@@ -1,4 +1,4 @@
-"""What `bench hostile-users` reports and when it fails."""
+"""Report and exit code of `bench hostile-users`."""
 
 from __future__ import annotations
 
