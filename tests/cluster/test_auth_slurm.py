@@ -73,25 +73,6 @@ def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, a
         assert signed.row("slurm-worker-0").ready
 
 
-def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: World, ann: Researcher) -> None:
-    """Without the guard sackd answers nobody while one user holds the few connections that it takes."""
-    bob, login = Researcher(signed, "bob"), "slurm-login-0"
-
-    def reasons() -> str:
-        return signed.cluster.exec(login, ["minivm", "why"])[1]
-
-    with flood(bob, SOCKET, 1000, 20) as held:
-        try:
-            assert held >= 10
-            until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", within=90, seen=reasons)
-            until(lambda: ann.try_("timeout 8 squeue").returncode == 0, "another user is answered")
-            ann("; ".join(["timeout 8 squeue >/dev/null || exit"] * 5))
-            assert ann("srun -Q -n1 id -un") == "alice\n"
-        finally:
-            signed.run(login, "minivm", "restart", "sack-guard")
-    until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
-
-
 def keys(**default: bool) -> str:
     return json.dumps({"keys": [json.loads(KEYS[name]) | ({"use": "default"} if first else {})
                                 for name, first in default.items()]})  # fmt: skip
@@ -143,6 +124,28 @@ def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) 
     ann("touch go")
     ann.wait_for(job, "COMPLETED")
     ann("rm go")
+
+
+def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: World, ann: Researcher) -> None:
+    """Without the guard sackd answers nobody while one user holds the few connections that it takes.
+
+    It runs after the rotation, which needs daemons whose keys the pod has looked at: the guard restarts sackd.
+    """
+    bob, login = Researcher(signed, "bob"), "slurm-login-0"
+
+    def reasons() -> str:
+        return signed.cluster.exec(login, ["minivm", "why"])[1]
+
+    with flood(bob, SOCKET, 1000, 20) as held:
+        try:
+            assert held >= 10
+            until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", within=90, seen=reasons)
+            until(lambda: ann.try_("timeout 8 squeue").returncode == 0, "another user is answered")
+            ann("; ".join(["timeout 8 squeue >/dev/null || exit"] * 5))
+            assert ann("srun -Q -n1 id -un") == "alice\n"
+        finally:
+            signed.run(login, "minivm", "restart", "sack-guard")
+    until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
 
 
 def test_another_authentication_is_refused_under_a_job_and_taken_without_one(signed: World, ann: Researcher) -> None:
