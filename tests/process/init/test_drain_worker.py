@@ -173,21 +173,28 @@ def test_a_job_is_named_so_that_no_other_is_meant(tmp_path: Path, monkeypatch: p
     assert client.jobs("w1", "ctl:6817") == {"9": "CF", "5": "R", "20": "R", "12_1": "R"}
 
 
+def install_programs(directory: Path, monkeypatch: pytest.MonkeyPatch, squeue: str) -> Path:
+    """Stand in for squeue by this script, and for scontrol of an idle node; return the file of scontrol's changes."""
+    told = directory / "told"
+    scontrol = f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
+    for name, script in (("scontrol", scontrol), ("squeue", squeue)):
+        program = directory / name
+        program.write_text(script)
+        program.chmod(0o755)
+        monkeypatch.setattr(client, name.upper(), str(program))
+    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
+    return told
+
+
 def test_a_slurmctld_that_goes_while_the_last_jobs_end_is_told_that_the_node_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scontrol, squeue, told = tmp_path / "scontrol", tmp_path / "squeue", tmp_path / "told"
-    scontrol.write_text(
-        f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
-    )
-    squeue.write_text(
+    told = install_programs(
+        tmp_path,
+        monkeypatch,
         f"#!/bin/sh\nmkdir {tmp_path}/looked && {{ echo '7 R'; exit; }}\n"
-        "echo 'Unable to contact slurm controller' >&2\nexit 1\n"
+        "echo 'Unable to contact slurm controller' >&2\nexit 1\n",
     )
-    for program in (scontrol, squeue):
-        program.chmod(0o755)
-        monkeypatch.setattr(client, program.name.upper(), str(program))
-    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
     drain_worker.drain("ctl:6817", Deadline(drain_worker.RESERVE))
     assert told.read_text().splitlines() == [
         "update nodename=w1 state=drain reason=minivm: pod stops", "requeue incomplete 7",
@@ -198,19 +205,13 @@ def test_a_slurmctld_that_goes_while_the_last_jobs_end_is_told_that_the_node_is_
 def test_the_reason_comes_before_the_requeue_and_spares_what_a_site_has_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scontrol, squeue, told = tmp_path / "scontrol", tmp_path / "squeue", tmp_path / "told"
-    scontrol.write_text(
-        f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
-    )
-    squeue.write_text(
+    told = install_programs(
+        tmp_path,
+        monkeypatch,
         f'#!/bin/sh\ncase "$*" in *admin_comment*) cat {tmp_path}/comments; exit;; esac\n'
-        f"mkdir {tmp_path}/looked && printf '7 R\\n8 CG\\n9 R\\n5+0 R\\n4_2 R\\n'; exit 0\n"
+        f"mkdir {tmp_path}/looked && printf '7 R\\n8 CG\\n9 R\\n5+0 R\\n4_2 R\\n'; exit 0\n",
     )
     (tmp_path / "comments").write_text("7|(null)|\n9|billed to Ann|\n5+0||\n4_2|minivm: an earlier run|\n")
-    for program in (scontrol, squeue):
-        program.chmod(0o755)
-        monkeypatch.setattr(client, program.name.upper(), str(program))
-    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
     monkeypatch.setattr(client, "AT_ONCE", 1)
     # On a busy machine a client takes a second of these.
     monkeypatch.setattr(drain_worker, "RESERVE", 40.0)
