@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # The reason why no jobs come to this pod's node, from slurmctld, for a person who asks.
 # Only on request: pods that polled the controller would cost it a thousand calls.
 DAEMONS = frozenset({"slurmd", "slurmd-static"})
+COPIES = "/run/minivm/state.json"  # what the controller's service wrote about its copies
 WITHIN = 3.0  # a person is waiting
 
 
@@ -116,6 +118,10 @@ def status(context: click.Context, as_json: bool) -> None:
     from init.view.status import table, terminal_width
 
     click.echo(table(snapshot, colour=sys.stdout.isatty(), width=terminal_width()))
+    if Path(COPIES).exists():
+        from init.state.report import line
+
+        click.echo("\n" + line(time.time()))
 
 
 @main.command()
@@ -304,6 +310,9 @@ def run_module(module: str, arguments: tuple[str, ...]) -> None:
 
 
 passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
+passed_on(
+    "state", "init.state_cli", (), "Copies of the controller's state: save, list, show, verify, restore (see --help)."
+)
 passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
 HEALTH = "health.cli"
 passed_on(

@@ -38,6 +38,7 @@ STEPS = {
     "slurm-state": ("slurm_state", "run"),
     "slurmdbd-config": ("database", "slurmdbd"),
     "sssd": ("secrets", "sssd"),
+    "state-guard": ("state_guard", "run"),
     "stale": ("stale", "run"),
     "user-limits": ("user_limits", "run"),
 }

@@ -14,10 +14,10 @@ from init.errors import InitError
 from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
-from init.prepare.slurm_state import CONFIGURATION, STATE
 from init.records import record
 from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
+from init.slurm.saved import CONFIGURATION, STATE
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"

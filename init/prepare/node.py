@@ -111,7 +111,7 @@ def fast_scripts(pod: Pod) -> str:
 
 
 def _no_fast_scripts(pod: Pod) -> str:
-    from init.prepare.slurm_state import known
+    from init.slurm.saved import known
 
     release = known(pod)
     if release is None or not release.fast_scripts:

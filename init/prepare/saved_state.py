@@ -19,18 +19,22 @@ from ground.files import read_plain, write_whole
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
-from init.pod.release import WORD, Release
-from init.prepare.slurm_state import CONFIGURATION, STATE, known
+from init.pod.release import Release
 from init.slurm.conf import setting
+from init.slurm.saved import (
+    CONFIGURATION,
+    JOBS,
+    LARGEST,
+    NEW,
+    NEXT,
+    OLD,
+    STATE,
+    WHOLE_HEAD,
+    head_of,
+    known,
+    next_job,
+)
 
-JOBS = "job_state"
-NEW, OLD = ".new", ".old"
-# The head of job_state: the word with its length, the release's number, the time, the next job's number, another time.
-HEAD = 4 + len(WORD)
-NEXT = HEAD + 2 + 8
-WHOLE_HEAD = NEXT + 4 + 8
-# MaxJobId's default: larger numbers in the accounting database are those of a federation.
-LARGEST = 0x03FF0000
 QUESTION = "SELECT MAX(id_job) FROM `{cluster}_job_table` WHERE id_job < {largest}"
 
 
@@ -114,20 +118,6 @@ def _continue_numbers(pod: Pod, release: Release, conf: str, state: Path) -> Ite
     else:
         _put(state / JOBS, (highest + 1).to_bytes(4, "big"))
     yield f"the next job gets number {highest + 1}: the accounting database knows job {highest}"
-
-
-def next_job(head: bytes, release: Release) -> int | None:
-    """Return the next job's number from the head of job_state; None if this release does not read the file."""
-    begins = head[:HEAD] == len(WORD).to_bytes(4, "big") + WORD and len(head) == WHOLE_HEAD
-    if not begins or not release.reads <= head[HEAD] <= release.protocol or head[HEAD + 1]:
-        return None
-    return int.from_bytes(head[NEXT : NEXT + 4], "big")
-
-
-def head_of(release: Release, following: int, now: float) -> bytes:
-    """Return a job_state without jobs."""
-    head = len(WORD).to_bytes(4, "big") + WORD + bytes([release.protocol, 0]) + int(now).to_bytes(8, "big")
-    return head + following.to_bytes(4, "big") + bytes(8)
 
 
 def _put(path: Path, following: bytes) -> None:

@@ -8,9 +8,8 @@ from init.fields import number
 from init.pod import release as slurm
 from init.pod.pod import Pod
 from init.slurm.conf import setting
+from init.slurm.saved import CONFIGURATION, STATE, known
 
-STATE = "/var/spool/slurmctld"
-CONFIGURATION = "/etc/slurm/slurm.conf"
 # slurmdbd records the message version of each controller that has connected.
 QUESTION = "SELECT MAX(rpc_version) FROM cluster_table WHERE deleted = 0"
 
@@ -25,7 +24,7 @@ def run(pod: Pod) -> str:
     files = (*slurm.HEADED, *slurm.BARE)
     headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}
     left = slurm.written_by(headers)
-    _refuse(release, left, "slurmctld's state")
+    _refuse(release, left, "slurmctld's state", pod)
     return "no state yet" if left is None else f"the state is of Slurm {release.called(left)}"
 
 
@@ -43,12 +42,11 @@ def accounting(pod: Pod) -> str:
     return "no controller is known to it" if left is None else f"it served Slurm {release.called(left)}"
 
 
-def known(pod: Pod) -> slurm.Release | None:
-    text = pod.text(slurm.FILE)
-    return slurm.of_json(text) if text else None
-
-
-def _refuse(release: slurm.Release, left: int | None, what: str) -> None:
+def _refuse(release: slurm.Release, left: int | None, what: str, pod: Pod | None = None) -> None:
     reason, hint = slurm.refusal(release, left, what)
+    if reason and pod is not None:
+        from init.prepare.state_guard import way_back
+
+        hint = f"{hint}; {way_back(pod, setting(pod.text(CONFIGURATION) or '', 'ClusterName'))}"
     if reason:
         raise ConfigError(f"start Slurm {release.name}", reason, hint=hint)

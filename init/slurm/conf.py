@@ -82,7 +82,7 @@ def read(files: Mapping[str, bytes]) -> Configuration:
     partitions: dict[str, dict[str, str]] = {}
     nodes: dict[str, dict[str, str]] = {}
     defaults: dict[str, dict[str, str]] = {"partitionname": {}, "nodename": {}}
-    for line in _lines(files, MAIN):
+    for line in whole_lines(files):
         pairs = [(key, value.strip('"')) for key, value in _PAIR.findall(line)]
         if not pairs:
             continue
@@ -105,7 +105,7 @@ def read(files: Mapping[str, bytes]) -> Configuration:
     return Configuration(settings, names, partitions, nodes)
 
 
-def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterator[str]:
+def whole_lines(files: Mapping[str, bytes], name: str = MAIN, depth: int = DEPTH) -> Iterator[str]:
     """Yield whole lines without comments, included files in their place."""
     line = ""
     for written in files.get(name, b"").decode(errors="replace").split("\n"):
@@ -117,7 +117,7 @@ def _lines(files: Mapping[str, bytes], name: str, depth: int = DEPTH) -> Iterato
         pair = line.split(maxsplit=1)
         if len(pair) == 2 and pair[0].lower() == "include" and not pair[1].startswith("="):
             if depth:
-                yield from _lines(files, pair[1].rpartition("/")[2], depth - 1)
+                yield from whole_lines(files, pair[1].rpartition("/")[2], depth - 1)
         elif pair:
             yield line
         line = ""

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SERVICES = ("drift", "gitsync", "health")
+SERVICES = ("drift", "gitsync", "health", "state")
 # Not the signer, which is a person's name, nor the text of an error.
 LABELS = frozenset({"check", "class", "commit", "ref", "ring", "step"})
 LARGEST = 64 * 1024

@@ -8,7 +8,8 @@ PRODUCT = ("ground", "images", "init", "health", "gitsync", "fleet", "cluster")
 FLOORS: dict[str, list[set[str]]] = {
     "ground": [{""}],
     "init": [
-        {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"prepare", "drain", "helpers"},
+        {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"state"},
+        {"prepare", "drain", "helpers"},
     ],
     "health": [{""}, {"checks"}, {"runner", "broker"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],

@@ -18,7 +18,7 @@ from images.make.code import slurm_json
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import saved_state
-from init.slurm import accounting
+from init.slurm import accounting, saved
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
@@ -178,8 +178,8 @@ def test_a_new_state_begins_above_what_the_accounting_knows(here: Here) -> None:
     here.accounting("41")
     assert "the next job gets number 42" in here.run()
     data = here.files()["job_state"]
-    assert saved_state.next_job(data, release.of_json((here.pod.path(release.FILE)).read_text())) == 42  # type: ignore[arg-type]
-    assert release.written_by({"job_state": data}) == 45 and len(data) == saved_state.WHOLE_HEAD
+    assert saved.next_job(data, release.of_json((here.pod.path(release.FILE)).read_text())) == 42  # type: ignore[arg-type]
+    assert release.written_by({"job_state": data}) == 45 and len(data) == saved.WHOLE_HEAD
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 99, jobs(8, 46), jobs(8, 30), jobs(8)[:-1]])

@@ -1,0 +1,90 @@
+"""Make the controller's periodic copies of its state, and prove each: `python3 -I -m init.helpers.backups`.
+
+MINIVM_BACKUP_EVERY is the interval (24h; 0: none), MINIVM_BACKUP_KEEP the number of copies. Runs every few minutes and
+decides by the newest copy's age, so a pod that restarts neither skips a copy nor makes too many. On failure the exit
+code is 1, and the only line is the reason for the pod's degraded state.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from init.errors import ConfigError, InitError
+from init.fields import duration, number
+from init.places import SOCKET
+from init.pod.client import Client
+from init.pod.pod import Pod
+from init.slurm.saved import BACKUPS
+from init.state import prove, report, save
+
+DAY, KEEP = "24h", "7"
+FIRST_AFTER = 600.0  # seconds of the pod's life: a boot has other work, and a new cluster nothing to copy
+SERVICE = "slurmctld"
+
+
+def due(now: float, every: float, made: float, up: float) -> bool:
+    """Tell if a copy is to be made now. A copy of the future, by a clock that was set, does not count."""
+    return every > 0 and up >= FIRST_AFTER and not 0 <= now - made < every
+
+
+def settings(pod: Pod) -> tuple[float, int]:
+    every_text, keep_text = pod.setting("MINIVM_BACKUP_EVERY", DAY), pod.setting("MINIVM_BACKUP_KEEP", KEEP)
+    every, keep = duration(every_text), number(keep_text)
+    if every is None:
+        raise ConfigError(
+            "schedule copies of the state",
+            f"found {every_text!r}, expected a duration",
+            field="MINIVM_BACKUP_EVERY",
+            hint="such as 24h; 0 for none",
+        )
+    if not keep:
+        raise ConfigError(
+            "schedule copies of the state",
+            f"found {keep_text!r}, expected a number from 1 on",
+            field="MINIVM_BACKUP_KEEP",
+        )
+    return every, keep
+
+
+def main() -> int:
+    pod, directory = Pod(os.environ), Path(BACKUPS)
+    try:
+        every, keep = settings(pod)
+        if every and _runs() and due(time.time(), every, report.summary(directory).made, _up()):
+            os.nice(19)
+            _copy(pod, directory, keep)
+        seen = report.summary(directory)
+        if every:
+            report.publish(seen)
+    except InitError as error:
+        print(error)
+        return 1
+    if seen.failed:
+        print(f"the copy {seen.newest} of the state cannot be restored: {seen.failed}")
+    return 1 if seen.failed else 0
+
+
+def _copy(pod: Pod, directory: Path, keep: int) -> None:
+    manifest = save.save(pod, directory, keep)
+    try:
+        with save.only_one(directory):
+            prove.prove(pod, directory, manifest)
+    except prove.NotHere as error:
+        print(error, file=sys.stderr)
+
+
+def _runs() -> bool:
+    """Tell if this pod's slurmctld is ready: a copy of what keeps it from starting would push good ones out."""
+    with Client() as client:
+        return any(view.name == SERVICE and view.ready for view in client.snapshot().services)
+
+
+def _up() -> float:
+    return time.time() - Path(SOCKET).stat().st_mtime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Refuse to start slurmctld with a state that would lose the jobs which another one has. Reads only.
+
+slurmctld starts without any job from an absent or empty job_state, and says so in its log alone. It refuses another
+cluster's state itself, and is started twenty times before the pod ends.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ground.files import read_plain
+from init.errors import ConfigError
+from init.pod.pod import Pod
+from init.slurm.conf import setting
+from init.slurm.saved import (
+    ACCEPTED,
+    BACKUPS,
+    CONFIGURATION,
+    JOBS,
+    JOURNAL,
+    NEW,
+    OLD,
+    STATE,
+    WHOLE_HEAD,
+    has_head,
+    known,
+)
+
+START = "start slurmctld"
+
+
+def run(pod: Pod) -> str:
+    conf = pod.text(CONFIGURATION) or ""
+    state = pod.path(setting(conf, "StateSaveLocation") or STATE)
+    if not state.is_dir():
+        return "there is no state yet"
+    if os.path.lexists(state / JOURNAL):
+        from init.state.restore import pending
+
+        hint = f"finish it: minivm state restore {pending(state)}"
+        raise ConfigError(START, "a restore of its state was cut", file=str(state / JOURNAL), hint=hint)
+    cluster = setting(conf, "ClusterName")
+    _check_cluster(pod, state, cluster)
+    return _check_jobs(pod, state, cluster)
+
+
+def _check_cluster(pod: Pod, state: Path, cluster: str) -> None:
+    file = state / "clustername"
+    owner = (read_plain(file, 512) or b"").decode(errors="replace").strip().partition("|")[0]
+    if owner and cluster and owner.lower() != cluster.lower():
+        why = f"found the state of the cluster {owner!r}, expected {cluster!r}"
+        hint = f"mount that cluster's own volume, or set clusterName: {owner}; {way_back(pod, cluster)}"
+        raise ConfigError(START, why, file=str(file), hint=hint)
+
+
+def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
+    file = state / JOBS
+    head = read_plain(file, WHOLE_HEAD)
+    if head is None and any(os.path.lexists(state / f"{JOBS}{end}") for end in ("", NEW, OLD)):
+        return "slurmctld reads the state that was saved before"
+    if head is not None:
+        if known(pod) is None or has_head(head):
+            (state / ACCEPTED).unlink(missing_ok=True)  # it was for one start
+            return "the state is this cluster's"
+        why = "found an empty file" if not head else "found a damaged file"
+        hint = (
+            f"{way_back(pod, cluster)}; or to start without any job: move that file away, then minivm state accept-loss"
+        )
+        raise ConfigError(START, f"{why}, expected the cluster's jobs", file=str(file), hint=hint)
+    if os.path.lexists(state / ACCEPTED):
+        return "there are no jobs in the state, as an operator accepted"
+    lost = _newest(pod, cluster, with_jobs=True)
+    if lost:
+        why = f"found no file, and the copy {lost} has unfinished jobs"
+        hint = (
+            f"minivm stop slurmctld && minivm state restore {lost}; or to start without them: minivm state accept-loss"
+        )
+        raise ConfigError(START, why, file=str(file), hint=hint)
+    return "there are no jobs yet"
+
+
+def way_back(pod: Pod, cluster: str) -> str:
+    """Name the newest good copy and the command, for a person."""
+    name = _newest(pod, cluster)
+    return f"minivm stop slurmctld && minivm state restore {name}" if name else "there is no good copy of its state"
+
+
+def _newest(pod: Pod, cluster: str, *, with_jobs: bool = False) -> str:
+    directory = pod.path(BACKUPS)
+    if not directory.is_dir():
+        return ""
+    from init.state import copies  # imported late: a start without trouble reads no copy
+
+    release = known(pod)
+    reads = range(release.reads, release.protocol + 1) if release else None
+    manifest = copies.newest_good(directory, cluster, reads)
+    return manifest.name if manifest and (manifest.unfinished or not with_jobs) else ""

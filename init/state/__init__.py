@@ -1,0 +1,1 @@
+"""Copies of the controller's state: made, listed, proven, restored."""

@@ -1,0 +1,269 @@
+"""A copy of the controller's state: a directory with a manifest, which names each file by its SHA-256.
+
+A copy is published by one rename, so a directory without a leading dot is whole as it was written; `verify` finds what
+has changed since. Only root may write to copies: a copy becomes the state from which slurmctld starts jobs as any user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ground.files import read_plain, write_whole
+from init.errors import InitError
+from init.records import record
+
+FORMAT = 1
+MANIFEST, PROOF = "manifest.json", "proof.json"
+STATE_TAR, ACCOUNTING, JOBS_LIST, CONFIG = "state.tar", "accounting.sql.gz", "jobs.json", "config.json"
+LARGEST_MANIFEST = 1 << 20
+CHUNK = 1 << 20
+NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z(?:-[0-9]{1,3})?")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class CopyError(InitError):
+    """A copy that cannot be made, read, or restored."""
+
+
+@record(frozen=True, slots=True)
+class Manifest:
+    name: str
+    time: float
+    release: str  # the Slurm of the image, such as 24.11; "" if unknown
+    protocol: int  # the number of that Slurm's state; 0 if unknown
+    cluster: str
+    jobs: tuple[tuple[str, int], ...]  # state -> count, of jobs that did not change around the copy
+    listed: bool  # slurmctld was asked for its jobs
+    changing: int  # jobs that changed around the copy
+    highest: int  # job number
+    accounting: str  # "" if the copy has the database, else why not
+    accounted: tuple[int, int]  # rows of the job table before and after the dump
+    files: tuple[tuple[str, str], ...]  # name -> SHA-256
+
+    @property
+    def unfinished(self) -> int:
+        return sum(count for _, count in self.jobs) + self.changing
+
+    @property
+    def has_accounting(self) -> bool:
+        return ACCOUNTING in dict(self.files)
+
+
+@record(frozen=True, slots=True)
+class Proof:
+    """The result of a restore into a throw-away slurmctld."""
+
+    time: float
+    ok: bool
+    text: str
+
+
+def dumped(manifest: Manifest) -> str:
+    """Return the manifest's text, with a hash of itself."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "time": manifest.time,
+        "release": manifest.release,
+        "protocol": manifest.protocol,
+        "cluster": manifest.cluster,
+        "jobs": dict(manifest.jobs),
+        "listed": manifest.listed,
+        "changing": manifest.changing,
+        "highestJob": manifest.highest,
+        "accounting": manifest.accounting,
+        "accounted": list(manifest.accounted),
+        "files": dict(manifest.files),
+    }
+    return json.dumps({**data, "sha256": _own_hash(data)}, indent=2, sort_keys=True) + "\n"
+
+
+def parsed(name: str, text: str, file: str) -> Manifest:
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("wanted an object")
+        version = data.get("format")
+        if version != FORMAT:
+            raise CopyError(
+                f"read the copy {name}",
+                f"it has format {version!r}, this minivm reads {FORMAT}",
+                file=file,
+                hint="use the minivm that made it",
+            )
+        if _own_hash({key: value for key, value in data.items() if key != "sha256"}) != data.get("sha256"):
+            raise ValueError("it does not have the SHA-256 that it names")
+        return _manifest(name, data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CopyError(
+            f"read the copy {name}",
+            f"its manifest is damaged: {error}",
+            file=file,
+            hint="take another copy: `minivm state list`",
+        ) from error
+
+
+def _manifest(name: str, data: Mapping[str, Any]) -> Manifest:
+    files = {str(file): str(digest) for file, digest in data["files"].items()}
+    if not {STATE_TAR, CONFIG} <= files.keys() <= {STATE_TAR, CONFIG, JOBS_LIST, ACCOUNTING}:
+        raise ValueError("it names other files than a copy has")
+    if not all(DIGEST.fullmatch(digest) for digest in files.values()):
+        raise ValueError("a SHA-256 is malformed")
+    before, after = data["accounted"]
+    return Manifest(
+        name=name,
+        time=float(data["time"]),
+        release=str(data["release"]),
+        protocol=int(data["protocol"]),
+        cluster=str(data["cluster"]),
+        jobs=tuple(sorted((str(state), int(count)) for state, count in data["jobs"].items())),
+        listed=data["listed"] is True,
+        changing=int(data["changing"]),
+        highest=int(data["highestJob"]),
+        accounting=str(data["accounting"]),
+        accounted=(int(before), int(after)),
+        files=tuple(sorted(files.items())),
+    )
+
+
+def _own_hash(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def load(directory: Path, name: str) -> Manifest:
+    """Read one copy's manifest; its files are not read."""
+    if not NAME.fullmatch(name):
+        raise CopyError(f"read the copy {name!r}", "no copy has such a name", hint="see `minivm state list`")
+    copy = directory / name
+    _trust(directory)
+    if not copy.is_dir() or copy.is_symlink():
+        raise CopyError(f"read the copy {name}", f"{directory} has none of that name", hint="see `minivm state list`")
+    _trust(copy)
+    data = read_plain(copy / MANIFEST, LARGEST_MANIFEST)
+    if data is None:
+        raise CopyError(f"read the copy {name}", "it has no manifest", file=str(copy / MANIFEST))
+    return parsed(name, data.decode(errors="replace"), str(copy / MANIFEST))
+
+
+def _trust(directory: Path) -> None:
+    """Refuse a directory that another user can write to."""
+    try:
+        status = directory.lstat()
+    except OSError as error:
+        raise CopyError("read the copies", error.strerror or str(error), file=str(directory)) from error
+    if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o022:
+        why = f"its owner is user {status.st_uid} and its mode {stat.S_IMODE(status.st_mode):o}"
+        raise CopyError("trust the copies", why, file=str(directory), hint="wanted: root alone may write there")
+
+
+def names(directory: Path) -> list[str]:
+    """List copies, newest first, damaged ones too."""
+    try:
+        entries = [entry.name for entry in directory.iterdir()]
+    except OSError:
+        return []
+
+    # 20261126T120000Z-10 is newer than 20261126T120000Z-2.
+    def key(name: str) -> tuple[str, int]:
+        stamp, _, more = name.partition("-")
+        return stamp, int(more or 1)
+
+    return sorted((name for name in entries if NAME.fullmatch(name)), key=key, reverse=True)
+
+
+def readable(directory: Path) -> Iterator[Manifest]:
+    """Yield the copies whose manifest can be read, newest first."""
+    for name in names(directory):
+        try:
+            yield load(directory, name)
+        except CopyError:
+            continue
+
+
+def verify(directory: Path, manifest: Manifest) -> None:
+    """Compare each file with its SHA-256; CopyError names the first that differs."""
+    for name, expected in manifest.files:
+        path = directory / manifest.name / name
+        with open_file(path, manifest.name) as file:
+            actual = hash_of(file)
+        if actual != expected:
+            raise CopyError(
+                f"take the copy {manifest.name}",
+                f"found SHA-256 {actual[:12]}, expected {expected[:12]}",
+                file=str(path),
+                hint="take another copy: `minivm state list`",
+            )
+
+
+def open_file(path: Path, copy: str) -> Any:
+    """Open a file of a copy for reading; refuse anything but a plain file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CopyError(
+            f"read the copy {copy}",
+            error.strerror or str(error),
+            file=str(path),
+            hint="take another copy: `minivm state list`",
+        ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CopyError(f"read the copy {copy}", "wanted a plain file", file=str(path))
+    return os.fdopen(fd, "rb")
+
+
+def hash_of(file: Any) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def newest_good(directory: Path, cluster: str, reads: range | None) -> Manifest | None:
+    """Return the newest copy of this cluster that the installed Slurm reads and whose files are whole."""
+    for manifest in readable(directory):
+        if manifest.cluster.lower() != cluster.lower() or (reads and manifest.protocol not in reads):
+            continue
+        try:
+            verify(directory, manifest)
+        except CopyError:
+            continue
+        return manifest
+    return None
+
+
+def proof_of(directory: Path, name: str) -> Proof | None:
+    data = read_plain(directory / name / PROOF, 4096)
+    try:
+        said = json.loads(data or b"")
+        return Proof(float(said["time"]), said["ok"] is True, str(said["text"]))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def record_proof(directory: Path, name: str, proof: Proof) -> None:
+    data = {"time": proof.time, "ok": proof.ok, "text": proof.text[:2000]}
+    write_whole(directory / name / PROOF, json.dumps(data), mode=0o600)
+
+
+def name_for(directory: Path, at: float) -> str:
+    """Return the name of a copy made now."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
+    taken = set(names(directory))
+    return next(name for name in (stamp, *(f"{stamp}-{count}" for count in range(2, 1000))) if name not in taken)
+
+
+def superfluous(copies: list[tuple[str, bool]], keep: int) -> list[str]:
+    """Select what retention removes from (name, has a good proof), newest first.
+
+    `keep` copies stay, and the newest proven one however old it is. Pure.
+    """
+    proven = next((name for name, is_proven in copies if is_proven), None)
+    return [name for name, _ in copies[max(keep, 1) :] if name != proven]

@@ -1,0 +1,386 @@
+"""Prove a copy: restore it into a throw-away slurmctld and compare its jobs with those that the copy must hold.
+
+With a dump a throw-away MariaDB and slurmdbd serve it. All run as an unprivileged user in a temporary directory, with a
+munge key of their own and no network but their own ports on loopback (init.state.sandbox). They schedule nothing and
+run none of the site's programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ground.files import read_plain
+from init.errors import InitError
+from init.fields import number
+from init.pod.pod import Pod, user
+from init.pod.release import Release
+from init.slurm.conf import whole_lines
+from init.slurm.saved import known
+from init.state import copies, jobs, sandbox
+from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyError, Manifest, Proof
+from init.state.restore import check_fits, unpack
+from init.state.save import check_room
+
+USER = "nobody"
+ROOT = Path("/var/tmp")
+START_WITHIN = 300.0
+STOP_WITHIN = 10.0
+PAUSE = 0.2
+MOST_TOLD = 5
+LARGEST_LIST = 1 << 30
+# What a throw-away slurmctld has of its own, or must not have.
+OWN = re.compile(
+    r"slurmctldhost|controlmachine|controladdr|backup.*|slurmctldport|slurmctldaddr|slurmdport|slurmuser|slurmduser"
+    r"|statesavelocation|slurmctldpidfile|slurmctldlogfile|slurmctldsyslogdebug|slurmctlddebug|slurmschedlog.*|authtype"
+    r"|authinfo|authalt.*|credtype|accountingstorage(type|host|port|pass|backuphost|externalhost|parameters)"
+    r"|jobcomp.*|jobsubmitplugins|scheduler.*|slurmctldparameters|communicationparameters|.*program|.*prog|prolog.*"
+    r"|epilog.*|prep.*plugins|burstbuffer.*|acctgather.*|jobacctgather.*|federationparameters|fedparameters|metricstype"
+    r"|plugstackconfig|mpiparams|mcs.*|nodefeaturesplugins|slurmctldtimeout|slurmdtimeout|include|debugflags"
+)
+CONF = """
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={slurmctld}
+SlurmdPort={closed}
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={root}/state
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmctldTimeout=300
+SlurmdTimeout=65533
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=-1,defer
+MailProg=/bin/true
+"""
+DBD = """\
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={slurmdbd}
+SlurmUser={user}
+PidFile={root}/slurmdbd.pid
+LogFile={root}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser={user}
+StorageLoc=slurm_acct_db
+"""
+
+
+def prove(
+    pod: Pod, directory: Path, manifest: Manifest, *, now: Callable[[], float] = time.time, within: float = START_WITHIN
+) -> Proof:
+    """Prove a copy and record the result beside it; an error of the copy or of its daemons is a result, too."""
+    try:
+        copies.verify(directory, manifest)
+        _check_here(pod, manifest, directory)
+        proof = Proof(now(), True, _proven(pod, directory, manifest, within))
+    except NotHere:
+        raise
+    except (InitError, OSError, ValueError, subprocess.SubprocessError) as error:
+        proof = Proof(now(), False, str(error))
+    copies.record_proof(directory, manifest.name, proof)
+    return proof
+
+
+class NotHere(CopyError):
+    """This pod cannot prove a copy, which says nothing about the copy."""
+
+
+def _check_here(pod: Pod, manifest: Manifest, directory: Path) -> None:
+    if not sandbox.is_possible():
+        raise NotHere(
+            f"prove {manifest.name}",
+            "this kernel cannot keep a program from the network (Landlock of 6.7 on)",
+            hint="its files are whole; prove the copy in a pod on another machine",
+        )
+
+
+def configuration(files: Mapping[str, bytes], values: Mapping[str, object], *, accounting: bool) -> str:
+    """Return the throw-away's slurm.conf: the cluster's, without its places, keys and programs. Pure."""
+    kept = []
+    for line in whole_lines(files):
+        key = line.partition("=")[0].strip().lower()
+        if not OWN.fullmatch(key) and not (key.startswith("accountingstorage") and not accounting):
+            kept.append(line)
+    text = CONF
+    if accounting:
+        text += "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+        text += "AccountingStoragePort={slurmdbd}\nAccountingStoragePass={root}/munge/socket\n"
+    return "\n".join(kept) + text.format(**values)
+
+
+class Daemons:
+    """The throw-away daemons, started one by one and stopped in reverse."""
+
+    def __init__(self, root: Path, ports: Mapping[str, int]) -> None:
+        self.root, self.ports = root, ports
+        self.owner = user(USER)
+        self.running: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def command(self, argv: Iterable[str]) -> list[str]:
+        ports = ",".join(str(port) for port in self.ports.values())
+        return [sys.executable, "-I", "-m", "init.state.sandbox", ports, *argv]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "SLURM_CONF": str(self.root / "slurm.conf"),
+            "HOME": str(self.root),
+        }
+
+    def start(self, name: str, *argv: str) -> None:
+        with (self.root / f"{name}.out").open("wb") as log:
+            process = subprocess.Popen(
+                self.command(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+                user=self.owner[0],
+                group=self.owner[1],
+                extra_groups=[],
+                cwd=self.root,
+                start_new_session=True,
+            )
+        self.running.append((name, process))
+
+    def ask(self, *argv: str, within: float = 60.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            errors="replace",
+            env=self.env,
+            user=self.owner[0],
+            group=self.owner[1],
+            extra_groups=[],
+            cwd=self.root,
+            timeout=within,
+        )
+
+    def wait(self, what: str, is_there: Callable[[], bool], until: float) -> None:
+        while not is_there():
+            ended = [name for name, process in self.running if process.poll() is not None]
+            if ended or time.monotonic() > until:
+                name = ended[0] if ended else self.running[-1][0]
+                why = f"the throw-away {name} {'ended' if ended else f'is late with {what}'}: {self._last_line(name)}"
+                raise CopyError("prove the copy", why)
+            time.sleep(PAUSE)
+
+    def _last_line(self, name: str) -> str:
+        text = (self.root / f"{name}.out").read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        fatal = [line for line in lines if "fatal" in line or "error" in line.lower()]
+        return (fatal or lines or ["it said nothing"])[-1][-300:]
+
+    def stop(self) -> None:
+        for _, process in reversed(self.running):
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                process.wait(STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str:
+    file = str(directory / manifest.name / copies.MANIFEST)
+    texts = json.loads(read_plain(directory / manifest.name / CONFIG, LARGEST_LIST) or b"{}")
+    files = {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
+    check_fits(manifest, f"ClusterName={manifest.cluster}\n", _release(pod), file)
+    until = time.monotonic() + within
+    with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
+        ports = dict(zip(("slurmctld", "slurmdbd", "closed", "spare"), numbers, strict=True))
+        values = {**ports, "root": root, "user": USER}
+        daemons = Daemons(root, {name: ports[name] for name in ("slurmctld", "slurmdbd")})
+        _write_files(root, files, configuration(files, values, accounting=manifest.has_accounting), daemons.owner)
+        _unpack_state(directory, manifest, root, daemons.owner)
+        try:
+            _start_munged(daemons, until)
+            said = ""
+            if manifest.has_accounting:
+                said = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
+            return _prove_state(daemons, directory, manifest, until) + said
+        finally:
+            daemons.stop()
+
+
+def _release(pod: Pod) -> Release | None:
+
+    return known(pod)
+
+
+@contextlib.contextmanager
+def _temporary(copy: Path) -> Iterator[Path]:
+    """Make a directory that only the throw-away's user can enter, with room for the unpacked copy."""
+    needed = sum(path.stat().st_size * (8 if path.name == ACCOUNTING else 1) for path in copy.iterdir())
+    check_room(ROOT, needed + (200 << 20), "prove the copy")
+    for left in ROOT.glob("minivm-proof-*"):
+        shutil.rmtree(left, ignore_errors=True)  # of a proof that was killed: the lock of the copies is held
+    root = Path(tempfile.mkdtemp(prefix="minivm-proof-", dir=ROOT))
+    try:
+        os.chown(root, *user(USER))
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ports(count: int) -> Iterator[list[int]]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    numbers = [each.getsockname()[1] for each in sockets]
+    for each in sockets[:2]:
+        each.close()
+    try:
+        yield numbers  # the others stay bound and closed: nothing of the pod answers there
+    finally:
+        for each in sockets[2:]:
+            each.close()
+
+
+def _write_files(root: Path, files: Mapping[str, bytes], conf: str, owner: tuple[int, int]) -> None:
+    for name, data in {**files, "slurm.conf": conf.encode("utf-8", "surrogateescape")}.items():
+        path = root / Path(name).name
+        path.write_bytes(data)
+        os.chown(path, *owner)
+
+
+def _unpack_state(directory: Path, manifest: Manifest, root: Path, owner: tuple[int, int]) -> None:
+    state = root / "state"
+    state.mkdir(mode=0o700)
+    unpack(directory / manifest.name / STATE_TAR, manifest, state, owner)
+    os.chown(state, *owner)
+    # Triggers run programs. The cluster's number is slurmdbd's to give, and without one there is none.
+    (state / "trigger_state").unlink(missing_ok=True)
+    (state / "clustername").write_text(manifest.cluster.lower())
+    os.chown(state / "clustername", *owner)
+
+
+def _start_munged(daemons: Daemons, until: float) -> None:
+    """Start a munged whose key exists only here: no daemon of the real cluster accepts what it signs."""
+    place = daemons.root / "munge"
+    place.mkdir(mode=0o755)
+    key = place / "key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(128))
+    for path in (place, key):
+        os.chown(path, *daemons.owner)
+    # munged wants directories above its socket that no other user writes to, and /var/tmp is sticky.
+    daemons.root.chmod(0o711)
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    argv = [f"--{option}={place / name}" for option, name in files.items()]
+    daemons.start("munged", "/usr/sbin/munged", "--foreground", "--num-threads=2", *argv)
+    daemons.wait("its socket", (place / "socket").exists, until)
+
+
+def _prove_state(daemons: Daemons, directory: Path, manifest: Manifest, until: float) -> str:
+    daemons.start("slurmctld", "/usr/sbin/slurmctld", "-D", "-f", str(daemons.root / "slurm.conf"))
+    restored: dict[str, str] = {}
+
+    def answers() -> bool:
+        done = daemons.ask(*jobs.SQUEUE)
+        if done.returncode == 0:
+            restored.update(jobs.parse(done.stdout))
+        return done.returncode == 0
+
+    daemons.wait("an answer", answers, until)
+    if not manifest.listed:
+        return f"{len(restored)} unfinished jobs restored; the copy has no list to compare with"
+    listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"")
+    expected = jobs.Around(listed["settled"], frozenset(listed["changing"]))
+    different = jobs.differences(expected, restored)
+    if different:
+        more = f" and {len(different) - MOST_TOLD} more" if len(different) > MOST_TOLD else ""
+        raise CopyError("prove the copy", "; ".join(different[:MOST_TOLD]) + more)
+    return f"{len(expected.settled)} unfinished jobs are the same"
+
+
+def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, conf: str, until: float) -> str:
+    data, root = daemons.root / "mysql", daemons.root
+    install = daemons.ask(
+        "/usr/bin/mariadb-install-db",
+        "--no-defaults",
+        "--skip-test-db",
+        "--skip-log-bin",
+        "--auth-root-authentication-method=socket",
+        f"--auth-root-socket-user={USER}",
+        f"--datadir={data}",
+        within=120.0,
+    )
+    if install.returncode:
+        raise CopyError("prove the copy", f"mariadb-install-db: {install.stderr.strip()[-300:]}")
+    connection = root / "mysql.sock"
+    setup = root / "setup.sql"
+    # mariadbd reads one statement per line.
+    setup.write_text(
+        "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
+        f"CREATE USER IF NOT EXISTS {USER}@localhost IDENTIFIED VIA unix_socket;\n"
+        f"GRANT ALL ON *.* TO {USER}@localhost;\n"
+    )
+    setup.chmod(0o644)
+    daemons.start(
+        "mariadbd",
+        "/usr/sbin/mariadbd",
+        "--no-defaults",
+        f"--datadir={data}",
+        f"--socket={connection}",
+        f"--pid-file={root}/mysql.pid",
+        "--skip-networking",
+        f"--init-file={setup}",
+        "--innodb-buffer-pool-size=64M",
+        "--loose-innodb-buffer-pool-size-max=64M",
+        "--innodb-lock-wait-timeout=900",
+        "--innodb-snapshot-isolation=OFF",
+        "--max-allowed-packet=16M",
+    )
+    client = ("/usr/bin/mariadb", "--no-defaults", f"--socket={connection}", "--batch", "--skip-column-names")
+    daemons.wait(
+        "its database", lambda: daemons.ask(*client, "--execute=SELECT 1", "slurm_acct_db").returncode == 0, until
+    )
+    with gzip.open(directory / manifest.name / ACCOUNTING, "rb") as dump, (root / "dump.sql").open("wb") as plain:
+        shutil.copyfileobj(dump, plain)
+    os.chown(root / "dump.sql", *daemons.owner)
+    loaded = daemons.ask(*client, f"--execute=SOURCE {root}/dump.sql", "slurm_acct_db", within=3600.0)
+    if loaded.returncode:
+        raise CopyError("prove the copy", f"the accounting dump: {loaded.stderr.strip()[-300:]}")
+    (root / "dump.sql").unlink()
+    (root / "slurmdbd.conf").touch(0o600)
+    (root / "slurmdbd.conf").write_text(f"{conf}StoragePort=3306\n")
+    os.chown(root / "slurmdbd.conf", *daemons.owner)
+    table = f"`{manifest.cluster.lower()}_job_table`"
+    answer = daemons.ask(*client, f"--execute=SELECT COUNT(*) FROM {table}", "slurm_acct_db")
+    rows = number(answer.stdout.strip())
+    low, high = manifest.accounted
+    if rows is None or not low <= rows <= max(low, high):
+        raise CopyError("prove the copy", f"the accounting dump has {rows} jobs, expected {low} to {high}")
+    return f"; {rows} accounted jobs" + _prove_slurmdbd(daemons, connection, until)
+
+
+def _prove_slurmdbd(daemons: Daemons, connection: Path, until: float) -> str:
+    """Serve the restored database by slurmdbd, and read a job from it."""
+    daemons.start("slurmdbd", "/usr/bin/env", f"MYSQL_UNIX_PORT={connection}", "/usr/sbin/slurmdbd", "-D")
+    cluster = ("/usr/bin/sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
+    daemons.wait("an answer", lambda: daemons.ask(*cluster).returncode == 0, until)
+    return " by slurmdbd"

@@ -1,0 +1,273 @@
+"""Put a copy in the place of the present state; a cut at any step leaves the old state, or a restore to run again.
+
+The present state moves to a directory beside it and is never deleted. A journal in the state's directory is written
+before the first file moves: while it is there slurmctld does not start (init.prepare.state_guard), and the same restore
+continues where it was cut. Every step can run twice.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ground.files import read_plain, write_whole
+from init.pod import release as slurm
+from init.pod.pod import Pod, user
+from init.pod.release import Release
+from init.slurm import accounting
+from init.slurm.conf import setting
+from init.slurm.saved import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, NEXT, WHOLE_HEAD, known, next_job
+from init.state import copies
+from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
+from init.state.save import CHUNK, check_room, following_in
+
+STAGE, ASIDE = ".minivm-restoring", ".minivm-before-"
+DATABASE, LOADING = "slurm_acct_db", "slurm_acct_db_restoring"
+# Names in the state's directory that a restore leaves where they are.
+OURS = re.compile(rf"{re.escape(JOURNAL)}|{re.escape(STAGE)}|{re.escape(ASIDE)}.*|{re.escape(ACCEPTED)}|lost\+found")
+
+
+def pending(state: Path) -> str:
+    """Return the copy whose restore was cut after the first file moved; "" if there is none."""
+    return str(_journal(state).get("copy", ""))
+
+
+def with_accounting(state: Path) -> bool:
+    """Tell if a restore that was cut replaces the accounting database, too."""
+    return _journal(state).get("accounting") is True
+
+
+def _journal(state: Path) -> dict[str, object]:
+    data = read_plain(state / JOURNAL, 4096)
+    if data is None:
+        return {}
+    try:
+        journal = json.loads(data)
+    except ValueError as error:
+        raise CopyError("read the journal of a restore", str(error), file=str(state / JOURNAL)) from error
+    if not isinstance(journal, dict):
+        raise CopyError("read the journal of a restore", "wanted an object", file=str(state / JOURNAL))
+    return journal
+
+
+def check_fits(manifest: Manifest, conf: str, release: Release | None, file: str) -> None:
+    """Refuse a copy of another cluster, or of a Slurm that the installed one does not read."""
+    what = f"restore {manifest.name}"
+    cluster = setting(conf, "ClusterName")
+    if manifest.cluster.lower() != cluster.lower():
+        raise CopyError(
+            what,
+            f"found the state of the cluster {manifest.cluster!r}, expected {cluster!r}",
+            file=file,
+            field="cluster",
+            hint="restore it in that cluster's controller",
+        )
+    if release is None:
+        raise CopyError(what, "the image does not say which Slurm it has", file=slurm.FILE)
+    reason, hint = slurm.refusal(release, manifest.protocol or None, "the copy")
+    if reason:
+        raise CopyError(what, reason, file=file, field="protocol", hint=hint)
+
+
+def restore(
+    pod: Pod,
+    state: Path,
+    directory: Path,
+    manifest: Manifest,
+    *,
+    with_accounting: bool = False,
+    now: Callable[[], float] = time.time,
+    cut: Callable[[str], None] = lambda step: None,
+) -> Iterator[str]:
+    """Restore; yield what was done. slurmctld is stopped, and the caller holds the lock of the copies.
+
+    `cut` is called before each step, for tests that end there.
+    """
+    file = str(directory / manifest.name / copies.MANIFEST)
+    release = known(pod)
+    check_fits(manifest, pod.text(CONFIGURATION) or "", release, file)
+    assert release is not None
+    if with_accounting and not manifest.has_accounting:
+        raise CopyError(
+            f"restore {manifest.name} with its accounting",
+            manifest.accounting or "the copy has none",
+            file=file,
+            hint="leave --with-accounting out",
+        )
+    journal = _journal(state)
+    if journal and journal.get("copy") != manifest.name:
+        raise CopyError(
+            f"restore {manifest.name}",
+            f"the restore of {journal.get('copy')} was cut",
+            file=str(state / JOURNAL),
+            hint=f"first finish it: minivm state restore {journal.get('copy')}",
+        )
+    copies.verify(directory, manifest)
+    if not journal:
+        cut("stage")
+        _stage(pod, state, directory, manifest, release)
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now()))
+        journal = {
+            "copy": manifest.name,
+            "aside": f"{ASIDE}{_free(state, stamp)}",
+            "phase": "accounting",
+            "accounting": with_accounting,
+        }
+        cut("journal")
+        _write_journal(state, journal)
+    else:
+        yield f"continuing the restore of {manifest.name} that was cut"
+    aside = state / str(journal["aside"])
+    if journal["phase"] == "accounting":
+        cut("accounting")
+        if journal["accounting"]:
+            kept = _load_accounting(directory / manifest.name / ACCOUNTING, str(journal["aside"]), cut)
+            yield f"the accounting database is the copy's; the present one is the database {kept}"
+        journal["phase"] = "aside"
+        _write_journal(state, journal)
+    if journal["phase"] == "aside":
+        cut("aside")
+        aside.mkdir(mode=0o700, exist_ok=True)
+        _move(state, aside, cut)
+        journal["phase"] = "in"
+        _write_journal(state, journal)
+    cut("in")
+    _move(state / STAGE, state, cut)
+    cut("end")
+    (state / STAGE).rmdir()
+    (state / JOURNAL).unlink()
+    _sync(state)
+    yield f"the state is that of {manifest.name}; the present one is in {aside}"
+
+
+def _free(state: Path, stamp: str) -> str:
+    names = (stamp, *(f"{stamp}-{count}" for count in range(2, 1000)))
+    return next(name for name in names if not os.path.lexists(state / f"{ASIDE}{name}"))
+
+
+def _write_journal(state: Path, journal: dict[str, object]) -> None:
+    write_whole(state / JOURNAL, json.dumps(journal), mode=0o600)
+    _sync(state)
+
+
+def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: Release) -> None:
+    """Unpack beside the present state, with the next job's number above every one that either has used."""
+    stage = state / STAGE
+    if os.path.lexists(stage):
+        shutil.rmtree(stage)
+    archive = directory / manifest.name / STATE_TAR
+    check_room(state, archive.stat().st_size, f"restore {manifest.name}")
+    stage.mkdir(mode=0o700)
+    unpack(archive, manifest, stage, user("slurm"))
+    following = max(following_in(state, pod), following_in(stage, pod), manifest.highest + 1)
+    head = read_plain(stage / JOBS, WHOLE_HEAD)
+    if head is None or next_job(head, release) is None:
+        raise CopyError(
+            f"restore {manifest.name}", "its job_state has no head that this Slurm reads", file=str(archive)
+        )
+    with (stage / JOBS).open("r+b") as file:
+        file.seek(NEXT)
+        file.write(following.to_bytes(4, "big"))
+        file.flush()
+        os.fsync(file.fileno())
+    os.sync()  # one flush for all unpacked files
+
+
+def unpack(archive: Path, manifest: Manifest, target: Path, owner: tuple[int, int]) -> None:
+    """Unpack plain files into a new directory; nothing outside of it can be named."""
+    with copies.open_file(archive, manifest.name) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+        for member in tar:
+            parts = member.name.split("/")
+            if not member.isreg() or not all(parts) or {".", ".."} & set(parts):
+                raise CopyError(
+                    f"unpack {manifest.name}", f"found {member.name!r}, expected plain files", file=str(archive)
+                )
+            parent = target
+            for part in parts[:-1]:
+                parent = parent / part
+                if not parent.is_dir():
+                    parent.mkdir(mode=0o700)
+                    os.chown(parent, *owner)
+            fd = os.open(parent / parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(fd, "wb") as out:
+                source = tar.extractfile(member)
+                assert source is not None
+                shutil.copyfileobj(source, out, CHUNK)
+                os.fchown(fd, *owner)
+
+
+def _move(source: Path, target: Path, cut: Callable[[str], None]) -> None:
+    """Move everything but a restore's own files; slurmctld is stopped, so nothing new appears."""
+    for path in sorted(source.iterdir()):
+        if source.name != STAGE and OURS.fullmatch(path.name):
+            continue
+        cut(f"move {path.name}")
+        path.rename(target / path.name)
+    _sync(target)
+    _sync(source)
+
+
+def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
+    """Load the dump beside the present tables, then exchange all of them in one statement of the database."""
+    before = f"{DATABASE}_before_{re.sub(r'[^0-9A-Za-z]', '', aside.removeprefix(ASIDE))}"
+    if _tables(before):
+        return before  # the exchange was made, and the restore was cut then
+    _sql(f"DROP DATABASE IF EXISTS {LOADING}; CREATE DATABASE {LOADING}; CREATE DATABASE IF NOT EXISTS {before};")
+    cut("load")
+    argv = [accounting.CLIENT, "--no-defaults", f"--socket={accounting.SOCKET}", "--user=root", LOADING]
+    with (
+        gzip.open(dump, "rb") as file,
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as client,
+    ):
+        assert client.stdin is not None and client.stderr is not None
+        try:
+            shutil.copyfileobj(file, client.stdin, CHUNK)
+            client.stdin.close()
+        except BrokenPipeError:
+            pass  # its error says why
+        said = client.stderr.read(2000).decode(errors="replace").strip()
+    if client.returncode:
+        raise CopyError("load the accounting database", said, file=str(dump), hint="nothing was exchanged")
+    cut("exchange")
+    moves = [f"{DATABASE}.`{table}` TO {before}.`{table}`" for table in _tables(DATABASE)]
+    moves += [f"{LOADING}.`{table}` TO {DATABASE}.`{table}`" for table in _tables(LOADING)]
+    _sql(f"RENAME TABLE {', '.join(moves)};")
+    _sql(f"DROP DATABASE {LOADING};")
+    return before
+
+
+def _tables(database: str) -> list[str]:
+    rows = _sql(f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}'")
+    return [row for row in rows.split("\n") if row]
+
+
+def _sql(statement: str) -> str:
+    argv = [
+        accounting.CLIENT,
+        "--no-defaults",
+        "--batch",
+        "--skip-column-names",
+        f"--socket={accounting.SOCKET}",
+        "--user=root",
+        f"--execute={statement}",
+    ]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CopyError("restore the accounting database", done.stderr.strip()[-400:], hint="see `minivm why mariadb`")
+    return done.stdout
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

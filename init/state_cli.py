@@ -1,0 +1,219 @@
+"""The `minivm state` command: copies of the controller's state."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ground.files import write_whole
+from init.cli import JSON, emit
+from init.cli_group import Group
+from init.pod.client import Client, control_socket
+from init.pod.pod import Pod, user
+from init.slurm.daemon import PROGRAM
+from init.slurm.saved import ACCEPTED, BACKUPS
+from init.state import copies, prove, report, restore, save
+from init.state.copies import CopyError, Manifest
+from init.view.status import duration
+
+if TYPE_CHECKING:
+    from init.state.copies import Proof
+
+NAME = click.argument("name")
+FROM = click.option(
+    "--from",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=BACKUPS,
+    show_default=True,
+    help="Directory of copies.",
+)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Save, list, prove and restore the state of slurmctld, in the controller's pod."""
+    if not PROGRAM.exists():
+        raise CopyError("look at the state", "this pod runs no slurmctld", hint="run this in the controller's pod")
+    if os.geteuid():
+        raise CopyError("look at the state", f"found user {os.geteuid()}, expected root")
+
+
+@main.command("save")
+@click.option(
+    "--to",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=BACKUPS,
+    show_default=True,
+    help="Directory of copies.",
+)
+@click.option("--keep", type=click.IntRange(1), default=None, help="Keep so many copies  [default: as configured, 7]")
+@JSON
+def save_command(directory: Path, keep: int | None, as_json: bool) -> None:
+    """Copy the state and the embedded database while slurmctld runs. Takes about ten seconds."""
+    from init.helpers.backups import settings
+
+    pod = Pod(os.environ)
+    manifest = save.save(pod, directory, keep or settings(pod)[1])
+    _publish(directory)
+    if as_json:
+        emit(_mapping(manifest, None))
+        return
+    click.echo(f"{manifest.name}: {_jobs(manifest)}; accounting: {manifest.accounting or 'yes'}")
+
+
+@main.command("list")
+@FROM
+@JSON
+def list_command(directory: Path, as_json: bool) -> None:
+    """List the copies, newest first: age, Slurm, unfinished jobs, and if a proof restored them."""
+    rows: list[tuple[str, ...]] = [("NAME", "AGE", "SLURM", "JOBS", "ACCOUNTING", "PROVEN")]
+    mappings = []
+    for name in copies.names(directory):
+        try:
+            manifest = copies.load(directory, name)
+        except CopyError as error:
+            rows.append((name, "-", "-", "-", "-", f"damaged: {error.why}"))
+            mappings.append({"name": name, "damaged": str(error)})
+            continue
+        proof = copies.proof_of(directory, name)
+        mappings.append(_mapping(manifest, proof))
+        rows.append(
+            (
+                name,
+                duration(max(0.0, time.time() - manifest.time)),
+                manifest.release or "-",
+                str(manifest.unfinished) if manifest.listed else "-",
+                "no" if manifest.accounting else "yes",
+                _proven(proof),
+            )
+        )
+    if as_json:
+        emit(mappings)
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]))
+
+
+@main.command()
+@NAME
+@FROM
+@JSON
+def show(name: str, directory: Path, as_json: bool) -> None:
+    """Show one copy, after comparing its files with their hashes. Exit 1 if one differs."""
+    manifest = copies.load(directory, name)
+    damage = ""
+    try:
+        copies.verify(directory, manifest)
+    except CopyError as error:
+        damage = str(error)
+    proof = copies.proof_of(directory, name)
+    if as_json:
+        emit({**_mapping(manifest, proof), "verified": not damage, "damage": damage})
+    else:
+        click.echo(
+            f"{name}: cluster {manifest.cluster}, Slurm {manifest.release or 'unknown'}, "
+            f"{duration(max(0.0, time.time() - manifest.time))} old"
+        )
+        click.echo(f"jobs: {_jobs(manifest)}; highest number {manifest.highest}")
+        click.echo(f"accounting: {manifest.accounting or f'{manifest.accounted[0]} jobs'}")
+        click.echo(f"files: {damage or 'each has the SHA-256 of the manifest'}")
+        click.echo(f"proof: {_proven(proof)}" + (f" ({proof.text})" if proof and proof.ok else ""))
+    sys.exit(1 if damage else 0)
+
+
+@main.command()
+@NAME
+@FROM
+@JSON
+def verify(name: str, directory: Path, as_json: bool) -> None:
+    """Restore a copy into a throw-away slurmctld without network, and compare its jobs. Exit 1 if they differ."""
+    with save.only_one(directory):
+        proof = prove.prove(Pod(os.environ), directory, copies.load(directory, name))
+    _publish(directory)
+    if as_json:
+        emit({"name": name, "ok": proof.ok, "text": proof.text})
+    else:
+        click.echo(f"{name}: {'proven: ' if proof.ok else 'cannot be restored: '}{proof.text}")
+    sys.exit(0 if proof.ok else 1)
+
+
+@main.command("restore")
+@NAME
+@FROM
+@click.option("--with-accounting", is_flag=True, help="Also replace the embedded accounting database by the copy's.")
+def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
+    """Put a copy in the place of the present state, which is moved aside. slurmctld must be stopped by minivm."""
+    pod = Pod(os.environ)
+    with save.only_one(directory):
+        manifest = copies.load(directory, name)
+        state = save.state_of(pod)
+        _check_stopped(name, with_accounting or restore.with_accounting(state))
+        for line in restore.restore(pod, state, directory, manifest, with_accounting=with_accounting):
+            click.echo(line)
+    click.echo(f"{_jobs(manifest)}; start it: minivm start slurmctld")
+
+
+@main.command("accept-loss")
+def accept_loss() -> None:
+    """Let slurmctld start once without the jobs that a copy has. Nothing is removed."""
+    state = save.state_of(Pod(os.environ))
+    write_whole(state / ACCEPTED, f"{time.time():.0f}\n", mode=0o600, owner=user("slurm"))
+    click.echo("slurmctld may start without those jobs: minivm start slurmctld")
+
+
+def _check_stopped(name: str, with_accounting: bool) -> None:
+    wanted = {"slurmctld": "stopped"} | ({"slurmdbd": "stopped"} if with_accounting else {})
+    with Client(control_socket()) as client:
+        states = {view.name: view.state for view in client.snapshot().services}
+    for service, state in wanted.items():
+        if states.get(service) != state:
+            raise CopyError(
+                f"restore {name}",
+                f"{service} is {states.get(service, 'absent')}, expected {state}",
+                hint=f"minivm stop {service}",
+            )
+
+
+def _publish(directory: Path) -> None:
+    if directory == Path(BACKUPS):
+        report.publish(report.summary(directory))
+
+
+def _jobs(manifest: Manifest) -> str:
+    if not manifest.listed:
+        return "jobs unknown (slurmctld did not answer)"
+    counts = ", ".join(f"{count} {state.lower()}" for state, count in manifest.jobs) or "no unfinished jobs"
+    return counts + (f", {manifest.changing} changing" if manifest.changing else "")
+
+
+def _proven(proof: Proof | None) -> str:
+    if proof is None:
+        return "not yet"
+    age = duration(max(0.0, time.time() - proof.time))
+    return f"{age} ago" if proof.ok else f"failed {age} ago: {proof.text}"
+
+
+def _mapping(manifest: Manifest, proof: Proof | None) -> dict[str, Any]:
+    return {
+        "name": manifest.name,
+        "time": manifest.time,
+        "cluster": manifest.cluster,
+        "release": manifest.release,
+        "jobs": dict(manifest.jobs) if manifest.listed else None,
+        "changing": manifest.changing,
+        "highestJob": manifest.highest,
+        "accounting": not manifest.accounting,
+        "proof": None if proof is None else {"time": proof.time, "ok": proof.ok, "text": proof.text},
+    }
+
+
+if __name__ == "__main__":
+    main(prog_name="minivm state")

@@ -1,0 +1,414 @@
+"""Copies of the controller's state: what is copied, kept, refused, put back, and what a cut leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from images.cli.session import choice
+from images.definition.load import load
+from images.make.code import slurm_json
+from init.errors import ConfigError
+from init.helpers import backups
+from init.pod import release
+from init.pod.pod import Pod
+from init.prepare import state_guard
+from init.slurm.saved import ACCEPTED, BACKUPS, JOURNAL, next_job
+from init.state import copies, jobs, prove, report, restore, save
+from init.state.copies import CopyError, Manifest, Proof
+
+ROOT = Path(__file__).resolve().parents[3]
+DEFINITION = load(ROOT)
+CONF = "ClusterName=C1\n"
+NAME = "20261126T120000Z"
+NOON = 1795694400.0
+
+
+def job_state(following: int, number: int = 42, rest: bytes = b"jobs") -> bytes:
+    return (
+        b"\0\0\0\x11PROTOCOL_VERSION\0" + bytes([number, 0]) + bytes(8) + following.to_bytes(4, "big") + bytes(8) + rest
+    )
+
+
+class Here:
+    """File system of a controller of Slurm 24.11 with jobs up to number 7."""
+
+    def __init__(self, root: Path, version: str = "24.11.5") -> None:
+        self.root, self.state, self.directory = root, root / "var/spool/slurmctld", root / BACKUPS[1:]
+        for directory in (self.state, root / "usr/share/minivm", root / "etc/slurm", self.state / "hash.7/job.7"):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.version(version)
+        self.configure(CONF)
+        (root / "etc/slurm/slurmdbd.conf").write_text("StoragePass=secret\n")
+        self.put("job_state", job_state(8))
+        self.put("clustername", b"c1|5")
+        self.put("node_state", b"nodes")
+        self.put("hash.7/job.7/script", b"#!/bin/sh\n")
+        self.pod = Pod({"MINIVM_ACCOUNTING": "none"}, root)
+
+    def version(self, version: str) -> None:
+        facts = slurm_json(DEFINITION, choice(DEFINITION, "debian", version[:5]), version)
+        (self.root / release.FILE[1:]).write_text(facts)
+
+    def configure(self, text: str) -> None:
+        (self.root / "etc/slurm/slurm.conf").write_text(text)
+
+    def put(self, name: str, data: bytes) -> None:
+        (self.state / name).write_bytes(data)
+
+    def files(self) -> dict[str, bytes]:
+        """Return the state as slurmctld sees it."""
+        return {
+            str(path.relative_to(self.state)): path.read_bytes()
+            for path in sorted(self.state.rglob("*"))
+            if path.is_file() and not path.relative_to(self.state).parts[0].startswith(".")
+        }
+
+    def save(self, keep: int = 7) -> Manifest:
+        return save.save(self.pod, self.directory, keep, pause=lambda seconds: None, now=lambda: NOON)
+
+    def restore(self, manifest: Manifest, **options: object) -> list[str]:
+        return [*restore.restore(self.pod, self.state, self.directory, manifest, **options)]  # type: ignore[arg-type]  # keywords of the test
+
+    def guard(self) -> str:
+        return state_guard.run(self.pod)
+
+    def next_job(self) -> int | None:
+        known = release.of_json((self.root / release.FILE[1:]).read_text())
+        assert known is not None
+        return next_job((self.state / "job_state").read_bytes()[:43], known)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(restore, "user", lambda name: (me.pw_uid, me.pw_gid))
+    return Here(tmp_path)
+
+
+def listings(monkeypatch: pytest.MonkeyPatch, *answers: Mapping[str, str]) -> None:
+    left = list(answers)
+    monkeypatch.setattr(save, "_listing", lambda: left.pop(0))
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_copy_has_the_state_a_private_mode_and_no_password(here: Here) -> None:
+    here.put("node_state.old", b"old")
+    here.put(".minivm-database", b"stamp")
+    (here.state / "link").symlink_to("/etc/passwd")
+    manifest = here.save()
+    copy = here.directory / manifest.name
+    assert manifest.name == NAME and manifest.cluster == "C1" and manifest.protocol == 42 and manifest.highest == 7
+    assert manifest.accounting == "there is no accounting" and not manifest.listed
+    assert {path.stat().st_mode & 0o777 for path in copy.iterdir()} == {0o600}
+    assert here.directory.stat().st_mode & 0o777 == 0o700
+    unpacked = here.root / "unpacked"
+    unpacked.mkdir()
+    restore.unpack(copy / "state.tar", manifest, unpacked, (os.getuid(), os.getgid()))
+    assert sorted(str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()) == [
+        ".minivm-database", "clustername", "hash.7/job.7/script", "job_state", "node_state",
+    ]  # fmt: skip
+    assert "secret" not in (copy / "config.json").read_text() and "C1" in (copy / "config.json").read_text()
+
+
+def test_files_that_are_replaced_while_they_are_opened_are_of_one_moment(here: Here) -> None:
+    """A writer replaces two files by rename, always one after the other: a copy never has them mixed up."""
+    stop = threading.Event()
+
+    def write() -> None:
+        turn = 0
+        while not stop.is_set():
+            for name in ("job_state", "node_state"):
+                data = job_state(8, rest=b"%d" % turn) if name == "job_state" else b"%d" % turn
+                (here.state / f"{name}.new").write_bytes(data)
+                (here.state / f"{name}.new").rename(here.state / name)
+            stop.wait(0.003)
+            turn += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(50):
+            opened = save.open_all(here.state, time.sleep)
+            texts = {name: os.read(fd, 1000) for name, fd in opened.items()}
+            for fd in opened.values():
+                os.close(fd)
+            jobs_turn, nodes_turn = int(texts["job_state"][43:] or b"0"), int(texts["node_state"])
+            assert jobs_turn - nodes_turn in (0, 1)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_file_between_two_renames_is_waited_for(here: Here) -> None:
+    (here.state / "job_state").rename(here.state / "job_state.old")
+    here.put("job_state.new", job_state(9))
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        (here.state / "job_state.new").rename(here.state / "job_state")
+
+    opened = save.open_all(here.state, pause)
+    assert len(waits) == 1 and os.read(opened["job_state"], 100) == job_state(9)
+    for fd in opened.values():
+        os.close(fd)
+
+
+def test_jobs_that_change_around_the_copy_are_not_counted_upon(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings(
+        monkeypatch, {"1": "RUNNING", "2": "PENDING", "3": "PENDING"}, {"1": "RUNNING", "2": "RUNNING", "4": "PENDING"}
+    )
+    manifest = here.save()
+    assert manifest.jobs == (("RUNNING", 1),) and manifest.changing == 3 and manifest.listed
+    around = jobs.around({"1": "RUNNING", "2": "PENDING"}, {"1": "RUNNING"})
+    assert jobs.differences(around, {"1": "RUNNING", "2": "COMPLETED"}) == []
+    assert jobs.differences(around, {"1": "PENDING", "9": "PENDING"}) == [
+        "job 1 is PENDING, expected RUNNING", "job 9 is PENDING, expected none",
+    ]  # fmt: skip
+    array = jobs.around({"7_[3-9]": "PENDING"}, {"7_[4-9]": "PENDING", "7_3": "RUNNING"})
+    assert jobs.differences(array, {"7_[5-9]": "PENDING", "7_3": "RUNNING"}) == []
+
+
+def test_the_newest_copies_stay_and_the_newest_proven_one(here: Here) -> None:
+    names = [here.save(keep=9).name for _ in range(4)]
+    assert names == [NAME, f"{NAME}-2", f"{NAME}-3", f"{NAME}-4"]
+    copies.record_proof(here.directory, names[0], Proof(NOON, True, "good"))
+    copies.record_proof(here.directory, names[1], Proof(NOON, False, "bad"))
+    newest = here.save(keep=2).name
+    assert copies.names(here.directory) == [newest, f"{NAME}-4", NAME]
+    assert copies.superfluous([("a", False)], 0) == []
+
+
+def test_what_a_killed_save_left_goes_with_the_next(here: Here) -> None:
+    left = here.directory / f".{NAME}.partial"
+    left.mkdir(parents=True)
+    (left / "state.tar").write_bytes(b"half")
+    assert copies.names(here.directory) == []
+    here.save()
+    assert [path.name for path in here.directory.glob(".*.partial")] == []
+
+
+def test_a_full_volume_and_a_state_that_was_not_saved_yet_are_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "size_of", lambda directory: 1 << 60)
+    with pytest.raises(CopyError, match=r"MiB free, expected .*remove old copies"):
+        here.save()
+    assert [path.name for path in here.directory.iterdir()] == [".lock"]
+    (here.state / "job_state").unlink()
+    with pytest.raises(CopyError, match="found no job_state, expected one"):
+        here.save()
+
+
+@pytest.mark.parametrize("name", ["state.tar", "config.json", "manifest.json"])
+def test_one_flipped_byte_of_any_file_is_found_before_anything_is_touched(here: Here, name: str) -> None:
+    manifest = here.save()
+    flip(here.directory / NAME / name, at=30)
+    before = here.files()
+    with pytest.raises(CopyError) as caught:
+        here.restore(copies.load(here.directory, manifest.name))
+    assert name in str(caught.value) and "minivm state list" in str(caught.value)
+    assert here.files() == before and not [path for path in here.state.iterdir() if path.name[0] == "."]
+
+
+def test_a_copy_of_another_cluster_or_of_a_newer_slurm_is_refused(here: Here) -> None:
+    here.put("job_state", job_state(8, number=45))
+    here.version("26.05.5")
+    manifest = here.save()
+    here.version("24.11.5")
+    with pytest.raises(CopyError, match=r"is of Slurm 26\.05, this image has 24\.11"):
+        here.restore(manifest)
+    here.version("26.05.5")
+    here.configure("ClusterName=c2\n")
+    with pytest.raises(CopyError, match="found the state of the cluster 'C1', expected 'c2'"):
+        here.restore(manifest)
+
+
+@pytest.mark.parametrize("name", ["../other", "20261126T120000Z/..", "", "latest"])
+def test_a_name_that_is_none_is_refused(here: Here, name: str) -> None:
+    here.save()
+    with pytest.raises(CopyError, match="see `minivm state list`"):
+        copies.load(here.directory, name)
+
+
+def test_copies_that_another_user_can_write_are_refused(here: Here) -> None:
+    here.save()
+    (here.directory / NAME).chmod(0o777)
+    with pytest.raises(CopyError, match="root alone may write there"):
+        copies.load(here.directory, NAME)
+
+
+def test_an_archive_that_names_a_file_outside_is_refused(here: Here) -> None:
+    import tarfile
+
+    manifest = here.save()
+    for name, kind in (("../evil", tarfile.REGTYPE), ("/evil", tarfile.REGTYPE), ("evil", tarfile.SYMTYPE)):
+        archive = here.root / "evil.tar"
+        with tarfile.open(archive, "w") as tar:
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            tar.addfile(info)
+        with pytest.raises(CopyError, match="expected plain files"):
+            restore.unpack(archive, manifest, here.root, (os.getuid(), os.getgid()))
+
+
+def test_a_restore_puts_the_present_state_aside_and_numbers_go_on_above_both(here: Here) -> None:
+    manifest = here.save()
+    saved = here.files()
+    here.put("job_state", job_state(20))
+    here.put("new_file", b"new")
+    (here.state / "hash.5/job.25").mkdir(parents=True)
+    (present,) = here.restore(manifest)
+    files = here.files()
+    assert here.next_job() == 26
+    assert {**files, "job_state": b""} == {**saved, "job_state": b""}
+    (aside,) = here.state.glob(".minivm-before-*")
+    assert str(aside) in present and (aside / "new_file").read_bytes() == b"new"
+    assert (aside / "job_state").read_bytes() == job_state(20) and not (here.state / JOURNAL).exists()
+    assert here.guard() == "the state is this cluster's"
+
+
+class Cut(Exception):
+    pass
+
+
+def test_a_cut_at_any_step_leaves_the_old_state_or_a_restore_to_finish(here: Here, tmp_path: Path) -> None:
+    manifest = here.save()
+    here.put("job_state", job_state(20))
+    steps: list[str] = []
+    here.restore(manifest, cut=steps.append)
+    restored = here.files()
+    assert len(steps) > 8
+    for number in range(len(steps)):
+        again = Here(tmp_path / str(number))
+        again.save()
+        again.put("job_state", job_state(20))
+        old = again.files()
+        seen: list[str] = []
+
+        def cut(step: str, seen: list[str] = seen, last: int = number) -> None:
+            seen.append(step)
+            if len(seen) > last:
+                raise Cut
+
+        with pytest.raises(Cut):
+            again.restore(copies.load(again.directory, NAME), cut=cut)
+        if (again.state / JOURNAL).exists():
+            with pytest.raises(ConfigError, match=f"minivm state restore {NAME}"):
+                again.guard()
+        else:
+            assert again.files() == old
+            assert again.guard() == "the state is this cluster's"
+        again.restore(copies.load(again.directory, NAME))
+        assert again.files() == restored
+        (aside,) = again.state.glob(".minivm-before-*")
+        assert (aside / "job_state").read_bytes() == job_state(20)
+
+
+def test_another_copy_does_not_continue_a_restore_that_was_cut(here: Here) -> None:
+    first, second = here.save(), here.save()
+    here.put(JOURNAL, json.dumps({"copy": first.name, "aside": ".minivm-before-x", "phase": "aside"}).encode())
+    with pytest.raises(CopyError, match=f"first finish it: minivm state restore {first.name}"):
+        here.restore(second)
+
+
+def test_slurmctld_does_not_start_with_another_clusters_state(here: Here) -> None:
+    here.save()
+    here.put("clustername", b"other|3")
+    with pytest.raises(ConfigError) as caught:
+        here.guard()
+    text = str(caught.value)
+    assert "found the state of the cluster 'other', expected 'C1'" in text and f"minivm state restore {NAME}" in text
+
+
+@pytest.mark.parametrize(("data", "why"), [(b"", "found an empty file"), (b"\0" * 4096, "found a damaged file")])
+def test_slurmctld_does_not_start_with_a_damaged_job_state(here: Here, data: bytes, why: str) -> None:
+    here.put("job_state", data)
+    with pytest.raises(ConfigError, match=f"{why}.*there is no good copy"):
+        here.guard()
+    here.put("job_state", job_state(8))
+    here.save()
+    here.put("job_state", data)
+    with pytest.raises(ConfigError, match=f"{why}.*minivm state restore {NAME}"):
+        here.guard()
+
+
+def test_slurmctld_does_not_start_without_the_jobs_that_a_copy_has(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here.state / "job_state").unlink()
+    assert here.guard() == "there are no jobs yet"
+    here.put("job_state", job_state(8))
+    listings(monkeypatch, {"7": "RUNNING"}, {"7": "RUNNING"})
+    here.save()
+    (here.state / "job_state").unlink()
+    with pytest.raises(ConfigError, match=f"the copy {NAME} has unfinished jobs.*restore {NAME}.*accept-loss"):
+        here.guard()
+    here.put(ACCEPTED, b"1")
+    assert "an operator accepted" in here.guard()
+    here.put("job_state", job_state(1))
+    here.guard()
+    (here.state / "job_state").unlink()
+    with pytest.raises(ConfigError):
+        here.guard()
+
+
+def test_a_damaged_copy_is_not_named_as_the_way_back(here: Here) -> None:
+    older, newer = here.save(), here.save()
+    flip(here.directory / newer.name / "state.tar")
+    here.put("job_state", b"")
+    with pytest.raises(ConfigError, match=f"minivm state restore {older.name};"):
+        here.guard()
+
+
+def test_the_throw_away_has_none_of_the_sites_programs_places_and_keys() -> None:
+    conf = (
+        b"ClusterName=c1\nSlurmctldHost=real(10.0.0.1)\nAuthType=auth/slurm\n"
+        b"PrologSlurmctld=/site/p\nInclude more.conf\n"
+        b"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=real\nResumeProgram=/site/r\n"
+        b"PartitionName=p Nodes=ALL\nSelectType=select/cons_tres\n"
+    )
+    files = {"slurm.conf": conf, "more.conf": b"MailProg=/site/mail\nStateSaveLocation=/var/spool/slurmctld\n"}
+    values = {"slurmctld": 1, "slurmdbd": 2, "closed": 3, "spare": 4, "root": "/tmp/x", "user": "nobody"}
+    text = prove.configuration(files, values, accounting=False)
+    assert "real" not in text and "/site" not in text and "/var/spool" not in text and "slurmdbd" not in text
+    assert "ClusterName=c1" in text and "PartitionName=p" in text and "SelectType=select/cons_tres" in text
+    assert "AccountingStoragePort=2" in prove.configuration(files, values, accounting=True)
+
+
+def test_a_copy_is_due_by_the_newest_ones_age() -> None:
+    day, up = 86400.0, 7200.0
+    assert backups.due(NOON, day, 0.0, up) and backups.due(NOON, day, NOON - day, up)
+    assert not backups.due(NOON, day, NOON - day + 1, up)
+    assert backups.due(NOON, day, NOON + 60, up), "made by a clock that was ahead"
+    assert not backups.due(NOON, day, 0.0, 30.0), "the pod boots"
+    assert not backups.due(NOON, 0.0, 0.0, up), "switched off"
+
+
+@pytest.mark.parametrize(("name", "value"), [("MINIVM_BACKUP_EVERY", "daily"), ("MINIVM_BACKUP_KEEP", "0")])
+def test_a_wrong_schedule_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        backups.settings(Pod({name: value}))
+
+
+def test_the_status_tells_of_the_newest_copy_and_the_newest_proof(here: Here) -> None:
+    assert report.words(NOON, 0.0, 0.0, "") == "saved state: no copy yet"
+    here.save()
+    copies.record_proof(here.directory, NAME, Proof(NOON + 60, True, "3 jobs"))
+    seen = report.summary(here.directory)
+    text = report.words(NOON + 3660, seen.made, seen.proven, seen.failed)
+    assert text == "saved state: copied 1h01m ago, a copy proven 1h00m ago"
+    assert f"minivm_state_proven_timestamp_seconds {NOON + 60:.0f}" in report.metrics(seen)
+    copies.record_proof(here.directory, NAME, Proof(NOON + 90, False, "job 3 is missing"))
+    assert report.summary(here.directory).failed == "job 3 is missing"
