@@ -41,6 +41,7 @@ BLOCKS = {
     "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},
     "replace-a-gpu-node": {"runs": 2, "needs kubernetes": 1},
     "restore-accounting": {"runs": 3, "needs a name": 1},  # tests/cluster/test_accounting.py
+    "restore-the-controller": {"runs": 2},  # tests/container/init/test_state.py
     "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
     "rotate-keys": {},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
