@@ -48,8 +48,9 @@ def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             Mount("/killed_at.so", str(preload), type="bind", read_only=True),
             Mount("/killed_lives.py", str(HERE / "killed_lives.py"), type="bind", read_only=True),
         ]
+        env = {"MINIVM_BACKUP_EVERY": "0"}  # with a copy of one life, the next would not start without its jobs
         pod = made.pod(
-            "controller", "slurm-controller", image=f"{IMAGES}/controller:{tag}", extra_mounts=mounts
+            "controller", "slurm-controller", image=f"{IMAGES}/controller:{tag}", extra_mounts=mounts, env=env
         ).wait_ready(within=120)
         pod.add_user()
         yield pod
