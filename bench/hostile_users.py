@@ -2,7 +2,7 @@
 
 `python -m bench hostile-users --minutes 10`. The hostile users hold idle connections to, and send garbage to, the ports
 and sockets that users reach, from the login pod and from a job, and use up processes, descriptors and disk within their
-limits. The honest ones log in for each command, and submit jobs. MINIVM_BENCH_AUTH=slurm measures `slurm.auth: slurm`.
+limits. The honest ones log in for each command, and submit jobs. MINIVM_BENCH_AUTH=munge measures munge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from cluster.local import LocalCluster
 from cluster.ports import free_port
-from cluster.values import USERS, Options
+from cluster.values import AUTHS, USERS, Options
 from images.engine.docker import Engine
 
 MINUTES = "MINIVM_BENCH_MINUTES"
@@ -70,7 +70,7 @@ class Sample:
 
 def main() -> int:
     minutes = float(os.environ.get(MINUTES, "10"))
-    auth = os.environ.get("MINIVM_BENCH_AUTH", "munge")
+    auth = os.environ.get("MINIVM_BENCH_AUTH", AUTHS[0])
     repository = os.environ.get("MINIVM_BUILD_PREFIX", "minivm")
     options = Options(name="bench-hostile", workers=2, repository=repository, overrides={"slurm": {"auth": auth}})
     with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:

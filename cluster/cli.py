@@ -143,7 +143,7 @@ def connect() -> Any:
 @click.option(
     "--auth",
     type=click.Choice(AUTHS),
-    help="How Slurm's daemons prove who they are.  [default: as the cluster has it; a new cluster: munge]",
+    help="How Slurm's daemons prove who they are.  [default: as the cluster has it; a new cluster: slurm]",
 )
 @click.option(
     "--values",

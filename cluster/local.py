@@ -247,7 +247,8 @@ class LocalCluster:
             lines, refused = self.weighed(known, there)
             changes += [f"slurm.conf: {line}" for line in lines]
         lost = self.lost(steps, there, gone, refused)
-        return Plan(tuple(steps), tuple(changes), choice.notes, tuple(lost))
+        notes = (*choice.notes, *(plan.notes_of_auth(values.auth(self.options)) if there else ()))
+        return Plan(tuple(steps), tuple(changes), notes, tuple(lost))
 
     def step(self, pod: Pod, known: Manifests, there: Mapping[str, Running]) -> Step | None:
         current = there.get(pod.name)

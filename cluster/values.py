@@ -16,7 +16,9 @@ from cluster.keys import Keys
 RELEASE = "slurm"
 NAMESPACE = "minivm"
 USERS = ("alice", "bob")
-AUTHS = ("munge", "slurm")
+AUTHS = ("slurm", "munge")
+# Of options stored before a cluster's own was.
+OLDER_AUTH = "munge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Options:
     port: int = 2222
     # How Slurm tracks jobs; empty: in cgroups if pods of this machine may have their own.
     proctrack: str = ""
-    # How daemons prove who they are (AUTHS); empty: munge.
-    auth: str = ""
+    # How daemons prove who they are (AUTHS), unless the overrides say it.
+    auth: str = AUTHS[0]
     # True if they may.
     own_cgroups: bool = False
     # The content of the values file, and its path.
@@ -60,12 +62,15 @@ def dump(options: Options) -> bytes:
 
 
 def load(text: str | bytes, file: str) -> Options:
-    """Read stored options; ClusterError for those of another version of minivm."""
+    """Read stored options; ClusterError for those of another version of minivm.
+
+    An older version stored no authentication, or an empty one: such a cluster uses munge.
+    """
     try:
         raw = json.loads(text)
         unknown = sorted(set(raw) - {item.name for item in fields(Options)})
         if not unknown:
-            return Options(**raw)
+            return Options(**{**raw, "auth": raw.get("auth") or OLDER_AUTH})
         why = f"this version does not know {', '.join(unknown)}"
     except (ValueError, TypeError) as error:
         why = str(error)
@@ -97,7 +102,7 @@ def settle(name: str, stored: Options | None, asked: Asked) -> Options:
     if asked.proctrack is not None:
         options = replace(options, proctrack=asked.proctrack)
     # Another authentication ends running steps: only --auth and a value change it.
-    options = replace(options, auth=asked.auth or (auth(stored) if stored else ""))
+    options = replace(options, auth=asked.auth or (auth(stored) if stored else options.auth))
     if asked.auth is not None and auth(options) != asked.auth:
         raise ClusterError(f"use the authentication {asked.auth}", f"the values say {auth(options)}",
                            file=options.values_file, field="slurm.auth",
@@ -137,7 +142,7 @@ def proctrack(options: Options) -> str:
 
 
 def auth(options: Options) -> str:
-    return str(options.overrides.get("slurm", {}).get("auth") or options.auth or AUTHS[0])
+    return str(options.overrides.get("slurm", {}).get("auth") or options.auth)
 
 
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -180,7 +185,10 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
     }
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
-    return merged(values, options.overrides)
+    values = merged(values, options.overrides)
+    # An empty one is the cluster's own; the chart sees no cluster here.
+    values["slurm"]["auth"] = auth(options)
+    return values
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from helm_python import _native
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, render_texts
+from cluster.values import merged
+from tests.support.rendered_chart import new
 
 # The chart's own kinds, which Helm installs before everything else.
 KINDS = CHART / "charts/crds/crds"
@@ -46,11 +48,14 @@ def server(namespace: str) -> helm_python.Config:
 def rendered_for(
     version: str, values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART
 ) -> dict[str, str]:
-    """`helm template --kube-version`. The library takes it, and its Python half does not hand it on."""
+    """`helm template --kube-version`, of a new cluster unless the values name an authentication.
+
+    The library takes the version, and its Python half does not hand it on.
+    """
     options = {"name": release, "namespace": namespace, "kube_version": version}
     try:
         with helm_python.Chart.load(chart) as loaded:
-            text = _native.call_string("helm_render", loaded._raw(), json.dumps(dict(values)), json.dumps(options))
+            text = _native.call_string("helm_render", loaded._raw(), json.dumps(new(values)), json.dumps(options))
     except helm_python.HelmError as error:
         raise ClusterError(f"render {chart.name} for {version}", str(error).strip()) from error
     texts: dict[str, str] = json.loads(text)
@@ -75,6 +80,8 @@ def main() -> int:
     words = parser.add_subparsers(dest="word", required=True)
     template, lint, install, upgrade, uninstall = (words.add_parser(word) for word in WORDS)
     template.add_argument("--show-only")
+    template.add_argument("--set", default="")
+    upgrade.add_argument("--reuse-values", action="store_true")
     for command in (template, install, upgrade, uninstall):
         command.add_argument("release")
     for command in (template, lint, install, upgrade):
@@ -98,13 +105,16 @@ def main() -> int:
         return 0
     if asked.word == "upgrade":
         with server(asked.namespace) as config:
-            config.upgrade(asked.chart, asked.release, values, namespace=asked.namespace)
+            config.upgrade(
+                asked.chart, asked.release, values, namespace=asked.namespace, reuse_values=asked.reuse_values
+            )
         return 0
     if asked.word == "lint":
         report = helm_python.lint(asked.chart, values, strict=True, namespace=asked.namespace)
         print(*report["messages"], *report["errors"], sep="\n")
         return 1 if report["errors"] else 0
     try:
+        values = merged(values, helm_python.parse_set_string(asked.set) if asked.set else {})
         texts = render_texts(values, release=asked.release, namespace=asked.namespace, chart=asked.chart)
     except ClusterError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -97,7 +97,7 @@ def changed_settings(before: Options, after: Options) -> list[str]:
     for item in fields(Options):
         old, new = getattr(before, item.name), getattr(after, item.name)
         if item.name == "auth":
-            old, new = values.auth(before), values.auth(after)  # an empty one means the default
+            old, new = values.auth(before), values.auth(after)  # the overrides may say it
         if old == new or item.name in ("values_file", "own_cgroups"):
             continue
         if item.name == "overrides":
@@ -107,6 +107,14 @@ def changed_settings(before: Options, after: Options) -> list[str]:
         else:
             found.append(f"{item.name}: {old or 'default'} -> {new or 'default'}")
     return found
+
+
+def notes_of_auth(auth: str) -> list[str]:
+    """Tell the operator of a cluster that keeps munge that there is another authentication, and how to take it."""
+    if auth != "munge":
+        return []
+    return ["Slurm's daemons keep munge; new clusters have auth/slurm, and `--auth slurm` takes it while no job runs"
+            " (docs/how-to/change-authentication.md)"]  # fmt: skip
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

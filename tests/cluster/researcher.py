@@ -55,6 +55,12 @@ class World:
     def slurm(self, *command: str) -> str:
         return self.run("slurm-controller-0", "timeout", "10", *command)
 
+    def wait_for_reason(self, pod: str, words: str) -> None:
+        def reasons() -> str:
+            return self.cluster.exec(pod, ["minivm", "why"])[1]
+
+        until(lambda: words in reasons(), f"{pod} says {words!r}", within=90, seen=reasons)
+
     def row(self, pod: str) -> Row:
         (found,) = [row for row in self.cluster.status() if row.pod == pod]
         return found

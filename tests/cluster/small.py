@@ -9,15 +9,15 @@ from typing import Any
 
 from cluster.local import LocalCluster
 from cluster.ports import free_port
-from cluster.values import Options
+from cluster.values import AUTHS, Options
 from tests.cluster.conftest import IMAGES
 
 
 @contextmanager
 def small_cluster(
-    client: Any, name: str, root: Path, values: dict[str, Any], workers: int = 1
+    client: Any, name: str, root: Path, values: dict[str, Any], workers: int = 1, auth: str = AUTHS[0]
 ) -> Iterator[LocalCluster]:
-    options = Options(name=name, workers=workers, repository=IMAGES, port=free_port(22500), overrides=values)
+    options = Options(name=name, workers=workers, repository=IMAGES, port=free_port(22500), auth=auth, overrides=values)
     cluster = LocalCluster(client, options, root=root, log=print)
     cluster.down()
     try:

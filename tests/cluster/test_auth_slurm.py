@@ -1,4 +1,4 @@
-"""A cluster whose daemons know each other by Slurm's own auth/slurm: users' work, a flood, and another key."""
+"""A new cluster, whose daemons know each other by Slurm's own auth/slurm: users' work, a flood, and another key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.errors import ClusterError
 from cluster.values import merged
 from images.engine.docker import Engine
 from tests.cluster.conftest import NAME
@@ -28,8 +27,7 @@ SOCKET = "/run/slurm/sack.socket"
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    values = {"slurm": {"auth": "slurm"}}
-    with small_cluster(Engine().client, f"{NAME}-auth", tmp_path_factory.mktemp("auth"), values, workers=2) as cluster:
+    with small_cluster(Engine().client, f"{NAME}-auth", tmp_path_factory.mktemp("auth"), {}, workers=2) as cluster:
         cluster.up(timeout=180)
         yield World(cluster)
 
@@ -146,55 +144,3 @@ def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: W
         finally:
             signed.run(login, "minivm", "restart", "sack-guard")
     until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
-
-
-def test_another_authentication_is_refused_under_a_job_and_taken_without_one(signed: World, ann: Researcher) -> None:
-    before = signed.cluster.options
-    job = ann.submit("-o", "/dev/null", script="sleep 600")
-    waits = ann.submit("-o", "/dev/null", "--hold", script="true")
-    ann.wait_for(job, "RUNNING")
-    signed.cluster.options = replace(before, overrides=merged(before.overrides, {"slurm": {"auth": "munge"}}))
-    with pytest.raises(ClusterError, match=f"from slurm to munge: jobs run .{job}."):
-        signed.cluster.up(timeout=120)
-    ann(f"scancel {job}")
-    ann.wait_for(job, "CANCELLED")
-    until(lambda: not signed.slurm("squeue", "-h", "-t", "R,CG").strip(), "no job runs")
-    signed.cluster.up(timeout=180)
-    signed.manifests = signed.cluster.manifests()
-    assert "auth/munge" in signed.slurm("scontrol", "show", "config")
-    assert ann.state(waits) == "PENDING", "what waits stays"
-    ann(f"scontrol release {waits}")
-    ann.wait_for(waits, "COMPLETED")
-
-
-def test_the_munge_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) -> None:
-    cluster = signed.cluster
-    cluster.options = replace(
-        cluster.options, overrides=merged(cluster.options.overrides, {"slurm": {"auth": "munge"}})
-    )
-    cluster.up(timeout=180)  # unless the test before has
-    signed.manifests = cluster.manifests()
-    job = ann.submit("-N2", "-o", "/dev/null", "--mem=50", script="until test -e go; do sleep 1; done; srun -N2 true")
-    ann.wait_for(job, "RUNNING")
-    another = {"secrets": {"munge": {"key": base64.b64encode(os.urandom(128)).decode()}}}
-    cluster.options = replace(cluster.options, overrides=merged(cluster.options.overrides, another))
-    cluster.up(timeout=120)
-
-    def waiting() -> list[str]:
-        words = "the mounted munge key is not the one in use, since 20"
-        return [row.pod for row in cluster.status() if words in " ".join(row.also)]
-
-    for pod in PODS:
-        signed.run(pod, "minivm", "restart", "keys")
-    until(lambda: sorted(waiting()) == sorted(PODS), "each pod says so, and is ready", seen=waiting)
-    for pod in PODS:
-        signed.run(pod, "minivm", "restart", "munged")
-    signed.wait_ready(within=180)
-    for pod in PODS:
-        signed.run(pod, "minivm", "restart", "keys")
-    until(lambda: not waiting(), "all have taken it", seen=waiting)
-    until(lambda: ann.try_("srun -Q -N2 --mem=50 true").returncode == 0, "the new key serves")
-    assert ann.state(job) == "RUNNING"
-    ann("touch go")
-    ann.wait_for(job, "COMPLETED")
-    ann("rm go")

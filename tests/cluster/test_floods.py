@@ -8,7 +8,6 @@ import pytest
 
 from tests.cluster.researcher import Researcher, World
 from tests.support.flood import flood
-from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -42,43 +41,6 @@ def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob:
     alice.wait_for(job, "CANCELLED")
 
 
-MUNGED = "/run/munge/munge.socket.2"
-BLOCKED = "held all connections to munged, and may not use it for now"
-
-
-def unblock(world: World, pod: str) -> None:
-    """End the block of a user, which outlives the flood by minutes; other tests use the same user."""
-    world.run(pod, "minivm", "restart", "munge-guard")
-
-
-def test_a_login_user_s_connections_to_munged_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
-    login = "slurm-login-0"
-    with flood(bob, MUNGED, 1000, BUSY) as held:
-        try:
-            assert held >= 10
-            wait_for_reason(bob.world, login, BLOCKED)
-            alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
-            assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
-            assert bob.try_("squeue").returncode != 0
-        finally:
-            unblock(bob.world, login)
-    until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
-
-
-def test_a_job_s_connections_to_munged_end_no_other_job(alice: Researcher, bob: Researcher) -> None:
-    worker = "slurm-worker-1"
-    job = alice.submit("-w", worker, "-o", "/dev/null", script="sleep 20; srun -n1 true")
-    alice.wait_for(job, "RUNNING")
-    with flood(bob, MUNGED, 1000, BUSY, within=f"srun -Q -n1 -w {worker}") as held:
-        try:
-            assert held >= 10
-            wait_for_reason(bob.world, worker, BLOCKED)
-            assert alice(f"{PATIENCE} srun -Q --overlap --jobid {job} -n1 id -un") == "alice\n"
-            alice.wait_for(job, "COMPLETED")
-        finally:
-            unblock(bob.world, worker)
-
-
 @pytest.mark.parametrize("service", ["nss", "pam"])
 def test_connections_to_sssd_keep_nobody_from_logging_in(service: str, alice: Researcher, bob: Researcher) -> None:
     with flood(bob, f"/var/lib/sss/pipes/{service}", 8300) as held:
@@ -94,20 +56,13 @@ def test_connections_to_sshd_from_one_pod_turn_nobody_else_away(alice: Researche
             assert alice.try_("true", timeout=8).returncode == 0
 
 
-def wait_for_reason(world: World, pod: str, words: str) -> None:
-    def reasons() -> str:
-        return world.cluster.exec(pod, ["minivm", "why"])[1]
-
-    until(lambda: words in reasons(), f"{pod} says {words!r}", within=90, seen=reasons)
-
-
 def test_a_slurmctld_that_hangs_makes_no_pod_look_ready(healthy: World) -> None:
     """Its process lives and its port accepts: what users ask is not answered, and the pods say so."""
     controller, login = "slurm-controller-0", "slurm-login-0"
     healthy.run(controller, "pkill", "-STOP", "-x", "slurmctld")
     try:
         for pod in (controller, login):
-            wait_for_reason(healthy, pod, HANGS)
+            healthy.wait_for_reason(pod, HANGS)
         assert re.search(r"^serving +failing", healthy.run(controller, "minivm", "status"), re.MULTILINE)
         assert "slurmctld does not answer" in healthy.row(controller).why
     finally:

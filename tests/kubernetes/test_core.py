@@ -31,7 +31,7 @@ def test_the_chart_is_installed_and_every_pod_gets_ready(installed: Release) -> 
 def test_the_keys_were_made_in_the_cluster_by_a_job_that_ended(release: Release) -> None:
     (job,) = release.get("jobs")["items"]
     assert job["status"]["succeeded"] == 1
-    for name in ("munge", "jwt", "ssh-host-keys", "database"):
+    for name in ("slurm-key", "jwt", "ssh-host-keys", "database"):
         secret = release.get("secret", f"{release.name}-{name}")
         assert secret["data"] and secret["metadata"]["annotations"]["minivm.io/key"] == "made"
 

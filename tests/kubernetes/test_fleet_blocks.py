@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.rendered.render import render
 from fleet.decide.topology import part
 from tests.container.init_pods import World, slurm_conf
 from tests.kubernetes.apiserver import ApiServer
 from tests.support.both_sides import JWT, both_sides
 from tests.support.kube_topology import ROW, SLURM, Labelled, answers, images
+from tests.support.rendered_chart import render
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]

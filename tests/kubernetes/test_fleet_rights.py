@@ -95,7 +95,7 @@ class Place:
         metadata = {"name": "slurm-worker", "labels": {**ours, "minivm.io/pool": "worker"}}
         api.ask("POST", "/apis/apps/v1/namespaces/hpc/statefulsets", {"metadata": metadata, "spec": pool})
         api.ask("POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", {"metadata": {"name": "n0"}})
-        api.ask("POST", "/api/v1/namespaces/hpc/secrets", {"metadata": {"name": "slurm-munge"}})
+        api.ask("POST", "/api/v1/namespaces/hpc/secrets", {"metadata": {"name": "slurm-slurm-key"}})
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         said = api.ask("POST", "/api/v1/namespaces/hpc/serviceaccounts/slurm-fleet/token", asked)
         self.token = said["status"]["token"]
@@ -413,7 +413,7 @@ def _answers(place: Place, deed: Deed, wanted: int) -> bool:
     ("method", "where", "body"),
     [
         ("GET", "/api/v1/namespaces/hpc/secrets", None),
-        ("GET", "/api/v1/namespaces/hpc/secrets/slurm-munge", None),
+        ("GET", "/api/v1/namespaces/hpc/secrets/slurm-slurm-key", None),
         ("GET", "/api/v1/secrets", None),
         ("POST", "/api/v1/namespaces/hpc/pods", {"metadata": {"name": "x"}}),
         ("DELETE", "/api/v1/namespaces/hpc/pods/slurm-worker-0", None),

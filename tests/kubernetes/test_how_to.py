@@ -55,7 +55,7 @@ def test_the_page_is_followed_from_nothing_to_a_job_and_taken_back(
         assert LAST in PAGE.read_text()
         follow(Block(PAGE.name, 0, LAST), reader, directory)
         until(lambda: not release.pods(), "the pods are gone", within=180, seen=release.why)
-        assert set(release.secrets()) >= {"munge", "jwt", "ssh-host-keys", "database"}
+        assert set(release.secrets()) >= {"slurm-key", "jwt", "ssh-host-keys", "database"}
         kept = {item["metadata"]["name"] for item in release.get("pvc")["items"]}
         assert {"slurm-home", "state-slurm-controller-0"} <= kept
     finally:

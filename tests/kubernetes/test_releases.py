@@ -60,7 +60,7 @@ def test_two_releases_side_by_side_know_nothing_of_each_other(release: Release, 
         nodes = sorted(one.states())
         assert sorted(one.as_user("alice", f"srun -N{len(nodes)} hostname").split()) == nodes
     mine, theirs = (one.secrets() for one in (release, other))
-    assert set(theirs) & {"munge", "jwt", "ssh-host-keys", "worker-host-keys"}
+    assert set(theirs) & {"slurm-key", "jwt", "ssh-host-keys", "worker-host-keys"}
     assert not {text for keys in mine.values() for text in keys} & {text for keys in theirs.values() for text in keys}
 
 

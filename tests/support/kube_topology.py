@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
-from cluster.rendered.render import render
 from cluster.rendered.tags import newest_here
 from images.engine.docker import Engine
 from tests.container.conftest import IMAGES
 from tests.container.init_pods import World
 from tests.kubernetes.apiserver import ApiServer
 from tests.support.both_sides import Both, Running
+from tests.support.rendered_chart import render
 from tests.waiting import until
 
 SLURM = "26.05"

@@ -1,13 +1,18 @@
-"""The chart rendered for a cluster on one machine."""
+"""The chart rendered for a new cluster, and for a cluster on one machine."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from cluster import values
 from cluster.keys import Keys
 from cluster.rendered import manifests
+from cluster.rendered import render as rendering
 from cluster.rendered.manifests import Manifests
-from cluster.rendered.render import render
-from cluster.values import NAMESPACE, RELEASE, Options
+from cluster.rendered.render import CHART, Document
+from cluster.values import NAMESPACE, RELEASE, Options, merged
 
 KEYS = Keys(
     ring="cmlu" * 12,
@@ -24,6 +29,19 @@ KEYS = Keys(
 )
 
 
+def new(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with a new cluster's authentication, unless they name one: a render sees no cluster."""
+    return merged({"slurm": {"auth": "slurm"}}, values)
+
+
+def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:
+    return rendering.render(new(values), release=release, namespace=namespace)
+
+
+def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> dict[str, str]:
+    return rendering.render_texts(new(values), release=release, namespace=namespace, chart=chart)
+
+
 def local(options: Options | None = None) -> Manifests:
     chosen = values.local_values(options or Options(), KEYS)
-    return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+    return manifests.parse(rendering.render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)

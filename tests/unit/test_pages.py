@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.rendered.render import render
 from tests.pages import blocks
 from tests.reader import ROOT, checkout, follow_all, programs
+from tests.support.rendered_chart import render
 
 DOCS = ROOT / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]

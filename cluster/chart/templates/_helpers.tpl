@@ -43,6 +43,39 @@ minivm.io/pool: {{ . }}
 {{ regexFind "[0-9]+$" $said }}
 {{- end -}}
 
+{{/*
+How daemons and clients prove who they are: munge or slurm. It is slurm.auth where that is set. Else a cluster that is there
+keeps what it has, by its slurm.conf in the cluster or the keys that outlived it, and a new one has slurm. What sees no
+cluster cannot know, and refuses. The answer is kept beside the values, for one render.
+*/}}
+{{- define "minivm.auth" -}}
+{{- $auth := default .Values.chosenAuth .Values.slurm.auth -}}
+{{- if not $auth -}}
+  {{- $auth = include "minivm.auth.kept" . | default "slurm" -}}
+  {{- $_ := set .Values "chosenAuth" $auth -}}
+{{- end -}}
+{{- $auth -}}
+{{- end -}}
+
+{{- define "minivm.auth.kept" -}}
+{{- $full := include "minivm.fullname" . -}}
+{{- $space := .Release.Namespace -}}
+{{- $s := .Values.secrets -}}
+{{- $config := lookup "v1" "ConfigMap" $space (printf "%s-config" $full) -}}
+{{- if $config -}}
+  {{- $lines := regexFindAll "(?im)^[ \t]*AuthType[ \t]*=[ \t]*\"?auth/(munge|slurm)\\b" (dig "data" "slurm.conf" "" $config) -1 -}}
+  {{- if not $lines }}{{ fail (printf "slurm.auth: the ConfigMap %s-config has no AuthType of auth/munge or auth/slurm, so what the cluster uses is unknown: set slurm.auth to munge or slurm" $full) }}{{ end -}}
+  {{- last $lines | default "" | lower | regexFind "[a-z]+$" -}}
+{{- else if not (lookup "v1" "ServiceAccount" $space "") -}}
+  {{- fail "slurm.auth: this render sees no cluster, and must not change how a running one authenticates: set slurm.auth to slurm for a new cluster, and to what an existing one has, which is munge unless its slurm.conf has AuthType=auth/slurm (docs/how-to/change-authentication.md)" -}}
+{{- else -}}
+  {{- $munge := or $s.munge.existingSecret $s.munge.key (lookup "v1" "Secret" $space (printf "%s-munge" $full)) -}}
+  {{- $slurm := or $s.slurm.existingSecret $s.slurm.key $s.slurm.jwks (lookup "v1" "Secret" $space (printf "%s-slurm-key" $full)) -}}
+  {{- if and $munge $slurm }}{{ fail "slurm.auth: there are keys of munge and of auth/slurm, and no slurm.conf in the cluster says which it used: set slurm.auth to munge or slurm" }}{{ end -}}
+  {{- ternary "munge" "slurm" (not (empty $munge)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Names of the Secrets: an existing one, or the chart's own. */}}
 {{- define "minivm.secret.munge" -}}
 {{ default (printf "%s-munge" (include "minivm.fullname" .)) .Values.secrets.munge.existingSecret }}
@@ -103,8 +136,8 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- $out := dict "secret" "" "key" $one.key "how" $one.how "data" dict "made" false -}}
 {{- $needed := true -}}
 {{- if eq .name "ring" }}{{ $needed = ne (include "minivm.hasRing" .root) "" }}{{ end -}}
-{{- if eq .name "munge" }}{{ $needed = eq $v.slurm.auth "munge" }}{{ end -}}
-{{- if eq .name "slurm-key" }}{{ $needed = eq $v.slurm.auth "slurm" }}{{ end -}}
+{{- if eq .name "munge" }}{{ $needed = eq (include "minivm.auth" .root) "munge" }}{{ end -}}
+{{- if eq .name "slurm-key" }}{{ $needed = eq (include "minivm.auth" .root) "slurm" }}{{ end -}}
 {{- if eq .name "database" }}{{ $needed = ne $v.accounting.mode "none" }}{{ end -}}
 {{- if and $needed (not $from.existingSecret) -}}
   {{- $secret := printf "%s-%s" (include "minivm.fullname" .root) .name -}}
@@ -154,8 +187,8 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 - {name: MINIVM_CLUSTER, value: {{ .root.Values.clusterName | quote }}}
 - {name: MINIVM_CONTROLLER, value: {{ include "minivm.controllerHost" .root | quote }}}
 - {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
-{{- if ne .root.Values.slurm.auth "munge" }}
-- {name: MINIVM_AUTH, value: {{ .root.Values.slurm.auth }}}
+{{- if ne (include "minivm.auth" .root) "munge" }}
+- {name: MINIVM_AUTH, value: {{ include "minivm.auth" .root }}}
 {{- end }}
 - {name: MINIVM_GRACE_SECONDS, value: {{ .grace | quote }}}
 - {name: MINIVM_HTTP, value: {{ printf "0.0.0.0:%d" (int .http) | quote }}}
@@ -294,7 +327,7 @@ affinity: {{ toJson . }}
 
 {{/* Secrets and drop-ins that a role mounts: volumeMounts here, volumes below, from one list each. */}}
 {{- define "minivm.commonMounts" -}}
-{{- if eq .root.Values.slurm.auth "munge" }}
+{{- if eq (include "minivm.auth" .root) "munge" }}
 - {name: munge, mountPath: /mnt/minivm/secrets/munge, readOnly: true}
 {{- else }}
 - {name: slurm-key, mountPath: /mnt/minivm/secrets/slurm-key, readOnly: true}
@@ -328,7 +361,7 @@ affinity: {{ toJson . }}
 {{- end -}}
 
 {{- define "minivm.commonVolumes" -}}
-{{- if eq .root.Values.slurm.auth "munge" }}
+{{- if eq (include "minivm.auth" .root) "munge" }}
 - name: munge
   secret: {secretName: {{ include "minivm.secret.munge" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "munge") }}}
 {{- else }}

@@ -11,8 +11,8 @@
 {{- $cgroup := eq .Values.slurm.proctrack "cgroup" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $lines := dict
-  "AuthType" (printf "auth/%s" .Values.slurm.auth)
-  "CredType" (printf "cred/%s" .Values.slurm.auth)
+  "AuthType" (printf "auth/%s" (include "minivm.auth" .))
+  "CredType" (printf "cred/%s" (include "minivm.auth" .))
   "AuthAltTypes" "auth/jwt"
   "AuthAltParameters" (printf "jwt_key=/etc/slurm/jwt_hs256.key,%s" (ternary "disable_token_creation" (printf "max_token_lifespan=%d" (int .Values.slurm.userTokenSeconds)) (eq (int .Values.slurm.userTokenSeconds) 0)))
   "DisableRootJobs" "YES"
@@ -48,7 +48,7 @@
   "JobAcctGatherType" (ternary "jobacct_gather/cgroup" "jobacct_gather/linux" $cgroup)
 -}}
 {{- /* Users reach a socket of slurmd's, where 50 silent connections would keep it from answering anybody (24.11). */ -}}
-{{- if eq .Values.slurm.auth "slurm" }}{{ $_ := set $lines "SlurmdParameters" "conmgr_max_connections=8192" }}{{ end -}}
+{{- if eq (include "minivm.auth" .) "slurm" }}{{ $_ := set $lines "SlurmdParameters" "conmgr_max_connections=8192" }}{{ end -}}
 {{- if eq .Values.slurm.nodeMode "dynamic" -}}
   {{- $_ := set $lines "MaxNodeCount" (toString .Values.slurm.maxNodes) -}}
   {{- $_ := set $lines "TreeWidth" "65533" -}}

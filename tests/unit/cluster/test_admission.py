@@ -14,7 +14,7 @@ import yaml
 from cel_expr_python import cel  # type: ignore[import-untyped]  # none are there
 from cel_expr_python.ext.ext_optional import ExtOptional  # type: ignore[import-untyped]  # none are there
 
-from cluster.rendered.render import render
+from tests.support.rendered_chart import render
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/push-images.md"
 BYTES = f"sha256:{'ab' * 32}"

@@ -24,6 +24,7 @@ from cluster.values import Asked, Options, settle
 from images import pins
 from images.errors import ImagesError
 from images.pins import Image, Pins
+from tests.support.rendered_chart import KEYS
 
 WORKER = "minivm/worker:latest"
 OLD, REBUILT, NEW = Image("sha256:01d", "24.11.5"), Image("sha256:2eb", "24.11.6"), Image("sha256:3e3", "26.05.5")
@@ -157,11 +158,12 @@ def test_a_second_up_changes_what_it_names_and_nothing_else(asked: Asked, change
 def test_a_second_up_without_options_changes_no_setting() -> None:
     first = settle("new", None, Asked())
     assert plan.changed_settings(first, settle("new", first, Asked())) == []
-    assert plan.changed_settings(first, settle("new", first, Asked(auth="slurm"))) == ["auth: munge -> slurm"]
+    assert plan.changed_settings(first, settle("new", first, Asked(auth="munge"))) == ["auth: slurm -> munge"]
 
 
 def test_a_first_up_has_the_defaults() -> None:
-    assert settle("new", None, Asked()) == Options("new")
+    assert settle("new", None, Asked()) == Options("new", auth="slurm")
+    assert settle("new", None, Asked(auth="munge")).auth == "munge"
 
 
 def test_workers_that_the_values_count_are_not_changed_silently() -> None:
@@ -181,10 +183,42 @@ def test_only_a_word_of_the_operator_s_changes_the_authentication() -> None:
         settle("mine", signed, Asked(auth="munge"))
 
 
+@pytest.mark.parametrize(
+    ("text", "auth"),
+    [
+        ('{"name": "old"}', "munge"),  # before there was a choice
+        ('{"name": "old", "auth": ""}', "munge"),  # when munge was the default
+        ('{"name": "old", "auth": "munge"}', "munge"),
+        ('{"name": "old", "auth": "slurm"}', "slurm"),
+        ('{"name": "old", "auth": "", "overrides": {"slurm": {"auth": "slurm"}}}', "slurm"),
+        ('{"name": "old", "auth": "", "overrides": {"slurm": {"auth": ""}}}', "munge"),
+    ],
+)
+@pytest.mark.parametrize("asked", [Asked(), Asked(reset=True), Asked(overrides={}), Asked(workers=3)])
+def test_a_cluster_of_an_older_version_keeps_its_authentication(text: str, auth: str, asked: Asked) -> None:
+    settled = settle("old", values.load(text, "f"), asked)
+    assert values.auth(settled) == auth
+    assert values.local_values(settled, KEYS)["slurm"]["auth"] == auth
+    assert values.auth(values.load(values.dump(settled), "f")) == auth
+
+
+@pytest.mark.parametrize("over", [{}, {"slurm": {"auth": ""}}, {"slurm": {"auth": None}}, {"slurm": {}}])
+def test_a_new_cluster_has_slurms_own_authentication(over: dict[str, object]) -> None:
+    settled = settle("new", None, Asked(overrides=over))
+    assert values.local_values(settled, KEYS)["slurm"]["auth"] == "slurm"
+
+
+def test_a_cluster_that_keeps_munge_is_told_how_to_move() -> None:
+    (note,) = plan.notes_of_auth("munge")
+    assert "--auth slurm" in note and "docs/how-to/change-authentication.md" in note
+    assert Plan(notes=(note,)).lines() == [f"note: {note}", "nothing to change"]
+    assert plan.notes_of_auth("slurm") == []
+
+
 def test_stored_options_come_back_and_those_of_another_version_are_told() -> None:
     assert values.load(values.dump(STORED), "f") == STORED
     # Options stored before image pins existed.
-    assert values.load('{"name": "old", "workers": 1}', "f") == Options("old", workers=1)
+    assert values.load('{"name": "old", "workers": 1}', "f") == Options("old", workers=1, auth="munge")
     for text in ('{"name": "x", "fleet": true}', "{", "[]", "null"):
         with pytest.raises(ClusterError, match=r"cannot read the stored options of a cluster: .*\(f\)\nhint: "):
             values.load(text, "f")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.rendered.render import CHART, Document, render
+from cluster.rendered.render import CHART, Document
 from init.plan.spec import KEYS
+from tests.support.rendered_chart import render
 
 GOOD = {
     "extra.yaml": "command: [/bin/sleep, inf]\nneeds: [munged]\n",

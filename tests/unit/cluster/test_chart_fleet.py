@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.rendered.render import CHART, Document, render
+from cluster.rendered.render import CHART, Document
 from fleet.decide.fencing import RETURNS
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
@@ -23,6 +23,7 @@ from fleet.world.kubernetes import FREE, RESTART
 from fleet.world.worker_pool import ElasticSpec, parse_pool
 from init.errors import ConfigError
 from init.helpers.configwatch import DIRECTORY, WORD
+from tests.support.rendered_chart import render
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,9 +17,10 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.rendered.render import CHART, Document, render, render_texts
+from cluster.rendered.render import CHART, Document
 from gitsync.settings import PREFIX, Settings
 from health.policy import broker_policy
+from tests.support.rendered_chart import render, render_texts
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
@@ -719,7 +720,7 @@ def test_workers_spread_over_machines_unless_the_site_says_how() -> None:
 
 
 MADE = {
-    "munge": "munge.key:bytes:1024",
+    "slurm-key": "slurm.key:bytes:1024",
     "jwt": "jwt_hs256.key:bytes:32",
     "ssh-host-keys": "ssh_host_ed25519_key:ed25519",
     "worker-host-keys": "ssh_host_ed25519_key:ed25519",
@@ -788,7 +789,11 @@ def test_a_cluster_by_auth_slurm_has_its_key_in_munges_place() -> None:
 
 
 def test_a_cluster_by_munge_has_the_pods_that_it_had_before_there_was_a_choice() -> None:
-    for document in kind(render({}, release="slurm", namespace="hpc"), "StatefulSet"):
+    documents = render({"slurm": {"auth": "munge"}}, release="slurm", namespace="hpc")
+    assert "slurm-munge" in {secret["metadata"]["name"] for secret in kind(documents, "Secret")}
+    (job,) = kind(documents, "Job")
+    assert "slurm-munge:munge.key:bytes:1024" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    for document in kind(documents, "StatefulSet"):
         assert "MINIVM_AUTH" not in env(document) and "slurm-key" not in mounts(document)
         assert mounts(document)["munge"] == "/mnt/minivm/secrets/munge"
 
@@ -811,7 +816,7 @@ def test_no_pod_starts_without_the_keys_that_are_made() -> None:
     for document in kind(render(RING, release="slurm", namespace="hpc"), "StatefulSet"):
         for volume in document["spec"]["template"]["spec"]["volumes"]:
             name = volume.get("secret", {}).get("secretName", "").removeprefix("slurm-")
-            if name in MADE:
+            if name in MADE and volume["name"] != "slurm-jwks":
                 key = MADE[name].partition(":")[0]
                 assert volume["secret"]["items"] == [{"key": key, "path": key}]
 
@@ -819,6 +824,7 @@ def test_no_pod_starts_without_the_keys_that_are_made() -> None:
 def test_a_key_that_is_given_is_written_and_no_job_is_needed() -> None:
     munge, jwt = (base64.b64encode(text * 32).decode() for text in (b"m", b"j"))
     given = {
+        "slurm": {"auth": "munge"},
         "secrets": {
             "munge": {"key": munge}, "jwt": {"key": jwt},
             "sshHostKeys": {"keys": {"ssh_host_rsa_key": "pem"}, "public": ["ssh-rsa AAAA"]},

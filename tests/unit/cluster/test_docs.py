@@ -41,7 +41,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_values_in_the_pages_are_settings_of_the_chart() -> None:
     """The chart's schema accepts every yaml block of the pages that looks like values."""
-    from cluster.rendered.render import render_texts
+    from tests.support.rendered_chart import render_texts
 
     for page in OURS:
         for text in [block.text for block in blocks(page) if block.language == "yaml"]:

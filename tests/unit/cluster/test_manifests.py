@@ -12,9 +12,9 @@ from cluster.errors import ClusterError
 from cluster.pods import description, fingerprint, security
 from cluster.rendered import manifests, objects
 from cluster.rendered.objects import Source
-from cluster.rendered.render import CHART, Document, render
+from cluster.rendered.render import CHART, Document
 from cluster.values import Options
-from tests.support.rendered_chart import local
+from tests.support.rendered_chart import local, render
 
 WORKER = "slurm-worker-0"
 GIB = 2**30
@@ -42,9 +42,9 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
     assert worker.grace == 30
     assert (worker.ready.path, worker.ready.port) == ("/readyz", 8651)
     assert {"SYS_NICE", "SYS_PTRACE"} <= set(worker.capabilities)
-    munge = next(mount for mount in worker.mounts if mount.path == "/mnt/minivm/secrets/munge")
-    assert (munge.volume.source, munge.volume.of, munge.volume.mode) == (Source.SECRET, "slurm-munge", 0o400)
-    assert munge.read_only
+    key = next(mount for mount in worker.mounts if mount.path == "/mnt/minivm/secrets/slurm-key")
+    assert (key.volume.source, key.volume.of, key.volume.mode) == (Source.SECRET, "slurm-slurm-key", 0o400)
+    assert key.read_only
 
 
 def test_a_pods_environment_is_complete_only_at_its_start() -> None:
@@ -112,9 +112,10 @@ def test_the_controllers_state_is_a_claim_of_its_own_in_parts() -> None:
 
 
 def test_secrets_are_decoded_and_not_shown() -> None:
-    munge = local().files[Source.SECRET, "slurm-munge"]
-    assert munge.data["munge.key"] == b"mun" * 12
-    assert "munmun" not in repr(munge)
+    for auth, secret, name in (("slurm", "slurm-slurm-key", "slurm.key"), ("munge", "slurm-munge", "munge.key")):
+        key = local(Options(auth=auth)).files[Source.SECRET, secret]
+        assert key.data[name] == auth[:3].encode() * 12
+        assert auth[:3] * 2 not in repr(key).replace(secret, "")
 
 
 def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
@@ -210,7 +211,7 @@ def test_cpus(text: str | int, number: float) -> None:
 def test_a_key_that_nobody_gives_is_refused_on_one_machine() -> None:
     """Refuse a missing key: no Job runs on one machine, so the pods would wait for their keys without an error."""
     with pytest.raises(ClusterError, match="cannot run the Job slurm-keys-"):
-        local(Options(overrides={"secrets": {"munge": {"key": ""}}}))
+        local(Options(overrides={"secrets": {"slurm": {"key": ""}}}))
 
 
 def test_a_ring_has_its_key_on_one_machine_too() -> None:

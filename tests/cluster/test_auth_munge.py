@@ -1,0 +1,193 @@
+"""A cluster of an older version, by munge: it keeps munge, users work, floods block one user, and it can move."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from cluster.change.plan import Plan
+from cluster.errors import ClusterError
+from cluster.local import LocalCluster, stored
+from cluster.rendered.tags import newest_here
+from cluster.values import Asked, auth, merged, settle
+from images.engine.docker import Engine
+from tests.cluster.conftest import IMAGES, NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.support.flood import flood
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+PODS = ("slurm-controller-0", "slurm-login-0", "slurm-worker-0", "slurm-worker-1")
+MUNGED = "/run/munge/munge.socket.2"
+BLOCKED = "held all connections to munged, and may not use it for now"
+FLOOD_S = 20
+NEW = "26.05"
+PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alone is 10 s
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    root = tmp_path_factory.mktemp("munge")
+    with small_cluster(Engine().client, f"{NAME}-munge", root, {}, workers=2, auth="munge") as cluster:
+        cluster.up(timeout=180)
+        as_an_older_version_stored(cluster)
+        yield World(cluster)
+
+
+def as_an_older_version_stored(cluster: LocalCluster) -> None:
+    """Store the options as a version did whose default was munge."""
+    file = cluster.state / "options.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"auth": ""}))
+
+
+@pytest.fixture
+def ann(older: World) -> Researcher:
+    older.wait_idle()
+    return Researcher(older, "alice")
+
+
+@pytest.fixture
+def bob(older: World) -> Researcher:
+    return Researcher(older, "bob")
+
+
+def lives(world: World) -> dict[str, str]:
+    return {name: pod.container for name, pod in world.cluster.kubelet.running().items()}
+
+
+@pytest.mark.parametrize("asked", [Asked(), Asked(reset=True), Asked(overrides={})])
+def test_another_up_keeps_munge_replaces_no_pod_and_says_how_to_move(older: World, asked: Asked) -> None:
+    before, options = lives(older), older.cluster.options
+    found = stored(options.name, older.cluster.state.parent)
+    # The test's own images and ways to log in are no part of the question.
+    settled = replace(settle(options.name, found, asked), workers=options.workers, port=options.port)
+    cluster = LocalCluster(older.cluster.kubelet.client, settled, root=older.cluster.state.parent, log=print)
+    plans: list[Plan] = []
+    cluster.up(timeout=120, agree=plans.append)
+    assert [plan.empty for plan in plans] == [True] and lives(older) == before
+    assert any("Slurm's daemons keep munge" in line and "--auth slurm" in line for line in plans[0].lines())
+    assert auth(cluster.options) == "munge"
+    assert "auth/munge" in older.slurm("scontrol", "show", "config")
+
+
+def works(older: World, ann: Researcher) -> None:
+    for pod in PODS:
+        assert older.cluster.exec(pod, ["pgrep", "munged"])[0] == 0
+        assert older.cluster.exec(pod, ["test", "-e", "/etc/slurm/slurm.key"])[0] != 0
+    assert ann.try_("cat", "/etc/munge/munge.key").returncode != 0
+    assert sorted(ann("srun -Q -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+    job = ann.submit("-N2", "-o", "/dev/null", script="srun hostname")
+    ann.wait_for(job, "COMPLETED")
+    until(lambda: "COMPLETED" in ann(f"sacct -nXP -j {job} -o state"), "accounting has the job's end")
+
+
+def test_users_work_by_munge(older: World, ann: Researcher) -> None:
+    works(older, ann)
+    older.cluster.delete("slurm-worker-0")
+    older.wait_ready("slurm-worker-0")
+    assert ann("srun -Q -w slurm-worker-0 hostname") == "slurm-worker-0\n"
+
+
+def unblock(world: World, pod: str) -> None:
+    """End the block of a user, which outlives the flood by minutes; other tests use the same user."""
+    world.run(pod, "minivm", "restart", "munge-guard")
+
+
+def test_a_login_user_s_connections_to_munged_keep_no_other_user_waiting(ann: Researcher, bob: Researcher) -> None:
+    login = "slurm-login-0"
+    with flood(bob, MUNGED, 1000, FLOOD_S) as held:
+        try:
+            assert held >= 10
+            bob.world.wait_for_reason(login, BLOCKED)
+            ann("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
+            assert ann(f"{PATIENCE} srun -n1 id -un") == "alice\n"
+            assert bob.try_("squeue").returncode != 0
+        finally:
+            unblock(bob.world, login)
+    until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
+
+
+def test_a_job_s_connections_to_munged_end_no_other_job(ann: Researcher, bob: Researcher) -> None:
+    worker = "slurm-worker-1"
+    job = ann.submit("-w", worker, "-o", "/dev/null", script="sleep 20; srun -n1 true")
+    ann.wait_for(job, "RUNNING")
+    with flood(bob, MUNGED, 1000, FLOOD_S, within=f"srun -Q -n1 -w {worker}") as held:
+        try:
+            assert held >= 10
+            bob.world.wait_for_reason(worker, BLOCKED)
+            assert ann(f"{PATIENCE} srun -Q --overlap --jobid {job} -n1 id -un") == "alice\n"
+            ann.wait_for(job, "COMPLETED")
+        finally:
+            unblock(bob.world, worker)
+
+
+def test_the_munge_key_is_rotated_under_a_running_job(older: World, ann: Researcher) -> None:
+    cluster = older.cluster
+    job = ann.submit("-N2", "-o", "/dev/null", "--mem=50", script="until test -e go; do sleep 1; done; srun -N2 true")
+    ann.wait_for(job, "RUNNING")
+    another = {"secrets": {"munge": {"key": base64.b64encode(os.urandom(128)).decode()}}}
+    cluster.options = replace(cluster.options, overrides=merged(cluster.options.overrides, another))
+    cluster.up(timeout=120)
+
+    def waiting() -> list[str]:
+        words = "the mounted munge key is not the one in use, since 20"
+        return [row.pod for row in cluster.status() if words in " ".join(row.also)]
+
+    for pod in PODS:
+        older.run(pod, "minivm", "restart", "keys")
+    until(lambda: sorted(waiting()) == sorted(PODS), "each pod says so, and is ready", seen=waiting)
+    for pod in PODS:
+        older.run(pod, "minivm", "restart", "munged")
+    older.wait_ready(within=180)
+    for pod in PODS:
+        older.run(pod, "minivm", "restart", "keys")
+    until(lambda: not waiting(), "all have taken it", seen=waiting)
+    until(lambda: ann.try_("srun -Q -N2 --mem=50 true").returncode == 0, "the new key serves")
+    assert ann.state(job) == "RUNNING"
+    ann("touch go")
+    ann.wait_for(job, "COMPLETED")
+    ann("rm go")
+
+
+def test_the_next_release_of_slurm_keeps_munge(older: World, ann: Researcher) -> None:
+    """Of a cluster whose stored options name no authentication, as those of an older version."""
+    cluster = older.cluster
+    as_an_older_version_stored(cluster)
+    found = stored(cluster.options.name, cluster.state.parent)
+    tags = newest_here(cluster.kubelet.client, IMAGES, slurm=NEW, variant="debian")
+    cluster.options = replace(settle(cluster.options.name, found, Asked()), tags=tags)
+    cluster.up(timeout=240)
+    older.manifests = cluster.manifests()
+    said = older.slurm("scontrol", "show", "config")
+    assert "auth/munge" in said and f"SLURM_VERSION           = {NEW}" in said
+    works(older, ann)
+
+
+def test_another_authentication_is_refused_under_a_job_and_taken_without_one(older: World, ann: Researcher) -> None:
+    cluster = older.cluster
+    job = ann.submit("-o", "/dev/null", script="sleep 600")
+    waits = ann.submit("-o", "/dev/null", "--hold", script="true")
+    ann.wait_for(job, "RUNNING")
+    cluster.options = settle(cluster.options.name, cluster.options, Asked(auth="slurm"))
+    with pytest.raises(ClusterError, match=f"from munge to slurm: jobs run .{job}."):
+        cluster.up(timeout=120)
+    assert "auth/munge" in older.slurm("scontrol", "show", "config")
+    ann(f"scancel {job}")
+    ann.wait_for(job, "CANCELLED")
+    until(lambda: not older.slurm("squeue", "-h", "-t", "R,CG").strip(), "no job runs")
+    for to in ("slurm", "munge"):  # and back
+        cluster.options = settle(cluster.options.name, cluster.options, Asked(auth=to))
+        cluster.up(timeout=180)
+        older.manifests = cluster.manifests()
+        assert f"auth/{to}" in older.slurm("scontrol", "show", "config")
+        assert ann.state(waits) == "PENDING", "what waits stays"
+        assert sorted(ann("srun -Q -N2 hostname").split()) == ["slurm-worker-0", "slurm-worker-1"]
+    ann(f"scontrol release {waits}")
+    ann.wait_for(waits, "COMPLETED")
