@@ -18,6 +18,7 @@ from fleet.act.clock import steady
 from fleet.act.fast_path import Claims, FastPath
 from fleet.act.leader_election import Leader, LeaderElection, Log, NoElection
 from fleet.act.observer import Observer
+from fleet.act.pod_pages import PodPages
 from fleet.act.safe_decide import Backoff, decide
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
@@ -112,6 +113,7 @@ class Reconciler:
             self._news.set,
         )
         self._observer = Observer(api, self.slurm, lambda: self.policy)
+        self._pages = PodPages(self._news.set)
         fleet = f"{settings.namespace}/{settings.release}"
         self.webhooks = WebhookCaller(settings.webhook, fleet, self._news.set, self.leads)
         self.backoff = Backoff()
@@ -139,6 +141,8 @@ class Reconciler:
             async with asyncio.TaskGroup() as group:
                 watching = [group.create_task(kind.follow()) for kind in self.cache.kinds()]
                 watching.append(group.create_task(self._observer.prove_forever(self.cache, self.leads)))
+                if self.settings.conditions:
+                    watching.append(group.create_task(self._pages.follow(self.cache.world, self.leads)))
                 leading = group.create_task(self.leader.keep())
                 working = [group.create_task(self._loop()), group.create_task(self.fast_path.follow())]
                 await self.stop.wait()
@@ -175,8 +179,9 @@ class Reconciler:
                 if isinstance(slurm, Slurm):
                     self._last = (steady(), slurm)
                 at, known = self._last
+                proofs, clocks = self._observer.proofs(), self.api.clocks.why()
                 changed = await self._pass(
-                    Snapshot(kubernetes, slurm, self._observer.proofs(), self.api.clocks.why(), known, at)
+                    Snapshot(kubernetes, slurm, proofs, clocks, known, at, pages=self._pages.told())
                 )
                 # A change that came too late is decided again, although nothing else may change.
                 last = None if self._late else slurm

@@ -11,7 +11,12 @@ from init.errors import ConfigError, nearest
 
 PREFIX = "MINIVM_FLEET_"
 WEBHOOK = "/mnt/minivm/secrets/webhook"
-KNOWN = ("RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "GUESTS", "WEBHOOK")
+# fmt: off
+KNOWN = (
+    "RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "CONDITIONS", "GUESTS",
+    "WEBHOOK",
+)
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Settings:
     # Whether Machines and WorkerPools are used; their kinds must exist in the API server.
     machines: bool = False
     pools: bool = False
+    # Whether the fleet writes the pods' own conditions, which it reads from their pages.
+    conditions: bool = False
     # The namespaces whose pods may borrow machines.
     guests: tuple[str, ...] = ()
     # The mounted Secret with tokens and authorities of webhooks.
@@ -69,6 +76,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         page=_address(env, "PAGE"),
         machines=flag("MACHINES"),
         pools=flag("POOLS"),
+        conditions=flag("CONDITIONS"),
         guests=tuple(name for name in (env.get(f"{PREFIX}GUESTS") or "").split(",") if name),
         webhook=Path(env.get(f"{PREFIX}WEBHOOK") or WEBHOOK),
     )

@@ -1,16 +1,18 @@
-"""Slurm's state shown in Kubernetes: conditions of pods and Nodes, cordons that follow Slurm, and outages."""
+"""States shown in Kubernetes: conditions of pods and Nodes, cordons that follow Slurm, and outages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet import crd, crd_pools
 from fleet.decide.actions import Change, Cordon, HideOnNode, NotePool, Record, ShowOnNode, ShowOnPod, Uncordon
 from fleet.policy import STATE, Policy
 from fleet.reasons import LIFTED
-from fleet.world.kubernetes import Condition, Kubernetes, Node
+from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
 from fleet.world.machine import MachineStatus, rfc3339
+from fleet.world.pod_page import READY
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import PoolStatus
@@ -43,6 +45,34 @@ def show_on_pod(worker: Worker) -> Change | None:
         return None
     wanted, shown = condition(worker.slurm), worker.pod.conditions.get(STATE)
     return None if _same(wanted, shown) else ShowOnPod(worker.pod.name, worker.pod.uid, _since(wanted, shown))
+
+
+# Durations in the reasons change all the time, and are not worth a write.
+_DURATION = re.compile(r"\b[0-9]+ (?:ms|s|min|h)\b")
+
+
+def show_pages(kubernetes: Kubernetes, pages: Mapping[str, tuple[Condition, ...]]) -> Iterator[Change]:
+    """Write what the pods' pages show into their status. A pod that does not answer keeps what was written last."""
+    for pod in (*kubernetes.pods.values(), *kubernetes.others.values()):
+        if pod.ended or (told := pages.get(pod.uid)) is None:
+            continue
+        for wanted in told or _no_answer(pod):
+            shown = pod.conditions.get(wanted.type)
+            if not _same(_lasting(wanted), shown and _lasting(shown)):
+                yield ShowOnPod(pod.name, pod.uid, _since(wanted, shown))
+
+
+def _no_answer(pod: Pod) -> tuple[Condition, ...]:
+    """Take back "ready" where the kubelet's probe and the page both fail: the fleet's own network may be cut."""
+    shown, probed = pod.conditions.get(READY), pod.conditions.get("ContainersReady")
+    if shown is None or shown.status != "True" or probed is None or probed.status == "True":
+        return ()
+    text = "the kubelet's probe fails, and the pod's page does not answer the fleet"
+    return (Condition(READY, "Unknown", "NoAnswer", text),)
+
+
+def _lasting(condition: Condition) -> Condition:
+    return replace(condition, message=_DURATION.sub("", condition.message))
 
 
 def summary(type_: str, workers: Sequence[Worker], whose: str) -> Condition | None:

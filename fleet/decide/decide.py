@@ -149,6 +149,7 @@ def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> De
         _unread(kubernetes, slurm),
         _actions(snapshot, kubernetes, slurm, memory, now, policy, known, pool_plan=pool_plan),
         fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
+        conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
     changes = pods_in_turn(changes, refused, memory.paces)
@@ -177,6 +178,7 @@ def _without_slurm(
         notices,
         fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
         conditions.show_outage(kubernetes, since, now, policy),
+        conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
     changes.sort(key=lambda change: isinstance(change, LAST))

@@ -18,12 +18,11 @@ from fleet.decide.actions import Make, Notice
 from fleet.decide.conditions import WORST, condition
 from fleet.world.kubernetes import Kubernetes, Node
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus
+from fleet.world.pod_page import GPUS
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 from ground.errors import one_line
 
-# The condition in which a worker reports its GPUs.
-GPUS = "minivm.io/Gpus"
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,59}")
 # As the broker posts it: "minivm: NAME[CLASS]@COMMIT words; ..." with the heaviest first.
 _POSTED = "minivm: "

@@ -77,6 +77,7 @@ class Pod:
     version: str = ""
     node: str = ""  # "": not scheduled
     address: str = ""
+    http: int = 0  # the port of its pages; 0: none
     component: str = ""  # worker, controller, login
     pool: str = ""
     owner: str = ""  # uid of the controlling object
@@ -231,6 +232,7 @@ def parse_pod(item: Object) -> Pod:
         version=metadata.text("resourceVersion"),
         node=spec.text("nodeName"),
         address=status.text("podIP"),
+        http=_http_port(spec),
         component=labels.get(f"{LABEL}/component", ""),
         pool=labels.get(POOL, ""),
         owner=_owner(metadata),
@@ -270,6 +272,11 @@ def _template_hash(spec: Fields) -> str:
             if variable.data.get("name") == MADE_OF:
                 return sys.intern(variable.text("value"))
     return ""
+
+
+def _http_port(spec: Fields) -> int:
+    ports = (port for container in spec.subs("containers") for port in container.subs("ports"))
+    return next((port.number("containerPort") for port in ports if port.data.get("name") == "http"), 0)
 
 
 def _ended(status: Fields) -> str:

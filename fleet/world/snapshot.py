@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fleet.world.kubernetes import Kubernetes, Node, Pod
+from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
 from fleet.world.slurm import Slurm, SlurmNode
 
 
@@ -50,6 +50,8 @@ class Snapshot:
     # Slurm's last answer and its time, for display while slurmctld does not answer; no decision reads them.
     last: Slurm | None = None
     last_at: float = 0.0
+    # What the pages of pods show, by the pod's uid; empty: the pod does not answer.
+    pages: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
 
     def workers(self) -> Iterator[Worker]:
         """Yield the workers by name; none while one of the sides is unknown."""

@@ -2,12 +2,12 @@
 
 A service of its own that runs if the pod has a service account's token. It follows PID 1 and patches the pod's status;
 if that is forbidden, it logs so once and retries now and then, and nothing else breaks. It also reports, once, the
-pod's GPUs, and the results of deep checks since the machine's boot.
+pod's GPUs, and the results of deep checks since the machine's boot. Without a token the fleet reads all that from the
+pod's page; then `python3 -m init.helpers.conditions gpus` writes the list of GPUs into a file for that page, and ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ground.errors import one_line
-from ground.files import read_plain
+from ground.files import write_whole
 from init.errors import InitError
 from init.helpers import links
 from init.places import pod_name
@@ -26,53 +25,23 @@ from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.pod import Pod
+from init.view.conditions import (
+    BOOT_ID,
+    DEEP_NAME,
+    GPU_NAME,
+    TYPE,
+    deep_condition,
+    gpu_condition,
+    read_boot,
+    read_deep,
+    ready_condition,
+)
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from init.pod.pod import Pod
+RUN = Path("/run/minivm")
+DEEP_FILE = RUN / DEEP_NAME
 
-
-# Result of this boot's deep checks, as a condition of the pod: by it the fleet takes a machine back after a reboot.
-# See docs/fleet.md. The health service writes the file; nothing is reported from another boot, or in another form.
-DEEP_TYPE = "minivm.io/DeepCheck"
-DEEP_FILE = Path("/run/minivm/health/deep/said.json")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-MOST_BYTES, SAID, CHECKS = 65536, 240, 9999
-# States in the file -> status and reason.
-DEEP_STATES = {
-    "ok": ("True", "Passed"),
-    "problem": ("False", "Failed"),
-    "unknown": ("Unknown", "Unknown"),
-    "running": ("Unknown", "Running"),
-}
-
-
-def read_deep(file: Path = DEEP_FILE) -> dict[str, Any]:
-    try:
-        data = json.loads(read_plain(file, MOST_BYTES) or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def deep_condition(data: dict[str, Any], boot: str) -> dict[str, Any] | None:
-    """Build the condition without its time.
-
-    The message starts with the boot, since the pod may have existed before it, and with the number of GPU checks that
-    ran.
-    """
-    ran = data.get("ran")
-    status, reason = DEEP_STATES.get(str(data.get("state")), ("", ""))
-    if not boot or data.get("boot_id") != boot or not status or type(ran) is not int or not 0 <= ran <= CHECKS:
-        return None
-    message = f"{boot} {ran} {one_line(str(data.get('said', '')))[:SAID]}".strip()
-    return {"type": DEEP_TYPE, "status": status, "reason": reason, "message": message}
-
-
-# The pod's GPUs by UUID, as a condition of the pod: the fleet identifies a machine by them (docs/fleet.md).
 # The driver is asked until it answers; its first answer holds while the pod lives, since within one boot no GPU comes
 # or goes.
-GPU_TYPE = "minivm.io/Gpus"
 MOST_GPUS = 64
 # GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-041a6be2-04b9-910d-91ab-94883a0ad281)
 GPU_LISTED = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)$", re.MULTILINE)
@@ -87,14 +56,6 @@ def gpu_uuids(pod: Pod) -> tuple[str, ...]:
     return tuple(sorted(set(GPU_LISTED.findall(links.said_of_gpus(pod, "-L"))))[:MOST_GPUS])
 
 
-def gpu_condition(ids: tuple[str, ...], now: str) -> dict[str, Any]:
-    message = " ".join(ids)
-    return {"type": GPU_TYPE, "status": "True", "reason": "Known", "message": message, "lastTransitionTime": now}
-
-
-TYPE = "minivm.io/Ready"
-# Kubernetes' limit for a message is 32 KiB; a person reads less.
-MESSAGE = 1024
 PAUSE, LONGEST_PAUSE = 1.0, 30.0
 # The permission may come later: a pod created by `kubectl scale` waits at its readiness gate for a Role that names it.
 REFUSED_PAUSE = 60.0
@@ -104,14 +65,9 @@ GPUS_PAUSE = 60.0
 
 def condition(reply: dict[str, Any], before: dict[str, Any] | None, now: str) -> dict[str, Any]:
     """Build the condition from PID 1's reply. The transition time changes with the status only."""
-    ready = bool(reply["ready"])
-    reasons = [str(reason) for reason in reply["reasons"] or reply["degraded"]]
-    status = "True" if ready else "False"
-    reason = "Ready" if ready and not reasons else "Degraded" if ready else str(reply["phase"]).capitalize()
-    kept = before["lastTransitionTime"] if before is not None and before["status"] == status else now
-    text = "; ".join(reasons)
-    message = text if len(text) <= MESSAGE else f"{text[: MESSAGE - 3]}..."
-    return {"type": TYPE, "status": status, "reason": reason, "message": message, "lastTransitionTime": kept}
+    item = ready_condition(reply)
+    kept = before["lastTransitionTime"] if before is not None and before["status"] == item["status"] else now
+    return {**item, "lastTransitionTime": kept}
 
 
 class Api:
@@ -198,7 +154,7 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
     while True:
         if ids := look():
             try:
-                return api.patch(gpu_condition(ids, _now()))
+                return api.patch({**gpu_condition(ids), "lastTransitionTime": _now()})
             except ApiError as error:
                 if error.missing:
                     return None
@@ -207,12 +163,19 @@ def tell_gpus(api: Api, look: Callable[[], tuple[str, ...]], pause: float = GPUS
         time.sleep(pause)
 
 
+def write_gpus(look: Callable[[], tuple[str, ...]], file: Path = RUN / GPU_NAME, pause: float = GPUS_PAUSE) -> None:
+    """Write the GPUs once, for the page `/conditions`."""
+    while not (ids := look()):
+        time.sleep(pause)
+    write_whole(file, "".join(f"{uuid}\n" for uuid in ids))
+
+
 def tell_deep(api: Api, file: Path = DEEP_FILE, boot: Path = BOOT_ID, pause: float = GPUS_PAUSE) -> None:
     """Report each new result of deep checks once. Nothing polls: the kernel reports changes."""
     watcher, reported = Watcher(), None
     while True:
         watcher.watch(file.parent)
-        item = deep_condition(read_deep(file), boot.read_text().strip())
+        item = deep_condition(read_deep(file), read_boot(boot))
         if item is not None and item != reported:
             try:
                 api.patch({**item, "lastTransitionTime": _now()})
@@ -231,7 +194,11 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    if arguments == ["gpus"]:
+        if gpus_present(here := Pod(os.environ)):
+            write_gpus(lambda: gpu_uuids(here))
+        return 0
     namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
     api, pod = Api(namespace, pod_name(os.environ)), Pod(os.environ)
     if gpus_present(pod):
@@ -241,4 +208,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -289,12 +289,20 @@ Kubernetes takes 32 domains, three or more of them its own.
 {{- slice $domains 0 (min 26 (len $domains)) | toJson -}}
 {{- end -}}
 
+{{/*
+Whether the pods patch their own conditions, with a right and a token for it. Where the fleet runs it reads them from the
+pods' pages and writes them. Then there is no readiness gate either: pods become ready while no fleet runs, too.
+*/}}
+{{- define "minivm.podsWriteConditions" -}}
+{{- if and .Values.podConditions.enabled (not .Values.fleet.enabled) }}yes{{ end -}}
+{{- end -}}
+
 {{/* The parts of a pod's spec that every role has. */}}
 {{- define "minivm.podCommon" -}}
 serviceAccountName: {{ include "minivm.fullname" .root }}-{{ .role }}
 {{- /* Never the automatic one: in a pod that runs as root without fsGroup every user and job could read it. */}}
 automountServiceAccountToken: false
-{{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
+{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
 readinessGates:
   - conditionType: minivm.io/Ready
 {{- end }}
@@ -338,7 +346,7 @@ affinity: {{ toJson . }}
 {{- if include "minivm.hasSssd" .root }}
 - {name: sssd, mountPath: /mnt/minivm/secrets/sssd, readOnly: true}
 {{- end }}
-{{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
+{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
 - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 {{- if .ssh }}
@@ -377,7 +385,7 @@ affinity: {{ toJson . }}
 - name: sssd
   secret: {secretName: {{ include "minivm.secret.sssd" .root }}, defaultMode: 0400}
 {{- end }}
-{{- if and .root.Values.podConditions.enabled (ne .role "demo") }}
+{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
 - name: api-token
   projected:
     defaultMode: 0400

@@ -35,6 +35,13 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
 
             shown = reasons.snapshot(core.engine, core.settings.pod, now, quoting=False)
             return 200, JSON, dumps(to_mapping(shown), indent=1) + "\n"
+        if path == "/conditions":
+            from json import dumps
+
+            from init.view.conditions import read_conditions
+
+            found = read_conditions(core.engine, now, core.settings.run)
+            return 200, JSON, dumps({"pod": core.settings.pod, "conditions": found}) + "\n"
         if path == "/metrics":
             from init.view import metrics
             from init.view.handed import Handed
@@ -43,6 +50,6 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
                 handed.append(Handed(f"{core.settings.run}/metrics.d"))
             shown = reasons.snapshot(core.engine, core.settings.pod, now, quoting=False)
             return 200, metrics.CONTENT_TYPE, metrics.render(shown, counters(), handed[0].lines())
-        return 404, TEXT, "known: /livez /readyz /startupz /status /metrics\n"
+        return 404, TEXT, "known: /livez /readyz /startupz /status /conditions /metrics\n"
 
     return answer

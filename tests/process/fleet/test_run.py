@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleet import reconciler as loop
-from fleet.act import changes
+from fleet.act import changes, pod_pages
 from fleet.act import slurm_client as adapter
 from fleet.act.api_client import ApiClient
 from fleet.decide.decide import Decision, decide
@@ -519,3 +519,46 @@ def test_who_is_called_and_does_not_answer_holds_up_no_cordon_and_what_he_takes_
     assert any(words.startswith(f"call 127.0.0.1:{receiver.port} for gpu-17-1") for words in said)
     receiver.ended.set()
     receiver.socket.close()
+
+
+@pytest.mark.parametrize("slurm_answers", [True, False])
+def test_what_a_pods_page_shows_is_written_into_its_status(
+    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, slurm_answers: bool
+) -> None:
+    """The request for the page has no token. Without slurmctld the reasons are of most use, and are written too."""
+    monkeypatch.setattr(pod_pages, "can_answer", lambda pod: pod.http > 0)  # the test's pod is on loopback
+    rest.answers = lambda method, path: nodes(SLURM) if slurm_answers else (500, b"")
+    shown = {"type": "minivm.io/Ready", "status": "False", "reason": "Boot", "message": "munge key not proven"}
+    body = json.dumps({"pod": "w0", "conditions": [shown]}).encode()
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async def whole() -> None:
+        pages = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = pages.sockets[0].getsockname()[1]
+        ports = {"containers": [{"name": "worker", "ports": [{"name": "http", "containerPort": port}]}]}
+        pod = POD | {"spec": POD["spec"] | ports, "status": {"podIP": "127.0.0.1"}}
+        server.pods, server.lists = [pod], lambda query: page(node("n0"))
+        server.watches = server.hold
+        async with server.api() as api:
+            task = asyncio.create_task(Reconciler(replace(settings, conditions=True), api, lambda words: None).run())
+            try:
+                await until(lambda: any("/pods/w0/status" in path for _, path, _ in patches()))
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                pages.close()
+
+    def patches() -> list[tuple[str, str, Any]]:
+        return [each for each in server.asked if "minivm.io/Ready" in json.dumps(each[2])]
+
+    asyncio.run(whole())
+    _, _, patch = patches()[0]
+    assert patch["metadata"]["uid"] == POD["metadata"]["uid"]
+    (condition,) = patch["status"]["conditions"]
+    assert {key: condition[key] for key in shown} == shown
+    assert b"authorization" not in heads[0].lower() and b"token" not in heads[0].lower()

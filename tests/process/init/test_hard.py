@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from fleet.world.pod_page import parse_page
 from tests.process.init_world import NOTIFIES, World, python, shell
 
 pytestmark = pytest.mark.root
@@ -492,6 +493,40 @@ def test_status_over_http_is_the_snapshot(pod: World) -> None:
     assert pod.get("/nothing")[0] == 404
 
 
+def test_the_fleet_reads_the_conditions_on_the_pods_page(pod: World) -> None:
+    """The page and its reader share no code. A file that is gone, a link or a pipe costs its own condition only."""
+    pod.start(
+        {"a": {"command": NOTIFIES, "ready": "notify"}, "p": {"command": ["/bin/sleep", "60"], "required": False}}
+    )
+    pod.until_ready()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    deep, gpus = pod.run / "health/deep/said.json", pod.run / "gpus"
+    deep.parent.mkdir(parents=True)
+    deep.write_text(json.dumps({"boot_id": boot, "state": "ok", "ran": 2, "said": "dcgm_diag"}))
+    gpus.write_text("GPU-1\nGPU-2\n")
+
+    def read() -> list[tuple[str, str, str]]:
+        status, text = pod.get("/conditions")
+        assert status == 200
+        name = json.loads(pod.get("/status")[1])["pod"]
+        return [(each.type, each.reason, each.message) for each in parse_page(text.encode(), name)]
+
+    ready = ("minivm.io/Ready", "Ready", "")
+    assert read() == [
+        ready,
+        ("minivm.io/Gpus", "Known", "GPU-1 GPU-2"),
+        ("minivm.io/DeepCheck", "Passed", f"{boot} 2 dcgm_diag"),
+    ]
+    deep.write_text("[" * 60_000)
+    gpus.unlink()
+    os.mkfifo(gpus)
+    assert read() == [ready]
+    pod.ask("condition", name="slurm.conf", text="refused: line 3")
+    assert read() == [("minivm.io/Ready", "Degraded", "slurm.conf: refused: line 3")]
+    pod.ask("stop", service="a", wait=False)
+    pod.until(lambda: read()[0][1] == "Running", "the pod is not ready")
+
+
 TALKS = "echo 'cannot log in: db; gave up after password hunter2'; exit 7"  # in phrases of init's own, too
 
 
@@ -517,7 +552,7 @@ def test_what_a_service_says_reaches_root_and_not_http(pod: World) -> None:
     pod.until(lambda: len([text for text in pod.snapshot().degraded if "hunter2" in text]) == 2, "of these too")
     pod.ask("drain", wait=False)
     pod.until(lambda: pod.snapshot().drain == "draining: hunter2", "the drain speaks, too")
-    for path in ("/readyz", "/startupz", "/status", "/metrics"):
+    for path in ("/readyz", "/startupz", "/status", "/conditions", "/metrics"):
         assert "hunter2" not in pod.get(path)[1], path
     status, reasons = pod.get("/readyz")
     assert status == 503

@@ -106,9 +106,11 @@ def test_it_may_do_what_it_does_and_nothing_else() -> None:
     assert found["Role leases"]["resourceNames"] == ["slurm-fleet"]
 
 
+PEOPLE = {"enabled": True, "users": {"alice": "ssh-ed25519 AAAA"}}
+
+
 def test_of_a_dead_machine_it_may_delete_each_pod_that_comes_back_under_its_name() -> None:
-    people = {"enabled": True, "users": {"alice": "ssh-ed25519 AAAA"}}
-    values: dict[str, Any] = {"demo": people, "login": {"replicas": 2}, "workers": {"pools": {"gpu": {"replicas": 2}}}}
+    values: dict[str, Any] = {"demo": PEOPLE, "login": {"replicas": 2}, "workers": {"pools": {"gpu": {"replicas": 2}}}}
     documents = rendered(fleet={"policy": {"fencing": "act"}}, **values)
     sets = [one for one in documents if one["kind"] == "StatefulSet"]
     named = {f"{one['metadata']['name']}-{i}" for one in sets for i in range(one["spec"]["replicas"])}
@@ -175,17 +177,13 @@ def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
     assert (read.replicas, read.selector, read.most, read.within_s) == (None, {"gpu": "yes"}, 0, 3600.0)
 
 
-def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_by_name() -> None:
+def test_a_pool_that_grows_serves_its_partitions() -> None:
     pools = {"gpu": {"kind": POOL, "elastic": {"min": 0, "max": 3, "idleSeconds": 60}, "gpu": {"count": 8}}}
-    documents = rendered(
-        fleet=OWNED, workers={"pools": {**pools, "cpu": {"replicas": 1}}}, podConditions={"enabled": True}
-    )
+    documents = rendered(fleet=OWNED, workers={"pools": {**pools, "cpu": {"replicas": 1}}})
     made = only(documents, POOL, "slurm-gpu")
     read = parse_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
     says = Offer(features=frozenset({"minivm", "gpu"}), gpus=8)
     assert read.elastic == ElasticSpec(0, 3, 60.0, 30.0, 10, frozenset({"all", "gpu"}), says)
-    (rule,) = only(documents, "Role", "slurm-pod-conditions-worker")["rules"]
-    assert set(rule["resourceNames"]) == {"slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2", "slurm-cpu-0"}
     counts = json.loads(only(documents, "ConfigMap", "slurm-config")["data"]["pools.json"])["pools"]
     assert counts == {"slurm-gpu": 3, "slurm-cpu": 1}, "the controller keeps the records of those that sleep"
 
@@ -193,13 +191,6 @@ def test_a_pool_that_grows_serves_its_partitions_and_its_pods_have_their_rights_
 def test_the_number_of_a_pool_that_is_scaled_from_outside_is_in_no_manifest() -> None:
     made = pool_of(kind=POOL, replicas=3, externalScaling=True)
     assert "replicas" not in made["spec"]
-    documents = rendered(
-        fleet=OWNED,
-        podConditions={"enabled": True},
-        workers={"pools": {"gpu": {"kind": POOL, "replicas": 2, "externalScaling": True}}},
-    )
-    (rule,) = only(documents, "Role", "slurm-pod-conditions-worker")["rules"]
-    assert set(rule["resourceNames"]) == {"slurm-gpu-0", "slurm-gpu-1"}, "the greatest number has rights"
 
 
 def test_no_object_of_the_fleet_is_in_another_namespace() -> None:
@@ -237,10 +228,45 @@ def test_a_pool_that_the_fleet_could_not_make_is_refused(
         rendered(fleet=fleet, workers={"pools": {"gpu": {"kind": POOL, **wrong}}})
 
 
-def test_a_pool_on_each_node_cannot_have_rights_by_name() -> None:
-    pools = {"gpu": {"kind": POOL, "perNode": True, "nodeSelector": {"a": "b"}}}
-    with pytest.raises(ClusterError, match="perNode goes without podConditions"):
-        rendered(fleet=OWNED, workers={"pools": pools}, podConditions={"enabled": True})
+def test_where_the_fleet_writes_the_conditions_no_pod_of_slurm_has_a_token_or_a_right() -> None:
+    """The fleet reads the conditions from the pods' pages, so no pod needs a right to write a status, even its own."""
+    pools = {"gpu": {"replicas": 2}, "all": {"kind": POOL, "perNode": True, "nodeSelector": {"a": "b"}}}
+    documents = rendered(fleet=OWNED, workers={"pools": pools}, podConditions={"enabled": True})
+    bound = {
+        subject["name"]
+        for one in documents
+        if one["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in one["subjects"]
+    }
+    assert bound <= {"slurm-fleet", "slurm-keys", "slurm-uninstall"}
+    specs = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in ("StatefulSet", POOL)]
+    assert len(specs) == 4
+    for spec in specs:
+        assert spec["automountServiceAccountToken"] is False and "readinessGates" not in spec
+        assert "serviceAccountToken" not in json.dumps(spec)
+    assert {"name": "MINIVM_FLEET_CONDITIONS", "value": "yes"} in env_of(documents)
+
+
+def test_without_conditions_the_fleet_writes_none_of_the_pods_own() -> None:
+    documents = rendered()
+    assert "MINIVM_FLEET_CONDITIONS" not in [each["name"] for each in env_of(documents)]
+    assert not [one for one in documents if one["metadata"]["name"] == "slurm-conditions"]
+
+
+def test_the_fleet_writes_conditions_of_the_controller_and_the_logins_and_changes_nothing_else_there() -> None:
+    values: dict[str, Any] = {"login": {"replicas": 2}, "demo": PEOPLE, "workers": {"pools": {"gpu": {}}}}
+    documents = rendered(podConditions={"enabled": True}, **values)
+    slurm = {"slurm-controller-0", "slurm-login-0", "slurm-login-1"}
+    naming = [rule for rule in only(documents, "Role")["rules"] if slurm & set(rule.get("resourceNames", ()))]
+    assert [(set(rule["resourceNames"]), rule["resources"], rule["verbs"]) for rule in naming] == [
+        (slurm, ["pods/status"], ["patch"])
+    ]
+    spec = only(documents, "NetworkPolicy", "slurm-conditions")["spec"]
+    (rule,) = spec["ingress"]
+    assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "fleet"
+    assert spec["policyTypes"] == ["Ingress"]
 
 
 def env_of(documents: list[Document]) -> list[dict[str, Any]]:

@@ -970,7 +970,10 @@ MANY = {"slurm": {"maxNodes": 65000}}
         ({"workers": {"pools": {"a": {"replicas": 1000}, "b": {"replicas": 25}}}}, "have 1025 nodes together"),
         (POOLED | {"workers": {"pools": {"a": ELASTIC}}}, "maxNodes: .*elastic.max, and slurmctld takes 1024"),
         (MANY | {"fleet": {"enabled": True}, "workers": {"pools": {"a": {"replicas": 60000}}}}, "too many for one"),
-        (MANY | POOLED | {"podConditions": {"enabled": True}, "workers": {"pools": {"a" * 20: ELASTIC}}}, "too many"),
+        (
+            MANY | {"podConditions": {"enabled": True}, "workers": {"pools": {"a" * 20: {"replicas": 64000}}}},
+            "too many",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: str) -> None:

@@ -23,6 +23,7 @@ FLEET: dict[str, Any] = {
 POOLS = {"cpu": {"replicas": 1}}
 # Together these values render every object that grants a right.
 CASES: tuple[dict[str, Any], ...] = (
+    {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}},
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
     {
         "secrets": {"sshHostKeys": {"existingSecret": "brought"}},

@@ -21,8 +21,8 @@ POD: Object = {
 }
 
 
-def policies(version: str, **conditions: object) -> list[Object]:
-    values = {"podConditions": {"enabled": True} | conditions}
+def policies(version: str, *, fleet: bool = False, **conditions: object) -> list[Object]:
+    values = {"podConditions": {"enabled": True} | conditions, "fleet": {"enabled": fleet}}
     texts = rendered_for(version, values, release="slurm", namespace="hpc")
     documents = [
         item
@@ -37,6 +37,12 @@ def policies(version: str, **conditions: object) -> list[Object]:
 @pytest.fixture(scope="module")
 def policy() -> Object:
     (found,) = (item for item in policies("v1.30.0") if item["kind"] == "ValidatingAdmissionPolicy")
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_fleet() -> Object:
+    (found,) = (item for item in policies("v1.30.0", fleet=True) if item["kind"] == "ValidatingAdmissionPolicy")
     return found
 
 
@@ -85,27 +91,27 @@ def test_the_first_condition_of_a_pod_is_taken(policy: Object) -> None:
     assert admitted(policy, young | {"status": {"phase": "Pending", "conditions": [OWN]}}, before=young)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        # The StatefulSet replaces a failed pod.
-        ("status.phase", "Failed"),
-        # Services route traffic to these addresses.
-        ("status.podIP", "10.9.9.9"),
-        ("status.podIPs", [{"ip": "10.9.9.9"}]),
-        ("status.hostIP", "10.9.9.9"),
-        ("status.reason", "Evicted"),
-        ("status.containerStatuses", [{"name": "worker", "ready": True}]),
-        ("status.startTime", "2026-01-01T00:00:00Z"),
-        ("status.conditions", [READY | {"status": "False"}, OWN]),
-        ("status.conditions", [OWN]),
-        ("status.conditions", [READY, OWN, {"type": "DisruptionTarget", "status": "True"}]),
-        # Services select pods by labels, and people read them.
-        ("metadata.labels", {"app.kubernetes.io/component": "controller"}),
-        ("metadata.annotations", {"a": "b"}),
-        ("metadata.finalizers", ["never/goes"]),
-    ],
+WRONG: tuple[tuple[str, object], ...] = (
+    # The StatefulSet replaces a failed pod.
+    ("status.phase", "Failed"),
+    # Services route traffic to these addresses.
+    ("status.podIP", "10.9.9.9"),
+    ("status.podIPs", [{"ip": "10.9.9.9"}]),
+    ("status.hostIP", "10.9.9.9"),
+    ("status.reason", "Evicted"),
+    ("status.containerStatuses", [{"name": "worker", "ready": True}]),
+    ("status.startTime", "2026-01-01T00:00:00Z"),
+    ("status.conditions", [READY | {"status": "False"}, OWN]),
+    ("status.conditions", [OWN]),
+    ("status.conditions", [READY, OWN, {"type": "DisruptionTarget", "status": "True"}]),
+    # Services select pods by labels, and people read them.
+    ("metadata.labels", {"app.kubernetes.io/component": "controller"}),
+    ("metadata.annotations", {"a": "b"}),
+    ("metadata.finalizers", ["never/goes"]),
 )
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG)
 def test_whatever_else_a_pod_writes_is_refused(policy: Object, path: str, value: object) -> None:
     assert not admitted(policy, changed(path, value))
 
@@ -124,6 +130,39 @@ def test_a_field_that_is_taken_away_is_a_change(policy: Object) -> None:
 )
 def test_another_pods_status_is_refused_whatever_is_written(policy: Object, asks: Object) -> None:
     assert not admitted(policy, changed("status.conditions", [READY]), asks=asks)
+
+
+FLEET = "system:serviceaccount:hpc:slurm-fleet"
+LABELS = {"app.kubernetes.io/component": "worker", "app.kubernetes.io/instance": "slurm"}
+
+
+def test_the_fleet_writes_conditions_of_its_releases_pods(of_fleet: Object) -> None:
+    before = changed("metadata.labels", LABELS)
+    asks = request(user=FLEET, name="slurm-fleet-7d5f-x", uid="u-f")
+    after = copy.deepcopy(before)
+    after["status"]["conditions"] = [READY, OWN | {"status": "True"}, {"type": "minivm.io/SlurmNode", "status": "True"}]
+    assert admitted(of_fleet, after, before, asks)
+    for labels in ({}, {**LABELS, "app.kubernetes.io/instance": "web"}):
+        of_another = changed("metadata.labels", labels)
+        wanted = copy.deepcopy(of_another)
+        wanted["status"]["conditions"] = [READY]
+        assert not admitted(of_fleet, wanted, of_another, asks), "another pod of the namespace"
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG)
+def test_whatever_else_the_fleet_writes_is_refused(of_fleet: Object, path: str, value: object) -> None:
+    before = changed("metadata.labels", LABELS)
+    after = copy.deepcopy(before)
+    part, _, key = path.partition(".")
+    after[part][key] = {**LABELS, **value} if isinstance(value, dict) and key == "labels" else value
+    assert not admitted(of_fleet, after, before, request(user=FLEET))
+
+
+def test_where_the_fleet_writes_the_policy_is_for_the_fleet_alone(of_fleet: Object) -> None:
+    """No pod of Slurm has the right at all there."""
+    (match,) = of_fleet["spec"]["matchConditions"]
+    for user, matched in ((FLEET, True), (WORKER, False), ("system:node:n1", False)):
+        assert evaluate(match["expression"], request=request(user=user)) is matched
 
 
 def test_the_policy_is_for_the_releases_pods_alone(policy: Object) -> None:

@@ -28,6 +28,7 @@ from health.verdict import Class, Result, Verdict
 from init.helpers import conditions
 from init.helpers import conditions as kubernetes
 from init.pod.pod import Pod
+from init.view import conditions as page
 from tests.kube_api import serve
 from tests.waiting import until
 
@@ -52,7 +53,7 @@ def test_a_condition_carries_the_reasons() -> None:
 
 def test_a_long_message_is_cut() -> None:
     item = kubernetes.condition(NOT_READY | {"reasons": ["x" * 5000]}, None, "T")
-    assert len(item["message"]) == kubernetes.MESSAGE
+    assert len(item["message"]) == page.MESSAGE
 
 
 class ApiServer:
@@ -263,6 +264,14 @@ def test_gpus_are_told_once_the_driver_answers_and_the_api_server_listens(api_se
     assert next(answers) == (ONE,), "and not again"
 
 
+def test_gpus_are_written_for_the_page_once_the_driver_answers(tmp_path: Path) -> None:
+    answers = iter([(), (), (ONE, OTHER), (ONE,)])
+    file = tmp_path / page.GPU_NAME
+    conditions.write_gpus(lambda: next(answers), file, 0.01)
+    assert file.read_text().split() == [ONE, OTHER] and file.stat().st_mode & 0o777 == 0o644
+    assert next(answers) == (ONE,), "and not again"
+
+
 def test_a_token_that_is_away_for_a_moment_does_not_end_it(api_server: ApiServer) -> None:
     api = kubernetes.Api("ns", "w1", api_server.account, f"localhost:{api_server.server.server_port}")
     token = api_server.account / "token"
@@ -282,9 +291,7 @@ def test_a_token_that_is_away_for_a_moment_does_not_end_it(api_server: ApiServer
 
 def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     """The fleet parses the condition that the pod writes; the two share no code."""
-    told = conditions.gpu_condition(
-        conditions.gpu_uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")), "2026-11-22T00:00:00Z"
-    )
+    told = page.gpu_condition(conditions.gpu_uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")))
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
@@ -383,15 +390,15 @@ def test_a_pod_that_is_gone_is_not_told_of_deep_checks_for_ever(api_server: ApiS
     ],
 )
 def test_what_is_of_another_boot_or_form_is_not_told(found: dict[str, Any]) -> None:
-    assert conditions.deep_condition(found, "b1") is None
-    assert conditions.deep_condition({"boot_id": "", "state": "ok", "ran": 1, "said": ""}, "") is None
+    assert page.deep_condition(found, "b1") is None
+    assert page.deep_condition({"boot_id": "", "state": "ok", "ran": 1, "said": ""}, "") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\xff"])
 def test_a_word_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "said.json").write_text(text, encoding="latin-1")
-    assert conditions.read_deep(tmp_path / "said.json") == {}
-    assert conditions.read_deep(tmp_path / "none") == {}
+    assert page.read_deep(tmp_path / "said.json") == {}
+    assert page.read_deep(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -403,7 +410,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     """The fleet parses what the health service stores and the pod reports; the three share no code."""
     found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
     health_deep.write(tmp_path / "said.json", health_deep.word(found, [], "b1", {"dcgm_diag"}))
-    told = conditions.deep_condition(conditions.read_deep(tmp_path / "said.json"), "b1")
+    told = page.deep_condition(page.read_deep(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = Kubernetes({"n1": Node("n1", "u", boot="b1")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()

@@ -1,0 +1,102 @@
+"""The pod's conditions in Kubernetes: readiness with reasons, its GPUs, the result of deep checks.
+
+The service `conditions` patches them into the pod's status. Where the fleet runs, it reads the page `/conditions` and
+writes them: then no pod has a token (docs/decisions/the-fleet-writes-the-pods-conditions.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from ground.errors import one_line
+from ground.files import read_plain
+from init.view import reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from init.engine.engine import Engine
+
+TYPE = "minivm.io/Ready"
+# Kubernetes' limit for a message is 32 KiB; a person reads less.
+MESSAGE = 1024
+
+
+def ready_condition(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the condition, without its time, from PID 1's reply to `watch`."""
+    ready = bool(reply["ready"])
+    texts = [str(reason) for reason in reply["reasons"] or reply["degraded"]]
+    reason = "Ready" if ready and not texts else "Degraded" if ready else str(reply["phase"]).capitalize()
+    text = "; ".join(texts)
+    message = text if len(text) <= MESSAGE else f"{text[: MESSAGE - 3]}..."
+    return {"type": TYPE, "status": "True" if ready else "False", "reason": reason, "message": message}
+
+
+# Result of this boot's deep checks: by it the fleet takes a machine back after a reboot. See docs/fleet.md. The health
+# service writes the file; nothing is reported from another boot, or in another form.
+DEEP_TYPE = "minivm.io/DeepCheck"
+DEEP_NAME = "health/deep/said.json"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MOST_BYTES, SAID, CHECKS = 65536, 240, 9999
+# States in the file -> status and reason.
+DEEP_STATES = {
+    "ok": ("True", "Passed"),
+    "problem": ("False", "Failed"),
+    "unknown": ("Unknown", "Unknown"),
+    "running": ("Unknown", "Running"),
+}
+
+
+def read_deep(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(read_plain(file, MOST_BYTES) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def deep_condition(data: dict[str, Any], boot: str) -> dict[str, Any] | None:
+    """Build the condition without its time.
+
+    The message starts with the boot, since the pod may have existed before it, and with the number of GPU checks that
+    ran.
+    """
+    ran = data.get("ran")
+    status, reason = DEEP_STATES.get(str(data.get("state")), ("", ""))
+    if not boot or data.get("boot_id") != boot or not status or type(ran) is not int or not 0 <= ran <= CHECKS:
+        return None
+    message = f"{boot} {ran} {one_line(str(data.get('said', '')))[:SAID]}".strip()
+    return {"type": DEEP_TYPE, "status": status, "reason": reason, "message": message}
+
+
+# The pod's GPUs by UUID: the fleet identifies a machine by them (docs/fleet.md). The service `gpus` writes the file,
+# one UUID a line.
+GPU_TYPE = "minivm.io/Gpus"
+GPU_NAME = "gpus"
+
+
+def gpu_condition(ids: Iterable[str]) -> dict[str, Any]:
+    return {"type": GPU_TYPE, "status": "True", "reason": "Known", "message": " ".join(ids)}
+
+
+def read_conditions(engine: Engine, now: float, run: str, boot: Path = BOOT_ID) -> list[dict[str, Any]]:
+    """Return the conditions for the page `/conditions`. Anybody who reaches the pod reads it: no service is quoted."""
+    causes = reasons.pod_reasons(engine, now, quoting=False)
+    degraded = reasons.degraded(engine, now, quoting=False)
+    found = [
+        ready_condition({"ready": not causes, "phase": engine.phase.value, "reasons": causes, "degraded": degraded})
+    ]
+    directory = Path(run)
+    if ids := (read_plain(directory / GPU_NAME, MOST_BYTES) or b"").decode("ascii", "replace").split():
+        found.append(gpu_condition(ids))
+    if (data := read_deep(directory / DEEP_NAME)) and (deep := deep_condition(data, read_boot(boot))):
+        found.append(deep)
+    return found
+
+
+def read_boot(file: Path = BOOT_ID) -> str:
+    return os.fsdecode(file.read_bytes()).strip()
