@@ -2,8 +2,9 @@
 
 Both answer any user of the pod, and neither closes a silent connection in time: munged reads from as many connections
 as it has threads, sackd takes 50 (24.11) or 512 (26.05) of them. A user who holds LIMIT connections for LOOKS looks is
-blocked for BLOCKED_S by an ACL on the socket's directory, and the daemon is restarted, which ends the connections. Only
-the user with the most connections is blocked at a time: other users' requests may be waiting because of that user.
+blocked for BLOCKED_S by an ACL on the socket's directory, and the daemon is restarted, which ends the connections.
+Where all users together hold CROWD, SHARE connections are enough. Only the user with the most connections is blocked at
+a time: other users' requests may be waiting because of that user.
 
 python3 -I -m init.helpers.socket_guard SERVICE SOCKET
 """
@@ -28,6 +29,8 @@ from init.pod.helper import condition, log
 
 EVERY_S = 1.0
 LIMIT, LOOKS = 10, 3
+# Several users together fill sackd (50) or munged (64 threads) with fewer each. A request takes milliseconds.
+CROWD, SHARE = 30, 4
 BLOCKED_S = 300.0
 # Connections of a blocked user that remain (to another pod's socket, in the host's network) cause no restart sooner.
 AGAIN_S = 60.0
@@ -116,7 +119,9 @@ class Guard:
     def look(self, counts: Counter[int], now: float) -> tuple[int, int] | None:
         """Return the user to block and the number of connections, or None."""
         passed = self.trusted | {user for user, until in self.blocked.items() if until - now > BLOCKED_S - AGAIN_S}
-        held = {user: number for user, number in counts.items() if number >= LIMIT and user not in passed}
+        counted = {user: number for user, number in counts.items() if user not in passed}
+        limit = SHARE if sum(counted.values()) >= CROWD else LIMIT
+        held = {user: number for user, number in counted.items() if number >= limit}
         self.looks = Counter({user: self.looks[user] + 1 for user in held})
         user = max(held, key=lambda user: held[user], default=None)
         if user is None or self.looks[user] < LOOKS:

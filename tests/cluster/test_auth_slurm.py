@@ -144,3 +144,52 @@ def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: W
         finally:
             signed.run(login, "minivm", "restart", "sack-guard")
     until(lambda: bob.try_("squeue").returncode == 0, "the user who was blocked is answered again")
+
+
+# Each user of the numbers given holds nine connections, and opens those anew that the daemon or the guard ends.
+CROWD = """
+import os, socket, sys, time
+for number in range(3000, 3000 + int(sys.argv[1])):
+    if os.fork() == 0:
+        os.setgroups([]); os.setgid(number); os.setuid(number)
+        held = {}
+        while True:
+            for place in range(9):
+                try:
+                    if place in held and held[place].recv(1, socket.MSG_DONTWAIT) == b"":
+                        del held[place]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    del held[place]
+                try:
+                    made = socket.socket(socket.AF_UNIX)
+                    made.settimeout(1)
+                    made.connect(sys.argv[2])
+                    held[place] = made
+                except OSError:
+                    pass
+            time.sleep(0.2)
+time.sleep(float(sys.argv[3]))
+os.killpg(0, 9)
+"""
+
+
+def test_users_who_fill_a_login_pod_s_sackd_together_keep_no_other_waiting(signed: World, ann: Researcher) -> None:
+    """Six users with nine connections each hold more than the 50 that sackd of 24.11 takes."""
+    login = "slurm-login-0"
+
+    def blocked() -> int:
+        words = signed.cluster.exec(login, ["minivm", "why"])[1]
+        return len(re.findall(r"user id 300\d", words))
+
+    start = 'setsid python3 -c "$0" 6 "$1" 120 >/dev/null 2>&1 & echo $!'
+    group = signed.run(login, "sh", "-c", start, CROWD, SOCKET).strip()
+    try:
+        until(lambda: blocked() >= 3, "those with the most are blocked", within=90, seen=blocked)
+        until(lambda: ann.try_("timeout 8 squeue").returncode == 0, "another user is answered")
+        ann("; ".join(["timeout 8 squeue >/dev/null || exit"] * 5))
+    finally:
+        signed.run(login, "sh", "-c", f"kill -9 -{group} || true")
+        signed.run(login, "minivm", "restart", "sack-guard")
+    until(lambda: blocked() == 0, "nobody is blocked any more")

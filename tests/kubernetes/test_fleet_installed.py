@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from fleet.world.kubernetes import FENCED, RESTART
 from tests.kubernetes import network
-from tests.kubernetes.kubectl import condition
+from tests.kubernetes.kubectl import condition, condition_of, going
 from tests.kubernetes.lab import Lab
 from tests.kubernetes.world import SMALL, Release
 from tests.waiting import until
@@ -27,14 +28,25 @@ def fleet(installed: Release) -> Iterator[Release]:
     installed.upgrade(fleet={"enabled": True, "policy": POLICY, **SMALL})
     try:
         until(lambda: ready(installed) == 2, "both of its pods are ready", within=240, seen=lambda: why(installed))
-        # The controller's pod is another one: it has slurmrestd.
-        installed.wait_ready()
+        # The controller's pod is another one: it has slurmrestd. All are: the fleet writes their conditions.
+        wait_replaced(installed, gated=False)
         until(lambda: holder(installed), "one of them holds the Lease", within=60, seen=lambda: why(installed))
         yield installed
     finally:
         installed.upgrade(fleet={"enabled": False})
         until(lambda: not fleets(installed), "they are gone", within=120)
-        installed.wait_ready()
+        wait_replaced(installed, gated=True)
+
+
+def wait_replaced(release: Release, *, gated: bool) -> None:
+    """Wait until every pod is of the new template: a pod that writes its own condition has a gate for it."""
+
+    def replaced() -> bool:
+        pods = {name: pod for name, pod in release.pods().items() if not name.startswith("demo-")}
+        return all(("readinessGates" in pod["spec"]) is gated and not going(pod) for pod in pods.values())
+
+    until(replaced, "every pod is another one", within=480, seen=release.why)
+    release.wait_ready()
 
 
 def fleets(release: Release) -> dict[str, bool]:
@@ -61,6 +73,32 @@ def why(release: Release) -> str:
 
 def reason(release: Release, worker: str) -> str:
     return release.slurm("sinfo", "-h", "-n", f"{release.name}-{worker}", "-o", "%E").splitlines()[0]
+
+
+def test_the_fleet_writes_the_conditions_and_no_pod_of_slurm_may(fleet: Release) -> None:
+    """No pod has a token, and none of their accounts may write a status, the pod's own included."""
+    pods = {name: pod for name, pod in fleet.pods().items() if not name.startswith("demo-")}
+    for name, pod in pods.items():
+        until(partial(is_shown_ready, fleet, name), f"{name} has its condition", within=90)
+        assert fleet.run(name, "sh", "-c", "ls /var/run/secrets/kubernetes.io 2>&1 || true").startswith("ls: cannot")
+        account = f"system:serviceaccount:{fleet.namespace}:{pod['spec']['serviceAccountName']}"
+        words = ("auth", "can-i", "patch", "pods", "--subresource=status", f"--as={account}")
+        assert fleet.kubernetes.attempt("-n", fleet.namespace, *words).stdout.strip() == "no"
+    fleet.run("login-0", "minivm", "stop", "sshd")
+    try:
+        until(lambda: "sshd" in ready_of(fleet, "login-0")["message"], "its condition says why", within=90)
+        assert not is_shown_ready(fleet, "login-0")
+    finally:
+        fleet.run("login-0", "minivm", "start", "sshd")
+    until(lambda: is_shown_ready(fleet, "login-0"), "and that it is over", within=90)
+
+
+def is_shown_ready(release: Release, name: str) -> bool:
+    return ready_of(release, name).get("status") == "True"
+
+
+def ready_of(release: Release, name: str) -> dict[str, str]:
+    return condition_of(release.pods()[name], "minivm.io/Ready")
 
 
 def test_a_cordon_is_a_drain_and_its_end_takes_it_back(fleet: Release) -> None:

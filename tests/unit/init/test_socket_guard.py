@@ -7,7 +7,9 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from init.helpers.socket_guard import ACL, BLOCKED_S, LIMIT, LOOKS, Guard, dump, holders, write_acl
+import pytest
+
+from init.helpers.socket_guard import ACL, BLOCKED_S, CROWD, LIMIT, LOOKS, SHARE, Guard, dump, holders, write_acl
 
 ROOT, BOB, ANN = 0, 1002, 1001
 
@@ -50,6 +52,36 @@ def test_users_who_wait_because_of_another_are_not_blocked_with_that_user() -> N
     crowd = {BOB: 1000, ANN: LIMIT + 1}
     assert looks(guard, crowd, crowd, crowd, {ANN: LIMIT + 1}, {}) == [None, None, (BOB, 1000), None, None]
     assert set(guard.blocked) == {BOB}
+
+
+@pytest.mark.parametrize(
+    ("counts", "blocked"),
+    [
+        ({user: LIMIT - 1 for user in range(2000, 2006)}, True),
+        ({user: SHARE for user in range(2000, 2008)}, True),
+        # Room is left: nobody is blocked for a few connections.
+        ({user: SHARE for user in range(2000, 2007)}, False),
+        ({user: LIMIT - 1 for user in range(2000, 2003)}, False),
+        # Many users with a few requests each, as after a login of a class.
+        ({user: SHARE - 1 for user in range(2000, 2020)}, False),
+        # The daemons' own connections are no crowd.
+        ({ROOT: 1000, BOB: SHARE}, False),
+    ],
+)
+def test_several_users_who_fill_a_socket_together_are_blocked_one_after_the_other(
+    counts: dict[int, int], blocked: bool
+) -> None:
+    assert sum(counts.values()) >= CROWD or not blocked
+    assert bool(looks(Guard(frozenset([ROOT])), *[counts] * LOOKS)[-1]) is blocked
+
+
+def test_a_crowd_is_reduced_until_there_is_room() -> None:
+    """A blocked user's connections end with the restart of the daemon; the other users connect again."""
+    guard, users = Guard(frozenset()), {user: LIMIT - 1 for user in range(2000, 2006)}
+    for second in range(60):
+        left = {user: number for user, number in users.items() if user not in guard.blocked}
+        guard.look(Counter(left), float(second))
+    assert len(guard.blocked) == 3 and sum(left.values()) < CROWD
 
 
 def test_connections_that_outlive_the_block_restart_nothing_for_a_minute() -> None:
