@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from fleet.decide.conditions import lasting
 from fleet.errors import FleetError
 from fleet.world.kubernetes import Condition, Kubernetes, Pod
 from fleet.world.pod_page import MOST_BYTES, READY, parse_page
@@ -65,7 +66,7 @@ class PodPages:
                 told = await read_page(pod)
             before = self._asked.get(pod.uid)
             self._asked[pod.uid] = Asked(self.now(), is_ready(pod), told)
-            if before is None or before.told != told:
+            if before is None or [*map(lasting, before.told)] != [*map(lasting, told)]:
                 self.changed()
 
         await asyncio.gather(*(ask(pod) for pod in due[:MOST]))

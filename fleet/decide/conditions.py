@@ -58,7 +58,7 @@ def show_pages(kubernetes: Kubernetes, pages: Mapping[str, tuple[Condition, ...]
             continue
         for wanted in told or _no_answer(pod):
             shown = pod.conditions.get(wanted.type)
-            if not _same(_lasting(wanted), shown and _lasting(shown)):
+            if not _same(lasting(wanted), shown and lasting(shown)):
                 yield ShowOnPod(pod.name, pod.uid, _since(wanted, shown))
 
 
@@ -71,7 +71,8 @@ def _no_answer(pod: Pod) -> tuple[Condition, ...]:
     return (Condition(READY, "Unknown", "NoAnswer", text),)
 
 
-def _lasting(condition: Condition) -> Condition:
+def lasting(condition: Condition) -> Condition:
+    """Return the condition without the durations in its message."""
     return replace(condition, message=_DURATION.sub("", condition.message))
 
 

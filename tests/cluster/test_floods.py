@@ -29,6 +29,15 @@ def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(alic
         assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
 
 
+def test_a_login_user_s_connections_to_slurmdbd_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
+    address = bob.world.running("slurm-controller-0").address
+    with flood(bob, f"{address}:6819", IDLE, BUSY) as held:
+        assert held >= 100
+        alice("; ".join([f"{PATIENCE} sacct -X >/dev/null || exit"] * 5))
+        job = alice.submit("-o", "/dev/null", script="true")
+        alice.wait_for(job, "COMPLETED")
+
+
 def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob: Researcher) -> None:
     job = alice.submit("-w", "slurm-worker-1", "-o", "/dev/null", script="sleep 60")
     alice.wait_for(job, "RUNNING")

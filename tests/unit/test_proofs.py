@@ -37,3 +37,17 @@ def test_every_hostile_input_has_writer_reader_defence_and_test() -> None:
         assert len(cells) == 5 and all(cells), f"wanted input | writer | reader | defence | test: {row}"
         if not row.startswith(heads):
             assert NAMED.search(cells[4]), f"names no test: {row}"
+
+
+def test_every_line_of_the_threat_model_s_tables_names_its_test() -> None:
+    """A row that only says what an actor can do needs none."""
+    rows = [line for line in (REFERENCE / "../security.md").read_text().splitlines() if line.startswith("|")]
+    tests, shown = False, 0
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if row.startswith(("| party", "| can")):
+            tests, cannot = cells[-1] == "test", cells.index("cannot") if "cannot" in cells else 0
+        elif tests and not row.startswith("|---") and cells[cannot]:
+            shown += 1
+            assert NAMED.search(cells[-1]), f"names no test: {row}"
+    assert shown > 20

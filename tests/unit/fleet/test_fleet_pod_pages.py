@@ -163,6 +163,11 @@ def test_a_ready_pod_is_asked_every_minute_and_at_once_when_the_kubelet_finds_ot
     assert pods.round(POD) == ["w0"]
     assert pods.round(POD, after=LATER_S) == ["w0"]
     assert pods.changes == 1, "the same answer wakes nobody"
+    pods.answer = lambda _: (replace(ILL, message="starting for 5 s"),)
+    pods.round(POD, after=LATER_S)
+    pods.answer = lambda _: (replace(ILL, message="starting for 10 s"),)
+    pods.round(POD, after=SOON_S)
+    assert pods.changes == 2, "nor does a duration"
 
 
 @pytest.mark.parametrize("told", [(ILL,), ()])
