@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster.researcher import Researcher, World
 from tests.support.flood import flood
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
