@@ -319,6 +319,7 @@ passed_on(
     "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
 )
 passed_on("health", HEALTH, ("health",), "The health checks and their verdicts (see health --help).")
+passed_on("job", "health.jobs", (), "Why a job waits, how it runs, why it ended; without a JOB, your jobs.")
 passed_on("replay", HEALTH, ("replay",), "Run the checks again on a kept evidence capsule (see replay --help).")
 
 

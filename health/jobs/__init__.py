@@ -1,0 +1,1 @@
+"""Explain jobs: why a job waits, how it runs, and why it ended."""

@@ -1,0 +1,74 @@
+"""Command line of `minivm job`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pwd
+import sys
+import time
+from collections.abc import Sequence
+
+from health.jobs import render
+from health.jobs.ask import Asker, look, mine
+from health.jobs.model import Page
+from health.jobs.text import safe
+from init.errors import InitError
+from init.slurm import client
+
+ABOUT = """Say why a job waits, how it runs, or why it ended: the cause, whose it is, the evidence, and what to do.
+
+JOB: 12, 12_3 (a task of an array), 12+1 (a component), or the name of a job of yours; without it, your jobs.
+Of other users' jobs you see what squeue shows; operators of Slurm and root see all."""
+EPILOG = "Exit codes: 0 explained, 1 no such job or no answer, 2 wrong usage."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="minivm job", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", nargs="?", metavar="JOB")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    controller = client.address(os.environ)
+    asker = Asker(
+        run=lambda argv: client.run(argv, controller), user=_user(), is_root=os.geteuid() == 0, now=time.time()
+    )
+    try:
+        pages = look(asker, options.job) if options.job else mine(asker)
+    except InitError as error:
+        print(f"minivm: {safe(str(error), 1000)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    _print(render.as_json(pages[0]) if options.json and options.job and len(pages) == 1 else None, pages, options)
+    return 0
+
+
+def _print(single: object, pages: Sequence[Page], options: argparse.Namespace) -> None:
+    try:
+        if options.json:
+            print(json.dumps(single or [render.as_json(page) for page in pages], indent=1))
+        elif options.job and len(pages) == 1:
+            print(render.page(pages[0]))
+        else:
+            print(
+                render.table(pages)
+                if pages
+                else "You have no jobs in the queue. `minivm job JOBID` explains ended ones."
+            )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,271 @@
+"""Ask Slurm's clients about jobs, with a fixed number of commands, and nothing about jobs of other users.
+
+At most six commands a page, usually three; a list takes one. Each is a client that people run themselves, with the
+caller's rights.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from health.jobs import limits as limit_reasons
+from health.jobs import parse, pending
+from health.jobs.explain import explain, withhold
+from health.jobs.model import ENDED, Job, Page, World
+from init.errors import InitError
+from init.slurm.client import SCONTROL, SQUEUE, SlurmError
+
+SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
+MOST = 6
+IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
+UNKNOWN_JOB = ("Invalid job id", "invalid job id")
+NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
+SAMPLED = 60.0  # slurmstepd's figures are nonsense before its second sample
+STAT_S = 2.0  # a home that hangs costs the page one line
+NAMED_DAYS = 7
+OPERATORS = ("Operator", "Administrator")
+Run = Callable[[Sequence[str]], str]
+T = TypeVar("T")
+
+
+@dataclass
+class Asker:
+    """One call of the command: its user, its budget of commands, and what could not be read."""
+
+    run: Run
+    user: str
+    is_root: bool
+    now: float
+    is_operator: bool | None = None  # None: not requested yet
+    calls: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def call(self, *argv: str) -> str:
+        if self.calls >= MOST:
+            raise SlurmError("ask Slurm", f"one page takes at most {MOST} commands")
+        self.calls += 1
+        return self.run(argv)
+
+    def optional(self, what: str, read: Callable[[str], T], *argv: str) -> T | None:
+        """Return what the client shows, or None and a line for the page."""
+        try:
+            return read(self.call(*argv))
+        except SlurmError as error:
+            self.missing.append(f"{what}: {error.why}")
+        except ValueError:
+            self.missing.append(f"{what}: {argv[0].rpartition('/')[2]} gave no JSON")
+        return None
+
+    def queue(self, *options: str) -> list[Job]:
+        try:
+            return parse.queue(self.call(SQUEUE, "--json", "--states=all", *options))
+        except SlurmError as error:
+            if any(words in error.said or words in error.why for words in UNKNOWN_JOB):
+                return []
+            raise
+        except ValueError as error:
+            raise SlurmError("ask slurmctld", "squeue gave no JSON") from error
+
+
+def mine(asker: Asker) -> list[Page]:
+    """Explain the caller's jobs in one line each, from one command."""
+    jobs = asker.queue("--me")
+    return [explain(job, World(), asker.now) for job in jobs if job.user == asker.user]
+
+
+def look(asker: Asker, wanted: str) -> list[Page]:
+    """Explain one job, or list the jobs that the id or the name means."""
+    match = IDENTITY.fullmatch(wanted)
+    jobs = _by_id(asker, wanted, match[1]) if match else _by_name(asker, wanted)
+    if not jobs:
+        what = f"job {wanted}" if match else f"job named {wanted!r} of yours"
+        why = "neither slurmctld nor accounting knows it"
+        if asker.missing:
+            why = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
+        raise InitError(f"explain {what}", why)
+    if len(jobs) > 1:
+        return [explain(job, World(), asker.now) if _is_visible(asker, job) else withhold(job) for job in jobs]
+    (job,) = jobs
+    return [page(asker, job)] if _is_visible(asker, job) else [withhold(job)]
+
+
+def page(asker: Asker, job: Job) -> Page:
+    if job.has_ended:
+        job, world = _ended(asker, job)
+    elif job.is_pending:
+        world = _pending(asker, job)
+    else:
+        world = _running(asker, job)
+    return explain(job, replace(world, missing=tuple(asker.missing)), asker.now)
+
+
+def _is_visible(asker: Asker, job: Job) -> bool:
+    """Tell if the caller may see all of the job: its user, root, and operators of Slurm."""
+    if job.user == asker.user or asker.is_root:
+        return True
+    if asker.is_operator is None:
+        try:
+            said = asker.call(SACCTMGR, "-nP", "show", "user", f"name={asker.user}", "format=adminlevel")
+        except SlurmError:
+            said = ""
+        asker.is_operator = said.strip() in OPERATORS
+    return asker.is_operator
+
+
+def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
+    jobs = []
+    try:
+        jobs = _selected(asker.queue(f"--jobs={number}"), wanted)
+    except SlurmError as error:
+        asker.missing.append(f"the queue: {error.why}")
+    return jobs or _latest(_accounting(asker, f"--jobs={wanted}"), wanted)
+
+
+def _by_name(asker: Asker, name: str) -> list[Job]:
+    jobs = [job for job in asker.queue("--me") if job.name == name and job.user == asker.user]
+    if jobs or "," in name:
+        return jobs
+    found = _accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
+    return [job for job in _latest(found, "") if job.name == name and job.user == asker.user]
+
+
+def _selected(jobs: Sequence[Job], wanted: str) -> list[Job]:
+    """Pick the jobs that an id means: 12 all tasks or components, 12_3 the task, also within 12_[1-9]."""
+    if wanted.isdigit():
+        return list(jobs)
+    exact = [job for job in jobs if job.shown == wanted]
+    task = wanted.partition("_")[2]
+    if task and not exact:
+        exact = [replace(job, shown=wanted) for job in jobs if "[" in job.shown and _holds(job.shown, int(task))]
+    return exact
+
+
+def _holds(shown: str, task: int) -> bool:
+    """Tell if 12_[1-3,7,10-20:2%4] has the task. slurmctld shortens a long list with "...", which has any."""
+    inside = shown.partition("[")[2].rstrip("]").partition("%")[0]
+    if "..." in inside:
+        return True
+    for part in inside.split(","):
+        if match := re.fullmatch(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", part, re.ASCII):
+            first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
+            if first <= task <= last and (task - first) % step == 0:
+                return True
+    return False
+
+
+def _accounting(asker: Asker, *options: str) -> list[Job]:
+    found = asker.optional("its records", parse.accounted, SACCT, "--json", "--duplicates", *options)
+    if asker.missing and any(words in asker.missing[-1] for words in NO_ACCOUNTING):
+        asker.missing[-1] = "its records: this cluster keeps no accounting, so ended jobs are forgotten after minutes"
+    return found or []
+
+
+def _latest(runs: Sequence[Job], wanted: str) -> list[Job]:
+    """Keep the last run of each job."""
+    last: dict[str, Job] = {}
+    for run in runs:
+        if run.submitted >= (last[run.shown].submitted if run.shown in last else 0):
+            last[run.shown] = run
+    jobs = list(last.values())
+    return jobs if wanted.isdigit() or not wanted else [job for job in jobs if job.shown == wanted]
+
+
+def _earlier(runs: Sequence[Job], job: Job) -> tuple[Job, ...]:
+    same = [run for run in runs if run.id == job.id and run.ended and run.started and run.started != job.started]
+    return tuple(sorted(same, key=lambda run: run.started))
+
+
+def _nodes(asker: Asker) -> World:
+    return World(nodes=asker.optional("the nodes", parse.nodes, SCONTROL, "--json", "show", "nodes"))
+
+
+def _pending(asker: Asker, job: Job) -> World:
+    world = replace(
+        _nodes(asker),
+        partitions=asker.optional("the partitions", parse.partitions, SCONTROL, "--json", "show", "partitions"),
+    )
+    if job.restarts:
+        world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
+    if limit_reasons.named(job.reason):
+        qos = sorted({job.qos, *(each.qos for each in world.partitions or () if each.name in job.partition)} - {""})
+        argv = [SCONTROL, "show", "assoc_mgr", "flags=assoc,qos", f"accounts={job.account}"]
+        argv += [f"qos={','.join(qos)}"] if qos else []
+        return replace(world, limits=asker.optional("the limits", lambda text: parse.limits(text, job.user), *argv))
+    if job.reason in ("Dependency", "DependencyNeverSatisfied"):
+        numbers = pending.dependencies(job)
+        others = _others(asker, numbers) if numbers else ()
+        return replace(world, others=others)
+    if job.reason == "Reservation" or (job.reason == "ReqNodeNotAvail" and "eserv" in job.detail):
+        argv = [SCONTROL, "--json", "show", "reservations"]
+        return replace(world, reservations=asker.optional("the reservations", parse.reservations, *argv))
+    if job.reason == "Licenses":
+        argv = [SCONTROL, "--json", "show", "licenses"]
+        return replace(world, licenses=asker.optional("the licences", parse.licenses, *argv))
+    return world
+
+
+def _others(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
+    try:
+        return tuple(asker.queue(f"--jobs={','.join(numbers)}"))
+    except SlurmError as error:
+        asker.missing.append(f"the jobs that it depends on: {error.why}")
+        return None
+
+
+def _running(asker: Asker, job: Job) -> World:
+    world = _nodes(asker)
+    if job.restarts:
+        world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
+    if asker.now - job.started >= SAMPLED and "RUNNING" in job.states:
+        argv = [SSTAT, "--allsteps", "-nP", "--noconvert", f"--jobs={job.id}", "--format=JobID,TRESUsageInTot"]
+        world = replace(world, usage=asker.optional("what it uses", parse.usage, *argv))
+    if job.user == asker.user and job.output:
+        world = replace(world, output_age=output_age(job.output, job.started, asker.now))
+    return world
+
+
+def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
+    """Prefer accounting's record, which has steps and the user that cancelled; slurmdbd may lag behind slurmctld."""
+    runs = [] if job.steps or job.killer else _accounting(asker, f"--jobs={job.shown}")
+    records = [run for run in runs if run.id == job.id]
+    world = replace(_nodes(asker), history=_earlier(records, job))
+    last = max(records, key=lambda run: (run.submitted, run.started), default=None)
+    if last is None or not last.states & ENDED:
+        return job, world
+    kept = replace(
+        last,
+        shown=job.shown,
+        output=last.output or job.output,
+        failed_node=last.failed_node or job.failed_node,
+        admin_comment=last.admin_comment or job.admin_comment,
+        memory=last.memory or job.memory,
+        reason=job.reason if job.reason not in ("", "None") else last.reason,
+    )
+    return kept, world
+
+
+def output_age(path: str, started: float, now: float) -> float | None:
+    """Return the seconds since the last write to the caller's own output file; None if that is not known here.
+
+    Looks only at the file's times, never at its content. The path is the node's: on a login pod the same path may be
+    another file, so one of another user or from before the job does not count.
+    """
+    ages: list[float] = []
+
+    def stat() -> None:
+        try:
+            status = os.stat(path)  # noqa: PTH116 (a path of a user, not one of ours)
+        except (OSError, ValueError):
+            return
+        if status.st_uid == os.getuid() and status.st_mtime >= started - 1:
+            ages.append(max(0.0, now - status.st_mtime))
+
+    looking = threading.Thread(target=stat, daemon=True)
+    looking.start()
+    looking.join(STAT_S)
+    return ages[0] if ages else None

@@ -1,0 +1,295 @@
+"""Explain why a job ended, from its states, exit codes, steps and nodes. Pure.
+
+A fault of the machine is never called the user's, nor the reverse, without a word on how sure that is: an exit code
+alone is the program's own, and a node that was drained meanwhile makes it doubtful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from health.jobs import machines
+from health.jobs.model import Answer, Cause, Fact, Job, Node, Step, Sure, World
+from health.jobs.text import duration, listed, minutes, moment, safe, signal_name
+from init.slurm.conf import expanded
+from init.slurm.node import PREFIX
+
+SACCT = "sacct"
+AFTER = 900.0  # a check may see a machine's fault minutes after the job has died of it
+NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it cannot open
+SHELL = {126: "a command could not be executed", 127: "a command was not found"}
+MEMORY_COMMENT = "memory limit"
+SHOWN_STEPS = 4
+
+
+def explain(job: Job, world: World, now: float) -> Answer:
+    comment = job.admin_comment if job.admin_comment.startswith(PREFIX) else ""  # a site's comment is not for users
+    handler = HANDLERS.get(job.state, _unknown)
+    answer = _commented(job, comment) if comment and job.state != "COMPLETED" else handler(job, world)
+    code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
+    facts = [Fact(f"state {safe(job.state, 40)}, {code}", SACCT)]
+    facts += [Fact(_of_step(step.id, step.state, step.exit_code, step.signal), SACCT) for step in _failed(job)]
+    if comment:
+        facts.append(Fact(f"minivm noted: {safe(comment.removeprefix(PREFIX))}", "the job's AdminComment"))
+    facts += [Fact(_run(number, run), SACCT) for number, run in enumerate(world.history, 1)][-4:]
+    return replace(answer, evidence=(*facts, *answer.evidence))
+
+
+def _failed(job: Job) -> list[Step]:
+    return [step for step in job.steps if step.exit_code or step.signal or step.state == "OUT_OF_MEMORY"][:SHOWN_STEPS]
+
+
+def _of_step(name: str, state: str, code: int, signal: int) -> str:
+    end = f"exit code {code}" if code or not signal else signal_name(signal)
+    return f"step {safe(name, 40)}: {safe(state, 40)}, {end}"
+
+
+def _run(number: int, run: Job) -> str:
+    where = f" on {safe(run.nodes, 80)}" if run.nodes else ""
+    comment = f" ({safe(run.admin_comment.removeprefix(PREFIX), 160)})" if run.admin_comment.startswith(PREFIX) else ""
+    return f"run {number}{where} ended {moment(run.ended)} as {safe(run.state, 40)}{comment}, and the job was requeued"
+
+
+def _commented(job: Job, comment: str) -> Answer:
+    """Explain an end that minivm itself brought about; it wrote the reason into the job's AdminComment."""
+    said = safe(comment.removeprefix(PREFIX)).strip().rstrip(".")
+    if MEMORY_COMMENT in comment:
+        return Answer(f"minivm ended it: {said}.", Cause.REQUEST, advice=_more_memory(job))
+    return Answer(
+        f"minivm ended it: {said}.",
+        Cause.CLUSTER,
+        advice=("submit it again: nothing in your job caused it", "let it be requeued: --requeue, with checkpoints"),
+    )
+
+
+def _completed(job: Job, world: World) -> Answer:
+    return Answer("It ended well, with exit code 0.", Cause.NONE)
+
+
+def _doubt(job: Job, world: World, answer: Answer) -> Answer:
+    """Weaken an answer that blames the program if a node of the job was found broken while it ran."""
+    suspects = _suspects(job, world)
+    if not suspects:
+        missing = () if world.nodes is not None else ("the state of its nodes",)
+        return replace(answer, unknown=(*answer.unknown, *missing))
+    names = listed(node.name for node in suspects)
+    return replace(
+        answer,
+        headline=f"{answer.headline} A machine's fault is possible too: {names} was found broken while it ran.",
+        cause=Cause.MACHINE,
+        sure=Sure.POSSIBLE,
+        evidence=(*answer.evidence, *machines.facts(suspects)),
+        advice=(f"submit it again without that node: sbatch --exclude={names}", *answer.advice),
+        unknown=(*answer.unknown, "whether the fault of the machine or the program came first"),
+    )
+
+
+def _suspects(job: Job, world: World) -> list[Node]:
+    hosts = set(expanded(job.nodes[:65536]))
+    return [
+        node
+        for node in world.nodes or ()
+        if node.name in hosts
+        and not node.is_usable
+        and machines.cause_of(node)[0] is Cause.MACHINE
+        and job.started <= node.since <= job.ended + AFTER
+    ]
+
+
+def _failed_job(job: Job, world: World) -> Answer:
+    if any(step.state == "OUT_OF_MEMORY" for step in job.steps):
+        step = next(step for step in job.steps if step.state == "OUT_OF_MEMORY")
+        answer = _out_of_memory(job, world)
+        head = f"Its step {safe(step.id, 40)} was killed because the job used all of its memory{_limit(job)}."
+        return replace(answer, headline=head, sure=Sure.LIKELY)
+    if job.reason in ("JobLaunchFailure", "SystemFailure"):
+        return Answer(
+            "Slurm could not launch it; its own code did not run.",
+            Cause.CLUSTER,
+            Sure.LIKELY,
+            machines.facts([node for node in _hosts(job, world) if not node.is_usable]),
+            ("submit it again", "if it happens again, tell an operator the node"),
+        )
+    if job.signal == NO_OUTPUT:
+        return Answer(
+            "Slurm could not open its output file or its directory, so its script did not run.",
+            Cause.REQUEST,
+            Sure.LIKELY,
+            (Fact(f"output {safe(job.output)}", SACCT),) if job.output else (),
+            ("check that the directory of --output exists on the nodes and is yours", "check your quota and --chdir"),
+            ("whether the file system failed on that node",),
+        )
+    if job.signal or job.exit_code > 128:
+        return _doubt(job, world, _signalled(job))
+    what = SHELL.get(job.exit_code, "")
+    last = next((step for step in _failed(job) if not step.id.endswith((".batch", ".extern"))), None)
+    where = f", first in step {safe(last.id, 40)}" if last else ""
+    head = f"Its own program ended with exit code {job.exit_code}{where}{f': {what}' if what else ''}."
+    return _doubt(job, world, Answer(head, Cause.CODE, Sure.LIKELY, advice=_look(job)))
+
+
+def _signalled(job: Job) -> Answer:
+    number = job.signal or job.exit_code - 128
+    name = signal_name(number)
+    if name == "SIGKILL":
+        return Answer(
+            "A process of it was killed by SIGKILL, and Slurm counts no memory limit as reached.",
+            Cause.UNKNOWN,
+            Sure.POSSIBLE,
+            advice=("see the end of its output", "check with seff whether its memory was nearly full"),
+            unknown=("what sent SIGKILL: the program itself, a person on the node, or the kernel",),
+        )
+    meaning = {
+        "SIGSEGV": "it accessed memory that is not its own",
+        "SIGBUS": "it accessed memory or a mapped file that is gone; full /dev/shm does that too",
+        "SIGABRT": "it aborted itself: an assertion, a failed library, or corrupted memory",
+        "SIGFPE": "it divided by zero or the like",
+        "SIGILL": "it was built for another processor",
+        "SIGTERM": "something asked it to end",
+        "SIGPIPE": "the reader of its output was gone",
+        "SIGXFSZ": "a file became larger than allowed",
+        "SIGXCPU": "it used more CPU time than `ulimit -t` allows",
+    }.get(name, "")
+    head = f"Its own program died of {name}{f': {meaning}' if meaning else ''}."
+    return Answer(head, Cause.CODE, Sure.LIKELY, advice=_look(job))
+
+
+def _look(job: Job) -> tuple[str, ...]:
+    where = f"the last lines of {safe(job.output)}" if job.output else "the last lines of its output"
+    return (f"read {where}",)
+
+
+def _limit(job: Job) -> str:
+    return f", {safe(job.memory, 40)}" if job.memory else ""
+
+
+def _more_memory(job: Job) -> tuple[str, ...]:
+    option = "--mem-per-cpu" if job.memory_per_cpu and not job.memory_per_node else "--mem"
+    return (f"submit it with a larger {option} (or less work at a time)", f"seff {job.shown} shows what it used")
+
+
+def _out_of_memory(job: Job, world: World) -> Answer:
+    return Answer(
+        f"It used all of its memory{_limit(job)} in all, and the kernel killed a process of it.",
+        Cause.REQUEST,
+        advice=_more_memory(job),
+        unknown=("whether the program leaks or simply needs more",),
+    )
+
+
+def _timeout(job: Job, world: World) -> Answer:
+    if job.reason == "InactiveLimit":
+        return Answer(
+            "Slurm ended it because its salloc or srun did not answer for longer than InactiveLimit.",
+            Cause.LIMIT,
+            advice=("keep the session open (tmux), or use sbatch",),
+        )
+    ran = f" after {duration(job.ended - job.started)}" if job.ended > job.started > 0 else ""
+    answer = Answer(
+        f"It reached its time limit of {minutes(job.limit)}{ran}.",
+        Cause.LIMIT,
+        advice=(
+            "submit it with a longer --time, or save checkpoints and continue",
+            "--signal=B:USR1@300 warns it before",
+        ),
+        unknown=("whether it was about to end or hung: see when its output was last written",),
+    )
+    suspects = _suspects(job, world)
+    if not suspects:
+        return answer
+    facts = (*answer.evidence, *machines.facts(suspects))
+    return replace(answer, evidence=facts, unknown=(*answer.unknown, "whether a broken node made it slow"))
+
+
+def _hosts(job: Job, world: World) -> list[Node]:
+    hosts = set(expanded(job.nodes[:65536]))
+    return [node for node in world.nodes or () if node.name in hosts]
+
+
+def _node_fail(job: Job, world: World) -> Answer:
+    hosts = _hosts(job, world)
+    name = job.failed_node or (job.nodes if len(expanded(job.nodes[:65536])) == 1 else "")
+    failed = [node for node in hosts if node.name == name] or [node for node in hosts if not node.is_usable]
+    facts = list(machines.facts([node for node in failed if not node.is_usable]))
+    facts += [
+        Fact(f"{safe(node.name, 80)} booted at {moment(node.booted)}, after the job had started", "scontrol show node")
+        for node in failed
+        if node.booted > job.started > 0
+    ]
+    which = safe(name, 120) if name else f"one of {safe(job.nodes, 120)}" if job.nodes else "a node"
+    return Answer(
+        f"Its node failed: slurmctld lost {which} while the job ran.",
+        Cause.MACHINE,
+        Sure.CERTAIN if name else Sure.LIKELY,
+        tuple(facts),
+        ("submit it again: nothing in your job is known to have caused it", "--requeue lets Slurm do that by itself"),
+        () if facts else ("why: the node takes jobs again, and Slurm keeps no reason of the past",),
+    )
+
+
+def _cancelled(job: Job, world: World) -> Answer:
+    when = "while it ran" if job.started and job.nodes else "before it started"
+    if not job.killer:
+        return Answer(
+            f"It was cancelled {when}.",
+            Cause.PERSON,
+            Sure.LIKELY,
+            unknown=("by whom: only accounting records that, and it did not say",),
+        )
+    if job.killer == job.user:
+        return Answer(f"Its own user, {safe(job.user, 40)}, cancelled it {when}.", Cause.PERSON)
+    if job.killer in ("root", "slurm"):
+        return Answer(
+            f"{job.killer} cancelled it {when}: an operator, or Slurm itself (an invalid dependency, a failed prolog of"
+            " srun or salloc).",
+            Cause.PERSON,
+            Sure.POSSIBLE,
+            advice=("ask an operator",),
+            unknown=("the reason: no comment was written",),
+        )
+    return Answer(f"{safe(job.killer, 40)} cancelled it {when}.", Cause.PERSON, advice=(f"ask {safe(job.killer, 40)}",))
+
+
+def _preempted(job: Job, world: World) -> Answer:
+    return Answer(
+        "A job of a higher priority took its place (preemption).",
+        Cause.CLUSTER,
+        advice=("submit it again, with --requeue and checkpoints", "ask which partition or QOS is not preempted"),
+        unknown=("which job: Slurm does not record that with this one",),
+    )
+
+
+def _boot_fail(job: Job, world: World) -> Answer:
+    facts = machines.facts([node for node in _hosts(job, world) if not node.is_usable])
+    return Answer("A node did not boot for it.", Cause.MACHINE, evidence=facts, advice=("submit it again",))
+
+
+def _deadline(job: Job, world: World) -> Answer:
+    return Answer(
+        "It could not end before its --deadline, so Slurm removed it.",
+        Cause.REQUEST,
+        advice=("submit it with a later --deadline or a shorter --time",),
+    )
+
+
+def _unknown(job: Job, world: World) -> Answer:
+    return Answer(f"It ended as {safe(job.state, 40)}, which minivm does not know.", Cause.UNKNOWN)
+
+
+def _revoked(job: Job, world: World) -> Answer:
+    return Answer("Another cluster of the federation runs it.", Cause.NONE)
+
+
+HANDLERS: dict[str, Callable[[Job, World], Answer]] = {
+    "COMPLETED": _completed,
+    "FAILED": _failed_job,
+    "OUT_OF_MEMORY": _out_of_memory,
+    "TIMEOUT": _timeout,
+    "NODE_FAIL": _node_fail,
+    "CANCELLED": _cancelled,
+    "PREEMPTED": _preempted,
+    "BOOT_FAIL": _boot_fail,
+    "DEADLINE": _deadline,
+    "REVOKED": _revoked,
+}

@@ -1,0 +1,224 @@
+"""Frozen records of jobs, nodes, partitions and limits as Slurm's clients show them, and of the explanation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+ENDED = frozenset({
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+    "REVOKED",
+})  # fmt: skip
+UNUSABLE = frozenset({"DRAIN", "DOWN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "REBOOT_ISSUED", "FUTURE", "UNKNOWN"})
+
+
+class Cause(StrEnum):
+    """Class of a cause."""
+
+    CODE = "your code"
+    REQUEST = "the request"
+    LIMIT = "a limit"
+    MACHINE = "the machine"
+    CLUSTER = "the cluster"
+    PERSON = "a person"
+    NONE = "nothing is wrong"
+    UNKNOWN = "not known"
+
+
+class Sure(StrEnum):
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    id: str  # "12.batch", "12.0"
+    state: str
+    exit_code: int
+    signal: int
+    nodes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job, an array task or a component. Times are seconds since the epoch, 0 if unknown; sizes are MiB."""
+
+    id: int
+    shown: str  # 12, 12_3, 12_[4-9], 12+1
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""  # a pending job may ask for several: a,b
+    qos: str = ""
+    states: frozenset[str] = frozenset()
+    reason: str = ""
+    detail: str = ""  # slurmctld's description beside the reason
+    submitted: float = 0
+    eligible: float = 0
+    started: float = 0  # of a pending job: slurmctld's estimate
+    ended: float = 0  # of a running job: its time limit
+    evaluated: float = 0  # when the scheduler last looked at it
+    limit: int | None = None  # minutes; None: without limit
+    nodes: str = ""
+    node_count: int = 0
+    single_node: bool = False
+    cpus: int = 0
+    cpus_per_task: int = 1
+    cpus_per_node: int = 0
+    memory_per_node: int = 0
+    memory_per_cpu: int = 0
+    memory: str = ""  # in all, as Slurm writes it: 200M
+    gres_per_node: tuple[tuple[str, int], ...] = ()  # ("gpu", 2), ("gpu:h100", 2)
+    features: str = ""
+    required: str = ""
+    excluded: str = ""
+    licenses: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    restarts: int = 0
+    task_limit: int = 0  # of an array: tasks at a time
+    admin_comment: str = ""
+    system_comment: str = ""
+    failed_node: str = ""
+    killer: str = ""  # user that requested the end
+    output: str = ""
+    batch: bool = True
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """Return the state that matters most: an end, then PENDING, then what else slurmctld shows."""
+        for state in sorted(self.states & ENDED):
+            return state
+        return "PENDING" if "PENDING" in self.states else min(self.states, default="UNKNOWN")
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.states & ENDED) and not self.is_pending
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self.states & {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    states: frozenset[str] = frozenset()
+    reason: str = ""
+    author: str = ""
+    since: float = 0  # of the reason
+    booted: float = 0
+    partitions: frozenset[str] = frozenset()
+    cpus: int = 0
+    cpus_used: int = 0
+    memory: int = 0
+    memory_used: int = 0
+    features: frozenset[str] = frozenset()
+    gres: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.states & UNUSABLE
+
+    @property
+    def condition(self) -> str:
+        if "DRAIN" in self.states:
+            return "drained"
+        for state in sorted(self.states & UNUSABLE):
+            return state.lower().replace("_", " ")
+        return min(self.states, default="unknown").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    name: str
+    states: frozenset[str] = frozenset()
+    max_minutes: int | None = None
+    max_nodes: int | None = None
+    min_nodes: int = 0
+    max_memory_per_node: int = 0
+    qos: str = ""
+    total_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    name: str
+    nodes: str = ""
+    start: float = 0
+    end: float = 0
+    users: str = ""
+    accounts: str = ""
+    flags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class License:
+    name: str
+    total: int = 0
+    used: int = 0
+    reserved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of a QOS or an association, with its use."""
+
+    holder: str  # "QOS normal", "account physics", "user alice in account physics"
+    key: str  # GrpTRES, MaxJobsPU
+    resource: str  # cpu, mem, gres/gpu; "" for counts of jobs
+    limit: int
+    used: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What Slurm's clients showed beside the job. None: not requested, or no answer."""
+
+    nodes: tuple[Node, ...] | None = None
+    partitions: tuple[Partition, ...] | None = None
+    reservations: tuple[Reservation, ...] | None = None
+    licenses: tuple[License, ...] | None = None
+    limits: tuple[Limit, ...] | None = None
+    others: tuple[Job, ...] | None = None  # jobs on which the job depends
+    usage: tuple[tuple[str, int, float], ...] | None = None  # step, bytes of memory, CPU seconds
+    output_age: float | None = None  # seconds since the last write to the output
+    history: tuple[Job, ...] = ()  # earlier runs of a requeued job, oldest first
+    missing: tuple[str, ...] = ()  # what could not be read, and why
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why a job is as it is."""
+
+    headline: str
+    cause: Cause
+    sure: Sure = Sure.CERTAIN
+    evidence: tuple[Fact, ...] = ()
+    advice: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The explanation of one job."""
+
+    job: Job
+    answer: Answer
+    timeline: tuple[Event, ...] = ()

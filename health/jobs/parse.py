@@ -1,0 +1,339 @@
+"""Parse the JSON of squeue, sacct and scontrol, and the text of `scontrol show assoc_mgr` and sstat.
+
+JSON, because job names, comments and paths are hostile: a separator of formatted fields may be part of them. The keys
+used here are the same in data_parser v0.0.42 (Slurm 24.11) to v0.0.45 (26.05). A missing or odd value becomes
+"unknown", since a page with a gap is better than none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from health.jobs.model import Job, License, Limit, Node, Partition, Reservation, Step
+
+_GRES = re.compile(r"(?:gres[/:])?([A-Za-z_]\w*)(?::([A-Za-z_][\w.-]*))?(?:[:=](\d{1,9}))?(?:\(.*\))?", re.ASCII)
+_LIMIT = re.compile(r"(\d+)(?:\((\d+)(?:\.\d+)?\))?", re.ASCII)  # "4(2)", "60(12.50)", "4"; "N" is no limit
+_ASSOC = re.compile(r"Account=(\S*) UserName=(\S*?)(?:\(\d+\))? ")
+_ANNOUNCED = "Limits"  # "User Limits", "Account Limits" of a QOS
+NO_SIGNAL = 125  # Slurm's own number for out of memory
+
+
+class Mapped:
+    """Lenient reader of nested JSON objects."""
+
+    def __init__(self, data: object) -> None:
+        self.data: Mapping[str, Any] = data if isinstance(data, dict) else {}
+
+    def at(self, *keys: str) -> object:
+        value: object = self.data
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def text(self, *keys: str) -> str:
+        value = self.at(*keys)
+        return value if isinstance(value, str) else ""
+
+    def number(self, *keys: str) -> int | None:
+        """Return a number, plain or as {"set": true, "infinite": false, "number": 5}; None if unset or infinite."""
+        value = self.at(*keys)
+        if isinstance(value, dict):
+            value = value.get("number") if value.get("set") and not value.get("infinite") else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return int(value) if abs(value) < 1 << 62 else None
+
+    def count(self, *keys: str) -> int:
+        return self.number(*keys) or 0
+
+    def words(self, *keys: str) -> frozenset[str]:
+        value = self.at(*keys)
+        if isinstance(value, str):
+            return frozenset(word for word in value.split(",") if word)
+        return frozenset(word for word in value if isinstance(word, str)) if isinstance(value, list) else frozenset()
+
+    def objects(self, *keys: str) -> list[Mapped]:
+        value = self.at(*keys)
+        return [Mapped(each) for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def document(text: str) -> Mapped:
+    """Parse a client's output; ValueError if it is not a JSON object."""
+    try:
+        data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    return Mapped(data)
+
+
+def queue(text: str) -> list[Job]:
+    return [_queued(item) for item in document(text).objects("jobs")]
+
+
+def accounted(text: str) -> list[Job]:
+    return [_accounted(item) for item in document(text).objects("jobs")]
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    return tuple(_node(item) for item in document(text).objects("nodes"))
+
+
+def partitions(text: str) -> tuple[Partition, ...]:
+    return tuple(
+        Partition(
+            name=item.text("name"),
+            states=item.words("partition", "state"),
+            max_minutes=item.number("maximums", "time"),
+            max_nodes=item.number("maximums", "nodes"),
+            min_nodes=item.count("minimums", "nodes"),
+            max_memory_per_node=item.count("maximums", "partition_memory_per_node"),
+            qos=item.text("qos", "assigned"),
+            total_nodes=item.count("nodes", "total"),
+        )
+        for item in document(text).objects("partitions")
+    )
+
+
+def reservations(text: str) -> tuple[Reservation, ...]:
+    return tuple(
+        Reservation(
+            name=item.text("name"),
+            nodes=item.text("node_list"),
+            start=item.count("start_time"),
+            end=item.count("end_time"),
+            users=item.text("users"),
+            accounts=item.text("accounts"),
+            flags=item.words("flags"),
+        )
+        for item in document(text).objects("reservations")
+    )
+
+
+def licenses(text: str) -> tuple[License, ...]:
+    return tuple(
+        License(
+            item.text("LicenseName"),
+            item.count("Total"),
+            item.count("Used"),
+            item.count("Reserved"),
+        )
+        for item in document(text).objects("licenses")
+    )
+
+
+def _shown(item: Mapped, array: tuple[str, ...], task: tuple[str, ...], tasks: tuple[str, ...]) -> str:
+    """Return the id that people use: 12, 12_3, 12_[4-9], 12+1."""
+    number, parent = item.count("job_id"), item.count(*array)
+    if parent:
+        waiting = item.text(*tasks)
+        if waiting:
+            return f"{parent}_[{waiting}]"
+        index = item.number(*task)
+        return f"{parent}_{index}" if index is not None else str(number)
+    return str(number)
+
+
+def _component(item: Mapped, shown: str, leader: int, offset: int | None) -> str:
+    return f"{leader}+{offset}" if leader and offset is not None else shown
+
+
+def _queued(item: Mapped) -> Job:
+    shown = _shown(item, ("array_job_id",), ("array_task_id",), ("array_task_string",))
+    signal = item.count("exit_code", "signal", "id")
+    limit = item.at("time_limit")
+    return Job(
+        id=item.count("job_id"),
+        shown=_component(item, shown, item.count("het_job_id"), item.number("het_job_offset")),
+        name=item.text("name"),
+        user=item.text("user_name"),
+        account=item.text("account"),
+        partition=item.text("partition"),
+        qos=item.text("qos"),
+        states=item.words("job_state"),
+        reason=item.text("state_reason"),
+        detail=item.text("state_description"),
+        submitted=item.count("submit_time"),
+        eligible=item.count("eligible_time"),
+        started=item.count("start_time"),
+        ended=item.count("end_time"),
+        evaluated=item.count("last_sched_evaluation"),
+        limit=item.number("time_limit") if limit is not None else None,
+        nodes=item.text("nodes"),
+        node_count=item.count("node_count"),
+        single_node=item.count("max_nodes") == 1,
+        cpus=item.count("cpus"),
+        cpus_per_task=max(1, item.count("cpus_per_task")),
+        cpus_per_node=item.count("minimum_cpus_per_node"),
+        memory_per_node=item.count("memory_per_node"),
+        memory_per_cpu=item.count("memory_per_cpu"),
+        memory=_tres(item.text("tres_alloc_str") or item.text("tres_req_str"), "mem"),
+        gres_per_node=gres(item.text("tres_per_node")),
+        features=item.text("features"),
+        required=item.text("required_nodes"),
+        excluded=item.text("excluded_nodes"),
+        licenses=item.text("licenses"),
+        reservation=item.text("resv_name"),
+        dependency=item.text("dependency"),
+        exit_code=item.count("exit_code", "return_code"),
+        signal=signal if signal != NO_SIGNAL else 0,
+        restarts=item.count("restart_cnt"),
+        task_limit=item.count("array_max_tasks"),
+        admin_comment=item.text("admin_comment"),
+        system_comment=item.text("system_comment"),
+        failed_node=item.text("failed_node"),
+        output=item.text("stdout_expanded") or item.text("standard_output"),
+        batch=item.at("batch_flag") is not False,
+    )
+
+
+def _accounted(item: Mapped) -> Job:
+    shown = _shown(item, ("array", "job_id"), ("array", "task_id"), ("array", "task"))
+    signal = item.count("exit_code", "signal", "id")
+    memory = [_amount(each) for each in item.objects("tres", "allocated") if each.text("type") == "mem"]
+    asked = [_amount(each) for each in item.objects("tres", "requested") if each.text("type") == "mem"]
+    leader = item.count("het", "job_id")
+    return Job(
+        id=item.count("job_id"),
+        shown=_component(item, shown, leader, item.number("het", "job_offset")),
+        name=item.text("name"),
+        user=item.text("user"),
+        account=item.text("account"),
+        partition=item.text("partition"),
+        qos=item.text("qos"),
+        states=item.words("state", "current"),
+        reason=item.text("state", "reason"),
+        submitted=item.count("time", "submission"),
+        eligible=item.count("time", "eligible"),
+        started=item.count("time", "start"),
+        ended=item.count("time", "end"),
+        limit=item.number("time", "limit"),
+        nodes="" if item.text("nodes") == "None assigned" else item.text("nodes"),
+        node_count=item.count("allocation_nodes"),
+        cpus=item.count("required", "CPUs"),
+        memory_per_node=item.count("required", "memory_per_node"),
+        memory_per_cpu=item.count("required", "memory_per_cpu"),
+        memory=f"{(memory or asked)[0]}M" if memory or asked else "",
+        exit_code=item.count("exit_code", "return_code"),
+        signal=signal if signal != NO_SIGNAL else 0,
+        restarts=item.count("restart_cnt"),
+        admin_comment=item.text("comment", "administrator"),
+        system_comment=item.text("comment", "system"),
+        failed_node=item.text("failed_node"),
+        killer=item.text("kill_request_user"),
+        output=item.text("stdout_expanded"),
+        steps=tuple(_step(each) for each in item.objects("steps")),
+    )
+
+
+def _amount(item: Mapped) -> int:
+    return item.count("count")
+
+
+def _step(item: Mapped) -> Step:
+    signal = item.count("exit_code", "signal", "id")
+    return Step(
+        id=item.text("step", "id"),
+        state=min(item.words("state"), default=""),
+        exit_code=item.count("exit_code", "return_code"),
+        signal=signal if signal != NO_SIGNAL else 0,
+        nodes=item.text("nodes", "range"),
+    )
+
+
+def _node(item: Mapped) -> Node:
+    return Node(
+        name=item.text("name"),
+        states=item.words("state"),
+        reason=item.text("reason"),
+        author=item.text("reason_set_by_user"),
+        since=item.count("reason_changed_at"),
+        booted=item.count("boot_time"),
+        partitions=item.words("partitions"),
+        cpus=item.count("effective_cpus") or item.count("cpus"),
+        cpus_used=item.count("alloc_cpus"),
+        memory=max(0, item.count("real_memory") - item.count("specialized_memory")),
+        memory_used=item.count("alloc_memory"),
+        features=item.words("active_features") or item.words("features"),
+        gres=gres(item.text("gres")),
+    )
+
+
+def gres(text: str) -> tuple[tuple[str, int], ...]:
+    """Parse "gres/gpu:h100:2" or "gpu:h100:8(S:0-1),nvme:4"."""
+    amounts = []
+    for part in re.split(r",(?![^(]*\))", text):
+        if match := _GRES.fullmatch(part.strip()):
+            amounts.append((f"{match[1]}:{match[2]}" if match[2] else match[1], int(match[3] or 1)))
+    return tuple(amounts)
+
+
+def _tres(text: str, name: str) -> str:
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return next((value for key, _, value in pairs if key == name), "")
+
+
+def limits(text: str, user: str) -> tuple[Limit, ...]:
+    """Parse the limits that `scontrol show assoc_mgr` shows, with their use; of a QOS's users only this one."""
+    return tuple(_limits(text, user))
+
+
+def _limits(text: str, user: str) -> Iterator[Limit]:
+    holder = base = ""
+    for line in text.splitlines():
+        indent, stripped = len(line) - len(line.lstrip()), line.strip()
+        if match := _ASSOC.search(line):
+            holder = f"user {match[2]} in account {match[1]}" if match[2] else f"account {match[1]}"
+            base, holder = "", holder if match[2] in ("", user) else ""
+            continue
+        if indent == 0:
+            base = holder = f"QOS {stripped[4:].partition('(')[0]}" if stripped.startswith("QOS=") else ""
+            continue
+        if stripped.endswith(_ANNOUNCED):
+            holder = ""
+            continue
+        if base and "=" not in stripped:
+            # The next lines belong to this user or account: "alice(20001)", "physics".
+            name = stripped.partition("(")[0]
+            holder = f"{base} for user {name}" if name == user and "(" in stripped else ""
+            if "(" not in stripped:
+                holder = f"{base} for account {name}"
+            continue
+        if holder:
+            yield from _of_line(holder, stripped)
+
+
+def _of_line(holder: str, line: str) -> Iterator[Limit]:
+    """Parse "GrpJobs=N(0) GrpWall=N(0.00)" and "GrpTRES=cpu=4(2),mem=N(100)"."""
+    for word in line.split():
+        key, equals, value = word.partition("=")
+        if not equals or not key.startswith(("Grp", "Max", "Min")):
+            continue
+        for part in value.split(","):
+            resource, _, amounts = part.rpartition("=")
+            if match := _LIMIT.fullmatch(amounts):
+                yield Limit(holder, key, resource, int(match[1]), int(match[2]) if match[2] else None)
+
+
+def usage(text: str) -> tuple[tuple[str, int, float], ...]:
+    """Parse `sstat -nP --noconvert -o JobID,TRESUsageInTot`: the step's memory in bytes and its CPU seconds."""
+    steps = []
+    for line in text.splitlines():
+        step, bar, values = line.partition("|")
+        memory, cpu = _tres(values, "mem"), _tres(values, "cpu")
+        if bar and re.fullmatch(r"[\w.+]+", step, re.ASCII) and memory.isdigit():
+            steps.append((step, int(memory), _seconds(cpu)))
+    return tuple(steps)
+
+
+def _seconds(text: str) -> float:
+    """Parse [days-]hours:minutes:seconds; 0 for anything else."""
+    match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,6}):(\d\d):(\d\d)(?:\.\d+)?", text, re.ASCII)
+    if match is None:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return days * 86400.0 + hours * 3600 + minutes * 60 + seconds

@@ -1,0 +1,480 @@
+"""Explain why a job waits, from Slurm's reason and the nodes, limits and jobs that it depends on. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from health.jobs import limits as limit_reasons
+from health.jobs import machines
+from health.jobs.fit import Fit, free, judge, most_memory, share
+from health.jobs.model import Answer, Cause, Fact, Job, Node, Partition, Sure, World
+from health.jobs.text import FAR, count, duration, listed, minutes, moment, safe, size
+from init.slurm.conf import expanded
+
+SQUEUE = "squeue"
+_UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
+_DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d+)?(?:\((\w+)\))?", re.ASCII)
+# Reasons that say all by themselves: sentence, cause, advice. {id} is the job's number.
+PLAIN: dict[str, tuple[str, Cause, tuple[str, ...]]] = {
+    "Cleaning": ("its last run is still being cleaned up", Cause.CLUSTER, ()),
+    "SchedDefer": ("the scheduler starts no job at submission here; it looks soon", Cause.CLUSTER, ()),
+    "JobHoldMaxRequeue": (
+        "it was requeued too often, so Slurm holds it",
+        Cause.CLUSTER,
+        ("find out why its runs ended: minivm job shows them", "an operator releases it: scontrol release {id}"),
+    ),
+    "DeadLine": (
+        "it can no longer end before its --deadline",
+        Cause.REQUEST,
+        ("submit it with a later --deadline or a shorter --time",),
+    ),
+    "InvalidAccount": (
+        "its account does not exist or you are not in it any more",
+        Cause.REQUEST,
+        ("see your accounts: sacctmgr show associations user=$USER", "scontrol update jobid={id} account=..."),
+    ),
+    "AccountNotAllowed": (
+        "the partition does not take its account",
+        Cause.REQUEST,
+        ("choose another partition or account: scontrol update jobid={id} account=...",),
+    ),
+    "InvalidQOS": (
+        "its QOS does not exist or is not yours",
+        Cause.REQUEST,
+        ("see yours: sacctmgr show associations user=$USER format=account,qos", "scontrol update jobid={id} qos=..."),
+    ),
+    "QOSNotAllowed": (
+        "the partition or the account does not take its QOS",
+        Cause.REQUEST,
+        ("scontrol update jobid={id} qos=...",),
+    ),
+    "MaxMemPerLimit": (
+        "it asks for more memory than the partition lets one job have",
+        Cause.LIMIT,
+        ("ask for less: scontrol update jobid={id} minmemorynode=...",),
+    ),
+    "ReservationDeleted": (
+        "its reservation was deleted",
+        Cause.PERSON,
+        ("scontrol update jobid={id} reservationname=  (without one)",),
+    ),
+    "ReservationInvalid": ("its reservation is not valid for it", Cause.REQUEST, ("see scontrol show reservation",)),
+    "SystemFailure": ("Slurm could not start it", Cause.CLUSTER, ("tell an operator",)),
+    "JobLaunchFailure": ("its launch failed", Cause.CLUSTER, ("tell an operator",)),
+    "FrontEndDown": ("a front end of Slurm is down", Cause.CLUSTER, ()),
+    "FedJobLock": ("another cluster of the federation decides about it", Cause.CLUSTER, ()),
+    "BurstBufferResources": ("the burst buffer is full", Cause.CLUSTER, ()),
+    "BurstBufferStageIn": ("its files are being staged in", Cause.CLUSTER, ()),
+    "BurstBufferOperation": ("an operation of the burst buffer failed", Cause.CLUSTER, ("tell an operator",)),
+    "MaxPoweredUpNodes": ("as many nodes are switched on as the site allows", Cause.CLUSTER, ()),
+    "MpiPortsBusy": ("all ports for MPI of its nodes are in use", Cause.CLUSTER, ()),
+    "NvidiaImexChannels": ("all IMEX channels are in use", Cause.CLUSTER, ()),
+    "Prolog": ("the prolog runs on its nodes", Cause.CLUSTER, ()),
+    "PartitionConfig": ("the partition does not allow the request", Cause.REQUEST, ("see scontrol show partition",)),
+}
+BY_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "None", "")
+
+
+def dependencies(job: Job) -> list[str]:
+    """Return the numbers of the first jobs on which the job depends."""
+    return list(dict.fromkeys(number for _, number, _, _ in _DEPENDENCY.findall(job.dependency[:8192])))[:6]
+
+
+def explain(job: Job, world: World, now: float) -> Answer:
+    answer = _reason(job, world, now)
+    facts = [Fact(f"the reason is {safe(job.reason or 'None', 60)}{_detail(job)}", SQUEUE)]
+    unknown = list(answer.unknown)
+    if now < job.started < now + FAR:
+        facts.append(
+            Fact(f"Slurm expects to start it by {moment(job.started)}, in {duration(job.started - now)}", SQUEUE)
+        )
+    elif job.started > now:
+        unknown.append("when it starts: it waits behind a job without time limit")
+    elif answer.cause in (Cause.CLUSTER, Cause.LIMIT, Cause.MACHINE):
+        unknown.append("when it starts: Slurm has no estimate yet")
+    if job.restarts:
+        facts.append(Fact(f"it was requeued {count(job.restarts, 'time')}", SQUEUE))
+    return replace(answer, evidence=(*facts, *answer.evidence), unknown=tuple(unknown))
+
+
+def _detail(job: Job) -> str:
+    return f": {safe(job.detail)}" if job.detail and job.detail != job.reason else ""
+
+
+def _reason(job: Job, world: World, now: float) -> Answer:
+    if job.reason in HANDLERS:
+        return HANDLERS[job.reason](job, world, now)
+    if plain := PLAIN.get(job.reason):
+        sentence, cause, advice = plain
+        return Answer(f"It waits: {sentence}.", cause, advice=tuple(text.format(id=job.shown) for text in advice))
+    if limit := limit_reasons.named(job.reason):
+        return _limited(job, world, limit)
+    if job.reason in limit_reasons.OLD:
+        return Answer(f"It waits: {limit_reasons.OLD[job.reason]}.", Cause.LIMIT, unknown=("which limit it is",))
+    return Answer(
+        f"It waits, for a reason that minivm does not know: {safe(job.reason, 60)}.",
+        Cause.UNKNOWN,
+        advice=("see `man squeue`, JOB REASON CODES, or ask an operator",),
+    )
+
+
+def _limited(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
+    found = limit_reasons.matching(limit, job, world.limits or ())
+    facts = tuple(Fact(limit_reasons.words(each, job), "scontrol show assoc_mgr") for each in found[:3])
+    unknown = () if found else ("the limit's number: Slurm does not show it, or a parent account has it",)
+    if limit.key == "MinTRESPJ" or limit.is_of_one_job:
+        head = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
+        advice = ("change the request, or use another QOS or account", f"scancel {job.shown}")
+        return Answer(f"It cannot start as it is: {head}.", Cause.LIMIT, evidence=facts, advice=advice, unknown=unknown)
+    return Answer(
+        f"It waits: {limit.sentence} is reached.",
+        Cause.LIMIT,
+        evidence=facts,
+        advice=("it starts when jobs under the same limit end; squeue --me lists yours",),
+        unknown=unknown,
+    )
+
+
+def _by_nodes(job: Job, world: World, now: float) -> Answer:
+    if world.nodes is None:
+        return replace(_queueing(job, None), unknown=("which nodes would fit: Slurm did not list them",))
+    named = _unavailable(job, world.nodes)
+    fit = judge(job, world.nodes)
+    if fit.never:
+        return _never(job, fit)
+    held = [node for node in named if not node.is_usable] or (list(fit.held) if fit.without_held else [])
+    if held:
+        return _held_nodes(job, fit, held)
+    if job.reason in ("BadConstraints", "Constraints"):
+        return Answer(
+            "It cannot start: Slurm finds no nodes that satisfy its constraints together.",
+            Cause.REQUEST,
+            Sure.LIKELY,
+            advice=("check --constraint, --nodelist, --gres and --switches", f"scancel {job.shown}"),
+            unknown=("which part of the request it is",),
+        )
+    return _queueing(job, fit)
+
+
+def _unavailable(job: Job, nodes: Sequence[Node]) -> list[Node]:
+    match = _UNAVAILABLE.search(job.detail)
+    names = set(expanded(match[1])) if match else set(expanded(job.required[:4096]))
+    return [node for node in nodes if node.name in names]
+
+
+def _never(job: Job, fit: Fit) -> Answer:
+    """Explain a request that the existing nodes cannot satisfy, and name the nearest."""
+    where = f"partition {safe(job.partition, 80)}"
+    fitting = len(fit.fitting) + len(fit.held)
+    total = fitting + len(fit.lacking)
+    cancel = f"or cancel it: scancel {job.shown}"
+    sure = Sure.CERTAIN if fit.is_exact else Sure.LIKELY
+    if not total:
+        return Answer(
+            f"It cannot start: {where} has no nodes.",
+            Cause.CLUSTER,
+            advice=("ask an operator, or choose another partition",),
+        )
+    if fitting:
+        head = f"It needs {count(fit.wanted, 'node')}, and {where} has {fitting} that are large enough"
+        advice: tuple[str, ...] = (f"ask for at most {count(fitting, 'node')}, {cancel}",)
+    else:
+        node, lacks = fit.lacking[0]
+        head = f"No node of {where} can ever run it. The nearest, {safe(node.name, 80)}, {' and '.join(lacks[:3])}"
+        advice = (*_smaller(job, fit), cancel)
+    facts = tuple(
+        Fact(f"{safe(node.name, 80)} {', '.join(lacks[:3])}", "scontrol show node") for node, lacks in fit.lacking[:3]
+    )
+    return Answer(
+        f"{head}.",
+        Cause.REQUEST,
+        sure,
+        facts,
+        advice,
+        unknown=("whether the operators will add larger nodes",),
+    )
+
+
+def _smaller(job: Job, fit: Fit) -> tuple[str, ...]:
+    """Advise the nearest request that would fit."""
+    nodes = [node for node, _ in fit.lacking]
+    cpus, memory = share(job)
+    node = nodes[0]
+    advice = []
+    if memory > (most := most_memory(nodes)):
+        flag = "minmemorynode" if job.memory_per_node else "minmemorycpu"
+        amount = most if job.memory_per_node else most // max(1, cpus)
+        option = "--mem" if job.memory_per_node else "--mem-per-cpu"
+        advice.append(
+            f"ask for at most {size(amount)}: {option}={amount}M, or scontrol update jobid={job.shown} {flag}={amount}"
+        )
+    if cpus > node.cpus:
+        advice.append(f"ask for at most {max(each.cpus for each in nodes)} CPUs on one node")
+    if not advice:
+        advice.append("change what the nearest node lacks")
+    return tuple(advice)
+
+
+def _held_nodes(job: Job, fit: Fit, held: Sequence[Node]) -> Answer:
+    asleep = [node for node in held if machines.is_asleep(node)]
+    facts = machines.facts(held)
+    if asleep and len(asleep) + len(fit.fitting) >= fit.wanted:
+        return Answer(
+            f"It waits for {count(min(fit.wanted, len(asleep)), 'node')} that the fleet starts for it:"
+            " the pool is elastic and its pods sleep.",
+            Cause.CLUSTER,
+            evidence=facts,
+            advice=("wait: a pod takes minutes, a new machine longer; an operator sees more with `fleet why POOL`",),
+            unknown=("whether the pool may still grow: its limit is the operator's",),
+        )
+    cause, sure = machines.common(held)
+    names = listed(node.name for node in held)
+    usable = f"{len(fit.fitting)} of {len(fit.fitting) + len(fit.held)} that fit take jobs"
+    return Answer(
+        f"It waits for nodes that take no jobs: it needs {fit.wanted}, {usable}; {names} cannot be used now.",
+        cause,
+        sure,
+        facts,
+        (
+            "nothing in your job is wrong; wait, or ask an operator when they return",
+            *((f"free the choice of nodes: scontrol update jobid={job.shown} reqnodelist=",) if job.required else ()),
+        ),
+    )
+
+
+def _queueing(job: Job, fit: Fit | None) -> Answer:
+    facts = []
+    if fit is not None:
+        facts.append(
+            Fact(
+                f"{count(len(fit.fitting), 'node')} can run it and {free(fit.fitting, job)} have room for it now;"
+                f" it needs {fit.wanted}",
+                "scontrol show node",
+            )
+        )
+        if fit.held:
+            facts += machines.facts(fit.held)[:3]
+    if job.reason == "Priority":
+        return Answer(
+            "It waits its turn: jobs with a higher priority are before it.",
+            Cause.CLUSTER,
+            evidence=tuple(facts),
+            advice=("a shorter --time lets it fill gaps", "sprio -l shows priorities where the site computes them"),
+        )
+    if job.reason in ("None", ""):
+        return Answer(
+            "The scheduler has not looked at it yet.",
+            Cause.CLUSTER,
+            evidence=tuple(facts),
+            advice=("ask again in a minute",),
+        )
+    head = "It waits until running jobs free the processors, memory or GPUs that it needs."
+    if job.reason in ("ReqNodeNotAvail", "NodeDown"):
+        head = "It waits for nodes that are not available now: busy, reserved, or just back."
+    advice = ("a shorter --time or a smaller request may start earlier",)
+    return Answer(head, Cause.CLUSTER, evidence=tuple(facts), advice=advice)
+
+
+def _dependency(job: Job, world: World, now: float) -> Answer:
+    parts = _DEPENDENCY.findall(job.dependency[:8192])
+    failed = [f"{kind}:{number}" for kind, number, _, state in parts if state == "failed"]
+    known = {other.id: other for other in world.others or ()}
+    facts = [Fact(f"--dependency={safe(job.dependency)}", SQUEUE)] if job.dependency else []
+    for _, number, _, _ in parts[:6]:
+        other = known.get(int(number))
+        state = f"is {other.state.lower()}" if other else "has ended and left slurmctld's memory, or never existed"
+        if world.others is not None:
+            facts.append(Fact(f"job {number} {state}", SQUEUE))
+    if job.reason == "DependencyNeverSatisfied" or failed:
+        what = f" ({listed(failed)})" if failed else ""
+        return Answer(
+            f"It can never start: a job that it depends on did not end as required{what}.",
+            Cause.REQUEST,
+            evidence=tuple(facts),
+            advice=(
+                f"drop the dependency: scontrol update jobid={job.shown} dependency=",
+                f"or cancel it: scancel {job.shown}",
+                "--kill-on-invalid-dep=yes at submission lets Slurm do that",
+            ),
+        )
+    if job.dependency.startswith("singleton"):
+        head = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
+    else:
+        head = f"It waits for {listed(f'job {number}' for _, number, _, _ in parts) or 'another job'}."
+    return Answer(head, Cause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
+
+
+def _held(job: Job, world: World, now: float) -> Answer:
+    if "launch failed" in job.detail.lower():
+        last = world.history[-1] if world.history else None
+        where = f" on {safe(last.nodes, 80)}" if last and last.nodes else ""
+        hosts = set(expanded(last.nodes)) if last else set()
+        nodes = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
+        return Answer(
+            f"It is held because its launch failed{where}; it never ran its own code.",
+            Cause.MACHINE if nodes else Cause.CLUSTER,
+            Sure.LIKELY,
+            machines.facts(nodes),
+            (f"release it: scontrol release {job.shown}", "if it happens again, tell an operator the node"),
+            () if last else ("on which node: accounting has no record of that run",),
+        )
+    again = " after a requeue" if "requeue" in job.detail.lower() or "REQUEUE_HOLD" in job.states else ""
+    if job.reason == "JobHeldUser":
+        return Answer(
+            f"It is held{again} by its user ({safe(job.user, 40)}), by --hold, scontrol hold or a requeue with hold.",
+            Cause.PERSON,
+            advice=(f"release it: scontrol release {job.shown}",),
+        )
+    return Answer(
+        f"It is held{again} by an operator of Slurm.",
+        Cause.PERSON,
+        Sure.LIKELY,
+        advice=("only an operator can release it: ask why it is held",),
+        unknown=("which operator: Slurm does not record that",),
+    )
+
+
+def _begin(job: Job, world: World, now: float) -> Answer:
+    at = job.eligible if job.eligible > now else job.started
+    again = job.restarts > 0 or "requeue" in job.detail.lower()
+    when = f" until {moment(at)} (in {duration(at - now)})" if at > now else ""
+    if again:
+        head = f"It was requeued and waits{when}: Slurm gives nodes time to end its last run."
+        return Answer(head, Cause.CLUSTER, advice=("nothing to do",))
+    advice = (f"start it earlier: scontrol update jobid={job.shown} starttime=now",)
+    return Answer(f"It waits{when} because of --begin.", Cause.REQUEST, advice=advice)
+
+
+def _partition(job: Job, world: World) -> list[Partition]:
+    names = set(job.partition.split(","))
+    return [each for each in world.partitions or () if each.name in names]
+
+
+def _partition_time(job: Job, world: World, now: float) -> Answer:
+    facts = tuple(
+        Fact(
+            f"partition {safe(each.name, 80)} allows {minutes(each.max_minutes)}; it asks for {minutes(job.limit)}",
+            "scontrol show partition",
+        )
+        for each in _partition(job, world)
+    )
+    most = max((each.max_minutes or 0 for each in _partition(job, world)), default=0)
+    option = f"scontrol update jobid={job.shown} timelimit={most}" if most else "ask for a shorter --time"
+    return Answer(
+        "It cannot start: its --time is longer than the partition allows.",
+        Cause.LIMIT,
+        evidence=facts,
+        advice=(option, "or another partition: sinfo -o '%P %l'"),
+    )
+
+
+def _partition_nodes(job: Job, world: World, now: float) -> Answer:
+    facts = []
+    for each in _partition(job, world):
+        most = "any number of" if each.max_nodes is None else f"{each.min_nodes} to {each.max_nodes}"
+        text = f"partition {safe(each.name, 80)} has {count(each.total_nodes, 'node')} and allows {most} for a job"
+        facts.append(Fact(f"{text}; the job asks for {job.node_count}", "scontrol show partition"))
+    if world.nodes is not None and (fit := judge(job, world.nodes)).never:
+        answer = _never(job, fit)
+        return replace(answer, evidence=(*facts, *answer.evidence))
+    if world.nodes is not None and judge(job, world.nodes).without_held:
+        return _held_nodes(job, judge(job, world.nodes), judge(job, world.nodes).held)
+    return Answer(
+        "It cannot start: it asks for more or fewer nodes than the partition allows, or than are up.",
+        Cause.LIMIT,
+        Sure.LIKELY,
+        tuple(facts),
+        (f"scontrol update jobid={job.shown} numnodes=...", "or another partition"),
+    )
+
+
+def _partition_down(job: Job, world: World, now: float) -> Answer:
+    facts = tuple(
+        Fact(f"partition {safe(each.name, 80)} is {listed(sorted(each.states)) or 'not up'}", "scontrol show partition")
+        for each in _partition(job, world)
+    )
+    return Answer(
+        f"It waits: an operator has switched off partition {safe(job.partition, 80)}.",
+        Cause.PERSON,
+        Sure.LIKELY,
+        facts,
+        (f"wait, or choose another: scontrol update jobid={job.shown} partition=...",),
+        ("until when: Slurm records no reason for it",),
+    )
+
+
+def _reservation(job: Job, world: World, now: float) -> Answer:
+    mine = [each for each in world.reservations or () if each.name in job.reservation.split(",")]
+    facts = [
+        Fact(
+            f"reservation {safe(each.name, 80)}: {safe(each.nodes, 120) or 'no nodes'},"
+            f" {moment(each.start)} to {moment(each.end)}",
+            "scontrol show reservation",
+        )
+        for each in mine or (world.reservations or ())[:3]
+    ]
+    if mine and mine[0].start > now:
+        head = (
+            f"It waits for its reservation {safe(mine[0].name, 80)}, which begins in {duration(mine[0].start - now)}."
+        )
+        return Answer(head, Cause.REQUEST, evidence=tuple(facts), advice=("nothing to do",))
+    if mine:
+        head = f"It waits for free nodes in its reservation {safe(mine[0].name, 80)}."
+        return Answer(head, Cause.CLUSTER, evidence=tuple(facts))
+    if job.reservation:
+        head = f"Its reservation {safe(job.reservation, 80)} does not exist now, or has no usable nodes."
+        advice = (f"without it: scontrol update jobid={job.shown} reservationname=",)
+        return Answer(head, Cause.REQUEST, Sure.LIKELY, tuple(facts), advice)
+    return Answer(
+        "It waits: the nodes that it could use are reserved.",
+        Cause.CLUSTER,
+        Sure.LIKELY,
+        tuple(facts),
+        ("a --time that ends before a reservation begins may start earlier",),
+    )
+
+
+def _licenses(job: Job, world: World, now: float) -> Answer:
+    names = {re.split(r"[@:=*]", part)[0] for part in re.split(r"[,|]", job.licenses)}
+    known = [each for each in world.licenses or () if each.name.partition("@")[0] in names]
+    facts = tuple(
+        Fact(
+            f"licence {safe(each.name, 80)}: {each.used} of {each.total} in use"
+            + (f", {each.reserved} reserved" if each.reserved else ""),
+            "scontrol show licenses",
+        )
+        for each in known
+    )
+    head = f"It waits for licences: it asks for {safe(job.licenses, 120) or 'some'}."
+    unknown = () if known else ("how many are free: Slurm did not say",)
+    return Answer(head, Cause.LIMIT, evidence=facts, advice=("it starts when other jobs return them",), unknown=unknown)
+
+
+def _array(job: Job, world: World, now: float) -> Answer:
+    most = f" ({job.task_limit} at a time)" if job.task_limit else ""
+    return Answer(
+        f"It waits for other tasks of its array: --array limits how many run{most}.",
+        Cause.REQUEST,
+        advice=(f"run more at a time: scontrol update jobid={job.shown.partition('_')[0]} arraytaskthrottle=...",),
+    )
+
+
+Handler = Callable[[Job, World, float], Answer]
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(BY_NODES, _by_nodes),
+    "Dependency": _dependency,
+    "DependencyNeverSatisfied": _dependency,
+    "JobHeldUser": _held,
+    "JobHeldAdmin": _held,
+    "BeginTime": _begin,
+    "PartitionTimeLimit": _partition_time,
+    "TimeLimit": _partition_time,
+    "PartitionNodeLimit": _partition_nodes,
+    "PartitionDown": _partition_down,
+    "PartitionInactive": _partition_down,
+    "Reservation": _reservation,
+    "Licenses": _licenses,
+    "JobArrayTaskLimit": _array,
+}

@@ -1,0 +1,280 @@
+"""Questions to Slurm's clients: which, how many, whose jobs are shown, and answers that are odd or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from health.jobs import parse
+from health.jobs.ask import MOST, Asker, look, mine, output_age
+from health.jobs.model import Cause
+from health.jobs.render import page
+from init.errors import InitError
+from init.slurm.client import SlurmError
+
+NOW = 1_800_000_000.0
+
+
+def number(value: int) -> dict[str, object]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+def queued(job: int, state: str = "PENDING", **more: object) -> dict[str, object]:
+    return {
+        "job_id": job, "job_state": [state], "user_name": "alice", "name": "train", "partition": "main",
+        "state_reason": "Resources", "submit_time": number(int(NOW) - 600), "start_time": number(int(NOW) - 500),
+        "node_count": number(1), "cpus": number(1), "time_limit": number(60), "restart_cnt": 0,
+        "array_job_id": number(0), "array_task_id": {"set": False, "infinite": False, "number": 0},
+        "het_job_id": number(0), "account": "physics", "qos": "normal",
+    } | more  # fmt: skip
+
+
+def recorded(job: int, state: str, **more: object) -> dict[str, object]:
+    return {
+        "job_id": job, "user": "alice", "name": "train", "nodes": "w0", "partition": "main",
+        "state": {"current": [state], "reason": "None"}, "exit_code": {"return_code": number(0), "signal": {}},
+        "time": {"submission": NOW - 600, "start": NOW - 500, "end": NOW - 100, "limit": number(60)},
+        "array": {"job_id": 0, "task_id": {"set": False}}, "het": {"job_id": 0}, "steps": [],
+    } | more  # fmt: skip
+
+
+class Slurm:
+    """Answers of Slurm's clients by program; each call is kept."""
+
+    def __init__(self, **answers: object) -> None:
+        self.answers = answers
+        self.calls: list[list[str]] = []
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        self.calls.append(list(argv))
+        words = " ".join(argv)
+        name = Path(argv[0]).name
+        key = next(
+            (part for part in ("nodes", "partitions", "reservations", "licenses", "assoc_mgr") if part in words), ""
+        )
+        answer = self.answers.get(key if name == "scontrol" else name)
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            answer = answer(argv)
+        if isinstance(answer, str):
+            return answer
+        return json.dumps({{"scontrol": key}.get(name, "jobs"): answer or []})
+
+    def asked(self, name: str) -> int:
+        return sum(1 for argv in self.calls if Path(argv[0]).name == name)
+
+
+def asker(slurm: Callable[[Sequence[str]], str], user: str = "alice", is_root: bool = False) -> Asker:
+    return Asker(run=slurm, user=user, is_root=is_root, now=NOW)
+
+
+def invalid() -> SlurmError:
+    error = SlurmError("ask slurmctld", "slurm_load_jobs error: Invalid job id specified")
+    error.said = "slurm_load_jobs error: Invalid job id specified"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("wanted", "jobs", "shown"),
+    [
+        ("12", [queued(12)], ["12"]),
+        ("12_3", [queued(15, "RUNNING", array_job_id=number(12), array_task_id=number(3))], ["12_3"]),
+        ("12_3", [queued(12, array_job_id=number(12), array_task_string="1-9%2")], ["12_3"]),
+        ("12_3", [queued(12, array_job_id=number(12), array_task_string="1-9:2,20")], ["12_3"]),
+        ("12", [queued(12, array_job_id=number(12), array_task_string="4-9"),
+                queued(13, "RUNNING", array_job_id=number(12), array_task_id=number(1))], ["12_[4-9]", "12_1"]),
+        ("12+1", [queued(12, het_job_id=number(12), het_job_offset=number(0)),
+                  queued(13, het_job_id=number(12), het_job_offset=number(1))], ["12+1"]),
+        ("12", [queued(12, het_job_id=number(12), het_job_offset=number(0)),
+                queued(13, het_job_id=number(12), het_job_offset=number(1))], ["12+0", "12+1"]),
+        ("train", [queued(12), queued(13, name="other")], ["12"]),
+        ("train", [queued(12), queued(13)], ["12", "13"]),
+    ],
+)  # fmt: skip
+def test_a_job_is_found_by_id_task_component_and_name(wanted: str, jobs: list[object], shown: list[str]) -> None:
+    assert [item.job.shown for item in look(asker(Slurm(squeue=jobs)), wanted)] == shown
+
+
+@pytest.mark.parametrize("wanted", ["12_4", "99", "12+7", "nothing", "--all", "12;id", "a,b", "1" * 500])
+def test_what_is_not_there_is_an_error_and_reaches_no_command(wanted: str) -> None:
+    slurm = Slurm(squeue=[queued(12, array_job_id=number(12), array_task_string="1-3")] if wanted == "12_4" else [])
+    with pytest.raises(InitError, match="knows it"):
+        look(asker(slurm), wanted)
+    assert all(wanted not in argv for argv in slurm.calls)  # never an argument of its own
+
+
+def test_the_number_of_commands_is_bounded() -> None:
+    reasons = ("Resources", "Dependency", "QOSGrpCpuLimit", "Licenses", "Reservation", "Priority")
+    for reason in reasons:
+        slurm = Slurm(
+            squeue=[
+                queued(12, state_reason=reason, restart_cnt=2, dependency="afterok:7(unfulfilled)", user_name="bob")
+            ],
+            sacctmgr="Operator\n",
+        )
+        look(asker(slurm), "12")
+        assert len(slurm.calls) <= MOST, (reason, slurm.calls)
+    slurm = Slurm(squeue=[queued(job) for job in range(1, 500)])
+    assert len(mine(asker(slurm))) == 499 and len(slurm.calls) == 1
+    slurm = Slurm(squeue=[queued(12)])
+    look(asker(slurm), "12")
+    assert len(slurm.calls) == 3
+    limited = asker(Slurm())
+    with pytest.raises(SlurmError, match="at most"):
+        for _ in range(MOST + 1):
+            limited.call("squeue")
+
+
+def test_another_user_s_job_is_withheld_unless_the_caller_is_an_operator() -> None:
+    secret = queued(12, user_name="bob", name="secret", admin_comment="minivm: x", standard_output="/home/bob/secret")
+    slurm = Slurm(squeue=[secret], sacctmgr="None\n")
+    (item,) = look(asker(slurm), "12")
+    assert "secret" not in page(item) and "bob" in page(item)
+    assert not slurm.asked("sacct") and not slurm.asked("scontrol")
+    assert "secret" in page(look(asker(Slurm(squeue=[secret], sacctmgr="Operator\n")), "12")[0])
+    assert "secret" in page(look(asker(Slurm(squeue=[secret]), "root", True), "12")[0])
+    # Without accounting nobody but root is an operator.
+    assert "secret" not in page(look(asker(Slurm(squeue=[secret], sacctmgr=SlurmError("a", "b"))), "12")[0])
+    ended = recorded(12, "FAILED", user="bob", name="secret")
+    assert "secret" not in page(look(asker(Slurm(squeue=invalid(), sacct=[ended], sacctmgr="")), "12")[0])
+    assert [each.job.name for each in mine(asker(Slurm(squeue=[secret, queued(13)])))] == ["train"]
+
+
+def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it() -> None:
+    record = recorded(12, "CANCELLED", kill_request_user="root")
+    (item,) = look(asker(slurm := Slurm(squeue=invalid(), sacct=[record])), "12")
+    assert "root cancelled it" in item.answer.headline and slurm.asked("sacct") <= 2
+    (item,) = look(asker(Slurm(squeue=[queued(12, "CANCELLED")], sacct=[record])), "12")
+    assert "root cancelled it" in item.answer.headline
+    # slurmdbd may lag behind.
+    lagging = recorded(12, "RUNNING")
+    (item,) = look(asker(Slurm(squeue=[queued(12, "TIMEOUT")], sacct=[lagging])), "12")
+    assert item.answer.cause is Cause.LIMIT
+
+
+def test_no_accounting_and_no_controller_are_said() -> None:
+    off = SlurmError("ask slurmctld", "Slurm accounting storage is disabled")
+    with pytest.raises(InitError, match="keeps no accounting"):
+        look(asker(Slurm(squeue=invalid(), sacct=off)), "12")
+    away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
+    with pytest.raises(InitError, match="cannot be reached"):
+        look(asker(Slurm(squeue=away, sacct=away)), "12")
+    (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, "COMPLETED")], nodes=away)), "12")
+    assert item.answer.cause is Cause.NONE and any("cannot be reached" in text for text in item.answer.unknown)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"jobs": 7}', '{"jobs": [7, null, {}]}', "{", "[" * 100_000])
+def test_odd_answers_make_no_traceback(text: str) -> None:
+    for slurm in (Slurm(squeue=text, sacct=text), Slurm(squeue=[queued(12)], nodes=text, partitions=text)):
+        try:
+            look(asker(slurm), "12")
+        except InitError:
+            continue
+
+
+def test_values_of_every_odd_type_are_unknown() -> None:
+    odd: list[Any] = [None, 7, -1, 1e400, "x", [], {}, [None], {"set": True, "number": "x"}, True, 1 << 80]
+    plain = queued(12, "RUNNING")
+    for key in [*plain, "exit_code", "tres_req_str", "tres_per_node", "stdout_expanded", "memory_per_node"]:
+        for value in odd:
+            parse.queue(json.dumps({"jobs": [plain | {key: value}]}))
+    record = recorded(12, "FAILED")
+    for key in [*record, "tres", "comment", "required"]:
+        for value in odd:
+            parse.accounted(json.dumps({"jobs": [record | {key: value}]}))
+    for value in odd:
+        parse.nodes(json.dumps({"nodes": [{"name": value, "state": value, "real_memory": value, "gres": value}]}))
+
+
+def test_the_output_s_age_is_of_the_caller_s_own_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("")
+    os.utime(path, (NOW - 60, NOW - 60))
+    assert output_age(str(path), NOW - 100, NOW) == 60
+    assert output_age(str(path), NOW - 30, NOW) is None  # older than the job: another file
+    for absent in (str(tmp_path / "none"), "", "a\0b", "x" * 10_000):
+        assert output_age(absent, 0, NOW) is None
+    os.mkfifo(tmp_path / "fifo")
+    output_age(str(tmp_path / "fifo"), 0, NOW)  # is never opened, so it does not wait
+    os.symlink(tmp_path / "out", tmp_path / "link")
+    assert output_age(str(tmp_path / "link"), NOW - 100, NOW) == 60
+
+
+LIMITS = """\
+Current Association Manager state
+
+Association Records
+
+ClusterName=c Account=physics UserName= Partition= Priority=0 ID=4
+    SharesRaw/Norm/Level/Factor=1/0.50/2/0.00
+    GrpJobs=2(1) GrpJobsAccrue=N(0)
+    GrpSubmitJobs=N(3) GrpWall=60(12.50)
+    GrpTRES=cpu=4(2),mem=N(100),gres/gpu=8(8)
+    GrpTRESMins=cpu=N(1)
+    MaxJobs= MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
+    MaxTRESPJ=cpu=2
+    Comment=GrpTRES=cpu=1(1)
+ClusterName=c Account=physics UserName=alice(20001) Partition= Priority=0 ID=5
+    MaxJobs=1(1) MaxWallPJ=30
+ClusterName=c Account=physics UserName=bob(20002) Partition= Priority=0 ID=6
+    MaxJobs=7(7)
+
+QOS Records
+
+QOS=normal(1)
+    UsageRaw=0.000000
+    GrpTRES=cpu=16(3)
+    MaxTRESPJ=
+    Account Limits
+      physics
+        MaxJobsPA=5(2) MaxTRESPA=cpu=6(2)
+    User Limits
+      alice(20001)
+        MaxJobsPU=3(1) MaxTRESPU=cpu=4(3),mem=N(5)
+      bob(20002)
+        MaxJobsPU=3(2)
+"""
+
+
+def test_limits_are_read_with_their_use_and_none_of_another_user() -> None:
+    found = {(each.holder, each.key, each.resource): (each.limit, each.used) for each in parse.limits(LIMITS, "alice")}
+    assert found == {
+        ("account physics", "GrpJobs", ""): (2, 1),
+        ("account physics", "GrpWall", ""): (60, 12),
+        ("account physics", "GrpTRES", "cpu"): (4, 2),
+        ("account physics", "GrpTRES", "gres/gpu"): (8, 8),
+        ("account physics", "MaxTRESPJ", "cpu"): (2, None),
+        ("user alice in account physics", "MaxJobs", ""): (1, 1),
+        ("user alice in account physics", "MaxWallPJ", ""): (30, None),
+        ("QOS normal", "GrpTRES", "cpu"): (16, 3),
+        ("QOS normal for account physics", "MaxJobsPA", ""): (5, 2),
+        ("QOS normal for account physics", "MaxTRESPA", "cpu"): (6, 2),
+        ("QOS normal for user alice", "MaxJobsPU", ""): (3, 1),
+        ("QOS normal for user alice", "MaxTRESPU", "cpu"): (4, 3),
+    }
+
+
+def test_the_figures_of_steps_are_read() -> None:
+    text = "12.batch|cpu=00:01:30,energy=0,mem=8744960,pages=1\n12.0|cpu=1-00:00:00,mem=5\nbad\n12.1|\n"
+    assert parse.usage(text) == (("12.batch", 8744960, 90.0), ("12.0", 5, 86400.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("gres/gpu:h100:2", (("gpu:h100", 2),)),
+        ("gres:gpu:2", (("gpu", 2),)),
+        ("gpu:h100:8(S:0-1),nvme:4", (("gpu:h100", 8), ("nvme", 4))),
+        ("gres/gpu", (("gpu", 1),)),
+        ("", ()),
+        ("((((,:=", ()),
+    ],
+)
+def test_generic_resources(text: str, parsed: object) -> None:
+    assert parse.gres(text) == parsed

@@ -1,0 +1,205 @@
+"""Every way for a job to end or run: the sentence, the class of its cause, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from health.jobs.explain import explain, withhold
+from health.jobs.model import Answer, Cause, Job, Node, Step, Sure, World
+from health.jobs.render import as_json, page, table
+
+NOW = 1_800_000_000.0
+JOB = Job(
+    id=12, shown="12", name="train", user="alice", account="physics", partition="main", submitted=NOW - 4000,
+    eligible=NOW - 4000, started=NOW - 3700, ended=NOW - 100, limit=60, nodes="w0", node_count=1, cpus=2, memory="200M",
+    memory_per_node=200, output="/home/alice/out.txt",
+)  # fmt: skip
+NODE = Node(name="w0", states=frozenset({"IDLE"}), partitions=frozenset({"main"}), cpus=8, memory=16384)
+SICK = replace(
+    NODE, states=frozenset({"IDLE", "DRAIN"}), reason="minivm: xid[reboot]@9f2c: XID 79", author="root", since=NOW - 60
+)
+ROWS: list[tuple[str, dict[str, Any], str, Cause, Sure]] = [
+    ("COMPLETED", {}, "It ended well", Cause.NONE, Sure.CERTAIN),
+    ("FAILED", {"exit_code": 3}, "Its own program ended with exit code 3.", Cause.CODE, Sure.LIKELY),
+    ("FAILED", {"exit_code": 127}, "a command was not found", Cause.CODE, Sure.LIKELY),
+    ("FAILED", {"exit_code": 139}, "died of SIGSEGV", Cause.CODE, Sure.LIKELY),
+    ("FAILED", {"signal": 7}, "died of SIGBUS", Cause.CODE, Sure.LIKELY),
+    ("FAILED", {"signal": 9}, "killed by SIGKILL", Cause.UNKNOWN, Sure.POSSIBLE),
+    ("FAILED", {"exit_code": 137}, "killed by SIGKILL", Cause.UNKNOWN, Sure.POSSIBLE),
+    ("FAILED", {"signal": 53}, "could not open its output file", Cause.REQUEST, Sure.LIKELY),
+    ("FAILED", {"exit_code": 1, "reason": "JobLaunchFailure"}, "its own code did not run", Cause.CLUSTER, Sure.LIKELY),
+    (
+        "FAILED", {"exit_code": 1, "steps": (Step("12.0", "OUT_OF_MEMORY", 0, 0),)},
+        "Its step 12.0 was killed because the job used all of its memory, 200M", Cause.REQUEST, Sure.LIKELY,
+    ),
+    ("FAILED", {"exit_code": 2, "steps": (Step("12.batch", "FAILED", 2, 0), Step("12.1", "FAILED", 2, 0))},
+     "exit code 2, first in step 12.1", Cause.CODE, Sure.LIKELY),
+    ("OUT_OF_MEMORY", {}, "It used all of its memory, 200M in all", Cause.REQUEST, Sure.CERTAIN),
+    ("TIMEOUT", {}, "It reached its time limit of 1 h after 1 h.", Cause.LIMIT, Sure.CERTAIN),
+    ("TIMEOUT", {"reason": "InactiveLimit"}, "salloc or srun did not answer", Cause.LIMIT, Sure.CERTAIN),
+    ("NODE_FAIL", {"failed_node": "w0"}, "slurmctld lost w0", Cause.MACHINE, Sure.CERTAIN),
+    ("NODE_FAIL", {"nodes": "w[0-3]", "node_count": 4}, "lost one of w[0-3]", Cause.MACHINE, Sure.LIKELY),
+    ("PREEMPTED", {}, "preemption", Cause.CLUSTER, Sure.CERTAIN),
+    ("BOOT_FAIL", {}, "did not boot", Cause.MACHINE, Sure.CERTAIN),
+    ("DEADLINE", {}, "before its --deadline", Cause.REQUEST, Sure.CERTAIN),
+    ("CANCELLED", {"killer": "alice"}, "Its own user, alice, cancelled it while it ran.", Cause.PERSON, Sure.CERTAIN),
+    ("CANCELLED", {"killer": "carol"}, "carol cancelled it", Cause.PERSON, Sure.CERTAIN),
+    ("CANCELLED", {"killer": "root"}, "an operator, or Slurm itself", Cause.PERSON, Sure.POSSIBLE),
+    ("CANCELLED", {"killer": "alice", "nodes": "", "started": 0}, "before it started", Cause.PERSON, Sure.CERTAIN),
+    ("CANCELLED", {}, "It was cancelled while it ran.", Cause.PERSON, Sure.LIKELY),
+    (
+        "CANCELLED", {"killer": "root", "admin_comment": "minivm: the pod of node w0 stops: the job is requeued"},
+        "minivm ended it: the pod of node w0 stops", Cause.CLUSTER, Sure.CERTAIN,
+    ),
+    (
+        "CANCELLED", {"killer": "root", "admin_comment": "minivm: the job was over its memory limit of 200 MiB"},
+        "over its memory limit of 200 MiB", Cause.REQUEST, Sure.CERTAIN,
+    ),
+    ("REVOKED", {}, "Another cluster", Cause.NONE, Sure.CERTAIN),
+]  # fmt: skip
+
+
+def ended(state: str, world: World | None = None, **changes: Any) -> Answer:
+    job = replace(JOB, states=frozenset({state}), **changes)
+    return explain(job, world or World(nodes=(NODE,)), NOW).answer
+
+
+def facts(answer: Answer) -> str:
+    return "\n".join(fact.text for fact in answer.evidence)
+
+
+@pytest.mark.parametrize(("state", "changes", "words", "cause", "sure"), ROWS)
+def test_each_end(state: str, changes: dict[str, Any], words: str, cause: Cause, sure: Sure) -> None:
+    answer = ended(state, **changes)
+    assert words in answer.headline and (answer.cause, answer.sure) == (cause, sure), answer
+    assert facts(answer).startswith(f"state {state}, exit code")
+
+
+@pytest.mark.parametrize("changes", [{"exit_code": 3}, {"signal": 11}, {"exit_code": 137}])
+def test_a_machine_found_broken_meanwhile_makes_the_program_s_fault_doubtful(changes: dict[str, Any]) -> None:
+    answer = ended("FAILED", World(nodes=(SICK,)), **changes)
+    assert (answer.cause, answer.sure) == (Cause.MACHINE, Sure.POSSIBLE)
+    assert "w0 was found broken while it ran" in answer.headline and "XID 79" in facts(answer)
+    assert any("--exclude=w0" in text for text in answer.advice)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        NODE,
+        replace(SICK, since=NOW - 5000),  # before the job
+        replace(SICK, since=NOW + 5000),  # long after it
+        replace(SICK, name="w1"),  # another's
+        replace(SICK, reason="new disk on Monday"),  # a person's plan
+        replace(SICK, reason="minivm: pod stops"),
+    ],
+)
+def test_other_drains_blame_no_machine(node: Node) -> None:
+    assert ended("FAILED", World(nodes=(node,)), exit_code=3).cause is Cause.CODE
+    assert ended("OUT_OF_MEMORY", World(nodes=(node,))).cause is Cause.REQUEST
+
+
+def test_a_user_s_fault_is_not_the_machine_s() -> None:
+    """A drain beside an end that Slurm itself explains changes nothing."""
+    for state in ("OUT_OF_MEMORY", "TIMEOUT", "CANCELLED"):
+        assert ended(state, World(nodes=(SICK,)), killer="alice").cause is not Cause.MACHINE
+
+
+def test_a_node_s_failure_has_its_reason_or_says_that_there_is_none() -> None:
+    down = replace(SICK, states=frozenset({"DOWN"}), reason="Not responding", since=NOW - 100)
+    assert "w0 is down: Not responding" in facts(ended("NODE_FAIL", World(nodes=(down,)), failed_node="w0"))
+    booted = replace(NODE, booted=NOW - 200)
+    assert "w0 booted at" in facts(ended("NODE_FAIL", World(nodes=(booted,)), failed_node="w0"))
+    assert any("keeps no reason" in text for text in ended("NODE_FAIL", failed_node="w0").unknown)
+
+
+def test_a_site_s_own_comment_is_not_for_users() -> None:
+    answer = ended("CANCELLED", killer="root", admin_comment="billed to Ann")
+    assert "Ann" not in facts(answer) + answer.headline
+
+
+def test_the_timeline_has_earlier_runs() -> None:
+    run = replace(
+        JOB, states=frozenset({"NODE_FAIL"}), started=NOW - 3900, ended=NOW - 3800, nodes="w1",
+        admin_comment="minivm: the pod of node w1 was replaced",
+    )  # fmt: skip
+    item = explain(replace(JOB, states=frozenset({"COMPLETED"})), World(history=(run,)), NOW)
+    assert [event.text for event in item.timeline] == [
+        "submitted", "run 1 started on w1", "run 1 ended: NODE_FAIL", "started on w0 after waiting 5 min",
+        "ended after 1 h: COMPLETED",
+    ]  # fmt: skip
+    assert "the pod of node w1 was replaced" in facts(item.answer)
+
+
+def running(world: World, **changes: Any) -> Answer:
+    job = replace(JOB, states=frozenset({"RUNNING"}), started=NOW - 600, ended=NOW + 3000, **changes)
+    return explain(job, world, NOW).answer
+
+
+def test_a_running_job_has_time_nodes_use_and_output() -> None:
+    world = World(nodes=(NODE,), usage=(("12.0", 190 << 20, 600.0),), output_age=30.0)
+    answer = running(world)
+    assert answer.headline == "It runs on w0 for 10 min." and answer.cause is Cause.NONE
+    assert "its time limit is 1 h: 50 min are left" in facts(answer)
+    assert "it uses 190 MiB of memory now, of 200 MiB (95 %)" in facts(answer)
+    assert "it has used 50 % of its 2 CPUs so far" in facts(answer) and "30 s ago" in facts(answer)
+    assert any("nearly full" in text for text in answer.advice)
+
+
+def test_a_running_job_s_node_that_drains_or_is_lost() -> None:
+    answer = running(World(nodes=(SICK,)))
+    assert "w0 takes no new jobs; this one may go on" in answer.headline and "XID 79" in facts(answer)
+    lost = replace(NODE, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason="Not responding")
+    assert running(World(nodes=(lost,))).cause is Cause.MACHINE
+    assert "may hang" in running(World(nodes=(NODE,), output_age=7200.0)).headline
+    assert running(World(nodes=(NODE,), output_age=7200.0)).sure is Sure.POSSIBLE
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ({"RUNNING", "COMPLETING"}, "being cleaned up"),
+        ({"RUNNING", "CONFIGURING"}, "run the prolog"),
+        ({"SUSPENDED"}, "suspended"),
+        ({"RUNNING"}, "It runs"),
+    ],
+)
+def test_other_states_of_a_job_with_nodes(states: set[str], words: str) -> None:
+    job = replace(JOB, states=frozenset(states), started=NOW - 600, ended=NOW + 3000)
+    assert words in explain(job, World(nodes=(NODE,)), NOW).answer.headline
+
+
+def test_a_page_is_complete_and_another_user_s_is_bare() -> None:
+    job = replace(JOB, states=frozenset({"FAILED"}), exit_code=3)
+    shown = page(explain(job, World(nodes=(NODE,)), NOW))
+    assert shown.startswith("Job 12 (train): FAILED\n  user alice, partition main, account physics\n")
+    for part in ("Cause: your code (likely)", "Timeline:", "Evidence:", "[sacct]", "What to do:"):
+        assert part in shown
+    bare = page(withhold(replace(job, states=frozenset({"PENDING"}), reason="Priority", admin_comment="minivm: x")))
+    assert "pending, reason Priority" in bare and "alice" in bare
+    for secret in ("train", "physics", "out.txt", "minivm: x", "exit code"):
+        assert secret not in bare
+    data = as_json(explain(job, World(), NOW))
+    assert (data["cause"], data["sure"]) == ("your code", "likely")
+    assert "12   train  FAILED  Its own program" in table([explain(job, World(), NOW)])
+
+
+def test_hostile_text_reaches_no_terminal() -> None:
+    bad = "\x1b]0;owned\x07\x9b2J\u202e\r\n  Cause: a person" + "A" * 100_000
+    step = Step(bad, bad, 1, 0)
+    job = replace(JOB, name=bad, user=bad, account=bad, output=bad, nodes=bad, killer=bad, memory=bad, steps=(step,),
+                  failed_node=bad, admin_comment=f"minivm: {bad}", partition=bad)  # fmt: skip
+    for state, changes, *_ in ROWS:
+        for each in (
+            replace(job, states=frozenset({state})),
+            replace(job, states=frozenset({state}), admin_comment=""),
+        ):
+            item = explain(replace(each, **{key: changes[key] for key in changes if key in ("signal", "exit_code")}),
+                           World(nodes=(SICK,), history=(each,)), NOW)  # fmt: skip
+            for shown in (page(item), page(withhold(each))):
+                assert all(letter.isprintable() or letter == "\n" for letter in shown)
+                assert len(shown) < 10_000 and shown.count("\n  Cause: ") == 1
+            assert table([item]).count("\n") == 1
