@@ -12,6 +12,7 @@ from health.jobs.fit import Fit, free, judge, most_memory, share
 from health.jobs.model import Answer, Cause, Fact, Job, Node, Partition, Sure, World
 from health.jobs.text import FAR, count, duration, listed, minutes, moment, safe, size
 from init.slurm.conf import expanded
+from init.slurm.node import PREFIX
 
 SQUEUE = "squeue"
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
@@ -94,6 +95,8 @@ def explain(job: Job, world: World, now: float) -> Answer:
         unknown.append("when it starts: it waits behind a job without time limit")
     elif answer.cause in (Cause.CLUSTER, Cause.LIMIT, Cause.MACHINE):
         unknown.append("when it starts: Slurm has no estimate yet")
+    if job.admin_comment.startswith(PREFIX):  # a site's own comment is not for users
+        facts.append(Fact(f"minivm noted: {safe(job.admin_comment.removeprefix(PREFIX))}", "the job's AdminComment"))
     if job.restarts:
         facts.append(Fact(f"it was requeued {count(job.restarts, 'time')}", SQUEUE))
     return replace(answer, evidence=(*facts, *answer.evidence), unknown=tuple(unknown))
@@ -140,6 +143,8 @@ def _limited(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
 def _by_nodes(job: Job, world: World, now: float) -> Answer:
     if world.nodes is None:
         return replace(_queueing(job, None), unknown=("which nodes would fit: Slurm did not list them",))
+    if world.reservations:
+        return _reservation(job, world, now)
     named = _unavailable(job, world.nodes)
     fit = judge(job, world.nodes)
     if fit.never:

@@ -73,7 +73,7 @@ def test_a_person_at_a_terminal_is_told_the_state_and_others_are_not(alice: Rese
     shown = alice(options=("-tt",), stdin="exit\n")
     assert "A demo cluster on one machine." in shown
     assert "PARTITION" in shown and "2/2" in shown
-    assert "Your jobs:" in shown and "seen-at-login" in shown
+    assert "Your jobs (minivm job ID says why):" in shown and "seen-at-login" in shown
     # A copy or a command must get its own output and nothing else.
     assert alice("echo only this") == "only this\n"
     alice(f"scancel {job}")

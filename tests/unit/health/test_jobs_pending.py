@@ -190,9 +190,9 @@ def test_an_elastic_pool_is_said_to_grow() -> None:
 )
 def test_a_limit_is_told_with_its_number_and_its_use(reason: str, limit: Limit, words: str) -> None:
     other = Limit("QOS normal", "GrpTRES", "node", 1, 1)
-    answer = why(reason, World(limits=(other, limit)))
+    answer = why(reason, World(limits=(other, replace(limit, key="MaxOther", limit=77777), limit)))
     assert answer.cause is Cause.LIMIT and words in facts(answer), answer
-    assert "GrpTRES node" not in facts(answer)
+    assert "GrpTRES node" not in facts(answer) and "77777" not in facts(answer) and "MaxOther" not in facts(answer)
     assert any("number" in text for text in why(reason, World(limits=())).unknown)
 
 
@@ -296,6 +296,17 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
 def test_each_other_way_to_wait(reason: str, changes: dict[str, Any], world: World, words: str, cause: Cause) -> None:
     answer = why(reason, world, **changes)
     assert words in answer.headline and answer.cause is cause, answer
+
+
+def test_what_minivm_noted_is_shown_and_a_site_s_own_comment_is_not() -> None:
+    assert "the pod of node w0 stops" in facts(why("BeginTime", admin_comment="minivm: the pod of node w0 stops"))
+    assert "Ann" not in facts(why("BeginTime", admin_comment="billed to Ann"))
+
+
+def test_nodes_reserved_for_maintenance() -> None:
+    world = World(nodes=(NODE,), reservations=(Reservation("service", "w[0-1]", NOW, NOW + 3600),))
+    answer = why("ReqNodeNotAvail", world, detail="ReqNodeNotAvail, Reserved for maintenance")
+    assert "are reserved" in answer.headline and "reservation service: w[0-1]" in facts(answer)
 
 
 def test_numbers_stand_in_the_evidence() -> None:

@@ -1,0 +1,119 @@
+"""`minivm job` on real jobs: each way to wait and to end is made to happen, and the page says which it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.cluster.researcher import Researcher
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+FIRST, SECOND = "slurm-worker-0", "slurm-worker-1"
+
+
+def explained(person: Researcher, job: str) -> dict[str, Any]:
+    page: dict[str, Any] = json.loads(person(f"minivm job {job} --json"))
+    return page
+
+
+def says(person: Researcher, job: str, *words: str, cause: str) -> dict[str, Any]:
+    """Wait until the page of the job says the words: slurmctld finds some reasons late, slurmdbd is late too."""
+
+    def is_said() -> bool:
+        page = explained(person, job)
+        text = page["headline"] + "\n".join(fact["text"] for fact in page["evidence"])
+        return page["cause"] == cause and all(part in text for part in words)
+
+    until(is_said, f"the page of job {job} says {words}, {cause}", within=90, seen=lambda: person(f"minivm job {job}"))
+    return explained(person, job)
+
+
+@contextmanager
+def drained(person: Researcher, node: str, reason: str) -> Iterator[None]:
+    person.world.slurm("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+    try:
+        yield
+    finally:
+        person.world.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def test_why_a_job_waits(alice: Researcher) -> None:
+    slurm = alice.world.slurm
+    held = alice.submit("-H", "--mem=100M", script="sleep 1")
+    says(alice, held, "held by its user (alice)", cause="a person")
+    huge = alice.submit("-H", "--mem=100M", script="sleep 1")
+    slurm("scontrol", "update", f"jobid={huge}", "minmemorynode=90000000")
+    slurm("scontrol", "release", huge)
+    page = says(alice, huge, "can ever run it", "the job needs 85.8", cause="the request")
+    assert any("--mem=" in text for text in page["advice"]), page
+    failed = alice.submit("--mem=100M", "-o", "/dev/null", script="exit 3")
+    late = alice.submit("--mem=100M", "-d", f"afterok:{failed}", script="true")
+    says(alice, late, "It can never start", f"afterok:{failed}", cause="the request")
+    later = alice.submit("--mem=100M", "--begin=now+2hours", script="true")
+    says(alice, later, "because of --begin", cause="the request")
+    with drained(alice, FIRST, "new disk on Monday"):
+        stuck = alice.submit("--mem=100M", "-w", FIRST, script="true")
+        says(alice, stuck, "nodes that take no jobs", f"{FIRST} is drained: new disk on Monday", cause="a person")
+        table = alice("minivm job")
+        for job in (held, huge, late, later, stuck):
+            assert f"\n{job} " in table, table
+    alice(f"scancel {held} {huge} {late} {later}")
+    alice.wait_for(stuck, "COMPLETED")
+
+
+def test_why_a_job_ended(alice: Researcher) -> None:
+    slurm = alice.world.slurm
+    late = alice.submit("--time=1", "--mem=100M", "-o", "/dev/null", script="sleep 600")
+    three = alice.submit("--mem=100M", "-o", "/dev/null", "-J", "three", script="exit 3")
+    says(alice, three, "exit code 3", cause="your code")
+    assert explained(alice, "three")["job"]["shown"] == three
+    full = alice.submit(
+        "--mem=60M",
+        "-o",
+        "/dev/null",
+        script="python3 -c 'x = bytearray(400 << 20); x[::4096] = b\"x\" * len(x[::4096])'",
+    )
+    says(alice, full, "all of its memory, 60M", cause="the request")
+    none = alice.submit("--mem=100M", "-o", "/nowhere/at/all", script="true")
+    says(alice, none, "could not open its output file", cause="the request")
+    ended = alice.submit("--mem=100M", "-o", "/dev/null", script="sleep 600")
+    alice.wait_for(ended, "RUNNING")
+    says(alice, ended, "It runs on slurm-worker-", cause="nothing is wrong")
+    slurm("scancel", ended)
+    says(alice, ended, "cancelled it while it ran", cause="a person")
+    array = alice.submit("--mem=100M", "-o", "/dev/null", "--array=1-2", script="exit $SLURM_ARRAY_TASK_ID")
+    says(alice, f"{array}_2", "exit code 2", cause="your code")
+    lost = alice.submit("--mem=100M", "--no-requeue", "-w", SECOND, "-o", "/dev/null", script="sleep 600")
+    alice.wait_for(lost, "RUNNING")
+    slurm("scontrol", "update", f"nodename={SECOND}", "state=down", "reason=test of a lost node")
+    try:
+        says(alice, lost, f"slurmctld lost {SECOND}", "test of a lost node", cause="the machine")
+    finally:
+        slurm("scontrol", "update", f"nodename={SECOND}", "state=resume")
+    says(alice, late, "It reached its time limit of 1 min", cause="a limit")
+    assert "Cause: a limit" in alice(f"minivm job {late}")
+
+
+def test_another_user_sees_what_squeue_shows(alice: Researcher) -> None:
+    job = alice.submit("-H", "--mem=100M", "-J", "secret", "-o", "/home/alice/secret-%j", script="true")
+    bob = Researcher(alice.world, "bob")
+    shown = bob(f"minivm job {job}")
+    assert "job of alice" in shown and "JobHeldUser" in shown and "secret" not in shown
+    assert "secret" in alice.world.run("slurm-login-0", "minivm", "job", job)  # root
+    done = bob.try_("minivm job secret")
+    assert done.returncode == 1 and "neither slurmctld nor accounting knows it" in done.stderr
+    bad = alice.submit("-H", "--mem=100M", "-J", "'\x1b[31mred\x1b]0;x\x07'", script="true")
+    text = alice(f"minivm job {bad}") + alice("minivm job")
+    assert "red" in text and all(letter.isprintable() or letter == "\n" for letter in text)
+    alice(f"scancel {job} {bad}")
+    assert (
+        "Its own user, alice, cancelled it before it started" in says(alice, job, "alice", cause="a person")["headline"]
+    )
+    done = alice.try_("minivm job 4000000")
+    assert done.returncode == 1 and "cannot explain job 4000000" in done.stderr
