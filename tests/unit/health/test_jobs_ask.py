@@ -202,7 +202,7 @@ def test_the_output_s_age_is_of_the_caller_s_own_file_alone(tmp_path: Path) -> N
         assert output_age(absent, 0, NOW) is None
     os.mkfifo(tmp_path / "fifo")
     output_age(str(tmp_path / "fifo"), 0, NOW)  # is never opened, so it does not wait
-    os.symlink(tmp_path / "out", tmp_path / "link")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
     assert output_age(str(tmp_path / "link"), NOW - 100, NOW) == 60
 
 
