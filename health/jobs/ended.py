@@ -103,6 +103,14 @@ def _failed_job(job: Job, world: World) -> Answer:
         answer = _out_of_memory(job, world)
         head = f"Its step {safe(step.id, 40)} was killed because the job used all of its memory{_limit(job)}."
         return replace(answer, headline=head, sure=Sure.LIKELY)
+    if not job.nodes and not job.steps:
+        return Answer(
+            "Slurm refused it at submission or removed it before it had nodes; sbatch said why.",
+            Cause.REQUEST,
+            Sure.LIKELY,
+            (Fact(f"the reason is {safe(job.reason, 60)}", "squeue"),) if job.reason not in ("", "None") else (),
+            ("check its --mem, --gres, --constraint and --nodes against sinfo -o '%n %c %m %G %f'",),
+        )
     if job.reason in ("JobLaunchFailure", "SystemFailure"):
         return Answer(
             "Slurm could not launch it; its own code did not run.",
@@ -156,8 +164,9 @@ def _signalled(job: Job) -> Answer:
 
 
 def _look(job: Job) -> tuple[str, ...]:
-    where = f"the last lines of {safe(job.output)}" if job.output else "the last lines of its output"
-    return (f"read {where}",)
+    if job.output == "/dev/null":
+        return ("run it again with an --output: this one went to /dev/null",)
+    return (f"read the last lines of {safe(job.output) or 'its output'}",)
 
 
 def _limit(job: Job) -> str:

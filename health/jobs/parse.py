@@ -293,6 +293,8 @@ def _limits(text: str, user: str) -> Iterator[Limit]:
         if indent == 0:
             base = holder = f"QOS {stripped[4:].partition('(')[0]}" if stripped.startswith("QOS=") else ""
             continue
+        if stripped.startswith("Comment="):
+            continue
         if stripped.endswith(_ANNOUNCED):
             holder = ""
             continue

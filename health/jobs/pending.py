@@ -188,7 +188,8 @@ def _never(job: Job, fit: Fit) -> Answer:
     else:
         node, lacks = fit.lacking[0]
         head = f"No node of {where} can ever run it. The nearest, {safe(node.name, 80)}, {' and '.join(lacks[:3])}"
-        advice = (*_smaller(job, fit), cancel)
+        release = (f"then scontrol release {job.shown}",) if job.reason == "BadConstraints" else ()  # Slurm holds it
+        advice = (*_smaller(job, fit), *release, cancel)
     facts = tuple(
         Fact(f"{safe(node.name, 80)} {', '.join(lacks[:3])}", "scontrol show node") for node, lacks in fit.lacking[:3]
     )

@@ -219,7 +219,7 @@ ClusterName=c Account=physics UserName= Partition= Priority=0 ID=4
     GrpTRESMins=cpu=N(1)
     MaxJobs= MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
     MaxTRESPJ=cpu=2
-    Comment=GrpTRES=cpu=1(1)
+    Comment=of GrpSubmitJobs=1(1)
 ClusterName=c Account=physics UserName=alice(20001) Partition= Priority=0 ID=5
     MaxJobs=1(1) MaxWallPJ=30
 ClusterName=c Account=physics UserName=bob(20002) Partition= Priority=0 ID=6

@@ -24,6 +24,7 @@ SICK = replace(
 ROWS: list[tuple[str, dict[str, Any], str, Cause, Sure]] = [
     ("COMPLETED", {}, "It ended well", Cause.NONE, Sure.CERTAIN),
     ("FAILED", {"exit_code": 3}, "Its own program ended with exit code 3.", Cause.CODE, Sure.LIKELY),
+    ("FAILED", {"signal": 1, "nodes": "", "reason": "BadConstraints"}, "refused it", Cause.REQUEST, Sure.LIKELY),
     ("FAILED", {"exit_code": 127}, "a command was not found", Cause.CODE, Sure.LIKELY),
     ("FAILED", {"exit_code": 139}, "died of SIGSEGV", Cause.CODE, Sure.LIKELY),
     ("FAILED", {"signal": 7}, "died of SIGBUS", Cause.CODE, Sure.LIKELY),

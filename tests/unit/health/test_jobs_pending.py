@@ -84,6 +84,7 @@ def test_a_request_that_no_node_can_satisfy_names_the_nearest(reason: str) -> No
     assert "No node of partition main can ever run it. The nearest, w1, has 16 GiB" in answer.headline
     assert "needs 900 GiB" in answer.headline
     assert any("--mem=16384M" in advice for advice in answer.advice), answer.advice
+    assert (f"then scontrol release {JOB.shown}" in answer.advice) is (reason == "BadConstraints")
 
 
 @pytest.mark.parametrize(
