@@ -32,7 +32,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
     facts += [Fact(_of_step(step.id, step.state, step.exit_code, step.signal), SACCT) for step in _failed(job)]
     if comment:
         facts.append(Fact(f"minivm noted: {safe(comment.removeprefix(PREFIX))}", "the job's AdminComment"))
-    facts += [Fact(_run(number, run), SACCT) for number, run in enumerate(world.history, 1)][-4:]
+    facts += [Fact(describe_run(number, run), SACCT) for number, run in enumerate(world.history, 1)][-4:]
     return replace(answer, evidence=(*facts, *answer.evidence))
 
 
@@ -45,7 +45,7 @@ def _of_step(name: str, state: str, code: int, signal: int) -> str:
     return f"step {safe(name, 40)}: {safe(state, 40)}, {end}"
 
 
-def _run(number: int, run: Job) -> str:
+def describe_run(number: int, run: Job) -> str:
     where = f" on {safe(run.nodes, 80)}" if run.nodes else ""
     comment = f" ({safe(run.admin_comment.removeprefix(PREFIX), 160)})" if run.admin_comment.startswith(PREFIX) else ""
     return f"run {number}{where} ended {moment(run.ended)} as {safe(run.state, 40)}{comment}, and the job was requeued"

@@ -44,7 +44,9 @@ def withhold(job: Job) -> Page:
 
 
 def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
-    events = [Event(job.submitted, "submitted")]
+    events = [Event(min([run.submitted for run in world.history if run.submitted] or [job.submitted]), "submitted")]
+    if world.history:
+        events.append(Event(job.submitted, "queued again"))  # slurmctld counts from each requeue
     if job.eligible > job.submitted + 1 and (job.eligible <= now or not job.is_pending):
         events.append(Event(job.eligible, "eligible to start"))
     for number, run in enumerate(world.history, 1):

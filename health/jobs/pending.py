@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from health.jobs import limits as limit_reasons
 from health.jobs import machines
+from health.jobs.ended import describe_run
 from health.jobs.fit import Fit, free, judge, most_memory, share
 from health.jobs.model import Answer, Cause, Fact, Job, Node, Partition, Sure, World
 from health.jobs.text import FAR, count, duration, listed, minutes, moment, safe, size
@@ -15,6 +16,7 @@ from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
 
 SQUEUE = "squeue"
+SHOWN = 4  # runs
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
 _DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d+)?(?:\((\w+)\))?", re.ASCII)
 # Reasons that say all by themselves: sentence, cause, advice. {id} is the job's number.
@@ -99,6 +101,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
         facts.append(Fact(f"minivm noted: {safe(job.admin_comment.removeprefix(PREFIX))}", "the job's AdminComment"))
     if job.restarts:
         facts.append(Fact(f"it was requeued {count(job.restarts, 'time')}", SQUEUE))
+    facts += [Fact(describe_run(number, run), "sacct") for number, run in enumerate(world.history, 1)][-SHOWN:]
     return replace(answer, evidence=(*facts, *answer.evidence), unknown=tuple(unknown))
 
 

@@ -69,7 +69,7 @@ def test_why_a_job_waits(alice: Researcher) -> None:
 
 def test_why_a_job_ended(alice: Researcher) -> None:
     slurm = alice.world.slurm
-    late = alice.submit("--time=1", "--mem=100M", "-o", "/dev/null", script="sleep 600")
+    late = alice.submit("--time=1", "--mem=100M", "-w", FIRST, "-o", "/dev/null", script="sleep 600")
     three = alice.submit("--mem=100M", "-o", "/dev/null", "-J", "three", script="exit 3")
     says(alice, three, "exit code 3", cause="your code")
     assert explained(alice, "three")["job"]["shown"] == three

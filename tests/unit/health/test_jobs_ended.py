@@ -124,15 +124,17 @@ def test_a_site_s_own_comment_is_not_for_users() -> None:
 
 def test_the_timeline_has_earlier_runs() -> None:
     run = replace(
-        JOB, states=frozenset({"NODE_FAIL"}), started=NOW - 3900, ended=NOW - 3800, nodes="w1",
+        JOB, states=frozenset({"NODE_FAIL"}), submitted=NOW - 5000, started=NOW - 4900, ended=NOW - 4001, nodes="w1",
         admin_comment="minivm: the pod of node w1 was replaced",
     )  # fmt: skip
     item = explain(replace(JOB, states=frozenset({"COMPLETED"})), World(history=(run,)), NOW)
     assert [event.text for event in item.timeline] == [
-        "submitted", "run 1 started on w1", "run 1 ended: NODE_FAIL", "started on w0 after waiting 5 min",
-        "ended after 1 h: COMPLETED",
+        "submitted", "run 1 started on w1", "run 1 ended: NODE_FAIL", "queued again",
+        "started on w0 after waiting 5 min", "ended after 1 h: COMPLETED",
     ]  # fmt: skip
-    assert "the pod of node w1 was replaced" in facts(item.answer)
+    assert item.timeline[0].at == NOW - 5000 and "the pod of node w1 was replaced" in facts(item.answer)
+    waits = replace(JOB, states=frozenset({"PENDING"}), reason="BeginTime", restarts=1)
+    assert "the pod of node w1 was replaced" in facts(explain(waits, World(history=(run,)), NOW).answer)
 
 
 def running(world: World, **changes: Any) -> Answer:
