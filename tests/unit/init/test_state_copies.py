@@ -125,6 +125,8 @@ def test_a_copy_has_the_state_a_private_mode_and_no_password(here: Here) -> None
 
 def test_files_that_are_replaced_while_they_are_opened_are_of_one_moment(here: Here) -> None:
     """A writer replaces two files by rename, always one after the other: a copy never has them mixed up."""
+    here.put("job_state", job_state(8, rest=b"0"))
+    here.put("node_state", b"0")
     stop = threading.Event()
 
     def write() -> None:
@@ -145,7 +147,7 @@ def test_files_that_are_replaced_while_they_are_opened_are_of_one_moment(here: H
             texts = {name: os.read(fd, 1000) for name, fd in opened.items()}
             for fd in opened.values():
                 os.close(fd)
-            jobs_turn, nodes_turn = int(texts["job_state"][43:] or b"0"), int(texts["node_state"])
+            jobs_turn, nodes_turn = int(texts["job_state"][43:]), int(texts["node_state"])
             assert jobs_turn - nodes_turn in (0, 1)
     finally:
         stop.set()
