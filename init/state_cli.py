@@ -56,7 +56,7 @@ def main() -> None:
 @click.option("--keep", type=click.IntRange(1), default=None, help="Keep so many copies  [default: as configured, 7]")
 @JSON
 def save_command(directory: Path, keep: int | None, as_json: bool) -> None:
-    """Copy the state and the embedded database while slurmctld runs. Takes about ten seconds."""
+    """Copy the state and the embedded database while slurmctld runs. Takes about 20 seconds."""
     from init.helpers.backups import settings
 
     pod = Pod(os.environ)

@@ -314,7 +314,9 @@ def _prove_state(daemons: Daemons, directory: Path, manifest: Manifest, until: f
     if different:
         more = f" and {len(different) - MOST_TOLD} more" if len(different) > MOST_TOLD else ""
         raise CopyError("prove the copy", "; ".join(different[:MOST_TOLD]) + more)
-    return f"{len(expected.settled)} unfinished jobs are the same"
+    ended = jobs.beyond(expected, restored)
+    more = f", and {ended} had just ended" if ended else ""
+    return f"{len(expected.settled)} unfinished jobs are the same{more}"
 
 
 def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, conf: str, until: float) -> str:

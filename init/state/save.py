@@ -2,7 +2,7 @@
 
 slurmctld is never stopped or asked to wait. It publishes its state files by rename, so a file that is open keeps the
 content of its moment: all files are opened, then the directory is read again, and if it names other files by then, all
-are opened anew. It saves a change within six seconds; jobs that stay the same from seven seconds before that moment
+are opened anew. It saves a change within seconds; jobs that stay the same from 15 seconds before that moment
 until after it are therefore in the copy, and the manifest counts them.
 """
 
@@ -34,7 +34,7 @@ from init.slurm.saved import CONFIGURATION, HEAD, JOBS, NEW, OLD, STATE, WHOLE_H
 from init.state import copies, jobs
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, MANIFEST, STATE_TAR, CopyError, Manifest
 
-SETTLE = 7.0  # seconds after which slurmctld has saved a change
+SETTLE = 15.0  # seconds after which slurmctld has saved a change, on a busy machine too
 TRIES = 50
 TRY_PAUSE = 0.1
 LOCK = ".lock"
