@@ -13,10 +13,9 @@ import pytest
 from cluster.change.plan import Plan
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster, stored
-from cluster.rendered.tags import newest_here
 from cluster.values import Asked, auth, merged, settle
 from images.engine.docker import Engine
-from tests.cluster.conftest import IMAGES, NAME
+from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
 from tests.support.flood import flood
@@ -28,7 +27,6 @@ PODS = ("slurm-controller-0", "slurm-login-0", "slurm-worker-0", "slurm-worker-1
 MUNGED = "/run/munge/munge.socket.2"
 BLOCKED = "held all connections to munged, and may not use it for now"
 FLOOD_S = 20
-NEW = "26.05"
 PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alone is 10 s
 
 
@@ -154,20 +152,6 @@ def test_the_munge_key_is_rotated_under_a_running_job(older: World, ann: Researc
     ann("touch go")
     ann.wait_for(job, "COMPLETED")
     ann("rm go")
-
-
-def test_the_next_release_of_slurm_keeps_munge(older: World, ann: Researcher) -> None:
-    """Of a cluster whose stored options name no authentication, as those of an older version."""
-    cluster = older.cluster
-    as_an_older_version_stored(cluster)
-    found = stored(cluster.options.name, cluster.state.parent)
-    tags = newest_here(cluster.kubelet.client, IMAGES, slurm=NEW, variant="debian")
-    cluster.options = replace(settle(cluster.options.name, found, Asked()), tags=tags)
-    cluster.up(timeout=240)
-    older.manifests = cluster.manifests()
-    said = older.slurm("scontrol", "show", "config")
-    assert "auth/munge" in said and f"SLURM_VERSION           = {NEW}" in said
-    works(older, ann)
 
 
 def test_another_authentication_is_refused_under_a_job_and_taken_without_one(older: World, ann: Researcher) -> None:
