@@ -19,6 +19,7 @@ from init.slurm.daemon import PROGRAM, Slurmctld
 from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
 from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, impossible, load_said, weigh
 from init.slurm.kept import Kept, digest
+from init.slurm.place import placed
 
 TRIED = Path("/run/minivm/slurm-asked")  # not the directory where the mounted one is tested at the same time
 PAUSE = 0.2
@@ -62,7 +63,7 @@ def diff(candidate: str | None) -> None:
     FILE (or - for standard input) is a slurm.conf, a directory with the files of /etc/slurm, or Kubernetes' ConfigMap
     as `helm template` writes it.
     """
-    files, new = _candidate(candidate)
+    files, new = _placed(*_candidate(candidate))
     _show(weigh(files, Slurmctld(Path(os.devnull)), new))
 
 
@@ -73,7 +74,7 @@ def check(candidate: str | None) -> None:
 
     Errors that only slurmctld finds appear when it is applied.
     """
-    files, new = _candidate(candidate)
+    files, new = _placed(*_candidate(candidate))
     daemon = Slurmctld(Path(os.devnull))
     objection = daemon.objects_to(files.candidate(new, TRIED)) or impossible(files, new)
     if objection:
@@ -134,6 +135,11 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     if any(line.startswith(b"kind:") for line in data.splitlines()):
         return files, _with_main(of_config_map(data.decode(errors="replace")), given)
     return files, {MAIN: data}
+
+
+def _placed(files: SlurmFiles, new: Mapping[str, bytes]) -> tuple[SlurmFiles, Mapping[str, bytes]]:
+    """Return the files as they would be installed in this pod."""
+    return files, placed(files.pod, new)
 
 
 def _with_main(files: Mapping[str, bytes], given: str) -> Mapping[str, bytes]:

@@ -14,6 +14,7 @@ from init.engine.states import (
     EndPod,
     Go,
     Kill,
+    Lost,
     Phase,
     PodPhase,
     State,
@@ -184,6 +185,9 @@ class Engine(Services):
                     todo += self._advance(name, Down(then, self.ending.grace(self.spec(name))), now)
                     moved = True
                 moved |= self._let_go()
+            for name in order.unbound(self.specs, self.states):
+                todo += self._advance(name, Lost(), now)
+                moved = True
             if self.phase in (PodPhase.BOOT, PodPhase.RUNNING, PodPhase.DRAINING):
                 for name in order.startable(self.specs, self.states):
                     if name not in self.leaving:
@@ -217,10 +221,11 @@ class Engine(Services):
             self.trace.add(now, "", "ready", f"{now - self.began:.3f} s after the start")
 
     def all_ready(self) -> bool:
+        standing_by = order.on_standby(self.specs, self.states)
         return all(
             satisfied(self.states[name]) and not is_failing(spec, self.states[name])
             for name, spec in self.specs.items()
-            if spec.required
+            if spec.required and name not in standing_by
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from init.engine.states import (  # fmt: skip
     HANDOVER_WAIT,
+    LOST_WAIT,
     MAIN,
     STOPPER,
     Cause,
@@ -14,6 +15,7 @@ from init.engine.states import (  # fmt: skip
     Hurry,
     Impossible,
     Kill,
+    Lost,
     Notified,
     Passed,
     Phase,
@@ -108,6 +110,8 @@ def advance(service: Service, state: State, event: Event, now: float, jitter: fl
             return _overdue(service, replace(state, deadline=None), now, jitter)
         case Down():
             return _down(service, state, event.then, None, event.grace, now, jitter)
+        case Lost():
+            return _lost(state, now)
         case Hurry():
             if state.phase is Phase.STOPPING and state.deadline is not None:
                 return replace(state, deadline=min(state.deadline, now + event.grace)), []
@@ -122,7 +126,9 @@ def _impossible(state: State, event: Event) -> Step:
 
 
 def _go(service: Service, state: State, now: float) -> Step:
-    fresh = replace(state, said=None, status="", reloading=False, deadline=None, then=None, former=(), ready_at=None)
+    fresh = replace(
+        state, said=None, status="", standby=False, reloading=False, deadline=None, then=None, former=(), ready_at=None
+    )
     if service.kind is Kind.GATE:
         within = now + service.ready.within if service.ready.within else None
         return replace(fresh, phase=Phase.STARTING, since=now, started_at=now, deadline=within), [Watch()]
@@ -157,7 +163,9 @@ def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step
 
 def _ready(service: Service, state: State, now: float) -> State:
     watchdog = now + service.watchdog if service.watchdog else None
-    return replace(state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog, said=None, why=None)
+    return replace(
+        state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog, said=None, why=None, standby=False
+    )
 
 
 def _exited(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
@@ -217,6 +225,10 @@ def _ended(service: Service, state: State, event: Exited, now: float, jitter: fl
 def _notified(service: Service, state: State, event: Notified, now: float) -> Step:
     if event.status is not None:
         state = replace(state, status=event.status)
+    if event.standby and state.phase in (Phase.STARTING, Phase.READY):
+        if state.phase is Phase.READY:  # it has lost its turn, and what is bound to it goes with it
+            state = replace(state, phase=Phase.STARTING, since=now, ready_at=None, deadline=None)
+        state = replace(state, standby=True)
     actions: list[Action] = []
     if event.main_pid and event.main_pid != state.pid and state.phase in _ALIVE:
         former = (*state.former, state.pid) if state.pid else state.former
@@ -292,6 +304,22 @@ def _down(
     by_command = bool(service.stop.command) and then is not Then.FAIL and state.phase is not Phase.PREPARING
     act: Action = Spawn(STOPPER) if by_command else Kill(state.pid, signal)
     return replace(state, phase=Phase.STOPPING, since=now, deadline=now + grace), [Unwatch(), act]
+
+
+def _lost(state: State, now: float) -> Step:
+    """Kill its process without a chance to write anything more; it starts again when what it is bound to is back."""
+    state = replace(state, ready_at=None, reloading=False)
+    if state.spawning:  # not forked yet: it gets TERM then, and KILL a moment later
+        return replace(state, phase=Phase.STOPPING, since=now, then=Then.AGAIN, deadline=now + LOST_WAIT), [Unwatch()]
+    if state.phase is Phase.HANDOVER:
+        return replace(state, then=Then.AGAIN, deadline=now), []
+    if not state.pid:
+        again = replace(
+            state, phase=Phase.WAITING, since=now, streak=0, failures=(), deadline=None, why=None, said=None
+        )
+        return again, [Unwatch()]
+    state = replace(state, phase=Phase.STOPPING, since=now, then=Then.AGAIN, deadline=now + LOST_WAIT)
+    return state, [Unwatch(), Kill(state.pid, "KILL")]
 
 
 def _stopped(service: Service, state: State, now: float, jitter: float) -> Step:

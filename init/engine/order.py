@@ -16,15 +16,54 @@ if TYPE_CHECKING:
 SWEEP = 1.0  # part of the deadline kept for processes that belong to no service
 
 
-def waits_for(service: Service, states: Mapping[str, State]) -> tuple[str, ...]:
+def waits_for(
+    service: Service, states: Mapping[str, State], standing_by: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
     """Return what keeps it from starting: needs that are not ready, then soft needs without an outcome yet."""
-    hard = [name for name in service.needs if name in states and not satisfied(states[name])]
+    needs = (*service.needs, *service.bound_to)
+    hard = [name for name in needs if name in states and not satisfied(states[name])]
     soft = [
         name
         for name in service.after
-        if name in states and name not in hard and not satisfied(states[name]) and not had_its_turn(states[name])
+        if name in states
+        and name not in hard
+        and name not in standing_by
+        and not satisfied(states[name])
+        and not had_its_turn(states[name])
     ]
     return (*hard, *soft)
+
+
+def on_standby(specs: Mapping[str, Service], states: Mapping[str, State]) -> frozenset[str]:
+    """Return the services that stand by, and those that wait for them: the pod is ready without all of these."""
+    waiting = {name for name, state in states.items() if state.standby and not satisfied(state)}
+    added = bool(waiting)
+    while added:
+        more = {
+            name
+            for name, spec in specs.items()
+            if name not in waiting and not waiting.isdisjoint((*spec.needs, *spec.bound_to))
+            if name in states and not satisfied(states[name])
+        }
+        waiting |= more
+        added = bool(more)
+    return frozenset(waiting)
+
+
+def unbound(specs: Mapping[str, Service], states: Mapping[str, State]) -> list[str]:
+    """Return the started services that are bound to one that is no longer ready."""
+    return [
+        name
+        for name, spec in specs.items()
+        if name in states
+        and states[name].phase in _BOUND
+        and states[name].then is None
+        and any(other in states and not satisfied(states[other]) for other in spec.bound_to)
+    ]
+
+
+# What a bound service may be when its lease ends. One that a person stopped stays stopped.
+_BOUND = (Phase.PREPARING, Phase.STARTING, Phase.READY, Phase.HANDOVER, Phase.DONE, Phase.FAILED)
 
 
 def had_its_turn(state: State) -> bool:
@@ -33,10 +72,11 @@ def had_its_turn(state: State) -> bool:
 
 
 def startable(specs: Mapping[str, Service], states: Mapping[str, State]) -> list[str]:
+    standing_by = on_standby(specs, states)
     return [
         name
         for name, state in states.items()
-        if state.phase is Phase.WAITING and name in specs and not waits_for(specs[name], states)
+        if state.phase is Phase.WAITING and name in specs and not waits_for(specs[name], states, standing_by)
     ]
 
 

@@ -13,6 +13,8 @@ MAIN = -1  # step of the command itself; prepare commands are 0, 1, ...
 STOPPER = -2  # step of the stop command
 HANDOVER_WAIT = 2.0  # how long the heirs of an ended main process may take to report the new main process
 
+LOST_WAIT = 1.0  # between two attempts to kill a service whose lease is lost
+
 
 class Phase(Choice):
     WAITING = "waiting"
@@ -84,6 +86,7 @@ class State:
     why: Cause | None = None  # of the last failure
     said: Cause | None = None  # from the probe
     status: str = ""
+    standby: bool = False  # it waits for its turn among several pods, which is no fault
     reloading: bool = False
     ended: str = ""  # how its last process ended, prepare commands included
     last_exit: str = ""  # how the main process, or a failed prepare command, last ended
@@ -154,6 +157,7 @@ class Notified:
     status: str | None = None
     reloading: bool = False
     watchdog: bool = False
+    standby: bool = False
 
 
 @record(frozen=True, slots=True)
@@ -165,6 +169,11 @@ class Tick:
 class Down:
     then: Then
     grace: float
+
+
+@record(frozen=True, slots=True)
+class Lost:
+    """A service that it is bound to is no longer ready: end its process at once."""
 
 
 @record(frozen=True, slots=True)
@@ -216,7 +225,7 @@ class Impossible:
 if TYPE_CHECKING:
     from init.plan.service import Service
 
-    Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Notified | Tick | Down | Hurry | Up
+    Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Notified | Tick | Down | Lost | Hurry | Up
     Action = Spawn | Kill | Watch | Unwatch | EndPod | Impossible
     Step = tuple[State, list[Action]]
 

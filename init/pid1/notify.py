@@ -41,6 +41,7 @@ def parse(data: bytes) -> Notified:
         ready=values.get("READY") == "1",
         reloading=values.get("RELOADING") == "1",
         watchdog=values.get("WATCHDOG") == "1",
+        standby=values.get("STANDBY") == "1",
         status=_plain(values["STATUS"]) if "STATUS" in values else status,
         main_pid=(number(main_pid) or 0) if len(main_pid) < 10 else 0,
     )

@@ -66,6 +66,7 @@ def select(plan: Plan, env: Mapping[str, str], exists: Callable[[str], bool]) ->
             service,
             needs=tuple(name for name in service.needs if name in present),
             after=tuple(name for name in service.after if name in present),
+            bound_to=tuple(name for name in service.bound_to if name in present),
         )
         for service in chosen
     )

@@ -16,10 +16,12 @@ RESERVED = ("init", "syslog", "drain", "resume")  # names in the log, and the ro
 
 
 def start_edges(services: Iterable[Service]) -> dict[str, frozenset[str]]:
-    """Return what each service waits for before it starts: its needs, and those of `after` that are in this pod."""
+    """Return what each service waits for before it starts: its needs, and what else it names that is in this pod."""
     listed = list(services)
     present = {service.name for service in listed}
-    return {service.name: frozenset(service.needs) & present | frozenset(service.after) & present for service in listed}
+    return {
+        service.name: frozenset((*service.needs, *service.after, *service.bound_to)) & present for service in listed
+    }
 
 
 def stop_edges(services: Iterable[Service]) -> dict[str, frozenset[str]]:

@@ -132,6 +132,7 @@ class Service:
     when: tuple[Condition, ...]
     needs: tuple[str, ...]
     after: tuple[str, ...]
+    bound_to: tuple[str, ...]  # like needs; killed, and waiting again, once one of them is no longer ready
     required: bool  # the pod's readiness waits for it
     ready: Ready
     restart: Restart

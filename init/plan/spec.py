@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # fmt: off
 KEYS = (
-    "name", "about", "kind", "command", "prepare", "when", "needs", "after", "required", "ready", "restart", "stop",
-    "reload", "every", "timeout", "watchdog", "user", "group", "groups", "umask", "cwd", "environment",
+    "name", "about", "kind", "command", "prepare", "when", "needs", "after", "bound-to", "required", "ready", "restart",
+    "stop", "reload", "every", "timeout", "watchdog", "user", "group", "groups", "umask", "cwd", "environment",
     "environment-files", "limits", "capabilities", "no-new-privileges", "oom-score", "log",
 )
 # fmt: on
@@ -61,8 +61,8 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
     ready = _ready(at, kind)
     if at.has("watchdog") and ready.probe is not Probe.NOTIFY:
         at.fail("watchdog", "only a service with ready: notify can answer a watchdog")
-    needs, after = at.names("needs"), at.names("after")
-    if name in needs + after:
+    needs, after, bound_to = at.names("needs"), at.names("after"), at.names("bound-to")
+    if name in needs + after + bound_to:
         at.fail("needs", "a service cannot wait for itself")
     return Service(
         name=name,
@@ -74,6 +74,7 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
         when=_when(at),
         needs=needs,
         after=after,
+        bound_to=bound_to,
         required=at.flag("required", kind is not Kind.PERIODIC),
         ready=ready,
         restart=_restart(at, kind),

@@ -11,6 +11,7 @@ def service_to_mapping(service: Service) -> dict[str, object]:
     mapping["prepare"] = [list(command) for command in service.prepare]
     mapping["when"] = [_condition(item) for item in service.when]
     mapping["needs"], mapping["after"] = list(service.needs), list(service.after)
+    mapping["bound-to"] = list(service.bound_to)
     mapping |= {"user": service.user, "group": service.group, "cwd": service.cwd, "umask": f"{service.umask:04o}"}
     mapping["environment"] = {
         item.name: item.value if item.source is Source.VALUE else {item.source.value: item.value}

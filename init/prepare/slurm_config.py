@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm import conf
 from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
 from init.slurm.kept import Kept
+from init.slurm.place import LEASE, base, placed, several
 
 # Next to this file: the minimum for a controller of dynamic, configless workers. A real cluster brings its own.
 DEFAULT = Path(__file__).with_name("slurm.conf")
@@ -30,9 +32,12 @@ HOSTS = "/etc/hosts"
 
 
 def run(pod: Pod) -> str:
-    name_own_address(pod)
-    mounted = read(pod.path(MOUNT))
-    files = start_from(mounted, Kept(pod).good())
+    if not several(pod):
+        name_own_address(pod)
+        settle_alone(pod)
+    mounted = placed(pod, read(pod.path(MOUNT)))
+    good = Kept(pod).good()
+    files = start_from(mounted, placed(pod, good) if good else None)
     names = files.keys()
     SlurmFiles(pod).put(files)
     accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
@@ -45,6 +50,18 @@ def run(pod: Pod) -> str:
         if name not in names:
             write(pod.path(f"{TARGET}/{name}"), text.encode(), mode=0o644, owner=(0, 0))
     return f"no slurm.conf in {MOUNT}: generated a minimal one"
+
+
+def settle_alone(pod: Pod) -> None:
+    """Take a term, as the user slurm, for a controller that is alone again; do nothing if it always was."""
+    if not (base(pod) / LEASE).is_dir():
+        return
+    from ground.commands import ran
+
+    command = ["/opt/minivm/bin/python3", "-I", "-m", "init.slurm.terms", "alone"]
+    done = ran(command, env=dict(pod.env), user="slurm", group="slurm", extra_groups=[])
+    if done.returncode:
+        raise PrepareError("take the state of the last active controller", (done.stdout + done.stderr).strip())
 
 
 def name_own_address(pod: Pod) -> None:
@@ -87,8 +104,6 @@ def _auth_type(files: Mapping[str, bytes]) -> str:
 
 
 def defaults(pod: Pod, accounting: str) -> dict[str, str]:
-    import os
-
     # slurmctld looks for its own host name among the controllers; other pods reach it by the configured name.
     host = os.uname().nodename.split(".")[0]
     known_as = pod.controller[0] if pod.setting("MINIVM_CONTROLLER") else host

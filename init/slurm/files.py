@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from init.pod.pod import MOUNTS, Pod, user, write
+from init.slurm.place import placed
 
 MOUNT = f"{MOUNTS}/config/slurm"
 TARGET = "/etc/slurm"
@@ -23,6 +24,7 @@ class SlurmFiles:
     """Configuration files by name. A file that is no longer mounted stays installed; slurm.conf may not name it."""
 
     def __init__(self, pod: Pod) -> None:
+        self.pod = pod
         self.mounted = pod.path(MOUNT)
         self.target = pod.path(TARGET)
         self.before = pod.path(BEFORE)  # files before an attempt; an interrupted attempt is undone from it
@@ -30,7 +32,7 @@ class SlurmFiles:
     def wanted(self) -> dict[str, bytes] | None:
         """Return the mounted files; None without any, or during a swap, whose end triggers another event."""
         try:
-            files = read(self.mounted)
+            files = placed(self.pod, read(self.mounted))
         except OSError:
             return None
         return files if MAIN in files else None

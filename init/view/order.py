@@ -34,6 +34,8 @@ def describe(service: Service, colour: bool) -> str:
         parts.append(f"needs {', '.join(service.needs)}")
     if service.after:
         parts.append(f"after {', '.join(service.after)}")
+    if service.bound_to:
+        parts.append(f"bound to {', '.join(service.bound_to)}")
     if service.when:
         parts.append(f"when {' and '.join(condition(item) for item in service.when)}")
     if not service.required:

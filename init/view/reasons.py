@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # A required check whose last run failed: its target is up, but does not serve.
 FAILING = "failing"
+# The service that holds the right to act among several pods of the role.
+LEASE = "lease"
 
 
 def duration(seconds: float) -> str:
@@ -52,8 +54,8 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
         case Phase.STARTING if spec.ready.probe is Probe.NONE:
             return f"started {spent} ago; before: {cause}" if cause else f"starting for {spent}"
         case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
-            said = f', and says "{state.status}"' if state.status and quoting else ""
-            return f"started {spent} ago, no READY=1 yet{said}" + (f"; before: {cause}" if cause else "")
+            before = f"; before: {cause}" if cause else ""
+            return unnotified(spec, state, spent, quoting=quoting) + ("" if state.standby else before)
         case Phase.STARTING:
             asked = spec.ready.target or " ".join(spec.ready.command)
             return f"{spec.ready.probe.value} {asked}: no answer for {spent}"
@@ -74,10 +76,20 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
             return cause or "about to start"
 
 
+def unnotified(spec: Service, state: State, spent: str, *, quoting: bool) -> str:
+    """Return why a started service has not said READY=1: it stands by, or what else it says."""
+    if state.standby:
+        told = state.status if state.status and (quoting or is_ours(spec.command)) else "another pod is active"
+        return f"standby: {told}"
+    said = f', and says "{state.status}"' if state.status and quoting else ""
+    return f"started {spent} ago, no READY=1 yet{said}"
+
+
 def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
     """Return the services at the end of the chain that it waits for; itself if it waits for none."""
     state, spec = engine.states[name], engine.specs[name]
-    waits = order.waits_for(spec, engine.states) if state.phase is Phase.WAITING else ()
+    standing_by = order.on_standby(engine.specs, engine.states)
+    waits = order.waits_for(spec, engine.states, standing_by) if state.phase is Phase.WAITING else ()
     ends: list[str] = []
     for other in waits:
         if other not in seen:
@@ -99,8 +111,11 @@ def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = Tr
 def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Return each leaf cause once, preceded by the services that wait for it."""
     waiting: dict[str, list[str]] = {}
+    standing_by = order.on_standby(engine.specs, engine.states)
     for name, spec in engine.specs.items():
         state = engine.states[name]
+        if name in standing_by:
+            continue
         if spec.required and (not satisfied(state) or is_failing(spec, state)):
             for leaf in leaves(engine, name):
                 waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
@@ -135,14 +150,28 @@ def drain_text(engine: Engine, *, quoting: bool = True) -> str:
 def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Return the problems that do not keep the pod from being ready."""
     problems = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
+    standing_by = order.on_standby(engine.specs, engine.states)
     for name, spec in engine.specs.items():
         state = engine.states[name]
+        if name in standing_by:
+            continue
         if spec.kind is Kind.PERIODIC and state.why is not None and not spec.required:
             problems.append(f"{name}: last run {cause_text(state.why, quoting=quoting)}")
         elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
                 problems.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
     return tuple(problems)
+
+
+def role_among_pods(engine: Engine, *, quoting: bool = True) -> str:
+    """Return what this pod is among several that take turns: "standby: ...", "active, term 3"; "" for a pod alone."""
+    for name, spec in engine.specs.items():
+        state = engine.states[name]
+        if state.standby and not satisfied(state):
+            return own_reason(spec, state, state.since, quoting=quoting)
+        if name == LEASE and satisfied(state) and (quoting or is_ours(spec.command)):
+            return state.status
+    return ""
 
 
 def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> Snapshot:
@@ -156,6 +185,7 @@ def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> S
         uptime=now - engine.began,
         boot_seconds=engine.ready_at - engine.began if engine.ready_at is not None else None,
         drain=drain_text(engine, quoting=quoting),
+        turn=role_among_pods(engine, quoting=quoting),
         reasons=reasons,
         degraded=degraded(engine, now, quoting=quoting),
         conditions=tuple(

@@ -54,6 +54,7 @@ class Snapshot:
     degraded: tuple[str, ...]  # problems that do not make it not ready
     conditions: tuple[ConditionView, ...]
     services: tuple[ServiceView, ...]  # in start order
+    turn: str = ""  # "standby: ..." or "active, term 3" among several pods; "" for a pod alone
 
 
 def to_mapping(snapshot: Snapshot) -> dict[str, Any]:

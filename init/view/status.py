@@ -35,6 +35,8 @@ def duration(seconds: float) -> str:
 def headline(view: Snapshot, colour: bool) -> str:
     verdict = paint("ready", GREEN, colour) if view.ready else paint("not ready", RED, colour)
     parts = [f"{paint(view.pod or 'this pod', BOLD, colour)} ({view.role})", verdict, view.phase]
+    if view.turn:
+        parts.append(paint(view.turn, YELLOW if view.turn.startswith("standby") else GREEN, colour))
     if view.drain:
         parts.append(paint(view.drain, YELLOW, colour))
     parts.append(f"up {duration(view.uptime)}")

@@ -1,0 +1,248 @@
+"""Hold the lease on the right to act as the controller, or stand by. A service of a controller that is one of several.
+
+PID 1 starts slurmctld while this service is ready, and kills it as soon as it is not: after `STANDBY=1`, after its end,
+and when the watchdog hears of no renewal. This service kills slurmctld itself first, so that a stopped PID 1 does not
+matter; and PID 1's watchdog ends a stopped service, so that this one does not matter either. Where both are stopped, as
+on a suspended machine, slurmctld is stopped too: after waking it lives until the first of the two has looked at its
+clock, and writes only into the directory of its own, former term (`init.slurm.terms`).
+
+The volume may hang: one thread reads and writes it, another looks at the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ground.files import write_json, write_whole
+from ground.sockets import notify
+from init.errors import InitError
+from init.pod.helper import log
+from init.pod.moving_address import MovingAddress
+from init.pod.pod import Pod
+from init.records import replace
+from init.slurm import lease
+from init.slurm.lease import Contest, Terms
+from init.slurm.place import HELD, base
+
+LOOK_S = 0.5  # between two looks of a contender
+TICK_S = 0.1  # between two looks at the clock
+GONE_S = 2.0  # for slurmctld to be gone after KILL
+DAEMONS = ("slurmctld", "slurmscriptd")
+# `holder`: the holder takes the address of the controller's name itself. Empty: Kubernetes moves it.
+MOVES = "MINIVM_LEASE_ADDRESS"
+PROC = Path("/proc")
+
+
+class Keeper(threading.Thread):
+    """The thread that reads and writes the volume. The other thread reads `contest`, which is replaced as a whole."""
+
+    def __init__(self, store: Terms, holder: str, life: str) -> None:
+        super().__init__(daemon=True)
+        self.store, self.holder, self.life = store, holder, life
+        self.first = holder.endswith("-0")
+        self.contest = Contest()
+        self.error = ""
+        self.leaving = threading.Event()
+        self._beat = 0
+
+    def run(self) -> None:
+        while not self.leaving.is_set():
+            try:
+                pause = self.turn()
+                self.error = ""
+            except OSError as error:
+                pause, text = LOOK_S, f"{self.store.directory}: {error.strerror or error}"
+                if text != self.error:
+                    log(text)
+                self.error = text
+            self.leaving.wait(pause)
+        with suppress(OSError):
+            if self.contest.holds(lease.now()):
+                self.store.renew(self.contest.mine, self.holder, self.life, self._beat + 1, released=True)
+
+    def turn(self) -> float:
+        """Renew the term of this pod, or look if it may have the next one; return the pause until the next turn."""
+        begun = lease.now()
+        if self.contest.lapsed(begun):
+            self.contest = replace(self.contest, mine=0, looked=lease.NEVER)
+        if self.contest.mine:
+            self._beat += 1
+            self.store.renew(self.contest.mine, self.holder, self.life, self._beat)
+            newest = self.store.last()
+            self.contest = lease.after_renewal(self.contest, begun, lease.now(), newest=newest)
+            return lease.RENEW_S
+        seen = self.store.newest()
+        self.contest = lease.after_look(self.contest, seen, begun, lease.now())
+        begun = lease.now()
+        wanted = lease.next_term(self.contest, self.life, begun, first=self.first)
+        mine = self.store.claim(wanted, self.holder, self.life) if wanted else None
+        if mine is None:
+            return LOOK_S
+        former = self.store.term(seen.number) if seen else None
+        self._beat = 0
+        self.contest = lease.after_claim(self.contest, mine, former, begun, lease.now())
+        return lease.RENEW_S
+
+    def describe(self) -> str:
+        """Return for what this pod stands by."""
+        contest = self.contest
+        if self.error:
+            return f"cannot use the lease: {self.error}"
+        if contest.mine:
+            return f"term {contest.mine} begins when the former holder has given up"
+        if contest.seen is None:
+            return "the first term is pod 0's"
+        return f"{contest.seen.holder or 'another pod'} has term {contest.seen.number}"
+
+
+class Service:
+    """The thread that looks at the clock: it makes this pod active, and ends that in time."""
+
+    def __init__(self, keeper: Keeper, held: Path, address: MovingAddress | None) -> None:
+        self.keeper, self.held, self.address = keeper, held, address
+        self.active = 0  # the term
+        self._until = lease.NEVER
+        self._told = ""
+
+    def tick(self) -> None:
+        contest = self.keeper.contest
+        holds = contest.holds(lease.now())
+        if self.active and not (holds and contest.mine == self.active):
+            self.lose()
+        if holds and not self.active:
+            self.begin(contest)
+        elif holds and contest.until != self._until:
+            notify("WATCHDOG=1")
+            if self.address:
+                self.address.announce()
+        self._until = contest.until
+        if not self.active:
+            text = self.keeper.describe()
+            # A volume that does not answer is a fault; to wait for another pod is none.
+            self.tell(f"STATUS={text}" if self.keeper.error else f"STANDBY=1\nSTATUS={text}")
+
+    def begin(self, contest: Contest) -> None:
+        try:
+            write_json(self.held, {"term": contest.mine}, 0o600)
+            if self.address:
+                self.address.take()
+        except OSError as error:
+            log(f"term {contest.mine} cannot begin: {error.strerror or error}")
+            return
+        self.active = contest.mine
+        log(f"active, term {self.active}")
+        self.tell(f"READY=1\nSTATUS=active, term {self.active}")
+
+    def lose(self) -> None:
+        """Kill slurmctld before another pod may act, then tell PID 1."""
+        gone = kill_daemons()
+        log(f"term {self.active} is lost: {'slurmctld is killed' if gone else 'slurmctld does not die'}")
+        self.active = 0
+        self.tell(f"STANDBY=1\nSTATUS={self.keeper.describe()}")
+        self.leave_address()
+        with suppress(OSError):
+            self.held.unlink()
+
+    def end(self) -> None:
+        """Release the lease: PID 1 has stopped slurmctld, or restarts this service alone."""
+        notify("STOPPING=1")
+        gone = kill_daemons()
+        self.leave_address()
+        if gone:
+            self.keeper.leaving.set()
+            self.keeper.join(lease.WITHIN_S)
+
+    def leave_address(self) -> None:
+        if self.address:
+            try:
+                self.address.leave()
+            except OSError as error:
+                log(f"the address stays: {error}")
+
+    def tell(self, text: str) -> None:
+        if text != self._told:
+            notify(text)
+        self._told = text
+
+
+def kill_daemons(within: float = GONE_S) -> bool:
+    """Kill every slurmctld of this pod, also one that a reload has just started; tell if they are gone."""
+    end = time.monotonic() + within
+    while running := _daemons():
+        for pid in running:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _daemons() -> list[int]:
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                name, state = (entry / "stat").read_text().partition("(")[2].rsplit(")", 1)
+                if name in DAEMONS and state.split()[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def own_life(run: Path) -> str:
+    """Return the name of this container's life, made once: what a former process of this service held is its own."""
+    file = run / "lease-life"
+    with suppress(OSError):
+        if life := file.read_text():
+            return life
+    life = os.urandom(16).hex()
+    write_whole(file, life, 0o600)
+    return life
+
+
+def moving_address(pod: Pod) -> MovingAddress | None:
+    if not pod.setting(MOVES):
+        return None
+    return MovingAddress(socket.gethostbyname(pod.controller[0]))
+
+
+def serve(service: Service) -> int:
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    service.keeper.start()
+    while not ending.wait(TICK_S):
+        service.tick()
+    service.end()
+    return 0
+
+
+def main(words: list[str]) -> int:
+    """Take the directory of the state and of this pod's own files as arguments; the defaults are the pod's."""
+    pod = Pod(os.environ)
+    parent = Path(words[0]) if words else base(pod)
+    held = Path(words[1]) / "lease.json" if words else pod.path(HELD)
+    try:
+        life = own_life(held.parent)
+        address = moving_address(pod)
+        service = Service(Keeper(Terms(parent), pod.name, life), held, address)
+        # What a former process of this service left: it may have been killed before it could kill slurmctld.
+        if not kill_daemons():
+            log("a slurmctld of this pod does not die")
+            return 1
+        service.leave_address()
+        held.unlink(missing_ok=True)
+    except (InitError, OSError) as error:
+        log(f"cannot contend for the lease: {error}")
+        return 1
+    return serve(service)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Where slurmctld of this pod keeps its state, and under which name it runs: slurm.conf as this pod alone has it.
+
+A controller that has always been alone uses the mounted slurm.conf unchanged. A boot step reads this: imports stay few.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ground.files import read_json
+from init.errors import ConfigError
+from init.fields import number
+from init.pod.pod import MOUNTS, Pod
+from init.slurm.conf import setting
+
+STATE = "/var/spool/slurmctld"
+MOUNTED = f"{MOUNTS}/config/slurm/slurm.conf"
+LEASE = "lease"  # the directory of the lease, beside those of the terms
+# Written by the service `lease` as the user slurm: {"term": N}.
+HELD = "/run/slurm/lease.json"
+CONTROLLERS = "MINIVM_CONTROLLERS"
+_HOST = re.compile(rb"(?im)^[ \t]*SlurmctldHost[ \t]*=[ \t]*([^\s#]+)[^\n]*$")
+_STATE = re.compile(rb"(?im)^[ \t]*StateSaveLocation[ \t]*=[^\n]*$")
+
+
+def base(pod: Pod) -> Path:
+    """Return the directory that has the terms."""
+    return pod.path(setting(pod.text(MOUNTED) or "", "StateSaveLocation") or STATE)
+
+
+def several(pod: Pod) -> bool:
+    """Tell if this controller is one of several."""
+    return (number(pod.setting(CONTROLLERS, "1")) or 1) > 1
+
+
+def held(pod: Pod) -> int:
+    """Return the term that this pod has; 0 for a controller that has always been alone."""
+    found = read_json(pod.path(HELD)).get("term")
+    return found if isinstance(found, int) else 0
+
+
+def of_term(parent: Path, term: int) -> Path:
+    return parent / f"term-{term}"
+
+
+def placed(pod: Pod, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files with the host and the state of this pod's term; unchanged without a term."""
+    term = held(pod)
+    return with_term(files, base(pod), term, os.uname().nodename.partition(".")[0]) if term else dict(files)
+
+
+def with_term(files: Mapping[str, bytes], parent: Path, term: int, host: str) -> dict[str, bytes]:
+    """Return the files with this pod's own host and state in slurm.conf, for the holder of a term."""
+    text = files.get("slurm.conf")
+    if not term or text is None:
+        return dict(files)
+    hosts = _HOST.findall(text)
+    if len(hosts) != 1:
+        raise ConfigError(
+            "start one of several controllers",
+            f"it has {len(hosts)} lines SlurmctldHost",
+            file="slurm.conf",
+            field="SlurmctldHost",
+            hint="write one: NAME(ADDRESS), with the address that moves to the active controller",
+        )
+    name, _, address = hosts[0].decode(errors="replace").partition("(")
+    line = f"SlurmctldHost={host}({address.rstrip(')') or name})".encode()
+    text = _HOST.sub(lambda _: line, text)
+    state = f"StateSaveLocation={of_term(parent, term)}".encode()
+    text = _STATE.sub(lambda _: state, text) if _STATE.search(text) else text.rstrip(b"\n") + b"\n" + state + b"\n"
+    return {**files, "slurm.conf": text}
