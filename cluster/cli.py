@@ -128,6 +128,11 @@ def connect() -> Any:
 @name_option
 @click.option("--workers", type=int, help="Number of worker pods.  [default: the current one; a new cluster: 2]")
 @click.option(
+    "--controllers",
+    type=click.IntRange(1, 2),
+    help="2: one acts, one stands by; not with embedded accounting.  [default: the current one; a new cluster: 1]",
+)
+@click.option(
     "--port",
     type=click.IntRange(1, 65535),
     help="Port of 127.0.0.1 for ssh; the next free one if taken.  [default: the current one; a new cluster: 2222]",
@@ -152,7 +157,7 @@ def connect() -> Any:
     envvar="MINIVM_VALUES",
     help="Chart values that override the defaults. They are stored: a later `up` keeps them.",
 )
-@click.option("--reset", is_flag=True, help="Forget the stored --workers, --values and --proctrack.")
+@click.option("--reset", is_flag=True, help="Forget the stored --workers, --controllers, --values and --proctrack.")
 @click.option("--keep-images", is_flag=True, help="Leave the pods on their images, also where these were built anew.")
 @click.option("--yes", is_flag=True, help="Agree to what is lost: pods, partitions, jobs, ssh sessions.")
 @click.option(
@@ -165,6 +170,7 @@ def connect() -> Any:
 def up(
     name: str,
     workers: int | None,
+    controllers: int | None,
     port: int | None,
     slurm: str,
     variant: str,
@@ -199,6 +205,7 @@ def up(
     given = os.environ.get("MINIVM_BUILD_PREFIX") or any(text.startswith("prefix=") for text in root.obj.assignments)
     asked = Asked(
         workers=workers,
+        controllers=controllers,
         proctrack=proctrack,
         auth=auth,
         overrides=read_overrides(values_file) if values_file else None,

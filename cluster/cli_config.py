@@ -63,7 +63,8 @@ def ask(word: str, name: str, values_file: Path | None) -> None:
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:
         cluster.options = replace(cluster.options, overrides=read_overrides(values_file))
-    controller = cluster.kubelet.running().get(slurm_conf.CONTROLLER)
+    running = cluster.kubelet.running()
+    controller = running.get(cluster.active_controller(running))
     if controller is None or not controller.running:
         raise ClusterError("ask the controller", "it does not run", hint="make status")
     code, text = slurm_conf.ask(cluster.kubelet, controller, word, slurm_conf.files(cluster.manifests()))
@@ -75,6 +76,6 @@ def run(name: str, *words: str) -> None:
     from cluster import slurm_conf
     from cluster.local import LocalCluster
 
-    code, text = LocalCluster.saved(connect(), name).exec(slurm_conf.CONTROLLER, ["minivm", "config", *words])
+    code, text = LocalCluster.saved(connect(), name).run_slurm(slurm_conf.CONTROLLER, ["minivm", "config", *words])
     click.echo(text, nl=False)
     sys.exit(code)

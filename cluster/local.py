@@ -135,7 +135,11 @@ class LocalCluster:
         """Return the images of this cluster. An older version stored none, so the pods' images count."""
         kept = pins.read(self.state)
         seen = {item.reference: Image(item.image, self.slurm_in(item.image)) for item in there.values()}
-        controllers = [self.slurm_in(item.image) for name, item in there.items() if name == stakes.CONTROLLER]
+        controllers = [
+            self.slurm_in(item.image)
+            for name, item in there.items()
+            if item.role == "controller" or name == stakes.CONTROLLER
+        ]
         return Pins({**seen, **kept.images}, max([kept.state, *controllers]))
 
     def slurm_in(self, image: str) -> str:
@@ -154,7 +158,7 @@ class LocalCluster:
             return False
         cannot = f"change the authentication from {values.auth(before)} to {values.auth(self.options)}"
         command = ["timeout", "10", "squeue", "--noheader", "--states=R,CG,S,CF,SI,SO", "--format=%A"]
-        code, output = self.exec(slurm_conf.CONTROLLER, command)
+        code, output = self.run_slurm(slurm_conf.CONTROLLER, command)
         if code:
             raise ClusterError(cannot, "slurmctld does not answer whether jobs run", hint="mend the cluster first")
         if jobs := output.split():
@@ -205,7 +209,7 @@ class LocalCluster:
             self.reconcile(known, self.kubelet.running(), timeout=timeout)
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
-        slurm_conf.confirm(self.exec, there)
+        slurm_conf.confirm(self.run_slurm, there)
 
     def with_this_machine(self, asked: int, there: Mapping[str, Running]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
@@ -265,7 +269,7 @@ class LocalCluster:
 
     def weighed(self, known: Manifests, there: Mapping[str, Running]) -> tuple[list[str], list[str]]:
         """Ask the controller about a changed slurm.conf: the changes, and the jobs that they would end."""
-        controller = there.get(slurm_conf.CONTROLLER)
+        controller = there.get(self.active_controller(there))
         if controller is None or not controller.running:
             return [], []
         code, text = slurm_conf.ask(self.kubelet, controller, "diff", slurm_conf.files(known))
@@ -288,11 +292,11 @@ class LocalCluster:
             return Stake()
         try:
             if current.role == "worker":
-                waiting = stakes.waiting_for(self.exec, step.pod) if step.kind is Kind.REMOVE else []
-                return Stake(jobs=stakes.running_on(self.exec, step.pod), waiting=waiting)
+                waiting = stakes.waiting_for(self.run_slurm, step.pod) if step.kind is Kind.REMOVE else []
+                return Stake(jobs=stakes.running_on(self.run_slurm, step.pod), waiting=waiting)
             if current.role == "login":
                 sessions = stakes.sessions(self.exec, step.pod)
-                return Stake(jobs=stakes.begun_on(self.exec, step.pod), sessions=sessions)
+                return Stake(jobs=stakes.begun_on(self.run_slurm, step.pod), sessions=sessions)
         except (ClusterError, stakes.NoAnswer, OSError) as error:
             return Stake(unknown=one_line(str(error)))
         return Stake()
@@ -363,7 +367,7 @@ class LocalCluster:
         assigned = dict(
             zip(
                 (pod.name for pod in without_service),
-                self.new_addresses(len(without_service), kept.values()),
+                self.new_addresses(len(without_service), [*kept.values(), *self.moving_addresses(known).values()]),
                 strict=True,
             )
         )
@@ -373,10 +377,12 @@ class LocalCluster:
 
     def launch(self, pod: Pod, known: Manifests, assigned: Mapping[str, str]) -> None:
         names, address = objects.aliases(pod, known.services), assigned[pod.name]
-        hosts = {
-            name: assigned[behind]
+        addresses = self.moving_addresses(known) | {
+            service.name: assigned[behind]
             for behind, service in objects.stable_services(known.pods, known.services).items()
-            for name in objects.host_names(service.name, pod.namespace)
+        }
+        hosts = {
+            name: addresses[service] for service in addresses for name in objects.host_names(service, pod.namespace)
         }
         described = self.describe(pod, known)
         made = self.kubelet.create(pod, known, address=address, described=described, aliases=names, hosts=hosts)
@@ -387,12 +393,23 @@ class LocalCluster:
         self.kubelet.start(pod, made)
         self.log(f"{pod.name}: started at {address}")
 
+    def service_addresses(self, known: Manifests) -> dict[str, str]:
+        """Map every Service with an address of its own to it."""
+        subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
+        kept = objects.stable_services(known.pods, known.services).values()
+        moving = objects.moving_services(known.services)
+        return of_services(subnet, {service.name for service in (*kept, *moving)})
+
     def kept_addresses(self, known: Manifests) -> dict[str, str]:
         """Map pods to the address of the Service in front of them, which outlives the pod."""
-        subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
+        by_service = self.service_addresses(known)
         kept = objects.stable_services(known.pods, known.services)
-        by_service = of_services(subnet, (service.name for service in kept.values()))
         return {pod: by_service[service.name] for pod, service in kept.items()}
+
+    def moving_addresses(self, known: Manifests) -> dict[str, str]:
+        """Map Services to the address that the active one of several pods takes."""
+        by_service = self.service_addresses(known)
+        return {service.name: by_service[service.name] for service in objects.moving_services(known.services)}
 
     def new_addresses(self, count: int, kept: Iterable[str] = ()) -> list[str]:
         """Return addresses that no pod has and the last pods did not have, so that no peer relies on an old one."""
@@ -469,6 +486,21 @@ class LocalCluster:
             raise ClusterError(f"run a command in {pod}", "there is no such pod")
         return self.kubelet.exec(running[pod].container, command, user=user)
 
+    def active_controller(self, there: Mapping[str, Running]) -> str:
+        """Return the controller that acts: the only one, or the one of several that says so."""
+        found = [item for item in there.values() if item.role == "controller"]
+        if len(found) > 1:
+            for item in found:
+                if readiness.turn(item).startswith("active"):
+                    return item.pod
+        return slurm_conf.CONTROLLER
+
+    def run_slurm(self, pod: str, command: Iterable[str]) -> tuple[int, str]:
+        """Run a command like `exec`, but instead of in the first controller in the one that acts."""
+        if pod == slurm_conf.CONTROLLER:
+            pod = self.active_controller(self.kubelet.running())
+        return self.exec(pod, command)
+
     # Status
 
     def status(self) -> list[Row]:
@@ -481,7 +513,7 @@ class LocalCluster:
 
     def slurm_states(self, running: Mapping[str, Running]) -> dict[str, str]:
         """Ask the controller once for the nodes' states, with a short timeout."""
-        controller = f"{RELEASE}-controller-0"
+        controller = self.active_controller(running)
         if controller not in running or not running[controller].running:
             return {}
         command = ["timeout", "3", "sinfo", "-h", "-N", "-o", "%N|%T|%E"]

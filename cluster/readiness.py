@@ -13,6 +13,7 @@ from cluster.rendered.objects import Pod
 
 TIMEOUT = 2.0
 STATUS = "/status"
+PORT = 8650  # of /status in a controller's pod
 # Consecutive failures of /livez before a pod is restarted, as in the chart's probe.
 DEAD_AFTER = 3
 NO_START = "slurm.conf: slurmctld does not start with it"
@@ -25,6 +26,8 @@ class Readiness:
     reason: str = ""
     # Problems that do not make the pod unready.
     also: tuple[str, ...] = ()
+    # What the pod is among several that take turns: "active, term 3", "standby: ...".
+    turn: str = ""
 
 
 def ask(pod: Pod, running: Running | None) -> Readiness:
@@ -53,7 +56,16 @@ def examine(pod: Pod, running: Running | None) -> Readiness:
         status = json.loads(text) if code == 200 else {}
     except (OSError, http.client.HTTPException, ValueError):
         return answer
-    return Readiness(answer.ready, answer.reason, wrong(status))
+    return Readiness(answer.ready, answer.reason, wrong(status), str(status.get("turn", "")))
+
+
+def turn(running: Running) -> str:
+    """Ask a controller what it is among several: "active, term 3", "standby: ..."; "" if it does not say."""
+    try:
+        code, text = get(running.address, PORT, STATUS)
+        return str(json.loads(text).get("turn", "")) if code == 200 else ""
+    except (OSError, http.client.HTTPException, ValueError):
+        return ""
 
 
 def hopeless(pod: Pod, running: Running | None) -> None:

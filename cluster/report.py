@@ -59,7 +59,7 @@ def rows(
             pod.role,
             readiness[pod.name].ready,
             readiness[pod.name].reason,
-            slurm.get(pod.name, "-"),
+            readiness[pod.name].turn.partition(":")[0] or slurm.get(pod.name, "-"),
             running[pod.name].restarts if pod.name in running else 0,
             readiness[pod.name].also,
             image(found).slurm if (found := runs.get(pod.name)) else "",

@@ -27,6 +27,8 @@ class Options:
 
     name: str = "local"
     workers: int = 2
+    # Of these one acts, the others stand by.
+    controllers: int = 1
     tag: str = "latest"
     # Role -> tag, if it differs from `tag`: a tag is the hash of one image, so the roles' differ.
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +57,8 @@ class Options:
             raise ClusterError(f"name a cluster {self.name!r}", "lower-case letters, digits and '-' only, 21 at most")
         if not 1 <= self.workers <= 64:
             raise ClusterError(f"start {self.workers} workers", "1 to 64 fit on one machine")
+        if self.controllers not in (1, 2):
+            raise ClusterError(f"start {self.controllers} controllers", "there are one, or two of which one stands by")
 
 
 def dump(options: Options) -> bytes:
@@ -83,6 +87,7 @@ class Asked:
     """Options given to `up`; None or empty: not given."""
 
     workers: int | None = None
+    controllers: int | None = None
     proctrack: str | None = None
     auth: str | None = None
     overrides: Mapping[str, Any] | None = None
@@ -96,9 +101,11 @@ def settle(name: str, stored: Options | None, asked: Asked) -> Options:
     """Combine a cluster's options: those given now, then the stored ones, then the defaults."""
     options = stored or Options(name=name)
     if asked.reset:
-        options = replace(options, workers=Options().workers, proctrack="", overrides={}, values_file="")
+        options = replace(options, workers=Options().workers, controllers=1, proctrack="", overrides={}, values_file="")
     if asked.overrides is not None:
         options = replace(options, overrides=asked.overrides, values_file=asked.values_file)
+    if asked.controllers is not None:
+        options = replace(options, controllers=asked.controllers)
     if asked.proctrack is not None:
         options = replace(options, proctrack=asked.proctrack)
     # Another authentication ends running steps: only --auth and a value change it.
@@ -156,11 +163,13 @@ def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
 def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Return the values that one machine needs; everything else is the chart's default."""
     runtime_class = cgroups.RUNTIME_CLASS if options.own_cgroups else ""
+    several = options.controllers > 1
     values: dict[str, Any] = {
         "clusterName": "minivm",
         "slurm": {"proctrack": proctrack(options), "auth": auth(options), **slurm},
         "image": {"repository": options.repository, "tag": options.tag, "tags": dict(options.tags)},
-        "controller": {"graceSeconds": 30},
+        "controller": {"graceSeconds": 30}
+        | ({"replicas": options.controllers, "moveAddress": True} if several else {}),
         "login": {
             "graceSeconds": 30,
             "runtimeClassName": runtime_class,

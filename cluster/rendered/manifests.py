@@ -225,6 +225,6 @@ def parse_service(document: Mapping[str, Any]) -> Service:
     return Service(
         name=str(document["metadata"]["name"]),
         headless=spec.get("clusterIP") == "None",
-        selector=spec["selector"],
+        selector=spec.get("selector", {}),
         node_port=(int(published["nodePort"]), str(published["targetPort"])) if published else None,
     )

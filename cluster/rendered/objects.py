@@ -83,6 +83,7 @@ class Pod:
 class Service:
     name: str
     headless: bool
+    # Empty: the active one of several pods takes the address itself.
     selector: Mapping[str, str]
     # Published on the machine: (port of the machine, name of the pod's port).
     node_port: tuple[int, str] | None = None
@@ -119,7 +120,7 @@ def shared_memory(pod: Pod, machine: int) -> int:
 
 
 def selects(service: Service, pod: Pod) -> bool:
-    return all(pod.labels.get(key) == value for key, value in service.selector.items())
+    return bool(service.selector) and all(pod.labels.get(key) == value for key, value in service.selector.items())
 
 
 def stable_services(pods: Iterable[Pod], services: Iterable[Service]) -> dict[str, Service]:
@@ -130,6 +131,11 @@ def stable_services(pods: Iterable[Pod], services: Iterable[Service]) -> dict[st
         if not service.headless and not service.node_port and len(behind) == 1:
             by_pod.setdefault(behind[0], service)
     return by_pod
+
+
+def moving_services(services: Iterable[Service]) -> list[Service]:
+    """Return the Services whose address moves between their pods."""
+    return [service for service in services if not service.selector and not service.headless]
 
 
 def host_names(host: str, namespace: str) -> list[str]:

@@ -4,7 +4,7 @@ PID 1 starts slurmctld while this service is ready, and kills it as soon as it i
 and when the watchdog hears of no renewal. This service kills slurmctld itself first, so that a stopped PID 1 does not
 matter; and PID 1's watchdog ends a stopped service, so that this one does not matter either. Where both are stopped, as
 on a suspended machine, slurmctld is stopped too: after waking it lives until the first of the two has looked at its
-clock, and writes only into the directory of its own, former term (`init.slurm.terms`).
+clock, and writes only into the directory of its own, former term (`init.helpers.terms`).
 
 The volume may hang: one thread reads and writes it, another looks at the clock.
 """

@@ -22,6 +22,7 @@ LEASE = "lease"  # the directory of the lease, beside those of the terms
 # Written by the service `lease` as the user slurm: {"term": N}.
 HELD = "/run/slurm/lease.json"
 CONTROLLERS = "MINIVM_CONTROLLERS"
+NO_HASH = "NO_CONF_HASH"
 _HOST = re.compile(rb"(?im)^[ \t]*SlurmctldHost[ \t]*=[ \t]*([^\s#]+)[^\n]*$")
 _STATE = re.compile(rb"(?im)^[ \t]*StateSaveLocation[ \t]*=[^\n]*$")
 
@@ -71,4 +72,8 @@ def with_term(files: Mapping[str, bytes], parent: Path, term: int, host: str) ->
     text = _HOST.sub(lambda _: line, text)
     state = f"StateSaveLocation={of_term(parent, term)}".encode()
     text = _STATE.sub(lambda _: state, text) if _STATE.search(text) else text.rstrip(b"\n") + b"\n" + state + b"\n"
+    # The nodes have the file of the controller that they asked last: slurmctld would report each as a wrong one.
+    flags = setting(text.decode(errors="replace"), "DebugFlags")
+    if NO_HASH.lower() not in flags.lower().split(","):
+        text = text.rstrip(b"\n") + f"\nDebugFlags={','.join(filter(None, (flags, NO_HASH)))}\n".encode()
     return {**files, "slurm.conf": text}

@@ -15,9 +15,18 @@ from tests.cluster.conftest import IMAGES
 
 @contextmanager
 def small_cluster(
-    client: Any, name: str, root: Path, values: dict[str, Any], workers: int = 1, auth: str = AUTHS[0]
+    client: Any, name: str, root: Path, values: dict[str, Any], workers: int = 1, controllers: int = 1,
+    auth: str = AUTHS[0],
 ) -> Iterator[LocalCluster]:
-    options = Options(name=name, workers=workers, repository=IMAGES, port=free_port(22500), auth=auth, overrides=values)
+    options = Options(
+        name=name,
+        workers=workers,
+        controllers=controllers,
+        repository=IMAGES,
+        port=free_port(22500),
+        auth=auth,
+        overrides=values,
+    )
     cluster = LocalCluster(client, options, root=root, log=print)
     cluster.down()
     try:

@@ -3,6 +3,7 @@
 {{- include "minivm.checks.keys" . -}}
 {{- include "minivm.checks.network" . -}}
 {{- include "minivm.checks.mounts" . -}}
+{{- include "minivm.checks.controllers" . -}}
 {{- end -}}
 
 {{/* The daemons refuse such a key at start, when the Secret exists already. */}}
@@ -29,6 +30,14 @@
 {{- range .Values.networkPolicy.nodeCidrs -}}
   {{- $bits := splitList "/" . | last | int -}}
   {{- if lt $bits (ternary 16 8 (contains ":" .)) }}{{ fail (printf "networkPolicy.nodeCidrs: %s is more than the machines' network, and every address in it reaches slurmctld and every slurmd: name the machines' own networks" .) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "minivm.checks.controllers" -}}
+{{- if gt (int .Values.controller.replicas) 1 -}}
+  {{- if not .Values.controller.moveAddress }}{{ fail "controller.replicas is 2, and controller.moveAddress is false: clients would not follow the active controller. So far only `build.py up --controllers 2` has two, on one machine" }}{{ end -}}
+  {{- if eq .Values.accounting.mode "embedded" }}{{ fail "controller.replicas is 2, and accounting.mode is embedded: its database lives in one controller's pod. Set accounting.mode to external or none" }}{{ end -}}
+  {{- if not .Values.controller.stableAddress }}{{ fail "controller.replicas is 2, and controller.stableAddress is false: the address of one pod cannot move. Set it to true" }}{{ end -}}
 {{- end -}}
 {{- end -}}
 

@@ -461,7 +461,7 @@ would refuse it too, and stay with the last good set; whoever installs is told a
 {{- define "minivm.checkDropIn" -}}
 {{- $service := fromYaml .text }}
 {{- with $service.Error }}{{ fail (printf "%s: not a service file: %s" $.at .) }}{{ end }}
-{{- $known := list "disabled" "name" "about" "kind" "command" "prepare" "when" "needs" "after" "required" "ready" "restart" "stop" "reload" "every" "timeout" "watchdog" "user" "group" "groups" "umask" "cwd" "environment" "environment-files" "limits" "capabilities" "no-new-privileges" "oom-score" "log" }}
+{{- $known := list "disabled" "name" "about" "kind" "command" "prepare" "when" "needs" "after" "bound-to" "required" "ready" "restart" "stop" "reload" "every" "timeout" "watchdog" "user" "group" "groups" "umask" "cwd" "environment" "environment-files" "limits" "capabilities" "no-new-privileges" "oom-score" "log" }}
 {{- range $key, $_ := $service }}
 {{- if not (has $key $known) }}{{ fail (printf "%s: unknown key %s; known: %s" $.at $key (join ", " $known)) }}{{ end }}
 {{- end }}

@@ -32,6 +32,12 @@ while True:
     time.sleep(0.01)
 """
 
+BUILDER = """
+import json, os, pathlib
+from init.helpers.terms import build
+build(pathlib.Path(os.environ["BASE"]), json.load(open(os.environ["HELD"]))["term"])
+"""
+
 
 class Two:
     """Two pods that share a volume."""
@@ -56,13 +62,13 @@ class Two:
             },
             "term": {
                 "kind": "oneshot", "bound-to": ["lease"],
-                "command": [sys.executable, "-I", "-c", "import json, pathlib, os; from init.slurm.terms import build; "
-                            "build(pathlib.Path(os.environ['BASE']), json.load(open(os.environ['HELD']))['term'])"],
+                "command": [sys.executable, "-I", "-c", BUILDER],
             },
             "slurmctld": {"command": python(WRITER), "ready": "notify", "bound-to": ["lease", "term"]},
         }  # fmt: skip
-        env = {"HELD": held, "OUT": str(self.out), "BASE": str(self.base)}
-        return self.pods[number].start(services, MINIVM_POD_NAME=f"slurm-controller-{number}", **env)
+        return self.pods[number].start(
+            services, MINIVM_POD_NAME=f"slurm-controller-{number}", HELD=held, OUT=str(self.out), BASE=str(self.base)
+        )
 
     def writes(self) -> dict[int, list[float]]:
         """Return the times at which each term was written."""

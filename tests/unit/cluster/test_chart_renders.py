@@ -33,6 +33,45 @@ def example(name: str) -> dict[str, Any]:
     return loaded
 
 
+def test_two_controllers_share_the_state_and_no_pod_is_behind_the_moving_address() -> None:
+    two = {"accounting": {"mode": "none"}, "controller": {"replicas": 2, "moveAddress": True}}
+    documents = render(two, release="slurm", namespace="hpc")
+    (spec,) = [item["spec"] for item in documents if item["metadata"]["name"] == "slurm-controller"
+               and item["kind"] == "StatefulSet"]  # fmt: skip
+    pod, container = spec["template"]["spec"], spec["template"]["spec"]["containers"][0]
+    assert spec["replicas"] == 2
+    mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
+    assert mounts["/var/spool/slurmctld"] == mounts["/var/lib/minivm/slurm"] == "shared"
+    claims = {item["name"]: item.get("persistentVolumeClaim") for item in pod["volumes"]}
+    # The claim that a single controller has: nothing is copied on the way there or back.
+    assert claims["shared"] == {"claimName": "state-slurm-controller-0"}
+    assert {"NET_ADMIN", "NET_RAW"} <= set(container["securityContext"]["capabilities"]["add"])
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    assert env["MINIVM_CONTROLLERS"] == "2" and env["MINIVM_LEASE_ADDRESS"] == "holder"
+    (service,) = [item for item in documents if item["metadata"]["name"] == "slurm-slurmctld"]
+    assert "selector" not in service["spec"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"accounting": {"mode": "none"}, "controller": {"replicas": 2}}, "only `build.py up --controllers 2`"),
+        ({"controller": {"replicas": 2, "moveAddress": True}}, "its database lives in one controller's pod"),
+        (
+            {
+                "accounting": {"mode": "none"},
+                "controller": {"replicas": 2, "moveAddress": True, "stableAddress": False},
+            },
+            "the address of one pod cannot move",
+        ),
+        ({"controller": {"replicas": 3}}, "replicas"),
+    ],
+)
+def test_two_controllers_that_cannot_work_are_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ClusterError, match=reason):
+        render(values, release="slurm", namespace="hpc")
+
+
 def test_the_controller_is_told_which_workers_there_are() -> None:
     pools = {"gpu": {"replicas": 4}, "cpu": {}}
     documents = render({"workers": {"pools": pools}}, release="slurm", namespace="hpc")

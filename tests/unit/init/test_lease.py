@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init.errors import ConfigError
+from init.helpers import terms
 from init.pod.moving_address import announcement, request
 from init.pod.pod import Pod
 from init.records import replace
-from init.slurm import lease, place, terms
+from init.slurm import lease, place
 from init.slurm.lease import FRESH_S, HOLDS_S, LASTS_S, RENEW_S, WITHIN_S, Contest, Term, Terms
 
 OTHER = Term(4, b"beat 1", "slurm-controller-1", "other")
@@ -228,14 +229,21 @@ def test_slurm_conf_of_the_holder_alone_names_its_state_and_its_host() -> None:
     assert files["gres.conf"] == b"g"
     assert files["slurm.conf"].decode().splitlines() == [
         "ClusterName=c", "SlurmctldHost=slurm-controller-1(slurm-slurmctld)", "StateSaveLocation=/v/term-7", "X=1",
+        "DebugFlags=NO_CONF_HASH",
     ]  # fmt: skip
     again = place.with_term(files, Path("/v"), 8, "slurm-controller-0")["slurm.conf"]
-    assert b"term-8" in again and b"term-7" not in again and again.count(b"SlurmctldHost") == 1
+    assert (
+        b"term-8" in again
+        and b"term-7" not in again
+        and again.count(b"SlurmctldHost") == again.count(b"DebugFlags") == 1
+    )
 
 
 def test_a_slurm_conf_without_the_setting_gets_it() -> None:
     text = place.with_term({"slurm.conf": b"slurmctldhost=a"}, Path("/v"), 1, "b")["slurm.conf"]
-    assert text == b"SlurmctldHost=b(a)\nStateSaveLocation=/v/term-1\n"
+    assert text == b"SlurmctldHost=b(a)\nStateSaveLocation=/v/term-1\nDebugFlags=NO_CONF_HASH\n"
+    text = place.with_term({"slurm.conf": b"SlurmctldHost=a\nDebugFlags=Gres"}, Path("/v"), 1, "b")["slurm.conf"]
+    assert text.endswith(b"DebugFlags=Gres,NO_CONF_HASH\n")
 
 
 def test_two_hosts_are_refused() -> None:

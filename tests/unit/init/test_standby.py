@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from init.engine import order
 from init.engine.engine import Engine
 from init.engine.machine import advance
@@ -27,7 +29,7 @@ from init.view import reasons
 from tests.support.plans import plan_of
 
 OURS = ["/opt/minivm/bin/python3", "-I", "-m", "init.helpers.lease"]
-SERVICES = {
+SERVICES: dict[str, dict[str, object]] = {
     "pod": {"kind": "oneshot"},
     "lease": {"command": OURS, "ready": "notify", "watchdog": "4s", "needs": ["pod"]},
     "config": {"kind": "oneshot", "bound-to": ["lease"]},
@@ -48,7 +50,7 @@ class Pod:
         self.killed: list[tuple[str, str]] = []
         self.take(self.engine.begin(0.0), 0.0)
 
-    def take(self, todo: list[tuple[str, object]], now: float) -> None:
+    def take(self, todo: Sequence[tuple[str, object]], now: float) -> None:
         for name, action in todo:
             if isinstance(action, Spawn):
                 self.pids[name] = len(self.pids) + 100 * (1 + self.engine.states[name].starts)
