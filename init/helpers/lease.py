@@ -111,13 +111,15 @@ class Service:
         self._until = lease.NEVER
         self._told = ""
 
-    def tick(self) -> None:
+    def tick(self) -> bool:
+        """Look at the clock once; False if this pod cannot act, or contends no more: another pod must."""
         contest = self.keeper.contest
         holds = contest.holds(lease.now())
         if self.active and not (holds and contest.mine == self.active):
             self.lose()
         if holds and not self.active:
-            self.begin(contest)
+            if not self.begin(contest):
+                return False
         elif holds and contest.until != self._until:
             notify("WATCHDOG=1")
             if self.address:
@@ -127,18 +129,21 @@ class Service:
             text = self.keeper.describe()
             # A volume that does not answer is a fault; to wait for another pod is none.
             self.tell(f"STATUS={text}" if self.keeper.error else f"STANDBY=1\nSTATUS={text}")
+        return self.keeper.is_alive()
 
-    def begin(self, contest: Contest) -> None:
+    def begin(self, contest: Contest) -> bool:
+        """Make this pod the active one; False if it cannot be."""
         try:
             write_json(self.held, {"term": contest.mine}, 0o600)
             if self.address:
                 self.address.take()
         except OSError as error:
             log(f"term {contest.mine} cannot begin: {error.strerror or error}")
-            return
+            return False
         self.active = contest.mine
         log(f"active, term {self.active}")
         self.tell(f"READY=1\nSTATUS=active, term {self.active}")
+        return True
 
     def lose(self) -> None:
         """Kill slurmctld before another pod may act, then tell PID 1."""
@@ -218,7 +223,9 @@ def serve(service: Service) -> int:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     service.keeper.start()
     while not ending.wait(TICK_S):
-        service.tick()
+        if not service.tick():
+            service.end()
+            return 1
     service.end()
     return 0
 

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from init.errors import ConfigError
 from init.helpers import terms
+from init.helpers.lease import Keeper, Service
 from init.pod.moving_address import announcement, request
 from init.pod.pod import Pod
 from init.records import replace
 from init.slurm import lease, place
 from init.slurm.lease import FRESH_S, HOLDS_S, LASTS_S, RENEW_S, WITHIN_S, Contest, Term, Terms
+from tests.waiting import until
 
 OTHER = Term(4, b"beat 1", "slurm-controller-1", "other")
 ME = "me"
@@ -217,6 +219,42 @@ def test_a_controller_that_is_alone_again_takes_the_newest_state(tmp_path: Path)
     contest = lease.after_look(Contest(), newest, 0.0, 0.0)
     assert lease.next_term(contest, ME, 0.1, first=False) == 0
     assert lease.next_term(contest, ME, 0.1, first=True) == 3
+
+
+class Address:
+    """An address that the kernel refuses."""
+
+    def take(self) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    def leave(self) -> None:
+        pass
+
+
+def test_a_pod_that_cannot_act_gives_the_lease_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("init.helpers.lease.kill_daemons", lambda: True)
+    keeper = Keeper(Terms(tmp_path), "a-0", "life")
+    keeper.start()
+    service = Service(keeper, tmp_path / "lease.json", Address())  # type: ignore[arg-type]  # as far as it is used
+    until(lambda: not service.tick(), "it gives up", within=20)
+    service.end()
+    newest = Terms(tmp_path).newest()
+    assert newest is not None and newest.released
+    assert capsys.readouterr().out == "term 1 cannot begin: Operation not permitted\n"
+
+
+def test_a_volume_that_fails_is_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("init.helpers.lease.notify", told.append)
+    (tmp_path / "lease").touch()
+    keeper = Keeper(Terms(tmp_path), "a-0", "life")
+    keeper.start()
+    service = Service(keeper, tmp_path / "lease.json", None)
+    until(lambda: service.tick() and any("Not a directory" in text for text in told), "it says so", within=20)
+    assert not any("STANDBY" in text for text in told if "cannot use" in text)
+    keeper.leaving.set()
 
 
 CONF = (
