@@ -15,7 +15,12 @@ from tests.cluster.conftest import IMAGES
 
 @contextmanager
 def small_cluster(
-    client: Any, name: str, root: Path, values: dict[str, Any], workers: int = 1, controllers: int = 1,
+    client: Any,
+    name: str,
+    root: Path,
+    values: dict[str, Any],
+    workers: int = 1,
+    controllers: int = 1,
     auth: str = AUTHS[0],
 ) -> Iterator[LocalCluster]:
     options = Options(
