@@ -27,9 +27,9 @@ from init.pod.helper import log
 from init.pod.moving_address import MovingAddress
 from init.pod.pod import Pod
 from init.records import replace
-from init.slurm import lease
-from init.slurm.lease import Contest, Terms
 from init.slurm.place import HELD, base
+from init.state import lease
+from init.state.lease import Contest, Terms
 
 LOOK_S = 0.5  # between two looks of a contender
 TICK_S = 0.1  # between two looks at the clock

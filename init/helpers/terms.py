@@ -22,8 +22,8 @@ from ground.files import write_json
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod
-from init.slurm import lease
 from init.slurm.place import HELD, LEASE, base, held, of_term
+from init.state import lease
 
 KEPT = 3
 _TERM = re.compile(r"term-([1-9][0-9]{0,8})", re.ASCII)

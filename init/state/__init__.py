@@ -1,1 +1,1 @@
-"""Copies of the controller's state: made, listed, proven, restored."""
+"""The controller's state: its copies, made, listed, proven and restored; the lease on it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from init.slurm.lease import Terms
+from init.state.lease import Terms
 from tests.process.init_world import World, python, world
 from tests.waiting import until
 

@@ -14,8 +14,9 @@ from init.helpers.lease import Keeper, Service
 from init.pod.moving_address import announcement, request
 from init.pod.pod import Pod
 from init.records import replace
-from init.slurm import lease, place
-from init.slurm.lease import FRESH_S, HOLDS_S, LASTS_S, RENEW_S, WITHIN_S, Contest, Term, Terms
+from init.slurm import place
+from init.state import lease
+from init.state.lease import FRESH_S, HOLDS_S, LASTS_S, RENEW_S, WITHIN_S, Contest, Term, Terms
 from tests.waiting import until
 
 OTHER = Term(4, b"beat 1", "slurm-controller-1", "other")
