@@ -109,7 +109,6 @@ def test_the_controllers_state_is_a_claim_of_its_own_in_parts() -> None:
         ("/var/lib/minivm/backups", "state-slurm-controller-0", "backups"),
         ("/var/lib/mysql", "state-slurm-controller-0", "mysql"),
         ("/var/lib/sss/db", "state-slurm-controller-0", "sssd"),
-        ("/var/lib/minivm/backups", "state-slurm-controller-0", "backups"),
     }
 
 
