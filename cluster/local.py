@@ -15,12 +15,12 @@ from typing import Any
 
 from cluster import cgroups, drop_ins, keys, names, ports, readiness, report, slurm_conf, values
 from cluster.change import pinning, plan, stakes
-from cluster.change.pinning import Choice, Wish
+from cluster.change.pinning import Choice, Fit, Wish
 from cluster.change.plan import Kind, Plan, Stake, Step, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, Running, description, fingerprint, published
 from cluster.publish import write_private
-from cluster.rendered import manifests, objects
+from cluster.rendered import manifests, objects, tags
 from cluster.rendered.manifests import Manifests
 from cluster.rendered.objects import Pod
 from cluster.rendered.render import render
@@ -227,9 +227,22 @@ class LocalCluster:
         kept = self.pins(there)
         controller = pinning.choose([self.options.image("controller")], kept.images, self.look, wish)
         known = self.rendered(controller.images)
-        choice = pinning.choose({pod.image for pod in known.pods}, kept.images, self.look, wish)
+        fit = self.fit(known.pods, controller.images[self.options.image("controller")])
+        choice = pinning.choose({pod.image for pod in known.pods}, kept.images, self.look, wish, fit)
         pinning.check_releases(known.pods, choice.images, kept.state)
         return known.starting_from({name: image.id for name, image in choice.images.items()}), choice, kept
+
+    def fit(self, pods: Iterable[Pod], controller: Image) -> Fit:
+        """Return what keeps workers and logins at the controller's release, whatever `latest` is."""
+        version = str((self.kubelet.labels(controller.id) or {}).get(report.VERSION_LABEL, ""))
+        named = tags.TAG.fullmatch(version)
+
+        def newest(reference: str) -> Image | None:
+            variant = named["variant"] if named else ""
+            found = tags.newest_beside(self.kubelet.client, reference, slurm=controller.release, variant=variant)
+            return self.look(found) if found else None
+
+        return Fit(controller.release, frozenset(pod.image for pod in pods if pod.role in pinning.CLIENTS), newest)
 
     def plan(self, known: Manifests, choice: Choice, there: Mapping[str, Running]) -> Plan:
         """Plan `up`: the steps, and what users lose."""

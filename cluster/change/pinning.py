@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cluster.errors import ClusterError
 from cluster.rendered.objects import Pod
+from cluster.rendered.tags import MORE_ROLES
 from images.pins import Image, release
 
 # Pods whose Slurm may be older than the controller's, and never newer.
@@ -29,6 +30,27 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """The release that the workers and logins have without a request of the user's: the controller's.
+
+    `latest` may be of another one, above all for a role that `make images` does not build.
+    """
+
+    release: str
+    references: frozenset[str]
+    # Finds the newest image of a reference's role with that release.
+    newest: Callable[[str], Image | None]
+
+    def wants_another(self, reference: str, now: Image | None) -> bool:
+        """Tell if the reference moves with each build, and its image is not of that release."""
+        moves = reference in self.references and reference.endswith(":latest")
+        return moves and bool(self.release) and (now is None or now.release not in ("", self.release))
+
+
+NO_FIT = Fit("", frozenset(), lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     images: Mapping[str, Image] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -40,21 +62,29 @@ def role_of(reference: str) -> str:
 
 
 def choose(
-    references: Iterable[str], pins: Mapping[str, Image], look: Callable[[str], Image | None], wish: Wish
+    references: Iterable[str],
+    pins: Mapping[str, Image],
+    look: Callable[[str], Image | None],
+    wish: Wish,
+    fit: Fit = NO_FIT,
 ) -> Choice:
     """Choose the image of each reference. `look` finds an image on this machine, by its reference or its id."""
     images: dict[str, Image] = {}
     notes: list[str] = []
     for reference in sorted(set(references)):
-        images[reference], note = choose_one(reference, pins.get(reference), look, wish)
+        images[reference], note = choose_one(reference, pins.get(reference), look, wish, fit)
         notes += [note] if note else []
     return Choice(images, tuple(notes))
 
 
-def choose_one(reference: str, pin: Image | None, look: Callable[[str], Image | None], wish: Wish) -> tuple[Image, str]:
+def choose_one(
+    reference: str, pin: Image | None, look: Callable[[str], Image | None], wish: Wish, fit: Fit
+) -> tuple[Image, str]:
     """Return the image, and the plan's note about it."""
     now = look(reference)
     if pin is None or wish.renews(reference):
+        if role_of(reference) not in wish.roles and fit.wants_another(reference, now):
+            return fitting(reference, now, fit)
         if now is None:
             raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_build(reference))
         return now, ""
@@ -73,6 +103,18 @@ def choose_one(reference: str, pin: Image | None, look: Callable[[str], Image | 
     return now, f"{reference} was built anew; `--keep-images` keeps the build that the cluster has"
 
 
+def fitting(reference: str, now: Image | None, fit: Fit) -> tuple[Image, str]:
+    """Return the newest image of the cluster's release, and the plan's note; refuse where there is none."""
+    there = f"it has Slurm {now.slurm}" if now else "this machine does not have it"
+    if (found := fit.newest(reference)) is not None:
+        return found, f"{reference}: {there}, the cluster takes its newest build of {fit.release}"
+    raise ClusterError(
+        f"start from {reference}",
+        f"{there}, the cluster has Slurm {fit.release}, and there is no image of that; no pod was touched",
+        hint=f"{how_to_build(reference, fit.release)} builds it",
+    )
+
+
 def gone(reference: str, pin: Image) -> Image:
     """Refuse to start from an image that was removed."""
     what = f"Slurm {pin.slurm}, {short(pin.id)}" if pin.slurm else short(pin.id)
@@ -83,6 +125,9 @@ def gone(reference: str, pin: Image) -> Image:
 def how_to_build(reference: str, slurm: str = "") -> str:
     tag = re.match(r"([0-9]{2}[.][0-9]{2})[.]", reference.rpartition(":")[2])
     wanted = slurm or (tag[1] if tag else "")
+    if (role := role_of(reference)) in MORE_ROLES:
+        # `make images` leaves these out.
+        return f"`build.py {f'--slurm {wanted} ' if wanted else ''}build {role}`"
     return f"`make images SLURM={wanted}`" if wanted else "`make images`"
 
 

@@ -48,6 +48,19 @@ def newest(
     images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str, arch: str = "amd64"
 ) -> dict[str, str]:
     """Return role -> tag from the engine's (reference, tag time) pairs, for the engine's own architecture."""
+    best = newest_of(images, repository=repository, slurm=slurm, variant=variant, arch=arch)
+    missing = [role for role in ROLES if role not in best]
+    if missing:
+        wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
+        raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}",
+                           hint=f"`{how_to_build(slurm, variant)}` builds them")  # fmt: skip
+    return best
+
+
+def newest_of(
+    images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str, arch: str = "amd64"
+) -> dict[str, str]:
+    """Return role -> tag like `newest`, for the roles that have an image of this Slurm version and variant."""
     best: dict[str, tuple[str, str]] = {}
     for reference, tag_time in images:
         name, _, tag = reference.rpartition(":")
@@ -62,11 +75,6 @@ def newest(
         if variant not in ("", parts["variant"]):
             continue
         best[role] = max(best.get(role, ("", "")), (tag_time, tag))
-    missing = [role for role in ROLES if role not in best]
-    if missing:
-        wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
-        raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}",
-                           hint=f"`{how_to_build(slurm, variant)}` builds them")  # fmt: skip
     return {role: tag for role, (_, tag) in best.items()}
 
 
@@ -78,10 +86,23 @@ def how_to_build(slurm: str, variant: str) -> str:
 
 
 def newest_here(client: Any, repository: str, *, slurm: str = "", variant: str = "") -> dict[str, str]:
-    """Return role -> tag. All images have the lock's creation time, so their tag times distinguish them."""
-    listed = [
+    """Return role -> tag of the images on this machine."""
+    listed = listed_here(client, repository)
+    return newest(listed, repository=repository, slurm=slurm, variant=variant, arch=client.api.version()["Arch"])
+
+
+def newest_beside(client: Any, reference: str, *, slurm: str, variant: str = "") -> str:
+    """Return the newest image of the reference's role, as the engine names it; "" without one."""
+    repository, _, role = reference.rpartition(":")[0].rpartition("/")
+    listed, arch = listed_here(client, repository), client.api.version()["Arch"]
+    tag = newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch).get(role)
+    return f"{repository}/{role}:{tag}" if tag else ""
+
+
+def listed_here(client: Any, repository: str) -> list[tuple[str, str]]:
+    """List references with their tag times: all images have the lock's creation time, so these distinguish them."""
+    return [
         (reference, tagged(reference, item["RepoTags"], client.api.inspect_image(reference)["Metadata"]))
         for item in client.api.images(name=f"{repository}/*")
         for reference in item["RepoTags"] or []
     ]
-    return newest(listed, repository=repository, slurm=slurm, variant=variant, arch=client.api.version()["Arch"])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from build import main
 from cluster import cli, values
 from cluster.change import plan
-from cluster.change.pinning import Wish, check_releases, choose
+from cluster.change.pinning import Fit, Wish, check_releases, choose
 from cluster.change.plan import Job, Kind, Plan, Stake, Step, in_roll_order
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
@@ -97,6 +98,104 @@ def test_an_image_that_was_removed_is_told_with_the_way_to_a_new_one(
 ) -> None:
     with pytest.raises(ClusterError, match=f"cannot start from {WORKER}: .*\nhint: `{hint}`"):
         choose([WORKER], {WORKER: OLD}, on_this_machine(latest).get, wish)
+
+
+class Machine:
+    """An engine that lists images: reference -> version, as in 24.11.5-debian-0123456789ab."""
+
+    def __init__(self, images: Mapping[str, str]) -> None:
+        self.api, self.listed = self, images
+
+    def images(self, name: str) -> list[dict[str, object]]:
+        return [{"RepoTags": [reference]} for reference in self.listed if reference.startswith(name.removesuffix("*"))]
+
+    def version(self) -> dict[str, str]:
+        return {"Arch": "amd64"}
+
+    def info(self) -> dict[str, object]:
+        return {}
+
+    def inspect_image(self, image: str) -> dict[str, object]:
+        reference = image.removeprefix("sha256:")
+        if reference not in self.listed:
+            raise NotThere
+        version = self.listed[reference]
+        labels = {"org.opencontainers.image.version": version}
+        return {"Id": f"sha256:{reference}", "Config": {"Labels": labels}, "Metadata": {"LastTagTime": version}}
+
+
+class NotThere(OSError):
+    response = SimpleNamespace(status_code=404)
+
+
+CONTAINERS = "minivm/worker-containers:latest"
+ROLES = ("controller", "login", "worker", "demo")
+OF_NEW, OF_OLD = "26.05.5-debian-00000000000", "24.11.5-debian-00000000000"
+HAS = {f"minivm/{role}:{OF_NEW}1": f"{OF_NEW}1" for role in ROLES}
+BUILT = {f"minivm/worker-containers:{OF_NEW}{number}": f"{OF_NEW}{number}" for number in (1, 2)}
+OLDER = {f"minivm/worker-containers:{OF_OLD}9": f"{OF_OLD}9", CONTAINERS: f"{OF_OLD}9"}
+OTHER = {"minivm/worker-containers:26.05.5-nvidia-000000000008": "26.05.5-nvidia-000000000008"}
+MISSING = "the cluster has Slurm 26.05, and there is no image of that; no pod was touched"
+
+
+@pytest.mark.parametrize(
+    ("there", "wish", "chosen", "said"),
+    [
+        (OLDER | OTHER | BUILT, Wish(), f"minivm/worker-containers:{OF_NEW}2", "takes its newest build of 26.05"),
+        (BUILT, Wish(), f"minivm/worker-containers:{OF_NEW}2", "this machine does not have it"),
+        # An upgrade of all pods names no tag of a role without an image of that release.
+        (OLDER | BUILT, TAKEN, f"minivm/worker-containers:{OF_NEW}2", "it has Slurm 24.11.5, the cluster"),
+        # Its user named this very image.
+        (OLDER | BUILT, Wish(roles=frozenset({"worker-containers"})), CONTAINERS, ""),
+        (OLDER | OTHER, Wish(), "", f"it has Slurm 24.11.5, {MISSING}"),
+        (OLDER | OTHER, TAKEN, "", MISSING),
+        ({}, Wish(), "", f"this machine does not have it, {MISSING}"),
+    ],
+)
+def test_a_role_that_the_cluster_did_not_have_gets_the_cluster_s_slurm(
+    tmp_path: Path, there: dict[str, str], wish: Wish, chosen: str, said: str
+) -> None:
+    options = Options(
+        "mine", overrides={"containers": {"enabled": True}}, tags=dict.fromkeys(ROLES, f"{OF_NEW}1"), own_cgroups=False
+    )
+    cluster = LocalCluster(Machine(HAS | there), options, root=tmp_path)
+    pins.write(tmp_path / "mine", Pins({name: Image(f"sha256:{name}", "26.05.5") for name in HAS}, "26.05.5"))
+    if chosen:
+        _, choice, _ = cluster.decide({}, wish)
+        assert choice.images[CONTAINERS].id == f"sha256:{chosen}"
+        assert said in " ".join(choice.notes) and bool(said) == bool(choice.notes)
+        return
+    with pytest.raises(ClusterError, match=f"cannot start from {CONTAINERS}: .*{said}") as caught:
+        cluster.decide({}, wish)
+    assert str(caught.value).endswith("\nhint: `build.py --slurm 26.05 build worker-containers` builds it")
+
+
+def test_images_without_a_release_and_named_tags_are_taken_as_they_are() -> None:
+    def none(_: str) -> Image | None:
+        raise AssertionError("it looked for another")
+
+    exact = "minivm/worker:24.11.5-debian-0123456789ab"
+    here = {WORKER: Image("sha256:5"), exact: OLD, "x/worker:mine": OLD}
+    fit = Fit("26.05", frozenset(here), none)
+    assert choose(here, {}, here.get, Wish(), fit).images == here
+    # The controller's own release is unknown.
+    here[WORKER] = OLD
+    assert choose(here, {}, here.get, Wish(), replace(fit, release="")).images == here
+
+
+def test_a_role_that_make_images_leaves_out_is_built_by_its_own_command() -> None:
+    for reference, pin, hint in (
+        (CONTAINERS, None, "build.py build worker-containers"),
+        (
+            "minivm/worker-containers:26.05.5-debian-0123456789ab",
+            None,
+            "build.py --slurm 26.05 build worker-containers",
+        ),
+        (CONTAINERS, OLD, "build.py --slurm 24.11 build worker-containers"),
+        (WORKER, None, "make images"),
+    ):
+        with pytest.raises(ClusterError, match=f"\nhint: `{hint}`"):
+            choose([reference], {reference: pin} if pin else {}, lambda _: None, Wish())
 
 
 @pytest.mark.parametrize(
