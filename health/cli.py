@@ -40,6 +40,7 @@ from health.checks.round import run
 from health.checks.select import Asked
 from health.ledger import Ledger, read_book
 from health.places import Places, boot_id
+from health.scripts import without_void
 from health.verdict import Class, Result, Verdict, read_verdicts
 
 # Format verdicts and incidents as tables, JSON, NHC's line and node-problem-detector's answer. Pure functions.
@@ -275,7 +276,7 @@ def _health(options: argparse.Namespace) -> int:
             captures = read_case(options.recording).captures if options.recording else None
             run(held.path.resolve(), held.commit, asked, places, captures)
         ask_broker({"ask": "look"}, 5.0)
-    known = read_verdicts(places.verdicts)
+    known = without_void(read_verdicts(places.verdicts), places.scripts)
     if missing := [name for name in options.checks if name not in known]:
         hint = nearest(missing[0], known)
         raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=hint)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gitsync.layout import GENERATION_ZERO, is_script
+from health.verdict import Verdict
 
 # Kinds whose scripts may report the node unfit, which leaves a verdict named KIND.SCRIPT.
 KINDS = ("prolog", "epilog")
@@ -24,6 +25,23 @@ def script_digest(script: Path) -> str:
         return hashlib.sha256(script.read_bytes()).hexdigest()[:DIGITS]
     except OSError:
         return ""
+
+
+def is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
+    """Tell if a script's verdict is void: its script was removed from the published tree or replaced.
+
+    A drained node runs no prolog, so the script can never withdraw the verdict itself.
+    """
+    if scripts is None or not is_of_script(verdict.check):
+        return False
+    now = scripts.get(verdict.check)
+    return now is None or bool(verdict.digest and now and verdict.digest != now)
+
+
+def without_void(verdicts: Mapping[str, Verdict], root: Path) -> dict[str, Verdict]:
+    """Drop the void verdicts. `root` holds the published tree, which is read only for a script's verdict."""
+    scripts = published_scripts(root) if any(map(is_of_script, verdicts)) else None
+    return {name: verdict for name, verdict in verdicts.items() if not is_void(verdict, scripts)}
 
 
 def published_scripts(root: Path, zero: Path = Path(GENERATION_ZERO)) -> Mapping[str, str] | None:

@@ -19,7 +19,7 @@ from health.broker.inputs import Gpu
 from health.broker.memory import Log, Memory, Now, hold, is_over, unexpired
 from health.index import Index
 from health.policy import BrokerPolicy
-from health.scripts import is_of_script
+from health.scripts import is_of_script, is_void
 from health.spread import share
 from health.verdict import Result, Verdict
 
@@ -144,7 +144,7 @@ def step(memory: Memory, inputs: Inputs, now: Now) -> Outcome:
 
 def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
     counted = next((item for item in inputs.verdicts if item.check == "gpu_count"), None)
-    verdicts = [verdict for verdict in inputs.verdicts if not _is_void(verdict, inputs.scripts)]
+    verdicts = [verdict for verdict in inputs.verdicts if not is_void(verdict, inputs.scripts)]
     complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
     present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
     with_jobs, once = (inputs.index.with_jobs, inputs.index.once) if inputs.index else (frozenset(), frozenset())
@@ -164,23 +164,12 @@ def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[En
     return [request for request in entries if request is not None]
 
 
-def _is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
-    """Tell if a script's verdict is void: its script was removed from the published tree or replaced.
-
-    A drained node runs no prolog, so the script can never withdraw the verdict itself.
-    """
-    if scripts is None or not is_of_script(verdict.check):
-        return False
-    now = scripts.get(verdict.check)
-    return now is None or bool(verdict.digest and now and verdict.digest != now)
-
-
 def _is_gone(check: str, inputs: Inputs) -> bool:
     """Tell if the check is no longer in the tree and has no valid verdict.
 
     A script without a verdict since the pod began counts as gone: it does not run on a drained node.
     """
-    if any(item.check == check and not _is_void(item, inputs.scripts) for item in inputs.verdicts):
+    if any(item.check == check and not is_void(item, inputs.scripts) for item in inputs.verdicts):
         return False
     return is_of_script(check) or (inputs.index is not None and check not in inputs.index.checks)
 

@@ -32,6 +32,7 @@ from health.deep import State, Word
 from health.index import read_index
 from health.places import Places, boot_id
 from health.script import UNFIT, environment, run_here
+from health.scripts import without_void
 from health.spread import share
 from health.tell import metrics, sentence, tell, write_metrics
 from health.verdict import read_verdict, read_verdicts
@@ -130,7 +131,7 @@ def anything_due(now: float) -> bool:
 def report(shown: str, now: float) -> str:
     """Update the pod's condition and metrics; return the sentence that the pod shows now."""
     places = Places.from_environment()
-    verdicts = read_verdicts(places.verdicts)
+    verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
     write_metrics(places.metrics, metrics(verdicts, now))
     text = sentence(verdicts, now)
     return text if text == shown or tell(text) else shown

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from health.broker.decide import Node
-from health.scripts import published_scripts, script_digest
+from health.checks.loop import report
+from health.scripts import published_scripts, script_digest, without_void
 from health.tell import sentence
-from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
+from health.verdict import Class, Result, Verdict, read_verdict, read_verdicts, write_verdict
 from tests.support.broker import BOOT, COMMIT, Desk
 
 SICK = "#!/bin/sh\necho the disk is gone >&2\nexit $MINIVM_UNFIT\n"
@@ -60,6 +63,26 @@ def test_a_drain_ends_with_the_script_that_caused_it(
     publish(tmp_path, "b" * 40, **scripts)
     desk.broker.look()
     assert desk.slurm.state.drained == drained, what
+
+
+@pytest.mark.parametrize(("scripts", "problems"), [({"other": "#!/bin/sh\n"}, 0), ({"look": SICK}, 1)])
+def test_the_pod_tells_no_problem_of_a_script_that_is_gone(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str], problems: int
+) -> None:
+    """The file stays until it expires, long after the drain has ended."""
+    publish(tmp_path, "b" * 40, **scripts)
+    places = {"MINIVM_VERDICTS": desk.places.verdicts, "MINIVM_GITSYNC_ROOT": tmp_path,
+              "MINIVM_HEALTH_METRICS": tmp_path / "prom", "MINIVM_SOCKET": tmp_path / "none"}  # fmt: skip
+    for name, path in places.items():
+        monkeypatch.setenv(name, str(path))
+    report("", desk.clock)
+    assert f"minivm_health_problems {problems}\n" in (tmp_path / "prom").read_text()
+    left = without_void(read_verdicts(desk.places.verdicts), tmp_path)
+    assert bool(sentence(left, desk.clock)) == bool(problems)
+    shown = subprocess.run(
+        [sys.executable, "-I", "-m", "health.cli", "health", "--nhc"], capture_output=True, text=True, check=False
+    ).stdout
+    assert ("the disk is gone" in shown) == bool(problems), shown
 
 
 def test_a_person_s_drain_stays_when_the_script_is_gone(desk: Desk, tmp_path: Path) -> None:
