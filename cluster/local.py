@@ -328,7 +328,10 @@ class LocalCluster:
                 for pod in in_roll_order(known.pods)
                 if pod.name in running and running[pod.name].spec != wanted[pod.name]
             ]
-            self.roll([pod for pod in changed if pod.role == "controller"], known, timeout=timeout)
+            controllers = [pod for pod in changed if pod.role == "controller"]
+            self.roll(controllers, known, timeout=timeout)
+            if any(self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image) for pod in controllers):
+                self.refresh_logins(running)
             self.start([pod for pod in in_start_order(known.pods) if pod.name not in running], known, pool)
         for pod in known.pods:
             current = running.get(pod.name)
@@ -342,6 +345,16 @@ class LocalCluster:
             self.log(f"{pod.name}: replaced, its description changed")
             self.delete(pod.name, known=known)
             self.wait_ready(known, timeout=timeout, only=pod.name)
+
+    def refresh_logins(self, running: Mapping[str, Running]) -> None:
+        """Let the logins' sackd fetch the configuration of a controller of another release.
+
+        A new slurmctld does not know a sackd of before, and SIGHUP does not make sackd fetch: it would keep an
+        MpiDefault that new workers lack, and their steps would hang.
+        """
+        for name in (name for name, item in running.items() if item.role == "login" and item.running):
+            code, output = self.exec(name, ["minivm", "restart", "sackd"])
+            self.log(f"{name}: sackd {'restarted' if code == 0 else 'not restarted: ' + one_line(output)}")
 
     def revive(self, planned: Plan, known: Manifests, running: Mapping[str, Running]) -> None:
         """Start stopped pods again; no kubelet watches the pods of one machine, so `up` does this in passing."""

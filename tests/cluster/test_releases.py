@@ -164,6 +164,19 @@ def test_the_way_back_is_refused_and_nothing_is_touched(world: World, tags: dict
     assert version(world, CONTROLLER, "slurmctld").startswith(NEW)
 
 
+def test_an_older_login_starts_steps_on_newer_workers(
+    world: World, bob: Researcher, tags: dict[str, dict[str, str]]
+) -> None:
+    """The login's sackd has fetched what the newer controller says of MPI; with the older default, steps hang."""
+    roll(world, tags[NEW], "controller")
+    roll(world, tags[NEW], "worker")
+    world.wait_idle()
+    assert version(world, LOGIN, "sinfo").startswith(OLD)
+    assert sorted(bob("timeout 60 srun -N2 hostname").split()) == sorted(WORKERS)
+    assert bob("timeout 60 salloc -N1 srun hostname").split()[-1] in WORKERS
+    until(lambda: queue(world) == {}, "no job stays", seen=lambda: queue(world))
+
+
 def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, tags: dict[str, dict[str, str]]) -> None:
     roll(world, tags[NEW], "controller", "login", "worker")
     world.wait_idle()
@@ -279,6 +292,7 @@ def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path
     places = [said.rindex("plan:\n"), *(said.index(step) for step in steps)]
     assert places == sorted(places), said
     assert "nothing to change" in said, "the page's last command"
+    assert said.index(f"{LOGIN}: sackd restarted") < said.index(f"{WORKERS[0]}: replaced"), said
     world.reload()
     for pod, daemon in ((CONTROLLER, "slurmctld"), (WORKERS[0], "slurmd"), (LOGIN, "sinfo")):
         assert version(world, pod, daemon).startswith(NEW), pod
