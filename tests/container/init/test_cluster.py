@@ -119,7 +119,7 @@ def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
     cluster.wait_state(job, "RUNNING")
     until(lambda: all("sleep 7777" in w.run("ps", "-eo", "args") for w in cluster.workers), "both steps run")
     yield job, cluster.job(job)["StartTime"]
-    # Jobs that ended within the last seconds before a slurmctld was killed run on in its state until their node registers.
+    # A job that ended just before slurmctld was killed is RUNNING in its state until the node registers.
     cluster.slurm("scancel", "--user=demo")
     until(lambda: not cluster.slurm("squeue", "-h").strip(), "the nodes are free", within=240)
 
