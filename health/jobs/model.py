@@ -177,7 +177,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What Slurm's clients showed beside the job. None: not requested, or no answer."""
+    """The cluster around the job, as Slurm's clients show it. None: not requested, or no answer."""
 
     nodes: tuple[Node, ...] | None = None
     partitions: tuple[Partition, ...] | None = None

@@ -142,9 +142,14 @@ def _component(item: Mapped, shown: str, leader: int, offset: int | None) -> str
     return f"{leader}+{offset}" if leader and offset is not None else shown
 
 
+def _signal(item: Mapped) -> int:
+    """Return the number of the signal that ended a job or step; 0 for none."""
+    signal = item.count("exit_code", "signal", "id")
+    return signal if signal != NO_SIGNAL else 0
+
+
 def _queued(item: Mapped) -> Job:
     shown = _shown(item, ("array_job_id",), ("array_task_id",), ("array_task_string",))
-    signal = item.count("exit_code", "signal", "id")
     limit = item.at("time_limit")
     return Job(
         id=item.count("job_id"),
@@ -180,7 +185,7 @@ def _queued(item: Mapped) -> Job:
         reservation=item.text("resv_name"),
         dependency=item.text("dependency"),
         exit_code=item.count("exit_code", "return_code"),
-        signal=signal if signal != NO_SIGNAL else 0,
+        signal=_signal(item),
         restarts=item.count("restart_cnt"),
         task_limit=item.count("array_max_tasks"),
         admin_comment=item.text("admin_comment"),
@@ -193,7 +198,6 @@ def _queued(item: Mapped) -> Job:
 
 def _accounted(item: Mapped) -> Job:
     shown = _shown(item, ("array", "job_id"), ("array", "task_id"), ("array", "task"))
-    signal = item.count("exit_code", "signal", "id")
     memory = [_amount(each) for each in item.objects("tres", "allocated") if each.text("type") == "mem"]
     asked = [_amount(each) for each in item.objects("tres", "requested") if each.text("type") == "mem"]
     leader = item.count("het", "job_id")
@@ -219,7 +223,7 @@ def _accounted(item: Mapped) -> Job:
         memory_per_cpu=item.count("required", "memory_per_cpu"),
         memory=f"{(memory or asked)[0]}M" if memory or asked else "",
         exit_code=item.count("exit_code", "return_code"),
-        signal=signal if signal != NO_SIGNAL else 0,
+        signal=_signal(item),
         restarts=item.count("restart_cnt"),
         admin_comment=item.text("comment", "administrator"),
         system_comment=item.text("comment", "system"),
@@ -235,12 +239,11 @@ def _amount(item: Mapped) -> int:
 
 
 def _step(item: Mapped) -> Step:
-    signal = item.count("exit_code", "signal", "id")
     return Step(
         id=item.text("step", "id"),
         state=min(item.words("state"), default=""),
         exit_code=item.count("exit_code", "return_code"),
-        signal=signal if signal != NO_SIGNAL else 0,
+        signal=_signal(item),
         nodes=item.text("nodes", "range"),
     )
 

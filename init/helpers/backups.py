@@ -53,10 +53,11 @@ def main() -> int:
     pod, directory = Pod(os.environ), Path(BACKUPS)
     try:
         every, keep = settings(pod)
-        if every and _runs() and due(time.time(), every, report.summary(directory).made, _up()):
+        seen = report.summary(directory)
+        if every and _runs() and due(time.time(), every, seen.made, _up()):
             os.nice(19)
             _copy(pod, directory, keep)
-        seen = report.summary(directory)
+            seen = report.summary(directory)
         if every:
             report.publish(seen)
     except InitError as error:

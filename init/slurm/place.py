@@ -1,4 +1,4 @@
-"""Where slurmctld of this pod keeps its state, and under which name it runs: slurm.conf as this pod alone has it.
+"""The state directory and the name of this pod's slurmctld, and the slurm.conf that this pod alone has.
 
 A controller that has always been alone uses the mounted slurm.conf unchanged. A boot step reads this: imports stay few.
 """
@@ -15,8 +15,8 @@ from init.errors import ConfigError
 from init.fields import number
 from init.pod.pod import MOUNTS, Pod
 from init.slurm.conf import setting
+from init.slurm.saved import STATE
 
-STATE = "/var/spool/slurmctld"
 MOUNTED = f"{MOUNTS}/config/slurm/slurm.conf"
 LEASE = "lease"  # the directory of the lease, beside those of the terms
 # Written by the service `lease` as the user slurm: {"term": N}.

@@ -1,4 +1,4 @@
-"""What a person and a scrape learn about the copies: the newest, and the newest that was proven."""
+"""The status line and the metrics of the copies: the newest, and the newest that was proven."""
 
 from __future__ import annotations
 
