@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 
 from init.drain.deadline import LEAST, PROC, Deadline, report, status_of
+from init.errors import InitError
 from init.places import pod_name
 from init.pod.addresses import host_and_port
 from init.slurm import client
@@ -168,13 +169,18 @@ def register_again(name: str) -> None:
 
 
 def resume(controller: str) -> None:
-    """Take back our own drain, and no other."""
+    """Take back the drain of this pod's own; fail where another one holds the node, since no job comes then."""
     name = name_of_node()
     node = client.node(name, controller)
     if node is None:
         register_again(name)
     elif node.held_by_others:
-        report(f"{name} stays drained: {node.reason}")
+        state, author = "drained" if "DRAIN" in node.flags else "down", f", by {node.author}" if node.author else ""
+        raise InitError(
+            f"give {name} jobs again",
+            f"the pod takes work again, but {name} stays {state} in Slurm{author}: {node.reason or 'no reason given'}",
+            hint=f"run `scontrol update nodename={name} state=resume` to lift it",
+        )
     elif node.held_by_us:
         client.update(name, ["state=resume", f"reason={BACK}"], controller)
         report(f"{name} is resumed")

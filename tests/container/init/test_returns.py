@@ -198,7 +198,8 @@ def test_a_drain_set_while_the_pod_is_leaving_is_not_overwritten(cluster: Cluste
     cluster.cancel()
     until(lambda: worker.status()["drain"] == "drained", "the drain is over")
     assert cluster.held("w1").startswith("I want to look|slurm|")
-    worker.run("minivm", "resume")
+    code, text = worker.code("minivm", "resume")
+    assert code == 1 and "w1 stays drained in Slurm, by slurm@" in text and "I want to look" in text
     assert cluster.held("w1").startswith("I want to look|slurm|") and cluster.node("w1") == "drained"
     cluster.slurm("scontrol", "update", "nodename=w1", "state=resume")
     cluster.wait_node("w1", "idle")

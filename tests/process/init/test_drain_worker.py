@@ -15,6 +15,7 @@ import pytest
 from ground import commands
 from init.drain import worker as drain_worker
 from init.drain.deadline import Deadline
+from init.errors import InitError
 from init.slurm import client
 
 pytestmark = pytest.mark.root
@@ -103,6 +104,36 @@ def test_a_slurmctld_that_is_away_at_the_end_is_told_when_it_is_back(
     squeue.write_text(f"#!/bin/sh\nyes | head -100 > {tmp_path}/away\n")
     with pytest.raises(client.SlurmError, match="cannot be reached"):
         drain_worker.drain("ctl:6817", Deadline(60.0))
+
+
+@pytest.mark.parametrize(
+    ("shown", "error"),
+    [
+        (
+            "State=IDLE+DRAIN Reason=fan 3 [ann@2026-11-20T10:32:18]",
+            "give w1 jobs again: the pod takes work again, but w1 stays drained in Slurm, by ann@2026-11-20T10:32:18: "
+            "fan 3 (run `scontrol update nodename=w1 state=resume` to lift it)",
+        ),
+        ("State=DOWN Reason=broken", "w1 stays down in Slurm: broken"),
+        ("State=IDLE+DRAIN", "w1 stays drained in Slurm: no reason given"),
+        ("State=IDLE", ""),
+        ("State=IDLE+DRAIN Reason=minivm: pod stops [root@2026-11-20T10:32:18]", ""),
+    ],
+)
+def test_a_resume_fails_where_anything_else_holds_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, error: str
+) -> None:
+    """Told that the pod takes work again, an operator would wait for jobs that never come."""
+    scontrol, told = tmp_path / "scontrol", tmp_path / "told"
+    scontrol.write_text(
+        f"#!/bin/sh\ncase \"$*\" in *show*) echo 'NodeName=w1 {shown}';; *) echo \"$*\" >> {told};; esac\n"
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setattr(client, "SCONTROL", str(scontrol))
+    monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
+    with pytest.raises(InitError, match=re.escape(error)) if error else contextlib.nullcontext():
+        drain_worker.resume("ctl:6817")
+    assert told.exists() == ("pod stops" in shown)
 
 
 def test_many_small_jobs_are_let_go_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
