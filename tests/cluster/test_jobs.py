@@ -129,7 +129,8 @@ def test_a_requeued_job_keeps_the_output_of_its_first_run(bob: Researcher) -> No
     until(lambda: bob.try_("test -e ran").returncode == 0, "it runs", seen=lambda: bob("squeue --me"))
     bob(f"scontrol requeue {job}")
     until(lambda: bob.state(job) == "PENDING", "it waits again", within=60, seen=lambda: bob("squeue --me"))
-    bob.world.slurm("scontrol", "update", f"jobid={job}", "starttime=now")
+    # slurmd refuses a credential of the second in which it killed the job's first run: "already killed, do not launch".
+    bob.world.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
     bob.wait_for(job, "COMPLETED")
     assert [line for line in bob("cat again.out").splitlines() if line.startswith("run ")] == ["run 0", "run 1"]
 
