@@ -21,6 +21,7 @@ from ground.commands import ran
 from ground.files import read_json, write_json
 from init.errors import InitError
 from init.places import pod_name
+from init.pod import handover
 from init.pod.addresses import host_and_port
 from init.pod.client import Client
 from init.pod.connections import crowd_at
@@ -157,6 +158,10 @@ def main() -> int:
     controller, now, memory = client.address(os.environ), time.monotonic(), load()
     if WORKER in os.environ:
         daemons: tuple[str, ...] = ("slurmd", "slurmd-static")
+        try:
+            handover.end_hanging(daemons)
+        except (InitError, EOFError, OSError) as error:
+            print(f"hand-over of slurmd: {error}", file=sys.stderr, flush=True)
         memory, finding = ask_as_worker(controller, memory, now)
     else:
         daemons = ("slurmctld",)

@@ -20,6 +20,25 @@ from tests.waiting import until
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 
+# Stops the process that slurmd becomes on a reconfigure: its grandchild, by then of the same command line.
+FREEZE = """
+import os, pathlib, signal, sys
+old = sys.argv[1]
+line = pathlib.Path("/proc", old, "cmdline").read_bytes()
+pathlib.Path("/tmp/watching").touch()
+while True:
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            parent = pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1]
+            if pid != old and parent != old and pathlib.Path("/proc", pid, "cmdline").read_bytes() == line:
+                os.kill(int(pid), signal.SIGSTOP)
+                pathlib.Path("/tmp/frozen").touch()
+                sys.exit()
+        except OSError:
+            pass
+"""
+
+
 class Cluster:
     def __init__(self, made: World) -> None:
         self.world = made
@@ -186,6 +205,34 @@ class TestWhileAJobRuns:
             cluster.wait_state(job, "COMPLETED", within=60)
         self.the_job_runs_on(cluster, long_job)
         cluster.wait_ready()
+
+    def test_a_slurmd_whose_successor_hangs_is_restarted(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
+        """The old slurmd waits for its successor without limit; here the test freezes that one once it is there."""
+        worker = cluster.workers[0]
+        first = worker.service("slurmd")
+        # slurmctld requeues the job of a node that is silent for longer, whatever the pod does.
+        patient = slurm_conf().replace("SlurmdTimeout=60", "SlurmdTimeout=600")
+        cluster.world.configure({"slurm.conf": patient})
+        before = _under_a_new_pid(worker, "slurmd", int(first["pid"]))
+        worker.container.exec_run([PYTHON, "-I", "-c", FREEZE, str(before["pid"])], detach=True)
+        until(lambda: worker.code("test", "-e", "/tmp/watching")[0] == 0, "the test watches for the successor")
+        cluster.controller.run("scontrol", "reconfigure")
+        until(lambda: worker.code("test", "-e", "/tmp/frozen")[0] == 0, "the successor is frozen")
+        assert worker.service("slurmd")["pid"] == before["pid"]
+
+        def told() -> bool:
+            return any("did not hand over to its successor" in text for text in worker.status()["degraded"])
+
+        until(told, "the pod says that the hand-over hung", within=150, seen=worker.account)
+        after = _under_a_new_pid(worker, "slurmd", int(before["pid"]))
+        daemons = re.findall(r"^\s*(\d+)\s+/usr/sbin/slurmd\b", worker.run("ps", "-eo", "pid,args"), re.MULTILINE)
+        assert daemons == [str(after["pid"])], "and no other is left"
+        self.everything_is_well(cluster, long_job)
+        until(lambda: cluster.slurm("sinfo", "-h", "-n", "w1", "-o", "%T")[:5] in ("mixed", "alloc"), "w1 serves")
+        run = ("srun", "--overlap", "--jobid", long_job[0], "-w", "w1", "-N1", "-n1", "hostname")
+        assert cluster.login.run(*run, user="demo").strip() == "w1", "slurmd starts steps"
+        cluster.world.configure({"slurm.conf": slurm_conf()})
+        _under_a_new_pid(worker, "slurmd", int(after["pid"]))
 
     def test_a_slurmctld_that_hangs_is_restarted_and_takes_the_new_configuration(
         self, cluster: Cluster, long_job: tuple[str, str]
