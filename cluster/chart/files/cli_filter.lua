@@ -40,6 +40,33 @@ local function is_known(kind, field, own, name)
     return false
 end
 
+local function output(command)
+    local pipe = io.popen(command .. " 2>/dev/null")
+    local text = pipe:read("*a") or ""
+    pipe:close()
+    return text
+end
+
+-- A step on a node whose Slurm lacks the plug-in hangs: the launched daemon ends without a word, and srun waits for it.
+-- This image tells for its own release alone. During an upgrade the nodes are of another than the login pod, and `has`
+-- is of the controller's, which they are about to get.
+local function can_launch(mpi)
+    if mpi == nil or mpi == "" or mpi == "none" or mpi == "list" then return true end
+    local is_here = mpi:find("^[%w_]+$") and output("ls /usr/lib/*/slurm*/mpi_" .. mpi .. ".so") ~= ""
+    local is_known = false
+    for _, name in ipairs(has.mpi) do is_known = is_known or name == mpi end
+    local why = "Slurm has no such plug-in in this image"
+    if is_here then
+        if is_known or os.getenv("SLURMD_NODENAME") or output("scontrol --version"):find(" " .. has.release, 1, true) then
+            return true
+        end
+        why = ("this cluster is being upgraded to Slurm %s, which has no such plug-in"):format(has.release)
+    end
+    slurm.log_error("minivm: --mpi=%s: %s; start the program by mpirun, or by --mpi=%s; nothing was submitted",
+        mpi, why, has.mpi[1])
+    return false
+end
+
 function slurm_cli_setup_defaults(options, early_pass)
     return slurm.SUCCESS
 end
@@ -49,6 +76,7 @@ function slurm_cli_pre_submit(options, component)
         slurm.log_error("minivm: --container: this cluster has no container runtime (no oci.conf); nothing was submitted")
         return slurm.ERROR
     end
+    if options["type"] == "srun" and not can_launch(options["mpi"]) then return slurm.ERROR end
     if options["type"] == "srun" and os.getenv("SLURM_JOB_ID") then
         -- A step within a step would wait for ever for what its own parent holds: it shares that instead.
         if options["exclusive"] ~= "exclusive" and in_a_step() then options["overlap"] = "yes" end

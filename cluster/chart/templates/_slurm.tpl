@@ -159,7 +159,7 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $found := "" -}}
 {{- range $release := keys $known.releases | sortAlpha }}{{ if le $release $wish }}{{ $found = $release }}{{ end }}{{ end -}}
 {{- if not $found }}{{ fail (printf "Slurm %s is older than all that the chart knows: %s" $wish (keys $known.releases | sortAlpha | join ", ")) }}{{ end -}}
-{{- index $known.releases $found | toJson -}}
+{{- mergeOverwrite (index $known.releases $found) (dict "release" $wish) | toJson -}}
 {{- end -}}
 
 {{/* Where no setting keeps slurmd from asking for a user's environment, and the site has no filter of its own. */}}
@@ -288,7 +288,8 @@ yes
 {{- $mail := include "minivm.slurm.says" (dict "key" "MailProg" "lines" $site "root" .) -}}
 {{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
 {{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
-local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ ne $mail "" }}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ ne $mail "" }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}"}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}
