@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,7 +98,8 @@ def parse_stateful_set(document: Mapping[str, Any], *, namespace: str) -> list[P
 def parse_pod(
     spec: Mapping[str, Any], *, name: str, namespace: str, labels: Mapping[str, str], subdomain: str, claims: list[str]
 ) -> Pod:
-    (container,) = spec["containers"]
+    container, *sidecars = spec["containers"]
+    refuse_parts(spec, sidecars, pod=name)
     volumes = {str(raw["name"]): parse_volume(raw, pod=name) for raw in spec.get("volumes", [])}
     # A StatefulSet's claim belongs to the pod and outlives it: <claim>-<pod>.
     volumes |= {claim: Volume(claim, Source.CLAIM, of=f"{claim}-{name}") for claim in claims}
@@ -137,6 +138,16 @@ def parse_pod(
         ports=ports,
         limits=parse_limits(container.get("resources", {}).get("limits", {})),
     )
+
+
+def refuse_parts(spec: Mapping[str, Any], sidecars: Sequence[Mapping[str, Any]], *, pod: str) -> None:
+    """Refuse parts of a pod that only Kubernetes has: a cluster here would run without them, and say nothing."""
+    parts = {"sidecars": sidecars, **{key: spec.get(key) for key in ("initContainers", "resourceClaims")}}
+    for field, given in parts.items():
+        if given:
+            names = ", ".join(str(part["name"]) for part in given)
+            why = f"{field} ({names}) need Kubernetes. Leave them out of the values of a cluster on one machine"
+            raise ClusterError(f"run {pod} on one machine", why)
 
 
 def parse_seccomp(security: Mapping[str, Any], *, pod: str) -> str:

@@ -23,6 +23,7 @@ BLOCKS = {
     "tutorial": {"runs": 8, "shown": 1},
     "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_own_scripts.py
     "add-a-user": {"runs": 1, "needs a name": 1},
+    "add-to-the-pods": {"values": 1},
     "air-gapped-build": {"needs a name": 1},
     "build-for-arm64": {"needs hardware": 1, "needs a name": 1},
     "change-authentication": {"needs a name": 1, "needs kubernetes": 1, "shown": 1},

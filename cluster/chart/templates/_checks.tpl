@@ -4,6 +4,7 @@
 {{- include "minivm.checks.network" . -}}
 {{- include "minivm.checks.mounts" . -}}
 {{- include "minivm.checks.controllers" . -}}
+{{- include "minivm.checks.parts" . -}}
 {{- end -}}
 
 {{/* The daemons refuse such a key at start, when the Secret exists already. */}}
@@ -45,11 +46,37 @@
 {{- $paths := dict -}}
 {{- if .Values.home.enabled }}{{ $_ := set $paths "home" .Values.home.mountPath }}{{ end -}}
 {{- range $name, $mount := .Values.mounts }}{{ $_ := set $paths (printf "mounts.%s" $name) $mount.mountPath }}{{ end -}}
+{{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
+  {{- $volumes := list -}}
+  {{- range $settings.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+  {{- range $settings.extraVolumeMounts -}}
+    {{- if not (has .name $volumes) }}{{ fail (printf "%s.extraVolumeMounts: %s is not in extraVolumes, which has: %s" $field .name (join ", " $volumes | default "nothing")) }}{{ end -}}
+    {{- $_ := set $paths (printf "%s.extraVolumeMounts.%s" $field .name) .mountPath -}}
+  {{- end -}}
+{{- end -}}
 {{- $own := list "/bin" "/dev" "/etc/minivm" "/etc/munge" "/etc/pam.d" "/etc/slurm" "/etc/ssh" "/etc/sssd" "/lib" "/mnt/minivm" "/opt/minivm" "/proc" "/run" "/sbin" "/sys" "/usr/bin" "/usr/lib" "/usr/libexec" "/usr/sbin" "/usr/share/minivm" "/var/lib/minivm" "/var/lib/sss" "/var/run" "/var/spool" -}}
 {{- range $field, $said := $paths -}}
   {{- $path := clean $said -}}
   {{- range $own -}}
     {{- if or (eq $path "/") (eq $path .) (hasPrefix (printf "%s/" .) $path) (hasPrefix (printf "%s/" $path) .) }}{{ fail (printf "%s.mountPath: %s hides %s, which minivm needs: choose another path" $field $said .) }}{{ end -}}
   {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The settings of the pods that a site may add to, by the field that holds them. */}}
+{{- define "minivm.extendable" -}}
+{{- $all := dict "login" .Values.login -}}
+{{- range $name, $_ := include "minivm.pools" . | fromJson -}}
+  {{- $_ := set $all (printf "workers.pools.%s" $name) (include "minivm.pool" (dict "root" $ "name" $name) | fromJson) -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}
+
+{{- define "minivm.checks.parts" -}}
+{{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
+  {{- range $label, $_ := $settings.podLabels -}}
+    {{- if regexMatch "^(app.kubernetes.io|minivm.io)/" $label }}{{ fail (printf "%s.podLabels: %s is a label that minivm sets: choose another name" $field $label) }}{{ end -}}
+  {{- end -}}
+  {{- if and $settings.resourceClaims (semverCompare "<1.32.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s.resourceClaims: Kubernetes %s gives no devices by claims; it needs 1.32" $field $.Capabilities.KubeVersion.Version) }}{{ end -}}
 {{- end -}}
 {{- end -}}

@@ -331,6 +331,18 @@ tolerations: {{ toJson . }}
 {{- with .settings.affinity }}
 affinity: {{ toJson . }}
 {{- end }}
+{{- with .settings.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .settings.topologySpreadConstraints }}
+topologySpreadConstraints: {{ toJson . }}
+{{- end }}
+{{- with .settings.resourceClaims }}
+resourceClaims: {{ toJson . }}
+{{- end }}
+{{- with .settings.initContainers }}
+initContainers: {{ toJson . }}
+{{- end }}
 {{- end -}}
 
 {{/* Secrets and drop-ins that a role mounts: volumeMounts here, volumes below, from one list each. */}}

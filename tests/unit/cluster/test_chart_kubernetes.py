@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document
 from images.definition.load import UniqueLoader
 from tests.helm import rendered_for
@@ -95,3 +96,18 @@ def test_the_page_and_the_chart_name_the_same_oldest_version() -> None:
     oldest = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
     page = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "install-on-kubernetes.md"
     assert f"Kubernetes {oldest} or newer" in page.read_text()
+
+
+def test_devices_come_by_a_claim_where_kubernetes_has_them() -> None:
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "eight"}]
+    pool = {"gpu": {"model": "h100", "count": 8, "resource": ""}, "resourceClaims": claims}
+    values = {"slurm": {"auth": "slurm"}, "workers": {"pools": {"gpu": pool}}}
+    (spec,) = [item["spec"]["template"]["spec"] for item in objects("v1.36.2", values)
+               if item["metadata"]["name"] == "slurm-gpu" and item["kind"] == "StatefulSet"]  # fmt: skip
+    assert spec["resourceClaims"] == claims
+    (worker,) = spec["containers"]
+    assert worker["resources"]["claims"] == [{"name": "gpus"}] and "limits" not in worker["resources"]
+    with pytest.raises(
+        ClusterError, match=r"workers\.pools\.gpu\.resourceClaims: Kubernetes v1\.31\.0 gives no devices"
+    ):
+        objects("v1.31.0", values)

@@ -26,6 +26,15 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
 # Custom resources of operators: the schemas of Kubernetes do not contain them.
 CUSTOM = {"PodMonitor"}
+OWN_PARTS = {
+    "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    "initContainers": [{"name": "before", "image": "tools:1"}],
+    "sidecars": [{"name": "beside", "image": "tools:2"}],
+    "podLabels": {"team": "a"},
+    "schedulerName": "other",
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+}
 
 
 def example(name: str) -> dict[str, Any]:
@@ -312,7 +321,7 @@ def one(name: str, kind: str, called: str) -> Document:
 
 
 def container(document: Document) -> dict[str, Any]:
-    (found,) = document["spec"]["template"]["spec"]["containers"]
+    found, *_ = document["spec"]["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found
 
@@ -1039,6 +1048,16 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
         ({"networkPolicy": {"nodeCidrs": ["0.0.0.0/0"]}}, "nodeCidrs: 0.0.0.0/0 is more than the machines' network"),
         ({"networkPolicy": {"nodeCidrs": ["10.0.0.0/16", "::/0"]}}, "nodeCidrs: ::/0 is more"),
         ({"home": {"mountPath": "/"}}, "home.mountPath: / hides"),
+        (
+            {"login": {"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]}},
+            "login.extraVolumeMounts: x is not in extraVolumes, which has: nothing",
+        ),
+        (
+            {"login": OWN_PARTS | {"extraVolumeMounts": [{"name": "scratch", "mountPath": "/usr/bin"}]}},
+            "login.extraVolumeMounts.scratch.mountPath: /usr/bin hides /usr/bin",
+        ),
+        ({"login": {"podLabels": {"minivm.io/pool": "b"}}}, "login.podLabels: minivm.io/pool is a label that"),
+        ({"workers": {"defaults": {"sidecars": [{"name": "a"}]}}}, "image"),
         ({"home": {"mountPath": "/usr"}}, "home.mountPath: /usr hides /usr/bin"),
         *(
             ({"mounts": {"data": {"mountPath": path, "claim": "c"}}}, f"mounts.data.mountPath: {path} hides {hidden}")
@@ -1052,6 +1071,33 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
 def test_a_value_that_renders_and_is_a_mistake_is_refused_in_words(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ClusterError, match=re.escape(said)):
         render(values, release="slurm", namespace="hpc")
+
+
+def test_a_pod_has_the_parts_that_the_site_adds_beside_its_own() -> None:
+    fleet = {"enabled": True, "workerPools": {"enabled": True}}
+    pools = {"a": {"image": "hall/worker:3"}, "b": {"kind": "WorkerPool"}, "c": {"sidecars": [], "initContainers": []}}
+    values = {"login": OWN_PARTS, "fleet": fleet, "workers": {"defaults": OWN_PARTS, "pools": pools}}
+    documents = render(values, release="slurm", namespace="hpc")
+    plain = render(
+        {"fleet": fleet, "workers": {"pools": {name: {} for name in pools}}}, release="slurm", namespace="hpc"
+    )
+    before = {item["metadata"]["name"]: item for item in plain if item["kind"] == "StatefulSet"}
+    found = {item["metadata"]["name"]: item for item in documents if item["kind"] in ("StatefulSet", "WorkerPool")}
+    for name in ("slurm-login", "slurm-a", "slurm-b"):
+        template = found[name]["spec"]["template"]
+        spec, (own, *beside) = template["spec"], template["spec"]["containers"]
+        assert [item["name"] for item in beside] == ["beside"] and spec["initContainers"] == OWN_PARTS["initContainers"]
+        assert spec["schedulerName"] == "other" and spec["topologySpreadConstraints"][0]["topologyKey"] == "zone"
+        assert template["metadata"]["labels"]["team"] == "a" and own["name"] in ("login", "worker")
+        was = before[name]["spec"]["template"]["spec"]
+        assert spec["volumes"] == [*was["volumes"], {"name": "scratch", "emptyDir": {}}]
+        assert own["volumeMounts"][-1] == {"name": "scratch", "mountPath": "/scratch"}
+        assert own["volumeMounts"][:-1] == was["containers"][0]["volumeMounts"]
+    assert container(found["slurm-a"])["image"] == "hall/worker:3"
+    assert container(found["slurm-c"])["image"] == container(before["slurm-c"])["image"]
+    assert "initContainers" not in found["slurm-c"]["spec"]["template"]["spec"]
+    assert len(found["slurm-c"]["spec"]["template"]["spec"]["containers"]) == 1
+    assert found["slurm-controller"] == before["slurm-controller"]
 
 
 def test_pods_request_local_storage_and_have_no_limit_of_it() -> None:

@@ -236,3 +236,26 @@ def test_system_calls_are_kept_from_pods_as_the_chart_says() -> None:
     assert json.loads(profile.removeprefix("seccomp="))["defaultAction"] and apparmor == "apparmor=unconfined"
     with pytest.raises(ClusterError, match="a Localhost one lies on Kubernetes' machines"):
         local(pool("Localhost/minivm.json"))
+
+
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [
+        ("sidecars", {"name": "beside", "image": "tools:2"}),
+        ("initContainers", {"name": "before", "image": "tools:1"}),
+    ],
+)
+def test_a_part_that_only_kubernetes_has_is_refused_and_not_left_out(field: str, part: dict[str, str]) -> None:
+    options = Options(overrides={"workers": {"defaults": {field: [part]}}})
+    with pytest.raises(ClusterError, match=rf"run slurm-worker-0 on one machine.*{field} \({part['name']}\) need"):
+        local(options)
+
+
+def test_a_volume_of_the_sites_own_is_mounted() -> None:
+    parts = {
+        "extraVolumes": [{"name": "data", "hostPath": {"path": "/srv"}}],
+        "extraVolumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    }
+    worker = local(Options(overrides={"workers": {"defaults": parts}})).pod("slurm-worker-0")
+    (mount,) = [mount for mount in worker.mounts if mount.path == "/data"]
+    assert (mount.volume.of, mount.read_only) == ("/srv", True)
