@@ -185,6 +185,16 @@ def test_a_container_is_refused_before_there_is_a_job(bob: Researcher, line: str
     assert newest_job(bob) == before + 1 + ("--overlap" in line)
 
 
+@pytest.mark.parametrize("line", ["sbatch -N 9 --wrap true", "sbatch -n 4000 --wrap true", "srun -N 9 true"])
+def test_a_job_that_no_partition_can_ever_run_is_refused(bob: Researcher, line: str) -> None:
+    """Slurm 26.05 would let it wait, without a word that it waits for ever."""
+    before = newest_job(bob)
+    refused = bob.try_(line)
+    assert refused.returncode != 0, refused
+    assert "Unable to allocate" in refused.stderr or "submission failed" in refused.stderr
+    assert newest_job(bob) == before + 1
+
+
 def newest_job(bob: Researcher) -> int:
     """Return the last job number, by taking the next one for a moment."""
     job = int(bob.submit("--hold", "-o", "/dev/null", script="true"))

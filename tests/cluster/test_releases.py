@@ -211,6 +211,8 @@ def test_a_whole_cluster_of_the_newer_one_works(world: World, bob: Researcher, t
     world.wait_idle()
     refused = bob.try_("srun --container=/tmp/bundle hostname")
     assert refused.returncode != 0 and "this cluster has no container runtime" in refused.stderr
+    large = bob.try_("sbatch -N 9 --wrap true")
+    assert large.returncode != 0 and "submission failed" in large.stderr, large
     asked = bob.try_("srun --mpi=list")
     listed = asked.stdout + asked.stderr
     assert ("pmi2" in listed, "pmix" in listed) == (True, has_pmix(f"{IMAGES}/worker:{tags[NEW]['worker']}")), listed

@@ -3,10 +3,12 @@
 {{- $root := . -}}
 {{- $full := include "minivm.fullname" . -}}
 {{- $gresTypes := list -}}
+{{- $grows := false -}}
 {{- range $name, $_ := include "minivm.pools" . | fromJson -}}
   {{- $pool := include "minivm.pool" (dict "root" $root "name" $name) | fromJson -}}
   {{- if gt (int $pool.gpu.count) 0 }}{{ $gresTypes = append $gresTypes "gpu" }}{{ end -}}
   {{- range $pool.gres }}{{ $gresTypes = append $gresTypes (index (splitList ":" .) 0) }}{{ end -}}
+  {{- if or $pool.elastic $pool.externalScaling $pool.perNode }}{{ $grows = true }}{{ end -}}
 {{- end -}}
 {{- $cgroup := eq .Values.slurm.proctrack "cgroup" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
@@ -53,6 +55,8 @@
   {{- $_ := set $lines "MaxNodeCount" (toString .Values.slurm.maxNodes) -}}
   {{- $_ := set $lines "TreeWidth" "65533" -}}
 {{- end -}}
+{{- /* 26.05 lets a job wait that is larger than its partition, which a pool that grows needs, and which no other can run. */ -}}
+{{- if not $grows }}{{ $_ := set $lines "EnforcePartLimits" "ANY" }}{{ end -}}
 {{- if $gresTypes }}{{ $_ := set $lines "GresTypes" (join "," (uniq $gresTypes)) }}{{ end -}}
 {{- if and .Values.slurm.topologyConfig (eq (include "minivm.topologyFile" .) "topology.conf") }}{{ $_ := set $lines "TopologyPlugin" "topology/tree" }}{{ end -}}
 {{- if .Values.slurm.scripts.enabled -}}

@@ -512,6 +512,25 @@ def test_the_pools_of_a_gpu_cluster() -> None:
     assert "limits" not in container(cpu)["resources"]
 
 
+@pytest.mark.parametrize(
+    ("pool", "refuses"),
+    [
+        ({}, True),
+        ({"kind": "WorkerPool", "replicas": 3}, True),
+        ({"kind": "WorkerPool", "elastic": {"min": 0, "max": 8}}, False),
+        ({"kind": "WorkerPool", "perNode": True, "nodeSelector": {"gpu": "h100"}}, False),
+        ({"kind": "WorkerPool", "replicas": 9, "externalScaling": True}, False),
+    ],
+)
+def test_a_job_that_no_partition_can_run_is_refused_unless_a_pool_grows(pool: dict[str, Any], refuses: bool) -> None:
+    """In a pool that grows it may be what the pool grows for."""
+    fleet = {"enabled": True, "workerPools": {"enabled": True}}
+    values = {"fleet": fleet, "workers": {"pools": {"worker": {}, "other": pool}}}
+    documents = render(values, release="slurm", namespace="hpc")
+    (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
+    assert ("EnforcePartLimits=ANY" in config["data"]["slurm.conf"].splitlines()) == refuses
+
+
 def test_what_a_job_gets_unasked() -> None:
     """Job defaults match docs/limits-and-defaults.md, which gives the reasons."""
     lines = slurm_conf("minimal")
