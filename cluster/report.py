@@ -29,6 +29,7 @@ class Row:
 
 
 HEADINGS = ("POD", "ROLE", "READY", "SLURM", "VERSION", "IMAGE", "RESTARTS", "WHY NOT, AND WHAT ELSE IS WRONG")
+NAMED = 3  # pods that are named where several have the same problem
 VERSION_LABEL = "org.opencontainers.image.version"
 
 
@@ -69,8 +70,24 @@ def rows(
     ]
 
 
+def shared(shown_rows: Sequence[Row]) -> dict[str, str]:
+    """Return what degrades several ready pods alike, with the names of the pods."""
+    pods: dict[str, list[str]] = {}
+    for row in filter(lambda row: row.ready, shown_rows):
+        for text in dict.fromkeys(row.also):
+            pods.setdefault(text, []).append(row.pod)
+    return {text: _in_short(names, len(shown_rows)) for text, names in pods.items() if len(names) > 1}
+
+
+def _in_short(names: Sequence[str], total: int) -> str:
+    if len(names) == total:
+        return "all pods"
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
 def table(shown_rows: Sequence[Row], *, width: int = 160) -> list[str]:
-    """Format aligned columns; text that does not fit goes below its pod."""
+    """Format aligned columns; text that does not fit goes below its pod, and what several pods share to the end."""
+    once = shared(shown_rows)
     cells = [HEADINGS] + [
         (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, row.version, row.image, str(row.restarts), "")
         for row in shown_rows
@@ -80,10 +97,11 @@ def table(shown_rows: Sequence[Row], *, width: int = 160) -> list[str]:
     lines = [heads[0].rstrip()]
     for head, row in zip(heads[1:], shown_rows, strict=True):
         # The reasons of a booting pod include these already.
-        problems = [f"degraded: {text}" for text in row.also] if row.ready else row.why.splitlines()
+        problems = [f"degraded: {text}" for text in row.also if text not in once] if row.ready else row.why.splitlines()
         first, *rest = problems or [""]
         lines.append((head.rstrip().ljust(sum(widths[:-1]) + 2 * len(widths[:-1])) + first).rstrip())
         lines += [f"    {text}" for text in rest]
+    lines += [f"{pods}: degraded: {text}" for text, pods in once.items()]
     return [line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines]
 
 

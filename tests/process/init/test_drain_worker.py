@@ -126,7 +126,7 @@ def test_a_resume_fails_where_anything_else_holds_the_node(
     """Told that the pod takes work again, an operator would wait for jobs that never come."""
     scontrol, told = tmp_path / "scontrol", tmp_path / "told"
     scontrol.write_text(
-        f"#!/bin/sh\ncase \"$*\" in *show*) echo 'NodeName=w1 {shown}';; *) echo \"$*\" >> {told};; esac\n"
+        f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 {shown}\';; *) echo "$*" >> {told};; esac\n'
     )
     scontrol.chmod(0o755)
     monkeypatch.setattr(client, "SCONTROL", str(scontrol))

@@ -289,6 +289,22 @@ def test_the_table_says_why_a_pod_is_not_ready_and_what_else_is_wrong() -> None:
     assert lines[4].split() == ["slurm-worker-1", "worker", "yes", "idle", "24.11.5", "ef0b1c492726", "0"]
 
 
+def test_what_degrades_several_pods_alike_is_shown_once() -> None:
+    port = "probe port: the kernel refuses the filter"
+    pods = [
+        Row(f"w{n}", "worker", True, "", "idle", 0, also=(port, *(["home: slow"] if n == 1 else []))) for n in range(6)
+    ]
+    lines = report.table(pods)
+    assert lines[-1] == f"all pods: degraded: {port}"
+    assert [line.split()[0] for line in lines] == ["POD", "w0", "w1", "w2", "w3", "w4", "w5", "all"]
+    assert lines[2].endswith("degraded: home: slow") and "probe port" not in "".join(lines[:-1])
+    *_, last = report.table([*pods, Row("login", "login", True, "", "-", 0)])
+    assert last == f"w0, w1, w2 and 3 more: degraded: {port}"
+    *_, last = report.table([*pods[:2], Row("login", "login", False, "no route", "-", 0, also=(port,))])
+    assert last == f"w0, w1: degraded: {port}"
+    assert report.table(pods[:1])[-1].endswith(f"degraded: {port}")
+
+
 def test_a_long_reason_is_cut_to_the_terminal() -> None:
     assert {len(line) <= 80 for line in report.table(ROWS, width=80)} == {True}
 
