@@ -20,7 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest")
 # The first ones say within seconds that a rule is broken.
-FIRST = ("tests/unit", "tests/process", "tests/container/images", "tests/container/gitsync", "tests/container/health")
+FIRST = (
+    *("tests/unit", "tests/process"),
+    *(f"tests/container/{part}" for part in ("images", "gitsync", "health", "init")),
+)
 
 
 def side_by_side(first: Sequence[str], second: Sequence[str]) -> int:
