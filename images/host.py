@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+COPIED = ROOT / "build" / "tools"
 
 # By what needs it: what must answer -> the Debian package that brings it.
 TOOLS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("host.toml").read_text())
@@ -69,6 +71,28 @@ def apt_install(packages: Iterable[str]) -> None:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise HostError(f"cannot install {', '.join(names)}: `{' '.join(command)}` said:\n{done.stderr.strip()}")
+
+
+def copy_out(tool: str, package: str) -> None:
+    """Copy a program out of a Debian package that is not installed."""
+    if shutil.which(tool) or (COPIED / tool).exists():
+        return
+    log(f"copying {tool} out of {package}")
+    with tempfile.TemporaryDirectory() as directory:
+        download = ["apt-get", "download", "-qq", package]
+        # The lists of packages may be missing or old.
+        for command in (download, ["apt-get", "update", "-qq"], download):
+            done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+            if done.returncode == 0 and command is download:
+                break
+        found = list(Path(directory).glob("*.deb"))
+        if not found:
+            raise HostError(f"cannot copy {tool} out of {package}: `{' '.join(download)}` said:\n{done.stderr.strip()}")
+        subprocess.run(["dpkg-deb", "-x", str(found[0]), directory], check=True)
+        COPIED.mkdir(parents=True, exist_ok=True)
+        part = COPIED / f".{tool}"
+        shutil.copy(Path(directory, "usr", "bin", tool), part)
+        part.replace(COPIED / tool)
 
 
 def ensure_venv() -> None:
@@ -262,6 +286,8 @@ def register(arch: str) -> None:
 
 def ensure_test_tools() -> None:
     apt_install(missing_packages(TOOLS["test"]))
+    for tool, package in TOOLS["copied"].items():
+        copy_out(tool, package)
     try:
         apt_install(missing_packages(TOOLS["browser"]))
     except HostError as error:

@@ -22,6 +22,7 @@ WITHOUT_MEANING_HERE = frozenset(
         "PersistentVolume",
         "PodDisruptionBudget",
         "PodMonitor",
+        "PrometheusRule",
         "PriorityClass",
         "Role",
         "RoleBinding",

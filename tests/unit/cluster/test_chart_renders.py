@@ -25,7 +25,7 @@ from tests.support.rendered_chart import render, render_texts
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
 # Custom resources of operators: the schemas of Kubernetes do not contain them.
-CUSTOM = {"PodMonitor"}
+CUSTOM = {"PodMonitor", "PrometheusRule"}
 OWN_PARTS = {
     "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
