@@ -35,7 +35,7 @@ LOOK_S = 0.5  # between two looks of a contender
 TICK_S = 0.1  # between two looks at the clock
 GONE_S = 2.0  # for slurmctld to be gone after KILL
 DAEMONS = ("slurmctld", "slurmscriptd")
-# `holder`: the holder takes the address of the controller's name itself. Empty: Kubernetes moves it.
+# `holder`: the holder takes the address of the controller's name itself. `endpointslice`: `init.state.address` does.
 MOVES = "MINIVM_LEASE_ADDRESS"
 PROC = Path("/proc")
 
@@ -134,7 +134,7 @@ class Service:
     def begin(self, contest: Contest) -> bool:
         """Make this pod the active one; False if it cannot be."""
         try:
-            write_json(self.held, {"term": contest.mine}, 0o600)
+            write_json(self.held, {"term": contest.mine})
             if self.address:
                 self.address.take()
         except OSError as error:
@@ -213,7 +213,7 @@ def own_life(run: Path) -> str:
 
 
 def moving_address(pod: Pod) -> MovingAddress | None:
-    if not pod.setting(MOVES):
+    if pod.choice(MOVES, "", ["", "endpointslice", "holder"]) != "holder":
         return None
     return MovingAddress(socket.gethostbyname(pod.controller[0]))
 
