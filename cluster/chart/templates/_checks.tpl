@@ -35,10 +35,29 @@
 {{- end -}}
 
 {{- define "minivm.checks.controllers" -}}
+{{- include "minivm.checks.claim" . -}}
 {{- if gt (int .Values.controller.replicas) 1 -}}
-  {{- if not .Values.controller.moveAddress }}{{ fail "controller.replicas is 2, and controller.moveAddress is false: clients would not follow the active controller. So far only `build.py up --controllers 2` has two, on one machine" }}{{ end -}}
+  {{- if not .Values.controller.moveAddress -}}
+    {{- $name := .Values.controller.persistence.existingClaim -}}
+    {{- if not $name }}{{ fail "controller.replicas is 2, and controller.persistence.existingClaim is empty: both controllers need the same state. Name a PersistentVolumeClaim with the access mode ReadWriteMany (docs/how-to/two-controllers.md)" }}{{ end -}}
+    {{- with lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name -}}
+      {{- if not (has "ReadWriteMany" .spec.accessModes) }}{{ fail (printf "controller.persistence.existingClaim: %s has the access modes %s, and controller.replicas 2 needs ReadWriteMany: name a claim of a class that offers it" $name (join ", " .spec.accessModes)) }}{{ end -}}
+    {{- end -}}
+  {{- end -}}
   {{- if eq .Values.accounting.mode "embedded" }}{{ fail "controller.replicas is 2, and accounting.mode is embedded: its database lives in one controller's pod. Set accounting.mode to external or none" }}{{ end -}}
   {{- if not .Values.controller.stableAddress }}{{ fail "controller.replicas is 2, and controller.stableAddress is false: the address of one pod cannot move. Set it to true" }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* On another volume slurmctld would find no job. Who has stopped the controller has moved its state. */}}
+{{- define "minivm.checks.claim" -}}
+{{- $name := printf "%s-controller" (include "minivm.fullname" .) -}}
+{{- with lookup "apps/v1" "StatefulSet" .Release.Namespace $name -}}
+  {{- $own := printf "state-%s-0" $name -}}
+  {{- $present := $own -}}
+  {{- range .spec.template.spec.volumes }}{{ if eq .name "shared" }}{{ $present = .persistentVolumeClaim.claimName }}{{ end }}{{ end -}}
+  {{- $wanted := $.Values.controller.persistence.existingClaim | default $own -}}
+  {{- if and (ne $present $wanted) (gt (int .spec.replicas) 0) }}{{ fail (printf "controller.persistence.existingClaim: the state of the running controller is on the claim %s, and would be on %s: stop the controller and move the state first (docs/how-to/two-controllers.md)" $present $wanted) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 

@@ -36,6 +36,18 @@ minivm.io/pool: {{ . }}
 {{ include "minivm.fullname" . }}-{{ ternary "slurmctld" "controller" .Values.controller.stableAddress }}
 {{- end -}}
 
+{{/* The EndpointSlice by which clients reach the controller that acts; empty where Kubernetes knows the only one. */}}
+{{- define "minivm.endpointSlice" -}}
+{{- if and (gt (int .Values.controller.replicas) 1) (not .Values.controller.moveAddress) }}{{ include "minivm.controllerHost" . }}-active{{ end -}}
+{{- end -}}
+
+{{/* The names of the controllers' pods, as JSON. */}}
+{{- define "minivm.controllerPods" -}}
+{{- $pods := list -}}
+{{- range $i := until (int .Values.controller.replicas) }}{{ $pods = append $pods (printf "%s-controller-%d" (include "minivm.fullname" $) $i) }}{{ end -}}
+{{- toJson $pods -}}
+{{- end -}}
+
 {{/* Where slurmrestd listens in the controller's pod, which the fleet asks. */}}
 {{- define "minivm.restPort" -}}
 {{- $said := index .Values.controller.env "MINIVM_SLURMRESTD" | default "0.0.0.0:6820" -}}

@@ -61,10 +61,67 @@ def test_two_controllers_share_the_state_and_no_pod_is_behind_the_moving_address
     assert "selector" not in service["spec"]
 
 
+SHARED = {"replicas": 2, "persistence": {"existingClaim": "shared-state"}}
+
+
+def test_two_controllers_on_kubernetes_are_apart_and_the_acting_one_writes_the_only_endpoint() -> None:
+    values = {"accounting": {"mode": "none"}, "podConditions": {"enabled": True}, "controller": SHARED}
+    documents = render(values, release="slurm", namespace="hpc")
+    objects = {(item["kind"], item["metadata"]["name"]): item for item in documents}
+    spec = objects["StatefulSet", "slurm-controller"]["spec"]
+    pod, container = spec["template"]["spec"], spec["template"]["spec"]["containers"][0]
+    assert spec["replicas"] == 2 and [item["metadata"]["name"] for item in spec["volumeClaimTemplates"]] == ["state"]
+    mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
+    assert mounts["/var/spool/slurmctld"] == mounts["/var/lib/minivm/backups"] == "shared"
+    volumes = {item["name"]: item for item in pod["volumes"]}
+    assert volumes["shared"]["persistentVolumeClaim"] == {"claimName": "shared-state"}
+    assert mounts["/mnt/minivm/secrets/api"] == "api" and volumes["api"]["projected"]["defaultMode"] == 0o400
+    assert "NET_ADMIN" not in container["securityContext"]["capabilities"]["add"]
+    env = {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+    assert (env["MINIVM_CONTROLLERS"], env["MINIVM_LEASE_ADDRESS"]) == ("2", "endpointslice")
+    assert env["MINIVM_POD_UID"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    (apart,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = spec["selector"]["matchLabels"]
+    assert apart == {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    selector = objects["Service", "slurm-slurmctld"]["spec"]["selector"]
+    assert selector.items() > labels.items() and not selector.items() <= spec["template"]["metadata"]["labels"].items()
+    assert objects["PodDisruptionBudget", "slurm-controller"]["spec"]["maxUnavailable"] == 1
+    (right,) = objects["Role", "slurm-controller-address"]["rules"]
+    assert right["resourceNames"] == ["slurm-slurmctld-active"] and right["verbs"] == ["get", "create", "patch"]
+    (status,) = objects["Role", "slurm-pod-conditions-controller"]["rules"]
+    assert status["resourceNames"] == ["slurm-controller-0", "slurm-controller-1"]
+
+
+def test_an_operators_own_rule_for_where_controllers_run_is_kept() -> None:
+    own: dict[str, Any] = {
+        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
+        "nodeAffinity": {},
+    }
+    values = {"accounting": {"mode": "none"}, "controller": {**SHARED, "affinity": own}}
+    (found,) = [
+        item["spec"]["template"]["spec"]["affinity"] for item in render(values, release="slurm", namespace="hpc")
+        if item["metadata"]["name"] == "slurm-controller" and item["kind"] == "StatefulSet"
+    ]  # fmt: skip
+    assert found == own
+
+
+def test_a_single_controller_may_have_its_state_on_the_claim_that_two_will_share() -> None:
+    one = {"controller": {"persistence": {"existingClaim": "shared-state"}}}
+    (spec,) = [
+        item["spec"]["template"]["spec"] for item in render(one, release="slurm", namespace="hpc")
+        if item["metadata"]["name"] == "slurm-controller" and item["kind"] == "StatefulSet"
+    ]  # fmt: skip
+    mounts = {item["mountPath"]: item["name"] for item in spec["containers"][0]["volumeMounts"]}
+    assert (mounts["/var/spool/slurmctld"], mounts["/var/lib/mysql"]) == ("shared", "state")
+    assert "affinity" not in spec and "/mnt/minivm/secrets/api" not in mounts
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"accounting": {"mode": "none"}, "controller": {"replicas": 2}}, "only `build.py up --controllers 2`"),
+        ({"accounting": {"mode": "none"}, "controller": {"replicas": 2}}, "persistence.existingClaim is empty"),
+        ({"controller": SHARED}, "its database lives in one controller's pod"),
+        ({"accounting": {"mode": "none"}, "controller": {**SHARED, "stableAddress": False}}, "stableAddress is false"),
         ({"controller": {"replicas": 2, "moveAddress": True}}, "its database lives in one controller's pod"),
         (
             {

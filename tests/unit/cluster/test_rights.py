@@ -24,6 +24,7 @@ POOLS = {"cpu": {"replicas": 1}}
 # Together these values render every object that grants a right.
 CASES: tuple[dict[str, Any], ...] = (
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}},
+    {"accounting": {"mode": "none"}, "controller": {"replicas": 2, "persistence": {"existingClaim": "state"}}},
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
     {
         "secrets": {"sshHostKeys": {"existingSecret": "brought"}},
