@@ -55,8 +55,10 @@ def _repaired(pod: Pod) -> Iterator[str]:
         yield f"finished the save of {name}, which a kill had cut"
     release = known(pod)
     accounted = setting(conf, "AccountingStorageType").endswith("slurmdbd")
-    if release is not None and accounted:
-        yield from _continue_numbers(pod, release, conf, state)
+    if release is not None and accounted and (highest := accounted_job(pod, conf)):
+        yield from _continue_after(highest, "the accounting database knows", release, state)
+    if release is not None and (highest := accepted_job(state)):
+        yield from _continue_after(highest, "slurmctld had accepted, and not saved,", release, state)
     if allow_missing(state, setting(conf, "ClusterName"), release.needs_state if release and accounted else ()):
         yield "slurmctld had been killed before its first saves: it asks slurmdbd for the cluster's number again"
 
@@ -97,27 +99,43 @@ def allow_missing(state: Path, cluster: str, needed: Sequence[str]) -> bool:
     return True
 
 
-def _continue_numbers(pod: Pod, release: Release, conf: str, state: Path) -> Iterator[str]:
-    """Raise the next job's number above those in the accounting database: the state may be older, or new."""
+def accounted_job(pod: Pod, conf: str) -> int | None:
+    """Return the last job in the accounting database: the state may be older, or new."""
     cluster = setting(conf, "ClusterName").lower()
-    head = read_plain(state / JOBS, WHOLE_HEAD)
-    following = next_job(head, release) if head is not None else 0
-    unsaved = not (os.path.lexists(state / JOBS) or os.path.lexists(state / f"{JOBS}{OLD}"))
-    if not re.fullmatch(r"[a-z0-9_-]+", cluster) or following is None or (head is None and not unsaved):
-        return
+    if not re.fullmatch(r"[a-z0-9_-]+", cluster):
+        return None
     from init.slurm.accounting import CONFIGURATION as DATABASE
     from init.slurm.accounting import ask
 
-    question = QUESTION.format(cluster=cluster, largest=LARGEST)
-    highest = number(ask(pod.text(DATABASE) or "", question))
-    # Numbers start again at FirstJobId after MaxJobId: a far larger number in the database is from before that.
-    if highest is None or not following <= highest < following + LARGEST // 2:
+    return number(ask(pod.text(DATABASE) or "", QUESTION.format(cluster=cluster, largest=LARGEST)))
+
+
+def accepted_job(state: Path) -> int:
+    """Return the last job that has a script, or 0: slurmctld answers `sbatch` up to 6 s before it saves the job."""
+    found = 0
+    for directory in state.glob("hash.[0-9]"):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory):  # noqa: PTH208 - names alone, of up to a hundred thousand jobs
+                if name.startswith("job."):
+                    found = max(found, number(name.removeprefix("job.")) or 0)
+    return found
+
+
+def _continue_after(highest: int, knows: str, release: Release, state: Path) -> Iterator[str]:
+    """Raise the next job's number above this one."""
+    head = read_plain(state / JOBS, WHOLE_HEAD)
+    following = next_job(head, release) if head is not None else 0
+    unsaved = not (os.path.lexists(state / JOBS) or os.path.lexists(state / f"{JOBS}{OLD}"))
+    if following is None or (head is None and not unsaved):
+        return
+    # Numbers start again at FirstJobId after MaxJobId: a far larger number is from before that.
+    if not following <= highest < following + LARGEST // 2:
         return
     if head is None:
         write_whole(state / JOBS, head_of(release, highest + 1, time.time()), mode=0o600, owner=user("slurm"))
     else:
         _put(state / JOBS, (highest + 1).to_bytes(4, "big"))
-    yield f"the next job gets number {highest + 1}: the accounting database knows job {highest}"
+    yield f"the next job gets number {highest + 1}: {knows} job {highest}"
 
 
 def _put(path: Path, following: bytes) -> None:

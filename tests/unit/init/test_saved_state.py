@@ -182,6 +182,38 @@ def test_a_new_state_begins_above_what_the_accounting_knows(here: Here) -> None:
     assert release.written_by({"job_state": data}) == 45 and len(data) == saved.WHOLE_HEAD
 
 
+@pytest.mark.parametrize(("version", "protocol"), [("24.11.5", 42), ("26.05.5", 45)])
+@pytest.mark.parametrize(
+    ("following", "scripts", "then"),
+    [
+        (8, (5, 11, 9), 12),
+        (8, (8,), 9),
+        (8, (3, 7), 8),
+        (8, (), 8),
+        (8, (67000000,), 8),
+        (8, (10**20,), 8),
+    ],
+)
+def test_a_job_that_was_accepted_and_not_saved_keeps_its_number(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    protocol: int,
+    following: int,
+    scripts: tuple[int, ...],
+    then: int,
+) -> None:
+    """slurmctld removes the scripts of jobs that it does not know, and would give their numbers to other jobs."""
+    here = Here(tmp_path, monkeypatch, version, "ClusterName=c1\n")
+    here.put(job_state=jobs(following, protocol))
+    for job in scripts:
+        (here.state / f"hash.{job % 10}/job.{job}").mkdir(parents=True)
+    (here.state / "hash.0").mkdir(exist_ok=True)
+    (here.state / "hash.0/job.x").mkdir()
+    assert (f"the next job gets number {then}: slurmctld had accepted" in here.run()) == (then > following)
+    assert (here.state / "job_state").read_bytes() == jobs(then, protocol)
+
+
 @pytest.mark.parametrize("data", [b"", b"x" * 99, jobs(8, 46), jobs(8, 30), jobs(8)[:-1]])
 def test_a_job_state_that_this_release_does_not_read_stays(here: Here, data: bytes) -> None:
     here.put(job_state=data)
