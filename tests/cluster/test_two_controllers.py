@@ -68,7 +68,9 @@ class Pair:
 
     def taken(self) -> dict[str, float]:
         lines = [line.split() for line in self.ann("cat taken").splitlines()]
-        return {line[0]: float(line[1]) for line in lines if len(line) == 2}
+        found = {line[0]: float(line[1]) for line in lines if len(line) == 2}
+        assert len(found) == sum(len(line) == 2 for line in lines), "a number was given again"
+        return found
 
     def terms(self) -> dict[int, str]:
         """Return the holder of each term that the volume still knows."""
