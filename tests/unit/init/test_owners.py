@@ -45,12 +45,16 @@ def test_a_session_outlives_its_last_known_process_by_a_hand_over_and_no_longer(
 
 def test_a_followed_process_keeps_its_session() -> None:
     asked = Owners(time.monotonic)
-    me, session = os.getpid(), os.getsid(0)
-    asked.add(session, "a")
-    asked.follow(me, "a")
-    asked.pids.pop(session)
-    asked._session_of.pop(session)
-    asked.remove(me)
+    session = os.getsid(0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            asked.add(session, "a")
+            asked.follow(child.pid, "a")
+            asked.pids.pop(session)
+            asked._session_of.pop(session)
+            asked.remove(child.pid)
+        finally:
+            child.kill()
     assert asked._left == {session: pytest.approx(asked._left[session])}
 
 
