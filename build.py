@@ -25,7 +25,7 @@ from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
 
 if TYPE_CHECKING:
-    from images.cli.planned import Result
+    from images.cli.planned import BuildResult
     from images.cli.session import Session
 
 REPOSITORY = Path(__file__).resolve().parent
@@ -249,7 +249,7 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
 
     if ready_engine:
         ensure_engine()
-    results: list[Result] = []
+    results: list[BuildResult] = []
     sizes: dict[str, int] = {}
     for opened in each(ctx):
         results += build_one(opened, opened.roles(roles), when_vanished, as_json)
@@ -271,7 +271,7 @@ def ensure_engine() -> None:
         raise ImagesError("make this machine ready", str(error)) from error
 
 
-def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[Result]:
+def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
     from images.cli import renew
     from images.make.progress import Plain, reporter

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 
 ROOT = Path(__file__).resolve().parents[1]
 COLD = "MINIVM_BENCH_COLD"
@@ -36,7 +36,7 @@ def main() -> int:
         begun = time.monotonic()
         repository = from_nothing(root / "clone", stack) if os.environ.get(COLD) else present()
         options = Options(name="bench", workers=2, repository=repository, port=free_port(22400))
-        cluster = LocalCluster(Engine().client, options, root=root)
+        cluster = LocalCluster(DockerEngine().client, options, root=root)
         cluster.down()
         stack.callback(cluster.down)
         measure(cluster, begun)
@@ -64,7 +64,7 @@ def make(directory: Path, target: str, **settings: str) -> None:
 
 
 def forget_images() -> None:
-    engine = Engine()
+    engine = DockerEngine()
     for image in engine.images():
         for reference in image.references:
             if reference.startswith(f"{PREFIX}/"):

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import fleet_nodes
-from bench.fleet_running import LEASE, Running
+from bench.fleet_running import LEASE, FleetProcess
 from fleet import reasons
 from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE
@@ -177,25 +177,25 @@ def main() -> int:
     if many < SLURMD:
         print(f"of {SLURMD} slurmd {many}: so many are asked for, or fit", flush=True)
     with tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory, site(Path(directory), NODES, many) as made:
-        fleet = Running(made)
+        fleet = FleetProcess(made)
         with contextlib.ExitStack() as stack:
             stack.callback(fleet.end)
             known_by(made, fleet)
             # It waits for the Lease.
-            other = Running(made, "other")
+            other = FleetProcess(made, "other")
             stack.callback(other.end)
             measure(made, fleet, other)
     return 0
 
 
-def known_by(made: Site, fleet: Running) -> None:
+def known_by(made: Site, fleet: FleetProcess) -> None:
     begun = time.monotonic()
     until(partial(known, made, fleet), "both sides are known", within=300, seen=fleet.log.read_text)
     row(f"{made.size} Nodes, pods and nodes of Slurm, from its start to known and decided on", since(begun), "s")
     row("memory, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
 
 
-def measure(made: Site, fleet: Running, other: Running) -> None:
+def measure(made: Site, fleet: FleetProcess, other: FleetProcess) -> None:
     until(lambda: other.metric("known", '{side="kubernetes"}'), "the other one follows", seen=other.log.read_text)
     calm(fleet)
     used, waits = idle(fleet, other)
@@ -206,18 +206,18 @@ def measure(made: Site, fleet: Running, other: Running) -> None:
     row("memory after all that, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
 
 
-def calm(fleet: Running) -> None:
+def calm(fleet: FleetProcess) -> None:
     """Wait until the fleet has done its initial work."""
     before = -1
     while before != (before := sum(fleet.done(one) for one in ("showonpod", "showonnode", "drain", "undrain"))):
         time.sleep(CALM_S)
 
 
-def known(made: Site, fleet: Running) -> bool:
+def known(made: Site, fleet: FleetProcess) -> bool:
     return fleet.metric("workers") == made.size and fleet.metric("known", '{side="slurm"}') == 1
 
 
-def idle(*fleets: Running) -> list[float]:
+def idle(*fleets: FleetProcess) -> list[float]:
     before, begun = [one.processor() for one in fleets], time.monotonic()
     time.sleep(IDLE_S)
     took = since(begun)
@@ -245,7 +245,7 @@ def cordons(made: Site) -> None:
     row(f"{len(took)} cordons lifted at once, the last one seen in Slurm", since(begun), "s")
 
 
-def mass(made: Site, fleet: Running) -> None:
+def mass(made: Site, fleet: FleetProcess) -> None:
     """Silence a share of the machines within a minute, as a broken cable does; count the drains."""
     before, many = fleet.done("drain"), int(made.size * SHARE)
     begun = time.monotonic()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEASE = "slurm-fleet"
 
 
-class Running:
+class FleetProcess:
     """A `fleet run` process."""
 
     def __init__(self, site: Site, name: str = "fleet") -> None:

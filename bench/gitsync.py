@@ -23,7 +23,7 @@ from urllib.request import urlopen
 
 from gitsync import schedule
 from gitsync.cycle.run import run_cycle
-from gitsync.settings import Settings
+from gitsync.settings import GitsyncSettings
 from tests.process.gitsync_servers import HttpGit, Line
 from tests.process.gitsync_world import World, run
 from tests.waiting import until
@@ -71,7 +71,7 @@ def environment(world: World, url: str) -> dict[str, str]:
     }
 
 
-def loop_cycle(settings: Settings, look: bool) -> float:
+def loop_cycle(settings: GitsyncSettings, look: bool) -> float:
     """Run a cycle as the loop does, in a forked child; return its seconds."""
     begun = time.monotonic()
     pid = os.fork()

@@ -22,7 +22,7 @@ from typing import Any
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import AUTHS, USERS, Options
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 
 MINUTES = "MINIVM_BENCH_MINUTES"
 HOSTILE = ("mallory", "trudy")
@@ -58,7 +58,7 @@ while time.monotonic() < until and os.getppid() == parent:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CommandSample:
     """One honest command: its time, whether it succeeded, and which pods were ready when it failed."""
 
     flooded: bool
@@ -74,7 +74,7 @@ def main() -> int:
     repository = os.environ.get("MINIVM_BUILD_PREFIX", "minivm")
     options = Options(name="bench-hostile", workers=2, repository=repository, overrides={"slurm": {"auth": auth}})
     with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(Engine().client, options, root=Path(root))
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
         cluster.down()
         try:
             key = cluster.keys().users_public[USERS[0]]
@@ -90,8 +90,8 @@ def main() -> int:
     return int(any(figures(samples, jobs).values()))
 
 
-def measure(cluster: LocalCluster, auth: str, seconds: float) -> tuple[list[Sample], dict[str, str]]:
-    samples: list[Sample] = []
+def measure(cluster: LocalCluster, auth: str, seconds: float) -> tuple[list[CommandSample], dict[str, str]]:
+    samples: list[CommandSample] = []
     jobs: list[str] = []
     honest(cluster, samples, jobs, seconds / 5, flooded=False)
     with attack(cluster, auth, seconds):
@@ -99,7 +99,9 @@ def measure(cluster: LocalCluster, auth: str, seconds: float) -> tuple[list[Samp
     return samples, ends(cluster, jobs)
 
 
-def honest(cluster: LocalCluster, samples: list[Sample], jobs: list[str], seconds: float, *, flooded: bool) -> None:
+def honest(
+    cluster: LocalCluster, samples: list[CommandSample], jobs: list[str], seconds: float, *, flooded: bool
+) -> None:
     """Let each honest user give one command after the other, and submit a job in each round."""
     until = time.monotonic() + seconds
 
@@ -110,7 +112,7 @@ def honest(cluster: LocalCluster, samples: list[Sample], jobs: list[str], second
                 said = tried(cluster, user, command)
                 took = time.monotonic() - begun
                 ready = () if said is not None else tuple(row.pod for row in cluster.status() if row.ready)
-                samples.append(Sample(flooded, name, took, said is None, ready))
+                samples.append(CommandSample(flooded, name, took, said is None, ready))
                 if name == "sbatch" and said is not None:
                     jobs.append(said.strip())
 
@@ -195,7 +197,7 @@ def ends(cluster: LocalCluster, jobs: Iterable[str]) -> dict[str, str]:
         time.sleep(0.5)
 
 
-def figures(samples: Iterable[Sample], jobs: dict[str, str]) -> dict[str, int]:
+def figures(samples: Iterable[CommandSample], jobs: dict[str, str]) -> dict[str, int]:
     """Return the three figures that have to be 0, and the commands that failed."""
     flooded = [one for one in samples if one.flooded]
     return {
@@ -208,7 +210,7 @@ def figures(samples: Iterable[Sample], jobs: dict[str, str]) -> dict[str, int]:
     }
 
 
-def report(samples: list[Sample], jobs: dict[str, str]) -> list[str]:
+def report(samples: list[CommandSample], jobs: dict[str, str]) -> list[str]:
     lines = []
     for what, count in figures(samples, jobs).items():
         lines.append(f"{what}: {count}")

@@ -24,9 +24,9 @@ from pathlib import Path
 from images.cli import report
 from images.cli.session import Session
 from images.engine.builder import packed
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.make.build import Maker
-from images.make.plan import Composed, Image
+from images.make.plan import Composed, PlannedImage
 from images.make.progress import Plain
 from images.settings import read
 
@@ -60,7 +60,7 @@ def timed(work: Callable[[], object]) -> float:
 class Contexts:
     """Every image's context directory, kept for the plain builds."""
 
-    def __init__(self, maker: Maker, images: list[Image], stack: ExitStack) -> None:
+    def __init__(self, maker: Maker, images: list[PlannedImage], stack: ExitStack) -> None:
         self.directories: dict[str, Path] = {}
         for image in images:
             directory = (
@@ -71,7 +71,9 @@ class Contexts:
             self.directories[image.key] = directory
 
 
-def plain_build(engine: Engine, images: list[Image], contexts: Contexts, names: dict[str, str], *, cache: bool) -> None:
+def plain_build(
+    engine: DockerEngine, images: list[PlannedImage], contexts: Contexts, names: dict[str, str], *, cache: bool
+) -> None:
     """Run `docker build -t` for each image, parents first, through the API that the command line uses."""
     for image in images:
         with packed(contexts.directories[image.key]) as stream:
@@ -81,7 +83,7 @@ def plain_build(engine: Engine, images: list[Image], contexts: Contexts, names: 
                     raise SystemExit(f"bench: plain build of {image.key}: {event['error']}")
 
 
-def rebase(images: list[Image], contexts: Contexts, names: dict[str, str]) -> None:
+def rebase(images: list[PlannedImage], contexts: Contexts, names: dict[str, str]) -> None:
     """Point the plain builds at each other instead of at our images."""
     for image in images:
         dockerfile = contexts.directories[image.key] / "Dockerfile"
@@ -103,7 +105,7 @@ def best(work: Callable[[], float]) -> float:
     return statistics.median(work() for _ in range(REPEATS))
 
 
-def cold(session: Session, composed: Composed, images: list[Image]) -> float:
+def cold(session: Session, composed: Composed, images: list[PlannedImage]) -> float:
     maker = Maker(session.place, composed, session.engine, Quiet(), "")
     return sum(maker.make(image) for image in images)
 
@@ -152,7 +154,7 @@ def main() -> None:
     report.table(("what", "build.py", "docker build", "ratio"), [figure.row() for figure in figures])
 
 
-def remove(engine: Engine) -> None:
+def remove(engine: DockerEngine) -> None:
     for image in engine.images():
         for reference in image.references:
             if reference.startswith((f"{PREFIX}/", f"{PREFIX}-plain/")):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.init_hostile import under_attack
 from bench.init_peers import PEERS, PYTHON, Peer, after
-from bench.init_pod import Pod, machine
+from bench.init_pod import BenchPod, machine
 
 ROUNDS = 7
 TIMES = int(os.environ.get("BENCH_ROUNDS", "1"))
@@ -30,13 +30,13 @@ IDLE_SECONDS = 10.0
 Figure = Callable[[Peer], "float | None"]
 
 
-def five(pod: Pod) -> dict[str, list[str]]:
+def five(pod: BenchPod) -> dict[str, list[str]]:
     return {f"s{number}": ["/bin/sh", "-c", f"echo up > {pod.mark}; exec sleep 1000"] for number in range(5)}
 
 
 def started(peer: Peer) -> float | None:
     """Measure from the exec of PID 1 until the fifth service reports that it runs."""
-    with Pod() as pod:
+    with BenchPod() as pod:
         argv = peer.argv(pod.directory, five(pod))
         if argv is None:
             return None
@@ -46,7 +46,7 @@ def started(peer: Peer) -> float | None:
 
 def chain(peer: Peer) -> float | None:
     """Measure a chain of five services that are ready 50 ms after their start: 250 ms are the floor."""
-    with Pod() as pod:
+    with BenchPod() as pod:
         services = {}
         for number in range(5):
             name = f"s{number}"
@@ -65,7 +65,7 @@ def chain(peer: Peer) -> float | None:
 
 def restart(peer: Peer) -> float | None:
     """Measure from the kill of a long-running service until its successor reports that it runs."""
-    with Pod() as pod:
+    with BenchPod() as pod:
         argv = peer.argv(pod.directory, {**five(pod)})
         if argv is None:
             return None
@@ -87,7 +87,7 @@ def orphans(peer: Peer) -> float | None:
         "open(sys.argv[2], 'w').write('up ')\n"
         "if os.fork() == 0:\n    os.execv('/bin/sleep', ['sleep', '1000'])\nos._exit(0)"
     )
-    with Pod() as pod:
+    with BenchPod() as pod:
         hold = pod.directory / "gate"
         os.mkfifo(hold)
         gatekeeper = os.open(hold, os.O_RDWR)
@@ -117,7 +117,7 @@ KERNEL = [
 
 def stop(peer: Peer) -> float | None:
     """Measure from TERM to PID 1's end, less the slowest service's own time. None if a service got no TERM."""
-    with Pod() as pod:
+    with BenchPod() as pod:
         body = f"trap 'echo bye > {pod.mark}; exit 0' TERM; echo up > {pod.mark}; while :; do sleep 1000 & wait; done"
         argv = peer.argv(pod.directory, {f"s{number}": ["/bin/sh", "-c", body] for number in range(5)})
         if argv is None:
@@ -138,7 +138,7 @@ def proportional(peer: Peer) -> float | None:
 
 
 def idle(peer: Peer) -> float | None:
-    def count(pod: Pod) -> float:
+    def count(pod: BenchPod) -> float:
         before = pod.status("voluntary_ctxt_switches")
         time.sleep(IDLE_SECONDS)
         return pod.status("voluntary_ctxt_switches") - before
@@ -146,8 +146,8 @@ def idle(peer: Peer) -> float | None:
     return steady(peer, count)
 
 
-def steady(peer: Peer, look: Callable[[Pod], float]) -> float | None:
-    with Pod() as pod:
+def steady(peer: Peer, look: Callable[[BenchPod], float]) -> float | None:
+    with BenchPod() as pod:
         argv = peer.argv(pod.directory, five(pod))
         if argv is None:
             return None
@@ -166,7 +166,7 @@ def logs(peer: Peer) -> float | None:
     block = 10_000
     code = f"import os\nb = b'x' * 99 + b'\\n'\nb *= {block}\nfor _ in range({count // block}):\n"
     code += "    v = memoryview(b)\n    while v: v = v[os.write(1, v):]\n"
-    with Pod() as pod:
+    with BenchPod() as pod:
         target = Path("/dev/shm") / f"{pod.directory.name}.log"
         try:
             output = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

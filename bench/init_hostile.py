@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench.init_peers import PYTHON, Peer
-from bench.init_pod import Pod
+from bench.init_pod import BenchPod
 
 KILLS = 25
 HOSTILE = Path(__file__).with_name("hostile.py").read_text()
@@ -22,7 +22,7 @@ def under_attack(peer: Peer) -> float | None:
     """Return the ratio of restart times, median during the attack to median before it."""
     if peer.name != "init":
         return None  # the others have no such doors
-    with Pod() as pod:
+    with BenchPod() as pod:
         pod.directory.chmod(0o755)
         run, gate = pod.directory / "run", pod.directory / "gate"
         os.mkfifo(gate)
@@ -49,7 +49,7 @@ def under_attack(peer: Peer) -> float | None:
         return statistics.median(attacked) / statistics.median(quiet)
 
 
-def again(pod: Pod, pid: int) -> float:
+def again(pod: BenchPod, pid: int) -> float:
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return pod.marks(1)[0] - began

@@ -47,7 +47,7 @@ print(plan_to_json(compile_plan("bench", [parse_service(name, what, "bench") for
 
 
 @dataclass(frozen=True, slots=True)
-class Ours(Peer):
+class MinivmPeer(Peer):
     root: Path = ROOT
 
     def argv(self, directory: Path, services: Mapping[str, list[str]], chain: bool = False) -> list[str] | None:
@@ -142,8 +142,8 @@ class Reaper(Peer):
 
 BEFORE = os.environ.get("BENCH_BEFORE", "")
 PEERS: tuple[Peer, ...] = (
-    Ours("init"),
-    *((Ours("init before", Path(BEFORE).resolve()),) if BEFORE else ()),
+    MinivmPeer("init"),
+    *((MinivmPeer("init before", Path(BEFORE).resolve()),) if BEFORE else ()),
     Floor("bare Python loop"),
     Supervisord("supervisord"),
     S6("s6"),

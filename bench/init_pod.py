@@ -18,7 +18,7 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 PATIENCE = 60.0
 
 
-class Pod:
+class BenchPod:
     """Run argv as PID 1. `began` is the moment before its exec, on the system-wide clock."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Pod:
         os.close(self._marks)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self) -> Pod:
+    def __enter__(self) -> BenchPod:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -27,7 +27,7 @@ from bench.cluster import ssh
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 
 TURNS = int(os.environ.get("MINIVM_BENCH_TURNS", "3"))
 # Two arrays are as large as slurmctld lets one be. They come last and once: slurmctld keeps their records for minutes.
@@ -93,7 +93,7 @@ exec 9>/run/gate; flock -x 9; (read word < /run/word; date +%s%N > /run/opened) 
 
 
 def main() -> int:
-    found = Found()
+    found = Figures()
     with cluster_of("") as cluster:
         measure(cluster, found)
         held = tracking(cluster) == "cgroup"
@@ -120,14 +120,14 @@ def cluster_of(proctrack: str) -> Iterator[LocalCluster]:
         options = Options(
             "benchjobs", repository=repository, port=free_port(22400), proctrack=proctrack, overrides=shared
         )
-        cluster = LocalCluster(Engine().client, options, root=root)
+        cluster = LocalCluster(DockerEngine().client, options, root=root)
         cluster.down()
         stack.callback(cluster.down)
         cluster.up()
         yield cluster
 
 
-class Found:
+class Figures:
     """Figures by measure, then by way, one for each turn."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Found:
                 print(f"{what:<{WIDTH}} {way:<16} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}")
 
 
-def measure(cluster: LocalCluster, found: Found) -> None:
+def measure(cluster: LocalCluster, found: Figures) -> None:
     by_hand(cluster)
     begun = time.time()
     found.turns(cluster, steps, partial(burst, count=SHORT), crowd)

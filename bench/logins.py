@@ -24,7 +24,7 @@ from bench.cluster import ssh
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 
 POD = "slurm-login-0"
 PEOPLE, ROUNDS, SINGLE = 200, 6, 10
@@ -79,7 +79,7 @@ for line in sys.stdin:
 def main() -> int:
     options = Options(name="bench-logins", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
     with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(Engine().client, options, root=Path(root))
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
         cluster.down()
         try:
             cluster.up(port=free_port(22400))

@@ -19,7 +19,7 @@ from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.rendered.render import CHART
 from cluster.values import Options
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 
 SHORT, PROMPTS, LARGE, TURNS = 200, 20, 8, 3
 CLOCK = """ms() { echo $(( $(date +%s%N) / 1000000 )); }
@@ -57,7 +57,7 @@ def main() -> int:
     repository = os.environ.get("MINIVM_BUILD_PREFIX", "minivm")
     options = Options(name="bench-waits", workers=2, repository=repository)
     with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(Engine().client, options, root=Path(root))
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
         cluster.down()
         try:
             for profile in yaml.safe_load((CHART / "files/profiles.yaml").read_text()):

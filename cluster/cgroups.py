@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.rendered.objects import Pod
+from cluster.rendered.objects import PodSpec
 
 # The value of the chart's runtimeClassName here.
 RUNTIME_CLASS = "cgroup-writable"
@@ -55,7 +55,7 @@ def writable(directory: Path) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
-def wanted(pod: Pod) -> bool:
+def wanted(pod: PodSpec) -> bool:
     """Tell if the pod wants writable cgroups; other requests to the runtime are refused here."""
     if pod.privileged:
         hint = f"runtimeClassName: {RUNTIME_CLASS}, in place of cgroup: true"

@@ -22,7 +22,7 @@ from cluster.local import LocalCluster
 from cluster.values import AUTHS, RELEASE, Options
 
 if TYPE_CHECKING:
-    from cluster.change.plan import Plan
+    from cluster.change.plan import UpPlan
 
 
 # Try a tree of scripts on this machine's cluster, as the newest commit of the demo's repository.
@@ -119,9 +119,9 @@ class Seconds(click.FloatRange):
 
 
 def connect() -> Any:
-    from images.engine.docker import Engine
+    from images.engine.docker import DockerEngine
 
-    return Engine().client
+    return DockerEngine().client
 
 
 @click.command()
@@ -196,14 +196,14 @@ def up(
     from cluster.local import LocalCluster, stored
     from cluster.rendered.render import read_overrides
     from cluster.rendered.tags import chosen, newest_here
-    from cluster.values import Asked, repository_of, settle
+    from cluster.values import UpRequest, repository_of, settle
     from images import settings
 
     every, single = chosen(given_tags)
     there = stored(name)
     prefix = settings.read(assignments=root.obj.assignments).prefix
     given = os.environ.get("MINIVM_BUILD_PREFIX") or any(text.startswith("prefix=") for text in root.obj.assignments)
-    asked = Asked(
+    asked = UpRequest(
         workers=workers,
         controllers=controllers,
         proctrack=proctrack,
@@ -237,7 +237,7 @@ def up(
     click.echo(f"     or  {' '.join(cluster.ssh_command('alice'))}")
 
 
-def agree(plan: Plan, name: str, *, yes: bool) -> None:
+def agree(plan: UpPlan, name: str, *, yes: bool) -> None:
     """Show the plan; if users lose something, continue only if the person agrees."""
     click.echo("\n".join(plan.lines()))
     if not plan.losses or yes:

@@ -10,7 +10,7 @@ from cluster.errors import ClusterError
 from cluster.pods import LABEL, Kubelet
 from cluster.rendered import objects
 from cluster.rendered.manifests import Manifests
-from cluster.rendered.objects import Mount, Pod, Source
+from cluster.rendered.objects import PodSpec, VolumeMount, VolumeSource
 
 DIRECTORIES = ("services.d", "supervisor.d")
 PATIENCE = 60
@@ -29,17 +29,17 @@ def check(kubelet: Kubelet, known: Manifests) -> None:
             raise ClusterError(f"take the drop-ins of {pod.role}", refused, hint="no pod was changed")
 
 
-def fresh(kubelet: Kubelet, pod: Pod, mount: Mount, known: Manifests) -> bool:
+def fresh(kubelet: Kubelet, pod: PodSpec, mount: VolumeMount, known: Manifests) -> bool:
     files = content(mount, known)
     return bool(files) and publish.published(kubelet.volume_directory(pod, mount.volume.name)) != files
 
 
-def content(mount: Mount, known: Manifests) -> dict[str, bytes]:
+def content(mount: VolumeMount, known: Manifests) -> dict[str, bytes]:
     files = known.files.get((mount.volume.source, mount.volume.of))
-    return dict(files.data) if files is not None and mount.volume.source is Source.CONFIG else {}
+    return dict(files.data) if files is not None and mount.volume.source is VolumeSource.CONFIG else {}
 
 
-def ask(kubelet: Kubelet, pod: Pod, mounts: list[Mount], known: Manifests) -> str:
+def ask(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], known: Manifests) -> str:
     """Return the image's error, or ""."""
     root = kubelet.state / "check"
     binds: list[dict[str, Any]] = []

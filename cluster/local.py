@@ -15,20 +15,20 @@ from typing import Any
 
 from cluster import cgroups, drop_ins, keys, names, ports, readiness, report, slurm_conf, values
 from cluster.change import pinning, plan, stakes
-from cluster.change.pinning import Choice, Fit, Wish
-from cluster.change.plan import Kind, Plan, Stake, Step, in_roll_order, in_start_order
+from cluster.change.pinning import ImageChoice, ReleaseFit, Wish
+from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
-from cluster.pods import Kubelet, Running, description, fingerprint, published
+from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
 from cluster.rendered import manifests, objects, tags
 from cluster.rendered.manifests import Manifests
-from cluster.rendered.objects import Pod
+from cluster.rendered.objects import PodSpec
 from cluster.rendered.render import render
 from cluster.report import Row, Stages
 from cluster.values import NAMESPACE, RELEASE, Options
 from ground.errors import one_line
 from images import pins
-from images.pins import Image, Pins
+from images.pins import EngineImage, Pins
 
 
 # Addresses of new pods and Services. Pure.
@@ -117,7 +117,7 @@ class LocalCluster:
         images = self.pins(self.kubelet.running()).images
         return self.rendered(images).starting_from({reference: image.id for reference, image in images.items()})
 
-    def rendered(self, images: Mapping[str, Image]) -> Manifests:
+    def rendered(self, images: Mapping[str, EngineImage]) -> Manifests:
         """Render the chart's objects, for the Slurm of the controller's image among these."""
         reference = self.options.image("controller")
         image = images.get(reference)
@@ -126,15 +126,15 @@ class LocalCluster:
         chosen = values.local_values(self.options, self.keys(), slurm)
         return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
 
-    def look(self, image: str) -> Image | None:
+    def look(self, image: str) -> EngineImage | None:
         """Find an image of this machine by its reference or its id."""
         found = self.kubelet.inspect_image(image)
         return report.image(found) if found else None
 
-    def pins(self, there: Mapping[str, Running]) -> Pins:
+    def pins(self, there: Mapping[str, RunningPod]) -> Pins:
         """Return the images of this cluster. An older version stored none, so the pods' images count."""
         kept = pins.read(self.state)
-        seen = {item.reference: Image(item.image, self.slurm_in(item.image)) for item in there.values()}
+        seen = {item.reference: EngineImage(item.image, self.slurm_in(item.image)) for item in there.values()}
         controllers = [
             self.slurm_in(item.image)
             for name, item in there.items()
@@ -151,7 +151,7 @@ class LocalCluster:
         options = stored(self.options.name, self.state.parent)
         return options.port if options else self.options.port
 
-    def changes_auth(self, there: Mapping[str, Running]) -> bool:
+    def changes_auth(self, there: Mapping[str, RunningPod]) -> bool:
         """Return whether the options change the authentication; ClusterError while that would end steps."""
         before = stored(self.options.name, self.state.parent)
         if before is None or not there or values.auth(before) == values.auth(self.options):
@@ -177,7 +177,7 @@ class LocalCluster:
         timeout: float = 180.0,
         port: int = 0,
         wish: Wish = NO_WISH,
-        agree: Callable[[Plan], None] | None = None,
+        agree: Callable[[UpPlan], None] | None = None,
     ) -> None:
         """Bring the cluster to its options. `agree` gets the plan before any pod is touched, and may raise.
 
@@ -211,7 +211,7 @@ class LocalCluster:
             self.wait_ready(known, timeout=timeout)
         slurm_conf.confirm(self.run_slurm, there)
 
-    def with_this_machine(self, asked: int, there: Mapping[str, Running]) -> Options:
+    def with_this_machine(self, asked: int, there: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
         port = ports.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
         if asked not in (0, port):
@@ -222,7 +222,7 @@ class LocalCluster:
             raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
         return options
 
-    def decide(self, there: Mapping[str, Running], wish: Wish) -> tuple[Manifests, Choice, Pins]:
+    def decide(self, there: Mapping[str, RunningPod], wish: Wish) -> tuple[Manifests, ImageChoice, Pins]:
         """Choose the images and render the chart; ClusterError for images that this cluster cannot use."""
         kept = self.pins(there)
         controller = pinning.choose([self.options.image("controller")], kept.images, self.look, wish)
@@ -232,19 +232,21 @@ class LocalCluster:
         pinning.check_releases(known.pods, choice.images, kept.state)
         return known.starting_from({name: image.id for name, image in choice.images.items()}), choice, kept
 
-    def fit(self, pods: Iterable[Pod], controller: Image) -> Fit:
+    def fit(self, pods: Iterable[PodSpec], controller: EngineImage) -> ReleaseFit:
         """Return what keeps workers and logins at the controller's release, whatever `latest` is."""
         version = str((self.kubelet.labels(controller.id) or {}).get(report.VERSION_LABEL, ""))
         named = tags.TAG.fullmatch(version)
 
-        def newest(reference: str) -> Image | None:
+        def newest(reference: str) -> EngineImage | None:
             variant = named["variant"] if named else ""
             found = tags.newest_beside(self.kubelet.client, reference, slurm=controller.release, variant=variant)
             return self.look(found) if found else None
 
-        return Fit(controller.release, frozenset(pod.image for pod in pods if pod.role in pinning.CLIENTS), newest)
+        return ReleaseFit(
+            controller.release, frozenset(pod.image for pod in pods if pod.role in pinning.CLIENTS), newest
+        )
 
-    def plan(self, known: Manifests, choice: Choice, there: Mapping[str, Running]) -> Plan:
+    def plan(self, known: Manifests, choice: ImageChoice, there: Mapping[str, RunningPod]) -> UpPlan:
         """Plan `up`: the steps, and what users lose."""
         before = stored(self.options.name, self.state.parent) if there else None
         changes = plan.changed_settings(before, self.options) if before else []
@@ -253,7 +255,7 @@ class LocalCluster:
                 step for step in hands.map(lambda pod: self.step(pod, known, there), in_roll_order(known.pods)) if step
             ]
         wanted = {pod.name for pod in known.pods}
-        steps = [Step(Kind.REMOVE, name) for name in sorted(there) if name not in wanted] + steps
+        steps = [PlanStep(StepKind.REMOVE, name) for name in sorted(there) if name not in wanted] + steps
         there_too = [pod for pod in known.pods if pod.name in there]
         changed = sorted(set().union(*(self.kubelet.changed_files(pod, known) for pod in there_too)))
         changes += [f"files of {name}" for name in changed]
@@ -265,22 +267,26 @@ class LocalCluster:
             changes += [f"slurm.conf: {line}" for line in lines]
         lost = self.lost(steps, there, gone, refused)
         notes = (*choice.notes, *(plan.notes_of_auth(values.auth(self.options)) if there else ()))
-        return Plan(tuple(steps), tuple(changes), notes, tuple(lost))
+        return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
 
-    def step(self, pod: Pod, known: Manifests, there: Mapping[str, Running]) -> Step | None:
+    def step(self, pod: PodSpec, known: Manifests, there: Mapping[str, RunningPod]) -> PlanStep | None:
         current = there.get(pod.name)
         if current is None:
-            return Step(Kind.CREATE, pod.name)
+            return PlanStep(StepKind.CREATE, pod.name)
         described = self.describe(pod, known)
         if current.spec != fingerprint(described):
-            return Step(
-                Kind.REPLACE, pod.name, plan.reasons(self.kubelet.described(pod.name), described, self.slurm_in)
+            return PlanStep(
+                StepKind.REPLACE, pod.name, plan.reasons(self.kubelet.described(pod.name), described, self.slurm_in)
             )
         if not current.running:
-            return Step(Kind.RESTART, pod.name, "it was stopped")
-        return Step(Kind.RESTART, pod.name, f"its {pod.alive.path} fails") if readiness.dead(pod, current) else None
+            return PlanStep(StepKind.RESTART, pod.name, "it was stopped")
+        return (
+            PlanStep(StepKind.RESTART, pod.name, f"its {pod.alive.path} fails")
+            if readiness.dead(pod, current)
+            else None
+        )
 
-    def weighed(self, known: Manifests, there: Mapping[str, Running]) -> tuple[list[str], list[str]]:
+    def weighed(self, known: Manifests, there: Mapping[str, RunningPod]) -> tuple[list[str], list[str]]:
         """Ask the controller about a changed slurm.conf: the changes, and the jobs that they would end."""
         controller = there.get(self.active_controller(there))
         if controller is None or not controller.running:
@@ -291,7 +297,7 @@ class LocalCluster:
         return [line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))], ends
 
     def lost(
-        self, steps: Iterable[Step], there: Mapping[str, Running], gone: Iterable[str], refused: Iterable[str]
+        self, steps: Iterable[PlanStep], there: Mapping[str, RunningPod], gone: Iterable[str], refused: Iterable[str]
     ) -> list[str]:
         """Return what the steps cost, from the jobs and sessions of the pods that they end."""
         steps = list(steps)
@@ -299,13 +305,13 @@ class LocalCluster:
             found = dict(hands.map(lambda step: (step.pod, self.stake(step, there)), steps))
         return plan.losses(steps, partitions=gone, stakes=found, refused=refused)
 
-    def stake(self, step: Step, there: Mapping[str, Running]) -> Stake:
+    def stake(self, step: PlanStep, there: Mapping[str, RunningPod]) -> Stake:
         current = there.get(step.pod)
         if current is None or not current.running:
             return Stake()
         try:
             if current.role == "worker":
-                waiting = stakes.waiting_for(self.run_slurm, step.pod) if step.kind is Kind.REMOVE else []
+                waiting = stakes.waiting_for(self.run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
                 return Stake(jobs=stakes.running_on(self.run_slurm, step.pod), waiting=waiting)
             if current.role == "login":
                 sessions = stakes.sessions(self.exec, step.pod)
@@ -314,7 +320,7 @@ class LocalCluster:
             return Stake(unknown=one_line(str(error)))
         return Stake()
 
-    def reconcile(self, known: Manifests, running: Mapping[str, Running], *, timeout: float) -> None:
+    def reconcile(self, known: Manifests, running: Mapping[str, RunningPod], *, timeout: float) -> None:
         """Remove extra pods, create missing ones, replace changed ones, and publish changed files to the rest.
 
         Slurm's order holds throughout: a new slurmd or client never starts beside an old controller.
@@ -339,14 +345,14 @@ class LocalCluster:
                 self.log(f"{pod.name}: changed files published")
         self.roll([pod for pod in changed if pod.role != "controller"], known, timeout=timeout)
 
-    def roll(self, pods: Iterable[Pod], known: Manifests, *, timeout: float) -> None:
+    def roll(self, pods: Iterable[PodSpec], known: Manifests, *, timeout: float) -> None:
         """Replace one pod at a time, each ready before the next, like a StatefulSet's rollout."""
         for pod in pods:
             self.log(f"{pod.name}: replaced, its description changed")
             self.delete(pod.name, known=known)
             self.wait_ready(known, timeout=timeout, only=pod.name)
 
-    def refresh_logins(self, running: Mapping[str, Running]) -> None:
+    def refresh_logins(self, running: Mapping[str, RunningPod]) -> None:
         """Let the logins' sackd fetch the configuration of a controller of another release.
 
         A new slurmctld does not know a sackd of before, and SIGHUP does not make sackd fetch: it would keep an
@@ -356,18 +362,18 @@ class LocalCluster:
             code, output = self.exec(name, ["minivm", "restart", "sackd"])
             self.log(f"{name}: sackd {'restarted' if code == 0 else 'not restarted: ' + one_line(output)}")
 
-    def revive(self, planned: Plan, known: Manifests, running: Mapping[str, Running]) -> None:
+    def revive(self, planned: UpPlan, known: Manifests, running: Mapping[str, RunningPod]) -> None:
         """Start stopped pods again; no kubelet watches the pods of one machine, so `up` does this in passing."""
 
-        def look(step: Step) -> None:
+        def look(step: PlanStep) -> None:
             current = running.get(step.pod)
             if current is None:
                 return
-            if step.kind is Kind.REPLACE and not current.running:
+            if step.kind is StepKind.REPLACE and not current.running:
                 # Its old description may be why it does not run: the new one starts like a missing pod.
                 self.log(f"{step.pod}: recreated, it did not run and its description changed")
                 self.kubelet.remove(step.pod, current.container)
-            elif step.kind is Kind.RESTART:
+            elif step.kind is StepKind.RESTART:
                 self.log(f"{step.pod}: started again, {step.why}")
                 if current.running:
                     self.kubelet.restart(current)
@@ -377,13 +383,13 @@ class LocalCluster:
         with ThreadPoolExecutor(HANDS) as pool:
             list(pool.map(look, planned.steps))
 
-    def describe(self, pod: Pod, known: Manifests) -> dict[str, Any]:
+    def describe(self, pod: PodSpec, known: Manifests) -> dict[str, Any]:
         return description(pod, self.kubelet.image_id(pod.image), published(pod, known))
 
     def specs(self, known: Manifests) -> dict[str, str]:
         return {pod.name: fingerprint(self.describe(pod, known)) for pod in known.pods}
 
-    def start(self, pods: Iterable[Pod], known: Manifests, hands: ThreadPoolExecutor) -> None:
+    def start(self, pods: Iterable[PodSpec], known: Manifests, hands: ThreadPoolExecutor) -> None:
         """Start new containers at new addresses, in parallel."""
         missing = list(pods)
         if not missing:
@@ -401,7 +407,7 @@ class LocalCluster:
         for start in starts:
             start.result()
 
-    def launch(self, pod: Pod, known: Manifests, assigned: Mapping[str, str]) -> None:
+    def launch(self, pod: PodSpec, known: Manifests, assigned: Mapping[str, str]) -> None:
         names, address = objects.aliases(pod, known.services), assigned[pod.name]
         addresses = self.moving_addresses(known) | {
             service.name: assigned[behind]
@@ -493,13 +499,13 @@ class LocalCluster:
         with ThreadPoolExecutor(1) as pool:
             self.start([pod], known, pool)
 
-    def check_image(self, pod: Pod) -> None:
+    def check_image(self, pod: PodSpec) -> None:
         """Raise ClusterError if the pod's image was removed: the running pod is better than none."""
         for reference, image in pins.read(self.state).images.items():
             if image.id == pod.image and self.look(image.id) is None:
                 pinning.gone(reference, image)
 
-    def retire(self, running: Running) -> None:
+    def retire(self, running: RunningPod) -> None:
         """Remove a pod that the chart no longer creates."""
         self.kubelet.stop(running)
         self.kubelet.remove(running.pod, running.container)
@@ -512,7 +518,7 @@ class LocalCluster:
             raise ClusterError(f"run a command in {pod}", "there is no such pod")
         return self.kubelet.exec(running[pod].container, command, user=user)
 
-    def active_controller(self, there: Mapping[str, Running]) -> str:
+    def active_controller(self, there: Mapping[str, RunningPod]) -> str:
         """Return the controller that acts: the only one, or the one of several that says so."""
         found = [item for item in there.values() if item.role == "controller"]
         if len(found) > 1:
@@ -537,7 +543,7 @@ class LocalCluster:
             images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in running.values()}
             return report.rows(known.pods, running, dict(readings), slurm.result(), images)
 
-    def slurm_states(self, running: Mapping[str, Running]) -> dict[str, str]:
+    def slurm_states(self, running: Mapping[str, RunningPod]) -> dict[str, str]:
         """Ask the controller once for the nodes' states, with a short timeout."""
         controller = self.active_controller(running)
         if controller not in running or not running[controller].running:

@@ -16,7 +16,7 @@ from cluster import cgroups, publish
 from cluster.errors import ClusterError
 from cluster.rendered import objects
 from cluster.rendered.manifests import CONTAINERS, Manifests
-from cluster.rendered.objects import Files, Mount, Pod, Source, Volume
+from cluster.rendered.objects import MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
 from cluster.rendered.render import CHART
 from ground.files import read_json
 
@@ -34,7 +34,7 @@ LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "5"}}
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningPod:
     """A pod's container, as the engine reports it now."""
 
     pod: str
@@ -54,7 +54,7 @@ class Running:
     last_words: str = ""  # the reason of PID 1's end, from /dev/termination-log as a kubelet reads it
 
 
-def description(pod: Pod, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
+def description(pod: PodSpec, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
     """Return what a pod is created from, as JSON, except what changes under a running one.
 
     That is the content of its ConfigMaps. A node port is part of the container here; on Kubernetes a Service adds it to
@@ -69,7 +69,7 @@ def fingerprint(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def published(pod: Pod, known: Manifests) -> dict[int, int]:
+def published(pod: PodSpec, known: Manifests) -> dict[int, int]:
     """Map the pod's published ports to ports of this machine."""
     services = [service for service in known.services if service.node_port and objects.selects(service, pod)]
     return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
@@ -80,7 +80,7 @@ def status(error: OSError) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
 
 
-def security(pod: Pod) -> list[str]:
+def security(pod: PodSpec) -> list[str]:
     """Return the runtime's security options for a pod. A kubelet reads a profile from its machine's disk."""
     if pod.seccomp == CONTAINERS:
         return [f"seccomp={PROFILE.read_text()}", "apparmor=unconfined"]
@@ -102,7 +102,7 @@ class Kubelet:
 
     # Inspection
 
-    def running(self) -> dict[str, Running]:
+    def running(self) -> dict[str, RunningPod]:
         by_pod = {}
         for item in self.api.containers(all=True, filters={"label": f"{LABEL}={self.cluster}"}):
             labels = item["Labels"]
@@ -111,7 +111,7 @@ class Kubelet:
                 continue
             running = bool(detail["State"]["Running"]) and not detail["State"]["Restarting"]
             address = detail["NetworkSettings"]["Networks"].get(self.network, {}).get("IPAddress", "")
-            by_pod[labels[POD_LABEL]] = Running(
+            by_pod[labels[POD_LABEL]] = RunningPod(
                 pod=labels[POD_LABEL],
                 container=item["Id"],
                 running=running,
@@ -173,14 +173,14 @@ class Kubelet:
 
     # Volumes
 
-    def publish_files(self, pod: Pod, known: Manifests) -> bool:
+    def publish_files(self, pod: PodSpec, known: Manifests) -> bool:
         """Write the pod's ConfigMaps and Secrets as directories; tell if a running pod sees a change."""
         changed = False
         for volume, files in self.files(pod, known):
             changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
         return changed
 
-    def changed_files(self, pod: Pod, known: Manifests) -> set[str]:
+    def changed_files(self, pod: PodSpec, known: Manifests) -> set[str]:
         """Return the ConfigMaps and Secrets whose files have changed for the pod."""
         return {
             volume.of
@@ -188,9 +188,9 @@ class Kubelet:
             if publish.published(self.volume_directory(pod, volume.name)) != dict(files.data)
         }
 
-    def files(self, pod: Pod, known: Manifests) -> Iterator[tuple[Volume, Files]]:
+    def files(self, pod: PodSpec, known: Manifests) -> Iterator[tuple[Volume, MountedFiles]]:
         for volume in {mount.volume for mount in pod.mounts}:
-            if volume.source not in (Source.CONFIG, Source.SECRET):
+            if volume.source not in (VolumeSource.CONFIG, VolumeSource.SECRET):
                 continue
             files = known.files.get((volume.source, volume.of))
             if files is None:
@@ -198,19 +198,19 @@ class Kubelet:
                 raise ClusterError(f"give {pod.name} its volume {volume.name}", f"there is no {kind} {volume.of}")
             yield volume, files
 
-    def volume_directory(self, pod: Pod, volume: str) -> Path:
+    def volume_directory(self, pod: PodSpec, volume: str) -> Path:
         return self.state / "pods" / pod.name / "volumes" / volume
 
-    def docker_mount(self, pod: Pod, mount: Mount) -> dict[str, Any]:
+    def docker_mount(self, pod: PodSpec, mount: VolumeMount) -> dict[str, Any]:
         volume, target = mount.volume, {"Target": mount.path, "ReadOnly": mount.read_only}
-        if volume.source in (Source.CONFIG, Source.SECRET):
+        if volume.source in (VolumeSource.CONFIG, VolumeSource.SECRET):
             return target | {"Type": "bind", "Source": str(self.volume_directory(pod, volume.name))}
-        if volume.source is Source.EMPTY and volume.memory:
+        if volume.source is VolumeSource.EMPTY and volume.memory:
             return target | {"Type": "tmpfs", "TmpfsOptions": {"SizeBytes": volume.size} if volume.size else {}}
         parts = {
-            Source.CLAIM: ("claim", volume.of),
-            Source.HOST: ("host", volume.of.strip("/").replace("/", "-")),
-            Source.EMPTY: ("empty", pod.name, volume.name),
+            VolumeSource.CLAIM: ("claim", volume.of),
+            VolumeSource.HOST: ("host", volume.of.strip("/").replace("/", "-")),
+            VolumeSource.EMPTY: ("empty", pod.name, volume.name),
         }[volume.source]
         name = "-".join(("minivm", self.cluster, *parts, *filter(None, [mount.sub_path])))
         # NoCopy: a claim starts empty on Kubernetes, without the image's files at that path.
@@ -221,7 +221,7 @@ class Kubelet:
 
     def create(
         self,
-        pod: Pod,
+        pod: PodSpec,
         known: Manifests,
         *,
         address: str,
@@ -280,7 +280,7 @@ class Kubelet:
         )
         return str(created["Id"])
 
-    def start(self, pod: Pod, container: str) -> None:
+    def start(self, pod: PodSpec, container: str) -> None:
         try:
             self.api.start(container)
         except OSError as error:
@@ -290,7 +290,7 @@ class Kubelet:
             hint = f"this machine cannot grant one of {', '.join(pod.capabilities)}" if "apply caps" in message else ""
             raise ClusterError(f"start {pod.name}", message, hint=hint or CORRECT) from error
 
-    def stop(self, running: Running) -> None:
+    def stop(self, running: RunningPod) -> None:
         """Stop a pod like a kubelet: preStop, then TERM, then KILL at the end of the grace period.
 
         The settings at the pod's start count, not the chart's current ones: its labels hold them.
@@ -300,7 +300,7 @@ class Kubelet:
             self.run_pre_stop(running.container, running.pre_stop, deadline)
         self.api.stop(running.container, timeout=max(1, round(deadline - time.monotonic())))
 
-    def restart(self, running: Running) -> None:
+    def restart(self, running: RunningPod) -> None:
         """Restart the container, like a kubelet after a failed liveness probe."""
         self.api.restart(running.container, timeout=running.grace)
 

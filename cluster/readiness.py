@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.pods import CORRECT, Running
-from cluster.rendered.objects import Pod
+from cluster.pods import CORRECT, RunningPod
+from cluster.rendered.objects import PodSpec
 
 TIMEOUT = 2.0
 STATUS = "/status"
@@ -30,7 +30,7 @@ class Readiness:
     turn: str = ""
 
 
-def ask(pod: Pod, running: Running | None) -> Readiness:
+def ask(pod: PodSpec, running: RunningPod | None) -> Readiness:
     """Ask the pod: ready, or why not."""
     if running is None:
         return Readiness(False, "no such pod: deleted, or never started")
@@ -46,7 +46,7 @@ def ask(pod: Pod, running: Running | None) -> Readiness:
     return Readiness(code == 200, "" if code == 200 else text.strip())
 
 
-def examine(pod: Pod, running: Running | None) -> Readiness:
+def examine(pod: PodSpec, running: RunningPod | None) -> Readiness:
     """Ask the pod and read its other problems from its status."""
     answer = ask(pod, running)
     if running is None or not running.running:
@@ -59,7 +59,7 @@ def examine(pod: Pod, running: Running | None) -> Readiness:
     return Readiness(answer.ready, answer.reason, wrong(status), str(status.get("turn", "")))
 
 
-def turn(running: Running) -> str:
+def turn(running: RunningPod) -> str:
     """Ask a controller what it is among several: "active, term 3", "standby: ..."; "" if it does not say."""
     try:
         code, text = get(running.address, PORT, STATUS)
@@ -68,7 +68,7 @@ def turn(running: Running) -> str:
         return ""
 
 
-def hopeless(pod: Pod, running: Running | None) -> None:
+def hopeless(pod: PodSpec, running: RunningPod | None) -> None:
     """Raise ClusterError for a pod that cannot become ready, so that nobody waits for it.
 
     Its PID 1 refuses its settings, or slurmctld does not start with the controller's slurm.conf.
@@ -82,7 +82,7 @@ def hopeless(pod: Pod, running: Running | None) -> None:
         raise ClusterError("bring the cluster up", cause, hint=CORRECT)
 
 
-def dead(pod: Pod, running: Running) -> bool:
+def dead(pod: PodSpec, running: RunningPod) -> bool:
     """Tell if a kubelet would restart this container: its PID 1 hangs, or reports failure.
 
     A closed port means that the pod still starts: on Kubernetes the startup probe handles that.
@@ -90,7 +90,7 @@ def dead(pod: Pod, running: Running) -> bool:
     return running.running and all(fails(pod, running) for _ in range(DEAD_AFTER))
 
 
-def fails(pod: Pod, running: Running) -> bool:
+def fails(pod: PodSpec, running: RunningPod) -> bool:
     try:
         code, _ = get(running.address, pod.alive.port, pod.alive.path)
     except ConnectionRefusedError:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.pods import Running
+from cluster.pods import RunningPod
 from cluster.readiness import Readiness
-from cluster.rendered.objects import Pod
-from images.pins import Image
+from cluster.rendered.objects import PodSpec
+from images.pins import EngineImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ NAMED = 3  # pods that are named where several have the same problem
 VERSION_LABEL = "org.opencontainers.image.version"
 
 
-def image(inspected: Mapping[str, Any]) -> Image:
+def image(inspected: Mapping[str, Any]) -> EngineImage:
     """Read the image from docker's reply. A role's image has <slurm version>-<variant>-<hash12> as its version."""
     version = re.match(r"[0-9][0-9.]*", ((inspected.get("Config") or {}).get("Labels") or {}).get(VERSION_LABEL, ""))
-    return Image(str(inspected["Id"]), version[0] if version else "")
+    return EngineImage(str(inspected["Id"]), version[0] if version else "")
 
 
 def image_name(inspected: Mapping[str, Any]) -> str:
@@ -46,8 +46,8 @@ def image_name(inspected: Mapping[str, Any]) -> str:
 
 
 def rows(
-    pods: Iterable[Pod],
-    running: Mapping[str, Running],
+    pods: Iterable[PodSpec],
+    running: Mapping[str, RunningPod],
     readiness: Mapping[str, Readiness],
     slurm: Mapping[str, str],
     images: Mapping[str, Mapping[str, Any]],
@@ -115,7 +115,7 @@ def slurm_states(sinfo: str) -> dict[str, str]:
     return states
 
 
-def not_granted(pods: Iterable[Pod], *, cgroups: str, security: Sequence[str]) -> list[str]:
+def not_granted(pods: Iterable[PodSpec], *, cgroups: str, security: Sequence[str]) -> list[str]:
     """List what the chart provides on Kubernetes and this machine does not.
 
     `cgroups`: why pods have none of their own; `security`: the engine's options, such as

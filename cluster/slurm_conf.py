@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from cluster.errors import ClusterError
-from cluster.pods import CORRECT, Kubelet, Running
+from cluster.pods import CORRECT, Kubelet, RunningPod
 from cluster.publish import published
 from cluster.rendered.manifests import Manifests
-from cluster.rendered.objects import Source
+from cluster.rendered.objects import VolumeSource
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"
@@ -49,7 +49,7 @@ def confirm(run: Exec, before: Container[str]) -> None:
 
 def files(known: Manifests) -> Mapping[str, bytes]:
     """Return the files that the chart renders from the values, as the controller would see them."""
-    return known.files[Source.CONFIG, CONFIG].data
+    return known.files[VolumeSource.CONFIG, CONFIG].data
 
 
 def files_before(kubelet: Kubelet, known: Manifests) -> Mapping[str, bytes]:
@@ -59,7 +59,7 @@ def files_before(kubelet: Kubelet, known: Manifests) -> Mapping[str, bytes]:
     return published(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
 
 
-def ask(kubelet: Kubelet, controller: Running, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
+def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
     """Run `minivm config diff` or `check` on files that are not mounted yet; return the exit code and the text."""
     directory, tar = packed(data)
     kubelet.api.put_archive(controller.container, "/tmp", tar)

@@ -83,7 +83,7 @@ def load(text: str | bytes, file: str) -> Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UpRequest:
     """Options given to `up`; None or empty: not given."""
 
     workers: int | None = None
@@ -97,7 +97,7 @@ class Asked:
     reset: bool = False
 
 
-def settle(name: str, stored: Options | None, asked: Asked) -> Options:
+def settle(name: str, stored: Options | None, asked: UpRequest) -> Options:
     """Combine a cluster's options: those given now, then the stored ones, then the defaults."""
     options = stored or Options(name=name)
     if asked.reset:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import click
 
 from fleet import crd_pools
-from fleet.act.api_client import ApiClient, ApiError
+from fleet.act.api_client import ApiClient, KubernetesError
 from fleet.crd import definition
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision
@@ -26,10 +26,10 @@ from fleet.reconciler import Reconciler
 from fleet.report.messages import in_words
 from fleet.report.status import in_slurm, lines, worker_
 from fleet.settings import from_environment
-from fleet.world.kubernetes import Kubernetes, Node, Pod, parse_pod
+from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, parse_pod
 from fleet.world.machine import Machine, rfc3339
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown, Worker
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 from ground.errors import nearest
 from init.errors import InitError
 
@@ -37,23 +37,23 @@ from init.errors import InitError
 WHOLE = ("fleet", "Slurm", "Kubernetes")
 
 
-async def with_pod(name: str, snapshot: Snapshot, api: ApiClient) -> Snapshot:
+async def with_pod(name: str, snapshot: FleetSnapshot, api: ApiClient) -> FleetSnapshot:
     """Add a pod of the namespace that is not of this release: `kubectl get pods` prints its name too."""
     here = snapshot.kubernetes
     if isinstance(here, Unknown) or name in {*here.pods, *here.others, *here.nodes, *WHOLE}:
         return snapshot
     try:
         item = await api.pod(name)
-    except ApiError:
+    except KubernetesError:
         return snapshot
     return replace(snapshot, kubernetes=replace(here, others={**here.others, name: parse_pod(item)}))
 
 
-def explain(name: str, snapshot: Snapshot, decision: Decision) -> Iterator[str]:
+def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[str]:
     """Explain a name; raise FleetError with the nearest name if nothing of that name is known."""
     if isinstance(snapshot.kubernetes, Unknown):
         yield f"Kubernetes does not answer: {line(snapshot.kubernetes.why, 1024)}"
-        here = Kubernetes()
+        here = KubernetesView()
     else:
         here = snapshot.kubernetes
     if isinstance(snapshot.slurm, Unknown):
@@ -65,7 +65,7 @@ def explain(name: str, snapshot: Snapshot, decision: Decision) -> Iterator[str]:
     if known and name not in {*known, *stated, *WHOLE}:
         raise FleetError("explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*known, "fleet"]))
     names = _related(name, workers, machines)
-    yield from _objects(name, names, here, workers, known=isinstance(snapshot.slurm, Slurm))
+    yield from _objects(name, names, here, workers, known=isinstance(snapshot.slurm, SlurmView))
     for change in decision.changes:
         if about(change) in names:
             yield f"would {in_words(change)}"
@@ -75,7 +75,7 @@ def explain(name: str, snapshot: Snapshot, decision: Decision) -> Iterator[str]:
 
 
 def _objects(
-    name: str, names: frozenset[str], here: Kubernetes, workers: Mapping[str, Worker], *, known: bool
+    name: str, names: frozenset[str], here: KubernetesView, workers: Mapping[str, Worker], *, known: bool
 ) -> Iterator[str]:
     yield from (_node(node) for key, node in here.nodes.items() if key in names)
     for worker in workers.values():
@@ -102,7 +102,7 @@ def _related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, Ma
     return frozenset(found)
 
 
-def _node(node: Node) -> str:
+def _node(node: KubeNode) -> str:
     ready = node.conditions.get("Ready")
     state = "Ready" if ready and ready.status == "True" else "not Ready"
     if ready and ready.status != "True" and ready.since:
@@ -118,7 +118,7 @@ def _worker(worker: Worker, *, known: bool) -> str:
     return f"{worker.name} on {where}: {in_slurm(shown, known=known)}"
 
 
-def _pod(pod: Pod) -> str:
+def _pod(pod: KubePod) -> str:
     """Return a pod that is no worker: what Kubernetes says of it, the controller's and the logins' among them."""
     ready = pod.conditions.get("Ready")
     state = "ready" if pod.ready else f"not ready {ready.reason} {ready.message}".rstrip() if ready else "not ready"
@@ -242,7 +242,7 @@ def status(output: str) -> None:
 def why(name: str) -> None:
     """Explain a worker, pod, Node, machine, pool or the whole fleet: its state, what holds it, what would be done."""
 
-    async def look(fleet: Reconciler) -> tuple[Snapshot, Decision]:
+    async def look(fleet: Reconciler) -> tuple[FleetSnapshot, Decision]:
         snapshot, decision = await fleet.look_and_plan()
         return await with_pod(name, snapshot, fleet.api), decision
 

@@ -38,7 +38,7 @@ from fleet.decide.actions import (
     action_key,
 )
 from fleet.decide.decide import MANY, Decision
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.errors import FleetError
 from fleet.policy import Policy, read_policy
 from fleet.report.events import EventRateLimit, events
@@ -46,9 +46,9 @@ from fleet.report.messages import in_words
 from fleet.report.stats import LoopStats, name_of, stats_pages
 from fleet.report.status import Report, report
 from fleet.report.web import PageServer, PageSource
-from fleet.settings import Settings
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown
+from fleet.settings import FleetSettings
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown
 from init.errors import InitError
 
 # Bounded concurrency: independent changes at a limited rate, and threads that finish before a shutdown goes on.
@@ -88,12 +88,12 @@ AT_LEAST_S, SOON_S = 5.0, 0.2
 
 
 class Reconciler:
-    def __init__(self, settings: Settings, api: ApiClient, log: Log) -> None:
+    def __init__(self, settings: FleetSettings, api: ApiClient, log: Log) -> None:
         self.settings, self.api, self.log = settings, api, log
         self.slurm, self._fast_slurm, page_slurm = (SlurmClient(settings.slurm, settings.key) for _ in range(3))
         # The fast path has a client and a thread of its own: a slow answer, or busy threads, must not hold it up.
         self._fast_thread = ThreadPoolExecutor(1, "fast-path")
-        self.memory, self.policy = Memory(), Policy()
+        self.memory, self.policy = FleetMemory(), Policy()
         self.stop, self._news = asyncio.Event(), asyncio.Event()
         self.cache = WatchCache(
             api, self._on_change, machines=settings.machines, pools=settings.pools, guests=settings.guests
@@ -120,7 +120,7 @@ class Reconciler:
         self._event_limit = EventRateLimit()
         self._policy_error = ""
         self._late = False  # a change met another state than was seen
-        self._last: tuple[float, Slurm | None] = (0.0, None)  # the last answer of slurmctld, and when it came
+        self._last: tuple[float, SlurmView | None] = (0.0, None)  # the last answer of slurmctld, and when it came
 
     def leads(self) -> bool:
         return self.leader.holds()
@@ -154,7 +154,7 @@ class Reconciler:
                     task.cancel()
 
     async def _loop(self) -> None:
-        last: Slurm | Unknown | None = None
+        last: SlurmView | Unknown | None = None
         decided = 0.0
         while True:
             self.stats.turned = time.monotonic()
@@ -176,12 +176,12 @@ class Reconciler:
                 last = None  # decide on it after the pause
             elif due:
                 decided, self._late = begun, False
-                if isinstance(slurm, Slurm):
+                if isinstance(slurm, SlurmView):
                     self._last = (steady(), slurm)
                 at, known = self._last
                 proofs, clocks = self._observer.proofs(), self.api.clocks.why()
                 changed = await self._pass(
-                    Snapshot(kubernetes, slurm, proofs, clocks, known, at, pages=self._pages.told())
+                    FleetSnapshot(kubernetes, slurm, proofs, clocks, known, at, pages=self._pages.told())
                 )
                 # A change that came too late is decided again, although nothing else may change.
                 last = None if self._late else slurm
@@ -194,16 +194,16 @@ class Reconciler:
 
     def _follow_another_leader(self) -> None:
         """Forget what another leader changes, and keep what must be known at the first moment of leading."""
-        self.memory = Memory()
+        self.memory = FleetMemory()
         self.fast_path.update(Unknown("not asked yet"))
         self._reread_policy()
         self.cache.counted(steady())  # counts how long Nodes are silent
 
-    async def _pass(self, snapshot: Snapshot) -> int:
+    async def _pass(self, snapshot: FleetSnapshot) -> int:
         """Decide on a snapshot and act; return the number of changes made. After a bug the fast path stands still."""
         mistake = self.backoff.why
         self.fast_path.update(Unknown(mistake) if mistake else snapshot.slurm)
-        self.memory = Memory() if self.api.clocks.anew() else self.memory
+        self.memory = FleetMemory() if self.api.clocks.anew() else self.memory
         self.claims.next_pass()
         changed = await self.act(snapshot)
         if self.backoff.why:
@@ -220,7 +220,7 @@ class Reconciler:
         self._news.set()
         self.fast_path.changed.set()
 
-    async def act(self, snapshot: Snapshot) -> int:
+    async def act(self, snapshot: FleetSnapshot) -> int:
         """Decide, make the changes, and report them; return how many were made."""
         self._reread_policy()
         now = steady()
@@ -300,7 +300,7 @@ class Reconciler:
         self.log(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
         return done
 
-    async def _write_events(self, snapshot: Snapshot, actions: list[Change | Notice]) -> None:
+    async def _write_events(self, snapshot: FleetSnapshot, actions: list[Change | Notice]) -> None:
         """Write Events for people. A failure is logged and holds up nothing."""
         if isinstance(snapshot.kubernetes, Unknown):
             return
@@ -325,20 +325,20 @@ class Reconciler:
 
     # For `plan`, `status` and `why`: one look, without a watch.
 
-    async def look(self) -> Snapshot:
+    async def look(self) -> FleetSnapshot:
         await self.cache.list()
         kubernetes = self.cache.world()
         self._reread_policy()
         slurm = await self._observer.slurm(kubernetes)
-        return Snapshot(kubernetes, slurm, await self._observer.prove(kubernetes), self.api.clocks.why())
+        return FleetSnapshot(kubernetes, slurm, await self._observer.prove(kubernetes), self.api.clocks.why())
 
     async def plan(self) -> Decision:
         return (await self.look_and_plan())[1]
 
-    async def look_and_plan(self) -> tuple[Snapshot, Decision]:
+    async def look_and_plan(self) -> tuple[FleetSnapshot, Decision]:
         """Look once, and decide what `run` would do. Asks slurmctld once: during an outage each call waits."""
         snapshot = await self.look()
-        return snapshot, decide(snapshot, Memory(), time.time(), self.policy)
+        return snapshot, decide(snapshot, FleetMemory(), time.time(), self.policy)
 
     async def report(self) -> Report:
         snapshot, decision = await self.look_and_plan()

@@ -20,7 +20,7 @@ KNOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FleetSettings:
     namespace: str
     # The chart's release: the fleet works for its pods only.
     release: str
@@ -46,7 +46,7 @@ class Settings:
     webhook: Path = Path(WEBHOOK)
 
 
-def from_environment(env: Mapping[str, str]) -> Settings:
+def from_environment(env: Mapping[str, str]) -> FleetSettings:
     for name in env:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in KNOWN:
             hint = nearest(name, [PREFIX + known for known in KNOWN])
@@ -64,7 +64,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         return value == "yes"
 
     lease = env.get(f"{PREFIX}LEASE") or ""
-    return Settings(
+    return FleetSettings(
         namespace=needed("MINIVM_POD_NAMESPACE"),
         release=needed(f"{PREFIX}RELEASE"),
         slurm=needed(f"{PREFIX}SLURM"),

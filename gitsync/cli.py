@@ -15,22 +15,22 @@ from gitsync import report
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO, is_commit
 from gitsync.pin import read_pin
-from gitsync.settings import Settings
-from gitsync.state import State, load_state
+from gitsync.settings import GitsyncSettings
+from gitsync.state import GitsyncState, load_state
 from gitsync.tree import publish
 from ground.errors import nearest
 from ground.version import VERSION
 
 if TYPE_CHECKING:
-    from gitsync.settings import Settings
-    from gitsync.state import State
+    from gitsync.settings import GitsyncSettings
+    from gitsync.state import GitsyncState
 
 
 # Explain to a person why a commit is published, and expand a short hash. Reads the disk, changes nothing.
 SHORTEST = 6
 
 
-def why_published(settings: Settings, state: State, live: str | None) -> list[str]:
+def why_published(settings: GitsyncSettings, state: GitsyncState, live: str | None) -> list[str]:
     """List the facts, one sentence each, that explain the published commit; the deciding fact comes last."""
     if live is None:
         return ["nothing is published: no cycle has run, and the image's tree is missing"]
@@ -63,7 +63,7 @@ def why_published(settings: Settings, state: State, live: str | None) -> list[st
     return lines
 
 
-def full_commit(settings: Settings, text: str) -> str:
+def full_commit(settings: GitsyncSettings, text: str) -> str:
     """Expand what a person typed: `zero`, a whole hash, or the beginning of one that is or was published here."""
     if text == ZERO or is_commit(text):
         return text
@@ -103,7 +103,7 @@ def main() -> None:
     """Keep a verified, atomic checkout of the node's scripts. Settings come from MINIVM_GITSYNC_*."""
 
 
-def _settings() -> Settings:
+def _settings() -> GitsyncSettings:
     from gitsync.settings import from_environment
 
     return from_environment(os.environ)
@@ -164,7 +164,7 @@ def _ago(at: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def _lines(settings: Settings, state: State, live: str | None) -> list[tuple[str, str]]:
+def _lines(settings: GitsyncSettings, state: GitsyncState, live: str | None) -> list[tuple[str, str]]:
     from gitsync.pin import read_pin
 
     lines = [("current", live or "nothing")]

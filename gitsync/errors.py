@@ -11,7 +11,7 @@ class GitsyncError(Problem):
     hinted = "; "
 
 
-class Refused(GitsyncError):
+class RefusedCommit(GitsyncError):
     """The commit itself is bad: gitsync quarantines it and does not try it again until the ref moves."""
 
 

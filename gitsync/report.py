@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gitsync.layout import ZERO
 from gitsync.schedule import is_canary
-from gitsync.settings import Settings
-from gitsync.state import State
+from gitsync.settings import GitsyncSettings
+from gitsync.state import GitsyncState
 from ground.files import write_whole
 from ground.metrics import family
 from ground.sockets import ask
@@ -20,7 +20,7 @@ from ground.sockets import ask
 FAILURES_TO_MENTION = 3
 
 
-def trouble(state: State, settings: Settings) -> str:
+def trouble(state: GitsyncState, settings: GitsyncSettings) -> str:
     """Describe in one sentence what is wrong; empty when all is well. Pure."""
     live = state.published.commit[:12] if state.published else "nothing"
     if state.quarantine is not None:
@@ -32,7 +32,7 @@ def trouble(state: State, settings: Settings) -> str:
     return ""
 
 
-def metrics(state: State, settings: Settings, now: float) -> str:
+def metrics(state: GitsyncState, settings: GitsyncSettings, now: float) -> str:
     """Render the state in Prometheus text format. Pure."""
     published = state.published
     lines: list[str] = []
@@ -66,7 +66,7 @@ def metrics(state: State, settings: Settings, now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_metrics(state: State, settings: Settings, now: float) -> None:
+def write_metrics(state: GitsyncState, settings: GitsyncSettings, now: float) -> None:
     with contextlib.suppress(OSError):
         settings.metrics.parent.mkdir(parents=True, exist_ok=True)
         write_whole(settings.metrics, metrics(state, settings, now))
@@ -79,7 +79,7 @@ def condition(control: Path, text: str) -> bool:
     return answer is not None and answer.get("ok") is True
 
 
-def summary(state: State, settings: Settings) -> str:
+def summary(state: GitsyncState, settings: GitsyncSettings) -> str:
     """Summarise for sd_notify's STATUS= what is published, and why nothing newer is. Pure."""
     published = state.published
     live = f"{published.commit[:12]}" + (f" of {published.ref}" if published.ref else "") if published else "nothing"

@@ -53,7 +53,7 @@ class RingView:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RingDecision:
     turn: Turn
     reason: str
 
@@ -64,22 +64,22 @@ def is_canary(pod: str, percent: float) -> bool:
 
 def ring_decision(
     pod: str, percent: float, delay: float, now: float, seen_here: float, ring: RingView | None, *, ring_asked: bool
-) -> Decision:
+) -> RingDecision:
     """Decide whether this node takes a commit now.
 
     While the ring does not answer, a node that is no canary waits: its last good scripts work, and taking an unknown
     commit everywhere without seeing the canaries is the failure that rings prevent.
     """
     if percent <= 0:
-        return Decision(Turn.TAKE, "no rings")
+        return RingDecision(Turn.TAKE, "no rings")
     if is_canary(pod, percent):
-        return Decision(Turn.TAKE, f"canary: in the first {percent:g} %")
+        return RingDecision(Turn.TAKE, f"canary: in the first {percent:g} %")
     if ring_asked and ring is None:
-        return Decision(Turn.HOLD, "the ring does not answer, so the canaries' results are unknown")
+        return RingDecision(Turn.HOLD, "the ring does not answer, so the canaries' results are unknown")
     if ring is not None and ring.failed:
         because = f": {ring.reasons[0]}" if ring.reasons else ""
-        return Decision(Turn.HOLD, f"it failed on {ring.failed} nodes of the ring{because}")
+        return RingDecision(Turn.HOLD, f"it failed on {ring.failed} nodes of the ring{because}")
     first = seen_here if ring is None or ring.first_seen is None else min(seen_here, ring.first_seen)
     if now < first + delay:
-        return Decision(Turn.WAIT, f"after the canaries, in {first + delay - now:.0f} s")
-    return Decision(Turn.TAKE, f"{delay:g} s after it was first seen")
+        return RingDecision(Turn.WAIT, f"after the canaries, in {first + delay - now:.0f} s")
+    return RingDecision(Turn.TAKE, f"{delay:g} s after it was first seen")

@@ -84,7 +84,7 @@ class Backward(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GitsyncSettings:
     """One field for each MINIVM_GITSYNC_<NAME>; docs/gitsync.md is the reference."""
 
     repo: str | None = None
@@ -143,10 +143,10 @@ class Settings:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def from_environment(environ: Mapping[str, str]) -> Settings:
+def from_environment(environ: Mapping[str, str]) -> GitsyncSettings:
     """Read settings from an environment. MINIVM_POD_NAME (or the host's name) places the node in rings and jitter."""
     values: dict[str, object] = {}
-    known = {field.name: field for field in fields(Settings)}
+    known = {field.name: field for field in fields(GitsyncSettings)}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in NOT_SETTINGS:
             continue
@@ -164,12 +164,12 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             raise GitsyncError("read the settings", str(error), field=variable) from None
     if "pod" not in values:
         values["pod"] = environ.get("MINIVM_POD_NAME") or environ.get("HOSTNAME") or "localhost"
-    settings = Settings(**values)  # type: ignore[arg-type]  # each value came from the parser of its field's type
+    settings = GitsyncSettings(**values)  # type: ignore[arg-type]  # each value came from the parser of its field's type
     check(settings)
     return settings
 
 
-def check(settings: Settings) -> None:
+def check(settings: GitsyncSettings) -> None:
     """Refuse values out of range, and fields that contradict each other."""
     if settings.repo is not None:
         check_url(settings.repo, token=settings.token_file.exists())

@@ -56,7 +56,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GitsyncState:
     """Everything gitsync remembers. Immutable: each method returns a changed copy."""
 
     published: Published | None = None
@@ -83,45 +83,45 @@ class State:
         """Find an earlier published commit."""
         return next((old for old in self.history if old.commit == commit), None)
 
-    def attempted(self, now: float) -> State:
+    def attempted(self, now: float) -> GitsyncState:
         return replace(self, last_attempt=now)
 
-    def succeeded(self, now: float) -> State:
+    def succeeded(self, now: float) -> GitsyncState:
         """Record that the repository answered, whether or not its commit was taken."""
         return replace(self, failures=0, last_error="", last_success=now)
 
-    def failed(self, error: str, now: float) -> State:
+    def failed(self, error: str, now: float) -> GitsyncState:
         return replace(self, failures=self.failures + 1, last_error=error, last_error_at=now)
 
-    def unsaved(self, error: str) -> State:
+    def unsaved(self, error: str) -> GitsyncState:
         """Record that the state could not be saved, without hiding an earlier error."""
         return replace(self, last_error=self.last_error or error)
 
-    def took(self, step: str, seconds: float) -> State:
+    def took(self, step: str, seconds: float) -> GitsyncState:
         return replace(self, durations={**self.durations, step: round(seconds, 4)})
 
-    def following(self, oid: str) -> State:
+    def following(self, oid: str) -> GitsyncState:
         """Record what the ref points to now."""
         return replace(self, tip_oid=oid)
 
-    def waiting(self, candidate: Candidate) -> State:
+    def waiting(self, candidate: Candidate) -> GitsyncState:
         return replace(self, candidate=candidate)
 
-    def refused(self, quarantine: Quarantine) -> State:
+    def refused(self, quarantine: Quarantine) -> GitsyncState:
         return replace(self, quarantine=quarantine, candidate=None, refused_total=self.refused_total + 1)
 
-    def left_alone(self, quarantine: Quarantine) -> State:
+    def left_alone(self, quarantine: Quarantine) -> GitsyncState:
         """Record that a person rolled back from a commit; does not count as a refusal."""
         return replace(self, quarantine=quarantine, candidate=None)
 
-    def released(self) -> State:
+    def released(self) -> GitsyncState:
         return replace(self, quarantine=None)
 
-    def looked_over(self, published: Published, now: float) -> State:
+    def looked_over(self, published: Published, now: float) -> GitsyncState:
         """Record that the live tree matches its commit, with that commit's details."""
         return replace(self, published=published, candidate=None, looked_at=now)
 
-    def with_published(self, published: Published) -> State:
+    def with_published(self, published: Published) -> GitsyncState:
         """Record that a tree went live; the previous one joins the history, newest first."""
         before = self.published
         history = self.history
@@ -130,7 +130,7 @@ class State:
         return replace(self, published=published, history=history[:HISTORY], published_total=self.published_total + 1)
 
 
-def to_json(state: State) -> str:
+def to_json(state: GitsyncState) -> str:
     return json.dumps(asdict(state), indent=1, sort_keys=True) + "\n"
 
 
@@ -140,21 +140,21 @@ def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key in names}
 
 
-def from_json(text: str) -> State:
+def from_json(text: str) -> GitsyncState:
     data = json.loads(text)
     for key, kind in (("published", Published), ("candidate", Candidate), ("quarantine", Quarantine)):
         if data.get(key) is not None:
             data[key] = kind(**_known(kind, data[key]))
     data["history"] = tuple(Published(**_known(Published, each)) for each in data.get("history", ()))
-    return State(**_known(State, data))
+    return GitsyncState(**_known(GitsyncState, data))
 
 
-def load_state(path: Path) -> State:
+def load_state(path: Path) -> GitsyncState:
     try:
         return from_json(path.read_text())
     except (OSError, ValueError, TypeError, AttributeError):
-        return State()
+        return GitsyncState()
 
 
-def save_state(path: Path, state: State) -> None:
+def save_state(path: Path, state: GitsyncState) -> None:
     write_whole(path, to_json(state))

@@ -23,7 +23,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {"amd64": {}, "arm64": {"QEMU_CPU": 
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Interpreter:
     """An interpreter registered in binfmt_misc."""
 
     name: str
@@ -31,7 +31,7 @@ class Entry:
     flags: str
 
 
-def entry(arch: str, registry: Path = REGISTRY) -> Entry | None:
+def entry(arch: str, registry: Path = REGISTRY) -> Interpreter | None:
     """Find the interpreter that the kernel uses for this architecture's programs."""
     machine = MACHINES[arch][0]
     try:
@@ -46,7 +46,7 @@ def entry(arch: str, registry: Path = REGISTRY) -> Entry | None:
         fields = {key: value for key, _, value in (line.partition(" ") for line in lines)}
         magic = fields.get("magic", "")
         if lines[:1] == ["enabled"] and magic.startswith("7f454c46") and magic[AT] == machine:
-            return Entry(path.name, fields.get("interpreter", ""), fields.get("flags:", ""))
+            return Interpreter(path.name, fields.get("interpreter", ""), fields.get("flags:", ""))
     return None
 
 

@@ -18,7 +18,7 @@ FILE = "images.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class EngineImage:
     """An image of the engine."""
 
     id: str
@@ -33,7 +33,7 @@ class Image:
 @dataclass(frozen=True, slots=True)
 class Pins:
     # Reference, as the chart renders it -> the image that it meant when the user chose it.
-    images: Mapping[str, Image] = field(default_factory=dict)
+    images: Mapping[str, EngineImage] = field(default_factory=dict)
     # The newest Slurm that a controller of this cluster was started with: its state has no way back.
     state: str = ""
 
@@ -48,7 +48,7 @@ def read(directory: Path) -> Pins:
     path = directory / FILE
     try:
         raw = json.loads(path.read_text())
-        return Pins({reference: Image(**image) for reference, image in raw["images"].items()}, str(raw["state"]))
+        return Pins({reference: EngineImage(**image) for reference, image in raw["images"].items()}, str(raw["state"]))
     except FileNotFoundError:
         return Pins()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -35,7 +35,7 @@ FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BuildSettings:
     variant: str = "debian"
     slurm: str = ""  # package, source, or a release that the variant has packages of; empty: what the variant says
     arch: str = ""  # amd64, arm64, both, or several with commas; empty: this machine's
@@ -82,9 +82,9 @@ class Settings:
         return {name: value for name, value in named.items() if value}
 
 
-def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str] = ()) -> Settings:
+def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str] = ()) -> BuildSettings:
     """Read settings: defaults, then the environment, then `--set`. An unknown name is an error."""
-    known = {field.name for field in fields(Settings)}
+    known = {field.name for field in fields(BuildSettings)}
     values: dict[str, str] = {}
     for variable, value in environment.items():
         if variable.startswith(PREFIX):
@@ -98,7 +98,7 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
     for name, value in given.items():
         if hint := wrong(name, value):
             raise ImagesError("use the setting", f"{name} cannot be {value!r}", field=name, hint=hint)
-    settings = Settings(**given)
+    settings = BuildSettings(**given)
     _ = settings.mirror_map, settings.source_map  # a mistake in them is told before anything else is done
     return settings
 

@@ -9,8 +9,8 @@ from fleet import reasons
 from fleet.decide.actions import Change, CreatePod, Evict
 from fleet.policy import Policy
 from fleet.world.jobs import pending_jobs
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 from tests.fleet_world import BEGIN
 
@@ -60,9 +60,9 @@ class ElasticWorlds(PoolWorlds):
     def elastic_is(self, **wants: Any) -> None:
         self.wants_of_it(elastic={**self.pool.spec["elastic"], **wants})
 
-    def world(self, *, blind: str = "") -> Snapshot:
+    def world(self, *, blind: str = "") -> FleetSnapshot:
         found = super().world(blind=blind)
-        if not isinstance(found.slurm, Slurm):
+        if not isinstance(found.slurm, SlurmView):
             return found
         claims = None
         if self.claims and found.slurm.claims is not None:
@@ -143,9 +143,9 @@ class ElasticWorlds(PoolWorlds):
     def kept_idle(self) -> set[str]:
         return {name for name in super().kept_idle() if "surplus" not in reasons.kinds(self.slurm[name].reason)}
 
-    def look(self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None) -> int:
+    def look(self, *, cut: int | None = None, blind: str = "", world: FleetSnapshot | None = None) -> int:
         seen = world or self.world(blind=blind)
-        self.claimed = seen.slurm.claims if isinstance(seen.slurm, Slurm) else None
+        self.claimed = seen.slurm.claims if isinstance(seen.slurm, SlurmView) else None
         return super().look(cut=cut, world=seen)
 
     def perform(self, change: Change) -> None:

@@ -11,9 +11,9 @@ from fleet.decide.actions import Change, Drain, Evict
 from fleet.decide.causes import LEND
 from fleet.policy import Lend, Policy
 from fleet.world.guests import Guest, parse_guest
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import stamp
 
@@ -48,13 +48,13 @@ class LendWorlds(PoolWorlds):
         self.as_seen: set[str] = set()  # lent as this look saw it, and what it lends
         super().__init__(size, replace(policy or Policy(), lend=lend), per_node=True, **update)
 
-    def world(self, *, blind: str = "") -> Snapshot:
+    def world(self, *, blind: str = "") -> FleetSnapshot:
         found = super().world(blind=blind)
-        if not isinstance(found.kubernetes, Kubernetes):
+        if not isinstance(found.kubernetes, KubernetesView):
             return found
         known = [name for name, one in self.asked.items() if one.namespace not in self.silent]
         guests = None if blind == "guests" else tuple(map(self.guest, known))
-        there = replace(found.slurm, reserved=self.reserved) if isinstance(found.slurm, Slurm) else found.slurm
+        there = replace(found.slurm, reserved=self.reserved) if isinstance(found.slurm, SlurmView) else found.slurm
         return replace(found, kubernetes=replace(found.kubernetes, guests=guests, silent=self.silent), slurm=there)
 
     def guest(self, name: str) -> Guest:
@@ -137,12 +137,17 @@ class LendWorlds(PoolWorlds):
         return super().kept_idle() - self.lent()
 
     def look(
-        self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None, away: Set[str] | None = None
+        self,
+        *,
+        cut: int | None = None,
+        blind: str = "",
+        world: FleetSnapshot | None = None,
+        away: Set[str] | None = None,
     ) -> int:
         """Look at an older `world`, whose unavailable pods were `away`: later ones could not count."""
         self.unforeseen = frozenset() if away is None else self.unavailable() - away
         seen = world or self.world(blind=blind)
-        nodes = seen.slurm.nodes if isinstance(seen.slurm, Slurm) else {}
+        nodes = seen.slurm.nodes if isinstance(seen.slurm, SlurmView) else {}
         self.as_seen = {name for name, node in nodes.items() if LEND in reasons.kinds(node.reason)}
         return super().look(cut=cut, world=seen)
 

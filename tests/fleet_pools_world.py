@@ -11,8 +11,8 @@ from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePoo
 from fleet.decide.causes import OF_POOL
 from fleet.decide.pools.rollout import is_to_go
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes, assemble
-from fleet.world.snapshot import Snapshot
+from fleet.world.kubernetes import KubernetesView, assemble
+from fleet.world.snapshot import FleetSnapshot
 from fleet.world.worker_pool import WorkerPool, parse_pool, pool_status_json
 from tests.fleet_world import Pod, SlurmNode, Worlds
 
@@ -69,10 +69,10 @@ class PoolWorlds(Worlds):
         self.pool.spec = {**self.pool.spec, **spec}
         self.pool.version, self.pool.generation = self.pool.version + 1, self.pool.generation + 1
 
-    def world(self, *, blind: str = "") -> Snapshot:
+    def world(self, *, blind: str = "") -> FleetSnapshot:
         found = super().world(blind=blind)
         here = found.kubernetes
-        if isinstance(here, Kubernetes):
+        if isinstance(here, KubernetesView):
             unsure = blind == "pools"
             pools = None if unsure else {POOL: self.read(), **self.more}
             everyone = {**here.pods, **here.others}

@@ -42,14 +42,14 @@ from fleet.decide.actions import (
     action_key,
 )
 from fleet.decide.decide import Decision, decide
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.decide.remediation import in_treatment
 from fleet.policy import Policy
 from fleet.world.fields import Object
-from fleet.world.kubernetes import RESTART, Kubernetes, assemble
+from fleet.world.kubernetes import RESTART, KubernetesView, assemble
 from fleet.world.machine import Machine, MachineStatus, machine_status_json, parse_machine
 from fleet.world.slurm import Precondition, parse_slurm
-from fleet.world.snapshot import Proof, Snapshot, Unknown
+from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown
 from health.broker.decide import Node as Asked
 from health.broker.decide import asks_for_deep
 
@@ -68,7 +68,7 @@ MARK = "lab.slurm"  # of the fleet under test
 FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 
 
-def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> Kubernetes:
+def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[Object] | None = None) -> KubernetesView:
     """Parse the API server's lists as the fleet does."""
     read = {kind: ParsedObjects(kind, MARK) for kind in ("Node", "Pod", "StatefulSet")}
     for kind, listed in (("Node", nodes), ("Pod", pods), ("StatefulSet", sets or ())):
@@ -183,7 +183,7 @@ class Worlds:
         self.left_in_job = False  # killed once when a Job is started and not yet noted
         # Of hardware; None: the fleet keeps none.
         self.machines: dict[str, Kept] | None = None
-        self.memory = Memory()
+        self.memory = FleetMemory()
         self.done: list[Change] = []
         self.count = 0
         # What each deep check says: status, how many checks, words; "": nothing is ever told.
@@ -193,7 +193,7 @@ class Worlds:
 
     # What a fleet sees.
 
-    def world(self, *, blind: str = "") -> Snapshot:
+    def world(self, *, blind: str = "") -> FleetSnapshot:
         status = {"updateRevision": self.revision}
         sets = [
             {"metadata": {"name": name}, "spec": {"replicas": count}, "status": status}
@@ -222,7 +222,7 @@ class Worlds:
         wait = [{"job_id": 9, "job_state": ["PENDING"], "required_nodes": name} for name in sorted(self.pending)]
         there = parse_slurm([self._slurm(name) for name in self.slurm], [*jobs, *wait], [])
         silent = blind == "slurm" or self.nodes[self.controller.node].dead
-        return Snapshot(
+        return FleetSnapshot(
             Unknown("no answer") if blind == "kubernetes" else here,
             Unknown("no answer") if silent else there,
             {name: self.proof(name) for name, node in self.nodes.items() if not node.ready},
@@ -238,12 +238,12 @@ class Worlds:
         (found,) = [name for name in self.machines or {} if self.machine(name).status.node == node]
         return self.machine(found).status
 
-    def proof(self, name: str) -> Proof:
+    def proof(self, name: str) -> DeathProof:
         node = self.nodes[name]
         reached = not (node.dead or self.cut_off)
         pods = tuple(pod for pod, one in self.pods.items() if one.node == name and reached)
         well = any(one.ready and not one.dead for one in self.nodes.values())
-        return Proof(self.now - node.since, reached, pods, well and not self.cut_off)
+        return DeathProof(self.now - node.since, reached, pods, well and not self.cut_off)
 
     def _node(self, name: str) -> dict[str, Any]:
         node = self.nodes[name]
@@ -314,14 +314,14 @@ class Worlds:
 
     # What a fleet does.
 
-    def decide(self, world: Snapshot) -> Decision:
+    def decide(self, world: FleetSnapshot) -> Decision:
         return decide(world, self.memory, self.now, self.policy)
 
-    def look(self, *, cut: int | None = None, blind: str = "", world: Snapshot | None = None) -> int:
+    def look(self, *, cut: int | None = None, blind: str = "", world: FleetSnapshot | None = None) -> int:
         """Make one pass and return the number of changes; `cut` kills it after that many, memory and all."""
         decision = self.decide(world or self.world(blind=blind))
         if cut is not None:
-            self.memory = Memory()
+            self.memory = FleetMemory()
             for change in decision.changes[:cut]:
                 self.perform(change)
             return min(cut, len(decision.changes))

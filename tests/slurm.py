@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from images.definition.load import load
-from images.definition.spec import Release
+from images.definition.spec import SlurmRelease
 
 ROOT = Path(__file__).resolve().parents[1]
 # The word by which slurmd starts itself anew to start a script, as the library that spares it that looks for it.
@@ -28,7 +28,7 @@ def version_of(image: str) -> str:
     return labels(image)["org.opencontainers.image.version"].partition("-")[0]
 
 
-def release_of(image: str) -> Release:
+def release_of(image: str) -> SlurmRelease:
     return load(ROOT).slurm[version_of(image)[:5]]
 
 

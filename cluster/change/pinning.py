@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.errors import ClusterError
-from cluster.rendered.objects import Pod
+from cluster.rendered.objects import PodSpec
 from cluster.rendered.tags import MORE_ROLES
-from images.pins import Image, release
+from images.pins import EngineImage, release
 
 # Pods whose Slurm may be older than the controller's, and never newer.
 CLIENTS = ("worker", "login")
@@ -30,7 +30,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ReleaseFit:
     """The release that the workers and logins have without a request of the user's: the controller's.
 
     `latest` may be of another one, above all for a role that `make images` does not build.
@@ -39,20 +39,20 @@ class Fit:
     release: str
     references: frozenset[str]
     # Finds the newest image of a reference's role with that release.
-    newest: Callable[[str], Image | None]
+    newest: Callable[[str], EngineImage | None]
 
-    def wants_another(self, reference: str, now: Image | None) -> bool:
+    def wants_another(self, reference: str, now: EngineImage | None) -> bool:
         """Tell if the reference moves with each build, and its image is not of that release."""
         moves = reference in self.references and reference.endswith(":latest")
         return moves and bool(self.release) and (now is None or now.release not in ("", self.release))
 
 
-NO_FIT = Fit("", frozenset(), lambda _: None)
+NO_FIT = ReleaseFit("", frozenset(), lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    images: Mapping[str, Image] = field(default_factory=dict)
+class ImageChoice:
+    images: Mapping[str, EngineImage] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -63,23 +63,23 @@ def role_of(reference: str) -> str:
 
 def choose(
     references: Iterable[str],
-    pins: Mapping[str, Image],
-    look: Callable[[str], Image | None],
+    pins: Mapping[str, EngineImage],
+    look: Callable[[str], EngineImage | None],
     wish: Wish,
-    fit: Fit = NO_FIT,
-) -> Choice:
+    fit: ReleaseFit = NO_FIT,
+) -> ImageChoice:
     """Choose the image of each reference. `look` finds an image on this machine, by its reference or its id."""
-    images: dict[str, Image] = {}
+    images: dict[str, EngineImage] = {}
     notes: list[str] = []
     for reference in sorted(set(references)):
         images[reference], note = choose_one(reference, pins.get(reference), look, wish, fit)
         notes += [note] if note else []
-    return Choice(images, tuple(notes))
+    return ImageChoice(images, tuple(notes))
 
 
 def choose_one(
-    reference: str, pin: Image | None, look: Callable[[str], Image | None], wish: Wish, fit: Fit
-) -> tuple[Image, str]:
+    reference: str, pin: EngineImage | None, look: Callable[[str], EngineImage | None], wish: Wish, fit: ReleaseFit
+) -> tuple[EngineImage, str]:
     """Return the image, and the plan's note about it."""
     now = look(reference)
     if pin is None or wish.renews(reference):
@@ -103,7 +103,7 @@ def choose_one(
     return now, f"{reference} was built anew; `--keep-images` keeps the build that the cluster has"
 
 
-def fitting(reference: str, now: Image | None, fit: Fit) -> tuple[Image, str]:
+def fitting(reference: str, now: EngineImage | None, fit: ReleaseFit) -> tuple[EngineImage, str]:
     """Return the newest image of the cluster's release, and the plan's note; refuse where there is none."""
     there = f"it has Slurm {now.slurm}" if now else "this machine does not have it"
     if (found := fit.newest(reference)) is not None:
@@ -115,7 +115,7 @@ def fitting(reference: str, now: Image | None, fit: Fit) -> tuple[Image, str]:
     )
 
 
-def gone(reference: str, pin: Image) -> Image:
+def gone(reference: str, pin: EngineImage) -> EngineImage:
     """Refuse to start from an image that was removed."""
     what = f"Slurm {pin.slurm}, {short(pin.id)}" if pin.slurm else short(pin.id)
     raise ClusterError(f"start from {reference}", f"the image of this cluster ({what}) was removed from this machine",
@@ -135,7 +135,7 @@ def short(image_id: str) -> str:
     return image_id.removeprefix("sha256:")[:12]
 
 
-def check_releases(pods: Iterable[Pod], images: Mapping[str, Image], state: str) -> None:
+def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], state: str) -> None:
     """Refuse images that cannot work before any pod is touched. `pods` name their images by reference.
 
     `state` is the newest Slurm that a controller of this cluster was started with.

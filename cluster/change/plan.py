@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cluster import values
-from cluster.rendered.objects import Pod
+from cluster.rendered.objects import PodSpec
 from cluster.values import Options
 from ground.errors import printable
 
@@ -18,7 +18,7 @@ from ground.errors import printable
 START_ORDER = ("controller", "demo", "worker", "login")
 
 
-class Kind(enum.Enum):
+class StepKind(enum.Enum):
     CREATE = "create"
     REPLACE = "replace"
     REMOVE = "remove"
@@ -26,14 +26,14 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    kind: Kind
+class PlanStep:
+    kind: StepKind
     pod: str
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobAtStake:
     """A job that a step of the plan may end."""
 
     id: str
@@ -49,17 +49,17 @@ class Stake:
     """Jobs and sessions that a pod's users lose with it."""
 
     # They run on it, or their srun or salloc does.
-    jobs: Sequence[Job] = ()
+    jobs: Sequence[JobAtStake] = ()
     # They wait, and name it.
-    waiting: Sequence[Job] = ()
+    waiting: Sequence[JobAtStake] = ()
     sessions: int = 0
     # Why its jobs are not known.
     unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    steps: tuple[Step, ...] = ()
+class UpPlan:
+    steps: tuple[PlanStep, ...] = ()
     # Changed settings of the user, and files that running pods see without a restart.
     changes: tuple[str, ...] = ()
     # Notes about images that are kept or taken.
@@ -82,11 +82,11 @@ class Plan:
         return [printable(line) for line in lines]
 
 
-def in_start_order(pods: Iterable[Pod]) -> list[Pod]:
+def in_start_order(pods: Iterable[PodSpec]) -> list[PodSpec]:
     return sorted(pods, key=lambda pod: START_ORDER.index(pod.role))
 
 
-def in_roll_order(pods: Iterable[Pod]) -> list[Pod]:
+def in_roll_order(pods: Iterable[PodSpec]) -> list[PodSpec]:
     """Roles in start order; within a role the highest number first, as a StatefulSet rolls."""
     return in_start_order(reversed(list(pods)))
 
@@ -153,15 +153,15 @@ def partitions(files: Mapping[str, bytes]) -> set[str]:
 
 
 def losses(
-    steps: Sequence[Step], *, partitions: Iterable[str], stakes: Mapping[str, Stake], refused: Iterable[str] = ()
+    steps: Sequence[PlanStep], *, partitions: Iterable[str], stakes: Mapping[str, Stake], refused: Iterable[str] = ()
 ) -> list[str]:
     """Return what the plan costs its users. `refused`: jobs that a changed slurm.conf would end."""
     found = [f"partition {name} goes" for name in sorted(partitions)]
     for step in steps:
         stake = stakes.get(step.pod, Stake())
-        if step.kind is Kind.CREATE:
+        if step.kind is StepKind.CREATE:
             continue
-        if step.kind is Kind.REMOVE:
+        if step.kind is StepKind.REMOVE:
             found.append(f"pod {step.pod} goes")
             if stake.waiting:
                 found.append(f"{step.pod}: jobs that name it wait for ever: {listed(stake.waiting)}")
@@ -184,14 +184,16 @@ def not_ready(reasons: Sequence[tuple[str, str]]) -> str:
     return first + ("\nand, perhaps for that reason:" + "".join(rest) if rest else "")
 
 
-def listed(jobs: Sequence[Job], most: int = 10) -> str:
+def listed(jobs: Sequence[JobAtStake], most: int = 10) -> str:
     text = ", ".join(str(job) for job in jobs[:most])
     return text + (f" and {len(jobs) - most} more" if len(jobs) > most else "")
 
 
-def parse_jobs(text: str) -> list[Job]:
+def parse_jobs(text: str) -> list[JobAtStake]:
     """Parse `squeue -O 'JobArrayID:|,UserName:|,Requeue:|'`, one job a line."""
     rows = [line.split("|") for line in text.splitlines()]
     return [
-        Job(row[0].strip(), row[1].strip(), row[2].strip() != "0") for row in rows if len(row) >= 3 and row[0].strip()
+        JobAtStake(row[0].strip(), row[1].strip(), row[2].strip() != "0")
+        for row in rows
+        if len(row) >= 3 and row[0].strip()
     ]

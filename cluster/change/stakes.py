@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cluster.change.plan import Job, parse_jobs
+from cluster.change.plan import JobAtStake, parse_jobs
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"
@@ -26,25 +26,25 @@ def squeue(run: Exec, *arguments: str, column: str = "") -> str:
     return text if code == 0 else ""
 
 
-def running_on(run: Exec, node: str) -> list[Job]:
+def running_on(run: Exec, node: str) -> list[JobAtStake]:
     return parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
 
 
-def waiting_for(run: Exec, node: str) -> list[Job]:
+def waiting_for(run: Exec, node: str) -> list[JobAtStake]:
     """Return waiting jobs that name the node: Slurm never starts them without it."""
     rows = squeue(run, "--states=PENDING", column="ReqNodes").splitlines()
     named = {text: set(hostnames(run, text)) for row in rows if (text := last(row))}
     return parse_jobs("\n".join(row for row in rows if node in named.get(last(row), ())))
 
 
-def begun_on(run: Exec, login: str) -> list[Job]:
+def begun_on(run: Exec, login: str) -> list[JobAtStake]:
     """Return jobs whose srun or salloc runs on this login pod: they end with it."""
     rows = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="AllocNodes").splitlines()
     # slurmctld resolves the client's address to the container's name, which ends with the pod's.
     here = "\n".join(row for row in rows if last(row).endswith(login))
     batch = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="BatchFlag").splitlines()
     without_client = {job.id for job in parse_jobs("\n".join(row for row in batch if last(row) == "1"))}
-    return [Job(job.id, job.user, requeues=False) for job in parse_jobs(here) if job.id not in without_client]
+    return [JobAtStake(job.id, job.user, requeues=False) for job in parse_jobs(here) if job.id not in without_client]
 
 
 def last(row: str) -> str:

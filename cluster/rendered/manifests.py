@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.rendered.objects import Files, Limits, Mount, Pod, Probe, Service, Source, Volume
+from cluster.rendered.objects import (
+    HttpProbe,
+    MountedFiles,
+    PodSpec,
+    ResourceLimits,
+    ServiceSpec,
+    Volume,
+    VolumeMount,
+    VolumeSource,
+)
 
 # Objects that have no effect on one machine.
 WITHOUT_MEANING_HERE = frozenset(
@@ -38,11 +47,11 @@ POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    pods: tuple[Pod, ...]
-    services: tuple[Service, ...]
-    files: Mapping[tuple[Source, str], Files]
+    pods: tuple[PodSpec, ...]
+    services: tuple[ServiceSpec, ...]
+    files: Mapping[tuple[VolumeSource, str], MountedFiles]
 
-    def pod(self, name: str) -> Pod:
+    def pod(self, name: str) -> PodSpec:
         for pod in self.pods:
             if pod.name == name:
                 return pod
@@ -56,9 +65,9 @@ class Manifests:
 
 
 def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifests:
-    pods: list[Pod] = []
-    services: list[Service] = []
-    files: dict[tuple[Source, str], Files] = {}
+    pods: list[PodSpec] = []
+    services: list[ServiceSpec] = []
+    files: dict[tuple[VolumeSource, str], MountedFiles] = {}
     for document in documents:
         kind, name = str(document["kind"]), str(document["metadata"]["name"])
         match kind:
@@ -68,10 +77,10 @@ def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifest
                 services.append(parse_service(document))
             case "ConfigMap":
                 text = {key: str(value).encode() for key, value in (document.get("data") or {}).items()}
-                files[Source.CONFIG, name] = Files(text)
+                files[VolumeSource.CONFIG, name] = MountedFiles(text)
             case "Secret":
                 decoded = {key: base64.b64decode(value) for key, value in (document.get("data") or {}).items()}
-                files[Source.SECRET, name] = Files(decoded)
+                files[VolumeSource.SECRET, name] = MountedFiles(decoded)
             case "PersistentVolumeClaim":
                 pass  # a claim exists here when a pod names it
             case _ if kind not in WITHOUT_MEANING_HERE:
@@ -79,7 +88,7 @@ def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifest
     return Manifests(tuple(pods), tuple(services), files)
 
 
-def parse_stateful_set(document: Mapping[str, Any], *, namespace: str) -> list[Pod]:
+def parse_stateful_set(document: Mapping[str, Any], *, namespace: str) -> list[PodSpec]:
     name, spec = str(document["metadata"]["name"]), document["spec"]
     claims = [str(claim["metadata"]["name"]) for claim in spec.get("volumeClaimTemplates", [])]
     template = spec["template"]
@@ -98,16 +107,16 @@ def parse_stateful_set(document: Mapping[str, Any], *, namespace: str) -> list[P
 
 def parse_pod(
     spec: Mapping[str, Any], *, name: str, namespace: str, labels: Mapping[str, str], subdomain: str, claims: list[str]
-) -> Pod:
+) -> PodSpec:
     container, *sidecars = spec["containers"]
     refuse_parts(spec, sidecars, pod=name)
     volumes = {str(raw["name"]): parse_volume(raw, pod=name) for raw in spec.get("volumes", [])}
     # A StatefulSet's claim belongs to the pod and outlives it: <claim>-<pod>.
-    volumes |= {claim: Volume(claim, Source.CLAIM, of=f"{claim}-{name}") for claim in claims}
+    volumes |= {claim: Volume(claim, VolumeSource.CLAIM, of=f"{claim}-{name}") for claim in claims}
     ports = {str(port["name"]): int(port["containerPort"]) for port in container.get("ports", [])}
     security = container.get("securityContext", {})
     plain, fields = parse_env(container.get("env", []), labels=labels, pod=name)
-    return Pod(
+    return PodSpec(
         name=name,
         namespace=namespace,
         role=str(labels["app.kubernetes.io/component"]),
@@ -119,7 +128,7 @@ def parse_pod(
         env=plain,
         fields=fields,
         mounts=tuple(
-            Mount(
+            VolumeMount(
                 volumes[raw["name"]],
                 str(raw["mountPath"]),
                 str(raw.get("subPath", "")),
@@ -162,8 +171,8 @@ def parse_seccomp(security: Mapping[str, Any], *, pod: str) -> str:
     return str(profile.get("type", "Unconfined"))
 
 
-def parse_probe(raw: Mapping[str, Any], ports: Mapping[str, int]) -> Probe:
-    return Probe(str(raw["httpGet"]["path"]), ports[raw["httpGet"]["port"]])
+def parse_probe(raw: Mapping[str, Any], ports: Mapping[str, int]) -> HttpProbe:
+    return HttpProbe(str(raw["httpGet"]["path"]), ports[raw["httpGet"]["port"]])
 
 
 def parse_env(
@@ -193,26 +202,28 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
     given: Mapping[str, Any] = raw[kind] or {}
     match kind:
         case "configMap":
-            return Volume(name, Source.CONFIG, of=str(given["name"]), mode=int(given.get("defaultMode", 0o644)))
+            return Volume(name, VolumeSource.CONFIG, of=str(given["name"]), mode=int(given.get("defaultMode", 0o644)))
         case "secret":
-            return Volume(name, Source.SECRET, of=str(given["secretName"]), mode=int(given.get("defaultMode", 0o644)))
+            return Volume(
+                name, VolumeSource.SECRET, of=str(given["secretName"]), mode=int(given.get("defaultMode", 0o644))
+            )
         case "persistentVolumeClaim":
-            return Volume(name, Source.CLAIM, of=str(given["claimName"]))
+            return Volume(name, VolumeSource.CLAIM, of=str(given["claimName"]))
         case "emptyDir":
             memory = given.get("medium") == "Memory"
-            return Volume(name, Source.EMPTY, memory=memory, size=quantity(given.get("sizeLimit", 0)))
+            return Volume(name, VolumeSource.EMPTY, memory=memory, size=quantity(given.get("sizeLimit", 0)))
         case "hostPath":
-            return Volume(name, Source.HOST, of=str(given["path"]))
+            return Volume(name, VolumeSource.HOST, of=str(given["path"]))
         case "projected" | "downwardAPI":
             # The API server's token, or fields requested by an annotation: without an API server the pod finds neither
             # and does without.
-            return Volume(name, Source.EMPTY, memory=True)
+            return Volume(name, VolumeSource.EMPTY, memory=True)
     raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not supported on one machine")
 
 
-def parse_limits(raw: Mapping[str, Any]) -> Limits:
+def parse_limits(raw: Mapping[str, Any]) -> ResourceLimits:
     devices = tuple((name, int(count)) for name, count in sorted(raw.items()) if "/" in name)
-    return Limits(cpus=cpus(raw.get("cpu", 0)), memory=quantity(raw.get("memory", 0)), devices=devices)
+    return ResourceLimits(cpus=cpus(raw.get("cpu", 0)), memory=quantity(raw.get("memory", 0)), devices=devices)
 
 
 def quantity(text: str | int) -> int:
@@ -231,10 +242,10 @@ def cpus(text: str | int | float) -> float:
     return float(str(text).removesuffix("m")) / 1000 if str(text).endswith("m") else float(text)
 
 
-def parse_service(document: Mapping[str, Any]) -> Service:
+def parse_service(document: Mapping[str, Any]) -> ServiceSpec:
     spec = document["spec"]
     published = next((port for port in spec["ports"] if "nodePort" in port), None)
-    return Service(
+    return ServiceSpec(
         name=str(document["metadata"]["name"]),
         headless=spec.get("clusterIP") == "None",
         selector=spec.get("selector", {}),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 CLUSTER_DOMAIN = "svc.cluster.local"
 
 
-class Source(enum.Enum):
+class VolumeSource(enum.Enum):
     """Source of a volume's content."""
 
     CONFIG = "configMap"
@@ -23,7 +23,7 @@ class Source(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Volume:
     name: str
-    source: Source
+    source: VolumeSource
     of: str = ""
     mode: int = 0o644
     memory: bool = False
@@ -31,7 +31,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class VolumeMount:
     volume: Volume
     path: str
     sub_path: str = ""
@@ -39,20 +39,20 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class HttpProbe:
     path: str
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResourceLimits:
     cpus: float = 0.0
     memory: int = 0
     devices: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodSpec:
     """A pod's description, as a kubelet gets it."""
 
     name: str
@@ -65,7 +65,7 @@ class Pod:
     image: str
     env: tuple[tuple[str, str], ...]
     fields: tuple[tuple[str, str], ...]
-    mounts: tuple[Mount, ...]
+    mounts: tuple[VolumeMount, ...]
     capabilities: tuple[str, ...]
     privileged: bool
     seccomp: str
@@ -73,14 +73,14 @@ class Pod:
     host_network: bool
     grace: int
     pre_stop: tuple[str, ...]
-    ready: Probe
-    alive: Probe
+    ready: HttpProbe
+    alive: HttpProbe
     ports: Mapping[str, int]
-    limits: Limits
+    limits: ResourceLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceSpec:
     name: str
     headless: bool
     # Empty: the active one of several pods takes the address itself.
@@ -90,13 +90,13 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class MountedFiles:
     """Files of a ConfigMap or of a Secret; the repr omits them."""
 
     data: Mapping[str, bytes] = field(repr=False)
 
 
-def resolve_env(pod: Pod, *, address: str, node: str) -> dict[str, str]:
+def resolve_env(pod: PodSpec, *, address: str, node: str) -> dict[str, str]:
     """Return the pod's environment at a start; $(NAME) refers to earlier variables, as on Kubernetes."""
     downward = {
         "metadata.name": pod.name,
@@ -110,7 +110,7 @@ def resolve_env(pod: Pod, *, address: str, node: str) -> dict[str, str]:
     return env
 
 
-def shared_memory(pod: Pod, machine: int) -> int:
+def shared_memory(pod: PodSpec, machine: int) -> int:
     """Return the size of /dev/shm; 0 for the engine's 64 MiB, if the chart mounts none.
 
     A kubelet gives a volume without a size what it has for pods; here the pods share one machine.
@@ -119,13 +119,13 @@ def shared_memory(pod: Pod, machine: int) -> int:
     return 0 if volume is None else volume.size or (pod.limits.memory or machine) // 2
 
 
-def selects(service: Service, pod: Pod) -> bool:
+def selects(service: ServiceSpec, pod: PodSpec) -> bool:
     return bool(service.selector) and all(pod.labels.get(key) == value for key, value in service.selector.items())
 
 
-def stable_services(pods: Iterable[Pod], services: Iterable[Service]) -> dict[str, Service]:
+def stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) -> dict[str, ServiceSpec]:
     """Map pods to the Service whose address they keep: it has an address and no other pod behind it."""
-    by_pod: dict[str, Service] = {}
+    by_pod: dict[str, ServiceSpec] = {}
     for service in services:
         behind = [pod.name for pod in pods if selects(service, pod)]
         if not service.headless and not service.node_port and len(behind) == 1:
@@ -133,7 +133,7 @@ def stable_services(pods: Iterable[Pod], services: Iterable[Service]) -> dict[st
     return by_pod
 
 
-def moving_services(services: Iterable[Service]) -> list[Service]:
+def moving_services(services: Iterable[ServiceSpec]) -> list[ServiceSpec]:
     """Return the Services whose address moves between their pods."""
     return [service for service in services if not service.selector and not service.headless]
 
@@ -143,7 +143,7 @@ def host_names(host: str, namespace: str) -> list[str]:
     return [host, f"{host}.{namespace}", f"{host}.{namespace}.{CLUSTER_DOMAIN}"]
 
 
-def aliases(pod: Pod, services: Iterable[Service]) -> list[str]:
+def aliases(pod: PodSpec, services: Iterable[ServiceSpec]) -> list[str]:
     """Return every name by which the cluster's DNS finds this pod."""
     names: list[str] = []
     for service in services:

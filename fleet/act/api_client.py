@@ -18,7 +18,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from fleet import crd, crd_pools
 from fleet.act.clock import ClockSkew
-from fleet.decide.actions import Versions
+from fleet.decide.actions import SeenVersions
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
 from fleet.world.kubernetes import LABEL, WORKER, fleet_mark
@@ -37,7 +37,7 @@ WITHIN_S = 15.0
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
 
-class ApiError(FleetError):
+class KubernetesError(FleetError):
     """The API server refused a request, or did not answer."""
 
     def __init__(
@@ -54,11 +54,11 @@ def parse_answer(what: str, text: bytes) -> Object:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise ApiError(what, "the answer is no JSON object")
+        raise KubernetesError(what, "the answer is no JSON object")
     return answer
 
 
-def refusal(what: str, status: int, text: str) -> ApiError:
+def refusal(what: str, status: int, text: str) -> KubernetesError:
     """Parse a refusal.
 
     A wrong uid and the refusal of a policy are both 422, and an admission webhook may choose any status, also one that
@@ -75,7 +75,7 @@ def refusal(what: str, status: int, text: str) -> ApiError:
         meaning = 409
     else:
         meaning = 403 if message.startswith(DENIED) else status
-    return ApiError(what, f"{status} {message[:200]}", meaning, message, found)
+    return KubernetesError(what, f"{status} {message[:200]}", meaning, message, found)
 
 
 def error_text(error: BaseException) -> str:
@@ -128,7 +128,7 @@ class ApiClient:
             page = await self.ask(f"list {kind}s", self._lister(kind), limit=PAGE, **further)
             metadata = page.get("metadata") or {}
             if not isinstance(page.get("items"), list) or not metadata.get("resourceVersion"):
-                raise ApiError(f"list {kind}s", "the answer is no list")
+                raise KubernetesError(f"list {kind}s", "the answer is no list")
             yield page["items"], metadata["resourceVersion"]
             more = metadata.get("continue", "")
             if not more:
@@ -151,10 +151,10 @@ class ApiClient:
                     event = parse_answer(what, line)
                     if event.get("type") == "ERROR":
                         status = event.get("object", {})
-                        raise ApiError(what, str(status.get("message")), int(status.get("code") or 0))
+                        raise KubernetesError(what, str(status.get("message")), int(status.get("code") or 0))
                     yield str(event.get("type")), event["object"]
         except (aiohttp.ClientError, OSError, TimeoutError, KeyError) as error:
-            raise ApiError(what, error_text(error)) from error
+            raise KubernetesError(what, error_text(error)) from error
         finally:
             reply.close()
 
@@ -190,7 +190,7 @@ class ApiClient:
     async def _lease(self, ask: Any, name: str, **further: object) -> Object:
         return await self.ask(f"hold the Lease {name}", (ask, {"name": name, "namespace": self.namespace}), **further)
 
-    async def is_unchanged(self, at: Versions) -> bool:
+    async def is_unchanged(self, at: SeenVersions) -> bool:
         """Return whether a worker's pod and Node still have the versions that were seen."""
         calls = (
             (self.core.read_namespaced_pod, {"name": at.pod, "namespace": self.namespace}, at.pod_version),
@@ -201,7 +201,7 @@ class ApiClient:
                 item = await self.ask(f"read {words['name']}", (ask, words))
                 if item.get("metadata", {}).get("resourceVersion") != version:
                     return False
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status == 404:
                 return False
             raise
@@ -214,7 +214,7 @@ class ApiClient:
             async with asyncio.timeout(WITHIN_S):
                 return parse_answer(what, await reply.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiError(what, error_text(error)) from error
+            raise KubernetesError(what, error_text(error)) from error
         finally:
             reply.release()
 
@@ -228,7 +228,7 @@ class ApiClient:
             raise refusal(what, int(error.status or 0), str(error.body or error.reason)) from error
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigException) as error:
             # ConfigException: the service account's token, which the library reads again now and then.
-            raise ApiError(what, error_text(error)) from error
+            raise KubernetesError(what, error_text(error)) from error
         self.clocks.http(began, reply.headers.get("Date"))
         if reply.status >= 300:
             raise refusal(what, int(reply.status), await _body(reply))

@@ -16,13 +16,13 @@ from fleet.act.api_client import (
     POOLS,
     STRATEGIC,
     ApiClient,
-    ApiError,
+    KubernetesError,
     Object,
 )
 from fleet.decide import actions
 from fleet.decide.actions import CreatePod, Delete, Evict, StartJob
 from fleet.world.guests import REQUIRED
-from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, WORKER, Condition
+from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, WORKER, KubeCondition
 from fleet.world.machine import MachineStatus, machine_status_json, rfc3339
 from fleet.world.worker_pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copy_template, pool_status_json
 
@@ -54,7 +54,7 @@ async def apply_change(api: ApiClient, change: actions.Change) -> bool:
     """Apply a change. False: the object is gone or no longer as it was seen, and nothing was done."""
     try:
         return await _apply(api, change)
-    except ApiError as error:
+    except KubernetesError as error:
         if error.status in CHANGED_MEANWHILE:
             return False
         raise
@@ -131,7 +131,7 @@ async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: O
     await api.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
 
 
-def _condition(condition: Condition) -> Object:
+def _condition(condition: KubeCondition) -> Object:
     texts = {"status": condition.status, "reason": condition.reason, "message": condition.message}
     return {"type": condition.type, **texts, "lastTransitionTime": rfc3339(condition.since or time.time())}
 
@@ -150,9 +150,11 @@ async def _evict(api: ApiClient, act: Evict) -> None:
         try:
             await api.ask(f"evict {act.pod}", (api.core.create_namespaced_pod_eviction, {**about, "body": body}))
             return
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status == BUDGET:
-                raise ApiError(error.what, f"its PodDisruptionBudget says not yet: {error.why}", BUDGET) from error
+                raise KubernetesError(
+                    error.what, f"its PodDisruptionBudget says not yet: {error.why}", BUDGET
+                ) from error
             if error.status != 400 or version == EVICTIONS[-1]:
                 raise
 
@@ -211,7 +213,7 @@ async def _start_job(api: ApiClient, act: StartJob) -> None:
     try:
         words = {"namespace": api.namespace, "body": job_of(act)}
         await api.ask(f"start {act.name}", (api.batch.create_namespaced_job, words))
-    except ApiError as error:
+    except KubernetesError as error:
         if error.status != 409:
             raise
     await _record(api, act.machine.name, act.machine.version, act.after)
@@ -241,12 +243,12 @@ async def _create_pod(api: ApiClient, act: CreatePod) -> None:
     name, body = act.name, pod_of(act, api.labels)
     try:
         await api.ask(f"create {name}", (api.core.create_namespaced_pod, {"namespace": api.namespace, "body": body}))
-    except ApiError as error:
+    except KubernetesError as error:
         if error.status == 409:
-            raise ApiError(f"create {name}", "a pod of that name is there") from error
+            raise KubernetesError(f"create {name}", "a pod of that name is there") from error
         if error.status in WRONG:
             why = template_error(act.pool.name, error.message, error.causes)
-            raise ApiError(f"create {name}", why) from error
+            raise KubernetesError(f"create {name}", why) from error
         raise
 
 

@@ -11,9 +11,9 @@ from fleet.act.clock import steady
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, Drain, Notice
 from fleet.decide.drain import urgent_drains
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
-from fleet.world.slurm import Slurm
+from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Unknown
 
 # The policy's number of changes applies to so long.
@@ -62,7 +62,7 @@ class FastPath:
         self,
         cache: WatchCache,
         claims: Claims,
-        state: Callable[[], tuple[Memory, Policy]],
+        state: Callable[[], tuple[FleetMemory, Policy]],
         leads: Callable[[], bool],
         perform: Callable[[Drain], Awaitable[bool]],
         attempted: Callable[[], None],
@@ -72,12 +72,12 @@ class FastPath:
         self.perform, self.attempted = perform, attempted
         self.changed = asyncio.Event()
         self.unreported: list[Change | Notice] = []
-        self._slurm: Slurm | Unknown = Unknown("not asked yet")
+        self._slurm: SlurmView | Unknown = Unknown("not asked yet")
         self._slurm_at = 0.0
         self._deferred: set[str] = set()  # workers that the rate limit leaves for the next second
         self._window = (0.0, 0)  # the start of the present second, and the drains in it
 
-    def update(self, slurm: Slurm | Unknown) -> None:
+    def update(self, slurm: SlurmView | Unknown) -> None:
         """Take over what the loop knows of Slurm; Unknown switches the fast path off."""
         self._slurm_at, self._slurm = time.monotonic(), slurm
 

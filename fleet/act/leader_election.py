@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleet.act.api_client import ApiClient, ApiError, Object
+from fleet.act.api_client import ApiClient, KubernetesError, Object
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
 
@@ -32,7 +32,7 @@ Log = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseRecord:
     """The Lease as the API server has it."""
 
     version: str
@@ -44,7 +44,7 @@ class Lease:
 class LeaseState:
     """One candidate's view of the Lease, by its own clock."""
 
-    seen: Lease | None = None
+    seen: LeaseRecord | None = None
     since: float = 0.0  # since when the Lease has not changed
     until: float = NEVER  # until when this candidate may act
 
@@ -52,7 +52,7 @@ class LeaseState:
         return now < self.until
 
 
-def after_read(state: LeaseState, lease: Lease, me: str, now: float) -> LeaseState:
+def after_read(state: LeaseState, lease: LeaseRecord, me: str, now: float) -> LeaseState:
     """Update the state after a read. If another candidate holds the Lease, this one acts no more at once."""
     same = state.seen is not None and state.seen.version == lease.version
     until = state.until if lease.holder == me else NEVER
@@ -65,7 +65,7 @@ def should_write(state: LeaseState, me: str, now: float) -> bool:
     return lease is not None and (lease.holder in ("", me) or now - state.since >= LASTS_S)
 
 
-def after_write(lease: Lease, begun: float, now: float) -> LeaseState:
+def after_write(lease: LeaseRecord, begun: float, now: float) -> LeaseState:
     """Update the state after a successful write that began at `begun`."""
     return LeaseState(lease, now, begun + HOLDS_S)
 
@@ -132,7 +132,7 @@ class LeaderElection:
             return
         try:
             written = await self.api.put_lease(self.name, renewed(item, self.me, time.time()))
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status == CONFLICT:
                 return  # another candidate was first; the next turn reads its Lease
             raise
@@ -150,11 +150,11 @@ class LeaderElection:
                     await self.api.put_lease(self.name, renewed(item, "", time.time()))
 
 
-def parse_lease(item: Object) -> Lease:
+def parse_lease(item: Object) -> LeaseRecord:
     fields = Fields(item)
     spec = fields.sub("spec")
     version = fields.sub("metadata").text("resourceVersion", needed=True)
-    return Lease(version, spec.text("holderIdentity"), spec.number("leaseTransitions"))
+    return LeaseRecord(version, spec.text("holderIdentity"), spec.number("leaseTransitions"))
 
 
 def renewed(item: Object, me: str, now: float) -> Object:

@@ -24,9 +24,9 @@ from fleet.decide.remediation import ACTED
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import Kubernetes, Node, Pod
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Proof, Snapshot, Unknown, Worker
+from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown, Worker
 
 # Probes of machines that look dead: lease, kubelet, pods, and healthy kubelets as witnesses of the network.
 LEASES = "kube-node-lease"
@@ -44,7 +44,7 @@ class LeaseAges:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, float]] = {}
 
-    async def follow(self, api: ApiClient, kubernetes: Kubernetes, policy: Policy) -> None:
+    async def follow(self, api: ApiClient, kubernetes: KubernetesView, policy: Policy) -> None:
         """Watch the leases of all silent Nodes, so that their age is known when one looks dead."""
         silent = suspects(kubernetes, replace(policy, dead_s=0.0), steady())[: 4 * MOST]
         self._seen = {node.name: self._seen[node.name] for node in silent if node.name in self._seen}
@@ -61,8 +61,8 @@ class LeaseAges:
 
 
 async def prove(
-    api: ApiClient, kubernetes: Kubernetes, policy: Policy, leases: LeaseAges | None = None
-) -> Mapping[str, Proof]:
+    api: ApiClient, kubernetes: KubernetesView, policy: Policy, leases: LeaseAges | None = None
+) -> Mapping[str, DeathProof]:
     """Probe the machines that look dead. Without `leases`, for a single look, a lease's own time tells its age."""
     if leases:
         await leases.follow(api, kubernetes, policy)
@@ -74,11 +74,12 @@ async def prove(
     results = await asyncio.gather(*(_probe(api, node, on[node.name], leases) for node in nodes))
     seen = await witness
     return {
-        node.name: Proof(age, kubelet, pods, seen) for node, (age, kubelet, pods) in zip(nodes, results, strict=True)
+        node.name: DeathProof(age, kubelet, pods, seen)
+        for node, (age, kubelet, pods) in zip(nodes, results, strict=True)
     }
 
 
-async def _is_witnessed(api: ApiClient, nodes: Iterable[Node]) -> bool:
+async def _is_witnessed(api: ApiClient, nodes: Iterable[KubeNode]) -> bool:
     """Return whether most of a few random healthy kubelets answer. One kubelet could lie about its address."""
     nodes = list(nodes)
     claimed = Counter(node.address for node in nodes)
@@ -106,7 +107,7 @@ def is_elsewhere(address: str, server: str | None) -> bool:
 
 
 async def _probe(
-    api: ApiClient, node: Node, pods: Iterable[Pod], leases: LeaseAges | None
+    api: ApiClient, node: KubeNode, pods: Iterable[KubePod], leases: LeaseAges | None
 ) -> tuple[float | None, bool | None, tuple[str, ...]]:
     known = [pod for pod in pods if pod.address]
     ports = [(node.address, node.port), *((pod.address, PORTS.get(pod.component, 6818)) for pod in known)]
@@ -167,13 +168,13 @@ PROOFS_S = 5.0
 CLOCK_S = 30.0
 
 
-def needs_jobs(snapshot: Snapshot) -> bool:
+def needs_jobs(snapshot: FleetSnapshot) -> bool:
     """Return whether a decision depends on the jobs: they are many, and mostly none does."""
     waiting = _awaiting_remedy(snapshot)
     return any(_needs_jobs(worker) or (worker.name in waiting and _is_idle(worker)) for worker in snapshot.workers())
 
 
-def _awaiting_remedy(snapshot: Snapshot) -> frozenset[str]:
+def _awaiting_remedy(snapshot: FleetSnapshot) -> frozenset[str]:
     """Return the workers whose machines are treated once nothing runs on them."""
     kubernetes = snapshot.kubernetes
     machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
@@ -195,7 +196,7 @@ def _needs_jobs(worker: Worker) -> bool:
     return leaves or not (node.record.busy or worker.pod.free)
 
 
-def needs_claims(snapshot: Snapshot) -> bool:
+def needs_claims(snapshot: FleetSnapshot) -> bool:
     """Return whether a decision depends on waiting jobs and reservations: for removals, elastic pools, and lending."""
     kubernetes = snapshot.kubernetes
     if isinstance(kubernetes, Unknown):
@@ -213,14 +214,14 @@ class Observer:
         self._claims_at = self._clock_at = float("-inf")
         # What could not be read of claims holds until they are requested again.
         self._doubts: Mapping[str, str] = {}
-        self._proofs: tuple[float, Mapping[str, Proof]] = (0.0, {})
+        self._proofs: tuple[float, Mapping[str, DeathProof]] = (0.0, {})
         self._leases = LeaseAges()
 
-    async def slurm(self, kubernetes: Kubernetes | Unknown) -> Slurm | Unknown:
+    async def slurm(self, kubernetes: KubernetesView | Unknown) -> SlurmView | Unknown:
         try:
             side = await asyncio.to_thread(self.rest.look, jobs=False)
             await self._compare_clock()
-            snapshot = Snapshot(kubernetes, side)
+            snapshot = FleetSnapshot(kubernetes, side)
             # Removals are not urgent, and a claim may last for months.
             needed = needs_claims(snapshot)
             claims = needed and time.monotonic() - self._claims_at >= CLAIMS_S
@@ -231,7 +232,7 @@ class Observer:
         except FleetError as error:
             return Unknown(str(error))
 
-    async def _with_jobs(self, side: Slurm, *, claims: bool) -> Slurm:
+    async def _with_jobs(self, side: SlurmView, *, claims: bool) -> SlurmView:
         self._claims_at = time.monotonic() if claims else self._claims_at
         try:
             side = await asyncio.to_thread(self.rest.look, jobs=True, claims=claims)
@@ -259,12 +260,14 @@ class Observer:
                 self._proofs = (time.monotonic(), proofs)
             await asyncio.sleep(PROOFS_S)
 
-    def proofs(self) -> Mapping[str, Proof]:
+    def proofs(self) -> Mapping[str, DeathProof]:
         """Return the proofs, unless they are too old."""
         at, proofs = self._proofs
         return proofs if time.monotonic() - at < 3 * PROOFS_S else {}
 
-    async def prove(self, kubernetes: Kubernetes | Unknown, leases: LeaseAges | None = None) -> Mapping[str, Proof]:
+    async def prove(
+        self, kubernetes: KubernetesView | Unknown, leases: LeaseAges | None = None
+    ) -> Mapping[str, DeathProof]:
         if isinstance(kubernetes, Unknown):
             return {}
         return await prove(self.api, kubernetes, self.policy(), leases)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fleet.decide.conditions import lasting
 from fleet.errors import FleetError
-from fleet.world.kubernetes import Condition, Kubernetes, Pod
+from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView
 from fleet.world.pod_page import MOST_BYTES, READY, parse_page
 from fleet.world.snapshot import Unknown
 
@@ -29,31 +29,31 @@ _LENGTH = re.compile(rb"content-length: ([0-9]{1,6})\r?\n", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageAnswer:
     at: float  # monotonic
     ready: bool  # as the kubelet found it
-    told: tuple[Condition, ...]  # empty: no answer
+    told: tuple[KubeCondition, ...]  # empty: no answer
 
 
 class PodPages:
     def __init__(self, changed: Callable[[], object] = lambda: None, now: Callable[[], float] = time.monotonic) -> None:
         self.changed, self.now = changed, now
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, PageAnswer] = {}
 
-    def told(self) -> Mapping[str, tuple[Condition, ...]]:
+    def told(self) -> Mapping[str, tuple[KubeCondition, ...]]:
         """Return what each pod showed at last, by its uid; empty: it did not answer."""
         return {uid: asked.told for uid, asked in self._asked.items()}
 
-    async def follow(self, world: Callable[[], Kubernetes | Unknown], leads: Callable[[], bool]) -> None:
+    async def follow(self, world: Callable[[], KubernetesView | Unknown], leads: Callable[[], bool]) -> None:
         while True:
             kubernetes = world() if leads() else None
-            if isinstance(kubernetes, Kubernetes):
+            if isinstance(kubernetes, KubernetesView):
                 await self.ask_due([*kubernetes.pods.values(), *kubernetes.others.values()])
             elif kubernetes is None:
                 self._asked = {}
             await asyncio.sleep(EVERY_S)
 
-    async def ask_due(self, pods: Iterable[Pod]) -> None:
+    async def ask_due(self, pods: Iterable[KubePod]) -> None:
         """Ask the pods that are due, those first that were asked longest ago."""
         running = {pod.uid: pod for pod in pods if can_answer(pod)}
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in running}
@@ -61,17 +61,17 @@ class PodPages:
         due.sort(key=lambda pod: self._asked[pod.uid].at if pod.uid in self._asked else 0.0)
         slots = asyncio.Semaphore(AT_ONCE)
 
-        async def ask(pod: Pod) -> None:
+        async def ask(pod: KubePod) -> None:
             async with slots:
                 told = await read_page(pod)
             before = self._asked.get(pod.uid)
-            self._asked[pod.uid] = Asked(self.now(), is_ready(pod), told)
+            self._asked[pod.uid] = PageAnswer(self.now(), is_ready(pod), told)
             if before is None or [*map(lasting, before.told)] != [*map(lasting, told)]:
                 self.changed()
 
         await asyncio.gather(*(ask(pod) for pod in due[:MOST]))
 
-    def _is_due(self, pod: Pod) -> bool:
+    def _is_due(self, pod: KubePod) -> bool:
         asked = self._asked.get(pod.uid)
         if asked is None or asked.ready != is_ready(pod):
             return True
@@ -80,13 +80,13 @@ class PodPages:
         return self.now() - asked.at >= (LATER_S if settled else SOON_S)
 
 
-def is_ready(pod: Pod) -> bool:
+def is_ready(pod: KubePod) -> bool:
     """Return whether the kubelet's own probe finds the pod ready, whatever the conditions say."""
     found = pod.conditions.get("ContainersReady")
     return found is not None and found.status == "True"
 
 
-def can_answer(pod: Pod) -> bool:
+def can_answer(pod: KubePod) -> bool:
     """Return whether the pod runs and has the page, at an address of a pod or a host: not one of this machine."""
     if not pod.http or pod.ended or pod.component not in COMPONENTS:
         return False
@@ -97,7 +97,7 @@ def can_answer(pod: Pod) -> bool:
     return not (ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast)
 
 
-async def read_page(pod: Pod) -> tuple[Condition, ...]:
+async def read_page(pod: KubePod) -> tuple[KubeCondition, ...]:
     """Return the conditions that the pod shows; none: it does not answer, or not in form."""
     try:
         async with asyncio.timeout(WITHIN_S):

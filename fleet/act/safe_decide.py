@@ -12,9 +12,9 @@ from pathlib import PurePath
 from fleet.decide.actions import Notice
 from fleet.decide.decide import Decision, finish
 from fleet.decide.decide import decide as unguarded
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
-from fleet.world.snapshot import Snapshot
+from fleet.world.snapshot import FleetSnapshot
 from ground.errors import one_line
 
 MISTAKE = "mistake"
@@ -23,7 +23,7 @@ FRAMES, LONGEST = 8, 512
 FIRST_S, LONGEST_S = 1.0, 30.0
 
 
-def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
+def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
     """Decide; after a bug return a decision that holds only a notice, and in `mistake` the traceback for the log.
 
     The memory is dropped except for reported notices, since it may be the cause, and may be lost at any time.
@@ -36,7 +36,7 @@ def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> De
         last = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
         text = f"nothing is decided: {what} ({last}): a mistake of the fleet's, and its log has more; it is tried again"
         trace = "".join(traceback.format_list(frames)) + what
-        return finish(memory, [Notice("fleet", MISTAKE, text)], (), Memory(), now, mistake=trace)
+        return finish(memory, [Notice("fleet", MISTAKE, text)], (), FleetMemory(), now, mistake=trace)
 
 
 def mistake_text(decision: Decision) -> str:

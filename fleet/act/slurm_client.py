@@ -19,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.reasons import LIFTED
 from fleet.world import slurm
 from fleet.world.fields import Fields, Object, each
-from fleet.world.slurm import Precondition, Slurm, SlurmNode
+from fleet.world.slurm import Precondition, SlurmNode, SlurmView
 
 # The newest version that both sides know is used; each Slurm serves three or four. The keys that are read are the same.
 VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
@@ -68,7 +68,7 @@ class SlurmClient:
             raise FleetError("find slurmrestd", f"{address!r}: {error}") from error
         self.key = key
         self._version = ""
-        self._last = Slurm()  # the same object as long as nothing changes
+        self._last = SlurmView()  # the same object as long as nothing changes
         self._whole_at = 0.0  # when all nodes were requested; monotonic
         self._asked = 0  # slurmctld's clock at its last answer
         # One connection for each thread, kept: slurmrestd resolves the name of each new peer, and answers nobody until
@@ -77,7 +77,7 @@ class SlurmClient:
         # One look at a time: an older answer that is parsed later must not replace a newer one.
         self._looking = threading.RLock()
 
-    def look(self, *, jobs: bool, claims: bool = False) -> Slurm:
+    def look(self, *, jobs: bool, claims: bool = False) -> SlurmView:
         """Read the nodes; with `jobs` also the jobs that hold them, with `claims` also the nodes that others name."""
         rest: dict[str, object] = {}
         with self._looking:
@@ -104,7 +104,7 @@ class SlurmClient:
 
     def holding(self) -> Mapping[str, tuple[str, ...]] | None:
         """Return the jobs that hold nodes, by node; None: one of them cannot be read."""
-        return slurm.with_jobs(Slurm(), self._list("jobs")).jobs
+        return slurm.with_jobs(SlurmView(), self._list("jobs")).jobs
 
     def _changes(self) -> bytes | None:
         if time.monotonic() - self._whole_at >= WHOLE_S:

@@ -10,15 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fleet.act.api_client import GUESTS, WATCH_S, ApiClient, ApiError
+from fleet.act.api_client import GUESTS, WATCH_S, ApiClient, KubernetesError
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes
 from fleet.world.fields import Object
 from fleet.world.guests import Guest, parse_guest
-from fleet.world.kubernetes import WORKER, Kubernetes, Node
+from fleet.world.kubernetes import WORKER, KubeNode, KubernetesView
 from fleet.world.machine import parse_machine
-from fleet.world.slurm import Slurm
+from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Unknown, Worker
 from fleet.world.worker_pool import parse_pool
 
@@ -84,7 +84,7 @@ class KindWatch:
         while True:
             try:
                 await self._list_and_watch()
-            except ApiError as error:
+            except KubernetesError as error:
                 self.why = str(error)
                 # 410: the server has forgotten the version; list again, without counting a failure.
                 failures = 0 if error.status == 410 or self._heard_lately() else failures + 1
@@ -165,7 +165,7 @@ class WatchCache:
     def unknown(self) -> str:
         return self.nodes.unknown() or self.pods.unknown()
 
-    def world(self) -> Kubernetes | Unknown:
+    def world(self) -> KubernetesView | Unknown:
         """Kubernetes' side now."""
         if why := self.unknown():
             return Unknown(why)
@@ -203,13 +203,13 @@ class WatchCache:
         self.pods.touched, self.nodes.touched = set(), set()
         return names | {pod.name for pod in self.pods.now.found.values() if nodes and pod.node in nodes}
 
-    def workers(self, names: Iterable[str], slurm: Slurm) -> Iterator[Worker]:
+    def workers(self, names: Iterable[str], slurm: SlurmView) -> Iterator[Worker]:
         pods, nodes = self.pods.now.found, self.nodes.now.found
         for name in sorted(names):
             if (pod := pods.get(name)) and pod.component == WORKER:
                 yield Worker(name, pod, nodes.get(pod.node), slurm.nodes.get(name))
 
-    def counted(self, wall: float | None = None) -> Kubernetes | Unknown:
+    def counted(self, wall: float | None = None) -> KubernetesView | Unknown:
         """Kubernetes' side for the leader: no Node is silent for longer than this fleet has seen it silent.
 
         The transition time in a condition comes from another machine's clock, and the fleet's own may be set: a clock
@@ -244,6 +244,6 @@ def _kept(kind: KindWatch | None, unread: dict[str, str]) -> tuple[dict[str, Any
     return None if unsure else dict(kind.now.found), unsure
 
 
-def _silent_since(node: Node, at: float) -> Node:
+def _silent_since(node: KubeNode, at: float) -> KubeNode:
     ready = node.conditions["Ready"]
     return replace(node, conditions={**node.conditions, "Ready": replace(ready, since=max(ready.since, at))})

@@ -37,7 +37,7 @@ Key = tuple[str, Webhook]
 
 
 @dataclass(slots=True)
-class Call:
+class WebhookCall:
     task: asyncio.Task[int]
     sent: bool = False
     refused_at: float = 0.0  # monotonic
@@ -47,7 +47,7 @@ class WebhookCaller:
     def __init__(self, files: Path, fleet: str, answered: Callable[[], object], leads: Callable[[], bool]) -> None:
         """`files`: the mounted Secret with tokens and authorities. `fleet`: the caller's name in the request."""
         self.files, self.fleet, self.answered, self.leads = files, fleet, answered, leads
-        self._calls: dict[Key, Call] = {}
+        self._calls: dict[Key, WebhookCall] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         # Threads of its own: a name that resolves slowly must not take a thread from requests to Slurm.
         self._threads = ThreadPoolExecutor(2, "webhook")
@@ -60,7 +60,7 @@ class WebhookCaller:
             call = None
         if call is None:
             self._forget()
-            self._calls[key] = Call(asyncio.create_task(self._call(act)))
+            self._calls[key] = WebhookCall(asyncio.create_task(self._call(act)))
             self._calls[key].task.add_done_callback(self._on_done)
             return False
         return call.task.done() and not call.refused_at

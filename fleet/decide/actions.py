@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.policy import Webhook
-from fleet.world.kubernetes import Condition
+from fleet.world.kubernetes import KubeCondition
 from fleet.world.machine import Machine, MachineStatus
 from fleet.world.slurm import Precondition
 from fleet.world.worker_pool import PoolStatus, WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class SeenVersions:
     """The versions of a worker's pod and Node that were seen."""
 
     pod: str
@@ -45,7 +45,7 @@ class Undrain:
     comment: str | None  # "" removes the mark; None as above
     was: Precondition
     # Jobs start at once, so pod and Node are read again first: a new cause must not be missed.
-    at: Versions
+    at: SeenVersions
     down: bool = False  # the fleet set it down
 
 
@@ -123,14 +123,14 @@ ToPod = Free | RestartSlurmd | Evict
 class ShowOnPod:
     pod: str
     uid: str
-    condition: Condition
+    condition: KubeCondition
 
 
 @dataclass(frozen=True, slots=True)
 class ShowOnNode:
     node: str
     uid: str
-    condition: Condition
+    condition: KubeCondition
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from fleet.policy import Policy
-from fleet.world.kubernetes import Node, Pod
+from fleet.world.kubernetes import KubeNode, KubePod
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
@@ -35,7 +35,7 @@ def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     return found
 
 
-def late(pod: Pod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
+def late(pod: KubePod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
     """Return whether the jobs of a pod that leaves for these causes have used up their time since the fleet's drain."""
     if not node.kinds & kinds or pod.created >= node.since:
         return False  # not drained for these causes, or the pod is newer than the drain
@@ -43,7 +43,7 @@ def late(pod: Pod, node: SlurmNode, kinds: Set[str], within: float, now: float) 
     return "deadline" in node.kinds or now - node.since >= within
 
 
-def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
+def of_node(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
     found = {}
     # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.
     if node.cordoned and not node.cordoned_by_fleet:
@@ -61,7 +61,7 @@ def of_node(node: Node, policy: Policy, now: float) -> Mapping[str, str]:
     return found
 
 
-def silent_for(node: Node, now: float) -> float:
+def silent_for(node: KubeNode, now: float) -> float:
     """Seconds since the Node was last ready; -1 while it is ready, or without a Ready condition."""
     ready = node.conditions.get("Ready")
     if ready is None or ready.status == "True":
@@ -69,6 +69,6 @@ def silent_for(node: Node, now: float) -> float:
     return max(0.0, now - ready.since)
 
 
-def well(node: Node, policy: Policy, now: float) -> bool:
+def well(node: KubeNode, policy: Policy, now: float) -> bool:
     """Return whether a new pod can be scheduled on the Node."""
     return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or of_node(node, policy, now))

@@ -10,7 +10,7 @@ from fleet import crd, crd_pools
 from fleet.decide.actions import Change, Cordon, HideOnNode, NotePool, Record, ShowOnNode, ShowOnPod, Uncordon
 from fleet.policy import STATE, Policy
 from fleet.reasons import LIFTED
-from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.machine import MachineStatus, rfc3339
 from fleet.world.pod_page import READY
 from fleet.world.slurm import SlurmNode
@@ -26,7 +26,7 @@ AFTER_S = 60.0
 UNKNOWN = "SlurmUnknown"
 
 
-def condition(node: SlurmNode) -> Condition:
+def condition(node: SlurmNode) -> KubeCondition:
     """Return whether a node takes jobs; not whether it has some, which would be a write for every job."""
     if node.drained:
         status, reason = "False", "Draining" if node.record.busy else "Drained"
@@ -35,9 +35,9 @@ def condition(node: SlurmNode) -> Condition:
     elif not node.record.responds:
         status, reason = "Unknown", "NotResponding"
     else:
-        return Condition(STATE, "True", "TakesJobs", "")
+        return KubeCondition(STATE, "True", "TakesJobs", "")
     # Slurm keeps the reason of a drain that was lifted.
-    return Condition(STATE, status, reason, "" if node.reason == LIFTED else node.reason[:MOST])
+    return KubeCondition(STATE, status, reason, "" if node.reason == LIFTED else node.reason[:MOST])
 
 
 def show_on_pod(worker: Worker) -> Change | None:
@@ -51,7 +51,7 @@ def show_on_pod(worker: Worker) -> Change | None:
 _DURATION = re.compile(r"\b[0-9]+ (?:ms|s|min|h)\b")
 
 
-def show_pages(kubernetes: Kubernetes, pages: Mapping[str, tuple[Condition, ...]]) -> Iterator[Change]:
+def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeCondition, ...]]) -> Iterator[Change]:
     """Write what the pods' pages show into their status. A pod that does not answer keeps what was written last."""
     for pod in (*kubernetes.pods.values(), *kubernetes.others.values()):
         if pod.ended or (told := pages.get(pod.uid)) is None:
@@ -62,21 +62,21 @@ def show_pages(kubernetes: Kubernetes, pages: Mapping[str, tuple[Condition, ...]
                 yield ShowOnPod(pod.name, pod.uid, _since(wanted, shown))
 
 
-def _no_answer(pod: Pod) -> tuple[Condition, ...]:
+def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
     """Take back "ready" where the kubelet's probe and the page both fail: the fleet's own network may be cut."""
     shown, probed = pod.conditions.get(READY), pod.conditions.get("ContainersReady")
     if shown is None or shown.status != "True" or probed is None or probed.status == "True":
         return ()
     text = "the kubelet's probe fails, and the pod's page does not answer the fleet"
-    return (Condition(READY, "Unknown", "NoAnswer", text),)
+    return (KubeCondition(READY, "Unknown", "NoAnswer", text),)
 
 
-def lasting(condition: Condition) -> Condition:
+def lasting(condition: KubeCondition) -> KubeCondition:
     """Return the condition without the durations in its message."""
     return replace(condition, message=_DURATION.sub("", condition.message))
 
 
-def summary(type_: str, workers: Sequence[Worker], whose: str) -> Condition | None:
+def summary(type_: str, workers: Sequence[Worker], whose: str) -> KubeCondition | None:
     """Return the condition of a Node with these workers, and whose they are; None: Slurm does not know one of them."""
     shown = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
     if len(shown) < len(workers):
@@ -84,10 +84,10 @@ def summary(type_: str, workers: Sequence[Worker], whose: str) -> Condition | No
     worst = max((each for _, each in shown), key=lambda each: WORST.index(each.reason))
     texts = (f"{name}: {each.reason} {each.message}".rstrip() for name, each in shown if each.status != "True")
     text = "; ".join(texts)
-    return Condition(type_, worst.status, worst.reason, (f"{whose}: {text}" if text else whose)[:MOST])
+    return KubeCondition(type_, worst.status, worst.reason, (f"{whose}: {text}" if text else whose)[:MOST])
 
 
-def show_on_node(node: Node, workers: Sequence[Worker], policy: Policy, whose: str) -> Change | None:
+def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, whose: str) -> Change | None:
     """Show the workers' state on their Node, for a repair that waits until its machine is drained."""
     if not policy.shows or not workers:
         return None
@@ -97,28 +97,28 @@ def show_on_node(node: Node, workers: Sequence[Worker], policy: Policy, whose: s
     return ShowOnNode(node.name, node.uid, _since(wanted, shown))
 
 
-def hide_on_node(node: Node, policy: Policy, whose: str) -> Change | None:
+def hide_on_node(node: KubeNode, policy: Policy, whose: str) -> Change | None:
     """Remove the condition of a Node without workers, unless another fleet wrote it."""
     shown = node.conditions.get(policy.shows)
     mine = shown is not None and _is_mine(shown, whose)
     return HideOnNode(node.name, node.uid, policy.shows) if mine else None
 
 
-def _is_mine(shown: Condition, whose: str) -> bool:
+def _is_mine(shown: KubeCondition, whose: str) -> bool:
     return shown.message == whose or shown.message.startswith(f"{whose}: ")
 
 
-def _same(wanted: Condition, shown: Condition | None) -> bool:
+def _same(wanted: KubeCondition, shown: KubeCondition | None) -> bool:
     texts = (wanted.status, wanted.reason, wanted.message)
     return shown is not None and (shown.status, shown.reason, shown.message) == texts
 
 
-def _since(wanted: Condition, shown: Condition | None) -> Condition:
+def _since(wanted: KubeCondition, shown: KubeCondition | None) -> KubeCondition:
     """Keep the time of the last transition while the status stays the same; 0: now."""
     return replace(wanted, since=shown.since if shown and shown.status == wanted.status else 0.0)
 
 
-def follow_cordon(node: Node, workers: Sequence[Worker], policy: Policy, goal: str = "") -> Change | None:
+def follow_cordon(node: KubeNode, workers: Sequence[Worker], policy: Policy, goal: str = "") -> Change | None:
     """Cordon or uncordon a Node as its workers are drained in Slurm. `goal`: its machine's, if that is not up."""
     if goal:
         return None if node.cordoned else Cordon(node.name, node.uid, node.version, f"goal {goal}"[:MOST])
@@ -136,7 +136,7 @@ def follow_cordon(node: Node, workers: Sequence[Worker], policy: Policy, goal: s
 # While slurmctld does not answer. Without this, `kubectl get machines,workerpools` would repeat the state from before.
 
 
-def show_outage(kubernetes: Kubernetes, since: float, now: float, policy: Policy) -> Iterator[Change]:
+def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Policy) -> Iterator[Change]:
     """Replace each state that Slurm no longer confirms. `since`: when slurmctld answered last.
 
     Objects that show the outage already are left alone, so a restarted operator does not move the time in them.
@@ -162,10 +162,10 @@ def show_outage(kubernetes: Kubernetes, since: float, now: float, policy: Policy
             yield NotePool(pool.name, pool.version, _unknown_pool(pool.status, outage, int(now)))
 
 
-def _unknown(shown: Condition, outage: str, whose: str = "") -> Condition:
+def _unknown(shown: KubeCondition, outage: str, whose: str = "") -> KubeCondition:
     last = f"{shown.reason} {shown.message}".strip()
     message = f"{outage}; last known: {last}"
-    return Condition(shown.type, "Unknown", UNKNOWN, (f"{whose}: {message}" if whose else message)[:MOST])
+    return KubeCondition(shown.type, "Unknown", UNKNOWN, (f"{whose}: {message}" if whose else message)[:MOST])
 
 
 def _unknown_machine(status: MachineStatus, outage: str) -> MachineStatus:

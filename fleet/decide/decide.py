@@ -30,14 +30,14 @@ from fleet.decide.actions import (
 from fleet.decide.budget import Budget, admitted, away, budget, shared
 from fleet.decide.causes import LEAVE, OF_POOL, TO_GO, causes, silent_for
 from fleet.decide.drain import decide_drain
-from fleet.decide.memory import Memory, NoticeHistory, Refused
-from fleet.decide.pools.pools import Pools, pools
+from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
+from fleet.decide.pools.pools import PoolsPlan, pools
 from fleet.decide.pools.rollout import rollouts
 from fleet.policy import Policy
 from fleet.reasons import Mark, free
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm, SlurmNode
-from fleet.world.snapshot import Snapshot, Unknown, Worker
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmNode, SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 # The order in which causes are quoted as the reason of an eviction.
 WHY = ("going", "lost", "surplus", "update", "lend")
@@ -47,7 +47,7 @@ def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
     return bool(causes.keys() & TO_GO) and not worker.pod.deleting
 
 
-def protect(worker: Worker, slurm: Slurm, causes: Mapping[str, str]) -> Free | Protect | None:
+def protect(worker: Worker, slurm: SlurmView, causes: Mapping[str, str]) -> Free | Protect | None:
     """Label a pod that may be evicted, or take the label away.
 
     A drained pod that no job holds may be evicted by anybody. Every other pod may get a job at any moment: without
@@ -74,7 +74,7 @@ def _is_idle(node: SlurmNode, causes: Mapping[str, str]) -> bool:
     return node.drained and not node.record.busy and bool(causes or not node.by_fleet)
 
 
-def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -> Action | None:
+def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: bool) -> Action | None:
     """Evict a pod that should leave, or say what it waits for. `room`: whether one more pod of its pool may be away."""
     if not is_to_go(worker, causes):
         return None
@@ -100,7 +100,7 @@ def leave(worker: Worker, slurm: Slurm, causes: Mapping[str, str], room: bool) -
     return Evict(pod.name, pod.uid, pod.version, why, node.precondition if node else None)
 
 
-def _hindrance(node: SlurmNode, slurm: Slurm) -> str:
+def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
     jobs = slurm.holding(node.name)
     if jobs is None:
         return "which jobs hold it is not known"
@@ -124,11 +124,11 @@ class Decision:
     # All notices that hold now, and those that were not reported before.
     stands: tuple[Notice, ...]
     news: tuple[Notice, ...]
-    memory: Memory
+    memory: FleetMemory
     mistake: str = ""  # the traceback of a bug, because of which nothing is decided
 
 
-def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
+def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
     kubernetes, slurm = snapshot.kubernetes, snapshot.slurm
     notices: list[Notice] = []
     if snapshot.clocks:
@@ -156,7 +156,7 @@ def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> De
     changes.sort(key=lambda change: (isinstance(change, LAST), action_key(change) in refused, _is_creation(change)))
     made = _within_rate(changes, refused, policy, notices)
     workers = list(snapshot.workers())
-    after = Memory(
+    after = FleetMemory(
         absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake(snapshot)},
         lost=unregistered.remembered(snapshot, memory.lost, made, now),
         marks=_marks(memory, workers, kubernetes, now, policy, known, pool_plan),
@@ -169,7 +169,12 @@ def decide(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> De
 
 
 def _without_slurm(
-    snapshot: Snapshot, kubernetes: Kubernetes, memory: Memory, now: float, policy: Policy, notices: list[Notice]
+    snapshot: FleetSnapshot,
+    kubernetes: KubernetesView,
+    memory: FleetMemory,
+    now: float,
+    policy: Policy,
+    notices: list[Notice],
 ) -> Decision:
     """Decide what needs no answer of slurmctld: its own controller may lie on a dead machine, and states go stale."""
     since = memory.slurm_silent_since or now
@@ -223,7 +228,9 @@ def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapp
     return [*rest, *(creation for _, creation in turns)]
 
 
-def _not_refused(changes: list[Change], memory: Memory, now: float) -> tuple[list[Change], dict[Key, Refused]]:
+def _not_refused(
+    changes: list[Change], memory: FleetMemory, now: float
+) -> tuple[list[Change], dict[Key, RefusedChange]]:
     """Leave out changes that wait for their retry; also return the refusals of changes that are still due."""
     due = {action_key(change) for change in changes}
     refused = {key: refusal for key, refusal in memory.refused.items() if key in due}
@@ -232,7 +239,7 @@ def _not_refused(changes: list[Change], memory: Memory, now: float) -> tuple[lis
 
 
 def _within_rate(
-    changes: list[Change], refused: Mapping[Key, Refused], policy: Policy, notices: list[Notice]
+    changes: list[Change], refused: Mapping[Key, RefusedChange], policy: Policy, notices: list[Notice]
 ) -> tuple[Change, ...]:
     """Take as many changes as the policy allows in one pass, and report if more are due."""
     most, many = policy.changes, int(policy.rate * PASS_S)
@@ -252,7 +259,7 @@ def without_deadlines(policy: Policy) -> Policy:
     return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within, lend=lend)
 
 
-def _undated(kubernetes: Kubernetes) -> Kubernetes:
+def _undated(kubernetes: KubernetesView) -> KubernetesView:
     """Do the same for pools; a deadline of 0 is not one of time and stays."""
     if kubernetes.pools is None:
         return kubernetes
@@ -262,15 +269,15 @@ def _undated(kubernetes: Kubernetes) -> Kubernetes:
 
 
 def _actions(
-    snapshot: Snapshot,
-    kubernetes: Kubernetes,
-    slurm: Slurm,
-    memory: Memory,
+    snapshot: FleetSnapshot,
+    kubernetes: KubernetesView,
+    slurm: SlurmView,
+    memory: FleetMemory,
     now: float,
     policy: Policy,
     known: goals.Goals | None,
     *,
-    pool_plan: Pools,
+    pool_plan: PoolsPlan,
 ) -> Iterator[Action]:
     dead = fencing.causes(kubernetes, slurm, snapshot.proofs, policy, now)
     # While a worker's Node is unknown, it is not known either whether a cause has gone.
@@ -329,7 +336,7 @@ def _actions(
 
 
 def _on_nodes(
-    kubernetes: Kubernetes, workers: Iterable[Worker], policy: Policy, known: goals.Goals | None, limits: Budget
+    kubernetes: KubernetesView, workers: Iterable[Worker], policy: Policy, known: goals.Goals | None, limits: Budget
 ) -> Iterator[Action]:
     """Cordons and conditions of Nodes with workers, and the removal of conditions from Nodes without."""
     on: dict[str, list[Worker]] = {}
@@ -348,7 +355,7 @@ def _on_nodes(
             yield shown
 
 
-def _places(snapshot: Snapshot, memory: Memory, now: float, policy: Policy) -> Iterator[Action]:
+def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Iterator[Action]:
     if policy.topology.told and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
         yield Notice("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
     elif domains := topology.blockless(snapshot.workers(), policy.topology):
@@ -370,7 +377,7 @@ def _pause(limits: Budget, total: int) -> Notice:
     return Notice("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
 
 
-def _unread(kubernetes: Kubernetes, slurm: Slurm) -> Iterator[Notice]:
+def _unread(kubernetes: KubernetesView, slurm: SlurmView) -> Iterator[Notice]:
     for name, why in {**kubernetes.unread, **{f"Slurm/{name}": why for name, why in slurm.unread.items()}}.items():
         yield Notice(name, "unread", why)
     for name, why in slurm.doubts.items():
@@ -378,20 +385,20 @@ def _unread(kubernetes: Kubernetes, slurm: Slurm) -> Iterator[Notice]:
         yield Notice("fleet", "unread", f"of Slurm {name} is not known, and {waits}: {why}")
 
 
-def _mark(worker: Worker, memory: Memory) -> Mark | None:
+def _mark(worker: Worker, memory: FleetMemory) -> Mark | None:
     if worker.slurm is None:
         return None
     return worker.slurm.mark or (None if free(worker.slurm.comment) else memory.marks.get(worker.name))
 
 
 def _marks(
-    memory: Memory,
+    memory: FleetMemory,
     workers: Iterable[Worker],
-    kubernetes: Kubernetes,
+    kubernetes: KubernetesView,
     now: float,
     policy: Policy,
     known: goals.Goals | None,
-    pool_plan: Pools,
+    pool_plan: PoolsPlan,
 ) -> Mapping[str, Mark]:
     """Remember the marks for which a person's comment leaves no place in Slurm, as long as their causes last."""
     found = {}
@@ -409,7 +416,12 @@ def _marks(
 
 
 def finish(
-    memory: Memory, notices: Iterable[Notice], changes: tuple[Change, ...], after: Memory, now: float, mistake: str = ""
+    memory: FleetMemory,
+    notices: Iterable[Notice],
+    changes: tuple[Change, ...],
+    after: FleetMemory,
+    now: float,
+    mistake: str = "",
 ) -> Decision:
     """Build the decision, and limit how many new texts per minute and subject are reported.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fleet import reasons
 from fleet.decide import causes as node_causes
-from fleet.decide.actions import Drain, Forget, Notice, Undrain, Versions
+from fleet.decide.actions import Drain, Forget, Notice, SeenVersions, Undrain
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
@@ -93,7 +93,7 @@ def _release(worker: Worker, node: SlurmNode) -> DrainAction:
             return Notice(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
         if pod.free:
             return None  # it may be evicted: its protection comes first
-        at = Versions(pod.name, machine.name, pod.version, machine.version)
+        at = SeenVersions(pod.name, machine.name, pod.version, machine.version)
         comment = "" if reasons.free(node.comment) else None
         return Undrain(node.name, comment, node.precondition, at, node.down_by_fleet)
     # A person lifted the drain or replaced it with another: only the mark is the fleet's.

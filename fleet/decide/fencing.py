@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from fleet.decide.actions import Action, Delete, Fence, Notice, Unfence
 from fleet.decide.causes import silent_for
 from fleet.policy import Policy
-from fleet.world.kubernetes import TAINT, WORKER, Kubernetes, Node, Pod
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Proof, Unknown
+from fleet.world.kubernetes import TAINT, WORKER, KubeNode, KubePod, KubernetesView
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import DeathProof, Unknown
 
 CONTROLLER = "controller"
 # The kind of notices about a Node with the out-of-service taint.
@@ -24,9 +24,9 @@ GIVEN_UP = "givenup"
 RETURNS = frozenset({CONTROLLER, "login", "demo", WORKER})
 
 
-def pods_on(kubernetes: Kubernetes) -> Mapping[str, list[Pod]]:
+def pods_on(kubernetes: KubernetesView) -> Mapping[str, list[KubePod]]:
     """Return the release's pods by Node, the controller's Node first: without the controller nobody can submit."""
-    found: dict[str, list[Pod]] = {}
+    found: dict[str, list[KubePod]] = {}
     pods = [*kubernetes.others.values(), *kubernetes.pods.values()]
     for pod in sorted(pods, key=lambda pod: (pod.component != CONTROLLER, pod.name)):
         if pod.node in kubernetes.nodes and pod.component in RETURNS:
@@ -34,7 +34,7 @@ def pods_on(kubernetes: Kubernetes) -> Mapping[str, list[Pod]]:
     return found
 
 
-def suspects(kubernetes: Kubernetes, policy: Policy, now: float) -> list[Node]:
+def suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> list[KubeNode]:
     """Return the Nodes that need a proof of death, the controller's first."""
     if policy.fencing == "off":
         return []
@@ -43,7 +43,7 @@ def suspects(kubernetes: Kubernetes, policy: Policy, now: float) -> list[Node]:
 
 
 def fence(
-    kubernetes: Kubernetes, slurm: Slurm | Unknown, proofs: Mapping[str, Proof], policy: Policy, now: float
+    kubernetes: KubernetesView, slurm: SlurmView | Unknown, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Iterator[Action]:
     """Decide about every dead machine. While Slurm is unknown, only about the one with Slurm's controller."""
     on = pods_on(kubernetes)
@@ -76,7 +76,7 @@ def fence(
             yield Notice(node.name, GIVEN_UP, f"{text}: {take_back(node.name)}")
 
 
-def _is_tainted(node: Node) -> bool:
+def _is_tainted(node: KubeNode) -> bool:
     return any(taint.key == TAINT for taint in node.taints)
 
 
@@ -93,7 +93,7 @@ def given_up_text(policy: Policy) -> str:
     )
 
 
-def _too_many(kubernetes: Kubernetes, on: Mapping[str, list[Pod]], policy: Policy, now: float) -> Notice | None:
+def _too_many(kubernetes: KubernetesView, on: Mapping[str, list[KubePod]], policy: Policy, now: float) -> Notice | None:
     """Refuse to give up many machines at once. Those given up before count until they are back."""
     nodes = kubernetes.nodes.values()
     silent = [node for node in nodes if silent_for(node, now) >= 0 and (node.name in on or node.fenced)]
@@ -105,7 +105,7 @@ def _too_many(kubernetes: Kubernetes, on: Mapping[str, list[Pod]], policy: Polic
 
 
 def causes(
-    kubernetes: Kubernetes, slurm: Slurm, proofs: Mapping[str, Proof], policy: Policy, now: float
+    kubernetes: KubernetesView, slurm: SlurmView, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Mapping[str, Mapping[str, str]]:
     """Return the drain causes of workers on given-up Nodes, proven again in each pass, since they end jobs."""
     on = pods_on(kubernetes)
@@ -118,7 +118,9 @@ def causes(
     }
 
 
-def _lacking(node: Node, pods: list[Pod], slurm: Slurm | Unknown, proof: Proof | None, policy: Policy) -> str:
+def _lacking(
+    node: KubeNode, pods: list[KubePod], slurm: SlurmView | Unknown, proof: DeathProof | None, policy: Policy
+) -> str:
     """Say what the proof of death lacks; empty: it is complete."""
     if proof is None:
         return "it has not been probed yet"
@@ -137,13 +139,13 @@ def _lacking(node: Node, pods: list[Pod], slurm: Slurm | Unknown, proof: Proof |
     return next((text for doubt, text in doubts if doubt), "")
 
 
-def _is_heard(pod: Pod, slurm: Slurm | Unknown) -> bool:
+def _is_heard(pod: KubePod, slurm: SlurmView | Unknown) -> bool:
     """Return whether slurmctld hears the worker: it may reach machines that the fleet does not."""
     node = None if isinstance(slurm, Unknown) or pod.component != WORKER else slurm.nodes.get(pod.name)
     return node is not None and node.record.responds and not node.down
 
 
-def _proposal(node: Node, pods: list[Pod], lacking: str, policy: Policy) -> Notice:
+def _proposal(node: KubeNode, pods: list[KubePod], lacking: str, policy: Policy) -> Notice:
     # No number of seconds: it would be another sentence in each pass.
     text = f"its kubelet has not been ready for over {policy.dead_s:g} s"
     if lacking:
@@ -156,7 +158,7 @@ def _proposal(node: Node, pods: list[Pod], lacking: str, policy: Policy) -> Noti
     return Notice(node.name, "dead", f"{text}. Once it is certain that the machine is off: {by_hand}. {back}")
 
 
-def _may_delete(pod: Pod, slurm: Slurm | Unknown) -> bool:
+def _may_delete(pod: KubePod, slurm: SlurmView | Unknown) -> bool:
     """Return whether the pod's jobs are requeued already, or a person holds its node in Slurm."""
     if isinstance(slurm, Unknown) or pod.component != WORKER or pod.name not in slurm.nodes:
         return True
@@ -164,6 +166,6 @@ def _may_delete(pod: Pod, slurm: Slurm | Unknown) -> bool:
     return node.down or (node.drained and not node.by_fleet)
 
 
-def _ready_for(node: Node, now: float) -> float:
+def _ready_for(node: KubeNode, now: float) -> float:
     ready = node.conditions.get("Ready")
     return now - ready.since if ready and ready.status == "True" else -1.0

@@ -24,8 +24,8 @@ from fleet.decide.actions import (
     action_key,
 )
 from fleet.decide.machines import (
+    DrainVerdict,
     Host,
-    Verdict,
     count,
     hosts,
     line,
@@ -34,14 +34,14 @@ from fleet.decide.machines import (
     updated_status,
     with_believed_gpus,
 )
-from fleet.decide.memory import Refused
+from fleet.decide.memory import RefusedChange
 from fleet.decide.remediation import RemedyTurn, disproved, evidence, has_booted, in_treatment
 from fleet.policy import Machines, Policy
 from fleet.world.deep_check import deep_result
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import Machine, MachineStatus
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown, Worker
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 # Causes of drains that follow from a goal: a person's, the policy's, and the deep check that must pass afterwards.
 KINDS = frozenset({"goal", "machine", reasons.PROOF})
@@ -89,7 +89,7 @@ class Goals:
         return self.wanted.get(self.at.get(name, ""), UP)
 
 
-def goals(snapshot: Snapshot, now: float, policy: Policy) -> Goals | None:
+def goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals | None:
     """Derive the goal of every machine; None: Machine objects are switched off, or not known."""
     kubernetes = snapshot.kubernetes
     if isinstance(kubernetes, Unknown) or isinstance(snapshot.slurm, Unknown) or kubernetes.machines is None:
@@ -163,7 +163,7 @@ def _common_verdicts(found: Mapping[str, Host], kept: Mapping[str, MachineStatus
     with_workers = {where: host for where, host in found.items() if host.workers}
     deeply = policy.machines.proof == "deep"
 
-    def against(where: str, host: Host) -> Verdict | None:
+    def against(where: str, host: Host) -> DrainVerdict | None:
         return host.verdict() or (evidence(disproved(kept[where], host)) if deeply and where in kept else None)
 
     counted = Counter(verdict.key for where, host in with_workers.items() if (verdict := against(where, host)))
@@ -171,7 +171,7 @@ def _common_verdicts(found: Mapping[str, Host], kept: Mapping[str, MachineStatus
     return frozenset(key for key, many in counted.items() if many > most)
 
 
-def causes(worker: Worker, known: Goals | None, kubernetes: Kubernetes) -> Mapping[str, str]:
+def causes(worker: Worker, known: Goals | None, kubernetes: KubernetesView) -> Mapping[str, str]:
     """Why the worker's machine takes no new jobs. While goals are unknown, an existing drain for them stays."""
     if known is None:
         before = worker.slurm.kinds if worker.slurm else frozenset[str]()
@@ -222,11 +222,11 @@ def cordons(known: Goals) -> Iterator[Cordon | Uncordon]:
 
 def record_machines(
     known: Goals,
-    kubernetes: Kubernetes,
-    slurm: Slurm,
+    kubernetes: KubernetesView,
+    slurm: SlurmView,
     now: float,
     policy: Policy,
-    failed: Mapping[Key, Refused] | None = None,
+    failed: Mapping[Key, RefusedChange] | None = None,
 ) -> Iterator[Action]:
     """Record what is new of each machine, and take the next step of its remedy.
 

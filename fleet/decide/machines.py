@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fleet import crd
 from fleet.decide.actions import Make, Notice
 from fleet.decide.conditions import WORST, condition
-from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus
 from fleet.world.pod_page import GPUS
 from fleet.world.slurm import SlurmNode
@@ -30,7 +30,7 @@ _VERDICT = re.compile(r"([\w.-]{1,80})\[(\w{1,16})\]@([0-9a-z]{1,40}).*", re.DOT
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DrainVerdict:
     check: str
     class_: str
     commit: str
@@ -45,7 +45,7 @@ class Verdict:
 class Host:
     """A Node with all workers on it, also those that Slurm does not know."""
 
-    node: Node
+    node: KubeNode
     workers: Sequence[Worker] = ()
     said: frozenset[str] = frozenset()  # GPUs that its pods report
     gpus: frozenset[str] = frozenset()  # those that are believed
@@ -64,19 +64,19 @@ class Host:
         """Return whether Slurm knows all of its workers."""
         return len(self.slurm) == len(self.workers)
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> DrainVerdict | None:
         verdicts = (_posted_verdict(node) for node in self.slurm)
         return next((verdict for verdict in verdicts if verdict), None)
 
 
-def _posted_verdict(node: SlurmNode) -> Verdict | None:
+def _posted_verdict(node: SlurmNode) -> DrainVerdict | None:
     posted = node.drained and node.reason.startswith(_POSTED)
     return parse_verdict(node.reason.removeprefix(_POSTED)) if posted else None
 
 
-def parse_verdict(text: str) -> Verdict | None:
+def parse_verdict(text: str) -> DrainVerdict | None:
     match = _VERDICT.fullmatch(text)
-    return Verdict(match[1], match[2], match[3], line(text)) if match else None
+    return DrainVerdict(match[1], match[2], match[3], line(text)) if match else None
 
 
 def line(text: str, most: int = crd.TEXT) -> str:
@@ -84,7 +84,7 @@ def line(text: str, most: int = crd.TEXT) -> str:
     return one_line(text)[:most].strip()
 
 
-def hosts(kubernetes: Kubernetes, workers: Sequence[Worker]) -> Mapping[str, Host]:
+def hosts(kubernetes: KubernetesView, workers: Sequence[Worker]) -> Mapping[str, Host]:
     on: dict[str, list[Worker]] = {}
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)

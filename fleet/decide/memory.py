@@ -15,7 +15,7 @@ FASTEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostPod:
     """A pod that Slurm does not know: since when, and how often it was replaced."""
 
     since: float
@@ -30,7 +30,7 @@ class NoticeHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedChange:
     """A change that failed: how often, why, and when it may be tried again."""
 
     times: int
@@ -47,17 +47,17 @@ class PlaceHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class FleetMemory:
     # Notices by subject and kind: the same text is reported once.
     told: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)
     # Since when a node of Slurm has no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
-    lost: Mapping[str, Lost] = field(default_factory=dict)
+    lost: Mapping[str, LostPod] = field(default_factory=dict)
     # Marks of nodes whose comment a person uses.
     marks: Mapping[str, Mark] = field(default_factory=dict)
     moved: Mapping[str, PlaceHistory] = field(default_factory=dict)
     # Failed changes that are still due.
-    refused: Mapping[Key, Refused] = field(default_factory=dict)
+    refused: Mapping[Key, RefusedChange] = field(default_factory=dict)
     # Since when a waiting job has had as many idle nodes as it asks for.
     fed: Mapping[str, float] = field(default_factory=dict)
     # How many pods of a pool are created in one pass, since one was refused.
@@ -65,14 +65,14 @@ class Memory:
     # When slurmctld last answered, by the fleet's clock; 0: it answers.
     slurm_silent_since: float = 0.0
 
-    def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> Memory:
+    def tried(self, changes: Iterable[Change], refused: Mapping[Key, str], now: float) -> FleetMemory:
         """Remember the outcome of a pass. `refused`: the changes that failed, and why."""
         tried = tuple(changes)
         keys = {action_key(change) for change in tried}
         found = {key: refusal for key, refusal in self.refused.items() if key not in keys}
         for key, text in refused.items():
             times = self.refused[key].times if key in self.refused else 0
-            found[key] = Refused(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
+            found[key] = RefusedChange(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
         return replace(self, refused=found, paces=self._paces(tried, refused))
 
     def _paces(self, tried: Iterable[Change], refused: Mapping[Key, str]) -> Mapping[str, int]:

@@ -8,13 +8,13 @@ from fleet.decide.actions import Action, Remove
 from fleet.decide.causes import LEND
 from fleet.decide.drain import drain
 from fleet.policy import Policy
-from fleet.world.slurm import Slurm, SlurmNode
-from fleet.world.snapshot import Snapshot, Unknown
+from fleet.world.slurm import SlurmNode, SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown
 
 CAUSES: Mapping[str, str] = {"gone": "its pod is gone"}
 
 
-def awake(snapshot: Snapshot) -> Iterator[SlurmNode]:
+def awake(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
     """Yield the orphans, without those that an elastic pool let go and those whose machines are lent."""
     kubernetes = snapshot.kubernetes
     for node in snapshot.orphans():
@@ -40,7 +40,7 @@ def causes(absent: float, policy: Policy) -> Mapping[str, str]:
     return CAUSES if absent >= policy.gone_s else {}
 
 
-def decide_orphan(node: SlurmNode, slurm: Slurm, found: Mapping[str, str], *, made: bool | None) -> Action | None:
+def decide_orphan(node: SlurmNode, slurm: SlurmView, found: Mapping[str, str], *, made: bool | None) -> Action | None:
     """Drain an orphan, set it down, or remove it. `found`: the causes that count.
 
     Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
@@ -61,6 +61,6 @@ def removable(node: SlurmNode) -> bool:
     return node.down and not node.record.busy and (node.by_fleet or node.record.held_by_us)
 
 
-def is_unclaimed(node: SlurmNode, slurm: Slurm) -> bool:
+def is_unclaimed(node: SlurmNode, slurm: SlurmView) -> bool:
     """Return whether no job or reservation names it: Slurm ends a job that names a node without a record."""
     return slurm.claims is not None and node.name not in slurm.claims and slurm.holding(node.name) == ()

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from fleet.decide.actions import Annotate, CallHook, StartJob, Withdraw
 from fleet.decide.causes import silent_for
-from fleet.decide.machines import Host, Verdict, add, count, parse_verdict
+from fleet.decide.machines import DrainVerdict, Host, add, count, parse_verdict
 from fleet.policy import Machines, Treatment
 from fleet.world.deep_check import DeepResult, deep_result
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy
-from fleet.world.slurm import Slurm
+from fleet.world.slurm import SlurmView
 
 # The prefix in a machine's history of a deep check that disproved a remedy, and the entries that end its effect.
 FAILED = "deep check: "
@@ -37,8 +37,8 @@ class RemedyTurn:
     goal: str
     why: str
     room: bool  # for one more machine in treatment
-    kubernetes: Kubernetes
-    slurm: Slurm
+    kubernetes: KubernetesView
+    slurm: SlurmView
     now: float
     rules: Machines
 
@@ -171,6 +171,6 @@ def _has_failed(entry: HistoryEntry) -> bool:
     return entry.what == "failed" and entry.text.startswith(FAILED)
 
 
-def evidence(text: str) -> Verdict | None:
+def evidence(text: str) -> DrainVerdict | None:
     """Return the heaviest check in the text of a deep check."""
     return parse_verdict(text.removeprefix(FAILED))

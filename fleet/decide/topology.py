@@ -15,7 +15,7 @@ from itertools import pairwise
 from fleet.decide.actions import Place
 from fleet.decide.memory import PlaceHistory
 from fleet.policy import Topology
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.snapshot import Worker
 
 # Slurm's name for the only topology without a file, and the switch above all others.
@@ -104,17 +104,17 @@ def remembered(workers: Iterable[Worker], before: Mapping[str, PlaceHistory], no
 # As a file, topology.conf, for Slurm before 25.05.
 
 
-def conf(kubernetes: Kubernetes, topology: Topology) -> str:
+def conf(kubernetes: KubernetesView, topology: Topology) -> str:
     """Render the tree, the same bytes in whatever order objects come. A pod without a Node is at an unknown place."""
     return tree({name: switches(labels, topology.tiers) for name, labels in _labels(kubernetes).items()})
 
 
-def _labels(kubernetes: Kubernetes) -> Mapping[str, Mapping[str, str]]:
+def _labels(kubernetes: KubernetesView) -> Mapping[str, Mapping[str, str]]:
     nodes = kubernetes.nodes
     return {name: nodes[pod.node].labels if pod.node in nodes else {} for name, pod in kubernetes.pods.items()}
 
 
-def blocks(kubernetes: Kubernetes, label: str, sizes: Iterable[int] = ()) -> str:
+def blocks(kubernetes: KubernetesView, label: str, sizes: Iterable[int] = ()) -> str:
     """Render blocks by the domain in a label. Without sizes the smallest block counts: 24.11 accepts none below it."""
     found: dict[str, set[str]] = {}
     for name, labels in _labels(kubernetes).items():

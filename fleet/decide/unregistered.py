@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.decide.actions import Action, Change, Evict, Notice, RestartSlurmd
-from fleet.decide.memory import Lost
+from fleet.decide.memory import LostPod
 from fleet.policy import Policy
-from fleet.world.kubernetes import RESTART, Pod
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown, Worker
+from fleet.world.kubernetes import RESTART, KubePod
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 LONGEST_S = 3600.0
 # Digits of a time; a longer annotation is a person's.
 DIGITS = 12
 
 
-def causes(worker: Worker, slurm: Slurm, lost: Lost | None, now: float, policy: Policy) -> Mapping[str, str]:
+def causes(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Mapping[str, str]:
     """Why the pod is replaced. The time of the restart is on the pod, so another leader continues from there."""
     asked = _asked_at(worker.pod)
     if not _is_unknown(worker, slurm) or asked is None or not _is_due(lost, now, policy):
@@ -31,7 +31,7 @@ def causes(worker: Worker, slurm: Slurm, lost: Lost | None, now: float, policy: 
     return {"lost": f"it is ready, and Slurm does not know it; to restart its slurmd did not help{again}"}
 
 
-def restart(worker: Worker, slurm: Slurm, lost: Lost | None, now: float, policy: Policy) -> Iterator[Action]:
+def restart(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Iterator[Action]:
     pod, asked = worker.pod, _asked_at(worker.pod)
     if pod.deleting:
         return
@@ -43,27 +43,27 @@ def restart(worker: Worker, slurm: Slurm, lost: Lost | None, now: float, policy:
         yield RestartSlurmd(pod.name, pod.uid, pod.version, str(int(now)), None)
 
 
-def _is_unknown(worker: Worker, slurm: Slurm) -> bool:
+def _is_unknown(worker: Worker, slurm: SlurmView) -> bool:
     return worker.slurm is None and worker.name not in slurm.unread
 
 
-def _asked_at(pod: Pod) -> int | None:
+def _asked_at(pod: KubePod) -> int | None:
     """When the fleet asked for a restart of slurmd."""
     word = pod.annotations.get(RESTART, "")
     return int(word) if word.isascii() and word.isdigit() and len(word) <= DIGITS else None
 
 
-def _patience_s(lost: Lost | None, policy: Policy) -> float:
+def _patience_s(lost: LostPod | None, policy: Policy) -> float:
     return min(LONGEST_S, policy.lost_s * 2.0 ** min(lost.times if lost else 0, 60))
 
 
-def _is_due(lost: Lost | None, now: float, policy: Policy) -> bool:
+def _is_due(lost: LostPod | None, now: float, policy: Policy) -> bool:
     return lost is not None and now - lost.since >= _patience_s(lost, policy)
 
 
 def remembered(
-    snapshot: Snapshot, before: Mapping[str, Lost], changes: Iterable[Change], now: float
-) -> Mapping[str, Lost]:
+    snapshot: FleetSnapshot, before: Mapping[str, LostPod], changes: Iterable[Change], now: float
+) -> Mapping[str, LostPod]:
     """Remember the ready pods that Slurm does not know, and the replaced ones until it does."""
     if isinstance(snapshot.slurm, Unknown):
         return before
@@ -74,7 +74,7 @@ def remembered(
             continue
         lost = before.get(worker.name)
         if worker.name in replaced:
-            found[worker.name] = Lost(now, lost.times + 1 if lost else 1)
+            found[worker.name] = LostPod(now, lost.times + 1 if lost else 1)
         elif lost is not None or worker.pod.ready:
-            found[worker.name] = lost or Lost(now)
+            found[worker.name] = lost or LostPod(now)
     return found

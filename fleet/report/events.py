@@ -39,7 +39,7 @@ from fleet.decide.actions import (
 )
 from fleet.decide.decide import MINUTE_S, NEWS
 from fleet.report.messages import in_words
-from fleet.world.kubernetes import Kubernetes, Pod
+from fleet.world.kubernetes import KubePod, KubernetesView
 from fleet.world.machine import HistoryEntry, MachineStatus
 from fleet.world.worker_pool import PoolCondition, PoolStatus
 from ground.errors import one_line
@@ -116,7 +116,7 @@ REASONS = {
 
 def events(
     actions: Iterable[Change | Notice],
-    kubernetes: Kubernetes,
+    kubernetes: KubernetesView,
     namespace: str,
     most: int,
     limit: EventRateLimit,
@@ -134,7 +134,7 @@ def events(
     return found
 
 
-def _noted(note: Record | NotePool, kubernetes: Kubernetes) -> tuple[Object, str] | None:
+def _noted(note: Record | NotePool, kubernetes: KubernetesView) -> tuple[Object, str] | None:
     """Return the object of a note, and what is new; None: the note repeats what was known, or only counts."""
     if isinstance(note, Record):
         machine = (kubernetes.machines or {}).get(note.name)
@@ -149,19 +149,19 @@ def _own_kind(kind: str, name: str, uid: str) -> Object:
     return {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": kind, "name": name, "uid": uid}
 
 
-def _own(name: str, kubernetes: Kubernetes) -> Pod | None:
+def _own(name: str, kubernetes: KubernetesView) -> KubePod | None:
     """One of the fleet's own pods, for notices about the whole fleet."""
     own = (pod for _, pod in sorted(kubernetes.others.items()) if pod.component == FLEET)
     return next(own, None) if name == FLEET else None
 
 
-def _whose(record: str, kubernetes: Kubernetes) -> str:
+def _whose(record: str, kubernetes: KubernetesView) -> str:
     """Return the object for the Event of a removed record, whose pod has gone: its WorkerPool, else the fleet."""
     pools = [name for name in kubernetes.pools or {} if record.startswith(f"{name}-")]
     return max(pools, key=len, default=FLEET)
 
 
-def event(action: Change | Notice, kubernetes: Kubernetes, namespace: str) -> Object | None:
+def event(action: Change | Notice, kubernetes: KubernetesView, namespace: str) -> Object | None:
     """Build an Event; None: its object does not exist, or it is no news, such as a condition that shows itself."""
     match action:
         case (

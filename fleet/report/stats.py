@@ -12,7 +12,7 @@ from fleet.act.leader_election import Leader
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, Notice
 from fleet.report.web import HttpServer
-from fleet.world.snapshot import Snapshot, Unknown
+from fleet.world.snapshot import FleetSnapshot, Unknown
 from ground.metrics import family
 
 # A loop without a turn for so long hangs: a pass asks two servers, each with its deadlines.
@@ -34,7 +34,7 @@ class LoopStats:
     stands: Counter[str] = field(default_factory=Counter)
     apart: Mapping[str, float] = field(default_factory=dict)  # by how much the fleet's clock is ahead of a server's
 
-    def update(self, snapshot: Snapshot, stands: tuple[Notice, ...], mistake: str = "") -> None:
+    def update(self, snapshot: FleetSnapshot, stands: tuple[Notice, ...], mistake: str = "") -> None:
         self.mistake = mistake
         self.slurm = snapshot.slurm.why if isinstance(snapshot.slurm, Unknown) else ""
         self.workers = 0 if isinstance(snapshot.kubernetes, Unknown) else len(snapshot.kubernetes.pods)

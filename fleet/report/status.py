@@ -14,13 +14,13 @@ from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE, Policy
 from fleet.world.machine import machine_status_json
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown, Worker
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 Report = dict[str, Any]
 
 
-def report(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
+def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
     here = snapshot.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
     workers = list(snapshot.shown_workers())
@@ -28,7 +28,7 @@ def report(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -
     return {
         "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
         "unknown": unknown(snapshot),
-        "workers": [worker_(worker, known=isinstance(snapshot.slurm, Slurm)) for worker in workers],
+        "workers": [worker_(worker, known=isinstance(snapshot.slurm, SlurmView)) for worker in workers],
         "pools": pools(workers, snapshot, policy),
         "machines": [
             {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
@@ -39,7 +39,7 @@ def report(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -
     }
 
 
-def unknown(snapshot: Snapshot) -> Report:
+def unknown(snapshot: FleetSnapshot) -> Report:
     """Why a side is not known; for Slurm also the time of its last answer, where this process has seen one."""
     sides = (("kubernetes", snapshot.kubernetes), ("slurm", snapshot.slurm))
     found: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
@@ -72,8 +72,8 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
     }
 
 
-def pools(workers: list[Worker], snapshot: Snapshot, policy: Policy) -> Report:
-    here, answers = snapshot.kubernetes, isinstance(snapshot.slurm, Slurm)
+def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Report:
+    here, answers = snapshot.kubernetes, isinstance(snapshot.slurm, SlurmView)
     known = {} if isinstance(here, Unknown) else {pool.label: pool for pool in (here.pools or {}).values()}
     own = {label: pool.most for label, pool in known.items()}
     gone = away(workers)
@@ -94,7 +94,7 @@ def pools(workers: list[Worker], snapshot: Snapshot, policy: Policy) -> Report:
     return found
 
 
-def budgets(workers: list[Worker], snapshot: Snapshot, policy: Policy, now: float) -> Report:
+def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now: float) -> Report:
     here = snapshot.kubernetes
     machines = {} if isinstance(here, Unknown) else here.machines or {}
     unwell = budget(

@@ -24,15 +24,15 @@ from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.report.messages import in_words
 from fleet.report.status import Report, budgets, pools, unknown, worker_
-from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.machine import Machine, MachineStatus, machine_status_json
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown, Worker
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 # The data of the page: each machine with its state and what holds it, and all details of one machine.
 # Text from users and Kubernetes becomes one short printable line, and every list is bounded. Jobs appear as numbers
@@ -47,10 +47,10 @@ WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
 Jobs = Mapping[str, tuple[str, ...]]
 
 
-def picture(snapshot: Snapshot, decision: Decision, policy: Policy, now: float) -> Report:
+def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
     here = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
     workers = list(snapshot.shown_workers())
-    answers, missing = isinstance(snapshot.slurm, Slurm), unknown(snapshot)
+    answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
     # Notices about the whole fleet come first, so that the limit does not cut them.
     first = sorted(decision.stands, key=lambda notice: notice.about not in WHOLE)
     stands = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
@@ -81,7 +81,7 @@ def _notice(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": text}
 
 
-def _cells(here: Kubernetes, workers: list[Worker], kinds: Mapping[str, str], answers: bool) -> Iterator[Report]:
+def _cells(here: KubernetesView, workers: list[Worker], kinds: Mapping[str, str], answers: bool) -> Iterator[Report]:
     """Yield one cell for each worker, and one for each machine without a worker.
 
     Empty fields are left out: a page of 5,000 cells is sent every few seconds.
@@ -128,7 +128,7 @@ def _is_held(worker: Worker) -> bool:
     return worker.slurm is not None and (worker.slurm.drained or worker.slurm.down)
 
 
-def _without_worker(status: MachineStatus, here: Kubernetes) -> str:
+def _without_worker(status: MachineStatus, here: KubernetesView) -> str:
     """Return the state of a machine without a worker; its object may still have the state from before."""
     node = here.nodes.get(status.node)
     if node is not None and node.fenced:
@@ -149,17 +149,17 @@ def reason(worker: Worker, *, known: bool) -> str:
     return line(str(worker_(worker, known=known)["reason"]), SHORT)
 
 
-def rack(node: Node | None) -> str:
+def rack(node: KubeNode | None) -> str:
     return line(next((node.labels[key] for key in RACKS if node.labels.get(key)), ""), SHORT) if node else ""
 
 
-def detail(name: str, snapshot: Snapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
+def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
     """Everything known about one cell; None: there is no cell of that name. `jobs`: by node; None: not known."""
     here = snapshot.kubernetes
     if isinstance(here, Unknown):
         return None
     machines = here.machines or {}
-    answers = isinstance(snapshot.slurm, Slurm)
+    answers = isinstance(snapshot.slurm, SlurmView)
     worker = next((each for each in snapshot.shown_workers() if each.name == name), None)
     if worker is None and name not in machines:
         return None
@@ -331,29 +331,29 @@ class PageSource:
         self, cache: WatchCache, rest: SlurmClient, policy: Callable[[], Policy], acts: Callable[[], bool]
     ) -> None:
         self.cache, self.rest, self.policy, self.acts = cache, rest, policy, acts
-        self._decided: tuple[float, Snapshot, Decision] | None = None
-        self._own: tuple[float, Snapshot, Decision] | None = None
+        self._decided: tuple[float, FleetSnapshot, Decision] | None = None
+        self._own: tuple[float, FleetSnapshot, Decision] | None = None
         self._jobs: tuple[float, Jobs | None] = (float("-inf"), None)
         self._lock = asyncio.Lock()
-        self._last: tuple[Slurm | None, float] = (None, 0.0)
+        self._last: tuple[SlurmView | None, float] = (None, 0.0)
 
-    def update(self, snapshot: Snapshot, decision: Decision) -> None:
+    def update(self, snapshot: FleetSnapshot, decision: Decision) -> None:
         self._decided, self._own = (time.monotonic(), snapshot, decision), None
-        if isinstance(snapshot.slurm, Slurm):
+        if isinstance(snapshot.slurm, SlurmView):
             self._last = (snapshot.slurm, time.time())
 
-    async def now(self) -> tuple[float, Snapshot, Decision]:
+    async def now(self) -> tuple[float, FleetSnapshot, Decision]:
         if self.acts() and self._decided:
             return self._decided
         async with self._lock:
             if self._own is None or time.monotonic() - self._own[0] > SLURM_S:
                 try:
                     slurm = await asyncio.to_thread(self.rest.look, jobs=False)
-                    self._last, snapshot = (slurm, time.time()), Snapshot(self.cache.world(), slurm)
+                    self._last, snapshot = (slurm, time.time()), FleetSnapshot(self.cache.world(), slurm)
                 except FleetError as error:
                     last, at = self._last
-                    snapshot = Snapshot(self.cache.world(), Unknown(str(error)), last=last, last_at=at)
-                decision = await asyncio.to_thread(decide, snapshot, Memory(), time.time(), self.policy())
+                    snapshot = FleetSnapshot(self.cache.world(), Unknown(str(error)), last=last, last_at=at)
+                decision = await asyncio.to_thread(decide, snapshot, FleetMemory(), time.time(), self.policy())
                 self._own = (time.monotonic(), snapshot, decision)
             return self._own
 
@@ -409,7 +409,7 @@ class PageServer(HttpServer):
                 self._all = (decision, await asyncio.to_thread(self._draw, snapshot, decision))
             return replace(self._all[1], age=age)
 
-    def _draw(self, snapshot: Snapshot, decision: Decision) -> Content:
+    def _draw(self, snapshot: FleetSnapshot, decision: Decision) -> Content:
         data = {"acts": self.source.acts(), **picture(snapshot, decision, self.source.policy(), time.time())}
         return content("application/json", json.dumps(data, separators=(",", ":")).encode())
 

@@ -36,7 +36,7 @@ LONGEST = 63  # letters of a label's value
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class KubeCondition:
     type: str
     status: str  # "True", "False", "Unknown"
     reason: str = ""
@@ -52,7 +52,7 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KubeNode:
     name: str
     uid: str
     version: str = ""  # resourceVersion: the precondition of a change
@@ -64,14 +64,14 @@ class Node:
     port: int = 10250  # the kubelet's
     provider: str = ""  # providerID
     boot: str = ""  # boot id
-    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    conditions: Mapping[str, KubeCondition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     room: Amounts = field(default_factory=dict)  # allocatable; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class KubePod:
     name: str
     uid: str
     version: str = ""
@@ -90,7 +90,7 @@ class Pod:
     free: bool = False  # labelled FREE: it may be evicted
     lost: bool = False  # labelled FREE because Slurm did not know it
     requests: Amounts = field(default_factory=dict)  # empty: not known
-    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    conditions: Mapping[str, KubeCondition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -101,10 +101,10 @@ class StatefulSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Kubernetes:
-    nodes: Mapping[str, Node] = field(default_factory=dict)
-    pods: Mapping[str, Pod] = field(default_factory=dict)  # workers
-    others: Mapping[str, Pod] = field(default_factory=dict)  # controller and logins
+class KubernetesView:
+    nodes: Mapping[str, KubeNode] = field(default_factory=dict)
+    pods: Mapping[str, KubePod] = field(default_factory=dict)  # workers
+    others: Mapping[str, KubePod] = field(default_factory=dict)  # controller and logins
     # StatefulSets of workers; None: not known.
     sets: Mapping[str, StatefulSet] | None = None
     # Machines; None: switched off, or not known now (`blind`).
@@ -157,8 +157,8 @@ class Kubernetes:
 
 
 def assemble(  # noqa: PLR0913 - one for each kind
-    nodes: Mapping[str, Node],
-    pods: Mapping[str, Pod],
+    nodes: Mapping[str, KubeNode],
+    pods: Mapping[str, KubePod],
     sets: Mapping[str, StatefulSet] | None,
     unread: Mapping[str, str],
     machines: Mapping[str, Machine] | None = None,
@@ -167,12 +167,12 @@ def assemble(  # noqa: PLR0913 - one for each kind
     pools: Mapping[str, WorkerPool] | None = None,
     unsure: bool = False,
     whose: str = "",
-) -> Kubernetes:
+) -> KubernetesView:
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
     wanted = {name: pool.names(labels) for name, pool in (pools or {}).items()}
-    side = Kubernetes(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
+    side = KubernetesView(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
     return replace(side, whose=whose)
 
 
@@ -194,11 +194,11 @@ def fleet_mark(namespace: str, release: str) -> str:
     return mark if len(mark) <= LONGEST else hashlib.sha256(mark.encode()).hexdigest()[:LONGEST]
 
 
-def parse_node(item: Object, whose: str) -> Node:
+def parse_node(item: Object, whose: str) -> KubeNode:
     fields = Fields(item)
     metadata, spec, status = fields.sub("metadata"), fields.sub("spec"), fields.sub("status")
     labels = metadata.texts("labels")
-    return Node(
+    return KubeNode(
         name=metadata.text("name", needed=True),
         uid=metadata.text("uid", needed=True),
         version=metadata.text("resourceVersion"),
@@ -221,12 +221,12 @@ def parse_node(item: Object, whose: str) -> Node:
     )
 
 
-def parse_pod(item: Object) -> Pod:
+def parse_pod(item: Object) -> KubePod:
     fields = Fields(item)
     metadata, spec, status = fields.sub("metadata"), fields.sub("spec"), fields.sub("status")
     conditions = _parse_conditions(status)
     labels = metadata.texts("labels")
-    return Pod(
+    return KubePod(
         name=metadata.text("name", needed=True),
         uid=metadata.text("uid", needed=True),
         version=metadata.text("resourceVersion"),
@@ -294,11 +294,11 @@ def _internal_address(status: Fields) -> str:
     return next((address.text("address") for address in addresses), "")
 
 
-def _parse_conditions(status: Fields) -> Mapping[str, Condition]:
+def _parse_conditions(status: Fields) -> Mapping[str, KubeCondition]:
     found = {}
     for condition in status.subs("conditions"):
         type_ = condition.text("type", needed=True)
-        found[type_] = Condition(
+        found[type_] = KubeCondition(
             type_,
             condition.text("status", needed=True),
             condition.text("reason"),

@@ -12,7 +12,7 @@ import re
 from fleet.errors import FleetError
 from fleet.world.deep_check import CONDITION as DEEP
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import Condition
+from fleet.world.kubernetes import KubeCondition
 from ground.errors import one_line
 
 READY = "minivm.io/Ready"
@@ -26,7 +26,7 @@ MESSAGE = 4096
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,62}[A-Za-z0-9_])?")
 
 
-def parse_page(body: bytes, pod: str) -> tuple[Condition, ...]:
+def parse_page(body: bytes, pod: str) -> tuple[KubeCondition, ...]:
     """Parse the page of this pod; raise FleetError for any other, such as that of a new pod at the same address."""
     try:
         fields = Fields(json.loads(body), "the page /conditions")
@@ -40,10 +40,10 @@ def parse_page(body: bytes, pod: str) -> tuple[Condition, ...]:
     return found
 
 
-def _condition(item: Fields) -> Condition:
+def _condition(item: Fields) -> KubeCondition:
     status, reason = item.text("status", needed=True), item.text("reason", needed=True)
     if status not in STATUSES:
         item.fail("status", f"wanted one of {', '.join(STATUSES)}")
     if not _REASON.fullmatch(reason):
         item.fail("reason", "wanted a word")
-    return Condition(item.text("type", needed=True), status, reason, one_line(item.text("message"))[:MESSAGE])
+    return KubeCondition(item.text("type", needed=True), status, reason, one_line(item.text("message"))[:MESSAGE])

@@ -91,7 +91,7 @@ class SlurmNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm:
+class SlurmView:
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
     # The jobs that hold nodes, by node; None here and below: not requested, or not known.
     jobs: Mapping[str, tuple[str, ...]] | None = None
@@ -112,12 +112,12 @@ class Slurm:
 
 def parse_slurm(
     nodes: Iterable[object], jobs: Iterable[object] | None = None, reservations: Iterable[object] | None = None
-) -> Slurm:
+) -> SlurmView:
     side = parse_nodes(nodes)
     return side if jobs is None else with_jobs(side, jobs, reservations)
 
 
-def parse_nodes(nodes: Iterable[object]) -> Slurm:
+def parse_nodes(nodes: Iterable[object]) -> SlurmView:
     found: dict[str, SlurmNode] = {}
     unread: dict[str, str] = {}
     for item in nodes:
@@ -127,10 +127,10 @@ def parse_nodes(nodes: Iterable[object]) -> Slurm:
         except FleetError as error:
             name = item.get("name", "?") if isinstance(item, dict) else "?"
             unread[str(name)] = str(error)
-    return Slurm(found, unread=unread)
+    return SlurmView(found, unread=unread)
 
 
-def with_jobs(side: Slurm, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> Slurm:
+def with_jobs(side: SlurmView, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> SlurmView:
     """Add the jobs. A job that cannot be read may hold or name any node: then nothing is known, and it is named."""
     jobs, reservations = list(jobs), None if reservations is None else list(reservations)
     doubts: dict[str, str] = {}

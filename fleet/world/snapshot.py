@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
-from fleet.world.slurm import Slurm, SlurmNode
+from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
+from fleet.world.slurm import SlurmNode, SlurmView
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class DeathProof:
     """Result of several fresh probes of a machine that looks dead."""
 
     # Seconds since its kubelet renewed its lease, measured by the fleet's own clock; None: not known.
@@ -35,23 +35,23 @@ class Worker:
     """One worker. Its name is the pod's name and the node's name in Slurm."""
 
     name: str
-    pod: Pod
-    node: Node | None  # None: the pod is not scheduled, or its Node cannot be read
+    pod: KubePod
+    node: KubeNode | None  # None: the pod is not scheduled, or its Node cannot be read
     slurm: SlurmNode | None  # None: Slurm has no such node, or its record cannot be read
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    kubernetes: Kubernetes | Unknown
-    slurm: Slurm | Unknown
+class FleetSnapshot:
+    kubernetes: KubernetesView | Unknown
+    slurm: SlurmView | Unknown
     # By the Node of a machine that looks dead.
-    proofs: Mapping[str, Proof] = field(default_factory=dict)
+    proofs: Mapping[str, DeathProof] = field(default_factory=dict)
     clocks: str = ""  # why the time is not trusted
     # Slurm's last answer and its time, for display while slurmctld does not answer; no decision reads them.
-    last: Slurm | None = None
+    last: SlurmView | None = None
     last_at: float = 0.0
     # What the pages of pods show, by the pod's uid; empty: the pod does not answer.
-    pages: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+    pages: Mapping[str, tuple[KubeCondition, ...]] = field(default_factory=dict)
 
     def workers(self) -> Iterator[Worker]:
         """Yield the workers by name; none while one of the sides is unknown."""

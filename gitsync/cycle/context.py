@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gitsync.repo.lock import Held
-from gitsync.settings import Settings
-from gitsync.state import State, save_state
+from gitsync.repo.lock import HeldLock
+from gitsync.settings import GitsyncSettings
+from gitsync.state import GitsyncState, save_state
 
 
 @dataclass(slots=True)
 class Cycle:
     """Settings, lock, state and log of one running cycle: the only mutable object in it."""
 
-    settings: Settings
-    lock: Held
-    state: State
+    settings: GitsyncSettings
+    lock: HeldLock
+    state: GitsyncState
     live: str | None
     log: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time

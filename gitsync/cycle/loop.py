@@ -22,7 +22,7 @@ from gitsync import report
 from gitsync.cycle.run import begin, run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.schedule import first_delay, next_delay
-from gitsync.settings import Settings, from_environment
+from gitsync.settings import GitsyncSettings, from_environment
 from gitsync.state import load_state
 from gitsync.tree import publish
 from ground.sockets import notify
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Loop:
     """State of the loop: the running cycle, the webhook listener, and how many cycles failed in a row."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GitsyncSettings) -> None:
         self.settings = settings
         self.stopping = False
         self.failures = 0

@@ -14,19 +14,19 @@ from gitsync.cycle.context import Cycle
 from gitsync.cycle.quarantine import is_quarantined, leave_alone, refuse
 from gitsync.cycle.ring import forward_reports, is_my_turn
 from gitsync.cycle.take import take
-from gitsync.errors import Damaged, GitsyncError, Refused, TooLarge
+from gitsync.errors import Damaged, GitsyncError, RefusedCommit, TooLarge
 from gitsync.layout import ZERO
 from gitsync.pin import read_pin
 from gitsync.repo import transfer
 from gitsync.repo.listing import Tip
 from gitsync.repo.lock import held
-from gitsync.settings import Ref, RefKind, Settings
-from gitsync.state import Candidate, Published, State, load_state
+from gitsync.settings import GitsyncSettings, Ref, RefKind
+from gitsync.state import Candidate, GitsyncState, Published, load_state
 from gitsync.tree import disk, publish
 from gitsync.tree.write import damage, write_tree
 
 if TYPE_CHECKING:
-    from gitsync.repo.reader import Reader
+    from gitsync.repo.reader import CommitReader
 
 
 # Publish a commit, or the image's own tree, because a person requested it.
@@ -67,7 +67,7 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
         with opened(layout.repository) as reader:
             tip = reader.tip(commit)
             take(cycle, reader, tip, ref, manual=True)
-    except Refused:
+    except RefusedCommit:
         raise
     except GitsyncError:
         # The server does not answer. A tree that was published here was verified and checked here: use it.
@@ -85,8 +85,13 @@ COMPARE_PERIOD = 600.0
 
 
 def run_cycle(
-    settings: Settings, *, only: str | None = None, leave: bool = False, look: bool = True, lock_wait: float = LOCK_WAIT
-) -> State:
+    settings: GitsyncSettings,
+    *,
+    only: str | None = None,
+    leave: bool = False,
+    look: bool = True,
+    lock_wait: float = LOCK_WAIT,
+) -> GitsyncState:
     """Run one cycle and return its state.
 
     `only` publishes this commit wherever the ref points; `leave` also ignores what the ref points to until it moves (a
@@ -116,7 +121,7 @@ def run_cycle(
         return cycle.state
 
 
-def begin(settings: Settings) -> None:
+def begin(settings: GitsyncSettings) -> None:
     """Clean up after an interrupted cycle and give readers a tree, without asking the server."""
     layout = settings.layout
     publish.prepare(layout)
@@ -148,7 +153,7 @@ def recover(cycle: Cycle) -> None:
         cycle.state = cycle.state.with_published(replace(old, at=publish.since(layout, otherwise=cycle.clock())))
 
 
-def repair(cycle: Cycle, reader: Reader, tip: Tip) -> None:
+def repair(cycle: Cycle, reader: CommitReader, tip: Tip) -> None:
     """Compare the published tree with its commit; replace a damaged tree atomically."""
     layout = cycle.settings.layout
     entries = reader.entries(tip.commit, cycle.settings.subdir)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from gitsync.cycle.context import Cycle
 from gitsync.cycle.quarantine import refuse
 from gitsync.cycle.ring import report_to_ring
-from gitsync.errors import Refused, Stalled
+from gitsync.errors import RefusedCommit, Stalled
 from gitsync.layout import ZERO
 from gitsync.repo import transfer
-from gitsync.repo.listing import Entry, Tip, as_published
+from gitsync.repo.listing import CommitFile, Tip, as_published
 from gitsync.settings import Ref
 from gitsync.state import Candidate
 from gitsync.tree import check, marker, publish
@@ -19,13 +19,13 @@ from gitsync.tree.admit import admit
 from gitsync.tree.write import damage, write_tree
 
 if TYPE_CHECKING:
-    from gitsync.repo.reader import Reader
+    from gitsync.repo.reader import CommitReader
 
 # A check that exceeds its deadline this often makes the commit bad, and not the node slow.
 MAX_STALLS = 3
 
 
-def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = False) -> None:
+def take(cycle: Cycle, reader: CommitReader, tip: Tip, ref: Ref, *, manual: bool = False) -> None:
     """Verify, check and publish a commit; quarantine it if a step refuses.
 
     With `manual` the commit may be older than the published one, and a refusal is raised to the person who requested
@@ -42,7 +42,7 @@ def take(cycle: Cycle, reader: Reader, tip: Tip, ref: Ref, *, manual: bool = Fal
         step = "check"
         build(cycle, reader, tip, entries)
         _go_live(cycle, tip, ref, signer, entries)
-    except Refused as error:
+    except RefusedCommit as error:
         if manual:
             raise
         refuse(cycle, tip.oid, tip.commit, step, error)
@@ -59,7 +59,7 @@ def _kinds_before(cycle: Cycle) -> frozenset[str]:
     return frozenset() if live is None else marker.kinds_on_disk(cycle.settings.layout.tree(live))
 
 
-def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
+def build(cycle: Cycle, reader: CommitReader, tip: Tip, entries: list[CommitFile]) -> None:
     """Write and check trees/<commit>. An intact tree of that name is used as it is."""
     settings, layout = cycle.settings, cycle.settings.layout
     if layout.tree(tip.commit).is_dir() and damage(layout.tree(tip.commit), entries) is None:
@@ -83,12 +83,12 @@ def build(cycle: Cycle, reader: Reader, tip: Tip, entries: list[Entry]) -> None:
             check.check(target, entries, known_good, commands, settings.check_timeout)
             changed = damage(target, entries)
             if changed:
-                raise Refused("run the commit's checks", f"they changed the tree: {changed}")
+                raise RefusedCommit("run the commit's checks", f"they changed the tree: {changed}")
         with cycle.timed("publish"):
             publish.name_tree(layout, target, tip.commit, written)
 
 
-def _go_live(cycle: Cycle, tip: Tip, ref: Ref, signer: str, entries: list[Entry]) -> None:
+def _go_live(cycle: Cycle, tip: Tip, ref: Ref, signer: str, entries: list[CommitFile]) -> None:
     settings = cycle.settings
     # Keep its objects: the next tree shares files with it, and a rollback works without the network.
     transfer.set_ref(settings.layout.repository, f"{transfer.KEPT}{tip.commit}", tip.commit, cycle.lock)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from gitsync.settings import Settings
+from gitsync.settings import GitsyncSettings
 
 
-def poke(settings: Settings) -> bool:
+def poke(settings: GitsyncSettings) -> bool:
     """Start the running loop's next cycle now; return False when no loop listens."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:

@@ -17,7 +17,7 @@ from typing import Any
 from gitsync.addresses import content_length, split_address
 from gitsync.cycle.wake import poke
 from gitsync.rings.signing import authentic, read_secret
-from gitsync.settings import Settings
+from gitsync.settings import GitsyncSettings
 
 LARGEST = 5 << 20
 # The time for one request, however slowly its bytes come, and how many are read at a time: the oldest is closed for a
@@ -65,7 +65,7 @@ def _hang_up(connection: socket.socket) -> None:
 def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPRequestHandler]:
     """Build the request handler for this secret."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class WebhookHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.answer(self.judge())
 
@@ -90,10 +90,10 @@ def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPReq
         def log_message(self, format: str, *args: object) -> None:
             """Print nothing: a stranger must not fill the log."""
 
-    return Handler
+    return WebhookHandler
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: GitsyncSettings) -> None:
     """Listen until the process ends."""
     address = split_address(settings.webhook or "", "MINIVM_GITSYNC_WEBHOOK")
     with Listener(address, handler(settings.webhook_secret, lambda: poke(settings))) as server:

@@ -38,7 +38,7 @@ from gitsync.repo import child
 from gitsync.rings.board import Board
 from gitsync.rings.signing import authentic, read_secret
 from gitsync.schedule import next_delay
-from gitsync.settings import Settings
+from gitsync.settings import GitsyncSettings
 from gitsync.state import load_state
 from gitsync.tree import publish
 from ground.sockets import notify
@@ -165,7 +165,7 @@ LOG_INTERVAL = 60.0
 
 
 @dataclass(slots=True)
-class Counters:
+class MirrorCounters:
     """Counters of the mirror for /metrics."""
 
     connections: int = 0
@@ -192,10 +192,10 @@ class Counters:
 class Mirror:
     """The mirrored repository, its reply cache, and the ring's board."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GitsyncSettings) -> None:
         self.settings = inside(settings)
         self.repository = self.settings.layout.repository
-        self.counters = Counters()
+        self.counters = MirrorCounters()
         self.cache = Cache(128 << 20)
         self.gits = threading.BoundedSemaphore(MAX_GIT_PROCESSES)
         self.board = Board(self.settings.root / "ring.json", time.time)
@@ -258,12 +258,12 @@ class Mirror:
         return max(state.failures, 1 if done.returncode else 0)
 
 
-class Handler(BaseHTTPRequestHandler):
+class MirrorHandler(BaseHTTPRequestHandler):
     """Routes of the mirror: git's upload-pack, /ring, /webhook and /metrics."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE
-    server: Server
+    server: MirrorServer
 
     def setup(self) -> None:
         super().setup()
@@ -365,7 +365,7 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing: a thousand pods would fill the log."""
 
 
-class Server(socketserver.TCPServer):
+class MirrorServer(socketserver.TCPServer):
     """TCP server with a fixed number of threads; further connections wait in the kernel's queue."""
 
     allow_reuse_address = True
@@ -374,7 +374,7 @@ class Server(socketserver.TCPServer):
     def __init__(self, address: tuple[str, int], mirror: Mirror) -> None:
         self.mirror = mirror
         self.last_logged = -LOG_INTERVAL
-        super().__init__(address, Handler)
+        super().__init__(address, MirrorHandler)
 
     def work(self) -> None:
         """Serve connections for ever: no request may end the thread."""
@@ -403,7 +403,7 @@ class Server(socketserver.TCPServer):
                 self.mirror.counters.add("open", -1)
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: GitsyncSettings) -> None:
     """Serve the mirror until SIGTERM or SIGINT."""
     if settings.repo is None:
         raise GitsyncError("serve the mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
@@ -429,9 +429,9 @@ def serve(settings: Settings) -> None:
     os._exit(0)
 
 
-def _listening(address: str, mirror: Mirror) -> Server:
+def _listening(address: str, mirror: Mirror) -> MirrorServer:
     field = "MINIVM_GITSYNC_MIRROR"
     try:
-        return Server(split_address(address, field), mirror)
+        return MirrorServer(split_address(address, field), mirror)
     except OSError as error:
         raise GitsyncError("listen", f"{address}: {error.strerror or error}", field=field) from error

@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gitsync import report
-from gitsync.errors import GitsyncError, Refused
+from gitsync.errors import GitsyncError, RefusedCommit
 from gitsync.repo import transfer
 from gitsync.repo.listing import Tip, as_published
-from gitsync.repo.lock import Held, held
-from gitsync.settings import Ref, RefKind, Settings, from_environment
-from gitsync.state import Quarantine, State, load_state, save_state
+from gitsync.repo.lock import HeldLock, held
+from gitsync.settings import GitsyncSettings, Ref, RefKind, from_environment
+from gitsync.state import GitsyncState, Quarantine, load_state, save_state
 from gitsync.tree import marker, publish
 from gitsync.tree.admit import admit
 
 if TYPE_CHECKING:
-    from gitsync.repo.reader import Reader
+    from gitsync.repo.reader import CommitReader
 
 # Number of earlier commits that nodes can still fetch by hash, for rollbacks and pins.
 KEEP = 20
@@ -31,7 +31,7 @@ KEEP = 20
 PINNED = "refs/heads/pinned"
 
 
-def inside(settings: Settings) -> Settings:
+def inside(settings: GitsyncSettings) -> GitsyncSettings:
     """Return the settings with the mirror's own root, beside what the node itself published."""
     return replace(settings, root=settings.root / "mirror")
 
@@ -40,7 +40,7 @@ def shown(ref: Ref) -> str:
     return PINNED if ref.kind is RefKind.COMMIT else ref.remote
 
 
-def update(settings: Settings, clock: Callable[[], float] = time.time) -> State:
+def update(settings: GitsyncSettings, clock: Callable[[], float] = time.time) -> GitsyncState:
     """Run one update and return its state. `settings` are the mirror's own (see `inside`)."""
     if settings.repo is None:
         raise GitsyncError("mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
@@ -59,7 +59,7 @@ def update(settings: Settings, clock: Callable[[], float] = time.time) -> State:
         return state
 
 
-def _fetch_and_verify(settings: Settings, state: State, lock: Held, now: float) -> State:
+def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: HeldLock, now: float) -> GitsyncState:
     repository = settings.layout.repository
     transfer.ensure_repository(repository)
     transfer.fetch(settings, settings.ref, lock)
@@ -80,7 +80,7 @@ def _fetch_and_verify(settings: Settings, state: State, lock: Held, now: float) 
                 newer_than=state.published.committed if state.published else 0.0,
                 had=lambda: _kinds_before(settings, reader, state),
             )  # fmt: skip
-        except Refused as error:
+        except RefusedCommit as error:
             quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), now, settings.policy())
             print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
             return state.refused(quarantine)
@@ -93,13 +93,13 @@ def _fetch_and_verify(settings: Settings, state: State, lock: Held, now: float) 
     return state
 
 
-def _kinds_before(settings: Settings, reader: Reader, state: State) -> frozenset[str]:
+def _kinds_before(settings: GitsyncSettings, reader: CommitReader, state: GitsyncState) -> frozenset[str]:
     """Return the kinds of scripts in the commit served now, read from the repository: the mirror has no trees."""
     entries = reader.entries_if_known(state.published.commit, settings.subdir) if state.published else None
     return marker.kinds(entry.path for entry in entries or ())
 
 
-def _serve_commit(settings: Settings, tip: Tip, lock: Held) -> None:
+def _serve_commit(settings: GitsyncSettings, tip: Tip, lock: HeldLock) -> None:
     """Point the served branch or tag at a verified commit, and keep the commit's objects."""
     repository = settings.layout.repository
     transfer.set_ref(repository, f"{transfer.KEPT}{tip.commit}", tip.commit, lock)

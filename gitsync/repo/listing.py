@@ -22,7 +22,7 @@ class Tip:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommitFile:
     """One file of a commit. `mode` is raw, as the tree object has it."""
 
     path: str
@@ -39,7 +39,7 @@ class Entry:
         return not self.is_link and bool(self.mode & 0o111)
 
 
-def as_published(tip: Tip, ref: Ref, signer: str, entries: Sequence[Entry], policy: str, at: float) -> Published:
+def as_published(tip: Tip, ref: Ref, signer: str, entries: Sequence[CommitFile], policy: str, at: float) -> Published:
     """Build the state's record of a commit that has been published."""
     return Published(
         commit=tip.commit, at=at, oid=tip.oid, ref=str(ref), signer=signer, author=tip.author, subject=tip.subject,

@@ -22,7 +22,7 @@ POLL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLock:
     """The taken lock, as a descriptor for children that write to inherit."""
 
     fd: int
@@ -54,7 +54,7 @@ def end_children_of(cycle: str) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path, wait: float) -> Iterator[Held]:
+def held(path: Path, wait: float) -> Iterator[HeldLock]:
     """Hold the lock. Wait at most `wait` seconds for a live owner; kill a dead owner's children at once."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -70,7 +70,7 @@ def held(path: Path, wait: float) -> Iterator[Held]:
         # One write of a fixed length: a waiter reads the old name or the new one, never a mix.
         os.pwrite(fd, f"{cycle:<63}\n".encode(), 0)
         os.environ[MARK] = cycle
-        yield Held(fd)
+        yield HeldLock(fd)
         os.pwrite(fd, f"{'':<63}\n".encode(), 0)
     finally:
         os.environ.pop(MARK, None)

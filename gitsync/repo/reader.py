@@ -14,14 +14,14 @@ from pathlib import Path
 import git
 import git.exc
 
-from gitsync.errors import Damaged, GitsyncError, Refused
+from gitsync.errors import Damaged, GitsyncError, RefusedCommit
 from gitsync.repo import child
-from gitsync.repo.listing import Entry, Tip
+from gitsync.repo.listing import CommitFile, Tip
 from ground.errors import printable
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Reader]:
+def opened(path: Path) -> Iterator[CommitReader]:
     """Open the repository for reading; raise Damaged when an object is missing or broken."""
     try:
         repository = git.Repo(path)
@@ -29,14 +29,14 @@ def opened(path: Path) -> Iterator[Reader]:
         raise Damaged("open the repository", str(error) or type(error).__name__, file=path) from None
     try:
         repository.git.update_environment(**child.environment())
-        yield Reader(repository)
+        yield CommitReader(repository)
     except (git.exc.BadObject, git.exc.ODBError, git.exc.GitCommandError) as error:
         raise Damaged("read the repository", " ".join(str(error).split())[:300], file=path) from None
     finally:
         repository.close()
 
 
-class Reader:
+class CommitReader:
     """Commits and file lists of one open repository."""
 
     def __init__(self, repository: git.Repo) -> None:
@@ -54,7 +54,7 @@ class Reader:
             tag = tag or target.tag
             target = target.object
         if not isinstance(target, git.Commit):
-            raise Refused("use the ref", f"it points to a {target.type}, not to a commit")
+            raise RefusedCommit("use the ref", f"it points to a {target.type}, not to a commit")
         return Tip(
             oid=oid,
             commit=target.hexsha,
@@ -64,28 +64,28 @@ class Reader:
             subject=printable(str(target.summary)[:200]),
         )
 
-    def entries(self, commit: str, subdir: str) -> list[Entry]:
+    def entries(self, commit: str, subdir: str) -> list[CommitFile]:
         """List every file of the commit under `subdir`, with paths relative to it."""
         tree: git.Tree = self._repository.commit(commit).tree
         if subdir.strip("/"):
             try:
                 below = tree / subdir.strip("/")
             except KeyError:
-                raise Refused("use the commit", f"it has no directory {subdir!r}") from None
+                raise RefusedCommit("use the commit", f"it has no directory {subdir!r}") from None
             if not isinstance(below, git.Tree):
-                raise Refused("use the commit", f"{subdir!r} is not a directory in it")
+                raise RefusedCommit("use the commit", f"{subdir!r} is not a directory in it")
             tree = below
         sizes = self._sizes(tree.hexsha)
         return list(self._walk(tree, sizes))
 
-    def entries_if_known(self, commit: str, subdir: str) -> list[Entry] | None:
+    def entries_if_known(self, commit: str, subdir: str) -> list[CommitFile] | None:
         """List the files of a commit that the repository may no longer hold; None when it does not."""
         try:
             return self.entries(commit, subdir)
-        except (Refused, Damaged, ValueError):
+        except (RefusedCommit, Damaged, ValueError):
             return None
 
-    def _walk(self, tree: git.Tree, sizes: dict[str, int]) -> Iterator[Entry]:
+    def _walk(self, tree: git.Tree, sizes: dict[str, int]) -> Iterator[CommitFile]:
         # Parse the raw tree data: an object per file would cost more than everything else here.
         todo: list[tuple[str, bytes]] = [("", tree.binsha)]
         while todo:
@@ -94,10 +94,10 @@ class Reader:
                 path = f"{base}{name}"
                 if mode >> 12 == 0o04:
                     if "/" in name or name in {"", ".", ".."}:
-                        raise Refused("use the commit", f"{path!r} is not a valid directory name")
+                        raise RefusedCommit("use the commit", f"{path!r} is not a valid directory name")
                     todo.append((f"{path}/", oid))
                 else:
-                    yield Entry(path, mode, oid.hex(), sizes.get(oid.hex(), 0))
+                    yield CommitFile(path, mode, oid.hex(), sizes.get(oid.hex(), 0))
 
     def _sizes(self, tree: str) -> dict[str, int]:
         out: bytes = self._repository.git.ls_tree(

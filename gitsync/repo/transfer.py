@@ -17,8 +17,8 @@ from pathlib import Path
 from gitsync.errors import GitsyncError, TooLarge
 from gitsync.layout import UNFINISHED, is_commit
 from gitsync.repo import child
-from gitsync.repo.lock import Held
-from gitsync.settings import Ref, RefKind, Settings
+from gitsync.repo.lock import HeldLock
+from gitsync.settings import GitsyncSettings, Ref, RefKind
 
 # The ref of the last fetch. Every other ref under refs/minivm/ keeps a tree's objects.
 FETCHED = "refs/minivm/fetched"
@@ -50,7 +50,7 @@ def git(repository: Path, *arguments: str, options: tuple[str, ...] = ()) -> lis
     return [*argv, *arguments]
 
 
-def local(repository: Path, *arguments: str, lock: Held | None = None, within: float = 30) -> child.Done:
+def local(repository: Path, *arguments: str, lock: HeldLock | None = None, within: float = 30) -> child.Done:
     """Run git on the local repository; pass the lock to a command that writes."""
     return child.run(git(repository, *arguments), timeout=within, keep_open=(lock.fd,) if lock else ())
 
@@ -69,7 +69,7 @@ def ensure_repository(repository: Path) -> None:
 
 
 @contextmanager
-def credentials(settings: Settings) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+def credentials(settings: GitsyncSettings) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
     """Provide the environment and options with which git's transports authenticate."""
     url = settings.repo or ""
     if url.startswith(("http://", "https://")) and settings.token_file.exists():
@@ -82,7 +82,7 @@ def credentials(settings: Settings) -> Iterator[tuple[dict[str, str], tuple[str,
             yield {"GIT_SSH_COMMAND": ssh_command(settings, key), "GIT_SSH_VARIANT": "ssh"}, ()
 
 
-def ssh_command(settings: Settings, key: str | None) -> str:
+def ssh_command(settings: GitsyncSettings, key: str | None) -> str:
     """Build an ssh command that never prompts, trusts only the given known_hosts, and gives up on a dead connection."""
     words = ["ssh", "-F", os.devnull, "-T"]
     for option in (
@@ -123,7 +123,7 @@ def address(url: str) -> str:
     return f"file://{url}" if url.startswith("/") else url
 
 
-def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
+def _run(settings: GitsyncSettings, lock: HeldLock, *arguments: str) -> child.Done:
     with credentials(settings) as (extra, options):
         return child.run(
             git(settings.layout.repository, *arguments, options=options),
@@ -134,7 +134,7 @@ def _run(settings: Settings, lock: Held, *arguments: str) -> child.Done:
         )
 
 
-def fetch(settings: Settings, ref: Ref, lock: Held) -> None:
+def fetch(settings: GitsyncSettings, ref: Ref, lock: HeldLock) -> None:
     """Fetch the ref's newest commit, without its history, to `FETCHED`. Atomic: git moves the ref last."""
     assert settings.repo is not None
     repository = settings.layout.repository
@@ -152,7 +152,7 @@ def fetch(settings: Settings, ref: Ref, lock: Held) -> None:
     raise GitsyncError(f"fetch {ref}", _reason(done), hint=_hint(done.err))
 
 
-def remote_oid(settings: Settings, ref: Ref, lock: Held) -> str:
+def remote_oid(settings: GitsyncSettings, ref: Ref, lock: HeldLock) -> str:
     """Ask the server what the ref points to, without a transfer."""
     if ref.kind is RefKind.COMMIT:
         return ref.name
@@ -191,14 +191,14 @@ def fetched_oid(repository: Path) -> str:
     return text if is_commit(text) else ""
 
 
-def set_ref(repository: Path, name: str, oid: str, lock: Held) -> None:
+def set_ref(repository: Path, name: str, oid: str, lock: HeldLock) -> None:
     """Set a ref under refs/minivm/; an empty oid removes it."""
     done = local(repository, "update-ref", *([name, oid] if oid else ["-d", name]), lock=lock)
     if done.status != 0:
         raise GitsyncError(f"move {name}", _reason(done), file=repository)
 
 
-def tidy(settings: Settings, lock: Held) -> bool:
+def tidy(settings: GitsyncSettings, lock: HeldLock) -> bool:
     """Pack loose objects and drop what no kept tree needs, once there are many; return whether git gc ran."""
     repository = settings.layout.repository
     counted = local(repository, "count-objects", "-v")

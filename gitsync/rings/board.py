@@ -20,7 +20,7 @@ LARGEST = 8192
 
 
 @dataclass(slots=True)
-class Record:
+class CommitReports:
     """Reports about one commit, one entry per pod. A failure outweighs the same pod's success."""
 
     first_seen: float
@@ -35,13 +35,15 @@ class Board:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, CommitReports] = {}
         self._load()
 
     def _load(self) -> None:
         try:
             for commit, kept in json.loads(self._path.read_text()).items():
-                self._records[commit] = Record(float(kept["first_seen"]), set(kept["good"]), dict(kept["failed"]))
+                self._records[commit] = CommitReports(
+                    float(kept["first_seen"]), set(kept["good"]), dict(kept["failed"])
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self._records = {}
 
@@ -52,11 +54,11 @@ class Board:
         }
         write_whole(self._path, json.dumps(kept))
 
-    def _record(self, commit: str) -> Record:
+    def _record(self, commit: str) -> CommitReports:
         if commit not in self._records:
             while len(self._records) >= MAX_COMMITS:
                 del self._records[min(self._records, key=lambda each: self._records[each].first_seen)]
-            self._records[commit] = Record(self._clock())
+            self._records[commit] = CommitReports(self._clock())
             self._save()
         return self._records[commit]
 

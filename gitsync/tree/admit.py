@@ -10,17 +10,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gitsync.errors import GitsyncError, Refused
+from gitsync.errors import GitsyncError, RefusedCommit
 from gitsync.layout import UNFINISHED
 from gitsync.repo import child
-from gitsync.repo.listing import Entry, Tip
+from gitsync.repo.listing import CommitFile, Tip
 from gitsync.repo.transfer import git
-from gitsync.settings import Backward, Ref, RefKind, Settings
+from gitsync.settings import Backward, GitsyncSettings, Ref, RefKind
 from gitsync.tree import marker
 from gitsync.tree.write import read_blobs
 
 if TYPE_CHECKING:
-    from gitsync.repo.reader import Reader
+    from gitsync.repo.reader import CommitReader
 
 
 # Verify who signed a commit: git's verification of ssh signatures, against the node's allowed signers only.
@@ -62,8 +62,8 @@ def _last(output: str) -> str:
     return lines[-1][:200] if lines else "git printed no reason"
 
 
-def signature(settings: Settings, ref: Ref, tip: Tip) -> str:
-    """Return the signer's name, or raise Refused with the reason. Empty when verification is off.
+def signature(settings: GitsyncSettings, ref: Ref, tip: Tip) -> str:
+    """Return the signer's name, or raise RefusedCommit with the reason. Empty when verification is off.
 
     A tag's own signature counts first, because it covers the commit that it names; then the commit's.
     """
@@ -80,17 +80,17 @@ def signature(settings: Settings, ref: Ref, tip: Tip) -> str:
     if by_tag is not None and by_tag.good:
         # A good signature on tag v1, served as v2, would pass off an old version as a new one.
         if ref.kind is RefKind.TAG and tip.tag != ref.name:
-            raise Refused("trust the tag", f"it was signed as {tip.tag!r} and is served as {ref.name!r}")
+            raise RefusedCommit("trust the tag", f"it was signed as {tip.tag!r} and is served as {ref.name!r}")
         return by_tag.signer
     by_commit = _check_signature(settings, "verify-commit", tip.commit)
     if by_commit.good:
         return by_commit.signer
     if by_tag is not None:
-        raise Refused("trust the tag", f"{by_tag.reason}; and its commit by {tip.author}: {by_commit.reason}")
-    raise Refused("trust the commit", f"{by_commit.reason} (author {tip.author})")
+        raise RefusedCommit("trust the tag", f"{by_tag.reason}; and its commit by {tip.author}: {by_commit.reason}")
+    raise RefusedCommit("trust the commit", f"{by_commit.reason} (author {tip.author})")
 
 
-def _check_signature(settings: Settings, command: str, oid: str) -> Opinion:
+def _check_signature(settings: GitsyncSettings, command: str, oid: str) -> Opinion:
     opinion = _verify(settings, command, oid, settings.revoked_signers)
     if opinion.good or settings.revoked_signers is None:
         return opinion
@@ -99,7 +99,7 @@ def _check_signature(settings: Settings, command: str, oid: str) -> Opinion:
     return Opinion(False, without.signer, f"signed by {without.signer}, revoked") if without.good else opinion
 
 
-def _verify(settings: Settings, command: str, oid: str, revoked: Path | None) -> Opinion:
+def _verify(settings: GitsyncSettings, command: str, oid: str, revoked: Path | None) -> Opinion:
     options = [
         "gpg.format=ssh",
         f"gpg.ssh.allowedSignersFile={settings.allowed_signers}",
@@ -123,7 +123,7 @@ def _verify(settings: Settings, command: str, oid: str, revoked: Path | None) ->
     return judge(done.status, f"{done.err}\n{done.out.decode(errors='replace')}")
 
 
-def not_backward(settings: Settings, ref: Ref, tip: Tip, published: float, floor: float) -> None:
+def not_backward(settings: GitsyncSettings, ref: Ref, tip: Tip, published: float, floor: float) -> None:
     """Refuse a branch's commit that is older than the published one, or than `floor` when nothing is published.
 
     A well signed older commit is a force push, or a server that serves old commits.
@@ -131,13 +131,13 @@ def not_backward(settings: Settings, ref: Ref, tip: Tip, published: float, floor
     if ref.kind is not RefKind.BRANCH or settings.backward is Backward.ALLOW:
         return
     if tip.committed < published:
-        raise Refused(
+        raise RefusedCommit(
             "take the commit",
             f"it is {published - tip.committed:.0f} s older than the published one",
             hint="if this is intended, pin it or set MINIVM_GITSYNC_BACKWARD=allow",
         )
     if tip.committed < floor:
-        raise Refused(
+        raise RefusedCommit(
             "take the commit",
             f"it is {(floor - tip.committed) / 86400:.1f} days older than the oldest commit that this node accepts "
             + ("(generation zero)" if settings.not_before is None else "(MINIVM_GITSYNC_NOT_BEFORE)"),
@@ -147,7 +147,7 @@ def not_backward(settings: Settings, ref: Ref, tip: Tip, published: float, floor
 
 # Rules for a commit's list of files, checked before the first byte is written. Pure.
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TreeLimits:
     """The allowed paths and sizes of a tree."""
 
     paths: tuple[str, ...]
@@ -190,7 +190,7 @@ def bad_name(path: str) -> str | None:
     return None
 
 
-def bad_entry(entry: Entry, limits: Limits) -> str | None:
+def bad_entry(entry: CommitFile, limits: TreeLimits) -> str | None:
     """Explain why one file is unacceptable."""
     if reason := bad_name(entry.path):
         return reason
@@ -210,7 +210,7 @@ def bad_entry(entry: Entry, limits: Limits) -> str | None:
     return None
 
 
-def violations(entries: Iterable[Entry], limits: Limits) -> list[str]:
+def violations(entries: Iterable[CommitFile], limits: TreeLimits) -> list[str]:
     """List everything wrong with a commit's files, worst last, so that a person can fix all of it at once."""
     problems: list[str] = []
     seen: set[str] = set()
@@ -239,10 +239,10 @@ def violations(entries: Iterable[Entry], limits: Limits) -> list[str]:
 
 
 def admit(
-    settings: Settings, ref: Ref, tip: Tip, reader: Reader, *, newer_than: float | None,
+    settings: GitsyncSettings, ref: Ref, tip: Tip, reader: CommitReader, *, newer_than: float | None,
     had: Callable[[], frozenset[str]],
-) -> tuple[str, list[Entry]]:  # fmt: skip
-    """Return the signer and the files, or raise Refused with the reason.
+) -> tuple[str, list[CommitFile]]:  # fmt: skip
+    """Return the signer and the files, or raise RefusedCommit with the reason.
 
     `newer_than` is the date of the published commit, None to allow an older one; `had` returns the kinds of scripts in
     the published tree.
@@ -256,7 +256,9 @@ def admit(
     return signer, entries
 
 
-def _refuse_violations(entries: list[Entry], settings: Settings) -> None:
-    limits = Limits((*settings.paths, marker.MARKER), settings.max_bytes, settings.max_file_bytes, settings.max_files)
+def _refuse_violations(entries: list[CommitFile], settings: GitsyncSettings) -> None:
+    limits = TreeLimits(
+        (*settings.paths, marker.MARKER), settings.max_bytes, settings.max_file_bytes, settings.max_files
+    )
     if problems := violations(entries, limits):
-        raise Refused("use the commit", "; ".join(problems))
+        raise RefusedCommit("use the commit", "; ".join(problems))

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gitsync import layout
-from gitsync.errors import GitsyncError, Refused, Stalled
+from gitsync.errors import GitsyncError, RefusedCommit, Stalled
 from gitsync.repo import child
-from gitsync.repo.listing import Entry
+from gitsync.repo.listing import CommitFile
 
 # Directories of which the runner executes each file: one that is not executable would drain the node. health.d is not
 # among them, because it holds Python modules.
@@ -60,7 +60,7 @@ def is_script(path: str) -> bool:
     return directory in EXECUTED and layout.is_script(name)
 
 
-def shape(entry: Entry, words: Sequence[str]) -> str | None:
+def shape(entry: CommitFile, words: Sequence[str]) -> str | None:
     """Explain what is wrong with a script's first line or mode."""
     if any("\r" in word for word in words):
         return "its first line ends in a carriage return, which the kernel takes for part of the interpreter's name"
@@ -83,12 +83,12 @@ def first_line(path: Path) -> bytes:
 
 def check(
     tree: Path,
-    entries: Sequence[Entry],
-    known_good: frozenset[Entry],
+    entries: Sequence[CommitFile],
+    known_good: frozenset[CommitFile],
     commands: Iterable[Sequence[str]],
     timeout: float,
 ) -> None:
-    """Raise Refused if a script does not parse or a command fails. Skip `known_good` files, which passed before."""
+    """Raise RefusedCommit if a script does not parse or a command fails. Skip `known_good` files, which passed."""
     problems: list[str] = []
     shells: dict[str, list[str]] = {}
     python: list[str] = []
@@ -114,7 +114,7 @@ def check(
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
         more = f" (and {len(problems) - MAX_REPORTED} more)" if len(problems) > MAX_REPORTED else ""
-        raise Refused("run the commit's scripts", "; ".join(problems[:MAX_REPORTED]) + more)
+        raise RefusedCommit("run the commit's scripts", "; ".join(problems[:MAX_REPORTED]) + more)
 
 
 def parse_shell(tree: Path, shell: str, paths: Sequence[str], timeout: float) -> list[str]:
@@ -151,7 +151,7 @@ def parse_python(tree: Path, paths: Sequence[str], timeout: float) -> list[str]:
     return [f"one of {len(paths)} Python files ended the compiler with status {done.status}: {done.err[-200:]}"]
 
 
-def standard_commands(tree: Path, entries: Iterable[Entry]) -> list[list[str]]:
+def standard_commands(tree: Path, entries: Iterable[CommitFile]) -> list[list[str]]:
     """Return the command that tries a tree's health checks on recorded outputs, if the tree has any."""
     if not any(entry.path.startswith("health.d/") for entry in entries):
         return []
@@ -173,4 +173,4 @@ def dry_run(tree: Path, command: Sequence[str], timeout: float) -> None:
     if done.status != 0:
         lines = [line for line in (done.out.decode(errors="replace") + "\n" + done.err).splitlines() if line.strip()]
         tail = "; ".join(lines[-5:])[-800:] or "it printed nothing"
-        raise Refused("run the commit's checks", f"{Path(argv[0]).name} ended with {done.status}: {tail}")
+        raise RefusedCommit("run the commit's checks", f"{Path(argv[0]).name} ended with {done.status}: {tail}")

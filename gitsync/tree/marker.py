@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gitsync.errors import GitsyncError, Refused
+from gitsync.errors import GitsyncError, RefusedCommit
 from gitsync.layout import is_script
-from gitsync.repo.listing import Entry
-from gitsync.settings import TREE_NAME, Ref, RefKind, Settings, parse_date
+from gitsync.repo.listing import CommitFile
+from gitsync.settings import TREE_NAME, GitsyncSettings, Ref, RefKind, parse_date
 from gitsync.tree.check import EXECUTED
 from ground.errors import nearest
 
@@ -70,7 +70,7 @@ def kinds_on_disk(tree: Path) -> frozenset[str]:
     return kinds(f"{kind}/{path.name}" for kind in KINDS for path in tree.glob(f"{kind}/*") if path.is_file())
 
 
-def of_zero(settings: Settings) -> Marker | None:
+def of_zero(settings: GitsyncSettings) -> Marker | None:
     """Read generation zero's marker; None if a site's image has none."""
     path = settings.zero / MARKER
     try:
@@ -81,7 +81,7 @@ def of_zero(settings: Settings) -> Marker | None:
         raise GitsyncError("read generation zero's marker", str(error), file=path) from None
 
 
-def floor(settings: Settings) -> float:
+def floor(settings: GitsyncSettings) -> float:
     """Return the oldest commit date that a node without a published commit accepts from a branch.
 
     It is the operator's MINIVM_GITSYNC_NOT_BEFORE, or generation zero's `not_before`.
@@ -93,9 +93,13 @@ def floor(settings: Settings) -> float:
 
 
 def judge(
-    settings: Settings, ref: Ref, entries: Sequence[Entry], read: Callable[[Entry], bytes], had: frozenset[str]
+    settings: GitsyncSettings,
+    ref: Ref,
+    entries: Sequence[CommitFile],
+    read: Callable[[CommitFile], bytes],
+    had: frozenset[str],
 ) -> None:
-    """Raise Refused if the tree belongs to another repository, or has lost a kind of script.
+    """Raise RefusedCommit if the tree belongs to another repository, or has lost a kind of script.
 
     `had` are the kinds in the published tree, added to generation zero's. `read` returns a file's verified content.
     """
@@ -103,22 +107,22 @@ def judge(
     entry = next((entry for entry in entries if entry.path == MARKER), None)
     if entry is None:
         if ref.kind not in UNBOUND:
-            raise Refused(
+            raise RefusedCommit(
                 "accept the commit for this repository",
                 f"it has no {MARKER}",
                 hint=f'add one that says {{"name": "{settings.name}"}} in a signed commit',
             )
     else:
         if entry.is_link or entry.size > LONGEST:
-            raise Refused(
+            raise RefusedCommit(
                 "accept the commit for this repository", f"its {MARKER} is not a file of at most {LONGEST} bytes"
             )
         try:
             marker = parse(read(entry))
         except ValueError as error:
-            raise Refused("accept the commit for this repository", str(error), file=MARKER) from None
+            raise RefusedCommit("accept the commit for this repository", str(error), file=MARKER) from None
         if marker.name != settings.name:
-            raise Refused(
+            raise RefusedCommit(
                 "accept the commit for this repository",
                 f"it is {marker.name!r}, and {settings.name!r} is wanted",
                 field="MINIVM_GITSYNC_NAME",
@@ -126,7 +130,7 @@ def judge(
         without = marker.without
     lost = sorted((kinds_on_disk(settings.zero) | had) - kinds(entry.path for entry in entries) - without)
     if lost:
-        raise Refused(
+        raise RefusedCommit(
             "accept the commit as complete",
             f"it has no script in {', '.join(lost)}, unlike generation zero or the published tree",
             hint=f'if this is intended, add {{"without": {json.dumps(lost)}}} to its {MARKER}',

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gitsync.errors import Damaged, Refused
+from gitsync.errors import Damaged, RefusedCommit
 from gitsync.repo import child
-from gitsync.repo.listing import Entry
+from gitsync.repo.listing import CommitFile
 from gitsync.repo.transfer import git
 
 # Bytes of file content that are read from git at a time.
@@ -31,11 +31,11 @@ def mtime_of(oid: str) -> int:
     return 1_000_000_000 + int(oid[:8], 16) % (1 << 29)
 
 
-def mode_of(entry: Entry) -> int:
+def mode_of(entry: CommitFile) -> int:
     return 0o555 if entry.is_executable else 0o444
 
 
-def untouched(path: str, entry: Entry) -> bool:
+def untouched(path: str, entry: CommitFile) -> bool:
     """Tell by its inode whether the file at `path` matches the entry."""
     try:
         inode = os.lstat(path)
@@ -51,7 +51,7 @@ def untouched(path: str, entry: Entry) -> bool:
     )
 
 
-def damage(path: Path, entries: Iterable[Entry]) -> str | None:
+def damage(path: Path, entries: Iterable[CommitFile]) -> str | None:
     """Describe the first file of a tree that is missing, changed or added; None for an intact tree."""
     expected = {entry.path for entry in entries}
     for entry in entries:
@@ -77,7 +77,7 @@ class Written:
 
 
 def write_tree(
-    target: Path, entries: Sequence[Entry], repository: Path, before: tuple[Path, Iterable[Entry]] | None
+    target: Path, entries: Sequence[CommitFile], repository: Path, before: tuple[Path, Iterable[CommitFile]] | None
 ) -> Written:
     """Write the tree of `entries` to `target`, which must not exist.
 
@@ -86,7 +86,7 @@ def write_tree(
     old = {} if before is None else {entry.path: entry for entry in before[1] if not entry.is_link}
     target.mkdir(mode=0o755)
     made: set[str] = {""}
-    fresh: list[Entry] = []
+    fresh: list[CommitFile] = []
     for entry in entries:
         directory = entry.path.rpartition("/")[0]
         if directory not in made:
@@ -104,7 +104,7 @@ def write_tree(
     return Written(tuple(entry.path for entry in fresh if not entry.is_link), size)
 
 
-def _link(old_tree: Path, old: Entry, new: Entry, target: Path) -> bool:
+def _link(old_tree: Path, old: CommitFile, new: CommitFile, target: Path) -> bool:
     source = f"{old_tree}/{old.path}"
     if (old.oid, mode_of(old), new.is_link) != (new.oid, mode_of(new), False) or not untouched(source, old):
         return False
@@ -116,11 +116,11 @@ def _link(old_tree: Path, old: Entry, new: Entry, target: Path) -> bool:
     return True
 
 
-def _write_file(path: str, entry: Entry, content: bytes) -> None:
+def _write_file(path: str, entry: CommitFile, content: bytes) -> None:
     if entry.is_link:
         text = os.fsdecode(content)
         if text.startswith("/") or "\0" in text:
-            raise Refused("use the commit", f"the link {entry.path!r} leaves the tree, to {text!r}")
+            raise RefusedCommit("use the commit", f"the link {entry.path!r} leaves the tree, to {text!r}")
         Path(path).symlink_to(text)
         return
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
@@ -134,7 +134,7 @@ def _write_file(path: str, entry: Entry, content: bytes) -> None:
         os.close(fd)
 
 
-def check_links(target: Path, entries: Iterable[Entry]) -> None:
+def check_links(target: Path, entries: Iterable[CommitFile]) -> None:
     """Refuse a symbolic link that does not lead to something inside the tree, following links on its way."""
     top = os.path.realpath(target)
     for entry in entries:
@@ -144,14 +144,14 @@ def check_links(target: Path, entries: Iterable[Entry]) -> None:
         end = os.path.realpath(path)
         destination = str(Path(path).readlink())
         if not end.startswith(top + "/") and end != top:
-            raise Refused("use the commit", f"the link {entry.path!r} leaves the tree, to {destination!r}")
+            raise RefusedCommit("use the commit", f"the link {entry.path!r} leaves the tree, to {destination!r}")
         if not os.path.exists(end):  # noqa: PTH110  # Path.exists raises on a loop of links
-            raise Refused("use the commit", f"the link {entry.path!r} leads to nothing ({destination!r})")
+            raise RefusedCommit("use the commit", f"the link {entry.path!r} leads to nothing ({destination!r})")
 
 
-def batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def batches(entries: Sequence[CommitFile]) -> Iterator[list[CommitFile]]:
     """Split entries into lists of a few MiB: bounded memory, and far fewer processes than files."""
-    batch: list[Entry] = []
+    batch: list[CommitFile] = []
     size = 0
     for entry in entries:
         batch.append(entry)
@@ -163,7 +163,7 @@ def batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def read_blobs(repository: Path, entries: Sequence[Entry]) -> Iterator[bytes]:
+def read_blobs(repository: Path, entries: Sequence[CommitFile]) -> Iterator[bytes]:
     """Yield the contents of the entries, each compared with its hash."""
     hashes = "".join(f"{entry.oid}\n" for entry in entries).encode()
     done = child.run(git(repository, "cat-file", "--batch"), timeout=120, stdin=hashes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ground.commands import ran
-from images.archive.locked import Locked
+from images.archive.locked import LockedPackage
 from images.errors import ImagesError, nearest
 
 URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
@@ -91,7 +91,7 @@ class Archive:
                               hint="set a reachable one: --set mirrors=NAME=URI, or a proxy: --set http_proxy=URI"
                               )  # fmt: skip
 
-    def resolve(self, wanted: Iterable[str], asked_by: str) -> tuple[Locked, ...]:
+    def resolve(self, wanted: Iterable[str], asked_by: str) -> tuple[LockedPackage, ...]:
         """Resolve what installing `wanted` adds to the present state, by version and checksum."""
         names = list(wanted)
         done = self.run(["apt-get", "install", "--print-uris", "-qq", "-y", *names])
@@ -99,10 +99,10 @@ class Archive:
             raise unresolved(done.stderr, asked_by, self.names)
         return tuple(sorted(self.locked(match) for line in done.stdout.splitlines() if (match := URI.match(line))))
 
-    def locked(self, match: re.Match[str]) -> Locked:
+    def locked(self, match: re.Match[str]) -> LockedPackage:
         name, version, arch = unquote(match["file"]).removesuffix(".deb").rsplit("_", 2)
         origin, path = self.place(match["uri"])
-        return Locked(name, version, arch, int(match["size"]), match["sha256"], origin, path)
+        return LockedPackage(name, version, arch, int(match["size"]), match["sha256"], origin, path)
 
     def place(self, uri: str) -> tuple[str, str]:
         """Find the repository of a file, and the path inside it; the longest matching address wins."""
@@ -112,7 +112,7 @@ class Archive:
         best = max(fitting, key=lambda origin: len(origin.uri))
         return best.name, unquote(uri.removeprefix(best.uri.rstrip("/") + "/"))
 
-    def stanzas(self, packages: Sequence[Locked]) -> list[str]:
+    def stanzas(self, packages: Sequence[LockedPackage]) -> list[str]:
         """Return the packages' records as dpkg would hold them once installed."""
         if not packages:
             return []

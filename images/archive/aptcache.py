@@ -29,7 +29,7 @@ CHUNK = 1 << 18
 HOP = {"connection", "keep-alive", "proxy-authenticate", "te", "trailer", "transfer-encoding", "upgrade"}
 
 
-class Handler(BaseHTTPRequestHandler):
+class CacheHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def __init__(self, *arguments: object, directory: Path, upstream: str, **options: object) -> None:
@@ -131,7 +131,7 @@ def cache(directory: Path, upstream: str) -> Iterator[str]:
     """Run the proxy and yield its address. `upstream` is the site's own proxy, if it has one."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handler = partial(Handler, directory=directory, upstream=upstream)
+        handler = partial(CacheHandler, directory=directory, upstream=upstream)
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     except OSError as error:
         raise ImagesError("keep packages", str(error), field="apt_cache") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from images import architectures, emulation
 from images.archive import origins
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.errors import ImagesError
 from images.stanzas import installed
@@ -53,7 +53,12 @@ def preferences(slice_: Slice) -> str:
 
 
 def command(
-    place: Place, slice_: Slice, dpkg_options: Sequence[str], target: Path, sources: Path, native: Native | None = None
+    place: LockContext,
+    slice_: Slice,
+    dpkg_options: Sequence[str],
+    target: Path,
+    sources: Path,
+    native: Native | None = None,
 ) -> list[str]:
     """Return the complete mmdebstrap call, except for SOURCE_DATE_EPOCH; `sources` lies beside the preferences."""
     settings = place.settings
@@ -84,7 +89,7 @@ def command(
 
 
 def bootstrap(
-    place: Place,
+    place: LockContext,
     slice_: Slice,
     dpkg_options: Sequence[str],
     target: Path,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ground.commands import ran
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 
 # Sources pinned by content, from a git repository, an archive or a directory, whichever is available.
 # An archive's checksum depends on the program that packed it. The pin's checksum is that of one tar, made here from
@@ -36,7 +36,7 @@ BROKEN = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 Tree = Mapping[str, tuple[bytes, bool] | str]
 
 
-def packed(pin: Pin, settings: Settings) -> bytes:
+def packed(pin: Pin, settings: BuildSettings) -> bytes:
     """Make the canonical tar of the source at a pin's address."""
     address = Path(pin.url)
     try:
@@ -71,7 +71,7 @@ def made(pin: Pin, tree: Tree) -> bytes:
     return target.getvalue()
 
 
-def of_commit(pin: Pin, settings: Settings) -> Tree:
+def of_commit(pin: Pin, settings: BuildSettings) -> Tree:
     with tempfile.TemporaryDirectory() as place:
         env = os.environ | settings.proxies | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_DIR": place}
         if settings.ca_certificates:
@@ -143,7 +143,7 @@ def file_name(pin: Pin) -> str:
     return PurePosixPath(urlsplit(pin.url).path).name or pin.name
 
 
-def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
+def fetch(pin: Pin, directory: Path, settings: BuildSettings) -> Path:
     """Return the pinned file under `directory`, fetching it if needed; a pin's address may be a local path."""
     if pin.sha256 == UNFILLED:
         raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file=VERSIONS,
@@ -153,7 +153,7 @@ def fetch(pin: Pin, directory: Path, settings: Settings) -> Path:
     return kept if kept.exists() else download("fetch a pinned file", pin, directory, settings, pin.sha256)
 
 
-def download(what: str, pin: Pin, directory: Path, settings: Settings, wanted: str = "") -> Path:
+def download(what: str, pin: Pin, directory: Path, settings: BuildSettings, wanted: str = "") -> Path:
     """Download a file, keep it by its checksum, and compare that with `wanted` if it is known."""
     directory.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=directory, prefix=".")
@@ -199,7 +199,7 @@ def connection_errors() -> tuple[type[Exception], ...]:
     return OSError, HTTPException  # URLError is an OSError
 
 
-def opened(pin: Pin, settings: Settings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
+def opened(pin: Pin, settings: BuildSettings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
     if pin.commit:
         return io.BytesIO(packed(pin, settings))
     if not urlsplit(pin.url).scheme:

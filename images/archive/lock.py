@@ -13,34 +13,34 @@ from ground.files import locked, write_whole
 from images import architectures
 from images.archive import origins
 from images.archive.apt import Archive, Origin
-from images.archive.locked import Gone, Request, Slice, from_json, to_json, vanished
+from images.archive.locked import Gone, LockRequest, Slice, from_json, to_json, vanished
 from images.archive.origins import BaseFiles
 from images.definition.check import active_chain
-from images.definition.spec import Choice, Definition, Layer, Variant, cuda_selector
+from images.definition.spec import BuildChoice, Definition, Layer, Variant, cuda_selector
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 
 # How long another build of this tree may take to read the lists of its repositories and resolve every layer.
 OTHERS_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPackages:
     """The packages that one layer requests, and the layers below it."""
 
     layer: Layer
     below: tuple[str, ...]
-    request: Request
+    request: LockRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LockContext:
     """The location of a lock, and what it may fetch."""
 
     repository: Path
     definition: Definition
-    choice: Choice
-    settings: Settings
+    choice: BuildChoice
+    settings: BuildSettings
 
     @property
     def variant(self) -> Variant:
@@ -68,11 +68,11 @@ class Place:
         return self.repository / "images/lock" / architectures.suffixed(name, self.choice.arch)
 
     @property
-    def shared(self) -> Place | None:
+    def shared(self) -> LockContext | None:
         """The lock of the variant's own Slurm and CUDA on the same base: layers below them are identical."""
         variant, releases = self.variant, self.variant.releases
         first = releases[0] if releases else ""
-        own = replace(self, choice=Choice(variant.name, variant.slurm, variant.cuda, first, self.choice.arch))
+        own = replace(self, choice=BuildChoice(variant.name, variant.slurm, variant.cuda, first, self.choice.arch))
         return None if own.directory == self.directory else own
 
     @property
@@ -80,7 +80,7 @@ class Place:
         return self.repository / "build/downloads"
 
 
-def layers_in_order(place: Place, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
+def layers_in_order(place: LockContext, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
     """List every layer that the named ones need, as parent or for artifacts, parents first, with what lies below."""
     found: dict[str, tuple[Layer, tuple[str, ...]]] = {}
 
@@ -98,7 +98,7 @@ def layers_in_order(place: Place, names: Iterable[str]) -> list[tuple[Layer, tup
     return list(found.values())
 
 
-def wanted(place: Place, names: Iterable[str]) -> list[Wanted]:
+def wanted(place: LockContext, names: Iterable[str]) -> list[WantedPackages]:
     """List per layer its packages, the layer below, and the repositories enabled up to it."""
     result = []
     for layer, below in layers_in_order(place, names):
@@ -108,11 +108,11 @@ def wanted(place: Place, names: Iterable[str]) -> list[Wanted]:
         base = place.base or f"{place.variant.suite} {' '.join(place.variant.components)}"
         packages = tuple(sorted(set(layer.packages.of(place.choice))))
         parent = below[-1] if below else ""
-        result.append(Wanted(layer, below, Request(packages, parent, (base, *sorted(set(switched))))))
+        result.append(WantedPackages(layer, below, LockRequest(packages, parent, (base, *sorted(set(switched))))))
     return result
 
 
-def read(place: Place) -> dict[str, Slice]:
+def read(place: LockContext) -> dict[str, Slice]:
     """Read the slices of this lock, over those of the lock that it shares layers with."""
     found = read(place.shared) if place.shared else {}
     for path in sorted(place.directory.glob("*.json")):
@@ -121,7 +121,7 @@ def read(place: Place) -> dict[str, Slice]:
     return found
 
 
-def write(place: Place, slices: Iterable[Slice]) -> None:
+def write(place: LockContext, slices: Iterable[Slice]) -> None:
     below = read(place.shared) if place.shared else {}
     for slice_ in slices:
         target = place.directory / f"{slice_.layer}.json"
@@ -138,12 +138,12 @@ def write_changed(target: Path, text: str) -> None:
         write_whole(target, text)
 
 
-def stale(wants: Sequence[Wanted], slices: Mapping[str, Slice]) -> list[str]:
+def stale(wants: Sequence[WantedPackages], slices: Mapping[str, Slice]) -> list[str]:
     """List layers whose packages were never resolved, or for another request."""
     return [w.layer.name for w in wants if w.layer.name not in slices or slices[w.layer.name].request != w.request]
 
 
-def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
+def archive_origins(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
     own = base.origins if base else origins.bootstrap_origins(place.variant, place.settings)
     vendor = origins.vendor_sources(place.variant)
     listed = [vendor[name] for name in dict.fromkeys(names)]
@@ -155,7 +155,7 @@ def archive_origins(place: Place, base: BaseFiles | None, names: Iterable[str]) 
 
 
 @contextmanager
-def open_archive(place: Place, base: BaseFiles | None, names: Iterable[str]) -> Iterator[Archive]:
+def open_archive(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> Iterator[Archive]:
     """Open an archive with every repository that these layers use, and fresh lists.
 
     It is exclusive to this build: another build with other repositories would make most packages look vanished.
@@ -216,7 +216,7 @@ def has(pid: str, file: os.stat_result) -> bool:
     return False
 
 
-def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
+def resolve(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
     """Resolve every slice again, from one view of the archive."""
     wants = wanted(place, names)
     switched = [name for w in wants for name in w.layer.sources.of(place.choice)]
@@ -224,7 +224,9 @@ def resolve(place: Place, base: BaseFiles | None, names: Iterable[str]) -> list[
         return resolved(place, base, wants, archive)
 
 
-def resolved(place: Place, base: BaseFiles | None, wants: Iterable[Wanted], archive: Archive) -> list[Slice]:
+def resolved(
+    place: LockContext, base: BaseFiles | None, wants: Iterable[WantedPackages], archive: Archive
+) -> list[Slice]:
     theirs = read(place.shared) if place.shared else {}
     stanzas: dict[str, list[str]] = {}
     slices: list[Slice] = []
@@ -252,7 +254,7 @@ def resolved(place: Place, base: BaseFiles | None, wants: Iterable[Wanted], arch
     return slices
 
 
-def shared_stanzas(archive: Archive, slice_: Slice, place: Place) -> list[str]:
+def shared_stanzas(archive: Archive, slice_: Slice, place: LockContext) -> list[str]:
     try:
         return archive.stanzas(slice_.packages)
     except ImagesError as error:
@@ -261,13 +263,13 @@ def shared_stanzas(archive: Archive, slice_: Slice, place: Place) -> list[str]:
                           hint="`build.py lock` without --slurm first: the archive moved on") from error  # fmt: skip
 
 
-def gone(place: Place, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
+def gone(place: LockContext, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
     """List the packages of these slices that the archive no longer has."""
     with open_archive(place, base, switched_on(place, [s.layer for s in slices])) as archive:
         return vanished(slices, archive.versions())
 
 
-def switched_on(place: Place, names: Iterable[str]) -> list[str]:
+def switched_on(place: LockContext, names: Iterable[str]) -> list[str]:
     """List the repositories of these layers and of all layers below, which stay enabled above."""
     layers = (layer for layer, _ in layers_in_order(place, names))
     return sorted({source for layer in layers for source in layer.sources.of(place.choice)})

@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Locked:
+class LockedPackage:
     """One package file. `path` is its place in the archive, without a host."""
 
     name: str
@@ -31,7 +31,7 @@ class Locked:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LockRequest:
     """The request that a slice was resolved for; another request makes the slice stale."""
 
     packages: tuple[str, ...]
@@ -44,8 +44,8 @@ class Slice:
     """The packages that one layer adds to those below it."""
 
     layer: str
-    request: Request
-    packages: tuple[Locked, ...]
+    request: LockRequest
+    packages: tuple[LockedPackage, ...]
 
     def list_text(self) -> str:
         """Return the list that the build step reads: one package a line."""
@@ -70,8 +70,8 @@ def from_json(text: str, file: str) -> Slice:
         if data["format"] != FORMAT:
             raise ImagesError("read the lock", f"format {data['format']} is not {FORMAT}", file=file, hint=RELOCK)
         asked = data["request"]
-        request = Request(tuple(asked["packages"]), asked["parent"], tuple(asked["origins"]))
-        return Slice(data["layer"], request, tuple(Locked(**package) for package in data["packages"]))
+        request = LockRequest(tuple(asked["packages"]), asked["parent"], tuple(asked["origins"]))
+        return Slice(data["layer"], request, tuple(LockedPackage(**package) for package in data["packages"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ImagesError("read the lock", f"damaged: {error}", file=file, hint=RELOCK) from error
 
@@ -83,7 +83,7 @@ RELOCK = "`build.py lock` resolves it anew"
 class Gone:
     """A locked package that the archive no longer has in that form."""
 
-    package: Locked
+    package: LockedPackage
     layer: str
     now: tuple[str, ...]  # versions that the archive has
     sha256: str = ""  # set where the version is there with another checksum
@@ -123,5 +123,5 @@ def changes(before: Iterable[Slice], after: Iterable[Slice]) -> list[str]:
     return lines
 
 
-def find(packages: Sequence[Locked], name: str) -> Locked | None:
+def find(packages: Sequence[LockedPackage], name: str) -> LockedPackage | None:
     return next((package for package in packages if package.name == name), None)

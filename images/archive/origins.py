@@ -15,7 +15,7 @@ from images.archive.fetch import fetch
 from images.archive.sources import deb822, one_line
 from images.definition.spec import AptSource, Definition, Pin, Variant
 from images.errors import ImagesError, nearest
-from images.settings import Settings
+from images.settings import BuildSettings
 
 IN_ARCHIVE = "archive:"
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -62,7 +62,7 @@ def host_uris() -> dict[str, str]:
     return found
 
 
-def bootstrap_origins(variant: Variant, settings: Settings) -> tuple[Origin, ...]:
+def bootstrap_origins(variant: Variant, settings: BuildSettings) -> tuple[Origin, ...]:
     """Return the suite with updates and security, from the site's mirrors, the host's, or mmdebstrap's own."""
     chosen = host_uris() | settings.mirror_map
     return tuple(replace(o, uri=chosen.get(o.name, o.uri)) for o in default_origins(variant))
@@ -84,7 +84,7 @@ def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
     return tuple(found.values())
 
 
-def in_archive(pin: Pin, definition: Definition, settings: Settings) -> Pin:
+def in_archive(pin: Pin, definition: Definition, settings: BuildSettings) -> Pin:
     """Resolve a pin in Debian's own archive, `archive:pool/...`, to the address that packages come from."""
     if not pin.url.startswith(IN_ARCHIVE):
         return pin
@@ -99,14 +99,14 @@ def suite_of(source: AptSource, own: Sequence[Origin]) -> Origin:
     return replace(base, suites=source.suites, components=source.components, dated=source.dated)
 
 
-def vendor_origin(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Origin:
+def vendor_origin(source: AptSource, definition: Definition, settings: BuildSettings, downloads: Path) -> Origin:
     """Return a variant's repository, with its verified key on this machine."""
     key = keyring(source, definition, settings, downloads)
     uri = settings.mirror_map.get(source.name, source.uri)
     return Origin(source.name, uri, source.suites, source.components, key, source.dated)
 
 
-def keyring(source: AptSource, definition: Definition, settings: Settings, downloads: Path) -> Path:
+def keyring(source: AptSource, definition: Definition, settings: BuildSettings, downloads: Path) -> Path:
     """Fetch and verify a repository's key, under a name that shows its format."""
     pin = definition.versions.pins[source.key]
     fetched = fetch(pin, downloads, settings)

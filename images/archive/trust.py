@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from ground.files import write_whole
 from images.archive import origins
 from images.archive.fetch import VERSIONS, download
-from images.archive.lock import Place, layers_in_order
+from images.archive.lock import LockContext, layers_in_order
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
 
 
-def unfilled(place: Place, layers: Iterable[str]) -> list[Pin]:
+def unfilled(place: LockContext, layers: Iterable[str]) -> list[Pin]:
     """List the pins without a checksum that these layers use."""
     pins, found = place.definition.versions.pins, list[str]()
     vendor = origins.vendor_sources(place.variant)
@@ -25,7 +25,7 @@ def unfilled(place: Place, layers: Iterable[str]) -> list[Pin]:
     return [pins[name] for name in dict.fromkeys(found) if pins[name].sha256 == UNFILLED]
 
 
-def first(place: Place, pin: Pin) -> str:
+def first(place: LockContext, pin: Pin) -> str:
     """Record the checksum of the file that the server serves today in versions.yaml; return a warning."""
     digest = seen(pin, place)
     record(place.repository / VERSIONS, pin, digest)
@@ -33,7 +33,7 @@ def first(place: Place, pin: Pin) -> str:
             f" has compared it with its publisher's word: do, then commit {VERSIONS}")  # fmt: skip
 
 
-def seen(pin: Pin, place: Place) -> str:
+def seen(pin: Pin, place: LockContext) -> str:
     """Download a pin's file to where a build looks for it; return its checksum."""
     if urlsplit(pin.url).scheme not in ("https", ""):
         raise ImagesError("trust a file on first sight", f"{pin.url} is not https: whoever is on the way may have made"

@@ -19,11 +19,11 @@ from urllib.parse import unquote
 
 from ground.commands import ran
 from images import architectures
-from images.archive.lock import Place, layers_in_order, write_changed
+from images.archive.lock import LockContext, layers_in_order, write_changed
 from images.archive.locked import RELOCK, lock_text
 from images.definition.spec import PACKAGED, Cuda, Layer, Libraries, Selected
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 
 FORMAT = 1
 # What pip calls the machines of which every wheel is locked.
@@ -52,7 +52,7 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class LockedWheels:
     """All wheels that were resolved together, and the request."""
 
     name: str
@@ -63,17 +63,17 @@ class Locked:
         return tuple(wheel for wheel in self.wheels if (wheel.group, wheel.arch) == (group, arch))
 
 
-def chosen(place: Place) -> Cuda | None:
+def chosen(place: LockContext) -> Cuda | None:
     """Return this build's CUDA if it comes as wheels."""
     return None if place.choice.cuda == PACKAGED else place.definition.versions.cuda[place.choice.cuda]
 
 
-def lock_file(place: Place, of: Cuda | Libraries) -> Path:
+def lock_file(place: LockContext, of: Cuda | Libraries) -> Path:
     """Return the lock's path, the same for all variants: a wheel does not depend on the distribution."""
     return place.repository / "images/lock/wheels" / f"{of.lock}.json"
 
 
-def read(place: Place, of: Cuda | Libraries) -> Locked | None:
+def read(place: LockContext, of: Cuda | Libraries) -> LockedWheels | None:
     path = lock_file(place, of)
     shown = str(path.relative_to(place.repository))
     try:
@@ -81,14 +81,14 @@ def read(place: Place, of: Cuda | Libraries) -> Locked | None:
         if data["format"] != FORMAT:
             raise ImagesError("read the lock", f"format {data['format']} is not {FORMAT}", file=shown, hint=RELOCK)
         request = {group: tuple(asked) for group, asked in data["request"].items()}
-        return Locked(data["name"], request, tuple(Wheel(**wheel) for wheel in data["wheels"]))
+        return LockedWheels(data["name"], request, tuple(Wheel(**wheel) for wheel in data["wheels"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImagesError("read the lock", f"damaged: {error}", file=shown, hint=RELOCK) from error
 
 
-def resolved(place: Place, of: Cuda | Libraries) -> tuple[Locked, str]:
+def resolved(place: LockContext, of: Cuda | Libraries) -> tuple[LockedWheels, str]:
     """Return the locked wheels and the lock's name for errors; raise if they were never resolved."""
     locked, file = read(place, of), str(lock_file(place, of).relative_to(place.repository))
     if locked is None:
@@ -96,12 +96,12 @@ def resolved(place: Place, of: Cuda | Libraries) -> tuple[Locked, str]:
     return locked, file
 
 
-def write(place: Place, of: Cuda | Libraries, locked: Locked) -> None:
+def write(place: LockContext, of: Cuda | Libraries, locked: LockedWheels) -> None:
     head = {"format": FORMAT, "name": locked.name, "request": locked.request}
     write_changed(lock_file(place, of), lock_text(head, "wheels", sorted(locked.wheels)))
 
 
-def taken(place: Place, layers: Iterable[str]) -> list[Cuda | Libraries]:
+def taken(place: LockContext, layers: Iterable[str]) -> list[Cuda | Libraries]:
     """List the kinds of wheels that these layers, or layers below, use."""
     found = [layer for layer, _ in layers_in_order(place, layers)]
     cuda, python = chosen(place), place.definition.versions.python
@@ -115,7 +115,7 @@ def taken(place: Place, layers: Iterable[str]) -> list[Cuda | Libraries]:
     return [*takes, python] if any_of(lambda layer: layer.python) else takes
 
 
-def stale(place: Place, layers: Iterable[str]) -> list[str]:
+def stale(place: LockContext, layers: Iterable[str]) -> list[str]:
     """Name the kinds of wheels that were never resolved, or for another request."""
     found = []
     for of in taken(place, layers):
@@ -125,7 +125,7 @@ def stale(place: Place, layers: Iterable[str]) -> list[str]:
     return found
 
 
-def relock(place: Place, layers: Iterable[str]) -> list[str]:
+def relock(place: LockContext, layers: Iterable[str]) -> list[str]:
     """Resolve and write the locks; return what changed."""
     moved = []
     for of in taken(place, layers):
@@ -135,7 +135,7 @@ def relock(place: Place, layers: Iterable[str]) -> list[str]:
     return moved
 
 
-def changes(before: Locked | None, after: Locked) -> list[str]:
+def changes(before: LockedWheels | None, after: LockedWheels) -> list[str]:
     """List what a new lock changed, one line a wheel and architecture."""
     old = {(wheel.name, wheel.arch): wheel for wheel in (before.wheels if before else ())}
     new = {(wheel.name, wheel.arch): wheel for wheel in after.wheels}
@@ -150,7 +150,7 @@ def changes(before: Locked | None, after: Locked) -> list[str]:
     return lines
 
 
-def resolve(of: Cuda | Libraries, settings: Settings) -> Locked:
+def resolve(of: Cuda | Libraries, settings: BuildSettings) -> LockedWheels:
     """Resolve every wheel again: the newest that the definition allows, one version on every architecture."""
     group_of = {requirement: group for group, asked in of.wheels.items() for requirement in asked}
     groups = {requirement.partition("==")[0]: group for requirement, group in group_of.items()}
@@ -160,17 +160,17 @@ def resolve(of: Cuda | Libraries, settings: Settings) -> Locked:
         found = asked_of_pip(wanted, arch, settings)
         wheels += [Wheel(groups[w.name], w.name, w.version, w.arch, w.file, w.sha256, w.licence) for w in found]
         wanted = [wheel.wanted for wheel in found]
-    return Locked(of.name, dict(of.wheels), tuple(sorted(wheels)))
+    return LockedWheels(of.name, dict(of.wheels), tuple(sorted(wheels)))
 
 
-def asked_of_pip(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
+def asked_of_pip(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
     found, _, why = ask(wanted, arch, settings)
     if why:
         raise unresolved(why, arch)
     return found
 
 
-def ask(wanted: Sequence[str], arch: str, settings: Settings) -> tuple[list[Wheel], list[str], str]:
+def ask(wanted: Sequence[str], arch: str, settings: BuildSettings) -> tuple[list[Wheel], list[str], str]:
     """Ask pip for wheels. Returns those found; or the missing ones that pip names, and pip's whole output."""
     if not wanted:
         return [], [], ""
@@ -201,7 +201,7 @@ def hash_of(file: Mapping[str, Any]) -> str:
     return str(hashes["sha256"])
 
 
-def fetch(wheel: Wheel, directory: Path, settings: Settings) -> Path:
+def fetch(wheel: Wheel, directory: Path, settings: BuildSettings) -> Path:
     """Return the locked file under `directory`, fetched and verified by pip, kept by its checksum."""
     kept = directory / wheel.sha256 / wheel.file
     if kept.exists():
@@ -237,7 +237,7 @@ def platform(arch: str) -> list[str]:
     return [*words, *(word for tag in tags for word in ("--platform", tag))]
 
 
-def pip(words: Iterable[str], settings: Settings) -> subprocess.CompletedProcess[str]:
+def pip(words: Iterable[str], settings: BuildSettings) -> subprocess.CompletedProcess[str]:
     """Run pip with the site's configuration, without pip's own cache: fetched files are kept here."""
     command = [sys.executable, "-I", "-m", "pip", *words, "--quiet", "--no-cache-dir", "--no-input",
                "--disable-pip-version-check"]  # fmt: skip

@@ -13,10 +13,10 @@ import click
 from images.cli.aid import tools
 from images.cli.publish import AS_JSON, each, opened
 from images.cli.session import Session
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.make.build import Maker, git_revision
-from images.make.plan import Composed, Image
+from images.make.plan import Composed, PlannedImage
 from images.make.progress import Reporter
 
 
@@ -34,7 +34,7 @@ class Made:
 class Compared:
     """One image of both builds."""
 
-    image: Image
+    image: PlannedImage
     first: Made
     second: Made
 
@@ -68,7 +68,7 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
     return composed, made
 
 
-def clear(engine: Engine, composed: Composed) -> None:
+def clear(engine: DockerEngine, composed: Composed) -> None:
     """Remove the build's images by name, the last first."""
     for image in reversed(list(composed.images.values())):
         if engine.has(image.reference):
@@ -81,7 +81,7 @@ def build_twice(
     """Build twice, removing both builds, so that the second cannot reuse the first one's layers."""
     session.clear()
     found: list[Mapping[str, Made]] = []
-    images: list[Image] = []
+    images: list[PlannedImage] = []
     for number in (1, 2):
         log(f"cold build {number} of 2")
         composed, made = cold(session, roles, f"minivm-reproduce-{number}", reporter)

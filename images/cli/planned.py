@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from images.make.plan import Image
+from images.make.plan import PlannedImage
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The plan for one image."""
 
-    image: Image
+    image: PlannedImage
     present: bool
     why: tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Result:
+class BuildResult:
     """The result for one image."""
 
-    image: Image
+    image: PlannedImage
     why: tuple[str, ...]
     seconds: float = 0.0
     built: bool = False

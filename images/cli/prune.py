@@ -16,7 +16,7 @@ from images.errors import ImagesError
 if TYPE_CHECKING:
     from images.cli.session import Session
     from images.engine.look import Present
-    from images.make.plan import Image
+    from images.make.plan import PlannedImage
 
 
 @click.command()
@@ -38,7 +38,7 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
     click.echo(f"{len(old) - kept} {done}" + (f", {kept} in use" if kept else ""))
 
 
-def superseded(images: Iterable[Image], names: Iterable[str], flavour: str) -> list[str]:
+def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: str) -> list[str]:
     """Select the names that a build of this variant and architecture made and would not make today.
 
     Only tags with our hash count (not `latest`, nor tags that people set), and only images that the definition still
@@ -79,7 +79,7 @@ def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[Pres
     return superseded(still_made(session, targets), names, session.place.choice.flavour)
 
 
-def still_made(session: Session, targets: Sequence[str]) -> list[Image]:
+def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
     found = session.compose(targets).needed(targets)
     for one in session.beside()[1:]:
@@ -93,5 +93,5 @@ def still_made(session: Session, targets: Sequence[str]) -> list[Image]:
     return found
 
 
-def made(session: Session, targets: Sequence[str]) -> list[Image]:
+def made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     return [] if session.stale(targets) else session.compose(targets).needed(targets)

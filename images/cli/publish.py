@@ -16,11 +16,11 @@ from images.ship import index
 
 if TYPE_CHECKING:
     from images.cli.session import Session
-    from images.engine.docker import Engine
-    from images.make.plan import Image
+    from images.engine.docker import DockerEngine
+    from images.make.plan import PlannedImage
     from images.ship.credentials import Login
     from images.ship.push import Pushed
-    from images.ship.registry import Place, Registry
+    from images.ship.registry import Registry, RegistryPath
 
 
 # Compare a signed statement with the requested reference: its role, and its tag if that is a hash.
@@ -73,7 +73,7 @@ def each(ctx: click.Context) -> list[Session]:
     return Session.each(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
-def built(session: Session, roles: Sequence[str]) -> list[Image]:
+def built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
     """Return the roles' images as they would be built now; raise if the engine lacks one."""
     names = session.roles(roles)
     composed, present = session.compose(names), session.present()
@@ -99,9 +99,9 @@ def push(
 ) -> None:  # fmt: skip
     """Push the roles' images, then read every byte back by digest."""
     from images.cli import report
-    from images.ship.registry import Place
+    from images.ship.registry import RegistryPath
 
-    place = Place.parse(registry)
+    place = RegistryPath.parse(registry)
     login = login_to(place, user, password_stdin)
     pushed = push_roles(each(ctx), roles, place, login, key=key, retries=retries)
     if as_json:
@@ -112,7 +112,7 @@ def push(
     report.table(("by digest", "tag", "compressed", "layers"), rows)
 
 
-def login_to(place: Place, user: str, password_stdin: bool) -> Login | None:
+def login_to(place: RegistryPath, user: str, password_stdin: bool) -> Login | None:
     from images.ship import credentials
 
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
@@ -120,7 +120,7 @@ def login_to(place: Place, user: str, password_stdin: bool) -> Login | None:
 
 
 def push_roles(
-    sessions: Sequence[Session], roles: Sequence[str], place: Place, login: Login | None, *,
+    sessions: Sequence[Session], roles: Sequence[str], place: RegistryPath, login: Login | None, *,
     key: Path | None = None, retries: int | None = None,
 ) -> list[tuple[str, Pushed]]:  # fmt: skip
     """Push the roles' images; return each role with its image, and after them its index of several architectures."""
@@ -160,7 +160,7 @@ def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: 
     return Pushed(f"{where}@{digest}", f"{where}:{tag}", digest, 0, len(images), sum(p.size for p in images.values()))
 
 
-def attach_provenance(session: Session, image: Image, registry: Registry, digest: str, key: Path) -> None:
+def attach_provenance(session: Session, image: PlannedImage, registry: Registry, digest: str, key: Path) -> None:
     from images.make.build import git_revision
     from images.ship import provenance, referrers
 
@@ -191,7 +191,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
     from images.cli import report
     from images.ship import credentials, index, provenance, referrers
-    from images.ship.registry import Place, Registry
+    from images.ship.registry import Registry, RegistryPath
 
     path, at, digest = reference.partition("@")
     tag = digest
@@ -199,7 +199,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         head, _, last = path.rpartition("/")
         last, _, tag = last.partition(":")
         path, tag = f"{head}/{last}", tag or "latest"
-    place = Place.parse(path.rpartition("/")[0])
+    place = RegistryPath.parse(path.rpartition("/")[0])
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
     login = credentials.find(place.host, os.environ, user=user, password=password)
     registry = Registry(place, path.rpartition("/")[2], login)
@@ -261,7 +261,7 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
         click.echo(line)
 
 
-def contents(engine: Engine, name: str) -> Any:
+def contents(engine: DockerEngine, name: str) -> Any:
     from images.engine.saved import Chunks, read
 
     if not engine.has(name):

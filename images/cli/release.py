@@ -14,7 +14,7 @@ from images.ship import release as git_release
 
 if TYPE_CHECKING:
     from images.ship.credentials import Login
-    from images.ship.registry import Place
+    from images.ship.registry import RegistryPath
 
 
 @click.command()
@@ -33,7 +33,7 @@ def release(
     """
     # A mistake in where to push is told before anything is changed.
     target = push_target(registry, key)
-    made = git_release.Release(ctx.obj.repository, version, datetime.now(UTC).date())
+    made = git_release.ProjectRelease(ctx.obj.repository, version, datetime.now(UTC).date())
     login = login_to(target[0], user, password_stdin) if target else None
     made.prepare(click.echo)
     if target:
@@ -44,15 +44,15 @@ def release(
     click.echo(f"`git push origin HEAD {made.tag}` publishes the commit and the tag")
 
 
-def push_target(registry: str, key: Path | None) -> tuple[Place, Path] | None:
+def push_target(registry: str, key: Path | None) -> tuple[RegistryPath, Path] | None:
     """Check what a push needs; None without a registry."""
-    from images.ship.registry import Place
+    from images.ship.registry import RegistryPath
 
     if not registry:
         if key:
             raise ImagesError("release", "--sign has nothing to sign without --registry")
         return None
-    place = Place.parse(registry)
+    place = RegistryPath.parse(registry)
     if not place.path:
         raise ImagesError("release", f"{registry} has no path for the images", field="--registry",
                           hint=f"{registry}/minivm")  # fmt: skip
@@ -62,7 +62,9 @@ def push_target(registry: str, key: Path | None) -> tuple[Place, Path] | None:
     return place, key
 
 
-def publish(ctx: click.Context, made: git_release.Release, place: Place, key: Path, login: Login | None) -> None:
+def publish(
+    ctx: click.Context, made: git_release.ProjectRelease, place: RegistryPath, key: Path, login: Login | None
+) -> None:
     """Push the images, then the chart, and write the values that name the images by digest."""
     digests = {role: pushed.digest for role, pushed in push_roles(each(ctx), (), place, login, key=key)}
     name, digest = push_chart(made, place, key, login)
@@ -74,7 +76,9 @@ def publish(ctx: click.Context, made: git_release.Release, place: Place, key: Pa
     click.echo(f"`helm install NAME oci://{name} --version {made.version} --values {file}` installs it")
 
 
-def push_chart(made: git_release.Release, place: Place, key: Path, login: Login | None) -> tuple[str, str]:
+def push_chart(
+    made: git_release.ProjectRelease, place: RegistryPath, key: Path, login: Login | None
+) -> tuple[str, str]:
     """Push the chart of this checkout with its provenance; return its repository and digest."""
     from images.definition.load import read_yaml
     from images.make.build import git_revision

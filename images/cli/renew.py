@@ -9,7 +9,7 @@ from images.errors import ImagesError
 
 if TYPE_CHECKING:
     from images.cli.session import Session
-    from images.make.plan import Image
+    from images.make.plan import PlannedImage
     from images.make.progress import Reporter
 
 RELOCK = "relock"
@@ -30,7 +30,7 @@ def if_stale(session: Session, roles: Sequence[str], when_vanished: str, reporte
 
 
 def if_gone(
-    session: Session, todo: Sequence[Image], roles: Sequence[str], when_vanished: str, reporter: Reporter
+    session: Session, todo: Sequence[PlannedImage], roles: Sequence[str], when_vanished: str, reporter: Reporter
 ) -> bool:
     """Check that the archive has what is about to be installed; return True if a new lock requires a new plan."""
     found = session.gone(todo)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from images.cli.planned import Planned, Result
+from images.cli.planned import BuildResult, Planned
 
 
 def megabytes(size: int) -> str:
@@ -46,7 +46,7 @@ def plan_data(planned: Iterable[Planned]) -> list[Mapping[str, Any]]:
     return [{"image": p.image.reference, "present": p.present, "changed": list(p.why)} for p in planned]
 
 
-def result_rows(results: Iterable[Result], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
+def result_rows(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for result in results:
         reference = result.image.reference
@@ -55,7 +55,7 @@ def result_rows(results: Iterable[Result], sizes: Mapping[str, int]) -> list[tup
     return rows
 
 
-def result_data(results: Iterable[Result], sizes: Mapping[str, int]) -> list[Mapping[str, Any]]:
+def result_data(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[Mapping[str, Any]]:
     return [
         {
             "image": r.image.reference,

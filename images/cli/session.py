@@ -12,40 +12,40 @@ from typing import TYPE_CHECKING
 
 from images import architectures, emulation
 from images.archive import lock, locked, wheels
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.archive.wheels import Wheel
-from images.cli.planned import Planned, Result
+from images.cli.planned import BuildResult, Planned
 from images.definition import load
 from images.definition.check import known_cuda
-from images.definition.spec import PACKAGED, Choice, Definition, SlurmSource
+from images.definition.spec import PACKAGED, BuildChoice, Definition, SlurmSource
 from images.engine import look
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
-from images.make.plan import LAYER, NATIVE, Composed, Image, changed
+from images.make.plan import LAYER, NATIVE, Composed, PlannedImage, changed
 from images.make.render import dockerfile
-from images.make.state import Rendered, State
-from images.settings import Settings, check_certificates
+from images.make.state import BuildState, Rendered
+from images.settings import BuildSettings, check_certificates
 
 if TYPE_CHECKING:
     from images.archive.origins import BaseFiles
     from images.engine.builder import Tools
-    from images.engine.docker import Engine
+    from images.engine.docker import DockerEngine
     from images.engine.look import Present
     from images.make.progress import Reporter
 
 
 # Build images concurrently, each as soon as all that it needs exist.
 def together(
-    images: Mapping[str, Image],
+    images: Mapping[str, PlannedImage],
     hands: int,
-    make: Callable[[Image], float],
-    done: Callable[[Image, float], None],
+    make: Callable[[PlannedImage], float],
+    done: Callable[[PlannedImage, float], None],
     cancel: Callable[[], None],
 ) -> None:
     """Run `make`, which returns its seconds, on `hands` images at once. If one fails, `cancel` ends the others."""
-    waiting, running = dict(images), dict[Future[float], Image]()
+    waiting, running = dict(images), dict[Future[float], PlannedImage]()
     with ThreadPoolExecutor(hands) as pool:
         try:
             while waiting or running:
@@ -65,14 +65,14 @@ def together(
 
 # Compare the locked wheels with the index for `lock --check`: missing or newer ones. Writes and fetches nothing.
 @dataclass(frozen=True, slots=True)
-class Seen:
+class IndexDifferences:
     """Differences between the index and a lock."""
 
     wrong: tuple[str, ...] = ()  # what is locked is not there any more, or is another file: a build ends on it
     newer: tuple[str, ...] = ()  # what a new lock would move
 
 
-def look_at_wheels(place: Place, layers: Iterable[str]) -> Seen:
+def look_at_wheels(place: LockContext, layers: Iterable[str]) -> IndexDifferences:
     wrong, newer = [], []
     for of in wheels.taken(place, layers):
         if (locked := wheels.read(place, of)) is None:
@@ -90,7 +90,7 @@ def look_at_wheels(place: Place, layers: Iterable[str]) -> Seen:
         was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
         same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
         newer += wheels.changes(locked, replace(newest, wheels=tuple(same)))
-    return Seen(tuple(wrong), tuple(newer))
+    return IndexDifferences(tuple(wrong), tuple(newer))
 
 
 def differs(locked: Wheel, now: Wheel | None) -> str:
@@ -102,7 +102,7 @@ def differs(locked: Wheel, now: Wheel | None) -> str:
     return ""
 
 
-def still_there(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wheel]:
+def still_there(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
     """Return those of these versions that the index has; pip names only the first missing one at a time."""
     while True:
         found, absent, why = wheels.ask(wanted, arch, settings)
@@ -114,7 +114,7 @@ def still_there(wanted: Sequence[str], arch: str, settings: Settings) -> list[Wh
 
 
 # Which variant with which Slurm a build is of: what was wished, against what the definition has. Pure.
-def choice(definition: Definition, name: str, wish: str = "", tarball: str = "") -> Choice:
+def choice(definition: Definition, name: str, wish: str = "", tarball: str = "") -> BuildChoice:
     """Choose a variant's Slurm: `package`, `source`, a release, or the variant's default.
 
     `tarball` is the version of a site's own tarball.
@@ -123,14 +123,14 @@ def choice(definition: Definition, name: str, wish: str = "", tarball: str = "")
     if wish == SlurmSource.SOURCE.value or (not wish and variant.slurm is SlurmSource.SOURCE):
         pin = definition.versions.pins.get("slurm")
         version = tarball or (pin.version if pin else "")
-        return Choice(variant.name, SlurmSource.SOURCE, variant.cuda, nearest_release(definition, version))
+        return BuildChoice(variant.name, SlurmSource.SOURCE, variant.cuda, nearest_release(definition, version))
     packaged = [*variant.releases]
     if wish in ("", SlurmSource.PACKAGE.value):
-        return Choice(variant.name, SlurmSource.PACKAGE, variant.cuda, packaged[0] if packaged else "")
+        return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, packaged[0] if packaged else "")
     if wish not in packaged:
         raise ImagesError("use the setting", f"variant {variant.name!r} has no packages of Slurm {wish}", field="slurm",
                           hint=f"{', '.join(packaged) or 'none'}; or source, with a tarball")  # fmt: skip
-    return Choice(variant.name, SlurmSource.PACKAGE, variant.cuda, wish)
+    return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, wish)
 
 
 def nearest_release(definition: Definition, version: str) -> str:
@@ -146,18 +146,18 @@ def nearest_release(definition: Definition, version: str) -> str:
 @dataclass(slots=True)
 class Session:
     repository: Path
-    settings: Settings
+    settings: BuildSettings
     definition: Definition
-    place: Place
+    place: LockContext
     slices: dict[str, Slice] = field(default_factory=dict)
     tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
-    _engine: Engine | None = None
+    _engine: DockerEngine | None = None
     _present: dict[str, Present] | None = None
     _known: Rendered | None = None
     _arch: str = ""  # the engine's
 
     @classmethod
-    def open(cls, repository: Path, settings: Settings) -> Session:
+    def open(cls, repository: Path, settings: BuildSettings) -> Session:
         """Open a session for one architecture."""
         found = cls.each(repository, settings)
         if len(found) > 1:
@@ -166,13 +166,13 @@ class Session:
         return found[0]
 
     @classmethod
-    def each(cls, repository: Path, settings: Settings) -> list[Session]:
+    def each(cls, repository: Path, settings: BuildSettings) -> list[Session]:
         """Open one session for each requested architecture."""
         definition = load.load(repository)
         return [cls.of(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)]
 
     @classmethod
-    def of(cls, repository: Path, settings: Settings, definition: Definition, arch: str) -> Session:
+    def of(cls, repository: Path, settings: BuildSettings, definition: Definition, arch: str) -> Session:
         variants = definition.versions.variants
         if settings.variant not in variants:
             raise ImagesError("use the variant", f"no variant {settings.variant!r}",
@@ -185,15 +185,15 @@ class Session:
         cuda = settings.cuda or variants[settings.variant].cuda
         known_cuda(definition, cuda, "cuda")
         chosen = choice(definition, settings.variant, settings.slurm, settings.slurm_version)
-        place = Place(repository, definition, replace(chosen, cuda=cuda, arch=arch), settings)
+        place = LockContext(repository, definition, replace(chosen, cuda=cuda, arch=arch), settings)
         return cls(repository, settings, definition, place, lock.read(place))
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> DockerEngine:
         if self._engine is None:
-            from images.engine.docker import Engine
+            from images.engine.docker import DockerEngine
 
-            self._engine = Engine(self.settings.builder, self.marks)
+            self._engine = DockerEngine(self.settings.builder, self.marks)
         return self._engine
 
     @property
@@ -205,8 +205,8 @@ class Session:
         return self.engine.clear() if self.marks.is_dir() and any(self.marks.iterdir()) else 0
 
     @property
-    def state(self) -> State:
-        return State(self.repository / "build/state" / f"{self.place.directory.name}.json")
+    def state(self) -> BuildState:
+        return BuildState(self.repository / "build/state" / f"{self.place.directory.name}.json")
 
     @property
     def known(self) -> Rendered:
@@ -282,11 +282,11 @@ class Session:
         moved = locked.changes((s for s in before.values() if s.layer in names), found)
         return moved + wheels.relock(self.place, self.layers(roles))
 
-    def wheels_seen(self, roles: Iterable[str]) -> Seen:
+    def wheels_seen(self, roles: Iterable[str]) -> IndexDifferences:
         """Compare the index with the lock of the roles' wheels."""
         return look_at_wheels(self.place, self.layers(roles))
 
-    def gone(self, images: Iterable[Image]) -> list[locked.Gone]:
+    def gone(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
         """List the packages of these images that the archive no longer has."""
         slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
         return lock.gone(self.place, self.base(), slices) if slices else []
@@ -333,7 +333,7 @@ class Session:
 
     # The build.
 
-    def check_architecture(self, todo: Iterable[Image]) -> None:
+    def check_architecture(self, todo: Iterable[PlannedImage]) -> None:
         """Check before the build that this machine can run the steps of the architecture."""
         arch, own = self.place.choice.arch, architectures.own()
         where, _ = self.engine.chosen()
@@ -347,9 +347,9 @@ class Session:
             raise ImagesError(f"build for {arch}", why, hint=f"as root: `python3 images/host.py emulation {arch}`;"
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
-    def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[Result]:
+    def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[BuildResult]:
         """Build what is missing, parents first; move the roles' names only when everything is there."""
-        results = {planned.image.key: Result(planned.image, planned.why) for planned in todo}
+        results = {planned.image.key: BuildResult(planned.image, planned.why) for planned in todo}
         if waiting := {planned.image.key: planned.image for planned in todo if not planned.present}:
             self._present = None
             self.make(composed, waiting, results, reporter)
@@ -358,20 +358,24 @@ class Session:
         return list(results.values())
 
     def make(
-        self, composed: Composed, waiting: Mapping[str, Image], results: Mapping[str, Result], reporter: Reporter
+        self,
+        composed: Composed,
+        waiting: Mapping[str, PlannedImage],
+        results: Mapping[str, BuildResult],
+        reporter: Reporter,
     ) -> None:
         from images.make.build import Maker, git_revision
 
         maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)
         state = self.state
 
-        def one(image: Image) -> float:
+        def one(image: PlannedImage) -> float:
             reporter.start(image.key, ", ".join(results[image.key].why[:3]))
             seconds = maker.make(image)
             reporter.done(image.key, seconds)
             return seconds
 
-        def done(image: Image, seconds: float) -> None:
+        def done(image: PlannedImage, seconds: float) -> None:
             results[image.key].seconds, results[image.key].built = seconds, True
             state.record(image.key, image.inputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from images.definition.spec import PACKAGED, Choice, Definition, Layer, Role, SlurmSource, Variant
+from images.definition.spec import PACKAGED, BuildChoice, Definition, Layer, Role, SlurmSource, Variant
 from images.errors import ImagesError, nearest
 
 
@@ -30,7 +30,7 @@ def check(definition: Definition) -> None:
                               hint=nearest(role.user, users))  # fmt: skip
         for variant in definition.versions.variants.values():
             for release in variant.releases or ("",):
-                capabilities(definition, role, Choice(variant.name, variant.slurm, variant.cuda, release))
+                capabilities(definition, role, BuildChoice(variant.name, variant.slurm, variant.cuda, release))
 
 
 def known(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
@@ -107,12 +107,12 @@ def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) ->
     return frozenset(found)
 
 
-def active_chain(definition: Definition, name: str, choice: Choice) -> tuple[Layer, ...]:
+def active_chain(definition: Definition, name: str, choice: BuildChoice) -> tuple[Layer, ...]:
     """Return the layers that this build stacks: those whose `only` holds."""
     return tuple(layer for layer in chain(definition.layers, name) if layer.only is None or layer.only.of(choice))
 
 
-def capabilities(definition: Definition, role: Role, choice: Choice) -> tuple[frozenset[str], Mapping[str, str]]:
+def capabilities(definition: Definition, role: Role, choice: BuildChoice) -> tuple[frozenset[str], Mapping[str, str]]:
     """Return what a role's image provides, and what the variant declares absent of its needs, with the reason."""
     variant = definition.versions.variants[choice.variant]
     stacked = active_chain(definition, role.layer, choice)
@@ -130,7 +130,7 @@ def capabilities(definition: Definition, role: Role, choice: Choice) -> tuple[fr
     return provided, absent
 
 
-def unprovided(definition: Definition, role: Role, name: str, variant: Variant, choice: Choice) -> ImagesError:
+def unprovided(definition: Definition, role: Role, name: str, variant: Variant, choice: BuildChoice) -> ImagesError:
     file = f"images/roles/{role.name}.yaml"
     everywhere = provided_by(definition.layers.values())
     if name not in everywhere and not any(name in v.absent for v in definition.versions.variants.values()):

@@ -12,7 +12,7 @@ from images.errors import ImagesError, nearest
 T = TypeVar("T")
 
 
-class Fields:
+class DefinitionFields:
     """A mapping read strictly: each key once, by type; a leftover key is an error."""
 
     def __init__(self, data: object, file: str, known: Iterable[str], where: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from images import architectures
 from images.definition import spec
-from images.definition.fields import Fields
+from images.definition.fields import DefinitionFields
 from images.definition.spec import Cuda, Libraries
 from images.errors import nearest
 
@@ -18,8 +18,8 @@ from images.errors import nearest
 REQUIREMENT = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(==[0-9]+(\.[0-9]+)*(\.\*)?)?")
 
 
-def parse_cuda(name: object, parent: Fields, value: object) -> Cuda:
-    fields = Fields(value, parent.file, {"driver", "wheels"}, f"cuda.{name}")
+def parse_cuda(name: object, parent: DefinitionFields, value: object) -> Cuda:
+    fields = DefinitionFields(value, parent.file, {"driver", "wheels"}, f"cuda.{name}")
     # It becomes a path of the image: /usr/local/cuda-NAME.
     if not isinstance(name, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", name):
         raise fields.error("", f"{name!r} is not a toolkit's version", 'in quotes, for instance "13.0"')
@@ -30,7 +30,7 @@ def parse_cuda(name: object, parent: Fields, value: object) -> Cuda:
     return Cuda(name, driver, groups)
 
 
-def parse_arches(fields: Fields) -> tuple[str, ...]:
+def parse_arches(fields: DefinitionFields) -> tuple[str, ...]:
     """Read the architectures of a variant's repositories and pins; all by default."""
     named = fields.texts("arches")
     for name in named:
@@ -39,14 +39,14 @@ def parse_arches(fields: Fields) -> tuple[str, ...]:
     return named or tuple(architectures.KNOWN)
 
 
-def parse_libraries(fields: Fields) -> Libraries:
+def parse_libraries(fields: DefinitionFields) -> Libraries:
     return Libraries(requirements(fields, "python", "python"))
 
 
-def requirements(fields: Fields, key: str, where: str) -> dict[str, tuple[str, ...]]:
+def requirements(fields: DefinitionFields, key: str, where: str) -> dict[str, tuple[str, ...]]:
     """Read pip's requirements by group; a name may appear once, or two groups could lock two versions."""
     listed = fields.mapping(key)
-    groups = {group: Fields(listed, fields.file, listed, where).texts(group) for group in listed}
+    groups = {group: DefinitionFields(listed, fields.file, listed, where).texts(group) for group in listed}
     asked: set[str] = set()
     for requirement in (item for group in groups.values() for item in group):
         found = REQUIREMENT.fullmatch(requirement)
@@ -58,9 +58,9 @@ def requirements(fields: Fields, key: str, where: str) -> dict[str, tuple[str, .
     return groups
 
 
-def parse_expects(fields: Fields) -> dict[str, str]:
+def parse_expects(fields: DefinitionFields) -> dict[str, str]:
     """Read what the image expects of its machine: the oldest kernel, and the fabric's user space release."""
-    inner = Fields(fields.mapping("expects"), fields.file, {"kernel", "ofed"}, f"{fields.where}.expects")
+    inner = DefinitionFields(fields.mapping("expects"), fields.file, {"kernel", "ofed"}, f"{fields.where}.expects")
     found = inner.data and fields.text_map("expects")
     for key, value in (found or {}).items():
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", value):
@@ -87,7 +87,7 @@ CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
 
 def file_entry(file: str) -> Callable[[str, object], spec.FileEntry]:
     def one(field: str, item: object) -> spec.FileEntry:
-        entry = Fields(item, file, {"from", "to", "dir", "link", "mode", "owner"}, field)
+        entry = DefinitionFields(item, file, {"from", "to", "dir", "link", "mode", "owner"}, field)
         owner, mode = entry.text("owner", "root"), entry.mode("mode")
         if "dir" in entry:
             return spec.FileEntry(spec.EntryKind.DIRECTORY, absolute(entry, "dir"), mode=mode, owner=owner)
@@ -98,7 +98,7 @@ def file_entry(file: str) -> Callable[[str, object], spec.FileEntry]:
     return one
 
 
-def absolute(entry: Fields, key: str) -> str:
+def absolute(entry: DefinitionFields, key: str) -> str:
     path = entry.text(key)
     if not path.startswith("/") or ".." in path.split("/"):
         raise entry.error(key, f"{path!r} is not an absolute path")
@@ -109,17 +109,17 @@ def absolute(entry: Fields, key: str) -> str:
 
 def artifact(file: str) -> Callable[[str, object], spec.Artifact]:
     def one(field: str, item: object) -> spec.Artifact:
-        entry = Fields(item, file, {"layer", "from", "to"}, field)
+        entry = DefinitionFields(item, file, {"layer", "from", "to"}, field)
         return spec.Artifact(entry.text("layer"), entry.text("from"), absolute(entry, "to"))
 
     return one
 
 
 def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Layer:
-    fields = Fields(data, file, LAYER_KEYS)
+    fields = DefinitionFields(data, file, LAYER_KEYS)
     bootstrap = None
     if "bootstrap" in fields:
-        options = Fields(fields.data["bootstrap"], file, {"dpkg_options"}, "bootstrap")
+        options = DefinitionFields(fields.data["bootstrap"], file, {"dpkg_options"}, "bootstrap")
         bootstrap = spec.Bootstrap(options.texts("dpkg_options"))
         for key in ("files", "run", "component", "artifacts", "downloads", "sources", "users", "verify", "remove",
                     "wheels", "wheels_devel", "python"):  # fmt: skip
@@ -157,7 +157,7 @@ def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> spec
 
 
 def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Role:
-    fields = Fields(data, file, ROLE_KEYS)
+    fields = DefinitionFields(data, file, ROLE_KEYS)
     ports = fields.items("ports")
     for index, port in enumerate(ports):
         if not isinstance(port, int) or not 0 < port < 65536:
@@ -182,7 +182,7 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.
     )
 
 
-def program(fields: Fields) -> str:
+def program(fields: DefinitionFields) -> str:
     """Read `program`; a pod with an only program has no PID 1, so no services, drain or capabilities."""
     found = fields.text("program", "")
     for key in ("services", "drain", "capabilities"):
@@ -192,7 +192,7 @@ def program(fields: Fields) -> str:
 
 
 def versions(data: object, file: str) -> spec.Versions:
-    fields = Fields(data, file, VERSIONS_KEYS)
+    fields = DefinitionFields(data, file, VERSIONS_KEYS)
     users = {name: user(name, fields, value) for name, value in fields.mapping("users").items()}
     holders: dict[int, str] = {}
     for name, one in users.items():
@@ -202,7 +202,7 @@ def versions(data: object, file: str) -> spec.Versions:
         epoch=epoch(fields),
         source=fields.text("source", ""),
         variants={
-            name: variant(name, Fields(value, file, VARIANT_KEYS, f"variants.{name}"))
+            name: variant(name, DefinitionFields(value, file, VARIANT_KEYS, f"variants.{name}"))
             for name, value in fields.mapping("variants").items()
         },
         users=users,
@@ -213,7 +213,7 @@ def versions(data: object, file: str) -> spec.Versions:
     )
 
 
-def epoch(fields: Fields) -> int:
+def epoch(fields: DefinitionFields) -> int:
     text = fields.text("epoch")
     try:
         return int(datetime.datetime.fromisoformat(f"{text}T00:00:00+00:00").timestamp())
@@ -227,7 +227,7 @@ VARIANT_KEYS = {
 }  # fmt: skip
 
 
-def variant(name: str, fields: Fields) -> spec.Variant:
+def variant(name: str, fields: DefinitionFields) -> spec.Variant:
     slurm = fields.text("slurm", "package")
     if slurm not in {source.value for source in spec.SlurmSource}:
         raise fields.error("slurm", f"unknown source {slurm!r}", nearest(slurm, (s.value for s in spec.SlurmSource)))
@@ -247,7 +247,7 @@ def variant(name: str, fields: Fields) -> spec.Variant:
         base=base,
         releases=fields.texts("releases"),
         sources=tuple(
-            apt_source(Fields(item, fields.file, SOURCE_KEYS, f"{fields.where}.sources[{index}]"))
+            apt_source(DefinitionFields(item, fields.file, SOURCE_KEYS, f"{fields.where}.sources[{index}]"))
             for index, item in enumerate(fields.items("sources"))
         ),
         absent=fields.text_map("absent"),
@@ -259,7 +259,7 @@ def variant(name: str, fields: Fields) -> spec.Variant:
 SOURCE_KEYS = {"name", "uri", "suites", "components", "key", "pin", "packages", "dated"}
 
 
-def apt_source(fields: Fields) -> spec.AptSource:
+def apt_source(fields: DefinitionFields) -> spec.AptSource:
     for key, other in (("uri", "key"), ("key", "uri")):
         if key in fields and other not in fields:
             raise fields.error(other, f"{other!r} is missing", "with neither it is a suite of the base's own archive")
@@ -281,16 +281,16 @@ def apt_source(fields: Fields) -> spec.AptSource:
     )
 
 
-def user(name: str, parent: Fields, value: object) -> spec.User:
-    fields = Fields(value, parent.file, {"uid", "gid", "home", "shell"}, f"users.{name}")
+def user(name: str, parent: DefinitionFields, value: object) -> spec.User:
+    fields = DefinitionFields(value, parent.file, {"uid", "gid", "home", "shell"}, f"users.{name}")
     uid = fields.number("uid")
     gid = fields.number("gid") if "gid" in fields else uid
     home, shell = fields.text("home", "/nonexistent"), fields.text("shell", "/usr/sbin/nologin")
     return spec.User(name, uid, gid, home, shell)
 
 
-def pin(name: str, parent: Fields, value: object) -> spec.Pin:
-    fields = Fields(value, parent.file, {"version", "url", "sha256", "commit"}, f"pins.{name}")
+def pin(name: str, parent: DefinitionFields, value: object) -> spec.Pin:
+    fields = DefinitionFields(value, parent.file, {"version", "url", "sha256", "commit"}, f"pins.{name}")
     digest = fields.text("sha256")
     if digest != spec.UNFILLED and not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise fields.error("sha256", f"{digest!r} is not a SHA-256 checksum")
@@ -308,16 +308,16 @@ RELEASE_KEYS = {
 # fmt: on
 
 
-def releases(data: object, file: str) -> dict[str, spec.Release]:
+def releases(data: object, file: str) -> dict[str, spec.SlurmRelease]:
     """Parse the facts of every release of Slurm that the project knows."""
-    whole, found = Fields(data, file, {"default", "releases"}), dict[str, spec.Release]()
+    whole, found = DefinitionFields(data, file, {"default", "releases"}), dict[str, spec.SlurmRelease]()
     for name, value in whole.mapping("releases").items():
-        fields = Fields(value, file, RELEASE_KEYS, f"releases.{name}")
+        fields = DefinitionFields(value, file, RELEASE_KEYS, f"releases.{name}")
         if not isinstance(name, str) or not re.fullmatch(r"[0-9]{2}\.[0-9]{2}", name):
             raise fields.error("", f"{name!r} is no release", 'for instance "26.05", in quotes')
         if not fields.texts("mpi"):
             raise fields.error("mpi", "'mpi' is missing", "mpi: [none] where it has no plug-in for any")
-        found[name] = spec.Release(
+        found[name] = spec.SlurmRelease(
             name=name,
             protocol=fields.number("protocol"),
             reads=fields.number("reads"),
@@ -337,14 +337,14 @@ def releases(data: object, file: str) -> dict[str, spec.Release]:
     return found
 
 
-def selectors(names: Mapping[str, spec.Variant], slurm: Mapping[str, spec.Release]) -> frozenset[str]:
+def selectors(names: Mapping[str, spec.Variant], slurm: Mapping[str, spec.SlurmRelease]) -> frozenset[str]:
     """Return every selector that a list may name, given the variants and the releases of Slurm."""
     sources = (f"slurm-{source.value}" for source in spec.SlurmSource)
     releases = (f"slurm-{release}" for release in slurm)
     return frozenset({"all", *names, *architectures.KNOWN, *sources, *releases, *CUDA_SELECTORS})
 
 
-def only(fields: Fields, known: frozenset[str]) -> spec.Selected[str] | None:
+def only(fields: DefinitionFields, known: frozenset[str]) -> spec.Selected[str] | None:
     """Read `only: [nvidia]`: selectors of which one must hold; elsewhere the layer is left out."""
     if "only" not in fields:
         return None

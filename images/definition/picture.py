@@ -8,20 +8,20 @@ from html import escape
 from itertools import pairwise
 
 from images.definition.check import active_chain
-from images.definition.spec import Choice, Definition
+from images.definition.spec import BuildChoice, Definition
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 170, 34, 36, 14
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     name: str
     role: bool
     note: str
-    below: tuple[Node, ...]
+    below: tuple[TreeNode, ...]
 
 
-def tree(definition: Definition, choice: Choice) -> Node:
+def tree(definition: Definition, choice: BuildChoice) -> TreeNode:
     """Return the first layer with everything built on it in this build."""
     children: dict[str, set[str]] = {}
     used: set[str] = set()
@@ -40,19 +40,19 @@ def tree(definition: Definition, choice: Choice) -> Node:
         if stacked:
             roles.setdefault(stacked[-1].name, []).append(role.name)
 
-    def node(name: str) -> Node:
+    def node(name: str) -> TreeNode:
         layer = definition.layers[name]
         notes = [f"provides {', '.join(provided)}"] if (provided := layer.provides.of(choice)) else []
         notes += [f"takes {a.to} from {a.layer}" for a in layer.artifacts.of(choice)]
         below = [node(child) for child in sorted(children.get(name, ()))]
-        below += [Node(role, True, definition.roles[role].describe, ()) for role in sorted(roles.get(name, ()))]
-        return Node(name, False, "; ".join(notes), tuple(below))
+        below += [TreeNode(role, True, definition.roles[role].describe, ()) for role in sorted(roles.get(name, ()))]
+        return TreeNode(name, False, "; ".join(notes), tuple(below))
 
     first = next(name for name in used if name == active_chain(definition, name, choice)[0].name)
     return node(first)
 
 
-def text(node: Node, lead: str = "", branch: str = "") -> Iterator[str]:
+def text(node: TreeNode, lead: str = "", branch: str = "") -> Iterator[str]:
     name = f"[{node.name}]" if node.role else node.name
     yield f"{lead}{branch}{name}" + (f"  ({node.note})" if node.note else "")
     inner = lead + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
@@ -60,7 +60,7 @@ def text(node: Node, lead: str = "", branch: str = "") -> Iterator[str]:
         yield from text(child, inner, "└─ " if index == len(node.below) - 1 else "├─ ")
 
 
-def svg(root: Node) -> str:
+def svg(root: TreeNode) -> str:
     """Draw the graph from left to right, one row a leaf."""
     shapes: list[str] = []
     rows = place(root, 0, 0, shapes)
@@ -77,11 +77,11 @@ def svg(root: Node) -> str:
     )
 
 
-def depth(node: Node) -> int:
+def depth(node: TreeNode) -> int:
     return 1 + max((depth(child) for child in node.below), default=0)
 
 
-def place(node: Node, column: int, row: int, shapes: list[str]) -> int:
+def place(node: TreeNode, column: int, row: int, shapes: list[str]) -> int:
     """Draw a node and its children from `row` on; return the number of rows used."""
     taken = 0
     x, y = corner(column, row)

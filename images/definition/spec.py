@@ -31,7 +31,7 @@ class SlurmSource(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BuildChoice:
     """The choices of one build; they decide which selectors hold."""
 
     variant: str
@@ -61,7 +61,7 @@ class Selected(Generic[T]):
 
     parts: tuple[tuple[frozenset[str], tuple[T, ...]], ...] = ()
 
-    def of(self, choice: Choice) -> tuple[T, ...]:
+    def of(self, choice: BuildChoice) -> tuple[T, ...]:
         return tuple(item for when, items in self.parts if when <= choice.selectors for item in items)
 
     def everything(self) -> tuple[T, ...]:
@@ -248,7 +248,7 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class SlurmRelease:
     """Facts about one release of Slurm, from images/slurm.yaml, which explains each."""
 
     name: str
@@ -273,4 +273,4 @@ class Definition:
     layers: Mapping[str, Layer]
     roles: Mapping[str, Role]
     versions: Versions
-    slurm: Mapping[str, Release] = field(default_factory=dict)
+    slurm: Mapping[str, SlurmRelease] = field(default_factory=dict)

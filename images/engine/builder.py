@@ -27,7 +27,7 @@ class StepFailed(Exception):
     """A build step failed; the caller knows the image, the step and the log."""
 
 
-class Daemon(Protocol):
+class BuildEngine(Protocol):
     """The engine's interface that the builders need."""
 
     def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]: ...
@@ -35,10 +35,10 @@ class Daemon(Protocol):
     def discard(self, image_id: str) -> None: ...
     def working(
         self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
-    ) -> AbstractContextManager[Working]: ...
+    ) -> AbstractContextManager[RunningStep]: ...
 
 
-class Working(Protocol):
+class RunningStep(Protocol):
     """The container of a running step."""
 
     @property
@@ -64,7 +64,7 @@ class Tools:
 @dataclass
 class Builder:
     kind: str
-    daemon: Daemon
+    daemon: BuildEngine
     # What builds at this moment, for `cancel`: other threads wait for it.
     cancelled: threading.Event = field(default_factory=threading.Event)
     steps: set[str] = field(default_factory=set)

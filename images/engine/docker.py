@@ -110,7 +110,7 @@ class Marks:
             return False
 
 
-class Engine:
+class DockerEngine:
     """Every call that a build makes to an engine. Each raises ImagesError when the engine does not answer."""
 
     def __init__(self, builder: str = "classic", marks: Path | None = None) -> None:
@@ -288,7 +288,7 @@ class Engine:
     @contextmanager
     def working(
         self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
-    ) -> Iterator[Working]:
+    ) -> Iterator[DockerStep]:
         """Prepare a shell in an image, with the directory `at` of the image `tools`; the caller starts it."""
         with self.container(tools, [at]) as lender, answering("run the step"):
             # Whatever the engine's own choice of logs is: not all of them can be read.
@@ -300,7 +300,7 @@ class Engine:
             try:
                 # A step may be silent for longer than any answer should take.
                 with closing(docker.from_env(timeout=None).api) as patient:
-                    yield Working(patient, made)
+                    yield DockerStep(patient, made)
             finally:
                 self.api.remove_container(made, force=True, v=True)
 
@@ -318,7 +318,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class DockerStep:
     """The container of a running step."""
 
     api: Any

@@ -29,7 +29,7 @@ CHUNK = 1 << 20
 LARGEST_JSON = 8 << 20
 
 
-class Kind(StrEnum):
+class PathKind(StrEnum):
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"
@@ -38,10 +38,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SavedPath:
     """One path. `content` is the SHA-256 of a file's bytes, the target of a link, empty for the rest."""
 
-    kind: Kind
+    kind: PathKind
     mode: int
     uid: int
     gid: int
@@ -50,7 +50,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SavedLayer:
     digest: str
     created_by: str
     size: int
@@ -61,8 +61,8 @@ class Layer:
 class Contents:
     name: str
     image_id: str
-    layers: tuple[Layer, ...]
-    entries: Mapping[str, Entry]
+    layers: tuple[SavedLayer, ...]
+    entries: Mapping[str, SavedPath]
     packages: Mapping[str, str]
 
     @property
@@ -74,7 +74,7 @@ class Contents:
 class LayerTar:
     """One layer of the stream: its entries, whiteouts among them, and dpkg's status if it has one."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, SavedPath]
     status: str | None
 
 
@@ -135,7 +135,7 @@ def is_layer(path: str) -> bool:
 
 
 def read_layer(source: IO[bytes]) -> LayerTar:
-    entries: dict[str, Entry] = {}
+    entries: dict[str, SavedPath] = {}
     status: str | None = None
     with tarfile.open(fileobj=source, mode="r|*") as layer:
         for member in layer:
@@ -154,19 +154,19 @@ def read_layer(source: IO[bytes]) -> LayerTar:
             elif member.issym() or member.islnk():
                 content = member.linkname
             size = member.size if member.isreg() else 0
-            entries[path] = Entry(kind_of(member), member.mode & 0o7777, member.uid, member.gid, size, content)
+            entries[path] = SavedPath(kind_of(member), member.mode & 0o7777, member.uid, member.gid, size, content)
     entries.pop(".", None)
     return LayerTar(entries, status)
 
 
-def kind_of(member: tarfile.TarInfo) -> Kind:
+def kind_of(member: tarfile.TarInfo) -> PathKind:
     if member.isdir():
-        return Kind.DIRECTORY
+        return PathKind.DIRECTORY
     if member.issym():
-        return Kind.SYMLINK
+        return PathKind.SYMLINK
     if member.islnk():
-        return Kind.HARDLINK
-    return Kind.FILE if member.isreg() else Kind.DEVICE
+        return PathKind.HARDLINK
+    return PathKind.FILE if member.isreg() else PathKind.DEVICE
 
 
 def assemble(name: str, config_path: str, config: Mapping[str, Any], parts: Iterable[LayerTar]) -> Contents:
@@ -177,10 +177,10 @@ def assemble(name: str, config_path: str, config: Mapping[str, Any], parts: Iter
     commands = [step.get("created_by", "") for step in config.get("history", []) if not step.get("empty_layer")]
     commands += [""] * (len(tars) - len(commands))  # history is optional
     layers = [
-        Layer(digest, command, sum(item.size for item in tar.entries.values()), count_files(tar))
+        SavedLayer(digest, command, sum(item.size for item in tar.entries.values()), count_files(tar))
         for digest, command, tar in zip(digests, commands, tars, strict=False)
     ]
-    merged: dict[str, Entry] = {}
+    merged: dict[str, SavedPath] = {}
     packages: Mapping[str, str] = {}
     for tar in tars:
         merge(merged, tar.entries)
@@ -194,7 +194,7 @@ def count_files(tar: LayerTar) -> int:
     return sum(not posixpath.basename(path).startswith(WHITEOUT) for path in tar.entries)
 
 
-def merge(below: dict[str, Entry], layer: Mapping[str, Entry]) -> None:
+def merge(below: dict[str, SavedPath], layer: Mapping[str, SavedPath]) -> None:
     """Apply a layer: first remove what its whiteouts hide in the layers below, then add its entries."""
     hidden: set[str] = set()
     opaque: set[str] = set()
@@ -204,7 +204,7 @@ def merge(below: dict[str, Entry], layer: Mapping[str, Entry]) -> None:
             opaque.add(directory)
         elif base.startswith(WHITEOUT):
             hidden.add(posixpath.join(directory, base.removeprefix(WHITEOUT)))
-        elif entry.kind is not Kind.DIRECTORY and path in below and below[path].kind is Kind.DIRECTORY:
+        elif entry.kind is not PathKind.DIRECTORY and path in below and below[path].kind is PathKind.DIRECTORY:
             hidden.add(path)  # a file in a directory's place hides what was in the directory
     if hidden or opaque:
         for path in [path for path in below if covered(path, hidden, opaque)]:

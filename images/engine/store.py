@@ -27,7 +27,7 @@ COMPRESSIONS = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
 LONGEST_MAGIC = 4
 
 
-class Daemon(Protocol):
+class StoreEngine(Protocol):
     """The engine's interface that a store needs."""
 
     def inspect(self, reference: str) -> Mapping[str, Any]: ...
@@ -48,7 +48,7 @@ class Store(Protocol):
         """
 
 
-def store_of(info: Mapping[str, Any], daemon: Daemon) -> Store:
+def store_of(info: Mapping[str, Any], daemon: StoreEngine) -> Store:
     """Select the store by the engine's reply to `docker info`."""
     status = {str(pair[0]): str(pair[1]) for pair in info.get("DriverStatus") or () if len(pair) == 2}
     if status.get("driver-type", "").startswith("io.containerd."):
@@ -60,7 +60,7 @@ def store_of(info: Mapping[str, Any], daemon: Daemon) -> Store:
 class GraphDriver:
     """Store with unpacked layers, found by their chain of digests: stacking them needs no layer's bytes."""
 
-    daemon: Daemon
+    daemon: StoreEngine
 
     def identity(self, reference: str) -> str:
         return str(self.daemon.inspect(reference)["Id"])
@@ -78,7 +78,7 @@ class GraphDriver:
 class ContentStore:
     """Store with packed layers as blobs that any manifest may name: ours names those of the built image."""
 
-    daemon: Daemon
+    daemon: StoreEngine
     known: dict[str, str] = field(default_factory=dict)  # manifest -> configuration; digests never change
 
     def identity(self, reference: str) -> str:
@@ -179,7 +179,7 @@ def stream(files: Mapping[str, bytes]) -> bytes:
     return whole.getvalue()
 
 
-def taken(daemon: Daemon, reference: str) -> str:
+def taken(daemon: StoreEngine, reference: str) -> str:
     if not daemon.has(reference):
         raise ImagesError("name the image", f"the engine took {reference} and does not have it")
     return reference

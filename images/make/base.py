@@ -11,13 +11,13 @@ from images.archive.apt import Origin
 from images.archive.origins import BaseFiles
 from images.archive.sources import deb822, one_line
 from images.definition.spec import UNFILLED
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 
 DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def pulled(engine: Engine, base: str, arch: str) -> None:
+def pulled(engine: DockerEngine, base: str, arch: str) -> None:
     """Make sure that the base image is present and has the build's architecture."""
     if not engine.has(base):
         engine.pull(base, arch)
@@ -27,7 +27,7 @@ def pulled(engine: Engine, base: str, arch: str) -> None:
                           hint=f"--arch {found} builds on it")  # fmt: skip
 
 
-def read_base(engine: Engine, base: str, directory: Path, arch: str) -> BaseFiles:
+def read_base(engine: DockerEngine, base: str, directory: Path, arch: str) -> BaseFiles:
     """Read a base image without starting it; unpack its keys under `directory`."""
     if base.endswith(UNFILLED):
         raise ImagesError("use the base", f"{base} has no digest yet", file="images/versions.yaml",

@@ -19,16 +19,16 @@ from typing import Any, TextIO
 
 from ground.commands import ran
 from images.archive import bootstrap, origins
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.definition.spec import AptSource, EntryKind, Pin
 from images.engine import oci
 from images.engine.builder import StepFailed, Tools
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.make import content, libraries, native, sbom, toolkit
 from images.make.content import Entry
 from images.make.pinned import fetched, pins, switched
-from images.make.plan import Composed, Image
+from images.make.plan import Composed, PlannedImage
 from images.make.progress import STEP, Reporter
 from images.make.render import dockerfile
 from images.stanzas import installed
@@ -40,7 +40,7 @@ STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
 
 
 @contextmanager
-def failures(image: Image, log: Path) -> Iterator[None]:
+def failures(image: PlannedImage, log: Path) -> Iterator[None]:
     """Turn a failure into an error with the image, the step, the last lines and the log's path."""
     try:
         yield
@@ -105,9 +105,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    place: Place
+    place: LockContext
     composed: Composed
-    engine: Engine
+    engine: DockerEngine
     reporter: Reporter
     revision: str
     shown_prefix: str = ""  # what labels call the images, where the names are those of a trial
@@ -117,7 +117,7 @@ class Maker:
     def work(self) -> Path:
         return self.place.repository / "build"
 
-    def make(self, image: Image) -> float:
+    def make(self, image: PlannedImage) -> float:
         """Build, normalise and name an image; return the seconds that it took."""
         began = time.monotonic()
         log_path = self.work / "logs" / self.place.choice.flavour / f"{image.key.replace(':', '-')}.log"
@@ -134,7 +134,7 @@ class Maker:
                     self.engine.discard(raw)
         return time.monotonic() - began
 
-    def raw(self, image: Image, log: TextIO) -> str:
+    def raw(self, image: PlannedImage, log: TextIO) -> str:
         """Run the builder; return an unnamed image that still has the builder's dates and history."""
 
         def line(coloured: str) -> None:
@@ -170,7 +170,7 @@ class Maker:
         tar = native.packed(self.engine, self.tools.image, directory / "native.tar")
         return bootstrap.Native(tar, native.AT, native.PATH)
 
-    def context(self, image: Image, directory: Path) -> None:
+    def context(self, image: PlannedImage, directory: Path) -> None:
         """Write the Dockerfile and its one tar."""
         (directory / "Dockerfile").write_text(dockerfile(image.step, self.place.repository / "images/templates"))
         if not image.step.files:
@@ -192,7 +192,7 @@ class Maker:
             )
         shutil.rmtree(kept)
 
-    def artifacts(self, image: Image, directory: Path) -> Iterator[Entry]:
+    def artifacts(self, image: PlannedImage, directory: Path) -> Iterator[Entry]:
         """Yield the paths taken from other images, unpacked beside the context."""
         for number, (artifact, key) in enumerate(image.artifacts):
             kept = directory / str(number)
@@ -203,7 +203,7 @@ class Maker:
             with tar:
                 yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
 
-    def arguments(self, image: Image) -> dict[str, str]:
+    def arguments(self, image: PlannedImage) -> dict[str, str]:
         """Return the site's settings for the build step; none of them stays in the image."""
         settings, found = self.place.settings, dict(self.place.settings.proxies)
         if settings.mirrors:
@@ -212,7 +212,7 @@ class Maker:
             found["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
         return found
 
-    def sources(self, image: Image) -> str:
+    def sources(self, image: PlannedImage) -> str:
         """Return Debian's repositories at the site's mirrors, with the image's paths of their keys."""
         if self.place.base:
             raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
@@ -225,12 +225,12 @@ class Maker:
         own += [origins.suite_of(source, own) for source in self.suites(image)]
         return "".join(origin.lines() for origin in own)
 
-    def suites(self, image: Image) -> list[AptSource]:
+    def suites(self, image: PlannedImage) -> list[AptSource]:
         """List the further suites of the base's archive that this image's layers enable."""
         layers = (self.place.definition.layers[slice_.layer] for slice_ in image.slices)
         return [source for layer in layers for source in switched(layer, self.place) if not source.uri]
 
-    def sbom(self, image: Image) -> bytes:
+    def sbom(self, image: PlannedImage) -> bytes:
         packages = sbom.listed(
             image.slices,
             self.downloads(image),
@@ -255,7 +255,7 @@ class Maker:
         beside.write_bytes(data)
         return data
 
-    def downloads(self, image: Image) -> list[Pin]:
+    def downloads(self, image: PlannedImage) -> list[Pin]:
         """List the pinned files that went into the layers below, and into the builders of their artifacts."""
         todo, seen = [image.key], set[str]()
         while todo:
@@ -276,7 +276,7 @@ class Maker:
 
         return installed(read_base(self.engine, self.place.base, self.work / "base", self.place.choice.arch).status)
 
-    def normalised(self, image: Image, raw: str) -> str:
+    def normalised(self, image: PlannedImage, raw: str) -> str:
         """Put the builder's layers under our configuration; return the engine's id of the result."""
         diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
         below: Mapping[str, Any] = {}
@@ -307,7 +307,7 @@ class Maker:
         prefix = self.place.settings.prefix
         return name.replace(prefix, self.shown_prefix, 1) if self.shown_prefix and name.startswith(prefix) else name
 
-    def labels(self, image: Image, below: Mapping[str, Any]) -> dict[str, str]:
+    def labels(self, image: PlannedImage, below: Mapping[str, Any]) -> dict[str, str]:
         found = {
             "org.opencontainers.image.title": self.shown(image.repo),
             "org.opencontainers.image.description": image.describe,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from images.definition.spec import Choice, Definition, EntryKind, Role
+from images.definition.spec import BuildChoice, Definition, EntryKind, Role
 from images.errors import ImagesError, nearest
 from images.make import content
 from images.make.content import Entry
@@ -32,7 +32,7 @@ PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\nversion = {pytho
 
 
 def plan_json(
-    role: Role, definition: Definition, choice: Choice, repository: Path, read: Callable[[Path, str], object]
+    role: Role, definition: Definition, choice: BuildChoice, repository: Path, read: Callable[[Path, str], object]
 ) -> str:
     """Compile the role's services into a plan; a bad service fails the build, not the boot."""
     directory = repository / "init/services"
@@ -64,7 +64,7 @@ def plan_json(
         raise ImagesError("compile the plan", str(error), file=f"images/roles/{role.name}.yaml") from error
 
 
-def slurm_json(definition: Definition, choice: Choice, version: str) -> str:
+def slurm_json(definition: Definition, choice: BuildChoice, version: str) -> str:
     """Return what init needs to know about the image's Slurm; only its name for an unknown release."""
     release = ".".join(version.split(".")[:2])
     found: dict[str, object] = {"release": release}

@@ -16,7 +16,7 @@ from images import architectures, emulation
 from images.archive import origins
 from images.archive.bootstrap import CLEAN
 from images.archive.fetch import file_name
-from images.archive.lock import Place, layers_in_order
+from images.archive.lock import LockContext, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
 from images.definition.check import active_chain, capabilities
 from images.definition.spec import EntryKind, Layer, Role, Selected, SlurmSource
@@ -24,7 +24,7 @@ from images.errors import ImagesError, nearest
 from images.make import code, content, expects, libraries, render, toolkit
 from images.make.content import Entry
 from images.make.pinned import pins, switched
-from images.make.plan import LAYER, Composed, Image, digest
+from images.make.plan import LAYER, Composed, PlannedImage, digest
 from images.make.state import Rendered
 
 # Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
@@ -32,7 +32,7 @@ FORMAT = 1
 ReadYaml = Callable[[Path, str], object]
 
 
-def slurm_version(place: Place, slices: Mapping[str, Slice]) -> str:
+def slurm_version(place: LockContext, slices: Mapping[str, Slice]) -> str:
     """Return the version for a role's tag: the tarball's, or the lock's."""
     if place.choice.slurm is SlurmSource.SOURCE:
         if place.settings.slurm_version:
@@ -50,10 +50,10 @@ class Composer:
     """Builds the images of one choice; holds what the layers share while it does."""
 
     def __init__(
-        self, place: Place, slices: Mapping[str, Slice], read: ReadYaml, rendered: Rendered | None = None
+        self, place: LockContext, slices: Mapping[str, Slice], read: ReadYaml, rendered: Rendered | None = None
     ) -> None:
         self.place, self.slices = place, slices
-        self.images: dict[str, Image] = {}
+        self.images: dict[str, PlannedImage] = {}
         self.templates = place.repository / "images/templates"
         self.rendered = rendered or Rendered(self.templates)
         self.versions = place.definition.versions
@@ -114,7 +114,7 @@ class Composer:
         for name in layer.component.of(choice):
             commands += render.component(name, self.templates, self.values(), shown)
         commands += self.filled(layer.run, shown)
-        step = render.Step(
+        step = render.DockerfileContent(
             describe=f"{layer.name}: {layer.describe}",
             base=self.images[parent].reference if parent else base or "scratch",
             epoch=self.versions.epoch,
@@ -134,7 +134,7 @@ class Composer:
             extra["dpkg options"] = digest(json.dumps(layer.bootstrap.dpkg_options if layer.bootstrap else ()))
         provides = tuple(name for n in (*below, layer.name)
                          for name in self.place.definition.layers[n].provides.of(choice))  # fmt: skip
-        image = Image(
+        image = PlannedImage(
             key=f"layer:{layer.name}",
             name=layer.name,
             repo=f"{self.place.settings.prefix}/layer-{layer.name}",
@@ -214,7 +214,7 @@ class Composer:
             commands += code.commands()
             verify = [*code.verify(place.repository, role.program), *verify]
         parent = f"layer:{layers[-1]}"
-        step = render.Step(
+        step = render.DockerfileContent(
             describe=f"{role.name}: {role.describe}",
             base=self.images[parent].reference,
             epoch=self.versions.epoch,
@@ -229,7 +229,7 @@ class Composer:
             user=str(self.versions.users[role.user].uid) if role.user else "",
         )
         sbom = (place.repository / "images/make/sbom.py").read_bytes()
-        image = Image(
+        image = PlannedImage(
             key=f"role:{role.name}",
             name=role.name,
             repo=f"{place.settings.prefix}/{role.name}",
@@ -247,7 +247,7 @@ class Composer:
         labels = json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
         self.add(image, {"images/make/sbom.py": digest(sbom), "capabilities": digest(labels)})
 
-    def add(self, image: Image, extra: Mapping[str, str]) -> None:
+    def add(self, image: PlannedImage, extra: Mapping[str, str]) -> None:
         """Name the inputs, hash them, complete the image's files and tag by them, and keep it."""
         parent, base = image.parent, image.base
         below = self.images[parent].directories if parent else {}

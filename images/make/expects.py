@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from images.definition.spec import PACKAGED, Choice, Versions
+from images.definition.spec import PACKAGED, BuildChoice, Versions
 
 PATH = "usr/share/minivm/expects.json"
 
 
-def expects(versions: Versions, choice: Choice, provides: tuple[str, ...]) -> bytes:
+def expects(versions: Versions, choice: BuildChoice, provides: tuple[str, ...]) -> bytes:
     """Serialise the expectations. The oldest driver is known only for a CUDA that came as wheels."""
     variant = versions.variants[choice.variant]
     data: dict[str, object] = {"format": 1}

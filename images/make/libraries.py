@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from images.archive import wheels as archive
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.locked import RELOCK
 from images.archive.unpack import unpack
 from images.archive.wheels import Wheel
@@ -16,7 +16,7 @@ from images.make import content
 from images.make.content import Entry
 
 
-def asked(place: Place, layer: Layer) -> tuple[Wheel, ...]:
+def asked(place: LockContext, layer: Layer) -> tuple[Wheel, ...]:
     groups, python = layer.python.of(place.choice), place.definition.versions.python
     if not groups:
         return ()
@@ -48,7 +48,7 @@ def commands(wanted: tuple[Wheel, ...], python: str) -> list[str]:
     return [compiled] if wanted else []
 
 
-def entries(wanted: tuple[Wheel, ...], place: Place, kept: Path) -> Iterator[Entry]:
+def entries(wanted: tuple[Wheel, ...], place: LockContext, kept: Path) -> Iterator[Entry]:
     """Yield the wheels' files with metadata and licences; fetched and checked now, unpacked under `kept`."""
     for wheel in wanted:
         path = archive.fetch(wheel, place.downloads, place.settings)

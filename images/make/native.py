@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from images.engine.builder import Tools
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 
 # Every Debian has it, and no package puts anything there.
 AT = "/mnt"
@@ -23,7 +23,7 @@ def tools(image: str) -> Tools:
     return Tools(image, AT, {"PATH": PATH, "APT_CONFIG": f"{HERE}/apt.conf"})
 
 
-def packed(engine: Engine, image: str, target: Path) -> Path:
+def packed(engine: DockerEngine, image: str, target: Path) -> Path:
     """Pack the directory as a tar, for a root that no engine builds."""
     with engine.container(image) as container, engine.read_path(container, HERE) as tar, target.open("wb") as copy:
         whole = cast("IO[bytes]", tar.fileobj)  # it was opened from one

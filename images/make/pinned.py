@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from images.archive import origins
 from images.archive.fetch import fetch, file_name
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.definition.spec import AptSource, Layer, Pin
 from images.errors import ImagesError, nearest
 from images.make import content
 from images.make.content import Entry
-from images.make.plan import Image
+from images.make.plan import PlannedImage
 
 
-def pins(place: Place) -> Mapping[str, Pin]:
+def pins(place: LockContext) -> Mapping[str, Pin]:
     """Return the pins, each at the site's address if it gives one."""
     found, settings = dict(place.definition.versions.pins), place.settings
     if settings.slurm_tarball:
@@ -32,12 +32,12 @@ def pins(place: Place) -> Mapping[str, Pin]:
     return found
 
 
-def switched(layer: Layer, place: Place) -> list[AptSource]:
+def switched(layer: Layer, place: LockContext) -> list[AptSource]:
     vendor = origins.vendor_sources(place.variant)
     return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
 
 
-def fetched(image: Image, place: Place) -> list[Entry]:
+def fetched(image: PlannedImage, place: LockContext) -> list[Entry]:
     """Fetch and verify a layer's pinned files and keys; a skipped build fetches nothing."""
     if image.is_role:
         return []

@@ -11,14 +11,14 @@ from images.archive.wheels import Wheel
 from images.definition.spec import Artifact
 from images.make import render
 from images.make.content import Entry
-from images.make.toolkit import Asked
+from images.make.toolkit import ToolkitWheels
 
 LAYER = "layer:"
 NATIVE = f"{LAYER}native"  # no role stands on it: `images.make.native`
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class PlannedImage:
     """One planned image: its name, its content, and the images that it needs."""
 
     key: str  # layer:NAME or role:NAME
@@ -27,7 +27,7 @@ class Image:
     tag: str  # its beginning, until `inputs` are known
     describe: str
     parent: str  # the key of the image below; empty: the base
-    step: render.Step
+    step: render.DockerfileContent
     entries: tuple[Entry, ...]
     slices: tuple[Slice, ...]  # of every layer up to here
     provides: tuple[str, ...]
@@ -36,7 +36,7 @@ class Image:
     absent: Mapping[str, str] = field(default_factory=dict)
     dpkg_options: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()  # of every layer up to here
-    toolkit: Asked = field(default_factory=Asked)  # those of CUDA that this one adds
+    toolkit: ToolkitWheels = field(default_factory=ToolkitWheels)  # those of CUDA that this one adds
     libraries: tuple[Wheel, ...] = ()  # and those of Python
     hash: str = ""  # of `inputs`
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -64,13 +64,13 @@ class Image:
 class Composed:
     """Every image of one choice, parents first."""
 
-    images: Mapping[str, Image]
+    images: Mapping[str, PlannedImage]
     slurm: str
 
-    def role(self, name: str) -> Image:
+    def role(self, name: str) -> PlannedImage:
         return self.images[f"role:{name}"]
 
-    def needed(self, roles: Iterable[str], present: Container[str] = ()) -> list[Image]:
+    def needed(self, roles: Iterable[str], present: Container[str] = ()) -> list[PlannedImage]:
         """List the images under these targets in build order, with the builders of their artifacts.
 
         A builder is left out if all images that use its artifacts are among the references that are `present`.

@@ -27,7 +27,7 @@ COMPOUND = re.compile(r"&&|\|\||;|(?<!&)&(?!&)")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DockerfileContent:
     """The content of one image's Dockerfile."""
 
     describe: str
@@ -64,7 +64,7 @@ def environment(templates: Path) -> jinja2.Environment:
     )
 
 
-def dockerfile(step: Step, templates: Path) -> str:
+def dockerfile(step: DockerfileContent, templates: Path) -> str:
     return environment(templates).get_template("Dockerfile.j2").render(step=step)
 
 

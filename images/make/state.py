@@ -31,7 +31,7 @@ def added(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class State:
+class BuildState:
     """build/state/VARIANT.json: the inputs of each image. Losing it loses only explanations."""
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class Rendered:
     def read(self) -> str:
         return "".join(digest(maker.read_bytes()) for maker in render.makers(self.templates))
 
-    def instructions(self, step: render.Step) -> str:
+    def instructions(self, step: render.DockerfileContent) -> str:
         """Return the digest of a Dockerfile, without its base: the base's tag is an input of its own."""
         key = digest(f"{self.makers}{step!r}")
         if key not in self.used:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.archive import wheels as archive
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.locked import RELOCK
 from images.archive.unpack import Member, unpack
 from images.archive.wheels import Wheel
@@ -37,7 +37,7 @@ Cflags: -I${{includedir}}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ToolkitWheels:
     """The wheels of one layer: those whose libraries it brings, and those whose other files it brings."""
 
     cuda: str = ""
@@ -53,12 +53,12 @@ class Asked:
         return f"{ROOT}/cuda-{self.cuda}"
 
 
-def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
+def asked(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWheels:
     """Return a layer's wheels; a layer for compiling also brings libraries that no layer below has."""
     cuda = archive.chosen(place)
     shared, devel = layer.wheels.of(place.choice), layer.wheels_devel.of(place.choice)
     if cuda is None or not (shared or devel):
-        return Asked()
+        return ToolkitWheels()
     there = {group for lower in below for group in lower.wheels.of(place.choice)}
     locked, file = archive.resolved(place, cuda)
 
@@ -75,10 +75,10 @@ def asked(place: Place, layer: Layer, below: Sequence[Layer]) -> Asked:
             found += wheels
         return tuple(found)
 
-    return Asked(cuda.name, of([group for group in (*shared, *devel) if group not in there]), of(devel))
+    return ToolkitWheels(cuda.name, of([group for group in (*shared, *devel) if group not in there]), of(devel))
 
 
-def inputs(wanted: Asked) -> Mapping[str, str]:
+def inputs(wanted: ToolkitWheels) -> Mapping[str, str]:
     """Return what decides the bytes, for the hash: the files, which part of each, and the layout."""
     if not wanted.wheels:
         return {}
@@ -87,7 +87,7 @@ def inputs(wanted: Asked) -> Mapping[str, str]:
     return found | {"layout of wheels": content.file("", Path(__file__)).digest()}
 
 
-def entries(wanted: Asked, place: Place, kept: Path) -> Iterator[Entry]:
+def entries(wanted: ToolkitWheels, place: LockContext, kept: Path) -> Iterator[Entry]:
     """Yield the wheels' files at their places; fetched and checked now, unpacked under `kept`."""
     prefix = wanted.prefix
     if wanted.libraries:
@@ -107,7 +107,7 @@ def entries(wanted: Asked, place: Place, kept: Path) -> Iterator[Entry]:
             yield from laid_out(member, wheel, wanted)
 
 
-def laid_out(member: Member, wheel: Wheel, wanted: Asked) -> Iterator[Entry]:
+def laid_out(member: Member, wheel: Wheel, wanted: ToolkitWheels) -> Iterator[Entry]:
     at = placed(member.name, wheel)
     if at is None:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from images.engine.saved import Contents, Entry, Kind, Layer
+from images.engine.saved import Contents, PathKind, SavedLayer, SavedPath
 
 UNITS = ("B", "kB", "MB", "GB")
 WIDTH = 90
@@ -28,8 +28,8 @@ class PackageChange:
 @dataclass(frozen=True, slots=True)
 class FileChange:
     path: str
-    before: Entry | None
-    after: Entry | None
+    before: SavedPath | None
+    after: SavedPath | None
 
     @property
     def growth(self) -> int:
@@ -57,9 +57,9 @@ class Difference:
     b: Contents
     packages: tuple[PackageChange, ...]
     files: tuple[FileChange, ...]
-    shared: tuple[Layer, ...]
-    only_a: tuple[Layer, ...]
-    only_b: tuple[Layer, ...]
+    shared: tuple[SavedLayer, ...]
+    only_a: tuple[SavedLayer, ...]
+    only_b: tuple[SavedLayer, ...]
 
     @property
     def same(self) -> bool:
@@ -121,7 +121,7 @@ def side(contents: Contents) -> dict[str, Any]:
     return {"name": contents.name, "id": contents.image_id, "size": contents.size}
 
 
-def entry(value: Entry | None) -> Mapping[str, Any] | None:
+def entry(value: SavedPath | None) -> Mapping[str, Any] | None:
     if value is None:
         return None
     return {**asdict(value), "kind": value.kind.value, "mode": f"{value.mode:04o}"}
@@ -158,7 +158,9 @@ def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
 def is_plain_directory(change: FileChange) -> bool:
     """Tell whether a directory came or went with its files, which are reported anyway."""
     present = change.before or change.after
-    return (change.before is None or change.after is None) and present is not None and present.kind is Kind.DIRECTORY
+    return (
+        (change.before is None or change.after is None) and present is not None and present.kind is PathKind.DIRECTORY
+    )
 
 
 def mark(before: object, after: object) -> str:

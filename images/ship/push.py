@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from images.errors import ImagesError
 from images.ship.credentials import Login
-from images.ship.registry import Blob, Place, Registry, RegistryError
+from images.ship.registry import Blob, Registry, RegistryError, RegistryPath
 
 # The engine tries a failed upload five times, with longer and longer pauses, 50 seconds in all.
 ENGINES_OWN_RETRIES = 4
@@ -29,7 +29,7 @@ DONE = re.compile(r"\S+: digest: (?P<digest>sha256:[0-9a-f]{64}) size: \d+")
 Event = Mapping[str, Any]
 
 
-class Engine(Protocol):
+class PushEngine(Protocol):
     """The engine's interface that a push needs."""
 
     def image_id(self, reference: str) -> str: ...
@@ -38,7 +38,7 @@ class Engine(Protocol):
     def push(self, target: str, login: Mapping[str, str] | None) -> Generator[Event, None, None]: ...
 
 
-class State(Enum):
+class LayerState(Enum):
     WAITING = "waiting"
     RETRYING = "retrying"
     SENT = "sent"
@@ -49,7 +49,7 @@ class State(Enum):
 class Progress:
     """The engine's reports about one push so far."""
 
-    layers: dict[str, State] = field(default_factory=dict)
+    layers: dict[str, LayerState] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, int] = field(default_factory=dict)
     digest: str = ""
@@ -67,21 +67,21 @@ class Progress:
         if status.startswith("Retrying in "):
             # The engine counts the seconds down: the first of a count is a new attempt.
             left = int(status.split()[2])
-            if self.layers.get(layer) is not State.RETRYING or left > self.seconds.get(layer, 0):
+            if self.layers.get(layer) is not LayerState.RETRYING or left > self.seconds.get(layer, 0):
                 self.retries[layer] = self.retries.get(layer, 0) + 1
             self.seconds[layer] = left
         self.layers[layer] = state_of(status)
 
-    def count(self, state: State) -> int:
+    def count(self, state: LayerState) -> int:
         return sum(item is state for item in self.layers.values())
 
 
-def state_of(status: str) -> State:
+def state_of(status: str) -> LayerState:
     if status == "Pushed":
-        return State.SENT
+        return LayerState.SENT
     if status == "Layer already exists" or status.startswith("Mounted from"):
-        return State.PRESENT
-    return State.RETRYING if status.startswith("Retrying") else State.WAITING
+        return LayerState.PRESENT
+    return LayerState.RETRYING if status.startswith("Retrying") else LayerState.WAITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class Pushed:
 
 
 def push(
-    engine: Engine,
+    engine: PushEngine,
     source: str,
-    place: Place,
+    place: RegistryPath,
     name: str,
     tag: str,
     login: Login | None,
@@ -117,11 +117,13 @@ def push(
     progress = upload(engine, source, target, registry, retries, tell)
     size = verify(registry, progress.digest, engine.image_id(source), seen if seen is not None else set())
     reference = f"{place.host}/{registry.repository}@{progress.digest}"
-    return Pushed(reference, target, progress.digest, progress.count(State.SENT), progress.count(State.PRESENT), size)
+    return Pushed(
+        reference, target, progress.digest, progress.count(LayerState.SENT), progress.count(LayerState.PRESENT), size
+    )
 
 
 def upload(
-    engine: Engine, source: str, target: str, registry: Registry, retries: int, tell: Callable[[Event], None]
+    engine: PushEngine, source: str, target: str, registry: Registry, retries: int, tell: Callable[[Event], None]
 ) -> Progress:
     engine.tag(source, target)
     try:
@@ -140,7 +142,9 @@ def upload(
     return progress
 
 
-def attempt(engine: Engine, target: str, registry: Registry, retries: int, tell: Callable[[Event], None]) -> Progress:
+def attempt(
+    engine: PushEngine, target: str, registry: Registry, retries: int, tell: Callable[[Event], None]
+) -> Progress:
     progress = Progress()
     with contextlib.closing(engine.push(target, registry.login.for_engine() if registry.login else None)) as events:
         for event in events:
@@ -167,7 +171,7 @@ def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
         registry.check_upload()
     except RegistryError as error:
         why = error.why
-    arrived = progress.count(State.SENT) + progress.count(State.PRESENT)
+    arrived = progress.count(LayerState.SENT) + progress.count(LayerState.PRESENT)
     hint = None
     if arrived:
         hint = f"{arrived} of {len(progress.layers)} layers are there: the same command sends only the rest"

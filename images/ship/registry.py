@@ -39,14 +39,14 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegistryPath:
     """A registry and path to push to: `host[:port][/path]`."""
 
     host: str
     path: str
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> RegistryPath:
         if re.search(r"://|@|\s", text) or not text.strip("/"):
             raise ImagesError(
                 f"push to {text!r}",
@@ -85,7 +85,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class RegistryManifest:
     digest: str
     config: Blob
     layers: tuple[Blob, ...]
@@ -94,7 +94,7 @@ class Manifest:
 class Registry:
     """One repository of a registry, with one login."""
 
-    def __init__(self, place: Place, name: str, login: Login | None) -> None:
+    def __init__(self, place: RegistryPath, name: str, login: Login | None) -> None:
         self.place, self.repository, self.login = place, place.repository(name), login
         host = "registry-1.docker.io" if place.host == DOCKER_HUB else place.host
         self.base = f"{'http' if place.loopback else 'https'}://{host}"
@@ -104,7 +104,7 @@ class Registry:
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's loopback
         self.opener = urllib.request.build_opener(*handlers)
 
-    def manifest(self, reference: str) -> Manifest:
+    def manifest(self, reference: str) -> RegistryManifest:
         """Return the manifest under a digest or tag; its digest is computed from the received bytes."""
         with self.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
             data = self.whole(answer)
@@ -255,13 +255,13 @@ class Registry:
         return RegistryError(self.what("reach"), str(cause), hint=hint)
 
 
-def parse_manifest(data: bytes) -> Manifest:
+def parse_manifest(data: bytes) -> RegistryManifest:
     """Parse a manifest of schema 2; raise ValueError, KeyError or TypeError for anything else."""
     value = json.loads(data)
     if value["schemaVersion"] != 2:
         raise ValueError(value["schemaVersion"])
     blobs = [Blob(str(item["digest"]), int(item["size"])) for item in (value["config"], *value["layers"])]
-    return Manifest(f"sha256:{hashlib.sha256(data).hexdigest()}", blobs[0], tuple(blobs[1:]))
+    return RegistryManifest(f"sha256:{hashlib.sha256(data).hexdigest()}", blobs[0], tuple(blobs[1:]))
 
 
 def complete(answer: HTTPResponse) -> None:

@@ -65,7 +65,7 @@ def with_version(file: str, text: str, current: str, version: str) -> str:
     return changed
 
 
-class Release:
+class ProjectRelease:
     """The release of one version from one checkout."""
 
     def __init__(self, repository: Path, version: str, day: date) -> None:

@@ -22,13 +22,13 @@ STA_UNSYNC = 0x0040
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockState:
     synchronised: bool
     offset_s: float
     error_s: float
 
 
-def parse(inputs: Inputs) -> Clock:
+def parse(inputs: Inputs) -> ClockState:
     text = inputs["clock"].strip()
     match = re.fullmatch(
         r"# adjtimex\nstate: (\d+)\nstatus: (0x[0-9a-f]{4})\noffset_s: (-?\d+\.\d+)\nmaxerror_s: (\d+\.\d+)\n"
@@ -40,10 +40,10 @@ def parse(inputs: Inputs) -> Clock:
     status = int(match.group(2), 16)
     # State 5 is TIME_ERROR: the kernel itself calls the clock unreliable.
     synchronised = not status & STA_UNSYNC and match.group(1) != "5"
-    return Clock(synchronised, float(match.group(3)), float(match.group(4)))
+    return ClockState(synchronised, float(match.group(3)), float(match.group(4)))
 
 
-def judge(measured: Clock, context: Context) -> Iterable[Finding]:
+def judge(measured: ClockState, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     most = limits.number("clock_error_max_s")
     if not measured.synchronised:

@@ -23,17 +23,17 @@ CHECK = Check(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WaitingProcesses:
     waiting: tuple[Waiting, ...]
     zombies: int
 
 
-def parse(inputs: Inputs) -> Measured:
+def parse(inputs: Inputs) -> WaitingProcesses:
     listed = processes.parse(inputs["processes"])
-    return Measured(processes.waiting(inputs["waiting"]), sum(1 for process in listed if process.state == "Z"))
+    return WaitingProcesses(processes.waiting(inputs["waiting"]), sum(1 for process in listed if process.state == "Z"))
 
 
-def judge(measured: Measured, context: Context) -> Iterable[Finding]:
+def judge(measured: WaitingProcesses, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     most, zombies_max = limits.number("d_state_max_s"), limits.number("zombies_max")
     before = context.previous.get("since", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parsers import dcgm
-from parsers.dcgm import Outcome
+from parsers.dcgm import TestOutcome
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, When
 
@@ -21,9 +21,9 @@ CHECK = Check(
 )
 
 
-def parse(inputs: Inputs) -> list[Outcome]:
+def parse(inputs: Inputs) -> list[TestOutcome]:
     return dcgm.parse(inputs["dcgmi_diag_2"])
 
 
-def judge(measured: list[Outcome], context: Context) -> Iterable[Finding]:
+def judge(measured: list[TestOutcome], context: Context) -> Iterable[Finding]:
     return dcgm.judge(measured, context)

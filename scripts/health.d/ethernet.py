@@ -28,7 +28,7 @@ STATES = {"up", "down", "unknown", "dormant", "lowerlayerdown", "notpresent", "t
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class EthernetInterface:
     name: str
     state: str
     mtu: int
@@ -37,7 +37,7 @@ class Interface:
     changes: int
 
 
-def parse(inputs: Inputs) -> list[Interface]:
+def parse(inputs: Inputs) -> list[EthernetInterface]:
     found: dict[str, dict[str, str]] = {}
     for path, text in blocks(inputs["ethernet"]).items():
         match = _PATH.fullmatch(path)
@@ -53,7 +53,7 @@ def parse(inputs: Inputs) -> list[Interface]:
             raise Unreadable(f"{name}: state {values['operstate']!r}")
         speed = integer(values["speed"], f"{name}: speed") if "speed" in values else None
         interfaces.append(
-            Interface(
+            EthernetInterface(
                 name,
                 values["operstate"],
                 integer(values["mtu"], f"{name}: mtu"),
@@ -64,7 +64,7 @@ def parse(inputs: Inputs) -> list[Interface]:
     return interfaces
 
 
-def judge(measured: list[Interface], context: Context) -> Iterable[Finding]:
+def judge(measured: list[EthernetInterface], context: Context) -> Iterable[Finding]:
     rules = context.limits.default.mapping("interfaces")
     before = context.previous.get("changes", {})
     context.state["changes"] = {link.name: link.changes for link in measured}
@@ -81,7 +81,7 @@ def judge(measured: list[Interface], context: Context) -> Iterable[Finding]:
         raise Unreadable("no interface that the thresholds name")
 
 
-def _one(link: Interface, rule: dict[str, float], before: int | None) -> Finding:
+def _one(link: EthernetInterface, rule: dict[str, float], before: int | None) -> Finding:
     # A carrier lost and found again is two changes.
     flaps = 0 if before is None else max(0, link.changes - before) // 2
     shown = f"{link.name}: {link.state}, MTU {link.mtu}, " + (f"{link.speed} Mb/s" if link.speed else "speed unknown")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
@@ -38,7 +38,7 @@ def parse(inputs: Inputs) -> list[Clocks]:
     return [_one(gpu) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _one(gpu: Gpu) -> Clocks:
+def _one(gpu: GpuReport) -> Clocks:
     name = next((name for name in NAMES if gpu.section(name)), None)
     if name is None:
         raise Unreadable(f"{gpu.label} does not report its clock event reasons")

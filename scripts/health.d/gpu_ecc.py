@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
@@ -39,7 +39,7 @@ def parse(inputs: Inputs) -> list[Ecc]:
     return [_one(gpu) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _one(gpu: Gpu) -> Ecc:
+def _one(gpu: GpuReport) -> Ecc:
     mode = next((name for name in ("ECC Mode", "Ecc Mode") if gpu.section(name)), "ECC Mode")
     current = gpu.text(mode, "Current")
     if current not in {"Enabled", "Disabled", "N/A"}:
@@ -60,7 +60,7 @@ def _one(gpu: Gpu) -> Ecc:
     )
 
 
-def _repairs(gpu: Gpu) -> Iterable[str]:
+def _repairs(gpu: GpuReport) -> Iterable[str]:
     section = gpu.section("ECC Errors")
     for name in ("Unrepairable Memory", "Channel Repair Pending", "TPC Repair Pending"):
         # Beside the counters or among them; values other than yes and no occur.
@@ -70,14 +70,14 @@ def _repairs(gpu: Gpu) -> Iterable[str]:
                 break
 
 
-def _uncorrected(gpu: Gpu, since: str) -> int:
+def _uncorrected(gpu: GpuReport, since: str) -> int:
     if gpu.section("ECC Errors", since, "Double Bit"):
         # Volta and older.
         return _known(gpu, since, "Double Bit", "Total")
     return _sram(gpu, since) + _known(gpu, since, "DRAM Uncorrectable")
 
 
-def _sram(gpu: Gpu, since: str) -> int:
+def _sram(gpu: GpuReport, since: str) -> int:
     section = gpu.section("ECC Errors", since)
     if section and "SRAM Uncorrectable Parity" in section.values:
         # Drivers from 535 on separate parity from SEC-DED.
@@ -85,7 +85,7 @@ def _sram(gpu: Gpu, since: str) -> int:
     return _known(gpu, since, "SRAM Uncorrectable")
 
 
-def _known(gpu: Gpu, *path: str) -> int:
+def _known(gpu: GpuReport, *path: str) -> int:
     value = gpu.count("ECC Errors", *path)
     if value is None:
         raise Unreadable(f"{gpu.label}: ECC is on and counts nothing at {' / '.join(path)}")

@@ -37,7 +37,7 @@ COUNTERS = {
 
 
 @dataclass(slots=True)
-class Links:
+class GpuLinks:
     uuid: str
     label: str
     model: str
@@ -47,8 +47,8 @@ class Links:
     known: dict[str, set[int]] = field(default_factory=dict)
 
 
-def parse(inputs: Inputs) -> list[Links]:
-    by_uuid: dict[str, Links] = {}
+def parse(inputs: Inputs) -> list[GpuLinks]:
+    by_uuid: dict[str, GpuLinks] = {}
     for links, line in _lines(inputs["nvlink_status"], by_uuid, "nvidia-smi nvlink --status"):
         match = _LINK.match(line)
         if match:
@@ -77,20 +77,22 @@ def parse(inputs: Inputs) -> list[Links]:
     return list(by_uuid.values())
 
 
-def _lines(text: str, by_uuid: dict[str, Links], what: str) -> Iterable[tuple[Links, str]]:
-    links: Links | None = None
+def _lines(text: str, by_uuid: dict[str, GpuLinks], what: str) -> Iterable[tuple[GpuLinks, str]]:
+    links: GpuLinks | None = None
     for row in text.splitlines():
         line = row.strip()
         match = _GPU.match(line)
         if match:
-            links = by_uuid.setdefault(match.group(3), Links(match.group(3), f"GPU {match.group(1)}", match.group(2)))
+            links = by_uuid.setdefault(
+                match.group(3), GpuLinks(match.group(3), f"GPU {match.group(1)}", match.group(2))
+            )
         elif line and links is None:
             raise Unreadable(f"{what}: {line[:80]!r}")
         elif line and links is not None:
             yield links, line
 
 
-def judge(measured: list[Links], context: Context) -> Iterable[Finding]:
+def judge(measured: list[GpuLinks], context: Context) -> Iterable[Finding]:
     before = context.previous.get("errors", {})
     context.state["errors"] = {links.uuid: links.errors for links in measured}
     for links in measured:

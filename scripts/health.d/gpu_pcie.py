@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
@@ -36,7 +36,7 @@ def parse(inputs: Inputs) -> list[Link]:
     return [_one(gpu) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _one(gpu: Gpu) -> Link:
+def _one(gpu: GpuReport) -> Link:
     width = gpu.count("PCI", "GPU Link Info", "Link Width", "Current")
     generation = gpu.count("PCI", "GPU Link Info", "PCIe Generation", "Current")
     state = gpu.text("Performance State")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem, unknown
 
@@ -23,18 +23,18 @@ CHECK = Check(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecoveryAction:
     uuid: str
     label: str
     # None if the driver is too old to report it.
     action: str | None
 
 
-def parse(inputs: Inputs) -> list[Wanted]:
-    return [Wanted(gpu.uuid, gpu.label, _action(gpu)) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
+def parse(inputs: Inputs) -> list[RecoveryAction]:
+    return [RecoveryAction(gpu.uuid, gpu.label, _action(gpu)) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _action(gpu: Gpu) -> str | None:
+def _action(gpu: GpuReport) -> str | None:
     if "GPU Recovery Action" in gpu.root.values:
         action = gpu.text("GPU Recovery Action")
         if action not in {"None", "Reset", "Reboot", "Drain P2P", "Drain and Reset"}:
@@ -48,7 +48,7 @@ def _action(gpu: Gpu) -> str | None:
     return "Drain and Reset" if gpu.yes("GPU Reset Status", "Drain and Reset Recommended") else "None"
 
 
-def judge(measured: list[Wanted], context: Context) -> Iterable[Finding]:
+def judge(measured: list[RecoveryAction], context: Context) -> Iterable[Finding]:
     if not measured:
         raise Unreadable("no GPU to judge")
     for wanted in measured:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem, unknown
 
@@ -36,7 +36,7 @@ def parse(inputs: Inputs) -> list[Retired]:
     return [_one(gpu) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _one(gpu: Gpu) -> Retired:
+def _one(gpu: GpuReport) -> Retired:
     name = "Retired Pages"
     section = gpu.section(name)
     word = "Pending Page Blacklist" if section and "Pending Page Blacklist" in section.values else "Pending"

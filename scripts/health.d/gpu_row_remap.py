@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem, unknown
 
@@ -39,7 +39,7 @@ def parse(inputs: Inputs) -> list[Remap]:
     return [_one(gpu) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _one(gpu: Gpu) -> Remap:
+def _one(gpu: GpuReport) -> Remap:
     name, uuid, label = "Remapped Rows", gpu.uuid, gpu.label
     if gpu.section(name) is None:
         # "Remapped Rows : N/A" on one line; anything else is not this tool's output.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parsers import nvidia_smi
-from parsers.nvidia_smi import NVIDIA_SMI, Gpu
+from parsers.nvidia_smi import NVIDIA_SMI, GpuReport
 
 from health.api import Check, Class, Context, Finding, Hardware, Inputs, Unreadable, When, ok, problem
 
@@ -35,7 +35,7 @@ def parse(inputs: Inputs) -> list[Heat]:
     return [_one(gpu) for gpu in nvidia_smi.parse(inputs["nvidia_smi_q"])]
 
 
-def _one(gpu: Gpu) -> Heat:
+def _one(gpu: GpuReport) -> Heat:
     now = gpu.count("Temperature", "GPU Current Temp")
     if now is None:
         raise Unreadable(f"{gpu.label} reports no temperature")

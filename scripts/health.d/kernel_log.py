@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from parsers import kernel_log
-from parsers.kernel_log import KERNEL_LOG, Log
+from parsers.kernel_log import KERNEL_LOG, KernelLog
 
 from health.api import Check, Class, Context, Finding, Inputs, UserMade, When, ok, problem
 
@@ -22,11 +22,11 @@ CHECK = Check(
 )
 
 
-def parse(inputs: Inputs) -> Log:
+def parse(inputs: Inputs) -> KernelLog:
     return kernel_log.parse(inputs["kernel_log"])
 
 
-def judge(measured: Log, context: Context) -> Iterable[Finding]:
+def judge(measured: KernelLog, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     cursor = float(context.previous.get("cursor", measured.now - limits.number("look_back_s")))
     held = {key: value for key, value in context.previous.get("held", {}).items() if value["until"] > measured.now}

@@ -23,13 +23,13 @@ _ROW = re.compile(r"^(\w+(?:\(\w+\))?):\s+(\d+)(?: kB)?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     total: int
     available: int
     corrupted: int
 
 
-def parse(inputs: Inputs) -> Memory:
+def parse(inputs: Inputs) -> MemoryUse:
     values = {}
     for line in inputs["meminfo"].splitlines():
         match = _ROW.match(line)
@@ -38,7 +38,7 @@ def parse(inputs: Inputs) -> Memory:
         elif line.strip() and line != "==> /proc/meminfo <==":
             raise Unreadable(f"/proc/meminfo: {line[:80]!r}")
     try:
-        memory = Memory(values["MemTotal"], values["MemAvailable"], values.get("HardwareCorrupted", 0))
+        memory = MemoryUse(values["MemTotal"], values["MemAvailable"], values.get("HardwareCorrupted", 0))
     except KeyError as error:
         raise Unreadable(f"/proc/meminfo: no {error.args[0]}") from error
     if not 0 < memory.available <= memory.total:
@@ -46,7 +46,7 @@ def parse(inputs: Inputs) -> Memory:
     return memory
 
 
-def judge(measured: Memory, context: Context) -> Iterable[Finding]:
+def judge(measured: MemoryUse, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     least = limits.number("memory_available_min_percent")
     percent = 100 * measured.available / measured.total

@@ -55,7 +55,7 @@ class Xid:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class XidEvents:
     now: float
     newest: float
     xids: tuple[Xid, ...]
@@ -63,7 +63,7 @@ class Measured:
     strange: tuple[Xid, ...] = ()
 
 
-def parse(inputs: Inputs) -> Measured:
+def parse(inputs: Inputs) -> XidEvents:
     log = kernel_log.parse(inputs["kernel_log"])
     xids: list[Xid] = []
     strange: list[Xid] = []
@@ -84,10 +84,10 @@ def parse(inputs: Inputs) -> Measured:
             xids.append(Xid(line.at, lost, 79, "GPU has fallen off the bus"))
             lost = ""
     newest = log.lines[-1].at if log.lines else 0.0
-    return Measured(log.now, newest, tuple(xids), tuple(strange))
+    return XidEvents(log.now, newest, tuple(xids), tuple(strange))
 
 
-def judge(measured: Measured, context: Context) -> Iterable[Finding]:
+def judge(measured: XidEvents, context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     # At the first check after a start only recent lines count: the log is older than this pod.
     cursor = float(context.previous.get("cursor", measured.now - limits.number("look_back_s")))

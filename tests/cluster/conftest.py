@@ -12,7 +12,7 @@ import pytest
 from cluster.local import LocalCluster
 from cluster.ports import free_port
 from cluster.values import Options
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests import collected
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.shared_home import SharedHome
@@ -54,7 +54,7 @@ def world(home: SharedHome) -> Iterator[World]:
     }
     options = Options(name=NAME, workers=2, repository=IMAGES, port=free_port(22300), overrides=overrides)
     # Its state lies where the command line looks, so that a test can be an operator: build.py ... --name test
-    cluster = LocalCluster(Engine().client, options, log=print)
+    cluster = LocalCluster(DockerEngine().client, options, log=print)
     # What an earlier run that was killed has left.
     cluster.down()
     try:

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass, field
 
 from cluster.local import LocalCluster
-from cluster.pods import Running
+from cluster.pods import RunningPod
 from cluster.rendered.manifests import Manifests
 from cluster.report import Row
 from tests.waiting import until
@@ -44,7 +44,7 @@ class World:
     def wait_ready(self, only: str = "", *, within: float = 90) -> None:
         self.cluster.wait_ready(self.manifests, timeout=within, only=only)
 
-    def running(self, pod: str) -> Running:
+    def running(self, pod: str) -> RunningPod:
         return self.cluster.kubelet.running()[pod]
 
     def run(self, pod: str, *command: str) -> str:

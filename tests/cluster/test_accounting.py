@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cluster.local import LocalCluster
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
@@ -84,7 +84,7 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
     users.touch(0o600)
     users.write_text(USERS.format(PASSWORD.replace("\\", "\\\\")))
     values: dict[str, Any] = {"accounting": {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}}
-    client, name = Engine().client, f"{NAME}-db"
+    client, name = DockerEngine().client, f"{NAME}-db"
     with small_cluster(client, name, tmp_path, values) as cluster, database(cluster, users) as mariadb:
         cluster.up(timeout=120)
         small = World(cluster)
@@ -152,7 +152,7 @@ def assert_whole(dump: Path, job: str) -> None:
 
 def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: Path) -> None:
     """The page's commands as written, with a cluster that is lost between the first block and the second."""
-    client, name = Engine().client, f"{NAME}-restore"
+    client, name = DockerEngine().client, f"{NAME}-restore"
     backup, restore, look = [block for block in PAGE if block.runs]
     env = reader(name, tmp_path)
 
@@ -204,7 +204,7 @@ def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: P
 @pytest.fixture(scope="module")
 def unaccounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     values = {"accounting": {"mode": "none"}}
-    with small_cluster(Engine().client, f"{NAME}-none", tmp_path_factory.mktemp("none"), values) as cluster:
+    with small_cluster(DockerEngine().client, f"{NAME}-none", tmp_path_factory.mktemp("none"), values) as cluster:
         cluster.up(timeout=120)
         yield cluster
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.change.plan import Plan
+from cluster.change.plan import UpPlan
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster, stored
-from cluster.values import Asked, auth, merged, settle
-from images.engine.docker import Engine
+from cluster.values import UpRequest, auth, merged, settle
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
@@ -33,7 +33,7 @@ PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alon
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("munge")
-    with small_cluster(Engine().client, f"{NAME}-munge", root, {}, workers=2, auth="munge") as cluster:
+    with small_cluster(DockerEngine().client, f"{NAME}-munge", root, {}, workers=2, auth="munge") as cluster:
         cluster.up(timeout=180)
         as_an_older_version_stored(cluster)
         yield World(cluster)
@@ -60,14 +60,14 @@ def lives(world: World) -> dict[str, str]:
     return {name: pod.container for name, pod in world.cluster.kubelet.running().items()}
 
 
-@pytest.mark.parametrize("asked", [Asked(), Asked(reset=True), Asked(overrides={})])
-def test_another_up_keeps_munge_replaces_no_pod_and_says_how_to_move(older: World, asked: Asked) -> None:
+@pytest.mark.parametrize("asked", [UpRequest(), UpRequest(reset=True), UpRequest(overrides={})])
+def test_another_up_keeps_munge_replaces_no_pod_and_says_how_to_move(older: World, asked: UpRequest) -> None:
     before, options = lives(older), older.cluster.options
     found = stored(options.name, older.cluster.state.parent)
     # The test's own images and ways to log in are no part of the question.
     settled = replace(settle(options.name, found, asked), workers=options.workers, port=options.port)
     cluster = LocalCluster(older.cluster.kubelet.client, settled, root=older.cluster.state.parent, log=print)
-    plans: list[Plan] = []
+    plans: list[UpPlan] = []
     cluster.up(timeout=120, agree=plans.append)
     assert [plan.empty for plan in plans] == [True] and lives(older) == before
     assert any("Slurm's daemons keep munge" in line and "--auth slurm" in line for line in plans[0].lines())
@@ -159,7 +159,7 @@ def test_another_authentication_is_refused_under_a_job_and_taken_without_one(old
     job = ann.submit("-o", "/dev/null", script="sleep 600")
     waits = ann.submit("-o", "/dev/null", "--hold", script="true")
     ann.wait_for(job, "RUNNING")
-    cluster.options = settle(cluster.options.name, cluster.options, Asked(auth="slurm"))
+    cluster.options = settle(cluster.options.name, cluster.options, UpRequest(auth="slurm"))
     with pytest.raises(ClusterError, match=f"from munge to slurm: jobs run .{job}."):
         cluster.up(timeout=120)
     assert "auth/munge" in older.slurm("scontrol", "show", "config")
@@ -167,7 +167,7 @@ def test_another_authentication_is_refused_under_a_job_and_taken_without_one(old
     ann.wait_for(job, "CANCELLED")
     until(lambda: not older.slurm("squeue", "-h", "-t", "R,CG").strip(), "no job runs")
     for to in ("slurm", "munge"):  # and back
-        cluster.options = settle(cluster.options.name, cluster.options, Asked(auth=to))
+        cluster.options = settle(cluster.options.name, cluster.options, UpRequest(auth=to))
         cluster.up(timeout=180)
         older.manifests = cluster.manifests()
         assert f"auth/{to}" in older.slurm("scontrol", "show", "config")

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.values import merged
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
@@ -27,7 +27,9 @@ SOCKET = "/run/slurm/sack.socket"
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with small_cluster(Engine().client, f"{NAME}-auth", tmp_path_factory.mktemp("auth"), {}, workers=2) as cluster:
+    with small_cluster(
+        DockerEngine().client, f"{NAME}-auth", tmp_path_factory.mktemp("auth"), {}, workers=2
+    ) as cluster:
         cluster.up(timeout=180)
         yield World(cluster)
 

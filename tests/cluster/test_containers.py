@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.mpi import ON_TWO_NODES, compile_sum, met
 from tests.cluster.researcher import Researcher, World
@@ -25,7 +25,9 @@ REGISTRIES = f'[[registry]]\nlocation = "127.0.0.1:{PORT}"\ninsecure = true\n'
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     built(IMAGES, "worker-containers")
     values: dict[str, Any] = {"containers": {"enabled": True, "registries": REGISTRIES}}
-    with small_cluster(Engine().client, f"{NAME}-boxes"[:21], tmp_path_factory.mktemp("boxes"), values, 2) as cluster:
+    with small_cluster(
+        DockerEngine().client, f"{NAME}-boxes"[:21], tmp_path_factory.mktemp("boxes"), values, 2
+    ) as cluster:
         cluster.up(timeout=150)
         with registry_of(cluster, tmp_path_factory.mktemp("registry")):
             yield World(cluster)

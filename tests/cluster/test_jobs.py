@@ -14,7 +14,7 @@ import pytest
 
 from cluster.local import LocalCluster
 from cluster.values import merged
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
@@ -59,7 +59,7 @@ FIGURES = ("MaxRSS", "AveRSS", "MaxVMSize", "MaxDiskRead", "MaxDiskWrite")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Start a cluster that tracks jobs but does not contain them, as where pods may not write cgroups."""
     values = {"slurm": {"proctrack": "linuxproc", "fastScripts": True}, "login": {"graceSeconds": 25}}
-    with small_cluster(Engine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
+    with small_cluster(DockerEngine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
         cluster.up(timeout=120)
         yield World(cluster)
 

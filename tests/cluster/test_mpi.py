@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.mpi import ON_TWO_NODES, compile_sum, met
 from tests.cluster.researcher import Researcher, World
@@ -23,7 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Its workers are of the image worker-devel, which is built where it is named."""
     image = built(IMAGES, "worker-devel")
     tag = f"{NAME}-devel"
-    client = Engine().client
+    client = DockerEngine().client
     client.images.get(image).tag(f"{IMAGES}/worker", tag)
     values = {"image": {"tags": {"worker": tag}}}
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.mpi import compile_sum, met
 from tests.cluster.researcher import Researcher, World
@@ -33,7 +33,9 @@ class small_registry(registry_of):
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     build("worker-pyxis", "login-pyxis")
     values: dict[str, Any] = {"containers": {"enabled": True, "by": "pyxis", "enroot": "ENROOT_ALLOW_HTTP y\n"}}
-    with small_cluster(Engine().client, f"{NAME}-pyxis"[:21], tmp_path_factory.mktemp("pyxis"), values, 2) as cluster:
+    with small_cluster(
+        DockerEngine().client, f"{NAME}-pyxis"[:21], tmp_path_factory.mktemp("pyxis"), values, 2
+    ) as cluster:
         cluster.up(timeout=150)
         with small_registry(cluster, tmp_path_factory.mktemp("registry")):
             yield World(cluster)

@@ -17,7 +17,7 @@ import yaml
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.rendered.tags import newest_here
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
@@ -37,7 +37,7 @@ HOW_TO = ROOT / "docs/how-to"
 @pytest.fixture(scope="module")
 def tags() -> dict[str, dict[str, str]]:
     """Release -> role -> tag."""
-    client = Engine().client
+    client = DockerEngine().client
     return {slurm: newest_here(client, IMAGES, slurm=slurm, variant="debian") for slurm in (OLD, NEW)}
 
 
@@ -47,7 +47,7 @@ def world(tags: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFact
         "workers": {"defaults": {"graceSeconds": 40, "drainSeconds": 20}, "pools": {"worker": {"replicas": 2}}},
         "slurm": {"proctrack": "linuxproc"},
     }
-    with small_cluster(Engine().client, f"{NAME}-release", tmp_path_factory.mktemp("release"), values) as cluster:
+    with small_cluster(DockerEngine().client, f"{NAME}-release", tmp_path_factory.mktemp("release"), values) as cluster:
         cluster.options = replace(cluster.options, tags=tags[OLD])
         cluster.up(timeout=150)
         yield World(cluster)
@@ -263,7 +263,7 @@ def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path
     first = build(reader, "up", "--workers", "1", "--values", str(values), "--slurm-version", OLD)
     assert first.returncode == 0, first.stdout + first.stderr
     values.unlink()
-    world = World(LocalCluster.saved(Engine().client, reader["MINIVM_NAME"], log=print))
+    world = World(LocalCluster.saved(DockerEngine().client, reader["MINIVM_NAME"], log=print))
     bob = Researcher(world, "bob")
 
     # Another `up` keeps workers, values and images, and finds nothing to do.

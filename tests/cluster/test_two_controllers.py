@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from cluster import readiness
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
@@ -80,7 +80,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with small_cluster(Engine().client, f"{NAME}-two", tmp_path_factory.mktemp("two"), VALUES) as cluster:
+    with small_cluster(DockerEngine().client, f"{NAME}-two", tmp_path_factory.mktemp("two"), VALUES) as cluster:
         cluster.up(timeout=180)
         yield World(cluster)
 

@@ -14,7 +14,7 @@ import yaml
 from images.cli.session import Session
 from images.make.plan import Composed
 from images.make.progress import Plain
-from images.settings import Settings
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLE = "standin"
@@ -50,7 +50,7 @@ def edited(path: Path) -> Iterator[dict[str, Any]]:
     path.write_text(yaml.safe_dump(data))
 
 
-def build(root: Path, settings: Settings) -> tuple[Session, Composed]:
+def build(root: Path, settings: BuildSettings) -> tuple[Session, Composed]:
     """Lock and build the role."""
     session = Session.open(root, settings)
     session.relock([ROLE])

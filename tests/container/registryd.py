@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from images.ship.credentials import Login
-from images.ship.registry import Place
+from images.ship.registry import RegistryPath
 from tests.container.conftest import docker
 from tests.waiting import until
 
@@ -91,8 +91,8 @@ class Registryd:
         docker("rmi", there)
 
     @property
-    def place(self) -> Place:
-        return Place.parse(f"127.0.0.1:{self.port}/site")
+    def place(self) -> RegistryPath:
+        return RegistryPath.parse(f"127.0.0.1:{self.port}/site")
 
     def uploads(self) -> int:
         """Count the uploaded blobs in the access log."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from images.cli.session import Session
 from images.definition.load import load
-from images.engine.docker import Engine
-from images.settings import Settings
+from images.engine.docker import DockerEngine
+from images.settings import BuildSettings
 from images.ship.push import push
 from tests.container import definition, standins
 from tests.container.archive import Key, Site, repository, served, sha256
@@ -49,14 +49,14 @@ class World:
     other_key: Key
     packages: standins.Repositories
 
-    def settings(self, **values: str) -> Settings:
+    def settings(self, **values: str) -> BuildSettings:
         # The build steps must reach this machine's loopback.
-        return Settings(network="host", **values)
+        return BuildSettings(network="host", **values)
 
 
-def root_image(engine: Engine) -> str:
+def root_image(engine: DockerEngine) -> str:
     """Return the first layer, as `make images` built it: a small system in which apt works."""
-    session = Session.open(definition.ROOT, Settings())
+    session = Session.open(definition.ROOT, BuildSettings())
     found = session.compose(["worker"]).images["layer:root"].reference
     assert engine.has(found), f"no image {found}; `make images` builds it"
     return found
@@ -68,7 +68,7 @@ def world(directory: Path, layer: str, needs: tuple[str, ...]) -> Iterator[World
     root = definition.copy(directory / "repository", layer, needs)
     asked = {name for item in load(root).layers.values() for name in item.packages.everything()}
     # What the base is made of is real.
-    real = {package.name for package in Session.open(definition.ROOT, Settings()).slices["root"].packages}
+    real = {package.name for package in Session.open(definition.ROOT, BuildSettings()).slices["root"].packages}
     made = standins.repositories(asked - real)
     key, other = Key(directory / "gpg"), Key(directory / "other-gpg")
     web = directory / "web"
@@ -76,7 +76,7 @@ def world(directory: Path, layer: str, needs: tuple[str, ...]) -> Iterator[World
     repository(web / "cuda", made.cuda, key)
     repository(web / "doca", made.doca, key)
     (web / "files").mkdir()
-    engine = Engine("classic")
+    engine = DockerEngine("classic")
     registry = Registryd(directory / "registry", auth={})
     registry.start()
     try:
@@ -95,7 +95,7 @@ def world(directory: Path, layer: str, needs: tuple[str, ...]) -> Iterator[World
         engine.client.close()
 
 
-def base_image(engine: Engine, registry: Registryd, ubuntu: Site, key: Key) -> str:
+def base_image(engine: DockerEngine, registry: Registryd, ubuntu: Site, key: Key) -> str:
     """Build the stand-in of the vendor's base, in a registry, named by digest."""
     with tempfile.TemporaryDirectory() as directory:
         context = Path(directory)

@@ -25,7 +25,7 @@ from fleet.act.api_client import ApiClient
 from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record, ShowOnNode, StartJob, Withdraw
 from fleet.errors import FleetError
 from fleet.report.events import EventRateLimit, events
-from fleet.world.kubernetes import Condition, Kubernetes
+from fleet.world.kubernetes import KubeCondition, KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, parse_machine
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
@@ -165,7 +165,7 @@ def test_what_is_noted_of_one_is_an_event_of_it_and_not_again_on_the_next_look(a
     note_of_it = Record(name, before.version, FULL)
 
     def told(seen: Machine, change: Record) -> int:
-        found = events([change], Kubernetes(machines={name: seen}), "default", 30, often, 0.0)
+        found = events([change], KubernetesView(machines={name: seen}), "default", 30, often, 0.0)
         for one in found:
             do(api, partial(_tell, one))
         return len(found)
@@ -214,7 +214,7 @@ def test_another_object_of_the_name_is_no_refusal(api: ApiServer) -> None:
 
     async def each(fleet: ApiClient) -> list[bool]:
         return [
-            await changes.apply_change(fleet, ShowOnNode("n0", "another", Condition("t", "True"))),
+            await changes.apply_change(fleet, ShowOnNode("n0", "another", KubeCondition("t", "True"))),
             await changes.apply_change(fleet, Cordon("n0", "another", version, "why")),
             await changes.apply_change(fleet, Annotate("n0", "another", version, (("a", "b"),))),
             await changes.apply_change(fleet, Protect("none", "another", version)),

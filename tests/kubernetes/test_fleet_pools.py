@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from fleet.act.api_client import ApiClient, ApiError
+from fleet.act.api_client import ApiClient, KubernetesError
 from fleet.act.changes import apply_change
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, Forget, NotePool, Undrain
 from fleet.decide.decide import decide
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import parse_slurm
-from fleet.world.snapshot import Snapshot
+from fleet.world.snapshot import FleetSnapshot
 from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerPool, parse_pool
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
@@ -83,7 +83,7 @@ class Cluster:
     def __init__(self, api: ApiServer) -> None:
         self.api = api
         self.slurm: dict[str, Object] = {}
-        self.memory = Memory()
+        self.memory = FleetMemory()
         self.made: list[Change] = []
         self.now = 1_800_000_000.0
         self.policy = Policy(shows="")
@@ -142,14 +142,14 @@ class Cluster:
         for kind in filter(None, (cache.nodes, cache.pods, cache.sets, cache.pools)):
             await kind.list()
         here = cache.world()
-        assert isinstance(here, Kubernetes) and not here.unread, here
+        assert isinstance(here, KubernetesView) and not here.unread, here
         jobs = [
             {"job_id": 7, "job_state": ["RUNNING"], "nodes": name}
             for name, node in self.slurm.items()
             if node.get("alloc_cpus")
         ]
         decision = decide(
-            Snapshot(here, parse_slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy
+            FleetSnapshot(here, parse_slurm(self.slurm.values(), jobs, [])), self.memory, self.now, self.policy
         )
         self.memory = decision.memory
         return sum([await self.perform(api, change) for change in decision.changes])
@@ -270,7 +270,7 @@ def test_a_pod_is_made_once_and_never_over_anothers(api: ApiServer, pool: str) -
     theirs: Object = {"metadata": {"name": "slurm-gpu-0"}, "spec": {"containers": [{"name": "x", "image": "theirs"}]}}
     api.ask("POST", PODS, theirs)
     make = CreatePod("slurm-gpu-0", "", read(api, pool))
-    with pytest.raises(ApiError, match="a pod of that name is there"):
+    with pytest.raises(KubernetesError, match="a pod of that name is there"):
         do(api, lambda fleet: apply_change(fleet, make))
     found = pods(api)["slurm-gpu-0"]
     assert found["spec"]["containers"][0]["image"] == "theirs" and "ownerReferences" not in found["metadata"]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from kubernetes_asyncio import client
 
-from fleet.act.api_client import GUESTS, ApiClient, ApiError
+from fleet.act.api_client import GUESTS, ApiClient, KubernetesError
 from fleet.act.changes import apply_change
 from fleet.act.leader_election import renewed
 from fleet.cli import explain, with_pod
@@ -30,18 +30,18 @@ from fleet.decide.actions import (
     Make,
     NotePool,
     Record,
+    SeenVersions,
     ShowOnNode,
     ShowOnPod,
     StartJob,
-    Versions,
 )
 from fleet.decide.decide import Decision
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
-from fleet.world.kubernetes import CORDONED, FENCED, Condition, Kubernetes
+from fleet.world.kubernetes import CORDONED, FENCED, KubeCondition, KubernetesView
 from fleet.world.machine import Machine, MachineStatus
 from fleet.world.slurm import Precondition
-from fleet.world.snapshot import Snapshot, Unknown
+from fleet.world.snapshot import FleetSnapshot, Unknown
 from fleet.world.worker_pool import PoolStatus, parse_pool
 from tests.helm import rendered_for
 from tests.kubernetes import programs
@@ -56,7 +56,7 @@ MACHINES = "/apis/minivm.io/v1alpha1/namespaces/hpc/machines"
 TREATS = {"mode": "act", "remedies": {"reboot": {"job": {"template": {}}}}}
 WORKERS = {"name": "minivm", "instance": "slurm", "component": "worker"}
 WAS = Precondition(False, False, "", "")
-STATE = Condition("minivm.io/SlurmState", "True", "TakesJobs", "", 1.0)
+STATE = KubeCondition("minivm.io/SlurmState", "True", "TakesJobs", "", 1.0)
 Deed = Callable[[ApiClient], Awaitable[object]]
 
 
@@ -114,7 +114,7 @@ class Place:
             api = ApiClient(client.ApiClient(settings), "hpc", "slurm")
             try:
                 await deed(api)
-            except ApiError as error:
+            except KubernetesError as error:
                 return error.status
             finally:
                 await api.close()
@@ -197,7 +197,7 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
     async def held(api: ApiClient) -> None:
         await api.put_lease("slurm-fleet", renewed(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
 
-    seen = Versions("slurm-worker-0", "n0", worker[1], node[1])
+    seen = SeenVersions("slurm-worker-0", "n0", worker[1], node[1])
     return {
         ("Role", "pods", "list", False): partial(listed, kind="Pod"),
         ("Role", "pods", "watch", False): partial(watched, kind="Pod"),
@@ -258,7 +258,7 @@ def test_each_verb_is_needed_and_all_of_them_are_enough(place: Place) -> None:
 def test_the_condition_of_a_node_has_a_heartbeat_and_goes_as_the_page_says(place: Place) -> None:
     """A condition without a heartbeat is printed as one of the year 1; nobody removes it when the fleet is gone."""
     uid, _ = place.uid("nodes/n0")
-    shown = Condition(Policy().shows, "True", "TakesJobs", "", 1.0)
+    shown = KubeCondition(Policy().shows, "True", "TakesJobs", "", 1.0)
     assert place.do(lambda api: apply_change(api, ShowOnNode("n0", uid, shown))) == 200
 
     def conditions() -> dict[str, Object]:
@@ -277,12 +277,12 @@ def test_a_pod_of_somebody_else_in_the_namespace_is_explained_too(place: Place) 
     told: list[str] = []
 
     async def asked(api: ApiClient) -> None:
-        empty = Snapshot(Kubernetes(), Unknown("no answer"))
+        empty = FleetSnapshot(KubernetesView(), Unknown("no answer"))
         for name in ("notebook", "nowhere"):
             world = await with_pod(name, empty, api)
-            assert isinstance(world.kubernetes, Kubernetes)
+            assert isinstance(world.kubernetes, KubernetesView)
             told.extend(
-                explain(name, world, Decision((), (), (), Memory()))
+                explain(name, world, Decision((), (), (), FleetMemory()))
                 if world.kubernetes.others
                 else [f"{name} is not there"]
             )
@@ -311,7 +311,7 @@ def test_what_pools_need_is_needed_and_is_there_with_them_alone(place: Place) ->
         # There already: a right is asked for before that.
         try:
             await apply_change(api, CreatePod("slurm-worker-0", "", pool))
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status:
                 raise
 

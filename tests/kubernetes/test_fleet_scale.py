@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.fleet import Site, known, site
-from bench.fleet_running import Running
+from bench.fleet_running import FleetProcess
 from tests.kubernetes import programs
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_mass_event_is_a_pause_and_no_drains_and_a_cordon_counts_all_the_same(made: Site) -> None:
     made.policy.write_text(json.dumps({"notReady": 2}))
-    fleet = Running(made)
+    fleet = FleetProcess(made)
     log = fleet.log.read_text
     try:
         until(partial(known, made, fleet), "both sides are known", seen=log)

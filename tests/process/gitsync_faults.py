@@ -18,8 +18,8 @@ from typing import Any
 
 from gitsync.cycle import run, take
 from gitsync.layout import UNFINISHED
-from gitsync.repo.reader import Reader
-from gitsync.state import State
+from gitsync.repo.reader import CommitReader
+from gitsync.state import GitsyncState
 from gitsync.tree import disk, publish, write
 
 
@@ -46,9 +46,9 @@ def unfinished(kind: str) -> Callable[..., bool]:
 # In the order in which a cycle passes them.
 POINTS = {
     "locked": Point(publish, "heal"),
-    "healed": Point(State, "attempted"),
+    "healed": Point(GitsyncState, "attempted"),
     "fetched": Point(run, "_nothing_new"),
-    "resolved": Point(Reader, "tip", after=True),
+    "resolved": Point(CommitReader, "tip", after=True),
     "candidate-saved": Point(run, "is_my_turn"),
     "verified": Point(take, "admit", after=True),
     "tree-begun": Point(Path, "mkdir", after=True, only=unfinished("new")),

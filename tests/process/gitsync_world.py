@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gitsync.layout import Layout
-from gitsync.settings import Ref, RefKind, Settings
+from gitsync.settings import GitsyncSettings, Ref, RefKind
 from gitsync.tree.marker import MARKER
 
 GOOD_TREE = {
@@ -116,7 +116,7 @@ class World:
     upstream: Upstream
     alice: Signer
     mallory: Signer
-    settings: Settings
+    settings: GitsyncSettings
 
     @classmethod
     def make(cls, folder: Path) -> World:
@@ -127,7 +127,7 @@ class World:
         (zero / "prolog.d").mkdir(parents=True)
         (zero / "prolog.d/10-hello").write_text("#!/bin/sh\necho zero\n")
         upstream = Upstream.make(folder)
-        settings = Settings(
+        settings = GitsyncSettings(
             repo=str(upstream.path),
             ref=Ref(RefKind.BRANCH, "main"),
             root=folder / "node",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.settings import Settings
+from fleet.settings import FleetSettings
 from tests.support.slurm_rest import Rest
 from tests.support.watch_server import Server
 
@@ -36,6 +36,6 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def settings(rest: Rest, tmp_path: Path) -> Settings:
+def settings(rest: Rest, tmp_path: Path) -> FleetSettings:
     address = f"127.0.0.1:{rest.server.server_port}"
-    return Settings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")
+    return FleetSettings("default", "slurm", address, rest.client.key, tmp_path / "policy.json")

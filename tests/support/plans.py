@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from images.definition.load import load, read_yaml
-from images.definition.spec import Choice, Definition, SlurmSource
+from images.definition.spec import BuildChoice, Definition, SlurmSource
 from images.make.code import plan_json
 from init.plan.compile import Plan, plan_from_json
 
@@ -21,5 +21,5 @@ def definition() -> Definition:
 @cache
 def plan_of(role: str) -> Plan:
     """Return the plan as the image build bakes it."""
-    choice = Choice("debian", SlurmSource.PACKAGE, release="24.11")
+    choice = BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
     return plan_from_json(plan_json(definition().roles[role], definition(), choice, ROOT, read_yaml), role)

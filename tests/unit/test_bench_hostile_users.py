@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 
 from bench import __main__ as bench
-from bench.hostile_users import CONTROLLER, LOGIN, Sample, figures, report
+from bench.hostile_users import CONTROLLER, LOGIN, CommandSample, figures, report
 
 JOBS = {"1": "COMPLETED", "2": "COMPLETED"}
-FINE = [Sample(False, "squeue", 0.1), Sample(True, "squeue", 0.3), Sample(True, "squeue", 1.9)]
+FINE = [CommandSample(False, "squeue", 0.1), CommandSample(True, "squeue", 0.3), CommandSample(True, "squeue", 1.9)]
 
 
 def test_honest_users_who_lose_nothing_are_reported_with_their_medians() -> None:
@@ -23,15 +23,15 @@ def test_honest_users_who_lose_nothing_are_reported_with_their_medians() -> None
 @pytest.mark.parametrize(
     ("sample", "state", "counts"),
     [
-        (Sample(True, "squeue", 2.1), "COMPLETED", [0, 0, 1, 0]),
-        (Sample(False, "squeue", 2.1), "COMPLETED", [0, 0, 0, 0]),  # slow without an attack: the machine's load
-        (Sample(True, "squeue", 1, failed=True, ready=(CONTROLLER, LOGIN)), "COMPLETED", [0, 1, 0, 1]),
-        (Sample(True, "squeue", 1, failed=True, ready=(CONTROLLER,)), "COMPLETED", [0, 1, 0, 0]),
-        (Sample(True, "squeue", 1), "NODE_FAIL", [1, 0, 0, 0]),
-        (Sample(True, "squeue", 1), "unknown", [1, 0, 0, 0]),
+        (CommandSample(True, "squeue", 2.1), "COMPLETED", [0, 0, 1, 0]),
+        (CommandSample(False, "squeue", 2.1), "COMPLETED", [0, 0, 0, 0]),  # slow without an attack: the machine's load
+        (CommandSample(True, "squeue", 1, failed=True, ready=(CONTROLLER, LOGIN)), "COMPLETED", [0, 1, 0, 1]),
+        (CommandSample(True, "squeue", 1, failed=True, ready=(CONTROLLER,)), "COMPLETED", [0, 1, 0, 0]),
+        (CommandSample(True, "squeue", 1), "NODE_FAIL", [1, 0, 0, 0]),
+        (CommandSample(True, "squeue", 1), "unknown", [1, 0, 0, 0]),
     ],
 )
-def test_each_loss_is_counted_once(sample: Sample, state: str, counts: list[int]) -> None:
+def test_each_loss_is_counted_once(sample: CommandSample, state: str, counts: list[int]) -> None:
     assert list(figures([*FINE, sample], JOBS | {"3": state}).values()) == counts
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from fleet.decide.actions import Notice
 from fleet.decide.orphans import asleep
 from fleet.world.jobs import BEHIND, Offer, PendingJob, mismatch, nodes_needed
-from fleet.world.kubernetes import Kubernetes, Pod
-from fleet.world.slurm import Slurm
+from fleet.world.kubernetes import KubePod, KubernetesView
+from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import ElasticSpec, WorkerPool, effective_offer
 
@@ -68,8 +68,8 @@ class PoolDemand:
 def plan_elastic(
     pools: Iterable[WorkerPool],
     workers: list[Worker],
-    kubernetes: Kubernetes,
-    slurm: Slurm,
+    kubernetes: KubernetesView,
+    slurm: SlurmView,
     fed: Mapping[str, float],
     now: float,
 ) -> tuple[Mapping[str, ElasticPlan], Mapping[str, float]]:
@@ -86,7 +86,7 @@ def plan_elastic(
     return plans, fed
 
 
-def is_ownerless(pool: WorkerPool, pod: Pod, kubernetes: Kubernetes) -> bool:
+def is_ownerless(pool: WorkerPool, pod: KubePod, kubernetes: KubernetesView) -> bool:
     """Return whether nothing controls the pod any more, and it has the pool's name and label."""
     if pod.owner or pod.deleting or not pod.name.startswith(f"{pool.name}-") or pod.pool != pool.label:
         return False
@@ -94,7 +94,7 @@ def is_ownerless(pool: WorkerPool, pod: Pod, kubernetes: Kubernetes) -> bool:
 
 
 def _demand(
-    pool: WorkerPool, wants: ElasticSpec, workers: Iterable[Worker], kubernetes: Kubernetes, slurm: Slurm
+    pool: WorkerPool, wants: ElasticSpec, workers: Iterable[Worker], kubernetes: KubernetesView, slurm: SlurmView
 ) -> PoolDemand:
     # The records of pods that are away show what the pool's nodes have.
     records = [node.offer for name, node in slurm.nodes.items() if pool.numbered(name) >= 0]
@@ -119,7 +119,7 @@ def _demand(
     return demand
 
 
-def _is_idle(worker: Worker, slurm: Slurm) -> bool:
+def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
     """Return whether nothing runs on it, and nobody else holds or names it."""
     node = worker.slurm
     if worker.pod.ended or worker.name in (slurm.claims or ()):
@@ -145,7 +145,7 @@ def _unchanged(demand: PoolDemand) -> ElasticPlan:
     return ElasticPlan(names, going, demand.pool.status.wanted or len(names), None)
 
 
-def _plan(demand: PoolDemand, kubernetes: Kubernetes, slurm: Slurm, now: float) -> ElasticPlan:
+def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now: float) -> ElasticPlan:
     wants, pool = demand.wants, demand.pool
     wanted, there = demand.target(demand.due), len(demand.alive)
     going: dict[str, str] = {}
@@ -172,7 +172,7 @@ def _is_old(pool: WorkerPool, worker: Worker) -> bool:
     return (worker.pod.template or pool.status.adopted or pool.hash) != pool.hash
 
 
-def _idle_since(worker: Worker, slurm: Slurm, before: float) -> float | None:
+def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None:
     """Since when a pod that may go has been idle; None: it stays."""
     node, created = worker.slurm, worker.pod.created
     if node is None:
@@ -186,7 +186,7 @@ def _idle_since(worker: Worker, slurm: Slurm, before: float) -> float | None:
     return since if since <= before and known else None
 
 
-def _new_names(demand: PoolDemand, kubernetes: Kubernetes, slurm: Slurm, many: int) -> list[str]:
+def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, many: int) -> list[str]:
     """Return the lowest free numbers; names whose node is held in Slurm come last."""
     free: list[str] = []
     held: list[str] = []
@@ -212,7 +212,7 @@ def _shortage(demand: PoolDemand) -> tuple[str, str]:
 
 
 def _assign_jobs(
-    demands: list[PoolDemand], slurm: Slurm, jobs: Iterable[PendingJob], fed: Mapping[str, float], now: float
+    demands: list[PoolDemand], slurm: SlurmView, jobs: Iterable[PendingJob], fed: Mapping[str, float], now: float
 ) -> Mapping[str, float]:
     """Assign each job to the first pool that can serve it; return the new `fed`."""
     elastic = [demand.pool for demand in demands]

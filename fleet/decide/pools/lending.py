@@ -20,9 +20,9 @@ from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.fields import Fields
 from fleet.world.guests import Amounts, Guest, holds, less, requests
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import rfc3339
-from fleet.world.slurm import Slurm
+from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import WorkerPool
 
@@ -49,8 +49,8 @@ class Allocation:
         self,
         lenders: Iterable[Lender],
         workers: Mapping[str, Worker],
-        kubernetes: Kubernetes,
-        slurm: Slurm,
+        kubernetes: KubernetesView,
+        slurm: SlurmView,
         now: float,
         policy: Policy,
     ) -> None:
@@ -193,8 +193,8 @@ NONE = Loans()
 def plan_loans(
     pools: Iterable[WorkerPool],
     workers: Iterable[Worker],
-    kubernetes: Kubernetes,
-    slurm: Slurm,
+    kubernetes: KubernetesView,
+    slurm: SlurmView,
     now: float,
     policy: Policy,
 ) -> Mapping[str, Loans]:

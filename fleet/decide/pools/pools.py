@@ -9,14 +9,14 @@ from operator import attrgetter
 from fleet import crd_pools
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, action_key
 from fleet.decide.causes import LEAVE, OF_POOL, well
-from fleet.decide.memory import Refused
+from fleet.decide.memory import RefusedChange
 from fleet.decide.pools import lending
 from fleet.decide.pools.autoscale import SURPLUS, ElasticPlan, is_ownerless, plan_elastic
 from fleet.decide.pools.rollout import Stale, is_to_go, turns
 from fleet.policy import Policy
 from fleet.reasons import plain
-from fleet.world.kubernetes import Kubernetes, Pod
-from fleet.world.slurm import Slurm
+from fleet.world.kubernetes import KubePod, KubernetesView
+from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerPool
 
@@ -34,12 +34,12 @@ def pause(times: int) -> float:
 
 
 def counted(
-    before: Iterable[EndedPod], wanted: Callable[[str], bool], pods: Mapping[str, Pod], now: float
+    before: Iterable[EndedPod], wanted: Callable[[str], bool], pods: Mapping[str, KubePod], now: float
 ) -> tuple[EndedPod, ...]:
     """Update the counts. `wanted`: whether a pod of that name should exist, or may when a job asks."""
     kept = {pod.name: pod for pod in before if wanted(pod.name) and not _is_past(pod, pods.get(pod.name), now)}
 
-    def is_new(name: str, pod: Pod) -> bool:
+    def is_new(name: str, pod: KubePod) -> bool:
         return bool(pod.ended) and wanted(name) and (kept[name].uid if name in kept else "") != pod.uid
 
     new = [pod for name, pod in pods.items() if is_new(name, pod)]
@@ -55,13 +55,13 @@ def counted(
     return tuple(kept[name] for name in sorted(kept))
 
 
-def _is_past(entry: EndedPod, pod: Pod | None, now: float) -> bool:
+def _is_past(entry: EndedPod, pod: KubePod | None, now: float) -> bool:
     """Return whether the pod is well, or nobody has wanted one of its name, for long enough."""
     return (pod is None or pod.ready) and now - entry.since >= WELL_S + pause(entry.times)
 
 
 def replace_ended(
-    noted: Iterable[EndedPod], wanted: Callable[[str], bool], workers: Iterable[Worker], slurm: Slurm, now: float
+    noted: Iterable[EndedPod], wanted: Callable[[str], bool], workers: Iterable[Worker], slurm: SlurmView, now: float
 ) -> Iterator[Evict | Notice]:
     """Evict ended pods once their end is in the pool's status (`noted`) and their pause is over."""
     known = {entry.uid: entry for entry in noted}
@@ -81,7 +81,7 @@ def replace_ended(
             yield Notice(pod.name, "ended", f"has ended {times} times ({why}): made anew after {pause(times):g} s")
 
 
-def _is_idle(worker: Worker, slurm: Slurm) -> bool:
+def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
     """Return whether nothing runs there and nothing will, by Slurm's state: a pod can write its own phase."""
     node = worker.slurm
     if node is None:
@@ -97,7 +97,7 @@ UNTOUCHED = "none of its pods is touched"
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class PoolsPlan:
     """The plan for all pools in one pass."""
 
     causes: Mapping[str, Causes] = field(default_factory=dict)
@@ -123,20 +123,20 @@ class Pools:
 
 def pools(
     workers: Iterable[Worker],
-    kubernetes: Kubernetes,
-    slurm: Slurm,
+    kubernetes: KubernetesView,
+    slurm: SlurmView,
     now: float,
     policy: Policy,
     fed: Mapping[str, float] | None = None,
-    failed: Mapping[Key, Refused] | None = None,
-) -> Pools:
+    failed: Mapping[Key, RefusedChange] | None = None,
+) -> PoolsPlan:
     """Plan all pools. `fed`: since when jobs have had enough idle nodes. `failed`: changes that failed before."""
     workers, fed = list(workers), fed or {}
     if kubernetes.unsure or (kubernetes.pools and kubernetes.sets is None):
         text = f"{UNTOUCHED}: which StatefulSets make pods is not known"
         notices = tuple(Notice(name, "pool", text) for name in kubernetes.pools or {})
         before = {worker.name: _existing_causes(worker) for worker in workers}
-        return Pools(before, unsure=True, actions=() if kubernetes.unsure else notices, fed=fed)
+        return PoolsPlan(before, unsure=True, actions=() if kubernetes.unsure else notices, fed=fed)
     causes: dict[str, Causes] = {}
     most: dict[str, int] = {}
     missing: dict[str, frozenset[str]] = {}
@@ -174,7 +174,7 @@ def pools(
         if not_made := view.not_made(failed or {}):
             actions.append(Notice(pool.name, "pool", not_made))
         actions += view.note(failed=not_made)
-    return Pools(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), fed)
+    return PoolsPlan(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), fed)
 
 
 def _existing_causes(worker: Worker) -> Causes:
@@ -182,7 +182,7 @@ def _existing_causes(worker: Worker) -> Causes:
     return dict.fromkeys(kinds, "as its pool was to be")
 
 
-def refusals(kubernetes: Kubernetes) -> Mapping[str, str]:
+def refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
     """Return the pools that claim pods of an older pool, and why. A deleting pool still has its pods."""
     labels: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -209,7 +209,7 @@ class PoolView:
     def __init__(
         self,
         pool: WorkerPool,
-        kubernetes: Kubernetes,
+        kubernetes: KubernetesView,
         workers: list[Worker],
         now: float,
         policy: Policy,
@@ -238,7 +238,7 @@ class PoolView:
         # Replaced and not undrained yet, or sent away by a person.
         self.not_back = frozenset(worker.name for worker in own if self._is_kept(worker, worker.name in to_go))
 
-    def _is_own(self, pod: Pod) -> bool:
+    def _is_own(self, pod: KubePod) -> bool:
         return pod.owner == self.pool.uid or pod.pool == self.pool.label
 
     def _is_kept(self, worker: Worker, stale: bool) -> bool:
@@ -275,7 +275,7 @@ class PoolView:
         """Return the pods that go in turn; the surplus of an elastic pool is not missed and needs no turn."""
         return (stale for stale in self.stale if self.plan is None or stale.kind != SURPLUS)
 
-    def never_placed(self, slurm: Slurm) -> Iterator[Evict]:
+    def never_placed(self, slurm: SlurmView) -> Iterator[Evict]:
         """Evict outdated pods that were never scheduled; the record of that name belongs to the predecessor."""
         for stale in self.stale:
             pod, node = stale.worker.pod, stale.worker.slurm
@@ -284,7 +284,7 @@ class PoolView:
             if node is None or (node.drained and not node.record.busy and slurm.holding(pod.name) == ()):
                 yield Evict(pod.name, pod.uid, pod.version, stale.why, node.precondition if node else None)
 
-    def ended(self, slurm: Slurm) -> Iterator[Evict | Notice]:
+    def ended(self, slurm: SlurmView) -> Iterator[Evict | Notice]:
         present = [worker for worker in self.workers.values() if not worker.pod.deleting]
         yield from replace_ended(self.pool.status.ended, self._is_to_be, present, slurm, self.now)
 
@@ -306,11 +306,11 @@ class PoolView:
             elif name in self.names:
                 yield Notice(name, "pool", f"is there, and not of {self.pool.name}'s making")
 
-    def _may_adopt(self, pod: Pod) -> bool:
+    def _may_adopt(self, pod: KubePod) -> bool:
         """Return whether the pool adopts it; also a pod too many, which would otherwise stay for ever."""
         return is_ownerless(self.pool, pod, self.kubernetes) and self.names.get(pod.name, "") in ("", pod.node)
 
-    def not_made(self, failed: Mapping[Key, Refused]) -> str:
+    def not_made(self, failed: Mapping[Key, RefusedChange]) -> str:
         """Why the first missing pod could not be created, as the API server said it."""
         creations = (CreatePod(name, self.names[name], self.pool) for name in sorted(self.missing) if failed)
         keys = (action_key(creation) for creation in creations)
@@ -364,7 +364,7 @@ class PoolView:
         texts += [f"too many: {surplus}"] if surplus else []
         return "; ".join([*texts, *(["maxUnavailable is 0"] if texts and not self.pool.most else [])])
 
-    def _is_old(self, pod: Pod) -> bool:
+    def _is_old(self, pod: KubePod) -> bool:
         return (pod.template or self.pool.status.adopted or self.pool.hash) != self.pool.hash
 
     def _condition(self, type_: str, yes: bool, good: str, bad: str, message: str) -> PoolCondition:

@@ -15,8 +15,8 @@ from fleet.decide.actions import Notice
 from fleet.decide.causes import TO_GO, late
 from fleet.decide.drain import MOST_TIMES
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm, SlurmNode
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmNode, SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import WorkerPool
 
@@ -42,7 +42,7 @@ class Stale:
 
 
 def turns(
-    pool: WorkerPool, stale: Iterable[Stale], away: int, slurm: Slurm, now: float, policy: Policy
+    pool: WorkerPool, stale: Iterable[Stale], away: int, slurm: SlurmView, now: float, policy: Policy
 ) -> Mapping[str, Mapping[str, str]]:
     """Return the drain causes of pods whose turn it is, and of pods that a person holds, so that this is reported.
 
@@ -80,7 +80,7 @@ def turns(
     return found
 
 
-def turn_state(worker: Worker, slurm: Slurm) -> TurnState:
+def turn_state(worker: Worker, slurm: SlurmView) -> TurnState:
     if worker.pod.deleting or worker.slurm is None:
         return TurnState.AWAY
     held = is_to_go(worker.slurm)
@@ -102,7 +102,7 @@ def _is_drained_for(stale: Stale) -> bool:
     return node is not None and stale.kind in node.kinds
 
 
-def _is_known(worker: Worker, slurm: Slurm, now: float, policy: Policy) -> bool:
+def _is_known(worker: Worker, slurm: SlurmView, now: float, policy: Policy) -> bool:
     """Return whether the pod can be judged: one that Slurm does not know may be about to register."""
     if worker.slurm is not None:
         return True
@@ -124,7 +124,7 @@ def _is_past_deadline(stale: Stale, pool: WorkerPool, now: float) -> bool:
     return late(stale.worker.pod, node, {stale.kind}, pool.within_s, now)
 
 
-def rollouts(workers: Iterable[Worker], kubernetes: Kubernetes) -> Iterator[Notice]:
+def rollouts(workers: Iterable[Worker], kubernetes: KubernetesView) -> Iterator[Notice]:
     """For each StatefulSet with pods of an older template, report the next pod and what it waits for."""
     by_set: dict[str, list[Worker]] = {}
     for worker in workers:

@@ -16,14 +16,14 @@ def diagnostic(level: int, deadline_s: float) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TestOutcome:
     test: str
     subject: str
     status: str
     detail: str
 
 
-def parse(text: str) -> list[Outcome]:
+def parse(text: str) -> list[TestOutcome]:
     start = text.find("{")
     try:
         data = json.loads(text[start:]) if start >= 0 else None
@@ -54,7 +54,7 @@ def _list(data: Any, key: str) -> list[Any]:
     return value
 
 
-def _outcome(test: str, result: dict[str, Any]) -> Outcome:
+def _outcome(test: str, result: dict[str, Any]) -> TestOutcome:
     status = result.get("status")
     if status not in {"Pass", "Fail", "Warn", "Skip"}:
         raise Unreadable(f"dcgmi diag: {test}: status {status!r}")
@@ -62,10 +62,12 @@ def _outcome(test: str, result: dict[str, Any]) -> Outcome:
     warnings = result.get("warnings", result.get("warning", ""))
     if isinstance(warnings, list):
         warnings = "; ".join(str(item.get("warning", item) if isinstance(item, dict) else item) for item in warnings)
-    return Outcome(test, "host" if gpu is None else f"gpu {gpu}", status, str(warnings or result.get("info", ""))[:200])
+    return TestOutcome(
+        test, "host" if gpu is None else f"gpu {gpu}", status, str(warnings or result.get("info", ""))[:200]
+    )
 
 
-def judge(measured: list[Outcome], context: Context) -> Iterable[Finding]:
+def judge(measured: list[TestOutcome], context: Context) -> Iterable[Finding]:
     limits = context.limits.default
     ran = [outcome for outcome in measured if outcome.status != "Skip"]
     if not ran:

@@ -43,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class KernelLog:
     """A parsed log. Times are seconds since boot, so that setting the clock does not move the cursor."""
 
     now: float
@@ -53,7 +53,7 @@ class Log:
         return tuple(line for line in self.lines if line.at > cursor)
 
 
-def parse(text: str) -> Log:
+def parse(text: str) -> KernelLog:
     rows = text.splitlines()
     first = _FIRST.fullmatch(rows[0]) if rows else None
     last = _LAST.fullmatch(rows[-1]) if rows else None
@@ -67,4 +67,4 @@ def parse(text: str) -> Log:
         lines.append(Line(float(match[1]), match[3], None if match[2] is None else int(match[2])))
     if len(lines) != int(last.group(1)):
         raise Unreadable(f"kernel log: {last.group(1)} lines announced, {len(lines)} there")
-    return Log(float(first.group(1)), tuple(lines))
+    return KernelLog(float(first.group(1)), tuple(lines))

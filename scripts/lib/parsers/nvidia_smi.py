@@ -44,7 +44,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuReport:
     bus: str
     root: Section
 
@@ -95,7 +95,7 @@ class Gpu:
         return known[value]
 
 
-def parse(text: str) -> tuple[Gpu, ...]:
+def parse(text: str) -> tuple[GpuReport, ...]:
     """Parse every GPU, or raise Unreadable: truncated or damaged output has fewer blocks than it announces."""
     if "NVSMI LOG" not in text:
         message = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
@@ -109,8 +109,8 @@ def parse(text: str) -> tuple[Gpu, ...]:
     return gpus
 
 
-def _blocks(text: str) -> Iterator[Gpu]:
-    gpu: Gpu | None = None
+def _blocks(text: str) -> Iterator[GpuReport]:
+    gpu: GpuReport | None = None
     stack: list[tuple[int, Section]] = []
     # Bus -> True if a process was listed before it, whose name might look like a GPU's line.
     seen: dict[str, bool] = {}
@@ -125,7 +125,7 @@ def _blocks(text: str) -> Iterator[Gpu]:
         if start and start.group(1).lower() not in seen:
             if gpu:
                 yield gpu
-            gpu = Gpu(start.group(1), Section())
+            gpu = GpuReport(start.group(1), Section())
             seen[start.group(1).lower()] = listed
             stack, closed = [(0, gpu.root)], False
             continue

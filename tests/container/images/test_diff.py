@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.engine.saved import Chunks, Contents, read
 from images.ship.diff import compare, lines
 from tests.container import definition
@@ -19,13 +19,13 @@ STATUS = "Package: munge\nStatus: install ok installed\nArchitecture: amd64\nVer
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine("classic")
+def engine() -> Iterator[DockerEngine]:
+    engine = DockerEngine("classic")
     yield engine
     engine.client.close()
 
 
-def contents(engine: Engine, name: str, files: Mapping[str, str]) -> Contents:
+def contents(engine: DockerEngine, name: str, files: Mapping[str, str]) -> Contents:
     """Make, read and remove an image of one layer with these files."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
@@ -42,7 +42,7 @@ def contents(engine: Engine, name: str, files: Mapping[str, str]) -> Contents:
         engine.remove(reference)
 
 
-def test_what_differs_between_two_images_of_the_engine(engine: Engine) -> None:
+def test_what_differs_between_two_images_of_the_engine(engine: DockerEngine) -> None:
     before = contents(engine, "a", {"var/lib/dpkg/status": STATUS.format("0.5.15"), "etc/motd": "hello\n", "old": "x"})
     after = contents(engine, "b", {"var/lib/dpkg/status": STATUS.format("0.5.16"), "etc/motd": "hello\n", "new": "xyz"})
     difference = compare(before, after)
@@ -58,7 +58,7 @@ def test_what_differs_between_two_images_of_the_engine(engine: Engine) -> None:
     assert not difference.same
 
 
-def test_the_same_layers_under_another_image_differ_in_nothing_but_the_id(engine: Engine) -> None:
+def test_the_same_layers_under_another_image_differ_in_nothing_but_the_id(engine: DockerEngine) -> None:
     """Imported twice: the configuration holds another time, the layer is the same."""
     first, second = (contents(engine, name, {"etc/motd": "hello\n"}) for name in ("a", "b"))
     difference = compare(first, second)

@@ -16,22 +16,22 @@ import pytest
 import yaml
 
 from images import pins
-from images.archive.lock import Place, open_archive
-from images.archive.locked import Request, Slice, to_json
+from images.archive.lock import LockContext, open_archive
+from images.archive.locked import LockRequest, Slice, to_json
 from images.cli.check import build_twice
-from images.cli.planned import Planned, Result
+from images.cli.planned import BuildResult, Planned
 from images.cli.prune import candidates, pinned
 from images.cli.session import Session
-from images.definition.spec import Choice, SlurmSource
+from images.definition.spec import BuildChoice, SlurmSource
 from images.engine import oci
-from images.engine.docker import LABEL, Engine
+from images.engine.docker import LABEL, DockerEngine
 from images.engine.saved import Chunks
 from images.engine.saved import read as contents
 from images.errors import ImagesError
 from images.make import content
 from images.make.build import Maker
 from images.make.progress import Plain
-from images.settings import Settings
+from images.settings import BuildSettings
 from images.ship.diff import compare
 from tests.container import definition
 from tests.container.world import root_image
@@ -71,36 +71,36 @@ class Small:
 
     def open(self, **values: str) -> Session:
         """Slices of nothing: these layers install nothing, so nothing is asked of a mirror."""
-        settings = Settings(
+        settings = BuildSettings(
             prefix=self.prefix, base_image=self.base, builder=values.pop("builder", "classic"), **values
         )
         session = Session.open(self.root, settings)
         for name in session.definition.layers:
-            session.slices[name] = Slice(name, Request((), "", ()), ())
+            session.slices[name] = Slice(name, LockRequest((), "", ()), ())
         return session
 
     def plan(self, session: Session) -> dict[str, Planned]:
         return {item.image.key: item for item in session.plan(ROLES, session.present())[1]}
 
-    def build(self, session: Session) -> dict[str, Result]:
+    def build(self, session: Session) -> dict[str, BuildResult]:
         composed, planned = session.plan(ROLES, session.present())
         return {result.image.key: result for result in session.build(composed, planned, Plain())}
 
 
 @pytest.fixture(scope="session")
-def engine() -> Engine:
-    return Engine("classic")
+def engine() -> DockerEngine:
+    return DockerEngine("classic")
 
 
 @pytest.fixture
-def small(tmp_path: Path, engine: Engine) -> Iterator[Small]:
+def small(tmp_path: Path, engine: DockerEngine) -> Iterator[Small]:
     made = Small(tmp_path / "repository", f"minivm-test-engine-{os.getpid()}", root_image(engine))
     yield made
     for reference in named(engine, made.prefix):
         engine.remove(reference)
 
 
-def named(engine: Engine, prefix: str) -> set[str]:
+def named(engine: DockerEngine, prefix: str) -> set[str]:
     return {name for image in engine.images() for name in image.references if name.startswith(f"{prefix}/")}
 
 
@@ -148,7 +148,7 @@ def test_a_touched_file_is_named_and_only_what_depends_on_it_is_built(
     assert built == {"layer:two", "role:small"}
 
 
-def test_what_a_later_build_superseded_can_go_and_nothing_else(small: Small, engine: Engine) -> None:
+def test_what_a_later_build_superseded_can_go_and_nothing_else(small: Small, engine: DockerEngine) -> None:
     first = small.build(small.open())
     (small.root / "images/rootfs/one/etc/one.conf").write_text("2\n")
     session = small.open()
@@ -164,34 +164,34 @@ def test_what_a_later_build_superseded_can_go_and_nothing_else(small: Small, eng
     assert candidates(session, ROLES) == []
 
 
-def test_an_image_that_a_cluster_is_pinned_to_stays(small: Small, engine: Engine) -> None:
+def test_an_image_that_a_cluster_is_pinned_to_stays(small: Small, engine: DockerEngine) -> None:
     first = small.build(small.open())["role:small"].image.reference
     (small.root / "images/rootfs/one/etc/one.conf").write_text("3\n")
     session = small.open()
     small.build(session)
     assert first in candidates(session, ROLES)
     cluster = small.root / "build/cluster/mine"
-    pins.write(cluster, pins.Pins({"small:latest": pins.Image(engine.inspect(first)["Id"])}))
+    pins.write(cluster, pins.Pins({"small:latest": pins.EngineImage(engine.inspect(first)["Id"])}))
     assert first not in candidates(session, ROLES)
     assert pinned(session, ROLES) == [(first, "mine")]
     shutil.rmtree(cluster)
     assert first in candidates(session, ROLES)
 
 
-def test_an_image_in_use_stays_and_says_so(small: Small, engine: Engine) -> None:
+def test_an_image_in_use_stays_and_says_so(small: Small, engine: DockerEngine) -> None:
     image = small.build(small.open())["layer:two"].image
     with engine.container(image.reference):
         assert "container" in engine.release(image.reference)
     assert engine.has(image.reference)
 
 
-def test_a_layer_that_adds_nothing_leaves_the_base_its_name(small: Small, engine: Engine) -> None:
+def test_a_layer_that_adds_nothing_leaves_the_base_its_name(small: Small, engine: DockerEngine) -> None:
     before = engine.image_id(small.base)
     small.build(small.open())
     assert engine.image_id(small.base) == before
 
 
-def test_a_failed_step_is_shown_and_leaves_no_image_and_moves_no_name(small: Small, engine: Engine) -> None:
+def test_a_failed_step_is_shown_and_leaves_no_image_and_moves_no_name(small: Small, engine: DockerEngine) -> None:
     before = small.build(small.open())["role:small"].image
     latest, names = engine.image_id(f"{before.repo}:latest"), named(engine, small.prefix)
     everything = {image.id for image in engine.images()}
@@ -211,7 +211,7 @@ def test_a_failed_step_is_shown_and_leaves_no_image_and_moves_no_name(small: Sma
     assert not [image for image in left.values() if labelled(engine, image.id, small.prefix)]
 
 
-def labelled(engine: Engine, image: str, prefix: str) -> bool:
+def labelled(engine: DockerEngine, image: str, prefix: str) -> bool:
     labels = engine.inspect(image)["Config"].get("Labels") or {}
     return any(prefix in value for value in labels.values())
 
@@ -231,7 +231,7 @@ def test_a_failure_inside_a_compound_command_counts(small: Small) -> None:
 def command_line(small: Small) -> tuple[list[str], dict[str, str]]:
     """build.py of this repository, and its environment."""
     for name in ("root", "one", "two"):
-        request = Request((), {"root": "", "one": "root", "two": "one"}[name], (small.base,))
+        request = LockRequest((), {"root": "", "one": "root", "two": "one"}[name], (small.base,))
         lock = small.root / "images/lock/debian-base"
         lock.mkdir(parents=True, exist_ok=True)
         (lock / f"{name}.json").write_text(to_json(Slice(name, request, ())))
@@ -253,7 +253,7 @@ with session.engine.container(sys.argv[2]):
 """
 
 
-def test_a_build_begins_with_what_a_killed_one_left(small: Small, engine: Engine) -> None:
+def test_a_build_begins_with_what_a_killed_one_left(small: Small, engine: DockerEngine) -> None:
     command, environment = command_line(small)
     everything = {container["Id"] for container in engine.api.containers(all=True)}
     killed = [sys.executable, "-c", KILLED, str(small.root), small.base]
@@ -271,7 +271,7 @@ def test_a_build_begins_with_what_a_killed_one_left(small: Small, engine: Engine
 
 
 def test_a_build_with_nothing_to_do_asks_without_the_library_and_sees_all_that_changed(
-    small: Small, engine: Engine
+    small: Small, engine: DockerEngine
 ) -> None:
     (python, *command), environment = command_line(small)
 
@@ -300,7 +300,7 @@ def test_a_build_with_nothing_to_do_asks_without_the_library_and_sees_all_that_c
     assert built()[0] == {"small"}
 
 
-def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: Engine) -> None:
+def test_ctrl_c_stops_the_step_and_leaves_no_name(small: Small, engine: DockerEngine) -> None:
     small.layer("two", **{"from": "one"}, run=["echo minivm: waiting", f"sleep 300.{os.getpid()}"])
     command, environment = command_line(small)
     # A session of its own: pytest's own Ctrl-C is not this one. A shell's background job, which this whole run may be,
@@ -359,7 +359,7 @@ def test_an_artifact_arrives_without_its_builder(small: Small) -> None:
         read(session, reference, "/out")
 
 
-def test_a_builder_is_not_built_for_an_image_that_is_there(small: Small, engine: Engine) -> None:
+def test_a_builder_is_not_built_for_an_image_that_is_there(small: Small, engine: DockerEngine) -> None:
     small.layer("two", **{"from": "one"}, artifacts=[{"layer": "aside", "from": "/etc/aside", "to": "/etc/from-aside"}])
     aside = small.build(small.open())["layer:aside"].image.reference
     engine.remove(aside)
@@ -376,7 +376,7 @@ def test_labels_say_what_it_is(small: Small) -> None:
     assert labels["org.opencontainers.image.base.digest"] == session.engine.image_id(image.step.base)
 
 
-def test_another_configuration_over_the_same_layers_is_another_image(small: Small, engine: Engine) -> None:
+def test_another_configuration_over_the_same_layers_is_another_image(small: Small, engine: DockerEngine) -> None:
     image = small.build(small.open())["layer:one"].image
     inspected = engine.inspect(image.reference)
     diff_ids = inspected["RootFS"]["Layers"]
@@ -396,8 +396,10 @@ def test_another_configuration_over_the_same_layers_is_another_image(small: Smal
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's docker command line with its BuildKit plugin, unpacked where only this test finds it."""
-    whole = Session.open(definition.ROOT, Settings())
-    place = Place(tmp_path, whole.definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings())
+    whole = Session.open(definition.ROOT, BuildSettings())
+    place = LockContext(
+        tmp_path, whole.definition, BuildChoice("debian", SlurmSource.PACKAGE, release="24.11"), BuildSettings()
+    )
     with open_archive(place, None, ()) as archive:
         for package in archive.resolve(["docker-buildx", "docker-cli"], "this test"):
             if package.name in ("docker-buildx", "docker-cli"):
@@ -436,12 +438,12 @@ def test_buildkit_and_the_classic_builder_give_the_same_tag_and_content(small: S
 def test_an_engine_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(ImagesError) as caught:
-        Engine()
+        DockerEngine()
     assert f"unix://{tmp_path}/nobody.sock" in caught.value.why
     assert "make images" in str(caught.value.hint)
 
 
-def test_a_layer_that_does_not_stand_on_its_parent_is_never_named(small: Small, engine: Engine) -> None:
+def test_a_layer_that_does_not_stand_on_its_parent_is_never_named(small: Small, engine: DockerEngine) -> None:
     session = small.open()
     composed, _ = session.plan(ROLES, session.present())
     small.build(session)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from tests.container import definition
 from tests.container.archive import Key, Site, Standin, repository, served
 from tests.container.world import root_image
@@ -36,7 +36,7 @@ def tool(version: str) -> Standin:
 class Archive:
     """A repository, a base image that names it, and a definition that installs from it."""
 
-    def __init__(self, directory: Path, key: Key, engine: Engine) -> None:
+    def __init__(self, directory: Path, key: Key, engine: DockerEngine) -> None:
         self.directory, self.key, self.engine = directory, key, engine
         self.web, self.root = directory / "web", directory / "repository"
         self.prefix = f"minivm-test-lock-{os.getpid()}"
@@ -95,7 +95,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Key]:
 
 @pytest.fixture
 def archive(tmp_path: Path, key: Key) -> Iterator[Archive]:
-    engine = Engine()
+    engine = DockerEngine()
     made = Archive(tmp_path, key, engine)
     made.publish(tool("1.0"))
     with served(made.web) as site:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from images.archive.locked import Request, Slice
+from images.archive.locked import LockRequest, Slice
 from images.cli.session import Session
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 from tests.container import definition
 from tests.container.dockerd import SmallEngine
 from tests.container.world import root_image
@@ -32,20 +32,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallEngine]:
     engine.stop()
 
 
-def fat(root: Path, layer: dict[str, object], settings: Settings) -> Session:
+def fat(root: Path, layer: dict[str, object], settings: BuildSettings) -> Session:
     """Make a definition with one more layer, `fat`, straight on the root, and with the repository's lock."""
     definition.copy(root, "fat")
     (root / "images/layers/fat.yaml").write_text(yaml.safe_dump({"describe": "too much", "from": "root", **layer}))
     shutil.copytree(definition.ROOT / "images/lock", root / "images/lock")
     session = Session.open(root, settings)
-    session.slices["fat"] = Slice("fat", Request((), "root", ()), ())
+    session.slices["fat"] = Slice("fat", LockRequest((), "root", ()), ())
     return session
 
 
 def test_a_step_that_fills_the_engines_disk_says_so_and_leaves_nothing(
     small: SmallEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machines = Engine("classic")
+    machines = DockerEngine("classic")
     root = root_image(machines)
     whole = tmp_path / "root.tar"
     with whole.open("wb") as target:
@@ -53,7 +53,7 @@ def test_a_step_that_fills_the_engines_disk_says_so_and_leaves_nothing(
             target.write(piece)
     monkeypatch.setenv("DOCKER_HOST", small.address)
     layer: dict[str, object] = {"run": ["head -c 600M /dev/zero > /var/fat"]}
-    session = fat(tmp_path / "repository", layer, Settings(network="host", builder="classic"))
+    session = fat(tmp_path / "repository", layer, BuildSettings(network="host", builder="classic"))
     with whole.open("rb") as source:
         session.engine.load(source)
     with pytest.raises(ImagesError, match="No space left on device") as caught:
@@ -66,7 +66,7 @@ def test_a_step_that_fills_the_engines_disk_says_so_and_leaves_nothing(
 
 def test_an_image_that_does_not_fit_is_not_half_there(small: SmallEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", small.address)
-    engine = Engine("classic")
+    engine = DockerEngine("classic")
     before = engine.images()
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
@@ -90,7 +90,7 @@ def narrow(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_under_build_is_named_and_the_engine_is_not_asked(narrow: Path) -> None:
-    session = fat(narrow, {"files": [{"from": "fat", "to": "/var/fat"}]}, Settings())
+    session = fat(narrow, {"files": [{"from": "fat", "to": "/var/fat"}]}, BuildSettings())
     (narrow / "fat").write_bytes(bytes(5 << 20))
     with pytest.raises(ImagesError, match="no space left on device") as caught:
         definition.rebuild(session)

@@ -15,7 +15,7 @@ import pytest
 
 from ground.files import locked
 from images.engine.builder import StepFailed, Tools
-from images.engine.docker import Engine, Marks, engine_of
+from images.engine.docker import DockerEngine, Marks, engine_of
 from images.make import content, native
 from tests.container.world import root_image
 from tests.waiting import PATIENCE, until
@@ -40,12 +40,12 @@ MAKES = 'echo "$GREETING $NAME" > /etc/made'
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine("classic")
+def engine() -> DockerEngine:
+    return DockerEngine("classic")
 
 
 @pytest.fixture(scope="module")
-def tools(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
+def tools(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
     context = tmp_path_factory.mktemp("tools")
     (context / "Dockerfile").write_text(TOOLS.format(root=root_image(engine), here=native.HERE))
     name = f"minivm-test-{os.getpid()}/tools:1"
@@ -54,7 +54,7 @@ def tools(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engine.remove(name)
 
 
-def step(engine: Engine, directory: Path, tools: Tools | None, script: str = MAKES, **arguments: str) -> str:
+def step(engine: DockerEngine, directory: Path, tools: Tools | None, script: str = MAKES, **arguments: str) -> str:
     """Build it; what it wrote is in `said`."""
     directory.mkdir()
     (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script=script))
@@ -64,14 +64,14 @@ def step(engine: Engine, directory: Path, tools: Tools | None, script: str = MAK
         return engine.builder.build(directory, arguments, "", lambda text: print(text, file=said, flush=True), tools)
 
 
-def left(engine: Engine, tools: Tools) -> list[str]:
+def left(engine: DockerEngine, tools: Tools) -> list[str]:
     """Containers of the tools' image, and volumes with what is in it."""
     containers = engine.api.containers(all=True, filters={"ancestor": tools.image})
     volumes = [Path(one["Mountpoint"], "minivm/bin/of-the-tools") for one in engine.api.volumes()["Volumes"] or ()]
     return [*(one["Id"] for one in containers), *(str(path) for path in volumes if path.exists())]
 
 
-def test_the_tools_are_in_the_step_and_not_in_the_layer(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+def test_the_tools_are_in_the_step_and_not_in_the_layer(engine: DockerEngine, tools: Tools, tmp_path: Path) -> None:
     made = {name: step(engine, tmp_path / name, aid) for name, aid in (("without", None), ("with", tools))}
     try:
         said = {name: (tmp_path / name / "said").read_text().splitlines() for name in made}
@@ -87,7 +87,7 @@ def test_the_tools_are_in_the_step_and_not_in_the_layer(engine: Engine, tools: T
             engine.discard(one)
 
 
-def test_an_argument_takes_the_place_of_its_default(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+def test_an_argument_takes_the_place_of_its_default(engine: DockerEngine, tools: Tools, tmp_path: Path) -> None:
     made = step(engine, tmp_path / "step", tools, GREETING="good day")
     try:
         with engine.container(made) as container, engine.read_path(container, "/etc/made") as tar:
@@ -98,7 +98,7 @@ def test_an_argument_takes_the_place_of_its_default(engine: Engine, tools: Tools
         engine.discard(made)
 
 
-def test_a_step_that_fails_leaves_nothing(engine: Engine, tools: Tools, tmp_path: Path) -> None:
+def test_a_step_that_fails_leaves_nothing(engine: DockerEngine, tools: Tools, tmp_path: Path) -> None:
     before = {image.id for image in engine.images()}
     with pytest.raises(StepFailed, match="returned a non-zero code: 3"):
         step(engine, tmp_path / "step", tools, "(exit 3)")
@@ -109,9 +109,9 @@ def test_a_step_that_fails_leaves_nothing(engine: Engine, tools: Tools, tmp_path
 
 @pytest.mark.parametrize("begun", [True, False], ids=["it has just begun", "it is about to begin"])
 def test_a_build_is_ended_while_its_step_begins(
-    engine: Engine, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+    engine: DockerEngine, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    one, api = Engine("classic"), type(engine.api)
+    one, api = DockerEngine("classic"), type(engine.api)
     start, failed, begins = api.start, list[BaseException](), list[str]()
 
     def ended(client: object, container: str) -> None:
@@ -152,7 +152,7 @@ engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, f
 
 
 @contextmanager
-def building(engine: Engine, directory: Path, marks: Path, tools: Tools) -> Iterator[subprocess.Popen[str]]:
+def building(engine: DockerEngine, directory: Path, marks: Path, tools: Tools) -> Iterator[subprocess.Popen[str]]:
     """Run a build in its own process, in the middle of a long step."""
     directory.mkdir()
     (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script="echo begun; sleep 600"))
@@ -169,10 +169,10 @@ def building(engine: Engine, directory: Path, marks: Path, tools: Tools) -> Iter
 
 
 def test_what_a_killed_build_left_goes_with_the_next_one_and_nothing_of_one_that_lives(
-    engine: Engine, tools: Tools, tmp_path: Path
+    engine: DockerEngine, tools: Tools, tmp_path: Path
 ) -> None:
     marks, before = tmp_path / "marks", {image.id for image in engine.images()}
-    next_one = Engine("classic", marks)
+    next_one = DockerEngine("classic", marks)
     with building(engine, tmp_path / "lives", marks, tools) as lives:
         its = set(left(engine, tools))
         with building(engine, tmp_path / "dies", marks, tools) as dies:
@@ -200,9 +200,9 @@ def test_a_mark_of_another_engine_waits_for_that_one(tmp_path: Path) -> None:
     assert len(list(alive.dead())) == 1
 
 
-def test_the_engine_is_known_by_its_own_word_and_else_by_the_machine(engine: Engine, tmp_path: Path) -> None:
+def test_the_engine_is_known_by_its_own_word_and_else_by_the_machine(engine: DockerEngine, tmp_path: Path) -> None:
     """Two machines that share a home have an engine each, at one address."""
-    mine = Engine("classic", tmp_path)
+    mine = DockerEngine("classic", tmp_path)
     assert mine.marks and (tmp_path / mine.marks.own()).read_text() == engine.api.info()["ID"]
     socket, host = "unix:///var/run/docker.sock", os.uname().nodename
     assert (engine_of({"ID": ""}, socket), engine_of({}, "tcp://e:1")) == (f"{host} {socket}", "tcp://e:1")
@@ -214,7 +214,7 @@ def test_two_builds_that_find_one_mark_do_not_stumble(tmp_path: Path, monkeypatc
         "import pathlib, sys; from images.engine.docker import Engine; Engine(marks=pathlib.Path(sys.argv[1])).labels"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
-    one, other = (Engine("classic", tmp_path) for _ in range(2))
+    one, other = (DockerEngine("classic", tmp_path) for _ in range(2))
 
     def late(fd: int) -> bool:
         monkeypatch.undo()
@@ -225,8 +225,8 @@ def test_two_builds_that_find_one_mark_do_not_stumble(tmp_path: Path, monkeypatc
     assert one.clear() == 0
 
 
-def test_a_step_is_ended_from_another_thread(engine: Engine, tools: Tools, tmp_path: Path) -> None:
-    one = Engine("classic")  # a builder that was told to stop builds nothing more
+def test_a_step_is_ended_from_another_thread(engine: DockerEngine, tools: Tools, tmp_path: Path) -> None:
+    one = DockerEngine("classic")  # a builder that was told to stop builds nothing more
     failed: list[BaseException] = []
 
     def builds() -> None:

@@ -26,9 +26,9 @@ import yaml
 
 from ground.version import VERSION
 from images.cli.session import Session
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 from images.ship.credentials import Login
 from images.ship.provenance import NAMESPACE
 from images.ship.push import Event, Pushed, push
@@ -119,8 +119,8 @@ class Tokens:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
+def engine() -> Iterator[DockerEngine]:
+    engine = DockerEngine()
     yield engine
     engine.client.close()
 
@@ -157,7 +157,7 @@ def saved(layers: Sequence[bytes], reference: str) -> bytes:
 
 
 @pytest.fixture
-def image(engine: Engine, tmp_path: Path) -> Iterator[Callable[[Sequence[int], str], str]]:
+def image(engine: DockerEngine, tmp_path: Path) -> Iterator[Callable[[Sequence[int], str], str]]:
     """Make an image with a layer of each size, of bytes that are unique to the test and do not compress."""
     made: list[str] = []
     noise = random.Random(str(tmp_path))
@@ -176,7 +176,7 @@ def image(engine: Engine, tmp_path: Path) -> Iterator[Callable[[Sequence[int], s
 Image = Callable[..., str]
 
 
-def send(engine: Engine, source: str, daemon: Registryd, login: Login | None = PUSHER, **options: Any) -> Pushed:
+def send(engine: DockerEngine, source: str, daemon: Registryd, login: Login | None = PUSHER, **options: Any) -> Pushed:
     return push(engine, source, daemon.place, REPOSITORY, "1", login, **options)
 
 
@@ -189,7 +189,7 @@ def is_absent(daemon: Registryd, tag: str = "1") -> bool:
 
 
 def test_a_pushed_image_is_there_by_digest_and_runs_from_there(
-    engine: Engine, registryd: Registryd, image: Image
+    engine: DockerEngine, registryd: Registryd, image: Image
 ) -> None:
     source = image([1000, 2000, 3000])
     pushed = send(engine, source, registryd)
@@ -203,7 +203,7 @@ def test_a_pushed_image_is_there_by_digest_and_runs_from_there(
         engine.untag(pushed.reference)
 
 
-def test_a_second_push_sends_nothing(engine: Engine, registryd: Registryd, image: Image) -> None:
+def test_a_second_push_sends_nothing(engine: DockerEngine, registryd: Registryd, image: Image) -> None:
     source = image([1000, 2000])
     first = send(engine, source, registryd)
     before = registryd.uploads()
@@ -213,7 +213,7 @@ def test_a_second_push_sends_nothing(engine: Engine, registryd: Registryd, image
 
 
 def test_layers_read_back_once_are_only_looked_up_the_next_time(
-    engine: Engine, registryd: Registryd, image: Image
+    engine: DockerEngine, registryd: Registryd, image: Image
 ) -> None:
     seen: set[Blob] = set()
     send(engine, image([1000, 2000]), registryd, seen=seen)
@@ -243,7 +243,7 @@ def read_back(daemon: Registryd) -> int:
     ids=["wrong password", "no login"],
 )
 def test_without_the_right_password_nothing_is_pushed_and_the_error_says_why(
-    engine: Engine, registryd: Registryd, image: Image, login: Login | None, words: str
+    engine: DockerEngine, registryd: Registryd, image: Image, login: Login | None, words: str
 ) -> None:
     with pytest.raises(ImagesError) as caught:
         send(engine, image([1000]), registryd, login)
@@ -255,7 +255,7 @@ def test_without_the_right_password_nothing_is_pushed_and_the_error_says_why(
 
 
 def test_a_registry_that_restarts_in_the_middle_costs_a_pause(
-    engine: Engine, registryd: Registryd, image: Image
+    engine: DockerEngine, registryd: Registryd, image: Image
 ) -> None:
     killed: list[str] = []
 
@@ -272,7 +272,7 @@ def test_a_registry_that_restarts_in_the_middle_costs_a_pause(
 
 
 def test_a_registry_that_went_away_is_named_and_the_next_push_sends_only_the_rest(
-    engine: Engine, registryd: Registryd, image: Image
+    engine: DockerEngine, registryd: Registryd, image: Image
 ) -> None:
     source = image([10_000, *[2_000_000] * 7])
 
@@ -295,7 +295,7 @@ def test_a_registry_that_went_away_is_named_and_the_next_push_sends_only_the_res
     assert registryd.uploads() - arrived == pushed.sent + 1  # and the configuration
 
 
-def test_a_full_disk_is_named_and_leaves_no_tag(engine: Engine, tmp_path: Path, image: Image) -> None:
+def test_a_full_disk_is_named_and_leaves_no_tag(engine: DockerEngine, tmp_path: Path, image: Image) -> None:
     daemon = Registryd(tmp_path / "small", size="3m")
     daemon.start()
     try:
@@ -306,7 +306,7 @@ def test_a_full_disk_is_named_and_leaves_no_tag(engine: Engine, tmp_path: Path, 
         daemon.kill()
 
 
-def test_a_registry_with_a_token_server(engine: Engine, tmp_path: Path, image: Image) -> None:
+def test_a_registry_with_a_token_server(engine: DockerEngine, tmp_path: Path, image: Image) -> None:
     tokens = Tokens(tmp_path / "tokens")
     daemon = Registryd(tmp_path / "registry", auth=tokens.settings())
     daemon.start()
@@ -323,7 +323,7 @@ def test_a_registry_with_a_token_server(engine: Engine, tmp_path: Path, image: I
         tokens.stop()
 
 
-def test_what_the_registry_changed_is_noticed(engine: Engine, registryd: Registryd, image: Image) -> None:
+def test_what_the_registry_changed_is_noticed(engine: DockerEngine, registryd: Registryd, image: Image) -> None:
     """A registry that gives back other bytes than it got: seen although it says that the layer exists."""
     source = image([1000])
     first = send(engine, source, registryd)
@@ -338,19 +338,19 @@ def test_what_the_registry_changed_is_noticed(engine: Engine, registryd: Registr
         send(engine, source, registryd)
 
 
-def test_a_registry_that_is_not_there(engine: Engine, registryd: Registryd, image: Image) -> None:
+def test_a_registry_that_is_not_there(engine: DockerEngine, registryd: Registryd, image: Image) -> None:
     registryd.kill()
     with pytest.raises(ImagesError, match="Connection refused"):
         send(engine, image([1000]), registryd, retries=0)
 
 
 @pytest.fixture
-def small_role(engine: Engine, tmp_path: Path) -> Iterator[Path]:
+def small_role(engine: DockerEngine, tmp_path: Path) -> Iterator[Path]:
     """Make a repository with one built role: the root image under another name."""
     root = definition.copy(tmp_path / "repository", "root")
     shutil.copytree(definition.ROOT / "images/lock", root / "images/lock")
     shutil.copyfile(definition.ROOT / "build.py", root / "build.py")
-    session = Session.open(root, Settings(prefix=f"{definition.PREFIX}-push"))
+    session = Session.open(root, BuildSettings(prefix=f"{definition.PREFIX}-push"))
     below = session.compose([definition.ROLE]).images["layer:root"].reference
     engine.tag(root_image(engine), below)
     definition.rebuild(session)

@@ -20,11 +20,11 @@ from urllib.parse import unquote
 import pytest
 
 from images.archive import origins
-from images.archive.locked import Locked, Slice
+from images.archive.locked import LockedPackage, Slice
 from images.cli.session import Session
 from images.errors import ImagesError
 from images.make.plan import Composed
-from images.settings import Settings
+from images.settings import BuildSettings
 from tests.container import definition
 from tests.container.archive import Handler, Site, served
 from tests.container.proxy import Proxy, proxy
@@ -32,9 +32,9 @@ from tests.container.proxy import Proxy, proxy
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.cluster]
 
 
-def settings(part: str, **values: str) -> Settings:
+def settings(part: str, **values: str) -> BuildSettings:
     """Use the classic builder and the host's network: the build steps must reach this machine's loopback."""
-    return Settings(prefix=f"{definition.PREFIX}-{part}", network="host", **values)
+    return BuildSettings(prefix=f"{definition.PREFIX}-{part}", network="host", **values)
 
 
 class Built:
@@ -71,7 +71,7 @@ def packages(session: Session) -> set[str]:
     return {name(package) for slice_ in session.slices.values() for package in slice_.packages}
 
 
-def name(package: Locked) -> str:
+def name(package: LockedPackage) -> str:
     return unquote(package.path).rpartition("/")[2]
 
 
@@ -99,7 +99,7 @@ def test_the_proxy_leaves_no_trace_in_the_image(built: Built) -> None:
 def mirror(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a mirror of only what the build requested, as an air-gapped site would carry it in."""
     session = built.session
-    uris = {origin.name: origin.uri for origin in origins.bootstrap_origins(session.place.variant, Settings())}
+    uris = {origin.name: origin.uri for origin in origins.bootstrap_origins(session.place.variant, BuildSettings())}
     for package in session.slices["root"].packages:
         assert built.proxy.fetch(f"{uris[package.origin]}/{package.path}"), package
     target = tmp_path_factory.mktemp("mirror")

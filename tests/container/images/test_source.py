@@ -16,7 +16,7 @@ from images.cli.session import Session
 from images.engine.saved import Chunks, Contents, read
 from images.errors import ImagesError
 from images.make.plan import Composed
-from images.settings import Settings
+from images.settings import BuildSettings
 from tests.container import definition, standins
 from tests.container.archive import sha256
 from tests.container.world import World, world
@@ -38,9 +38,9 @@ class Built:
         return read(Chunks(self.session.engine.save(reference)), reference)
 
 
-def settings(here: World, tarball: Path, **changed: str) -> Settings:
+def settings(here: World, tarball: Path, **changed: str) -> BuildSettings:
     """Debian's definition on a base of the site's, with Slurm from the site's tarball."""
-    chosen = Settings(
+    chosen = BuildSettings(
         prefix=f"{definition.PREFIX}-source",
         network="host",
         slurm="source",

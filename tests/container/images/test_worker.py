@@ -11,11 +11,11 @@ from testinfra.host import Host  # type: ignore[import-untyped]  # ships no type
 
 from images.architectures import own as arch
 from images.archive import wheels
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.wheels import Wheel
 from images.definition.load import load
-from images.definition.spec import Choice
-from images.settings import Settings
+from images.definition.spec import BuildChoice
+from images.settings import BuildSettings
 from tests.container.conftest import docker, image_of, with_munge
 from tests.slurm import STARTS_SCRIPTS_BY, has_pmix, labels, release_of
 
@@ -145,7 +145,9 @@ def locked_wheels(group: str) -> tuple[Wheel, ...]:
     """Return the lock's wheels of a group of the default CUDA, on this machine."""
     definition = load(ROOT)
     variant = definition.versions.variants["debian"]
-    place = Place(ROOT, definition, Choice("debian", variant.slurm, variant.cuda, variant.releases[0]), Settings())
+    place = LockContext(
+        ROOT, definition, BuildChoice("debian", variant.slurm, variant.cuda, variant.releases[0]), BuildSettings()
+    )
     cuda = wheels.chosen(place)
     assert cuda is not None
     locked = wheels.read(place, cuda)

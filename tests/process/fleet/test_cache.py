@@ -13,13 +13,13 @@ from kubernetes_asyncio import client
 
 from fleet.act import api_client as adapter
 from fleet.act import watch_cache as cache_module
-from fleet.act.api_client import ApiClient, ApiError
+from fleet.act.api_client import ApiClient, KubernetesError
 from fleet.act.changes import apply_change
 from fleet.act.watch_cache import WatchCache
-from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, ShowOnPod, Versions
+from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, SeenVersions, ShowOnPod
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
-from fleet.world.kubernetes import Condition, Kubernetes
+from fleet.world.kubernetes import KubeCondition, KubernetesView
 from fleet.world.slurm import Precondition
 from fleet.world.snapshot import Unknown
 from tests.support.watch_server import Query, Server, Write, node, page, until
@@ -67,7 +67,7 @@ def test_a_node_is_silent_for_as_long_as_it_was_seen_so_whatever_the_clocks_say(
 def known(cache: WatchCache) -> dict[str, bool]:
     """Cordoned or not, by name; nothing while nothing is known."""
     world = cache.world()
-    return {name: one.cordoned for name, one in world.nodes.items()} if isinstance(world, Kubernetes) else {}
+    return {name: one.cordoned for name, one in world.nodes.items()} if isinstance(world, KubernetesView) else {}
 
 
 def test_what_changes_arrives_and_what_goes_goes(server: Server) -> None:
@@ -163,7 +163,7 @@ def test_a_refusal_whose_words_break_off_or_never_come_is_a_refusal(
             api = ApiClient(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")), "default", "slurm")
             try:
                 async with asyncio.timeout(30):
-                    with pytest.raises(ApiError) as error:
+                    with pytest.raises(KubernetesError) as error:
                         await listed(api)
             finally:
                 await api.close()
@@ -184,7 +184,7 @@ def test_an_object_that_is_no_longer_as_it_was_seen_is_not_changed(server: Serve
         async with server.api() as api:
             assert not await apply_change(api, Cordon("n0", "u", "7", "why"))
             assert not await apply_change(api, Evict("w0", "u", "7", "why", SEEN))
-            assert not await apply_change(api, ShowOnPod("w0", "u", Condition("t", "True")))
+            assert not await apply_change(api, ShowOnPod("w0", "u", KubeCondition("t", "True")))
 
     asyncio.run(whole())
     bodies = [body for _, _, body in server.asked]
@@ -230,7 +230,7 @@ def test_before_jobs_may_come_again_pod_and_node_are_asked_anew(
 
     async def whole() -> None:
         async with server.api() as api:
-            assert await api.is_unchanged(Versions("w0", "n0", "7", "8")) is still
+            assert await api.is_unchanged(SeenVersions("w0", "n0", "7", "8")) is still
 
     asyncio.run(whole())
 

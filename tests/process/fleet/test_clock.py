@@ -14,7 +14,7 @@ from fleet.act import clock
 from fleet.act import observer as looks
 from fleet.reconciler import Reconciler
 from fleet.report.stats import stats_pages
-from fleet.settings import Settings
+from fleet.settings import FleetSettings
 from tests.support.fleet_run import SLURM, server, settings
 from tests.support.slurm_rest import Rest, nodes
 from tests.support.watch_server import Server, until
@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "CLOCK_S", 0.0)
 
 
-def running(server: Server, settings: Settings, steps: Callable[[Reconciler], list[Callable[[], bool]]]) -> None:
+def running(server: Server, settings: FleetSettings, steps: Callable[[Reconciler], list[Callable[[], bool]]]) -> None:
     async def whole() -> None:
         async with server.api() as api:
             fleet = Reconciler(settings, api, lambda words: None)
@@ -50,7 +50,7 @@ def stands(fleet: Reconciler) -> bool:
 
 
 def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_once_it_is_set(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + HOUR)
@@ -75,7 +75,9 @@ def metrics(fleet: Reconciler) -> str:
     return stats_pages(fleet.stats, fleet.leader, fleet.cache, fleet.api).pages["/metrics"]()[1]
 
 
-def test_a_slurmctld_of_another_hour_is_told_until_it_has_ours(server: Server, rest: Rest, settings: Settings) -> None:
+def test_a_slurmctld_of_another_hour_is_told_until_it_has_ours(
+    server: Server, rest: Rest, settings: FleetSettings
+) -> None:
     ahead = HOUR
 
     def answers(method: str, path: str) -> tuple[int, bytes]:

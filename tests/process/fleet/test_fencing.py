@@ -20,8 +20,8 @@ from fleet.act.api_client import ApiClient
 from fleet.act.changes import apply_change
 from fleet.decide.actions import Delete, Fence, Unfence
 from fleet.policy import Policy
-from fleet.world.kubernetes import FENCED, Condition, Kubernetes, Node, Pod
-from fleet.world.snapshot import Proof
+from fleet.world.kubernetes import FENCED, KubeCondition, KubeNode, KubePod, KubernetesView
+from fleet.world.snapshot import DeathProof
 from tests.fleet_world import stamp
 
 TAINT = "node.kubernetes.io/out-of-service"
@@ -94,18 +94,18 @@ def nowhere() -> Iterator[tuple[str, int]]:
         yield NOWHERE, 10250
 
 
-def world(kubelet: tuple[str, int], witness: tuple[str, int], pod: str = NOWHERE) -> Kubernetes:
-    silent = {"Ready": Condition("Ready", "Unknown", since=time.time() - 900)}
-    well = {"Ready": Condition("Ready", "True")}
+def world(kubelet: tuple[str, int], witness: tuple[str, int], pod: str = NOWHERE) -> KubernetesView:
+    silent = {"Ready": KubeCondition("Ready", "Unknown", since=time.time() - 900)}
+    well = {"Ready": KubeCondition("Ready", "True")}
     nodes = {
-        "n0": Node("n0", "u", "7", address=kubelet[0], port=kubelet[1], conditions=silent),
-        "n1": Node("n1", "v", "8", address=witness[0], port=witness[1], conditions=well),
+        "n0": KubeNode("n0", "u", "7", address=kubelet[0], port=kubelet[1], conditions=silent),
+        "n1": KubeNode("n1", "v", "8", address=witness[0], port=witness[1], conditions=well),
     }
-    return Kubernetes(nodes, {"w0": Pod("w0", "p", node="n0", address=pod, component="worker")})
+    return KubernetesView(nodes, {"w0": KubePod("w0", "p", node="n0", address=pod, component="worker")})
 
 
-def proved(server: ApiServer, seen: Kubernetes) -> Proof:
-    async def whole() -> Proof:
+def proved(server: ApiServer, seen: KubernetesView) -> DeathProof:
+    async def whole() -> DeathProof:
         async with server.api() as api:
             return (await observer.prove(api, seen, Policy()))["n0"]
 
@@ -202,7 +202,7 @@ def test_a_lease_is_as_old_as_it_was_seen_unchanged_whatever_its_kubelets_clock_
 def test_leases_are_followed_from_the_first_silence_on(nowhere: tuple[str, int]) -> None:
     """Not from when a machine looks dead: that would be twice as long."""
     server, seen = ApiServer(), world(nowhere, nowhere)
-    silent = {"Ready": Condition("Ready", "Unknown", since=time.time() - 1)}
+    silent = {"Ready": KubeCondition("Ready", "Unknown", since=time.time() - 1)}
     seen = replace(seen, nodes={**seen.nodes, "n0": replace(seen.nodes["n0"], conditions=silent)})
 
     async def whole() -> None:

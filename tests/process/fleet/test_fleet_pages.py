@@ -11,9 +11,9 @@ from fleet.errors import FleetError
 from fleet.report import web as adapter
 from fleet.report.stats import HANGS_S, LoopStats
 from fleet.report.web import HttpServer
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown
 from tests.support.fleet_pages import asked
 
 GIVEN = {"/livez": lambda: (200, "ok\n"), "/readyz": lambda: (503, "not yet\n")}
@@ -91,7 +91,7 @@ def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
     seen.heard = True
     assert seen.ready() == (200, "waits for the Lease\n")
     seen.leader = True
-    seen.update(Snapshot(Kubernetes(), Unknown("no answer")), (Notice("Slurm", "unknown", "no answer"),))
+    seen.update(FleetSnapshot(KubernetesView(), Unknown("no answer")), (Notice("Slurm", "unknown", "no answer"),))
     seen.done["drain"] += 2
     assert seen.ready()[0] == 200, "another fleet would not bring the controller back"
     text = seen.metrics()
@@ -99,5 +99,5 @@ def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
     assert 'minivm_fleet_known{side="kubernetes"} 1' in text
     assert 'minivm_fleet_changes_total{action="drain"} 2' in text
     assert 'minivm_fleet_stands{kind="unknown"} 1' in text
-    seen.update(Snapshot(Kubernetes(), Slurm()), ())
+    seen.update(FleetSnapshot(KubernetesView(), SlurmView()), ())
     assert 'minivm_fleet_known{side="slurm"} 1' in seen.metrics()

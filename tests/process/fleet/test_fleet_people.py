@@ -20,8 +20,8 @@ from fleet.errors import FleetError
 from fleet.policy import Machines, Policy
 from fleet.report import web as adapter
 from fleet.report.web import CELLS, Jobs, PageServer, PageSource, detail, picture
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot, Unknown
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown
 from tests import browser as browsers
 from tests.browser import Browser, browser
 from tests.fleet_world import Worlds
@@ -45,14 +45,14 @@ class Seen(PageSource):
     blind: str = ""
     leads: bool = True
     known: Jobs | None = field(default_factory=dict)
-    last: Slurm | None = None
+    last: SlurmView | None = None
 
     def __post_init__(self) -> None:
         self.policy, self.acts = (lambda: self.worlds.policy), (lambda: self.leads)
 
-    async def now(self) -> tuple[float, Snapshot, Decision]:
+    async def now(self) -> tuple[float, FleetSnapshot, Decision]:
         world = self.worlds.world(blind=self.blind)
-        if isinstance(world.slurm, Slurm):
+        if isinstance(world.slurm, SlurmView):
             self.last = world.slurm
         world = replace(world, last=self.last, last_at=time.time() - 720)
         return time.monotonic(), world, self.worlds.decide(world)
@@ -218,12 +218,12 @@ def test_who_does_not_act_looks_for_himself_now_and_then_and_asks_for_jobs_no_mo
     asked_for: list[str] = []
 
     class Rest:
-        def look(self, *, jobs: bool) -> Slurm:
+        def look(self, *, jobs: bool) -> SlurmView:
             asked_for.append("nodes")
             if len(asked_for) > 1:
                 raise FleetError("ask slurmrestd", "no answer")
             found = worlds.world().slurm
-            assert isinstance(found, Slurm)
+            assert isinstance(found, SlurmView)
             return found
 
         def holding(self) -> Jobs:

@@ -17,7 +17,7 @@ from fleet.act import fast_path
 from fleet.decide import drain
 from fleet.decide.actions import Drain
 from fleet.reconciler import AT_ONCE, Reconciler
-from fleet.settings import Settings
+from fleet.settings import FleetSettings
 from fleet.world.slurm import parse_nodes
 from fleet.world.snapshot import Worker
 from tests.support.fleet_run import POD, SLURM, server, settings
@@ -37,7 +37,7 @@ def pod(number: int) -> dict[str, object]:
 
 
 def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """Each may take its whole deadline to fail, and until the last one has nobody looks at anything else."""
     ends, slow = threading.Event(), threading.Event()
@@ -92,7 +92,7 @@ def test_who_answers_one_hurried_drain_with_an_error_is_not_asked_for_the_others
 
 @pytest.mark.parametrize("late", [False, True], ids=["refused", "late"])
 def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
-    server: Server, rest: Rest, settings: Settings, late: bool
+    server: Server, rest: Rest, settings: FleetSettings, late: bool
 ) -> None:
     """The drain is still due. A fleet that remembers it as done would skip it again, and the node would take jobs."""
     ends, slow, asked = threading.Event(), threading.Event(), threading.Event()
@@ -154,7 +154,7 @@ def test_a_hurried_drain_that_was_not_done_is_tried_when_all_is_decided_next(
 
 
 def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """Up to thirty changes go one by one, and each may take its whole deadline: until then others could evict it."""
     ends = threading.Event()
@@ -197,7 +197,7 @@ def test_a_pod_that_may_get_a_job_is_protected_before_what_takes_long(
     assert drained[0] and protected[0] is False
 
 
-def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Rest, settings: Settings) -> None:
+def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Rest, settings: FleetSettings) -> None:
     """Conditions on ten thousand pods and Nodes take minutes, and a server may take long for each."""
     ends = threading.Event()
     drained: list[bool] = []
@@ -239,7 +239,7 @@ def test_a_cordon_does_not_wait_until_all_else_is_done(server: Server, rest: Res
 
 
 def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_before(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """Slurm requests, the page or lifted drains may hold every available thread for minutes."""
     drained: list[str] = []
@@ -287,7 +287,7 @@ def test_a_cordon_waits_neither_for_threads_nor_for_what_is_told_of_the_one_befo
 
 
 def test_of_a_cordon_only_what_has_changed_is_looked_at(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With five thousand nodes, looking at all of them each time took longer than everything else."""
     drained: list[str] = []
@@ -332,7 +332,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
 
 
 def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_as_many_a_look(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look at five thousand nodes takes seconds: whoever cordons a row of racks waited for several of them."""
     monkeypatch.setattr(fast_path, "PACE_S", 0.1)
@@ -377,7 +377,7 @@ def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_a
 
 
 def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     now = most = done = 0
     lock, several = threading.Lock(), threading.Event()
@@ -415,7 +415,7 @@ def test_what_ends_no_job_is_done_several_at_a_time_and_not_all_at_once(
 
 
 def test_an_answer_of_many_nodes_is_not_looked_through_again_and_again_for_circles(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """The scan of five thousand nodes, sixty times a minute, blocked everything for up to 0.8 s each."""
     rest.answers, server.watches = lambda method, path: nodes(SLURM), server.hold
@@ -454,7 +454,7 @@ class Waits:
 
 
 def test_who_waits_for_the_lease_reads_the_policy_anew(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its page shows it, and from the first moment that it acts it holds: a mistake is told before that."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 0.05)

@@ -13,15 +13,15 @@ from fleet.act import observer as adapter
 from fleet.act.observer import Observer
 from fleet.policy import Policy
 from fleet.world.guests import Guest
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
 from tests.support.slurm_rest import Answer, Rest, nodes
 from tests.support.watch_server import Server
 
 SLURM = {"name": "w0", "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0}
 LATER = {"name": "later", "node_list": "w[0-9999999]"}
 # One of another namespace waits for a machine: who is promised one must be known.
-WAITS, QUIET = Kubernetes(guests=(Guest("llm/a", waits=True),)), Kubernetes(guests=())
+WAITS, QUIET = KubernetesView(guests=(Guest("llm/a", waits=True),)), KubernetesView(guests=())
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_what_cannot_be_read_is_told_until_it_is_asked_for_again_or_needed_no_mo
         async with server.api() as api:
             look = Observer(api, rest.client, Policy)
 
-            async def doubts(kubernetes: Kubernetes) -> Mapping[str, str]:
+            async def doubts(kubernetes: KubernetesView) -> Mapping[str, str]:
                 found = await look.slurm(kubernetes)
-                assert isinstance(found, Slurm) and [*found.nodes] == ["w0"]
+                assert isinstance(found, SlurmView) and [*found.nodes] == ["w0"]
                 return found.doubts
 
             def asked() -> int:

@@ -12,8 +12,8 @@ import pytest
 from fleet.act import safe_decide
 from fleet.decide.decide import decide
 from fleet.reconciler import Reconciler
-from fleet.settings import Settings
-from fleet.world.kubernetes import Kubernetes
+from fleet.settings import FleetSettings
+from fleet.world.kubernetes import KubernetesView
 from tests.kubernetes.apiserver import _port as free_port
 from tests.support.fleet_pages import asked
 from tests.support.fleet_run import POD, SLURM, server, settings
@@ -24,7 +24,7 @@ __all__ = ["server", "settings"]
 
 
 def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_another_world(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fleet that exits on the error would be restarted before the same world."""
     port = free_port()
@@ -41,7 +41,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
 
     def breaks(world: Any, *given: Any) -> Any:
         nonlocal tried
-        if isinstance(world.kubernetes, Kubernetes) and world.kubernetes.nodes["n0"].boot == "bad":
+        if isinstance(world.kubernetes, KubernetesView) and world.kubernetes.nodes["n0"].boot == "bad":
             tried += 1
             raise RecursionError("maximum recursion depth exceeded")
         return decide(world, *given)

@@ -18,7 +18,7 @@ from fleet.act import slurm_client as adapter
 from fleet.act.api_client import ApiClient
 from fleet.decide.decide import Decision, decide
 from fleet.reconciler import Reconciler
-from fleet.settings import Settings
+from fleet.settings import FleetSettings
 from fleet.world.snapshot import Unknown
 from tests.kubernetes.apiserver import _port as free_port
 from tests.support.fleet_pages import asked
@@ -32,7 +32,7 @@ __all__ = ["server", "settings"]
 
 
 def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
     quiet = 0
@@ -71,7 +71,7 @@ def test_a_cordon_is_acted_on_when_it_is_heard_and_not_when_time_has_passed(
 
 
 def test_people_see_what_it_has_decided_where_its_settings_say_and_nowhere_else(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     ports = [free_port(), free_port()]
     settings = replace(settings, http=("127.0.0.1", ports[0]), page=("127.0.0.1", ports[1]))
@@ -98,7 +98,7 @@ def test_people_see_what_it_has_decided_where_its_settings_say_and_nowhere_else(
 
 
 def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """With five thousand nodes Slurm's answer takes seconds, and a busy cluster sends it again and again."""
     ends, slow = threading.Event(), threading.Event()
@@ -138,7 +138,7 @@ def test_a_cordon_does_not_wait_until_slurm_has_told_of_all_its_nodes(
 
 
 def test_a_heartbeat_is_no_news(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of five thousand Nodes seventeen write their status each second, and one decision takes a fifth of a second."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
@@ -190,7 +190,7 @@ def test_a_heartbeat_is_no_news(
 
 
 def test_what_came_too_late_is_made_though_no_news_come(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A heartbeat may have made another version of the object that the fleet saw."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 1e9)
@@ -218,7 +218,7 @@ def test_what_came_too_late_is_made_though_no_news_come(
 
 
 def test_what_is_refused_is_told_once_and_is_no_longer_due_at_each_look(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     shown: list[str] = []
 
@@ -244,7 +244,7 @@ def test_what_is_refused_is_told_once_and_is_no_longer_due_at_each_look(
 
 
 def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """A clock that was set, ours or another's, drains nothing and lets nothing pass for dead."""
     looks = 0
@@ -271,7 +271,7 @@ def test_a_node_that_was_silent_before_it_was_there_is_not_silent_for_long(
 
 
 def test_who_sets_the_clock_ahead_makes_no_time_pass(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the delays of `gone`, `lost`, `leaveWithin` and `verify` would be due at once."""
     monkeypatch.setattr(loop, "AT_LEAST_S", 0.1)
@@ -303,7 +303,7 @@ def test_who_sets_the_clock_ahead_makes_no_time_pass(
 
 
 def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its machine may be dead, and time alone may prove it."""
     monkeypatch.setattr(adapter, "WITHIN_S", 2.0)
@@ -332,7 +332,7 @@ def test_a_slurm_that_answers_nobody_is_not_waited_for_three_times_as_long(
     asyncio.run(whole())
 
 
-def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Rest, settings: Settings) -> None:
+def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Rest, settings: FleetSettings) -> None:
     """Users choose how many jobs there are and how many words each has. A lifted cordon asks for no jobs."""
     drained = {**SLURM, "state": ["IDLE", "DRAIN"], "reason": "minivm: fleet: cordon: fan 3"}
     failed = json.dumps({"errors": [{"error": "too many"}]}).encode()
@@ -380,7 +380,7 @@ class Held:
 
 
 def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_sooner(
-    server: Server, rest: Rest, settings: Settings
+    server: Server, rest: Rest, settings: FleetSettings
 ) -> None:
     """slurmrestd may still execute an unanswered request, and the next leader may act on an older snapshot."""
     ends = threading.Event()
@@ -412,7 +412,7 @@ def test_told_to_end_it_gives_the_lease_back_when_slurm_has_answered_and_no_soon
 
 @pytest.mark.parametrize("turns", range(5))
 def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
-    server: Server, rest: Rest, settings: Settings, turns: int
+    server: Server, rest: Rest, settings: FleetSettings, turns: int
 ) -> None:
     rest.answers = lambda method, path: nodes(SLURM)
     server.lists, server.watches = (lambda query: page(node("n0"))), server.hold
@@ -437,7 +437,7 @@ def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
 
 
 def test_a_mistake_about_one_thing_keeps_nothing_else_from_its_turn_and_is_told_once(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fleet that leads would meet it again: nothing at all would be done any more."""
     rest.answers = lambda method, path: nodes(SLURM, {**SLURM, "name": "w1"})
@@ -476,7 +476,7 @@ def test_a_mistake_about_one_thing_keeps_nothing_else_from_its_turn_and_is_told_
 
 
 def test_who_is_called_and_does_not_answer_holds_up_no_cordon_and_what_he_takes_is_noted_once(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver, held, noted = Receiver(), threading.Event(), "gpu-17-7c6cc41e/status"
     receiver.answers = lambda way: held.wait(60)
@@ -523,7 +523,7 @@ def test_who_is_called_and_does_not_answer_holds_up_no_cordon_and_what_he_takes_
 
 @pytest.mark.parametrize("slurm_answers", [True, False])
 def test_what_a_pods_page_shows_is_written_into_its_status(
-    server: Server, rest: Rest, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, slurm_answers: bool
+    server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch, *, slurm_answers: bool
 ) -> None:
     """The request for the page has no token. Without slurmctld the reasons are of most use, and are written too."""
     monkeypatch.setattr(pod_pages, "can_answer", lambda pod: pod.http > 0)  # the test's pod is on loopback

@@ -18,14 +18,14 @@ import pytest
 
 from fleet.act import slurm_client as adapter
 from fleet.act.slurm_client import SlurmClient, token
-from fleet.decide.actions import Drain, Forget, Remove, Undrain, Versions
+from fleet.decide.actions import Drain, Forget, Remove, SeenVersions, Undrain
 from fleet.errors import FleetError
 from fleet.world.slurm import Precondition
 from tests.support.slurm_rest import NODE, SECRET, Answer, Rest, nodes
 from tests.waiting import PATIENCE, until
 
 SEEN = Precondition(drained=False, down=False, reason="", comment="")
-AT = Versions("w1", "n1", "7", "8")
+AT = SeenVersions("w1", "n1", "7", "8")
 
 
 def test_it_speaks_the_newest_version_that_both_know_and_follows_an_upgrade(rest: Rest) -> None:

@@ -20,7 +20,7 @@ from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
 from gitsync.repo import child
-from gitsync.repo.listing import Entry
+from gitsync.repo.listing import CommitFile
 from gitsync.repo.reader import opened
 from gitsync.state import load_state
 from gitsync.tree.write import damage
@@ -149,7 +149,7 @@ def test_a_disk_that_is_really_full(world: World, small_disk: Path) -> None:
     assert damage(world.layout.tree(big), _entries(world, big)) is None
 
 
-def _entries(world: World, commit: str) -> list[Entry]:
+def _entries(world: World, commit: str) -> list[CommitFile]:
     with opened(world.layout.repository) as reader:
         return reader.entries(commit, "")
 

@@ -12,7 +12,7 @@ from gitsync.cycle.run import run_cycle
 from gitsync.layout import ZERO
 from gitsync.mirror import update as mirror_update
 from gitsync.settings import Backward, Ref, RefKind
-from gitsync.state import State
+from gitsync.state import GitsyncState
 from gitsync.tree.marker import MARKER
 from tests.process.gitsync_world import GOOD_TREE, World
 
@@ -23,7 +23,7 @@ def says(name: str = "minivm-scripts", **more: object) -> str:
     return json.dumps({"name": name, **more}) + "\n"
 
 
-def refusal(state: State) -> str:
+def refusal(state: GitsyncState) -> str:
     assert state.quarantine is not None, state
     return state.quarantine.reason
 

@@ -21,7 +21,7 @@ from images.cli.publish import attach_provenance
 from images.cli.session import Session
 from images.engine.store import MANIFEST
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 from images.ship import provenance, referrers
 from images.ship.provenance import Build
 from images.ship.registry import Registry, RegistryError
@@ -189,7 +189,7 @@ def test_what_is_no_envelope_is_passed_over(tmp_path: Path, signers: Path, data:
 
 def test_a_push_attaches_it_with_what_the_build_chose(registry: Registry, builder: Path, signers: Path) -> None:
     there = pushed(registry, "1")
-    session = Session.open(ROOT, Settings(cuda="12.9"))
+    session = Session.open(ROOT, BuildSettings(cuda="12.9"))
     image = session.compose(["worker"]).role("worker")
     attach_provenance(session, image, registry, there["digest"], builder)
     built = verify(registry, there, signers).statement["predicate"]["buildDefinition"]

@@ -15,24 +15,28 @@ from click.testing import CliRunner
 from build import main
 from cluster import cli, values
 from cluster.change import plan
-from cluster.change.pinning import Fit, Wish, check_releases, choose
-from cluster.change.plan import Job, Kind, Plan, Stake, Step, in_roll_order
+from cluster.change.pinning import ReleaseFit, Wish, check_releases, choose
+from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
-from cluster.pods import Running
-from cluster.rendered.objects import Pod
-from cluster.values import Asked, Options, settle
+from cluster.pods import RunningPod
+from cluster.rendered.objects import PodSpec
+from cluster.values import Options, UpRequest, settle
 from images import pins
 from images.errors import ImagesError
-from images.pins import Image, Pins
+from images.pins import EngineImage, Pins
 from tests.support.rendered_chart import KEYS
 
 WORKER = "minivm/worker:latest"
-OLD, REBUILT, NEW = Image("sha256:01d", "24.11.5"), Image("sha256:2eb", "24.11.6"), Image("sha256:3e3", "26.05.5")
+OLD, REBUILT, NEW = (
+    EngineImage("sha256:01d", "24.11.5"),
+    EngineImage("sha256:2eb", "24.11.6"),
+    EngineImage("sha256:3e3", "26.05.5"),
+)
 
 
-def pod(name: str, role: str, image: str = WORKER) -> Pod:
-    made = Pod.__new__(Pod)
+def pod(name: str, role: str, image: str = WORKER) -> PodSpec:
+    made = PodSpec.__new__(PodSpec)
     for field, value in (("name", name), ("role", role), ("image", image)):
         object.__setattr__(made, field, value)
     return made
@@ -44,7 +48,7 @@ PODS = [
 ]  # fmt: skip
 
 
-def on_this_machine(latest: Image | None, *others: Image) -> Mapping[str, Image]:
+def on_this_machine(latest: EngineImage | None, *others: EngineImage) -> Mapping[str, EngineImage]:
     return {image.id: image for image in others} | ({WORKER: latest, latest.id: latest} if latest else {})
 
 
@@ -76,12 +80,24 @@ STAYS, TAKEN = Wish(keep=True), Wish(anew=True)
         # The image itself is gone.
         (OLD, REBUILT, (), Wish(), REBUILT, "was removed, its new build takes its place"),
         # The Slurm version of the image is unknown.
-        (OLD, Image("sha256:5"), (OLD,), Wish(), OLD, "of an unknown version"),
-        (Image("sha256:5"), NEW, (Image("sha256:5"),), Wish(), Image("sha256:5"), "has Slurm 26.05.5 now"),
+        (OLD, EngineImage("sha256:5"), (OLD,), Wish(), OLD, "of an unknown version"),
+        (
+            EngineImage("sha256:5"),
+            NEW,
+            (EngineImage("sha256:5"),),
+            Wish(),
+            EngineImage("sha256:5"),
+            "has Slurm 26.05.5 now",
+        ),
     ],
 )
 def test_a_cluster_starts_the_images_that_it_is_pinned_to(
-    pinned: Image | None, latest: Image | None, also: tuple[Image, ...], wish: Wish, chosen: Image, said: str
+    pinned: EngineImage | None,
+    latest: EngineImage | None,
+    also: tuple[EngineImage, ...],
+    wish: Wish,
+    chosen: EngineImage,
+    said: str,
 ) -> None:
     here = on_this_machine(latest, *also)
     found = choose([WORKER], {WORKER: pinned} if pinned else {}, here.get, wish)
@@ -94,7 +110,7 @@ def test_a_cluster_starts_the_images_that_it_is_pinned_to(
     [(NEW, Wish(), "make images SLURM=24.11"), (None, Wish(), "make images SLURM=24.11"), (None, TAKEN, "make images")],
 )
 def test_an_image_that_was_removed_is_told_with_the_way_to_a_new_one(
-    latest: Image | None, wish: Wish, hint: str
+    latest: EngineImage | None, wish: Wish, hint: str
 ) -> None:
     with pytest.raises(ClusterError, match=f"cannot start from {WORKER}: .*\nhint: `{hint}`"):
         choose([WORKER], {WORKER: OLD}, on_this_machine(latest).get, wish)
@@ -159,7 +175,7 @@ def test_a_role_that_the_cluster_did_not_have_gets_the_cluster_s_slurm(
         "mine", overrides={"containers": {"enabled": True}}, tags=dict.fromkeys(ROLES, f"{OF_NEW}1"), own_cgroups=False
     )
     cluster = LocalCluster(Machine(HAS | there), options, root=tmp_path)
-    pins.write(tmp_path / "mine", Pins({name: Image(f"sha256:{name}", "26.05.5") for name in HAS}, "26.05.5"))
+    pins.write(tmp_path / "mine", Pins({name: EngineImage(f"sha256:{name}", "26.05.5") for name in HAS}, "26.05.5"))
     if chosen:
         _, choice, _ = cluster.decide({}, wish)
         assert choice.images[CONTAINERS].id == f"sha256:{chosen}"
@@ -171,12 +187,12 @@ def test_a_role_that_the_cluster_did_not_have_gets_the_cluster_s_slurm(
 
 
 def test_images_without_a_release_and_named_tags_are_taken_as_they_are() -> None:
-    def none(_: str) -> Image | None:
+    def none(_: str) -> EngineImage | None:
         raise AssertionError("it looked for another")
 
     exact = "minivm/worker:24.11.5-debian-0123456789ab"
-    here = {WORKER: Image("sha256:5"), exact: OLD, "x/worker:mine": OLD}
-    fit = Fit("26.05", frozenset(here), none)
+    here = {WORKER: EngineImage("sha256:5"), exact: OLD, "x/worker:mine": OLD}
+    fit = ReleaseFit("26.05", frozenset(here), none)
     assert choose(here, {}, here.get, Wish(), fit).images == here
     # The controller's own release is unknown.
     here[WORKER] = OLD
@@ -206,11 +222,11 @@ def test_a_role_that_make_images_leaves_out_is_built_by_its_own_command() -> Non
         (OLD, OLD, "24.11.6", ""),  # a downgrade within one release is possible
         (OLD, OLD, "26.05.5", "cannot start Slurm 24.11 in this cluster: its state is of Slurm 26.05"),
         (OLD, NEW, "24.11.5", "cannot start slurm-login-0 with Slurm 26.05: the controller has Slurm 24.11"),
-        (Image("x"), NEW, "26.05.5", ""),
+        (EngineImage("x"), NEW, "26.05.5", ""),
     ],
 )
 def test_a_way_back_and_clients_before_their_controller_are_refused(
-    controller: Image, clients: Image, state: str, refused: str
+    controller: EngineImage, clients: EngineImage, state: str, refused: str
 ) -> None:
     pods = [replace_image(item, "controller" if item.role == "controller" else "clients") for item in PODS]
     images = {"controller": controller, "clients": clients}
@@ -222,7 +238,7 @@ def test_a_way_back_and_clients_before_their_controller_are_refused(
     assert str(caught.value).startswith(refused) and "no pod was touched\nhint: `--slurm-version" in str(caught.value)
 
 
-def replace_image(item: Pod, image: str) -> Pod:
+def replace_image(item: PodSpec, image: str) -> PodSpec:
     return pod(item.name, item.role, image)
 
 
@@ -239,34 +255,36 @@ STORED = Options("mine", workers=3, repository="w", proctrack="linuxproc", overr
 @pytest.mark.parametrize(
     ("asked", "changed"),
     [
-        (Asked(), {}),
-        (Asked(workers=5), {"workers": 5}),
-        (Asked(overrides={"b": 2}, values_file="/w"), {"overrides": {"b": 2}, "values_file": "/w"}),
-        (Asked(proctrack="cgroup"), {"proctrack": "cgroup"}),
-        (Asked(repository="other"), {"repository": "other"}),
+        (UpRequest(), {}),
+        (UpRequest(workers=5), {"workers": 5}),
+        (UpRequest(overrides={"b": 2}, values_file="/w"), {"overrides": {"b": 2}, "values_file": "/w"}),
+        (UpRequest(proctrack="cgroup"), {"proctrack": "cgroup"}),
+        (UpRequest(repository="other"), {"repository": "other"}),
         # Images and port are kept.
-        (Asked(reset=True), {"workers": 2, "proctrack": "", "overrides": {}, "values_file": ""}),
-        (Asked(reset=True, workers=4), {"workers": 4, "proctrack": "", "overrides": {}, "values_file": ""}),
+        (UpRequest(reset=True), {"workers": 2, "proctrack": "", "overrides": {}, "values_file": ""}),
+        (UpRequest(reset=True, workers=4), {"workers": 4, "proctrack": "", "overrides": {}, "values_file": ""}),
     ],
 )
-def test_a_second_up_changes_what_it_names_and_nothing_else(asked: Asked, changed: dict[str, object]) -> None:
+def test_a_second_up_changes_what_it_names_and_nothing_else(asked: UpRequest, changed: dict[str, object]) -> None:
     wanted = replace(STORED, auth="munge", **changed)  # type: ignore[arg-type]  # one of each
     assert settle("mine", STORED, asked) == wanted
 
 
 def test_a_second_up_without_options_changes_no_setting() -> None:
-    first = settle("new", None, Asked())
-    assert plan.changed_settings(first, settle("new", first, Asked())) == []
-    assert plan.changed_settings(first, settle("new", first, Asked(auth="munge"))) == ["auth: slurm -> munge"]
+    first = settle("new", None, UpRequest())
+    assert plan.changed_settings(first, settle("new", first, UpRequest())) == []
+    assert plan.changed_settings(first, settle("new", first, UpRequest(auth="munge"))) == ["auth: slurm -> munge"]
 
 
 def test_a_first_up_has_the_defaults() -> None:
-    assert settle("new", None, Asked()) == Options("new", auth="slurm")
-    assert settle("new", None, Asked(auth="munge")).auth == "munge"
+    assert settle("new", None, UpRequest()) == Options("new", auth="slurm")
+    assert settle("new", None, UpRequest(auth="munge")).auth == "munge"
 
 
 def test_workers_that_the_values_count_are_not_changed_silently() -> None:
-    counted = Asked(workers=4, overrides={"workers": {"pools": {"worker": {"replicas": 2}}}}, values_file="/my.yaml")
+    counted = UpRequest(
+        workers=4, overrides={"workers": {"pools": {"worker": {"replicas": 2}}}}, values_file="/my.yaml"
+    )
     with pytest.raises(ClusterError, match=r"cannot start 4 workers: the values say 2 \(/my.yaml, workers.pools"):
         settle("mine", None, counted)
     assert settle("mine", None, replace(counted, workers=2)).workers == 2
@@ -274,12 +292,12 @@ def test_workers_that_the_values_count_are_not_changed_silently() -> None:
 
 def test_only_a_word_of_the_operator_s_changes_the_authentication() -> None:
     signed = Options("mine", overrides={"slurm": {"auth": "slurm"}})
-    kept = settle("mine", signed, Asked(overrides={}))
+    kept = settle("mine", signed, UpRequest(overrides={}))
     assert values.auth(kept) == "slurm", "values that no longer name it leave it"
-    assert values.auth(settle("mine", kept, Asked(reset=True))) == "slurm"
-    assert values.auth(settle("mine", kept, Asked(auth="munge"))) == "munge"
+    assert values.auth(settle("mine", kept, UpRequest(reset=True))) == "slurm"
+    assert values.auth(settle("mine", kept, UpRequest(auth="munge"))) == "munge"
     with pytest.raises(ClusterError, match="the values say slurm"):
-        settle("mine", signed, Asked(auth="munge"))
+        settle("mine", signed, UpRequest(auth="munge"))
 
 
 @pytest.mark.parametrize(
@@ -293,8 +311,8 @@ def test_only_a_word_of_the_operator_s_changes_the_authentication() -> None:
         ('{"name": "old", "auth": "", "overrides": {"slurm": {"auth": ""}}}', "munge"),
     ],
 )
-@pytest.mark.parametrize("asked", [Asked(), Asked(reset=True), Asked(overrides={}), Asked(workers=3)])
-def test_a_cluster_of_an_older_version_keeps_its_authentication(text: str, auth: str, asked: Asked) -> None:
+@pytest.mark.parametrize("asked", [UpRequest(), UpRequest(reset=True), UpRequest(overrides={}), UpRequest(workers=3)])
+def test_a_cluster_of_an_older_version_keeps_its_authentication(text: str, auth: str, asked: UpRequest) -> None:
     settled = settle("old", values.load(text, "f"), asked)
     assert values.auth(settled) == auth
     assert values.local_values(settled, KEYS)["slurm"]["auth"] == auth
@@ -303,14 +321,14 @@ def test_a_cluster_of_an_older_version_keeps_its_authentication(text: str, auth:
 
 @pytest.mark.parametrize("over", [{}, {"slurm": {"auth": ""}}, {"slurm": {"auth": None}}, {"slurm": {}}])
 def test_a_new_cluster_has_slurms_own_authentication(over: dict[str, object]) -> None:
-    settled = settle("new", None, Asked(overrides=over))
+    settled = settle("new", None, UpRequest(overrides=over))
     assert values.local_values(settled, KEYS)["slurm"]["auth"] == "slurm"
 
 
 def test_a_cluster_that_keeps_munge_is_told_how_to_move() -> None:
     (note,) = plan.notes_of_auth("munge")
     assert "--auth slurm" in note and "docs/how-to/change-authentication.md" in note
-    assert Plan(notes=(note,)).lines() == [f"note: {note}", "nothing to change"]
+    assert UpPlan(notes=(note,)).lines() == [f"note: {note}", "nothing to change"]
     assert plan.notes_of_auth("slurm") == []
 
 
@@ -362,22 +380,22 @@ def test_partitions_are_found_as_slurm_finds_them() -> None:
 
 
 W0, W1, LOGIN = "slurm-worker-0", "slurm-worker-1", "slurm-login-0"
-JOB, LAST = Job("7_[1-3]", "alice"), Job("8", "bob", requeues=False)
+JOB, LAST = JobAtStake("7_[1-3]", "alice"), JobAtStake("8", "bob", requeues=False)
 
 
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (Step(Kind.CREATE, W0), []),
-        (Step(Kind.REPLACE, W0), []),
-        (Step(Kind.REPLACE, W1), [f"{W1}: jobs that outlast its drain are requeued: 7_[1-3] of alice",
+        (PlanStep(StepKind.CREATE, W0), []),
+        (PlanStep(StepKind.REPLACE, W0), []),
+        (PlanStep(StepKind.REPLACE, W1), [f"{W1}: jobs that outlast its drain are requeued: 7_[1-3] of alice",
                                   f"{W1}: jobs that outlast its drain end: 8 of bob"]),
-        (Step(Kind.REMOVE, W0), [f"pod {W0} goes", f"{W0}: jobs that name it wait for ever: 8 of bob"]),
-        (Step(Kind.REPLACE, LOGIN), [f"{LOGIN}: 2 ssh sessions end"]),
-        (Step(Kind.REPLACE, "silent"), ["silent: whatever runs there, slurmctld did not answer: no"]),
+        (PlanStep(StepKind.REMOVE, W0), [f"pod {W0} goes", f"{W0}: jobs that name it wait for ever: 8 of bob"]),
+        (PlanStep(StepKind.REPLACE, LOGIN), [f"{LOGIN}: 2 ssh sessions end"]),
+        (PlanStep(StepKind.REPLACE, "silent"), ["silent: whatever runs there, slurmctld did not answer: no"]),
     ],
 )  # fmt: skip
-def test_the_plan_names_what_is_lost(step: Step, said: list[str]) -> None:
+def test_the_plan_names_what_is_lost(step: PlanStep, said: list[str]) -> None:
     stakes = {
         W1: Stake([JOB, LAST]),
         W0: Stake(waiting=[LAST]),
@@ -393,7 +411,7 @@ def test_a_partition_is_lost_whether_it_has_jobs_or_not() -> None:
 
 def test_squeues_rows_are_jobs() -> None:
     text = "1|alice|1|\n2_[1-9]|bob|0|x|\n\nslurm_load_jobs error: x\n"
-    assert plan.parse_jobs(text) == [Job("1", "alice"), Job("2_[1-9]", "bob", requeues=False)]
+    assert plan.parse_jobs(text) == [JobAtStake("1", "alice"), JobAtStake("2_[1-9]", "bob", requeues=False)]
 
 
 def test_the_cause_is_named_before_its_victims() -> None:
@@ -406,7 +424,7 @@ def test_the_cause_is_named_before_its_victims() -> None:
     assert plan.not_ready([(LOGIN, "no")]) == f"\n  {LOGIN}: no"
 
 
-def asked(planned: Plan, answer: str, *, yes: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+def asked(planned: UpPlan, answer: str, *, yes: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what `up` prints for the plan, including its refusal."""
     import click
 
@@ -422,14 +440,21 @@ def asked(planned: Plan, answer: str, *, yes: bool, terminal: bool, monkeypatch:
     return CliRunner().invoke(command, input=answer).output
 
 
-REMOVED = Plan(steps=(Step(Kind.REMOVE, W1),), losses=(f"pod {W1} goes",))
+REMOVED = UpPlan(steps=(PlanStep(StepKind.REMOVE, W1),), losses=(f"pod {W1} goes",))
 
 
 @pytest.mark.parametrize(
     ("planned", "answer", "yes", "terminal", "goes_on", "said"),
     [
-        (Plan(), "", False, False, True, "nothing to change"),
-        (Plan(steps=(Step(Kind.REPLACE, W1, "new image"),)), "", False, False, True, f"replace  {W1}  new image"),
+        (UpPlan(), "", False, False, True, "nothing to change"),
+        (
+            UpPlan(steps=(PlanStep(StepKind.REPLACE, W1, "new image"),)),
+            "",
+            False,
+            False,
+            True,
+            f"replace  {W1}  new image",
+        ),
         (REMOVED, "", True, False, True, f"lost     pod {W1} goes"),
         (REMOVED, "", False, False, False, "nothing was changed\nhint: `--yes` agrees to it"),
         (REMOVED, "n\n", False, True, False, "you did not agree; nothing was changed"),
@@ -437,7 +462,7 @@ REMOVED = Plan(steps=(Step(Kind.REMOVE, W1),), losses=(f"pod {W1} goes",))
     ],
 )
 def test_a_loss_is_asked_about_and_nothing_else(
-    planned: Plan, answer: str, yes: bool, terminal: bool, goes_on: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    planned: UpPlan, answer: str, yes: bool, terminal: bool, goes_on: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = asked(planned, answer, yes=yes, terminal=terminal, monkeypatch=monkeypatch)
     assert said in output and ("GOES ON" in output) is goes_on
@@ -445,7 +470,7 @@ def test_a_loss_is_asked_about_and_nothing_else(
 
 
 def test_a_name_in_a_plan_cannot_write_to_the_terminal() -> None:
-    assert "\x1b" not in "\n".join(Plan(steps=(Step(Kind.CREATE, "x\x1b[2J"),)).lines())
+    assert "\x1b" not in "\n".join(UpPlan(steps=(PlanStep(StepKind.CREATE, "x\x1b[2J"),)).lines())
 
 
 def test_pins_are_read_as_they_were_written_and_damage_is_told(tmp_path: Path) -> None:
@@ -472,8 +497,8 @@ def test_a_cluster_of_before_pins_is_pinned_to_what_its_pods_run(tmp_path: Path)
                 slurm = {"sha256:01d": "24.11.5", WORKER: "26.05.5", "sha256:c0": "24.11.5"}[image]
                 return {"Id": image, "Config": {"Labels": {"org.opencontainers.image.version": f"{slurm}-debian-0"}}}
 
-    def runs(pod: str, reference: str, image: str) -> Running:
-        return Running(pod, "c", True, "", 0, 0, "s", image, 1, (), reference=reference)
+    def runs(pod: str, reference: str, image: str) -> RunningPod:
+        return RunningPod(pod, "c", True, "", 0, 0, "s", image, 1, (), reference=reference)
 
     there = {
         "slurm-worker-0": runs("slurm-worker-0", WORKER, OLD.id),
@@ -492,9 +517,9 @@ def test_a_cluster_of_before_pins_is_pinned_to_what_its_pods_run(tmp_path: Path)
 def test_values_are_stored_and_not_their_path(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(yaml.safe_dump({"slurm": {"config": {"SlurmdTimeout": 9}}}))
-    options = settle("x", None, Asked(overrides=yaml.safe_load(file.read_text()), values_file=str(file)))
+    options = settle("x", None, UpRequest(overrides=yaml.safe_load(file.read_text()), values_file=str(file)))
     file.unlink()
-    again = settle("x", values.load(values.dump(options), "f"), Asked())
+    again = settle("x", values.load(values.dump(options), "f"), UpRequest())
     assert again.overrides == {"slurm": {"config": {"SlurmdTimeout": 9}}}
     assert json.loads(values.dump(again))["values_file"] == str(file)
 

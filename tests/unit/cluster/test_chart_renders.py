@@ -18,7 +18,7 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document
-from gitsync.settings import PREFIX, Settings
+from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy
 from tests.support.rendered_chart import render, render_texts
 
@@ -1686,6 +1686,6 @@ def test_the_chart_knows_gitsyncs_settings_and_no_others() -> None:
     """
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["scripts"]["properties"]["env"]["propertyNames"]["enum"]
-    assert known == sorted(f"{PREFIX}{field.name.upper()}" for field in fields(Settings))
+    assert known == sorted(f"{PREFIX}{field.name.upper()}" for field in fields(GitsyncSettings))
     with pytest.raises(ClusterError, match="MINIVM_GITSYNC_PERIODE"):
         render({"scripts": {"env": {"MINIVM_GITSYNC_PERIODE": "5"}}}, release="slurm", namespace="n")

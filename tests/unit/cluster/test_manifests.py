@@ -11,7 +11,7 @@ import yaml
 from cluster.errors import ClusterError
 from cluster.pods import description, fingerprint, security
 from cluster.rendered import manifests, objects
-from cluster.rendered.objects import Source
+from cluster.rendered.objects import VolumeSource
 from cluster.rendered.render import CHART, Document
 from cluster.values import Options
 from tests.support.rendered_chart import local, render
@@ -43,7 +43,7 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
     assert (worker.ready.path, worker.ready.port) == ("/readyz", 8651)
     assert {"SYS_NICE", "SYS_PTRACE"} <= set(worker.capabilities)
     key = next(mount for mount in worker.mounts if mount.path == "/mnt/minivm/secrets/slurm-key")
-    assert (key.volume.source, key.volume.of, key.volume.mode) == (Source.SECRET, "slurm-slurm-key", 0o400)
+    assert (key.volume.source, key.volume.of, key.volume.mode) == (VolumeSource.SECRET, "slurm-slurm-key", 0o400)
     assert key.read_only
 
 
@@ -102,7 +102,7 @@ def test_ssh_is_published_and_nothing_else() -> None:
 
 
 def test_the_controllers_state_is_a_claim_of_its_own_in_parts() -> None:
-    state = [mount for mount in local().pod("slurm-controller-0").mounts if mount.volume.source is Source.CLAIM]
+    state = [mount for mount in local().pod("slurm-controller-0").mounts if mount.volume.source is VolumeSource.CLAIM]
     assert {(mount.path, mount.volume.of, mount.sub_path) for mount in state} == {
         ("/var/spool/slurmctld", "state-slurm-controller-0", "slurmctld"),
         ("/var/lib/minivm/slurm", "state-slurm-controller-0", "slurm-config"),
@@ -114,7 +114,7 @@ def test_the_controllers_state_is_a_claim_of_its_own_in_parts() -> None:
 
 def test_secrets_are_decoded_and_not_shown() -> None:
     for auth, secret, name in (("slurm", "slurm-slurm-key", "slurm.key"), ("munge", "slurm-munge", "munge.key")):
-        key = local(Options(auth=auth)).files[Source.SECRET, secret]
+        key = local(Options(auth=auth)).files[VolumeSource.SECRET, secret]
         assert key.data[name] == auth[:3].encode() * 12
         assert auth[:3] * 2 not in repr(key).replace(secret, "")
 
@@ -218,7 +218,7 @@ def test_a_key_that_nobody_gives_is_refused_on_one_machine() -> None:
 def test_a_ring_has_its_key_on_one_machine_too() -> None:
     url = {"MINIVM_GITSYNC_RING_URL": "http://slurm-controller:8651/ring"}
     known = local(Options(overrides={"scripts": {"env": url}}))
-    assert known.files[Source.SECRET, "slurm-ring"].data == {"ring.key": b"rin" * 12}
+    assert known.files[VolumeSource.SECRET, "slurm-ring"].data == {"ring.key": b"rin" * 12}
 
 
 def test_system_calls_are_kept_from_pods_as_the_chart_says() -> None:

@@ -12,9 +12,9 @@ from build import main
 from cluster import cli, names
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
-from cluster.pods import LABEL, STATE_LABEL, Kubelet, Running
+from cluster.pods import LABEL, STATE_LABEL, Kubelet, RunningPod
 from cluster.readiness import ask, hopeless
-from cluster.rendered.objects import Pod
+from cluster.rendered.objects import PodSpec
 from cluster.values import Options
 
 
@@ -76,8 +76,8 @@ def test_of_two_that_bring_up_one_name_the_second_is_told(tmp_path: Path) -> Non
         pass
 
 
-def pod(name: str) -> Pod:
-    made = Pod.__new__(Pod)
+def pod(name: str) -> PodSpec:
+    made = PodSpec.__new__(PodSpec)
     object.__setattr__(made, "name", name)
     object.__setattr__(made, "role", "login")
     return made
@@ -88,12 +88,12 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
     labels = {LABEL: "c", "minivm.pod": "login-0", "minivm.spec": "s", "minivm.grace": "1", "minivm.pre-stop": "[]"}
 
     class Client:
-        api = Engine(labels, Running=True, Restarting=True, ExitCode=78)
+        api = Engine(labels, RunningPod=True, Restarting=True, ExitCode=78)
 
     kubelet = Kubelet(Client(), "c", tmp_path)
     kubelet.termination_log("login-0").parent.mkdir(parents=True)
     kubelet.termination_log("login-0").write_text("cannot read MINIVM_GRACE_SECONDS: 'abc' is no number\n")
-    running: Running = kubelet.running()["login-0"]
+    running: RunningPod = kubelet.running()["login-0"]
     assert ask(pod("login-0"), running).reason == (
         "exited 78, docker starts it again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
     )

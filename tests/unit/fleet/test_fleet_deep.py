@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.decide.remediation import disproved
 from fleet.policy import Machines, Policy, Treatment, policy
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, MachineStatus
 from init.errors import ConfigError
 from tests.fleet_world import OURS, Worlds
@@ -382,7 +382,7 @@ def test_one_whose_pod_cannot_be_read_is_not_uncordoned_for_another() -> None:
     worlds.boots("n0")
     for _ in range(3):
         world = worlds.world()
-        assert isinstance(world.kubernetes, Kubernetes)
+        assert isinstance(world.kubernetes, KubernetesView)
         hides = replace(world.kubernetes, unread={"Pod/w-0": "x"}, hidden={"Pod/w-0": "n0"})
         worlds.look(world=replace(world, kubernetes=hides))
     assert worlds.nodes["n0"].cordoned
@@ -393,7 +393,7 @@ def test_a_pod_that_cannot_be_read_has_not_said_that_it_has_passed() -> None:
     worlds.boots("n0")
     for _ in range(3):
         world = worlds.world()
-        assert isinstance(world.kubernetes, Kubernetes)
+        assert isinstance(world.kubernetes, KubernetesView)
         hides = replace(world.kubernetes, unread={"Pod/x": "x"}, hidden={"Pod/x": "n0"})
         worlds.look(world=replace(world, kubernetes=hides))
     assert kept_free(worlds)
@@ -441,7 +441,7 @@ def test_it_ends_the_same_killed_after_any_change_also_where_a_check_fails_once(
                 worlds.memory = decision.memory
                 for change in decision.changes:
                     if left == 0:
-                        left, worlds.memory = -1, Memory()
+                        left, worlds.memory = -1, FleetMemory()
                         break
                     left -= 1
                     worlds.perform(change)

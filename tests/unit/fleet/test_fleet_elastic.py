@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, Remove, Undrain
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.jobs import Offer, PendingJob, gpus, mismatch, nodes_needed, pending_jobs, tasks
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import parse_slurm
 from fleet.world.worker_pool import WorkerPool, parse_pool
 from tests.fleet_elastic_world import ElasticWorlds, Job, template
@@ -275,7 +275,7 @@ def test_of_two_pools_that_serve_a_job_the_first_by_name_grows_in_whatever_order
     worlds.now += 60
     worlds.more["v"] = replace(worlds.read(), name="v", uid="pool-v", label="v")
     world = worlds.world()
-    assert isinstance(world.kubernetes, Kubernetes) and world.kubernetes.pools is not None
+    assert isinstance(world.kubernetes, KubernetesView) and world.kubernetes.pools is not None
     pools = [*world.kubernetes.pools.items()]
     either = [replace(world, kubernetes=replace(world.kubernetes, pools=dict(one))) for one in (pools, pools[::-1])]
     changes = [worlds.decide(one).changes for one in either]
@@ -388,7 +388,7 @@ def test_a_pod_that_cannot_be_read_keeps_its_own_pool_alone_from_its_size(unread
     worlds.submit(5)
     worlds.now += 3600
     world = worlds.world()
-    assert isinstance(world.kubernetes, Kubernetes)
+    assert isinstance(world.kubernetes, KubernetesView)
     here = replace(world.kubernetes, unread={f"Pod/{unread}": "x"})
     worlds.look(world=replace(world, kubernetes=here))
     assert bool(done(worlds, CreatePod)) == comes
@@ -474,12 +474,12 @@ def test_a_new_template_reaches_it_and_a_job_is_left_alone() -> None:
 def test_a_fleet_that_begins_anew_concludes_the_same() -> None:
     worlds = ElasticWorlds(3)
     for _ in range(6):
-        worlds.memory = Memory()
+        worlds.memory = FleetMemory()
         worlds.goes_on(700, looks=1)
     assert not worlds.pods
     job = worlds.submit(2)
     for _ in range(6):
-        worlds.memory = Memory()
+        worlds.memory = FleetMemory()
         worlds.goes_on(20, looks=1)
     assert worlds.queue[job].on
 
@@ -570,5 +570,5 @@ def test_of_two_pools_that_may_have_one_name_the_older_has_its_pods() -> None:
     pools = {one.name: one for one in (read("w-b"), read("w", mode="perNode", nodeSelector={"a": "b"}))}
     for first, name, refused in (("w", "w-b-0", "w-b"), ("w-b", "w-b-0", "w"), ("w", "w-b-9", "")):
         aged = {one.name: replace(one, created=float(one.name != first)) for one in pools.values()}
-        found = refusals(Kubernetes(pools=aged, wanted={"w": {name: "n"}, "w-b": {}}))
+        found = refusals(KubernetesView(pools=aged, wanted={"w": {name: "n"}, "w-b": {}}))
         assert "".join(found) == refused

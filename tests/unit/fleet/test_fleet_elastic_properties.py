@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.decide.actions import Change
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
 from tests.fleet_elastic_world import ElasticWorlds
 
@@ -186,7 +186,7 @@ class Cut(ElasticWorlds):
             try:
                 quiet = 0 if self.look() else quiet + 1
             except Killed:
-                self.memory, quiet = Memory(), 0
+                self.memory, quiet = FleetMemory(), 0
             if quiet == 4:
                 return
             self.kubelets()

@@ -21,12 +21,12 @@ from fleet.decide.actions import (
 )
 from fleet.report.events import REASONS, EventRateLimit, event, events
 from fleet.report.messages import in_words
-from fleet.world.kubernetes import Condition, Kubernetes, Node, Pod
+from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus
 from fleet.world.slurm import Precondition
 from fleet.world.worker_pool import PoolCondition, PoolStatus, WorkerPool
 
-WORLD = Kubernetes({"n0": Node("n0", "uid-n0")}, {"w0": Pod("w0", "uid-w0")})
+WORLD = KubernetesView({"n0": KubeNode("n0", "uid-n0")}, {"w0": KubePod("w0", "uid-w0")})
 
 
 def test_an_event_is_of_the_pod_or_of_the_node() -> None:
@@ -44,7 +44,8 @@ def test_an_event_is_of_the_pod_or_of_the_node() -> None:
 
 def test_what_is_told_of_the_whole_stands_with_a_pod_of_the_fleet() -> None:
     others = {
-        name: Pod(name, f"uid-{name}", component=of) for name, of in (("login", "login"), ("slurm-fleet-x", "fleet"))
+        name: KubePod(name, f"uid-{name}", component=of)
+        for name, of in (("login", "login"), ("slurm-fleet-x", "fleet"))
     }
     said = event(Notice("fleet", "clock", "slurmctld's clock is behind ours"), replace(WORLD, others=others), "slurm")
     assert said is not None
@@ -54,8 +55,8 @@ def test_what_is_told_of_the_whole_stands_with_a_pod_of_the_fleet() -> None:
 
 def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> None:
     assert event(Notice("fleet", "pause", "x"), WORLD, "slurm") is None
-    assert event(ShowOnPod("w0", "uid-w0", Condition("t", "True")), WORLD, "slurm") is None
-    assert event(ShowOnNode("n0", "uid-n0", Condition("t", "True")), WORLD, "slurm") is None
+    assert event(ShowOnPod("w0", "uid-w0", KubeCondition("t", "True")), WORLD, "slurm") is None
+    assert event(ShowOnNode("n0", "uid-n0", KubeCondition("t", "True")), WORLD, "slurm") is None
     assert event(Free("w0", "uid-w0", "1", Precondition(True, False, "", "")), WORLD, "slurm") is None
 
 
@@ -83,7 +84,7 @@ def test_what_is_of_a_pool_is_told_with_the_pool() -> None:
     placed = event(Place("w0", "tree:rack-3", ""), world, "slurm")
     assert placed is not None
     assert (placed["involvedObject"]["name"], placed["reason"]) == ("w0", "Placed")
-    others = {"slurm-fleet-x": Pod("slurm-fleet-x", "uid-f", component="fleet")}
+    others = {"slurm-fleet-x": KubePod("slurm-fleet-x", "uid-f", component="fleet")}
     of_a_set = event(Remove("w-7", Precondition(True, True, "", "")), replace(WORLD, others=others), "slurm")
     assert of_a_set is not None and of_a_set["involvedObject"]["name"] == "slurm-fleet-x", "no pool has made it"
 
@@ -93,7 +94,7 @@ NODE, ILL = HistoryEntry(1, "node", "n0"), HistoryEntry(2, "verdict", "ecc[rma]@
 
 def of_machine(
     before: tuple[HistoryEntry, ...], after: tuple[HistoryEntry, ...], name: str = "m0"
-) -> tuple[Record, Kubernetes]:
+) -> tuple[Record, KubernetesView]:
     machine = Machine(name, f"uid-{name}", "7", status=MachineStatus(history=before))
     return Record(name, "7", MachineStatus(state="Drained", history=after)), replace(WORLD, machines={name: machine})
 

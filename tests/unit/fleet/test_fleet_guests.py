@@ -13,7 +13,7 @@ from fleet.act.watch_cache import WatchCache
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
 from fleet.world.guests import amount, parse_guest, requests
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import parse_slurm
 
 
@@ -177,7 +177,7 @@ def test_of_thousands_that_cannot_be_read_one_is_told() -> None:
         item = waiting(HEAVY["labels"])
         cache.guests[0].now.take({**item, "metadata": {**item["metadata"], "name": f"a{number:04}"}})
     here = cache.world()
-    assert isinstance(here, Kubernetes)
+    assert isinstance(here, KubernetesView)
     (said,) = here.unread.values()
     assert said.startswith("a0000: ") and "5004 together" in said and said.endswith("(it is not the only one)")
 
@@ -191,17 +191,17 @@ def test_of_a_pod_that_cannot_be_read_its_node_is_known_and_of_namespaces_those_
     cache.guests[0].heard, cache.guests[0].why = 0.0, "403 Forbidden"
     cache.guests[1].now.take({**waiting({}), "metadata": {"name": "b", "namespace": "lab"}})
     here = cache.world()
-    assert isinstance(here, Kubernetes)
+    assert isinstance(here, KubernetesView)
     assert (here.sees("n0"), here.sees("n1")) == (False, True)
     assert here.guests is not None and [one.name for one in here.guests] == ["lab/b"]
     assert len(here.silent) == 1 and "403 Forbidden" in here.unread.values()
     cache.pods.now.take({**bad, "spec": {}})
     there = cache.world()
-    assert isinstance(there, Kubernetes) and there.sees("n0"), "it is on none yet"
+    assert isinstance(there, KubernetesView) and there.sees("n0"), "it is on none yet"
     cache.pods.now.take({**bad, "spec": {"nodeName": 7}})
     there = cache.world()
-    assert isinstance(there, Kubernetes) and not there.sees("n1"), "it may be on any"
+    assert isinstance(there, KubernetesView) and not there.sees("n1"), "it may be on any"
     cache.pods.now.drop("w0")
     cache.guests[1].heard = 0.0
     there = cache.world()
-    assert isinstance(there, Kubernetes) and there.sees("n0") and there.guests is None
+    assert isinstance(there, KubernetesView) and there.sees("n0") and there.guests is None

@@ -12,9 +12,9 @@ from fleet.act.api_client import ApiClient
 from fleet.act.fast_path import FRESH_S, Claims, FastPath
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Drain
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
-from fleet.world.slurm import Slurm, parse_nodes
+from fleet.world.slurm import SlurmView, parse_nodes
 from fleet.world.snapshot import Unknown
 
 NAMES = ("w0", "w1", "w2")
@@ -38,7 +38,7 @@ class People:
         self.fast = FastPath(
             self.cache,
             self.claims,
-            lambda: (Memory(), policy or Policy()),
+            lambda: (FleetMemory(), policy or Policy()),
             lambda: self.leads,
             lambda drain: self.does(drain),
             self.told,
@@ -47,7 +47,7 @@ class People:
         self.cordon(*names)
 
     @staticmethod
-    def slurm() -> Slurm:
+    def slurm() -> SlurmView:
         return parse_nodes(
             {"name": name, "state": ["IDLE"], "reason": "", "comment": "", "alloc_cpus": 0} for name in NAMES
         )

@@ -9,31 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.act import leader_election
-from fleet.act.leader_election import HOLDS_S, LASTS_S, Lease, LeaseState, after_read, after_write, should_write
+from fleet.act.leader_election import HOLDS_S, LASTS_S, LeaseRecord, LeaseState, after_read, after_write, should_write
 from fleet.errors import FleetError
 
 
 def test_a_free_lease_is_taken_and_one_that_is_renewed_is_not() -> None:
-    free = after_read(LeaseState(), Lease("1"), "a", 100.0)
+    free = after_read(LeaseState(), LeaseRecord("1"), "a", 100.0)
     assert should_write(free, "a", 100.0)
-    other = after_read(LeaseState(), Lease("1", "b"), "a", 100.0)
+    other = after_read(LeaseState(), LeaseRecord("1", "b"), "a", 100.0)
     assert not should_write(other, "a", 100.0 + LASTS_S - 0.1)
-    renewed = after_read(other, Lease("2", "b"), "a", 110.0)
+    renewed = after_read(other, LeaseRecord("2", "b"), "a", 110.0)
     assert not should_write(renewed, "a", 100.0 + LASTS_S)
-    assert should_write(after_read(renewed, Lease("2", "b"), "a", 120.0), "a", 110.0 + LASTS_S)
+    assert should_write(after_read(renewed, LeaseRecord("2", "b"), "a", 120.0), "a", 110.0 + LASTS_S)
 
 
 def test_its_holder_counts_from_the_beginning_of_his_write_and_not_from_its_answer() -> None:
-    held = after_write(Lease("2", "a"), begun=100.0, now=108.0)
+    held = after_write(LeaseRecord("2", "a"), begun=100.0, now=108.0)
     assert held.holds(100.0 + HOLDS_S - 0.1)
     assert not held.holds(100.0 + HOLDS_S)
 
 
 def test_whoever_sees_anothers_name_in_it_does_not_act_any_more() -> None:
-    held = after_write(Lease("2", "a"), 100.0, 100.0)
-    assert after_read(held, Lease("2", "a"), "a", 101.0).holds(101.0)
-    assert not after_read(held, Lease("3", "b"), "a", 101.0).holds(101.0)
-    assert not after_read(held, Lease("3", ""), "a", 101.0).holds(101.0)
+    held = after_write(LeaseRecord("2", "a"), 100.0, 100.0)
+    assert after_read(held, LeaseRecord("2", "a"), "a", 101.0).holds(101.0)
+    assert not after_read(held, LeaseRecord("3", "b"), "a", 101.0).holds(101.0)
+    assert not after_read(held, LeaseRecord("3", ""), "a", 101.0).holds(101.0)
 
 
 def test_a_lease_is_written_with_the_version_that_was_read_and_keeps_what_is_not_ours() -> None:
@@ -63,7 +63,7 @@ class Candidate:
     standing: LeaseState = field(default_factory=LeaseState)
     phase: str = "idle"
     begun: float = 0.0
-    told: Lease | None = None
+    told: LeaseRecord | None = None
 
     def clock(self, now: float) -> float:
         return self.offset + now * self.pace
@@ -71,7 +71,7 @@ class Candidate:
 
 class Story:
     def __init__(self, candidates: list[Candidate]) -> None:
-        self.now, self.lease, self.candidates = 1000.0, Lease("0"), candidates
+        self.now, self.lease, self.candidates = 1000.0, LeaseRecord("0"), candidates
         self.commits = 0
 
     def step(self, one: Candidate, lost: bool) -> None:
@@ -85,7 +85,7 @@ class Story:
             one.told = None
             if seen is not None and seen.version == self.lease.version:
                 self.commits += 1
-                self.lease = one.told = Lease(str(self.commits), one.name)
+                self.lease = one.told = LeaseRecord(str(self.commits), one.name)
             one.phase = "answered"
         else:
             if one.told is not None and not lost:

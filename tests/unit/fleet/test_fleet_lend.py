@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from fleet.act.observer import needs_claims
 from fleet.decide.actions import Drain, Evict
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.decide.pools import lending
 from fleet.decide.pools.lending import plan_loans
 from fleet.policy import Lend, policy_from_json
 from fleet.world.guests import Guest
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
 from tests.fleet_lend_world import GPU, LENDS, NOTICE_S, Asked, LendWorlds
 from tests.support.pool_events import EVENTS
 
@@ -159,7 +159,7 @@ def test_the_namespace_that_has_fewest_machines_is_next(worlds: LendWorlds) -> N
 def of_two_pools(worlds: LendWorlds) -> dict[str, set[str]]:
     """Return the guests of each pool's loans when two of the four machines belong to a second lending pool."""
     here, slurm = worlds.world().kubernetes, worlds.world().slurm
-    assert isinstance(here, Kubernetes) and isinstance(slurm, Slurm)
+    assert isinstance(here, KubernetesView) and isinstance(slurm, SlurmView)
     pool = worlds.read()
     wanted = {"w": {"w-n0": "n0", "w-n1": "n1"}, "v": {"w-n2": "n2", "w-n3": "n3"}}
     pools = [replace(pool, name="v", label="v"), pool]
@@ -212,7 +212,7 @@ def test_that_a_reservation_cannot_be_read_is_told_and_by_whom_nothing_is_lent(w
     worlds.wants_machine("a")
     worlds.reserved = None
     seen = worlds.world()
-    assert isinstance(seen.slurm, Slurm)
+    assert isinstance(seen.slurm, SlurmView)
     why = "it names more nodes than can be told apart"
     doubts = {"reservation later": f"cannot read reservation.node_list: {why}"}
     unread = replace(seen, slurm=replace(seen.slurm, doubts=doubts))
@@ -457,7 +457,7 @@ def test_killed_between_any_two_changes_it_ends_the_same() -> None:
             many = len(worlds.decide(worlds.world()).changes)
             if 0 <= left <= many:
                 worlds.look(cut=left)
-                worlds.memory, left = Memory(), -1
+                worlds.memory, left = FleetMemory(), -1
             else:
                 worlds.look()
                 left -= many if left >= 0 else 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fleet import crd
 from fleet.decide.actions import Make, Record
 from fleet.errors import FleetError
-from fleet.world.kubernetes import Kubernetes
+from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine_status_json, parse_machine
 from tests.fleet_world import Node, Worlds
 
@@ -270,7 +270,7 @@ def test_of_what_is_not_known_nothing_is_noted(worlds: Worlds, blind: str) -> No
 def test_a_node_that_cannot_be_read_has_not_left(worlds: Worlds) -> None:
     world = worlds.world()
     here = world.kubernetes
-    assert isinstance(here, Kubernetes)
+    assert isinstance(here, KubernetesView)
     nodes = {name: node for name, node in here.nodes.items() if name != "n0"}
     world = replace(world, kubernetes=replace(here, nodes=nodes, unread={"Node/n0": "x"}))
     assert not [one for one in worlds.decide(world).changes if isinstance(one, Record)]

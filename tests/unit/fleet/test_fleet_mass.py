@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.decide.actions import Drain, ShowOnPod, Undrain
-from fleet.decide.memory import Refused
+from fleet.decide.memory import RefusedChange
 from fleet.policy import Policy
 from tests.fleet_world import Worlds
 
@@ -91,7 +91,7 @@ def test_of_however_many_that_are_refused_again_and_again_others_have_their_turn
         worlds.pods[name].free = True
     for name in others:
         worlds.pods[name].condition = None
-    refused = {("Protect", name): Refused(9, "no", worlds.now) for name in no}
+    refused = {("Protect", name): RefusedChange(9, "no", worlds.now) for name in no}
     worlds.memory = replace(worlds.memory, refused=refused)
     changes = worlds.decide(worlds.world()).changes
     assert (len(changes), sum(isinstance(change, ShowOnPod) for change in changes)) == (30, 15)

@@ -11,9 +11,9 @@ from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.report.status import lines, report
 from fleet.report.web import detail, picture
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import Worlds, stamp
 
@@ -92,10 +92,10 @@ def test_everything_is_as_before_once_slurmctld_answers() -> None:
     assert after == before
 
 
-def away(worlds: Worlds, *, remembered: bool) -> Snapshot:
+def away(worlds: Worlds, *, remembered: bool) -> FleetSnapshot:
     """Return the snapshot without slurmctld, as the running operator sees it or as the command line does."""
     slurm = worlds.world().slurm
-    assert isinstance(slurm, Slurm)
+    assert isinstance(slurm, SlurmView)
     gone = worlds.world(blind="slurm")
     return replace(gone, last=slurm, last_at=1_790_000_000.0) if remembered else gone
 
@@ -138,7 +138,7 @@ def explained(worlds: Worlds, name: str, *, blind: str = "") -> str:
 def test_every_name_that_kubectl_prints_is_explained() -> None:
     worlds = settled()
     world = worlds.world()
-    assert isinstance(world.kubernetes, Kubernetes)
+    assert isinstance(world.kubernetes, KubernetesView)
     here = world.kubernetes
     names = [*here.nodes, *here.pods, *here.others, *(here.machines or {})]
     unexplained = [

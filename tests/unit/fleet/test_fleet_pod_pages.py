@@ -15,15 +15,15 @@ from fleet.decide.conditions import show_pages
 from fleet.errors import FleetError
 from fleet.report.messages import in_words
 from fleet.world.deep_check import CONDITION as DEEP
-from fleet.world.kubernetes import Condition, Kubernetes, Pod, parse_pod
+from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView, parse_pod
 from fleet.world.pod_page import GPUS, READY, parse_page
 
-PROBED = Condition("ContainersReady", "True")
-POD = Pod(
+PROBED = KubeCondition("ContainersReady", "True")
+POD = KubePod(
     "w0", "u0", node="n0", address="10.1.2.3", http=8650, component="worker", conditions={"ContainersReady": PROBED}
 )
-WELL = Condition(READY, "True", "Ready")
-ILL = Condition(READY, "False", "Boot", "munge key not proven")
+WELL = KubeCondition(READY, "True", "Ready")
+ILL = KubeCondition(READY, "False", "Boot", "munge key not proven")
 
 
 def page(*conditions: object, pod: object = "w0") -> bytes:
@@ -129,19 +129,19 @@ class Pods:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.asked = Clock(), list[str]()
-        self.answer: Callable[[Pod], tuple[Condition, ...]] = lambda _: (WELL,)
+        self.answer: Callable[[KubePod], tuple[KubeCondition, ...]] = lambda _: (WELL,)
         monkeypatch.setattr("fleet.act.pod_pages.read_page", self._read)
         self.changes = 0
         self.pages = PodPages(self._changed, self.clock)
 
-    async def _read(self, pod: Pod) -> tuple[Condition, ...]:
+    async def _read(self, pod: KubePod) -> tuple[KubeCondition, ...]:
         self.asked.append(pod.name)
         return self.answer(pod)
 
     def _changed(self) -> None:
         self.changes += 1
 
-    def round(self, *pods: Pod, after: float = 0.0) -> list[str]:
+    def round(self, *pods: KubePod, after: float = 0.0) -> list[str]:
         self.clock.now += after
         self.asked.clear()
         asyncio.run(self.pages.ask_due(pods))
@@ -156,7 +156,7 @@ def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
 def test_a_ready_pod_is_asked_every_minute_and_at_once_when_the_kubelet_finds_otherwise(pods: Pods) -> None:
     assert pods.round(POD) == ["w0"]
     assert pods.round(POD, after=SOON_S) == []
-    failing = replace(POD, conditions={"ContainersReady": Condition("ContainersReady", "False")})
+    failing = replace(POD, conditions={"ContainersReady": KubeCondition("ContainersReady", "False")})
     assert pods.round(failing) == ["w0"]
     assert pods.round(failing) == []
     assert pods.round(failing, after=SOON_S) == ["w0"]
@@ -171,7 +171,7 @@ def test_a_ready_pod_is_asked_every_minute_and_at_once_when_the_kubelet_finds_ot
 
 
 @pytest.mark.parametrize("told", [(ILL,), ()])
-def test_a_pod_that_is_not_well_is_asked_soon(pods: Pods, told: tuple[Condition, ...]) -> None:
+def test_a_pod_that_is_not_well_is_asked_soon(pods: Pods, told: tuple[KubeCondition, ...]) -> None:
     pods.answer = lambda _: told
     assert pods.round(POD) == ["w0"]
     assert pods.round(POD, after=SOON_S) == ["w0"]
@@ -191,8 +191,8 @@ def test_a_pod_that_has_gone_is_forgotten(pods: Pods) -> None:
     assert list(pods.pages.told()) == ["u1"], "the next pod of that name is another"
 
 
-def shows(pod: Pod, *told: Condition) -> list[tuple[str, str, str]]:
-    found = list(show_pages(Kubernetes(pods={pod.name: pod}), {pod.uid: told}))
+def shows(pod: KubePod, *told: KubeCondition) -> list[tuple[str, str, str]]:
+    found = list(show_pages(KubernetesView(pods={pod.name: pod}), {pod.uid: told}))
     assert all(isinstance(each, ShowOnPod) and each.uid == pod.uid for each in found)
     return [
         (each.condition.type, each.condition.status, each.condition.message)
@@ -201,12 +201,17 @@ def shows(pod: Pod, *told: Condition) -> list[tuple[str, str, str]]:
     ]
 
 
-def having(*conditions: Condition, probed: str = "True") -> Pod:
-    return replace(POD, conditions={each.type: each for each in (*conditions, Condition("ContainersReady", probed))})
+def having(*conditions: KubeCondition, probed: str = "True") -> KubePod:
+    return replace(
+        POD, conditions={each.type: each for each in (*conditions, KubeCondition("ContainersReady", probed))}
+    )
 
 
 def test_what_differs_is_written() -> None:
-    assert shows(POD, WELL, Condition(GPUS, "True", "Known", "GPU-1")) == [(READY, "True", ""), (GPUS, "True", "GPU-1")]
+    assert shows(POD, WELL, KubeCondition(GPUS, "True", "Known", "GPU-1")) == [
+        (READY, "True", ""),
+        (GPUS, "True", "GPU-1"),
+    ]
     assert shows(having(WELL), WELL) == []
     assert shows(having(WELL), ILL) == [(READY, "False", "munge key not proven")]
 
@@ -219,9 +224,9 @@ def test_a_duration_alone_is_not_worth_a_write() -> None:
 
 def test_the_time_of_the_transition_stays_while_the_status_does() -> None:
     before = replace(ILL, since=5.0)
-    (kept,) = show_pages(Kubernetes(pods={"w0": having(before)}), {"u0": (replace(ILL, message="another"),)})
+    (kept,) = show_pages(KubernetesView(pods={"w0": having(before)}), {"u0": (replace(ILL, message="another"),)})
     assert isinstance(kept, ShowOnPod) and kept.condition.since == 5.0
-    (fresh,) = show_pages(Kubernetes(pods={"w0": having(before)}), {"u0": (WELL,)})
+    (fresh,) = show_pages(KubernetesView(pods={"w0": having(before)}), {"u0": (WELL,)})
     assert isinstance(fresh, ShowOnPod) and fresh.condition.since == 0.0
 
 
@@ -233,7 +238,7 @@ def test_without_an_answer_ready_is_taken_back_only_where_the_kubelet_agrees() -
 
 
 def test_pods_of_the_controller_and_of_logins_are_shown_too() -> None:
-    found = show_pages(Kubernetes(others={"c": replace(POD, name="c", component="controller")}), {"u0": (ILL,)})
+    found = show_pages(KubernetesView(others={"c": replace(POD, name="c", component="controller")}), {"u0": (ILL,)})
     assert [each.pod for each in found if isinstance(each, ShowOnPod)] == ["c"]
 
 
@@ -249,7 +254,7 @@ class Server:
         if not self.hold:
             writer.close()
 
-    async def read(self) -> tuple[Condition, ...]:
+    async def read(self) -> tuple[KubeCondition, ...]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.decide.actions import Change, CreatePod, Evict, Free, NotePool, ShowOnNode, ShowOnPod, about
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
 from tests.fleet_pools_world import PoolWorlds
 from tests.support.pool_events import EVENTS
@@ -138,7 +138,7 @@ class Cut(PoolWorlds):
             try:
                 quiet = 0 if self.look() else quiet + 1
             except Killed:
-                self.memory, quiet = Memory(), 0
+                self.memory, quiet = FleetMemory(), 0
             if quiet == 3:
                 return
             self.kubelets()

@@ -15,11 +15,11 @@ import pytest
 from fleet import crd_pools
 from fleet.act.changes import pod_of
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.decide.pools.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.world.kubernetes import Node, assemble
+from fleet.world.kubernetes import KubeNode, assemble
 from fleet.world.worker_pool import parse_pool, pod_name, pool_status_json
 from tests.fleet_pools_world import POOL, PoolWorlds, SlurmNode, template
 
@@ -302,7 +302,7 @@ def test_of_what_is_not_known_nothing_is_begun_and_nothing_lifted(worlds: PoolWo
     assert held == {"w-0"}
     before = len(worlds.done)
     for _ in range(3):
-        worlds.memory = Memory()
+        worlds.memory = FleetMemory()
         worlds.now += 700
         worlds.look(blind=blind)
     assert not {type(one) for one in worlds.done[before:]} & {Evict, CreatePod, Undrain, Drain, NotePool}
@@ -368,7 +368,7 @@ def test_one_that_ends_again_and_again_is_made_anew_ever_more_seldom(worlds: Poo
             worlds.ends("w-1")
         worlds.look()
         worlds.now += 5
-        worlds.memory = Memory() if worlds.now % 3 else worlds.memory  # the fleet may be restarted between passes
+        worlds.memory = FleetMemory() if worlds.now % 3 else worlds.memory  # the fleet may be restarted between passes
     times = [at - begun for _, at in worlds.made_anew]
     pauses = [after - before for before, after in pairwise(times)]
     assert pauses[:3] == sorted(pauses[:3]) and pauses[0] >= 30
@@ -542,7 +542,7 @@ def test_who_is_younger_is_refused_also_while_the_older_one_goes(worlds: PoolWor
 
 
 def test_of_two_pools_that_would_have_a_pod_of_one_name_the_older_one_makes_it() -> None:
-    nodes = {"x-0": Node("x-0", "u", labels={"gpu": "yes"})}
+    nodes = {"x-0": KubeNode("x-0", "u", labels={"gpu": "yes"})}
     young = PoolWorlds(1, per_node=True).read()
     old = replace(PoolWorlds(1).read(), name="w-x", uid="pool-wx", label="w-x", created=-1.0)
     found = refusals(assemble(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))

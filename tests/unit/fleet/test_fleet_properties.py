@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fleet import reasons
 from fleet.decide.actions import Change
 from fleet.decide.causes import BY_MACHINES
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy, Topology
 from tests.fleet_world import OURS, Worlds
 
@@ -194,7 +194,7 @@ class Cut(Worlds):
                     return
                 self.now += self.policy.lost_s if idle else 0
             except Killed:
-                self.memory, idle = Memory(), 0
+                self.memory, idle = FleetMemory(), 0
             for pod in self.pods.values():
                 pod.ready = True
         raise AssertionError("it never ends")

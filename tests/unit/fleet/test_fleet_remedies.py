@@ -12,11 +12,11 @@ import pytest
 
 from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw, action_key
 from fleet.decide.decide import LAST
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Machines, Policy, Treatment, Webhook, policy
 from fleet.report.messages import in_words
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
 from init.errors import ConfigError
 from tests.fleet_world import CutInAJob, Worlds
 
@@ -248,12 +248,12 @@ def test_where_it_is_not_known_whether_it_is_idle_its_turn_is_not_lost(what: str
         assert worlds.look()
     seen = worlds.world()
     here, there = seen.kubernetes, seen.slurm
-    assert isinstance(here, Kubernetes) and isinstance(there, Slurm)
+    assert isinstance(here, KubernetesView) and isinstance(there, SlurmView)
     if what == "jobs":
         there = replace(there, jobs=None)
     else:
         here = replace(here, unread={"Pod/x": "y"})
-    worlds.memory = Memory()
+    worlds.memory = FleetMemory()
     worlds.look(world=replace(seen, kubernetes=here, slurm=there))
     assert (worlds.status("n0").remedy is not None, worlds.treated) == (True, [])
     assert "waits until it is known" in worlds.status("n0").why
@@ -267,7 +267,7 @@ def test_where_a_pod_cannot_be_read_no_machine_is_idle() -> None:
     worlds.wants("n0", "reboot", "new kernel")
     for _ in range(5):
         world = worlds.world()
-        assert isinstance(world.kubernetes, Kubernetes)
+        assert isinstance(world.kubernetes, KubernetesView)
         worlds.look(world=replace(world, kubernetes=replace(world.kubernetes, unread={"Pod/x": "x"})))
     assert not worlds.treated
 
@@ -282,7 +282,7 @@ def test_a_pod_that_cannot_be_read_keeps_only_its_own_machine_from_its_remedy() 
         worlds.wants("n0", "reboot", "new kernel")
         for _ in range(8):
             world = worlds.world()
-            assert isinstance(world.kubernetes, Kubernetes)
+            assert isinstance(world.kubernetes, KubernetesView)
             here = replace(world.kubernetes, unread={"Pod/x": "x"}, hidden={"Pod/x": where})
             worlds.look(world=replace(world, kubernetes=here))
         assert len(worlds.treated) == treated, where
@@ -314,7 +314,7 @@ def test_killed_between_any_two_changes_it_is_done_once_and_ends_the_same(treatm
                         left -= 1
                         worlds.perform(change)
                 except (Killed, CutInAJob):
-                    worlds.memory = Memory()
+                    worlds.memory = FleetMemory()
                     continue
                 if not decision.changes:
                     return
@@ -417,7 +417,7 @@ def test_who_is_called_is_told_what_it_is_for_by_the_same_key_until_that_is_note
     assert (asked.machine.name, asked.node, asked.pool, asked.goal, asked.why) == (name, "n0", "p", "reboot", SICK)
     assert asked.machine.status.verdict == SICK, "the evidence"
     worlds.now += 10 * 60
-    worlds.memory = Memory()
+    worlds.memory = FleetMemory()
     assert call().key == asked.key, "as long as it is not noted, whoever goes on"
     assert in_words(asked).startswith(f"call repair.example:443 for {asked.name}, to reboot n0: gpu_lost")
     worlds.settle_in()

@@ -27,11 +27,11 @@ from fleet.decide.actions import (
     Unfence,
 )
 from fleet.decide.decide import Decision
-from fleet.decide.memory import Lost, Memory
+from fleet.decide.memory import FleetMemory, LostPod
 from fleet.policy import Policy
-from fleet.world.kubernetes import RESTART, Kubernetes, Pod, StatefulSet
-from fleet.world.slurm import Slurm, slurm_node
-from fleet.world.snapshot import Snapshot
+from fleet.world.kubernetes import RESTART, KubePod, KubernetesView, StatefulSet
+from fleet.world.slurm import SlurmView, slurm_node
+from fleet.world.snapshot import FleetSnapshot
 from health.broker import decide as broker
 from init.slurm import node as init_node
 from tests.fleet_world import BEGIN, FENCED, MARK, OURS, OUT, Worlds
@@ -555,15 +555,15 @@ def test_a_record_stays_where_anything_speaks_for_it_or_nothing_is_known(sets: W
     if why == "a person":
         sets.person_drains("w-2")
     world = sets.world()
-    assert isinstance(world.slurm, Slurm)
-    assert isinstance(world.kubernetes, Kubernetes)
+    assert isinstance(world.slurm, SlurmView)
+    assert isinstance(world.kubernetes, KubernetesView)
     if why == "pod unread":
         world = replace(world, kubernetes=replace(world.kubernetes, unread={"Pod/w-2": "x"}))
     if why == "a job":
-        assert isinstance(world.slurm, Slurm)
+        assert isinstance(world.slurm, SlurmView)
         world = replace(world, slurm=replace(world.slurm, claims=None))
     if why == "static":
-        assert isinstance(world.slurm, Slurm)
+        assert isinstance(world.slurm, SlurmView)
         said = {"name": "w-2", "state": ["DOWN", "DRAIN"], "reason": init_node.STOPPING}
         world = replace(world, slurm=replace(world.slurm, nodes={**world.slurm.nodes, "w-2": slurm_node(said)}))
     assert not changed(sets.decide(world), Remove, Drain)
@@ -571,7 +571,7 @@ def test_a_record_stays_where_anything_speaks_for_it_or_nothing_is_known(sets: W
 
 @pytest.mark.parametrize("name", ["w", "w-02", "w-x", "w-1-2", "-1", "w--1", "w-9999999999"])
 def test_a_name_that_no_set_of_ours_makes_is_nobody_of_ours(name: str) -> None:
-    assert Kubernetes(sets={"w": StatefulSet(2)}).made(name) is None
+    assert KubernetesView(sets={"w": StatefulSet(2)}).made(name) is None
 
 
 # Slurm's state, shown in Kubernetes.
@@ -722,12 +722,12 @@ def test_where_that_does_not_help_both_are_tried_again_after_twice_as_long_and_c
 
 def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> None:
     """The backoff has an upper limit: 2 to the power of 5000 replacements is too large to compute with."""
-    worlds, replaced = Worlds(size=1), Lost(since=0.0, times=5000)
+    worlds, replaced = Worlds(size=1), LostPod(since=0.0, times=5000)
     del worlds.slurm["w0"]
     worlds.annotate("w0", RESTART, "0")
     world = worlds.world()
     (worker,) = world.workers()
-    assert isinstance(world.slurm, Slurm)
+    assert isinstance(world.slurm, SlurmView)
     assert not unregistered.causes(worker, world.slurm, replaced, unregistered.LONGEST_S - 1, Policy())
     assert unregistered.causes(worker, world.slurm, replaced, unregistered.LONGEST_S, Policy())
 
@@ -738,7 +738,7 @@ def test_a_fleet_that_is_started_anew_goes_on_from_what_the_pod_was_asked_for() 
     of_older_images(worlds, "w0")
     forgotten(worlds, "w0")
     worlds.settle_in()
-    worlds.memory = Memory()
+    worlds.memory = FleetMemory()
     worlds.settle_in()
     worlds.now += worlds.policy.lost_s
     worlds.settle_in()
@@ -802,7 +802,7 @@ def test_one_whose_record_cannot_be_read_is_not_one_without() -> None:
     worlds.look()
     forgotten(worlds, "w0")
     seen = worlds.world()
-    assert isinstance(seen.slurm, Slurm)
+    assert isinstance(seen.slurm, SlurmView)
     seen = replace(seen, slurm=replace(seen.slurm, unread={"w0": "x"}))
     assert not changed(worlds.decide(seen), RestartSlurmd, Free, Evict)
 
@@ -927,14 +927,14 @@ def test_a_pod_whose_successor_is_there_already_is_not_deleted_nor_its_machine_g
     This is the fleet's own pod or a Job's pod: a Deployment creates its successor under another name.
     """
 
-    def seen(*, workers: bool) -> Snapshot:
+    def seen(*, workers: bool) -> FleetSnapshot:
         found = acting.world()
-        assert isinstance(found.kubernetes, Kubernetes)
+        assert isinstance(found.kubernetes, KubernetesView)
         others = {**found.kubernetes.others, own.name: own}
         pods = found.kubernetes.pods if workers else {}
         return replace(found, kubernetes=replace(found.kubernetes, others=others, pods=pods))
 
-    own = Pod("slurm-fleet-7d5f-x", "own", node="n0", component="fleet")
+    own = KubePod("slurm-fleet-7d5f-x", "own", node="n0", component="fleet")
     dead_for(acting, "n0")
     assert not changed(acting.decide(seen(workers=False)), Fence)
     deleted = []

@@ -8,22 +8,22 @@ from fleet.act import safe_decide
 from fleet.decide.actions import Notice
 from fleet.decide.decide import Decision
 from fleet.decide.decide import decide as whole
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
-from fleet.world.kubernetes import Kubernetes
-from fleet.world.slurm import Slurm
-from fleet.world.snapshot import Snapshot
+from fleet.world.kubernetes import KubernetesView
+from fleet.world.slurm import SlurmView
+from fleet.world.snapshot import FleetSnapshot
 
-WORLD = Snapshot(Kubernetes(), Slurm())
+WORLD = FleetSnapshot(KubernetesView(), SlurmView())
 
 
-def broken(world: Snapshot, memory: Memory, now: float, policy: Policy) -> Decision:
+def broken(world: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
     raise ValueError("of w0:\nundrain w1\x1b[2J " + "y" * 5000)
 
 
 def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safe_decide, "unguarded", broken)
-    first = safe_decide.decide(WORLD, Memory(absent={"w0": 1.0}), 100.0, Policy())
+    first = safe_decide.decide(WORLD, FleetMemory(absent={"w0": 1.0}), 100.0, Policy())
     assert first.changes == ()
     (told,) = first.news
     assert (told.about, told.kind) == ("fleet", "mistake")
@@ -39,7 +39,7 @@ def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pyte
 
 
 def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:
-    wrong = Decision((), (Notice("fleet", safe_decide.MISTAKE, "nothing is decided: x"),), (), Memory(), "trace")
+    wrong = Decision((), (Notice("fleet", safe_decide.MISTAKE, "nothing is decided: x"),), (), FleetMemory(), "trace")
     patience, now, pauses = safe_decide.Backoff(), 0.0, []
     for _ in range(8):
         patience.update(wrong, now)
@@ -48,7 +48,7 @@ def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> No
         pauses.append(patience.until - now)
         now = patience.until
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    patience.update(Decision((), (), (), Memory()), now)
+    patience.update(Decision((), (), (), FleetMemory()), now)
     assert patience.why == "" and not patience.waits(now)
     patience.update(wrong, now)
     assert patience.until - now == 1.0

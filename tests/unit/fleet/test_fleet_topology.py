@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from fleet.act.slurm_client import body
 from fleet.decide.actions import Drain, Place
 from fleet.decide.decide import MANY, decide
-from fleet.decide.memory import Memory
+from fleet.decide.memory import FleetMemory
 from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, policy_from_json
 from fleet.report.messages import in_words
-from fleet.world.kubernetes import Kubernetes, Node, Pod
-from fleet.world.slurm import Slurm, slurm_node
-from fleet.world.snapshot import Snapshot, Worker
+from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView
+from fleet.world.slurm import SlurmView, slurm_node
+from fleet.world.snapshot import FleetSnapshot, Worker
 from init.errors import ConfigError
 from tests.fleet_world import Worlds
 
@@ -120,13 +120,13 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
     item = {"name": "w0", "state": ["IDLE", "DYNAMIC_NORM"]}
     older, newer = slurm_node(item), slurm_node({**item, "topology": ""})
     assert (older.topology, newer.topology) == (None, "")
-    node, pod = Node("n0", "uid"), Pod("w0", "uid", node="n0")
+    node, pod = KubeNode("n0", "uid"), KubePod("w0", "uid", node="n0")
     for known in (older, slurm_node({**item, "state": ["IDLE"], "topology": ""}), None):
         assert due(Worker("w0", pod, node, known), TREE.topology) is None
     assert due(Worker("w0", pod, None, newer), TREE.topology) is None
     assert due(Worker("w0", pod, node, newer), TREE.topology)
-    world = Snapshot(Kubernetes({"n0": node}, {"w0": pod}), Slurm({"w0": older}))
-    (told,) = [one for one in decide(world, Memory(), 1.0, TREE).stands if one.kind == "topology"]
+    world = FleetSnapshot(KubernetesView({"n0": node}, {"w0": pod}), SlurmView({"w0": older}))
+    (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).stands if one.kind == "topology"]
     assert (told.about, told.text) == ("fleet", "this release of Slurm is told no places of nodes: from 25.05 on it is")
 
 
@@ -218,22 +218,22 @@ def test_a_file_says_the_same_of_the_same_world_whatever_its_order() -> None:
 
 
 def test_a_file_has_each_worker_once_also_one_without_a_node() -> None:
-    nodes = {"n0": Node("n0", "u", labels={ROW: "4", RACK: "r.1"}), "n9": Node("n9", "u", labels={ROW: "9"})}
-    pods = {"w0": Pod("w0", "u", node="n0"), "w1": Pod("w1", "u"), "w2": Pod("w2", "u", node="gone")}
-    lines = conf(Kubernetes(nodes, pods), TREE.topology).splitlines()
+    nodes = {"n0": KubeNode("n0", "u", labels={ROW: "4", RACK: "r.1"}), "n9": KubeNode("n9", "u", labels={ROW: "9"})}
+    pods = {"w0": KubePod("w0", "u", node="n0"), "w1": KubePod("w1", "u"), "w2": KubePod("w2", "u", node="gone")}
+    lines = conf(KubernetesView(nodes, pods), TREE.topology).splitlines()
     assert [line.partition("Nodes=")[2] for line in lines if "Nodes=" in line] == ["w0", "w1,w2"]
     assert "SwitchName=unknown/unknown Nodes=w1,w2" in lines
     assert not any("n9" in line or "9/" in line for line in lines), "a Node without a worker is none"
 
 
 def test_a_domain_is_a_block_and_no_block_is_smaller_than_the_first_size() -> None:
-    nodes = {f"n{number}": Node(f"n{number}", "u", labels={CLIQUE: f"d.{number % 2}"}) for number in range(5)}
-    pods = {f"w{number}": Pod(f"w{number}", "u", node=f"n{number}") for number in range(5)}
+    nodes = {f"n{number}": KubeNode(f"n{number}", "u", labels={CLIQUE: f"d.{number % 2}"}) for number in range(5)}
+    pods = {f"w{number}": KubePod(f"w{number}", "u", node=f"n{number}") for number in range(5)}
     one, other = (part(f"d.{number}") for number in range(2))
     wanted = sorted((f"BlockName={one} Nodes=w0,w2,w4", f"BlockName={other} Nodes=w1,w3"))
-    assert blocks(Kubernetes(nodes, pods), CLIQUE).splitlines() == [*wanted, "BlockSizes=2"]
-    assert blocks(Kubernetes(nodes, pods), CLIQUE, (2, 4)).splitlines()[-1] == "BlockSizes=2,4"
-    assert blocks(Kubernetes({}, pods), CLIQUE) == "BlockName=unknown Nodes=w0,w1,w2,w3,w4\nBlockSizes=5\n"
+    assert blocks(KubernetesView(nodes, pods), CLIQUE).splitlines() == [*wanted, "BlockSizes=2"]
+    assert blocks(KubernetesView(nodes, pods), CLIQUE, (2, 4)).splitlines()[-1] == "BlockSizes=2,4"
+    assert blocks(KubernetesView({}, pods), CLIQUE) == "BlockName=unknown Nodes=w0,w1,w2,w3,w4\nBlockSizes=5\n"
 
 
 def test_what_slurmd_is_born_with_is_not_compared_with_its_record() -> None:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from gitsync import layout, report, schedule, settings, state
 from gitsync.errors import GitsyncError
-from gitsync.repo.listing import Entry
+from gitsync.repo.listing import CommitFile
 from gitsync.rings import client, signing
 from gitsync.schedule import RingView, Turn
 from gitsync.settings import Ref, RefKind
-from gitsync.state import Candidate, Published, Quarantine, State
+from gitsync.state import Candidate, GitsyncState, Published, Quarantine
 from gitsync.tree import admit, check, publish
 from gitsync.tree.write import blob_hash, mtime_of
 
@@ -123,7 +123,7 @@ def test_every_setting_has_a_parser_and_a_line_in_the_reference() -> None:
 
     reference = (Path(__file__).resolve().parents[3] / "docs/gitsync.md").read_text()
     named = {word.removeprefix(settings.PREFIX) for word in re.findall(r"`(\w+)`", reference)}
-    for field in fields(settings.Settings):
+    for field in fields(settings.GitsyncSettings):
         assert str(field.type) in settings.PARSERS
         assert field.name.upper() in named
 
@@ -175,7 +175,7 @@ def test_who_takes_a_commit_when(
     assert decision.turn is turn and decision.reason
 
 
-LIMITS = admit.Limits(("*",), 1000, 400, 5)
+LIMITS = admit.TreeLimits(("*",), 1000, 400, 5)
 
 
 @pytest.mark.parametrize(
@@ -188,21 +188,21 @@ LIMITS = admit.Limits(("*",), 1000, 400, 5)
     ],
 )  # fmt: skip
 def test_a_bad_entry_is_named_with_its_reason(path: str, mode: int, because: str) -> None:
-    found = admit.violations([Entry("fine", 0o100644, HASH, 1), Entry(path, mode, HASH, 1)], LIMITS)
+    found = admit.violations([CommitFile("fine", 0o100644, HASH, 1), CommitFile(path, mode, HASH, 1)], LIMITS)
     assert len(found) == 1 and because in found[0]
 
 
 def test_limits_count_files_and_bytes() -> None:
-    ok = [Entry(f"f{n}", 0o100644, HASH, 200) for n in range(5)]
+    ok = [CommitFile(f"f{n}", 0o100644, HASH, 200) for n in range(5)]
     assert admit.violations(ok, LIMITS) == []
-    assert "6 files" in admit.violations([*ok, Entry("g", 0o100644, HASH, 0)], LIMITS)[0]
-    assert "1001 bytes" in admit.violations([*ok[:4], Entry("g", 0o100644, HASH, 201)], LIMITS)[0]
-    assert "401 bytes" in admit.violations([Entry("g", 0o100644, HASH, 401)], LIMITS)[0]
+    assert "6 files" in admit.violations([*ok, CommitFile("g", 0o100644, HASH, 0)], LIMITS)[0]
+    assert "1001 bytes" in admit.violations([*ok[:4], CommitFile("g", 0o100644, HASH, 201)], LIMITS)[0]
+    assert "401 bytes" in admit.violations([CommitFile("g", 0o100644, HASH, 401)], LIMITS)[0]
     assert admit.violations([], LIMITS) == ["it holds no file"]
 
 
 def test_a_name_that_is_a_link_and_a_directory_is_refused() -> None:
-    found = admit.violations([Entry("a", 0o120000, HASH, 1), Entry("a/b", 0o100644, HASH, 1)], LIMITS)
+    found = admit.violations([CommitFile("a", 0o120000, HASH, 1), CommitFile("a/b", 0o100644, HASH, 1)], LIMITS)
     assert found == ["'a': it is both a file and a directory"]
 
 
@@ -275,9 +275,9 @@ def test_a_time_of_modification_is_the_contents() -> None:
     assert blob_hash(b"hello\n", 40) == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
-def full_state() -> State:
+def full_state() -> GitsyncState:
     published = Published(HASH, 100.0, oid=HASH, ref="branch main", signer='a"b\\c', committed=90.0, files=3, bytes=9)
-    return State(
+    return GitsyncState(
         published=published, candidate=Candidate("c" * 40, "c" * 40, 110.0, "waits", 1),
         quarantine=Quarantine("d" * 40, "d" * 40, "verify", "not signed", 120.0, "p"), last_attempt=130.0,
         last_success=125.0, last_error='line\none "two"', failures=4, durations={"fetch": 0.25}, history=(published,),
@@ -295,7 +295,7 @@ def test_the_state_comes_back_as_it_was_and_an_unknown_key_is_dropped() -> None:
 
 
 def test_history_holds_each_commit_once_newest_first() -> None:
-    known = State()
+    known = GitsyncState()
     for at, name in enumerate("abacd"):
         known = known.with_published(Published(name * 40, float(at)))
     assert [each.commit[0] for each in known.history] == ["c", "a", "b"]
@@ -305,7 +305,7 @@ def test_history_holds_each_commit_once_newest_first() -> None:
 def test_metrics_are_what_prometheus_reads() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    text = report.metrics(full_state(), settings.Settings(pod="x"), 200.0)
+    text = report.metrics(full_state(), settings.GitsyncSettings(pod="x"), 200.0)
     samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -321,13 +321,13 @@ def test_metrics_are_what_prometheus_reads() -> None:
 
 
 def test_trouble_is_a_sentence_only_when_there_is_some() -> None:
-    some = settings.Settings(repo="/x")
-    good = State(published=Published(HASH, 1.0))
+    some = settings.GitsyncSettings(repo="/x")
+    good = GitsyncState(published=Published(HASH, 1.0))
     assert report.trouble(good, some) == ""
     assert report.trouble(replace(good, failures=1, last_error="e"), some) == ""
     assert "3 cycles failed: e" in report.trouble(replace(good, failures=3, last_error="e"), some)
     assert "not signed" in report.trouble(full_state(), some)
-    zero = State(published=Published(layout.ZERO, 1.0), failures=1, last_error="e")
+    zero = GitsyncState(published=Published(layout.ZERO, 1.0), failures=1, last_error="e")
     assert "the image's own" in report.trouble(zero, some)
 
 

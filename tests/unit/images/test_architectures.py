@@ -13,23 +13,23 @@ import pytest
 
 from images import architectures, emulation, host
 from images.archive import bootstrap, lock, origins
-from images.archive.lock import Place
-from images.archive.locked import Request, Slice
+from images.archive.lock import LockContext
+from images.archive.locked import LockRequest, Slice
 from images.cli.aid import tools
 from images.cli.session import Session
 from images.definition.load import load, read_yaml
-from images.definition.spec import Choice, SlurmSource
-from images.engine.docker import Engine
+from images.definition.spec import BuildChoice, SlurmSource
+from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.host import OWN_ENGINE
 from images.make import native
 from images.make.base import pulled
 from images.make.build import advice
 from images.make.compose import Composer
-from images.make.plan import Composed, Image
+from images.make.plan import Composed, PlannedImage
 from images.make.progress import Plain
 from images.make.render import dockerfile
-from images.settings import Settings
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
@@ -37,12 +37,14 @@ OWN = architectures.own()
 OTHER = "amd64" if OWN == "arm64" else "arm64"
 
 
-def place(arch: str, release: str = "24.11") -> Place:
-    return Place(ROOT, DEFINITION, Choice("debian", SlurmSource.PACKAGE, "13.5", release, arch), Settings())
+def place(arch: str, release: str = "24.11") -> LockContext:
+    return LockContext(
+        ROOT, DEFINITION, BuildChoice("debian", SlurmSource.PACKAGE, "13.5", release, arch), BuildSettings()
+    )
 
 
 def composed(arch: str) -> Composed:
-    slices = {name: Slice(name, Request((), "", ()), ()) for name in DEFINITION.layers}
+    slices = {name: Slice(name, LockRequest((), "", ()), ()) for name in DEFINITION.layers}
     return Composer(place(arch), slices, read_yaml).compose(DEFINITION.roles)
 
 
@@ -57,18 +59,18 @@ def test_what_was_asked_for_each_once_and_the_machines_own_first(asked: str, exp
 @pytest.mark.parametrize("asked", ["arm46", "amd64,riscv64", "amd64,", "both,arm64"])
 def test_an_architecture_that_is_none_is_told(asked: str) -> None:
     with pytest.raises(ImagesError, match="cannot build for the architecture: no images are made for"):
-        Session.each(ROOT, Settings(arch=asked))
+        Session.each(ROOT, BuildSettings(arch=asked))
 
 
 def test_a_variant_says_what_it_is_for() -> None:
     with pytest.raises(ImagesError) as caught:
-        Session.open(ROOT, Settings(variant="nvidia", arch="arm64"))
+        Session.open(ROOT, BuildSettings(variant="nvidia", arch="arm64"))
     assert "nvidia is not made for arm64" in str(caught.value) and "it is for amd64" in str(caught.value)
 
 
 def test_what_takes_one_architecture_refuses_two() -> None:
     with pytest.raises(ImagesError, match="'both' is more than one"):
-        Session.open(ROOT, Settings(arch="both"))
+        Session.open(ROOT, BuildSettings(arch="both"))
 
 
 def test_each_architecture_has_names_and_locks_of_its_own_and_amd64_those_of_before() -> None:
@@ -102,19 +104,19 @@ def test_a_layer_may_say_what_is_for_one_architecture(tmp_path: Path) -> None:
         "verify: ['test {{nowhere}}']\n"
     )
     found = load(tmp_path)
-    arm = Choice("debian", SlurmSource.PACKAGE, arch="arm64")
+    arm = BuildChoice("debian", SlurmSource.PACKAGE, arch="arm64")
     assert found.layers["top"].run.of(arm) == ("echo {{ multiarch }}", "only-there")
     assert found.layers["top"].run.of(replace(arm, arch="amd64")) == ("echo {{ multiarch }}",)
-    slices = {name: Slice(name, Request((), "", ()), ()) for name in found.layers}
+    slices = {name: Slice(name, LockRequest((), "", ()), ()) for name in found.layers}
     with pytest.raises(ImagesError) as caught:
-        Composer(Place(tmp_path, found, arm, Settings()), slices, read_yaml).compose(["layer:top"])
+        Composer(LockContext(tmp_path, found, arm, BuildSettings()), slices, read_yaml).compose(["layer:top"])
     assert caught.value.file == "images/layers/top.yaml" and "no name 'nowhere'" in caught.value.why
     assert "known: multiarch" in str(caught.value.hint)
 
 
 def test_another_architecture_is_bootstrapped_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
-    slice_ = Slice("root", Request((), "", ()), ())
+    slice_ = Slice("root", LockRequest((), "", ()), ())
 
     def words(arch: str) -> list[str]:
         return bootstrap.command(place(arch), slice_, (), tmp_path / "root.tar", tmp_path / "sources.list")
@@ -127,7 +129,7 @@ def test_the_roots_packages_have_this_machines_programs_and_the_root_does_not_ke
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
-    slice_, sources = Slice("root", Request((), "", ()), ()), tmp_path / "sources.list"
+    slice_, sources = Slice("root", LockRequest((), "", ()), ()), tmp_path / "sources.list"
     root, tar = tmp_path / "root", tmp_path / "native.tar"
     (root / "mnt").mkdir(parents=True)
     (tmp_path / "minivm/bin").mkdir(parents=True)
@@ -158,10 +160,10 @@ def test_the_roots_packages_have_this_machines_programs_and_the_root_does_not_ke
 def test_a_build_that_does_without_this_machines_programs_builds_none(
     arch: str, of: str, builder: str, base: str
 ) -> None:
-    settings = Settings(base_image=base)
+    settings = BuildSettings(base_image=base)
     session = Session(ROOT, settings, DEFINITION, replace(place(arch), settings=settings))
     engine = SimpleNamespace(arch=of, builder=SimpleNamespace(buildx=builder == "buildx"))
-    session._engine = cast("Engine", engine)
+    session._engine = cast("DockerEngine", engine)
     assert tools(session, Plain()) is None
 
 
@@ -190,7 +192,9 @@ def test_qemu_is_told_which_processor_to_play_while_the_root_is_made(
     monkeypatch.delenv("QEMU_CPU", raising=False)
     for arch, expected in (("arm64", "cortex-a72"), ("amd64", "what it likes")):
         with pytest.raises(ImagesError) as caught:
-            bootstrap.bootstrap(place(arch), Slice("root", Request((), "", ()), ()), (), tmp_path / "root.tar", print)
+            bootstrap.bootstrap(
+                place(arch), Slice("root", LockRequest((), "", ()), ()), (), tmp_path / "root.tar", print
+            )
         assert caught.value.why == f"E: plays {expected}"
 
 
@@ -235,7 +239,7 @@ def test_who_runs_an_architectures_programs_is_told_by_what_it_is_registered_for
     found = emulation.entry(
         "arm64", registry(tmp_path, riscv=mine, somebodys=other, python3="enabled\nextension .py\n")
     )
-    assert found == emulation.Entry("somebodys", "/usr/bin/rosetta", "POCF")
+    assert found == emulation.Interpreter("somebodys", "/usr/bin/rosetta", "POCF")
     assert emulation.refusal("arm64", tmp_path) is None
 
 
@@ -260,11 +264,11 @@ def test_what_the_kernel_is_told_is_an_elf_file_of_that_machine() -> None:
     )
 
 
-def told(engine: str, settings: Settings, arch: str, bootstrapped: bool, where: str = OWN_ENGINE) -> str:
+def told(engine: str, settings: BuildSettings, arch: str, bootstrapped: bool, where: str = OWN_ENGINE) -> str:
     session = Session(ROOT, settings, DEFINITION, place(arch))
-    session._engine = cast("Engine", SimpleNamespace(arch=engine, chosen=lambda: (where, "DOCKER_HOST")))
+    session._engine = cast("DockerEngine", SimpleNamespace(arch=engine, chosen=lambda: (where, "DOCKER_HOST")))
     try:
-        session.check_architecture([cast("Image", SimpleNamespace(bootstrapped=bootstrapped))])
+        session.check_architecture([cast("PlannedImage", SimpleNamespace(bootstrapped=bootstrapped))])
     except ImagesError as error:
         return str(error)
     return ""
@@ -273,11 +277,11 @@ def told(engine: str, settings: Settings, arch: str, bootstrapped: bool, where: 
 def test_a_build_that_cannot_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulation, "refusal", lambda arch: f"no {arch} here")
     far = "tcp://builder.site:2376"
-    asked = Settings(arch=OTHER)
-    assert told(OWN, Settings(), OWN, True) == ""
+    asked = BuildSettings(arch=OTHER)
+    assert told(OWN, BuildSettings(), OWN, True) == ""
     # An engine of another architecture, without `--arch`.
-    assert f"the engine at {far} is of {OTHER}" in told(OTHER, Settings(), OWN, True, far)
-    assert f"--arch {OTHER} builds for it" in told(OTHER, Settings(), OWN, True, far)
+    assert f"the engine at {far} is of {OTHER}" in told(OTHER, BuildSettings(), OWN, True, far)
+    assert f"--arch {OTHER} builds for it" in told(OTHER, BuildSettings(), OWN, True, far)
     # Programs of the other architecture cannot run: on this machine for the root, in the engine for other layers.
     assert f"cannot build for {OTHER}: no {OTHER} here" in told(OWN, asked, OTHER, False)
     assert "images/host.py emulation" in told(OWN, asked, OTHER, False)
@@ -315,7 +319,7 @@ def test_the_kernel_is_told_where_nobody_has_told_it(monkeypatch: pytest.MonkeyP
 def test_a_base_of_another_architecture_is_told() -> None:
     asked: list[tuple[str, str]] = []
     engine = cast(
-        "Engine",
+        "DockerEngine",
         SimpleNamespace(
             has=lambda name: bool(asked),
             pull=lambda name, arch: asked.append((name, arch)),

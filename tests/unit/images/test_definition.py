@@ -9,11 +9,11 @@ import pytest
 
 from images.definition.check import active_chain, capabilities
 from images.definition.load import load
-from images.definition.spec import Choice, SlurmSource
+from images.definition.spec import BuildChoice, SlurmSource
 from images.errors import ImagesError
 
 ROOT = Path(__file__).resolve().parents[3]
-DEBIAN = Choice("debian", SlurmSource.PACKAGE)
+DEBIAN = BuildChoice("debian", SlurmSource.PACKAGE)
 VERSIONS = f"""
 epoch: "2026-01-01"
 users:
@@ -97,7 +97,7 @@ def test_a_role_with_containers_runs_every_service_of_the_plain_one(role: str, o
 def test_a_layer_for_another_variant_is_left_out_and_its_parent_takes_its_place(write: Write) -> None:
     definition = load(write())
     assert [layer.name for layer in active_chain(definition, "dcgm", DEBIAN)] == ["root", "os", "cuda"]
-    nvidia = Choice("nvidia", SlurmSource.SOURCE)
+    nvidia = BuildChoice("nvidia", SlurmSource.SOURCE)
     assert [layer.name for layer in active_chain(definition, "dcgm", nvidia)] == ["root", "os", "cuda", "dcgm"]
 
 
@@ -113,8 +113,8 @@ packages:
 """
     layer = load(write(layers__os=text)).layers["os"]
     assert layer.packages.of(DEBIAN) == ("a", "b")
-    assert layer.packages.of(Choice("debian", SlurmSource.SOURCE)) == ("a", "c")
-    assert layer.packages.of(Choice("nvidia", SlurmSource.SOURCE)) == ("a", "d")
+    assert layer.packages.of(BuildChoice("debian", SlurmSource.SOURCE)) == ("a", "c")
+    assert layer.packages.of(BuildChoice("nvidia", SlurmSource.SOURCE)) == ("a", "d")
 
 
 def test_what_a_variant_cannot_is_absent_with_its_reason(write: Write) -> None:

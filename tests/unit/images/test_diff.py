@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from images.engine.saved import Chunks, Contents, Kind, read
+from images.engine.saved import Chunks, Contents, PathKind, read
 from images.errors import ImagesError
 from images.ship.diff import as_data, compare, human, lines
 
@@ -111,7 +111,7 @@ BASE = [
 def test_both_forms_of_the_stream_give_the_same_contents(form: Callable[[Sequence[bytes]], bytes]) -> None:
     contents = image(BASE, [Node("etc/motd", b"bye\n", 0o600, 7), status(munge="0.5")], BASE, form=form)
     assert contents.entries["etc/motd"].content == hashlib.sha256(b"hello\n").hexdigest()
-    assert contents.entries["etc"].kind is Kind.DIRECTORY
+    assert contents.entries["etc"].kind is PathKind.DIRECTORY
     assert contents.packages == {"munge:amd64": "0.5"}
     assert [layer.created_by for layer in contents.layers] == [f"/bin/sh -c step {number}" for number in range(3)]
     assert contents.layers[0].size == 17

@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 
 from images.archive import wheels
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.wheels import Wheel
 from images.definition.load import load
-from images.definition.spec import Choice, Libraries, Selected, SlurmSource
+from images.definition.spec import BuildChoice, Libraries, Selected, SlurmSource
 from images.errors import ImagesError
 from images.make import libraries
-from images.settings import Settings
+from images.settings import BuildSettings
 from tests.support.wheel_files import index, locked_wheel, made
 
 ROOT = Path(__file__).resolve().parents[3]
-HERE = Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11")
+HERE = BuildChoice("debian", SlurmSource.PACKAGE, "13.5", "24.11")
 MODULES = {"kube/__init__.py": b"raise SystemExit('imported')\n", "kube/client.py": b"x = 1\n"}
 __all__ = ["index"]
 
 
-def place(root: Path = ROOT) -> Place:
-    return Place(root, load(ROOT), HERE, Settings())
+def place(root: Path = ROOT) -> LockContext:
+    return LockContext(root, load(ROOT), HERE, BuildSettings())
 
 
 def laid_out(path: Path, tmp_path: Path) -> dict[str, bytes]:
-    here = replace(place(tmp_path), settings=Settings())
+    here = replace(place(tmp_path), settings=BuildSettings())
     wheel = replace(locked_wheel(path, "kube"), group="kubernetes")
     (tmp_path / "kept").mkdir()
     return {entry.path: entry.read() for entry in libraries.entries((wheel,), here, tmp_path / "kept")}
@@ -40,7 +40,7 @@ def test_one_that_runs_everywhere_is_locked_for_every_architecture_whatever_pyth
     The builder's Python differs from the image's; the layer's `verify` step shows that the library works there.
     """
     path = made(index, "kube", tag="any", files=MODULES)
-    found = wheels.resolve(Libraries({"kubernetes": ("kube==13.5.*",)}), Settings())
+    found = wheels.resolve(Libraries({"kubernetes": ("kube==13.5.*",)}), BuildSettings())
     assert {(wheel.arch, wheel.file) for wheel in found.wheels} == {("amd64", path.name), ("arm64", path.name)}
     assert wheels.changes(None, found)[0] == "python: kube not there -> 13.5.1 (amd64)"
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from images.archive.apt import URI, unresolved
-from images.archive.lock import Wanted, stale
-from images.archive.locked import Locked, Request, Slice, changes, from_json, to_json, vanished
+from images.archive.lock import WantedPackages, stale
+from images.archive.locked import LockedPackage, LockRequest, Slice, changes, from_json, to_json, vanished
 from images.definition.spec import Layer
 from images.errors import ImagesError
 
-REQUEST = Request(("less",), "root", ("trixie main",))
-LESS = Locked("less", "668-1", "amd64", 10, "a" * 64, "debian", "pool/main/l/less/less_668-1_amd64.deb")
-TINFO = Locked("libtinfo6", "6.5", "amd64", 20, "b" * 64, "debian", "pool/main/n/libtinfo6_6.5_amd64.deb")
+REQUEST = LockRequest(("less",), "root", ("trixie main",))
+LESS = LockedPackage("less", "668-1", "amd64", 10, "a" * 64, "debian", "pool/main/l/less/less_668-1_amd64.deb")
+TINFO = LockedPackage("libtinfo6", "6.5", "amd64", 20, "b" * 64, "debian", "pool/main/n/libtinfo6_6.5_amd64.deb")
 SLICE = Slice("os", REQUEST, (LESS, TINFO))
 
 
-@pytest.mark.parametrize("slice_", [SLICE, Slice("empty", Request((), "", ()), ())])
+@pytest.mark.parametrize("slice_", [SLICE, Slice("empty", LockRequest((), "", ()), ())])
 def test_a_slice_is_read_back_as_written(slice_: Slice) -> None:
     assert from_json(to_json(slice_), "x") == slice_
 
@@ -57,7 +57,7 @@ def test_a_new_lock_is_told_by_package() -> None:
 
 
 def test_a_slice_that_was_resolved_for_another_request_is_stale() -> None:
-    want = Wanted(Layer("os", "x", "root"), ("root",), REQUEST)
+    want = WantedPackages(Layer("os", "x", "root"), ("root",), REQUEST)
     assert stale([want], {"os": SLICE}) == []
     assert stale([want], {}) == ["os"]
     assert stale([replace(want, request=replace(REQUEST, packages=("less", "more")))], {"os": SLICE}) == ["os"]

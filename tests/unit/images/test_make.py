@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 
 from images.archive import bootstrap
-from images.archive.locked import Locked, Request, Slice
+from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, divided
 from images.errors import ImagesError
 from images.make.build import failures, taken
-from images.make.plan import Image
+from images.make.plan import PlannedImage
 from images.make.progress import Plain
-from images.make.render import Step, dockerfile, strict
+from images.make.render import DockerfileContent, dockerfile, strict
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "images/templates"
-ROOT = Slice("root", Request((), "", ()), (Locked("apt", "3.0.3", "amd64", 1, "a" * 64, "debian", "p"),))
+ROOT = Slice("root", LockRequest((), "", ()), (LockedPackage("apt", "3.0.3", "amd64", 1, "a" * 64, "debian", "p"),))
 
 
 @pytest.fixture
-def image() -> Image:
-    step = Step("x", "scratch", 0, False)
-    return Image("layer:x", "x", "minivm/layer-x", "t", "", "", step, (), (), ())
+def image() -> PlannedImage:
+    step = DockerfileContent("x", "scratch", 0, False)
+    return PlannedImage("layer:x", "x", "minivm/layer-x", "t", "", "", step, (), (), ())
 
 
 def told(capsys: pytest.CaptureFixture[str], *lines: str) -> list[str]:
@@ -45,7 +45,7 @@ def test_an_echoed_instruction_is_not_a_step(capsys: pytest.CaptureFixture[str])
     assert told(capsys, 'Step 3/4 : RUN echo "minivm: packages"; \\', '#7 [3/3] RUN echo "minivm: packages"') == []
 
 
-def test_a_failure_shows_the_step_the_last_lines_the_log_and_what_to_do(image: Image, tmp_path: Path) -> None:
+def test_a_failure_shows_the_step_the_last_lines_the_log_and_what_to_do(image: PlannedImage, tmp_path: Path) -> None:
     log = tmp_path / "layer-x.log"
     noise = "Step 3/4 : RUN " + "x" * 1000
     log.write_text(f"{noise}\n ---> Running in abc\nminivm: packages\nE: Could not connect to m.invalid\n")
@@ -60,7 +60,7 @@ def test_a_failure_shows_the_step_the_last_lines_the_log_and_what_to_do(image: I
     assert str(log) in text
 
 
-def test_no_space_is_no_traceback(image: Image, tmp_path: Path) -> None:
+def test_no_space_is_no_traceback(image: PlannedImage, tmp_path: Path) -> None:
     with pytest.raises(ImagesError, match="no space left on device for /here"), failures(image, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", "/here")
     with pytest.raises(OSError, match="bug"), failures(image, tmp_path):
@@ -68,8 +68,8 @@ def test_no_space_is_no_traceback(image: Image, tmp_path: Path) -> None:
 
 
 def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -> None:
-    step = Step("x", "base", 7, True, settings=(("QEMU_CPU", "one"),), commands=("a b", "c"), env=(("LANG", "C"),),
-                ports=(22,), stop_signal="SIGINT", entrypoint=("/x",))  # fmt: skip
+    step = DockerfileContent("x", "base", 7, True, settings=(("QEMU_CPU", "one"),), commands=("a b", "c"),
+                            env=(("LANG", "C"),), ports=(22,), stop_signal="SIGINT", entrypoint=("/x",))  # fmt: skip
     before, script, defaults = divided(dockerfile(step, TEMPLATES))
     assert before == '# x\nFROM base\nADD layer.tar /\nENV LANG="C"\n'
     assert defaults == {"MINIVM_SOURCES": "", "MINIVM_CA": "", "QEMU_CPU": "one"}
@@ -80,7 +80,7 @@ def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -
 
 
 def test_instructions_without_a_step_have_no_script() -> None:
-    assert divided(dockerfile(Step("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
+    assert divided(dockerfile(DockerfileContent("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
 
 
 @pytest.mark.parametrize(

@@ -13,31 +13,31 @@ from pathlib import Path
 import pytest
 
 from images.archive.fetch import fetch
-from images.archive.lock import Place, layers_in_order, wanted
+from images.archive.lock import LockContext, layers_in_order, wanted
 from images.archive.locked import Slice
 from images.definition.check import active_chain, capabilities
 from images.definition.load import load, read_yaml
-from images.definition.spec import UNFILLED, Choice, Definition, SlurmSource
+from images.definition.spec import UNFILLED, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
 from images.make import render
 from images.make.compose import Composer
 from images.make.pinned import fetched
-from images.make.plan import Image
-from images.settings import Settings
+from images.make.plan import PlannedImage
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests/golden/nvidia"
-NVIDIA = Choice("nvidia", SlurmSource.SOURCE, release="26.05")
+NVIDIA = BuildChoice("nvidia", SlurmSource.SOURCE, release="26.05")
 LAYERS = ("root", "slurm-build", "cuda", "nccl", "fabric", "dcgm", "pyxis-build", "worker-pyxis", "worker-devel")
 
 
 @pytest.fixture(scope="module")
-def place() -> Place:
-    return Place(ROOT, load(ROOT), NVIDIA, Settings(variant="nvidia"))
+def place() -> LockContext:
+    return LockContext(ROOT, load(ROOT), NVIDIA, BuildSettings(variant="nvidia"))
 
 
 @pytest.fixture(scope="module")
-def images(place: Place) -> Mapping[str, Image]:
+def images(place: LockContext) -> Mapping[str, PlannedImage]:
     roles = [role.layer for role in place.definition.roles.values()]
     slices = {want.layer.name: Slice(want.layer.name, want.request, ()) for want in wanted(place, roles)}
     composer = Composer(place, slices, read_yaml)
@@ -46,7 +46,7 @@ def images(place: Place) -> Mapping[str, Image]:
     return composer.images
 
 
-def rendered(image: Image, definition: Definition) -> str:
+def rendered(image: PlannedImage, definition: Definition) -> str:
     """Return the Dockerfile and the layer's inputs: packages, downloads, artifacts of other layers and sources."""
     layer = definition.layers[image.name]
     text = render.dockerfile(image.step, ROOT / "images/templates")
@@ -62,7 +62,7 @@ def rendered(image: Image, definition: Definition) -> str:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_layer_renders_as_recorded(name: str, place: Place, images: Mapping[str, Image]) -> None:
+def test_the_layer_renders_as_recorded(name: str, place: LockContext, images: Mapping[str, PlannedImage]) -> None:
     text = rendered(images[f"layer:{name}"], place.definition)
     path = GOLDEN / f"{name}.Dockerfile"
     if os.environ.get("MINIVM_GOLDEN") == "write":
@@ -71,7 +71,7 @@ def test_the_layer_renders_as_recorded(name: str, place: Place, images: Mapping[
 
 
 def test_the_vendors_repositories_arrive_with_their_priority_and_only_with_their_key(
-    images: Mapping[str, Image], place: Place
+    images: Mapping[str, PlannedImage], place: LockContext
 ) -> None:
     image = images["layer:fabric"]
     entries = {entry.path: entry for entry in image.entries}
@@ -87,12 +87,12 @@ def test_the_vendors_repositories_arrive_with_their_priority_and_only_with_their
             fetched(image, place)
 
 
-def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: Place) -> None:
+def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: LockContext) -> None:
     definition = place.definition
     for role in definition.roles.values():
         provided, absent = capabilities(definition, role, NVIDIA)
         assert set(role.needs) <= provided | absent.keys()
-        _, debian_absent = capabilities(definition, role, Choice("debian", SlurmSource.PACKAGE, release="24.11"))
+        _, debian_absent = capabilities(definition, role, BuildChoice("debian", SlurmSource.PACKAGE, release="24.11"))
         assert all(reason.strip() for reason in (*absent.values(), *debian_absent.values()))
     provided, absent = capabilities(definition, definition.roles["worker-pyxis"], NVIDIA)
     assert {"cuda", "nccl", "rdma", "mpi", "dcgm", "containers"} <= provided
@@ -100,30 +100,32 @@ def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: Pl
     _, absent = capabilities(definition, definition.roles["worker"], NVIDIA)
     assert set(absent) == {"containers"}
     _, debian_absent = capabilities(
-        definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE, release="24.11")
+        definition, definition.roles["worker"], BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
     )
     assert set(debian_absent) == {"dcgm", "containers"}
 
 
-def test_a_capability_that_a_variant_neither_has_nor_declares_absent_is_refused(place: Place) -> None:
+def test_a_capability_that_a_variant_neither_has_nor_declares_absent_is_refused(place: LockContext) -> None:
     variants = dict(place.definition.versions.variants)
     variants["debian"] = replace(variants["debian"], absent={"containers": "none"})
     definition = replace(place.definition, versions=replace(place.definition.versions, variants=variants))
     with pytest.raises(ImagesError, match="neither provides 'dcgm' in the layers of 'worker' nor declares it absent"):
-        capabilities(definition, definition.roles["worker"], Choice("debian", SlurmSource.PACKAGE, release="24.11"))
+        capabilities(
+            definition, definition.roles["worker"], BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
+        )
 
 
-def test_the_debian_variant_takes_nothing_of_the_vendors(place: Place) -> None:
-    debian = Choice("debian", SlurmSource.PACKAGE, release="24.11")
+def test_the_debian_variant_takes_nothing_of_the_vendors(place: LockContext) -> None:
+    debian = BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
     for role in place.definition.roles.values():
         for layer in active_chain(place.definition, role.layer, debian):
             assert not layer.sources.of(debian), f"{layer.name} switches on a vendor's repository"
             assert not layer.downloads.of(debian), f"{layer.name} downloads from outside Debian"
 
 
-def test_a_file_whose_checksum_nobody_filled_in_is_never_fetched(place: Place, tmp_path: Path) -> None:
+def test_a_file_whose_checksum_nobody_filled_in_is_never_fetched(place: LockContext, tmp_path: Path) -> None:
     unfilled = [pin for pin in place.definition.versions.pins.values() if pin.sha256 == UNFILLED]
     for pin in unfilled:
         with pytest.raises(ImagesError, match="has no checksum yet"):
-            fetch(pin, tmp_path, Settings())
+            fetch(pin, tmp_path, BuildSettings())
     assert list(tmp_path.iterdir()) == []

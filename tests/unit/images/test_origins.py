@@ -14,7 +14,7 @@ from images.archive.sources import deb822, one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
 from images.errors import ImagesError
 from images.make.base import members
-from images.settings import Settings
+from images.settings import BuildSettings
 
 KEY = Path("/usr/share/keyrings/archive.gpg")
 LINES = f"""
@@ -68,7 +68,7 @@ def variant(monkeypatch: pytest.MonkeyPatch) -> Variant:
 
 def test_a_sites_mirror_goes_over_the_hosts_and_that_over_the_default(variant: Variant) -> None:
     def uris(**settings: str) -> dict[str, str]:
-        return {o.name: o.uri for o in origins.bootstrap_origins(variant, Settings(**settings))}
+        return {o.name: o.uri for o in origins.bootstrap_origins(variant, BuildSettings(**settings))}
 
     assert uris() == {"debian": "http://host.invalid/debian", "security": "http://s.invalid/security"}
     assert uris(mirrors="security=http://site.invalid") == {

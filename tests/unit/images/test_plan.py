@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from images.archive.lock import Place
-from images.archive.locked import Locked, Request, Slice
+from images.archive.lock import LockContext
+from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.load import load, read_yaml
-from images.definition.spec import Choice, SlurmSource
+from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.oci import Additions, config
 from images.errors import ImagesError
 from images.make.code import entrypoint
 from images.make.compose import Composer
 from images.make.content import Entry
-from images.make.plan import Composed, Image, changed
-from images.settings import Settings
+from images.make.plan import Composed, PlannedImage, changed
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = Locked("slurm-client", "24.11.5-4+deb13u1", "amd64", 1, "a" * 64, "debian", "pool/s.deb")
+PACKAGE = LockedPackage("slurm-client", "24.11.5-4+deb13u1", "amd64", 1, "a" * 64, "debian", "pool/s.deb")
 LAYERS: Mapping[str, Mapping[str, object]] = {
     "root": {"bootstrap": {}, "packages": ["passwd"]},
     "os": {"from": "root", "packages": ["slurm-client"], "users": ["slurm"]},
@@ -61,9 +61,11 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compose(repository: Path, packages: tuple[Locked, ...] = (PACKAGE,), **settings: str) -> Composed:
-    place = Place(repository, load(repository), Choice("debian", SlurmSource.PACKAGE), Settings(**settings))
-    slices = {name: Slice(name, Request((), "", ()), packages if name == "os" else ()) for name in LAYERS}
+def compose(repository: Path, packages: tuple[LockedPackage, ...] = (PACKAGE,), **settings: str) -> Composed:
+    place = LockContext(
+        repository, load(repository), BuildChoice("debian", SlurmSource.PACKAGE), BuildSettings(**settings)
+    )
+    slices = {name: Slice(name, LockRequest((), "", ()), packages if name == "os" else ()) for name in LAYERS}
     return Composer(place, slices, read_yaml).compose(["small"])
 
 
@@ -151,7 +153,7 @@ def test_a_component_that_does_not_exist_is_named(repository: Path) -> None:
 
 
 def test_a_layer_without_a_lock_says_what_resolves_it(repository: Path) -> None:
-    place = Place(repository, load(repository), Choice("debian", SlurmSource.PACKAGE), Settings())
+    place = LockContext(repository, load(repository), BuildChoice("debian", SlurmSource.PACKAGE), BuildSettings())
     with pytest.raises(ImagesError) as caught:
         Composer(place, {}, read_yaml).compose(["small"])
     assert "build.py lock" in str(caught.value.hint)
@@ -173,8 +175,8 @@ def test_which_input_changed(before: Mapping[str, str] | None, after: Mapping[st
 def test_the_projects_own_roles_compile(repository: Path) -> None:
     """Every role's services exist and fit together, as composed for the image."""
     definition = load(ROOT)
-    place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings())
-    slices = {name: Slice(name, Request((), "", ()), ()) for name in definition.layers}
+    place = LockContext(ROOT, definition, BuildChoice("debian", SlurmSource.PACKAGE, release="24.11"), BuildSettings())
+    slices = {name: Slice(name, LockRequest((), "", ()), ()) for name in definition.layers}
     composed = Composer(place, slices, read_yaml).compose(definition.roles)
     for name in definition.roles:
         found: dict[str, Entry] = {entry.path: entry for entry in composed.role(name).entries}
@@ -218,5 +220,5 @@ def test_the_configuration_holds_what_we_say_and_nothing_of_the_builder() -> Non
 
 
 def test_every_image_knows_its_packages(repository: Path) -> None:
-    image: Image = compose(repository).role("small")
+    image: PlannedImage = compose(repository).role("small")
     assert [package.name for slice_ in image.slices for package in slice_.packages] == ["slurm-client"]

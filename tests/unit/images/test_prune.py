@@ -10,8 +10,8 @@ import pytest
 
 from images.cli.prune import still_made, superseded
 from images.cli.session import Session
-from images.make.plan import Image
-from images.settings import Settings
+from images.make.plan import PlannedImage
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,7 +23,7 @@ class Named:
 
 
 NOW = cast(
-    "list[Image]",
+    "list[PlannedImage]",
     [
         Named("minivm/layer-os", "debian-000000000001"),
         Named("minivm/login", "24.11.5-debian-000000000002"),
@@ -67,8 +67,8 @@ def test_what_was_built_with_another_slurm_or_cuda_stays(chosen: dict[str, str])
     The worker for older drivers exists beside the default one, whichever of the two the user prunes by.
     """
     for mine, other in (({}, chosen), (chosen, {})):
-        session = Session.open(ROOT, Settings(**mine))
-        image = Session.open(ROOT, Settings(**other)).compose(["worker"]).role("worker")
+        session = Session.open(ROOT, BuildSettings(**mine))
+        image = Session.open(ROOT, BuildSettings(**other)).compose(["worker"]).role("worker")
         targets = session.roles(())
         flavour = session.place.choice.flavour
         assert superseded(still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from images.errors import ImagesError
-from images.ship.push import Event, Progress, State
-from images.ship.registry import Place, reason
+from images.ship.push import Event, LayerState, Progress
+from images.ship.registry import RegistryPath, reason
 
 DIGEST = "sha256:e85eba2d0c6291500d62f48efeba07cee1c1ec83c191f78ea89d34cd13a52a69"
 
@@ -35,7 +35,7 @@ def test_layers_that_were_sent_and_layers_that_were_there() -> None:
         layer("c", "Mounted from r/y"),
         {"status": f"1: digest: {DIGEST} size: 577"},
     )
-    assert (progress.count(State.SENT), progress.count(State.PRESENT)) == (1, 2)
+    assert (progress.count(LayerState.SENT), progress.count(LayerState.PRESENT)) == (1, 2)
     assert progress.digest == DIGEST
     assert progress.error == ""
 
@@ -65,7 +65,7 @@ def test_the_error_is_kept() -> None:
     ],
 )
 def test_a_place(text: str, host: str, repository: str, loopback: bool) -> None:
-    place = Place.parse(text)
+    place = RegistryPath.parse(text)
     assert (place.host, place.repository("worker"), place.loopback) == (host, repository, loopback)
 
 
@@ -74,7 +74,7 @@ def test_a_place(text: str, host: str, repository: str, loopback: bool) -> None:
 )
 def test_what_is_not_a_place_is_refused(text: str) -> None:
     with pytest.raises(ImagesError, match="cannot push to"):
-        Place.parse(text)
+        RegistryPath.parse(text)
 
 
 FULL = {"DriverName": "filesystem", "Enclosed": {"Op": "write", "Path": "/x", "Err": 28}}

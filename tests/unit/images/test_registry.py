@@ -15,7 +15,7 @@ import pytest
 from images.errors import ImagesError
 from images.ship import referrers
 from images.ship.credentials import Login
-from images.ship.registry import CHUNK, LARGEST, Blob, Place, Registry, inflated, trust
+from images.ship.registry import CHUNK, LARGEST, Blob, Registry, RegistryPath, inflated, trust
 
 LOGIN = Login("pusher", "hunter2")
 
@@ -38,7 +38,7 @@ class Bad(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def registry(self) -> Registry:
-        return Registry(Place.parse(f"127.0.0.1:{self.port}"), "worker", LOGIN)
+        return Registry(RegistryPath.parse(f"127.0.0.1:{self.port}"), "worker", LOGIN)
 
 
 class Answer(BaseHTTPRequestHandler):

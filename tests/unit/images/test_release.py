@@ -20,7 +20,7 @@ from ground.version import VERSION
 from images.cli.release import push_target
 from images.errors import ImagesError
 from images.ship import chart
-from images.ship.release import CHANGELOG, CHART, STATED, Release, followers, values, with_section, with_version
+from images.ship.release import CHANGELOG, CHART, STATED, ProjectRelease, followers, values, with_section, with_version
 
 ROOT = Path(__file__).resolve().parents[3]
 DAY, LATER = date(2027, 1, 31), date(2027, 2, 1)
@@ -66,7 +66,7 @@ def committed(repository: Path, subject: str) -> str:
 
 def released(repository: Path, version: str = "0.2.0", day: date = DAY) -> list[str]:
     said: list[str] = []
-    Release(repository, version, day).prepare(said.append)
+    ProjectRelease(repository, version, day).prepare(said.append)
     return said
 
 
@@ -127,7 +127,7 @@ def test_a_changelog_without_the_section_or_with_the_version_is_refused() -> Non
 @pytest.mark.parametrize("version", ["", "1", "v0.2.0", "0.2", "0.2.0-rc1", "0.02.0", "0.2.0\n", "--all", "\u0660.2.0"])
 def test_what_is_no_version_is_refused(tmp_path: Path, version: str) -> None:
     with pytest.raises(ImagesError, match=r"MAJOR\.MINOR\.PATCH"):
-        Release(tmp_path, version, DAY)
+        ProjectRelease(tmp_path, version, DAY)
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.0.9", "0.1.2", "0.3.0", "0.2.1", "2.0.0", "1.1.0"])
@@ -187,7 +187,7 @@ def test_a_place_that_states_another_version_is_refused(checkout: Path) -> None:
 
 @pytest.mark.parametrize("files", [1, 2, 3, 4])
 def test_a_release_cut_before_its_commit_is_finished_on_another_day(checkout: Path, files: int) -> None:
-    planned = Release(checkout, "0.2.0", DAY).planned()
+    planned = ProjectRelease(checkout, "0.2.0", DAY).planned()
     for file, text in list(planned.items())[:files]:
         (checkout / file).write_text(text)
     released(checkout, day=LATER)
@@ -196,7 +196,7 @@ def test_a_release_cut_before_its_commit_is_finished_on_another_day(checkout: Pa
 
 
 def test_a_release_cut_before_its_tag_is_finished(checkout: Path) -> None:
-    Release(checkout, "0.2.0", DAY).commit()
+    ProjectRelease(checkout, "0.2.0", DAY).commit()
     head = git(checkout, "rev-parse", "HEAD")
     assert released(checkout, day=LATER) == ["found the commit of 0.2.0", "made the tag v0.2.0"]
     assert git(checkout, "rev-parse", "HEAD") == head

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from images.make import render, state
-from images.make.render import Step
-from images.make.state import Rendered, State
+from images.make.render import DockerfileContent
+from images.make.state import BuildState, Rendered
 
 ROOT = Path(__file__).resolve().parents[3]
-STEP = Step("one: a layer", "minivm/layer-root:debian-1", 1, True, commands=("true",))
+STEP = DockerfileContent("one: a layer", "minivm/layer-root:debian-1", 1, True, commands=("true",))
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def templates(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[DockerfileContent]:
     """Record the steps that are rendered."""
-    steps: list[Step] = []
+    steps: list[DockerfileContent] = []
     real = render.dockerfile
 
-    def dockerfile(step: Step, templates: Path) -> str:
+    def dockerfile(step: DockerfileContent, templates: Path) -> str:
         steps.append(step)
         return real(step, templates)
 
@@ -38,7 +38,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     return steps
 
 
-def kept(templates: Path, *steps: Step) -> Rendered:
+def kept(templates: Path, *steps: DockerfileContent) -> Rendered:
     found = Rendered(templates, templates.parent / "state/debian.rendered.json")
     for step in steps:
         assert found.instructions(step) == Rendered(templates).instructions(step)
@@ -46,7 +46,7 @@ def kept(templates: Path, *steps: Step) -> Rendered:
     return found
 
 
-def test_nothing_is_rendered_twice(templates: Path, made: list[Step]) -> None:
+def test_nothing_is_rendered_twice(templates: Path, made: list[DockerfileContent]) -> None:
     kept(templates, STEP)
     made.clear()
     again = Rendered(templates, templates.parent / "state/debian.rendered.json")
@@ -67,14 +67,14 @@ def test_nothing_is_rendered_twice(templates: Path, made: list[Step]) -> None:
         replace(STEP, epoch=2),
     ],
 )
-def test_another_step_is_another(step: Step, templates: Path, made: list[Step]) -> None:
+def test_another_step_is_another(step: DockerfileContent, templates: Path, made: list[DockerfileContent]) -> None:
     kept(templates, STEP)
     made.clear()
     Rendered(templates, templates.parent / "state/debian.rendered.json").instructions(step)
     assert made == [step]
 
 
-def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: list[Step]) -> None:
+def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: list[DockerfileContent]) -> None:
     kept(templates, STEP)
     path = templates / "Dockerfile.j2"
     time, before = path.stat().st_mtime_ns, kept(templates).instructions(STEP)
@@ -87,7 +87,7 @@ def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: 
 
 
 def test_another_jinja_renders_anew(
-    templates: Path, made: list[Step], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    templates: Path, made: list[DockerfileContent], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept(templates, STEP)
     *others, library = render.makers(templates)
@@ -101,7 +101,7 @@ def test_another_jinja_renders_anew(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", '{"a": 1}', "\xff", "[" * 100_000, '{"a": "b"'])
-def test_a_damaged_file_costs_time_alone(text: str, templates: Path, made: list[Step]) -> None:
+def test_a_damaged_file_costs_time_alone(text: str, templates: Path, made: list[DockerfileContent]) -> None:
     found = kept(templates, STEP)
     assert found.path is not None
     found.path.write_text(text, encoding="latin-1")
@@ -150,7 +150,7 @@ def test_what_somebody_edited_and_took_back_meanwhile_is_not_kept_either(templat
     kept(templates, STEP)
 
 
-def test_two_builds_at_once_keep_what_each_has_made(templates: Path, made: list[Step]) -> None:
+def test_two_builds_at_once_keep_what_each_has_made(templates: Path, made: list[DockerfileContent]) -> None:
     other = replace(STEP, epoch=2)
     place = templates.parent / "state/debian.rendered.json"
     both = Rendered(templates, place), Rendered(templates, place)
@@ -162,10 +162,10 @@ def test_two_builds_at_once_keep_what_each_has_made(templates: Path, made: list[
     last = Rendered(templates, place)
     assert last.instructions(STEP) != last.instructions(other) and made == []
     place = place.with_name("debian.json")
-    inputs = State(place), State(place)
+    inputs = BuildState(place), BuildState(place)
     for one_state, name in zip(inputs, ("a", "b"), strict=True):
         one_state.record(name, {"of": name})
-    assert (State(place).inputs("a"), State(place).inputs("b")) == ({"of": "a"}, {"of": "b"})
+    assert (BuildState(place).inputs("a"), BuildState(place).inputs("b")) == ({"of": "a"}, {"of": "b"})
 
 
 def test_it_does_not_grow(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_it_does_not_grow(templates: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.known.keys() == {key(templates, step) for step in steps[2:]}
 
 
-def key(templates: Path, step: Step) -> str:
+def key(templates: Path, step: DockerfileContent) -> str:
     found = Rendered(templates)
     found.instructions(step)
     (one,) = found.used

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from images.archive.locked import Locked, Request, Slice
+from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import Pin
 from images.make.sbom import NOASSERTION, File, Package, document, listed, purl, spdx_id, to_json
 
@@ -119,10 +119,12 @@ ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 def test_an_image_is_its_locked_packages_its_base_and_its_pinned_files(tmp_path: Path) -> None:
     pool = "pool/main/g/gcc-14/libstdc++6_14.2.0-19_amd64.deb"
     locked = [
-        Locked("libstdc++6", "14.2.0-19", "amd64", 1, "ab" * 32, "base", pool),
-        Locked("doca-ofed-userspace", "3.1", "amd64", 1, "cd" * 32, "doca", "./doca-ofed-userspace_3.1_amd64.deb"),
+        LockedPackage("libstdc++6", "14.2.0-19", "amd64", 1, "ab" * 32, "base", pool),
+        LockedPackage(
+            "doca-ofed-userspace", "3.1", "amd64", 1, "cd" * 32, "doca", "./doca-ofed-userspace_3.1_amd64.deb"
+        ),
     ]
-    slices = [Slice("worker", Request(("x",), "", ()), tuple(locked))]
+    slices = [Slice("worker", LockRequest(("x",), "", ()), tuple(locked))]
     pin = Pin("hpcx", "2.24.1", "https://x.invalid/hpcx.tbz", "ef" * 32)
     found = {
         package.name: package

@@ -14,17 +14,17 @@ import yaml
 from images.archive import lock, origins
 from images.archive.apt import Origin
 from images.archive.fetch import fetch
-from images.archive.lock import Place
-from images.archive.locked import Locked, Request, Slice
+from images.archive.lock import LockContext
+from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.cli.session import choice
 from images.definition import parse
 from images.definition.check import capabilities
-from images.definition.fields import Fields
+from images.definition.fields import DefinitionFields
 from images.definition.load import load, read_yaml
-from images.definition.spec import AptSource, Choice, Definition, SlurmSource
+from images.definition.spec import AptSource, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
 from images.make import code, pinned
-from images.settings import Settings
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
@@ -50,7 +50,7 @@ def test_what_is_wished_becomes_a_release(
     variant: str, wish: str, tarball: str, source: SlurmSource, release: str
 ) -> None:
     found = choice(DEFINITION, variant, wish, tarball)
-    assert found == Choice(variant, source, DEFINITION.versions.variants[variant].cuda, release)
+    assert found == BuildChoice(variant, source, DEFINITION.versions.variants[variant].cuda, release)
     assert {f"slurm-{source.value}", f"slurm-{release}"} <= found.selectors
 
 
@@ -144,7 +144,7 @@ def test_the_image_has_it_where_its_other_sources_point(monkeypatch: pytest.Monk
 )
 def test_a_suite_that_would_take_over_the_base_is_refused(data: object, why: str) -> None:
     with pytest.raises(ImagesError) as caught:
-        parse.apt_source(Fields(data, "versions.yaml", parse.SOURCE_KEYS))
+        parse.apt_source(DefinitionFields(data, "versions.yaml", parse.SOURCE_KEYS))
     assert why in caught.value.why
 
 
@@ -163,8 +163,8 @@ def test_wrong_facts_are_an_error(text: object, why: str) -> None:
     assert why in caught.value.why
 
 
-def place(repository: Path, wish: str) -> Place:
-    return Place(repository, DEFINITION, choice(DEFINITION, "debian", wish), Settings())
+def place(repository: Path, wish: str) -> LockContext:
+    return LockContext(repository, DEFINITION, choice(DEFINITION, "debian", wish), BuildSettings())
 
 
 def test_a_layer_is_looked_for_where_one_below_it_has_switched_on_to_look(tmp_path: Path) -> None:
@@ -177,8 +177,8 @@ def test_a_layer_is_looked_for_where_one_below_it_has_switched_on_to_look(tmp_pa
 
 
 def slice_of(layer: str, version: str) -> Slice:
-    package = Locked(layer, version, "amd64", 1, "a" * 64, "debian", "pool/x.deb")
-    return Slice(layer, Request((layer,), "", ("now main",)), (package,))
+    package = LockedPackage(layer, version, "amd64", 1, "a" * 64, "debian", "pool/x.deb")
+    return Slice(layer, LockRequest((layer,), "", ("now main",)), (package,))
 
 
 def test_two_releases_share_what_is_below_slurm(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_projects_own_locks_are_whole_and_share_the_base() -> None:
 
 def test_a_base_of_the_sites_own_shares_with_the_same_base_alone(tmp_path: Path) -> None:
     here = place(tmp_path, "26.05")
-    based = replace(here, settings=Settings(base_image="site/base@sha256:" + "1" * 64))
+    based = replace(here, settings=BuildSettings(base_image="site/base@sha256:" + "1" * 64))
     assert based.shared is not None and here.shared is not None
     assert (based.directory.name, based.shared.directory.name) == ("debian-slurm-26.05-base", "debian-base")
     assert here.shared.directory.name == "debian"
@@ -220,7 +220,7 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
     """
     pin = DEFINITION.versions.pins["slurm"]
     (tmp_path / "served").mkdir()
-    settings = Settings(mirrors=f"debian=file://{tmp_path}/served")
+    settings = BuildSettings(mirrors=f"debian=file://{tmp_path}/served")
     found = origins.in_archive(pin, DEFINITION, settings)
     assert found.url == f"file://{tmp_path}/served/{pin.url.removeprefix('archive:')}"
     with pytest.raises(ImagesError, match="No such file or directory") as caught:
@@ -236,7 +236,7 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
 
 def test_a_tarball_that_a_site_has_given_is_told_by_its_setting(tmp_path: Path) -> None:
     tarball = tmp_path / "slurm.tar.gz"
-    settings = Settings(slurm="source", slurm_tarball=str(tarball), slurm_version="26.05.3", slurm_sha256="a" * 64)
+    settings = BuildSettings(slurm="source", slurm_tarball=str(tarball), slurm_version="26.05.3", slurm_sha256="a" * 64)
     pin = pinned.pins(replace(place(tmp_path, "source"), settings=settings))["slurm"]
     for why in ("No such file or directory", f"checksum mismatch for {tarball}: pinned {'a' * 64}, found "):
         with pytest.raises(ImagesError, match=why) as caught:

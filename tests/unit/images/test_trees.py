@@ -15,7 +15,7 @@ from images.archive.fetch import fetch, packed
 from images.definition.load import load
 from images.definition.spec import UNFILLED, Pin
 from images.errors import ImagesError
-from images.settings import Settings, read
+from images.settings import BuildSettings, read
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a"}
@@ -50,7 +50,7 @@ def pin(tree: Path, tmp_path: Path) -> Pin:
     git(repository, "commit", "--quiet", "--all", "--message=two")
     (repository / "src/main.c").write_text("int never;\n")
     found = Pin("tool", "1.0", str(repository), "0" * 64, commit=commit)
-    return replace(found, sha256=hashlib.sha256(packed(found, Settings())).hexdigest())
+    return replace(found, sha256=hashlib.sha256(packed(found, BuildSettings())).hexdigest())
 
 
 def test_a_repository_an_archive_and_a_directory_of_one_commit_are_one_file(
@@ -64,7 +64,7 @@ def test_a_repository_an_archive_and_a_directory_of_one_commit_are_one_file(
     os.utime(tree / "build.sh", (1, 1))
     (tree / "src/main.c").chmod(0o664)
     for number, address in enumerate((pin.url, bare, archive, tree)):
-        kept = fetch(replace(pin, url=str(address)), tmp_path / str(number), Settings())
+        kept = fetch(replace(pin, url=str(address)), tmp_path / str(number), BuildSettings())
         assert kept.name == "tool-1.0.tar" and hashlib.sha256(kept.read_bytes()).hexdigest() == pin.sha256
     with tarfile.open(kept) as made:
         entries = {entry.name: entry for entry in made}
@@ -86,7 +86,7 @@ def test_another_tree_is_refused_and_nothing_of_it_kept(pin: Pin, tree: Path, tm
         (tree / "link").unlink()
         (tree / "link").symlink_to("/etc/passwd")
     with pytest.raises(ImagesError, match="checksum mismatch") as caught:
-        fetch(replace(pin, url=str(tree)), tmp_path / "kept", Settings())
+        fetch(replace(pin, url=str(tree)), tmp_path / "kept", BuildSettings())
     assert "pins.tool" in str(caught.value)
     assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
 
@@ -94,7 +94,7 @@ def test_another_tree_is_refused_and_nothing_of_it_kept(pin: Pin, tree: Path, tm
 def test_a_repository_without_the_commit_is_told_with_the_way_out(pin: Pin, tmp_path: Path) -> None:
     for change in ({"commit": "1" * 40}, {"url": "/nothing/here"}, {"url": "--upload-pack=x"}):
         with pytest.raises(ImagesError, match="git has no commit") as caught:
-            fetch(replace(pin, **change), tmp_path / "kept", Settings())
+            fetch(replace(pin, **change), tmp_path / "kept", BuildSettings())
         assert "--set sources=tool=PATH" in str(caught.value.hint)
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_source_is_refused(pin: Pin, tree: Path, tmp_path: Path) -> N
     os.mkfifo(tree / "pipe")
     for address, why in ((broken, "cannot have the source"), (tree, "pipe is no file")):
         with pytest.raises(ImagesError, match=why):
-            fetch(replace(pin, url=str(address)), tmp_path / "kept", Settings())
+            fetch(replace(pin, url=str(address)), tmp_path / "kept", BuildSettings())
 
 
 def test_a_repository_s_own_settings_start_nothing_here(pin: Pin, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_repository_s_own_settings_start_nothing_here(pin: Pin, tmp_path: Path
     git(repository, "config", "filter.evil.smudge", f"touch {ran}")
     git(repository, "config", "tar.tar.command", f"touch {ran}")
     (repository / ".git/info/attributes").write_text("* filter=evil\n")
-    assert hashlib.sha256(packed(pin, Settings())).hexdigest() == pin.sha256
+    assert hashlib.sha256(packed(pin, BuildSettings())).hexdigest() == pin.sha256
     assert not ran.exists()
 
 
@@ -131,26 +131,28 @@ def test_a_source_of_the_sites_is_a_setting_and_a_typo_an_error() -> None:
     assert read({}, ["sources=pyxis=/a, enroot=/b"]).source_map == {"pyxis": "/a", "enroot": "/b"}
     with pytest.raises(ImagesError, match="'/a' is not NAME=PATH"):
         read({}, ["sources=/a"])
-    from images.archive.lock import Place
-    from images.definition.spec import Choice, SlurmSource
+    from images.archive.lock import LockContext
+    from images.definition.spec import BuildChoice, SlurmSource
     from images.make.pinned import pins
 
-    definition, choice = load(ROOT), Choice("debian", SlurmSource.PACKAGE, release="24.11")
-    place = Place(ROOT, definition, choice, Settings(sources="enrot=/b"))
+    definition, choice = load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
+    place = LockContext(ROOT, definition, choice, BuildSettings(sources="enrot=/b"))
     with pytest.raises(ImagesError, match="no source 'enrot'") as caught:
         pins(place)
     assert "enroot" in str(caught.value.hint)
-    place = Place(ROOT, definition, choice, Settings(sources="enroot=/b"))
+    place = LockContext(ROOT, definition, choice, BuildSettings(sources="enroot=/b"))
     shipped = definition.versions.pins["enroot"]
     assert pins(place)["enroot"] == replace(shipped, url="/b", setting="sources")
 
 
 def test_a_source_without_a_checksum_is_trusted_on_first_sight_as_any_file(pin: Pin, tmp_path: Path) -> None:
     from images.archive import trust
-    from images.archive.lock import Place
-    from images.definition.spec import Choice, SlurmSource
+    from images.archive.lock import LockContext
+    from images.definition.spec import BuildChoice, SlurmSource
 
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, release="24.11"), Settings())
+    place = LockContext(
+        tmp_path, load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, release="24.11"), BuildSettings()
+    )
     unfilled = replace(pin, sha256=UNFILLED)
     with pytest.raises(ImagesError, match="has no checksum yet"):
         fetch(unfilled, place.downloads, place.settings)
@@ -171,4 +173,4 @@ def test_an_archive_that_is_cut_or_has_a_name_too_long_is_a_sentence(pin: Pin, t
     (tree / ("d" * 150) / ("f" * 120)).touch()
     for given in (cut, tree):
         with pytest.raises(ImagesError, match="have the source of tool"):
-            packed(replace(pin, url=str(given)), Settings())
+            packed(replace(pin, url=str(given)), BuildSettings())

@@ -15,18 +15,18 @@ import pytest
 
 from images.archive import trust
 from images.archive.fetch import fetch
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.definition.load import load
-from images.definition.spec import UNFILLED, Choice, Definition, Pin, SlurmSource
+from images.definition.spec import UNFILLED, BuildChoice, Definition, Pin, SlurmSource
 from images.errors import ImagesError
-from images.settings import Settings
+from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-NVIDIA = Choice("nvidia", SlurmSource.SOURCE, release="26.05")
+NVIDIA = BuildChoice("nvidia", SlurmSource.SOURCE, release="26.05")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[LockContext]:
     """Yield the real definition, with each vendor file replaced by one on this machine."""
     definition = load(ROOT)
     (tmp_path / "images").mkdir()
@@ -36,18 +36,18 @@ def place(tmp_path: Path) -> Iterator[Place]:
         file = tmp_path / f"{name}.file"
         file.write_text(name)
         pins[name] = replace(pin, url=str(file))
-    yield Place(tmp_path, with_pins(definition, pins), NVIDIA, Settings(variant="nvidia"))
+    yield LockContext(tmp_path, with_pins(definition, pins), NVIDIA, BuildSettings(variant="nvidia"))
 
 
 def with_pins(definition: Definition, pins: dict[str, Pin]) -> Definition:
     return replace(definition, versions=replace(definition.versions, pins=pins))
 
 
-def text(place: Place) -> str:
+def text(place: LockContext) -> str:
     return (place.repository / "images/versions.yaml").read_text()
 
 
-def test_what_is_served_first_is_what_every_later_build_insists_on(place: Place) -> None:
+def test_what_is_served_first_is_what_every_later_build_insists_on(place: LockContext) -> None:
     before = text(place)
     pins = trust.unfilled(place, ["worker"])
     wanted = [pin.name for pin in pins]
@@ -72,18 +72,18 @@ def test_what_is_served_first_is_what_every_later_build_insists_on(place: Place)
         fetch(pin, place.repository / "elsewhere", place.settings)
 
 
-def load_versions(place: Place) -> dict[str, Pin]:
+def load_versions(place: LockContext) -> dict[str, Pin]:
     import yaml
 
     pins = yaml.safe_load(text(place))["pins"]
     return {name: Pin(name, str(pin["version"]), pin["url"], pin["sha256"]) for name, pin in pins.items()}
 
 
-def served(place: Place, found: dict[str, Pin]) -> dict[str, Pin]:
+def served(place: LockContext, found: dict[str, Pin]) -> dict[str, Pin]:
     return {name: replace(pin, url=place.definition.versions.pins[name].url) for name, pin in found.items()}
 
 
-def test_a_checksum_that_stands_there_is_never_written_over(place: Place) -> None:
+def test_a_checksum_that_stands_there_is_never_written_over(place: LockContext) -> None:
     assert "slurm" not in [pin.name for pin in trust.unfilled(place, ["slurm-build"])]
     pin = place.definition.versions.pins["slurm"]
     with pytest.raises(ImagesError, match="no line of its own says to-be-filled"):
@@ -100,7 +100,7 @@ def test_a_checksum_that_stands_there_is_never_written_over(place: Place) -> Non
         ("EMPTY", "it is empty"),
     ],
 )
-def test_what_cannot_be_trusted_leaves_everything_as_it_was(place: Place, url: str, why: str) -> None:
+def test_what_cannot_be_trusted_leaves_everything_as_it_was(place: LockContext, url: str, why: str) -> None:
     empty = place.repository / "empty"
     empty.touch()
     pins = dict(place.definition.versions.pins)
@@ -156,14 +156,14 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def test_a_host_that_leads_to_a_way_without_encryption_is_not_trusted_on_first_sight(
-    place: Place, hosts: Hosts
+    place: LockContext, hosts: Hosts
 ) -> None:
     """Refuse redirects to plain HTTP for a file that has no checksum yet.
 
     With a checksum they are allowed, because a changed file would be detected.
     """
     wanted = hashlib.sha256(b"a file").hexdigest()
-    settings = Settings(ca_certificates=str(hosts.certificate))
+    settings = BuildSettings(ca_certificates=str(hosts.certificate))
     here = replace(place, settings=settings)
     assert trust.seen(Pin("hpcx", "1", f"{hosts.url('https')}/https", UNFILLED), here) == wanted
     away = Pin("hpcx", "1", f"{hosts.url('https')}/http", UNFILLED)

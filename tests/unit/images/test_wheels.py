@@ -18,17 +18,17 @@ import pytest
 
 from images.archive import unpack as unpacking
 from images.archive import wheels
-from images.archive.lock import Place
+from images.archive.lock import LockContext
 from images.archive.unpack import unpack
-from images.archive.wheels import Locked, Wheel
+from images.archive.wheels import LockedWheels, Wheel
 from images.cli import session
 from images.definition.load import load
-from images.definition.spec import Choice, Cuda, EntryKind, SlurmSource
+from images.definition.spec import BuildChoice, Cuda, EntryKind, SlurmSource
 from images.errors import ImagesError
 from images.make import toolkit
 from images.make.content import Entry
 from images.make.sbom import listed, purl
-from images.settings import Settings
+from images.settings import BuildSettings
 from tests.support.wheel_files import FILES, TAGS, index, locked_wheel, made
 
 # The fixtures that this module's tests ask for.
@@ -42,7 +42,7 @@ CUDA = Cuda("13.5", "580", {"runtime": ("nvidia-cuda-runtime==13.5.*",)})
 
 def test_every_architecture_is_locked_whichever_machine_asks(index: Path) -> None:
     paths = {arch: made(index, tag=tag) for arch, tag in TAGS.items()}
-    found = wheels.resolve(CUDA, Settings())
+    found = wheels.resolve(CUDA, BuildSettings())
     assert {(w.group, w.wanted, w.arch, w.file, w.sha256) for w in found.wheels} == {
         ("runtime", "nvidia-cuda-runtime==13.5.1", arch, path.name, hashlib.sha256(path.read_bytes()).hexdigest())
         for arch, path in paths.items()
@@ -58,7 +58,7 @@ def test_all_architectures_get_one_version(index: Path) -> None:
     made(index, tag=TAGS["arm64"])
     made(index, tag=TAGS["amd64"], version="13.5.2")
     with pytest.raises(ImagesError, match=r"nvidia-cuda-runtime==13\.5\.2 has no wheel for arm64"):
-        wheels.resolve(CUDA, Settings())
+        wheels.resolve(CUDA, BuildSettings())
 
 
 def test_an_index_that_knows_no_sha256_is_a_sentence(
@@ -74,13 +74,13 @@ def test_an_index_that_knows_no_sha256_is_a_sentence(
     page.write_text(f'<html><body><a href="{path.as_uri()}#md5={digest}">{path.name}</a></body></html>')
     monkeypatch.setenv("PIP_FIND_LINKS", str(page))
     with pytest.raises(ImagesError, match=f"the index says md5 of {path.name}, and no SHA-256"):
-        wheels.resolve(CUDA, Settings())
+        wheels.resolve(CUDA, BuildSettings())
 
 
 def test_a_platform_without_a_wheel_is_a_sentence(index: Path) -> None:
     made(index)
     with pytest.raises(ImagesError) as error:
-        wheels.resolve(CUDA, Settings())
+        wheels.resolve(CUDA, BuildSettings())
     assert str(error.value).startswith("cannot resolve the wheels: nvidia-cuda-runtime==13.5.1 has no wheel for arm64")
 
 
@@ -88,27 +88,27 @@ def test_a_platform_without_a_wheel_is_a_sentence(index: Path) -> None:
 def test_a_wheel_for_another_c_library_is_not_taken(index: Path, tag: str) -> None:
     made(index, tag=tag)
     with pytest.raises(ImagesError, match="has no wheel for amd64"):
-        wheels.resolve(CUDA, Settings())
+        wheels.resolve(CUDA, BuildSettings())
 
 
 def test_a_wheel_is_fetched_once_and_kept_by_its_checksum(index: Path, tmp_path: Path) -> None:
     wheel = locked_wheel(made(index))
-    kept = wheels.fetch(wheel, tmp_path / "downloads", Settings())
+    kept = wheels.fetch(wheel, tmp_path / "downloads", BuildSettings())
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == wheel.sha256
     (index / wheel.file).unlink()
-    assert wheels.fetch(wheel, tmp_path / "downloads", Settings()) == kept
+    assert wheels.fetch(wheel, tmp_path / "downloads", BuildSettings()) == kept
 
 
 def test_a_wheel_of_the_other_architecture_is_fetched_here_as_well(index: Path, tmp_path: Path) -> None:
     wheel = locked_wheel(made(index, tag=TAGS["arm64"]), arch="arm64")
-    assert wheels.fetch(wheel, tmp_path / "downloads", Settings()).name == wheel.file
+    assert wheels.fetch(wheel, tmp_path / "downloads", BuildSettings()).name == wheel.file
 
 
 def test_a_changed_hash_is_a_sentence_and_leaves_nothing(index: Path, tmp_path: Path) -> None:
     wheel = locked_wheel(made(index))
     made(index, files={**FILES, "nvidia/cu13/lib/libcudart.so.13": b"another library"})
     with pytest.raises(ImagesError) as error:
-        wheels.fetch(wheel, tmp_path / "downloads", Settings())
+        wheels.fetch(wheel, tmp_path / "downloads", BuildSettings())
     changed = hashlib.sha256((index / wheel.file).read_bytes()).hexdigest()
     assert f"its hash changed: {wheel.file} is locked as {wheel.sha256}, found {changed}" in str(error.value)
     assert not [path for path in (tmp_path / "downloads").rglob("*") if path.is_file()]
@@ -117,15 +117,17 @@ def test_a_changed_hash_is_a_sentence_and_leaves_nothing(index: Path, tmp_path: 
 def test_a_wheel_that_is_gone_is_a_sentence(index: Path, tmp_path: Path) -> None:
     wheel = locked_wheel(made(tmp_path / "elsewhere"))
     with pytest.raises(ImagesError, match=r"cannot fetch nvidia-cuda-runtime==13\.5\.1: there is no such wheel"):
-        wheels.fetch(wheel, tmp_path / "downloads", Settings())
+        wheels.fetch(wheel, tmp_path / "downloads", BuildSettings())
 
 
 def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> None:
     for tag in TAGS.values():
         made(index, tag=tag)
     definition = load(ROOT)
-    place = Place(tmp_path, definition, Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
-    found = wheels.resolve(CUDA, Settings())
+    place = LockContext(
+        tmp_path, definition, BuildChoice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), BuildSettings()
+    )
+    found = wheels.resolve(CUDA, BuildSettings())
     wheels.write(place, CUDA, found)
     text = wheels.lock_file(place, CUDA).read_text()
     assert "://" not in text and wheels.read(place, CUDA) == found
@@ -137,26 +139,26 @@ def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> LockContext:
     """Return a repository with a CUDA of one wheel, and an empty lock."""
     definition = load(ROOT)
     versions = replace(definition.versions, cuda={"13.5": CUDA})
-    choice = Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11")
-    return Place(tmp_path, replace(definition, versions=versions), choice, Settings())
+    choice = BuildChoice("debian", SlurmSource.PACKAGE, "13.5", "24.11")
+    return LockContext(tmp_path, replace(definition, versions=versions), choice, BuildSettings())
 
 
 @pytest.fixture
-def locked(index: Path, place: Place) -> Locked:
+def locked(index: Path, place: LockContext) -> LockedWheels:
     wheels_of = [locked_wheel(made(index, tag=tag), arch=arch) for arch, tag in TAGS.items()]
-    found = Locked("13.5", dict(CUDA.wheels), tuple(wheels_of))
+    found = LockedWheels("13.5", dict(CUDA.wheels), tuple(wheels_of))
     wheels.write(place, CUDA, found)
     return found
 
 
 def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
-    index: Path, locked: Locked, place: Place
+    index: Path, locked: LockedWheels, place: LockContext
 ) -> None:
-    assert session.look_at_wheels(place, ["cuda"]) == session.Seen()
+    assert session.look_at_wheels(place, ["cuda"]) == session.IndexDifferences()
     before = wheels.lock_file(place, CUDA).read_bytes()
     was, gone = locked.wheels
     # One locked wheel has changed and one is gone, which are errors; a newer version is listed apart and is no error.
@@ -177,7 +179,7 @@ def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
 
 
 def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
-    index: Path, locked: Locked, place: Place
+    index: Path, locked: LockedWheels, place: LockContext
 ) -> None:
     made(index, version="13.5.2")
     (text,) = session.look_at_wheels(place, ["cuda"]).newer
@@ -185,7 +187,7 @@ def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
 
 
 def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
-    locked: Locked, place: Place, monkeypatch: pytest.MonkeyPatch
+    locked: LockedWheels, place: LockContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/nowhere/pip.conf")
     monkeypatch.setenv("PIP_TIMEOUT", "no number")
@@ -197,7 +199,9 @@ def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
     "text", ["{", "[]", '{"format": 1}', '{"format": 1, "cuda": "13.5", "request": [], "wheels": [{}]}']
 )
 def test_a_damaged_lock_is_told_with_its_file(tmp_path: Path, text: str) -> None:
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
+    place = LockContext(
+        tmp_path, load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), BuildSettings()
+    )
     wheels.lock_file(place, CUDA).parent.mkdir(parents=True)
     wheels.lock_file(place, CUDA).write_text(text)
     with pytest.raises(ImagesError, match=r"damaged: .*images/lock/wheels/cuda-13\.5\.json"):
@@ -299,8 +303,10 @@ def test_what_a_reader_of_its_own_stumbles_on_is_a_sentence_too(tmp_path: Path, 
 
 def laid(tmp_path: Path, index: Path, *, libraries: bool, devel: bool) -> dict[str, Entry]:
     wheel = locked_wheel(made(index))
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
-    wanted = toolkit.Asked("13.5", (wheel,) if libraries else (), (wheel,) if devel else ())
+    place = LockContext(
+        tmp_path, load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), BuildSettings()
+    )
+    wanted = toolkit.ToolkitWheels("13.5", (wheel,) if libraries else (), (wheel,) if devel else ())
     kept = tmp_path / "kept"
     kept.mkdir()
     return {entry.path: entry for entry in toolkit.entries(wanted, place, kept)}
@@ -336,14 +342,16 @@ def test_what_compiling_needs_is_the_rest(index: Path, tmp_path: Path) -> None:
 def test_a_file_outside_the_vendors_tree_is_refused(index: Path, tmp_path: Path) -> None:
     made(index, files={**FILES, "sitecustomize.py": b"import os"})
     wheel = locked_wheel(index / f"nvidia_cuda_runtime-13.5.1-py3-none-{TAGS['amd64']}.whl")
-    place = Place(tmp_path, load(ROOT), Choice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), Settings())
+    place = LockContext(
+        tmp_path, load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, "13.5", "24.11"), BuildSettings()
+    )
     with pytest.raises(ImagesError, match=r"sitecustomize\.py is neither the vendor's nor about the wheel"):
-        list(toolkit.entries(toolkit.Asked("13.5", (wheel,)), place, tmp_path))
+        list(toolkit.entries(toolkit.ToolkitWheels("13.5", (wheel,)), place, tmp_path))
 
 
-def asked(layer: str, cuda: str, below: tuple[str, ...] = ()) -> toolkit.Asked:
+def asked(layer: str, cuda: str, below: tuple[str, ...] = ()) -> toolkit.ToolkitWheels:
     definition = load(ROOT)
-    place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda, "24.11"), Settings())
+    place = LockContext(ROOT, definition, BuildChoice("debian", SlurmSource.PACKAGE, cuda, "24.11"), BuildSettings())
     return toolkit.asked(place, definition.layers[layer], [definition.layers[name] for name in below])
 
 
@@ -355,7 +363,7 @@ def test_the_devel_layers_bring_the_libraries_where_none_below_does() -> None:
 
 
 def test_the_distributions_own_cuda_takes_no_wheels() -> None:
-    assert asked("cuda", "package") == toolkit.Asked()
+    assert asked("cuda", "package") == toolkit.ToolkitWheels()
 
 
 def test_a_cuda_without_a_compiler_says_so() -> None:
@@ -364,7 +372,7 @@ def test_a_cuda_without_a_compiler_says_so() -> None:
         asked("worker-devel", "12.9", ("cuda", "nccl"))
 
 
-def test_wheels_that_were_never_resolved_are_a_sentence(place: Place) -> None:
+def test_wheels_that_were_never_resolved_are_a_sentence(place: LockContext) -> None:
     with pytest.raises(ImagesError) as error:
         toolkit.asked(place, place.definition.layers["cuda"], [])
     assert str(error.value).startswith(
@@ -373,7 +381,7 @@ def test_wheels_that_were_never_resolved_are_a_sentence(place: Place) -> None:
 
 
 def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
-    locked: Locked, place: Place, monkeypatch: pytest.MonkeyPatch
+    locked: LockedWheels, place: LockContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = replace(place, choice=replace(place.choice, arch="riscv64"))
     with pytest.raises(ImagesError) as error:
@@ -383,7 +391,7 @@ def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
     )
 
 
-def test_a_cuda_without_a_group_that_a_layer_takes_is_a_sentence(locked: Locked, place: Place) -> None:
+def test_a_cuda_without_a_group_that_a_layer_takes_is_a_sentence(locked: LockedWheels, place: LockContext) -> None:
     with pytest.raises(ImagesError) as error:
         toolkit.asked(place, place.definition.layers["nccl"], [place.definition.layers["cuda"]])
     assert "cannot build layer:nccl: CUDA 13.5 has no wheels 'nccl'" in str(error.value)
@@ -401,9 +409,11 @@ def test_the_locks_are_of_what_the_definition_asks() -> None:
     """Locks cover every CUDA of versions.yaml and each architecture, at versions that the requirements allow."""
     definition = load(ROOT)
     for cuda in definition.versions.cuda.values():
-        place = Place(ROOT, definition, Choice("debian", SlurmSource.PACKAGE, cuda.name, "24.11"), Settings())
+        place = LockContext(
+            ROOT, definition, BuildChoice("debian", SlurmSource.PACKAGE, cuda.name, "24.11"), BuildSettings()
+        )
         locked = wheels.read(place, cuda)
-        assert isinstance(locked, Locked) and dict(locked.request) == dict(cuda.wheels), cuda.name
+        assert isinstance(locked, LockedWheels) and dict(locked.request) == dict(cuda.wheels), cuda.name
         asked_for = {item.partition("==")[0] for group in cuda.wheels.values() for item in group}
         for arch in wheels.MACHINES:
             assert {wheel.name for wheel in locked.wheels if wheel.arch == arch} == asked_for, (cuda.name, arch)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gitsync import report
-from gitsync.settings import Settings
-from gitsync.state import Published, Quarantine, State
+from gitsync.settings import GitsyncSettings
+from gitsync.state import GitsyncState, Published, Quarantine
 from health import tell as health_tell
 from health.verdict import Class, Result, Verdict
 from init.view import handed
 
 COMMIT = "9c01" * 10
-STATE = State(
+STATE = GitsyncState(
     published=Published(COMMIT, 1.5, ref="branch main", signer="alice@example.org (ED25519 key x)", committed=1.0),
     quarantine=Quarantine("o", "c", "check", "gave up after password hunter2", 2.0, ""),
     failures=3, refused_total=4, published_total=5, durations={"fetch": 0.25}, last_error="password hunter2 refused",
@@ -45,7 +45,7 @@ def verdict(check: str, result: Result) -> Verdict:
 
 
 def test_gitsyncs_own_file_is_valid_and_without_a_word() -> None:
-    lines = handed.open_metrics(report.metrics(STATE, Settings(), time.time()), "minivm_gitsync_")
+    lines = handed.open_metrics(report.metrics(STATE, GitsyncSettings(), time.time()), "minivm_gitsync_")
     found = samples(lines)
     assert found["minivm_gitsync_refused_total", ()] == 4 and found["minivm_gitsync_failures", ()] == 3
     info = (("commit", COMMIT), ("ref", "branch main"), ("ring", "rest"))

@@ -19,7 +19,7 @@ from fleet import crd
 from fleet.decide.machines import hosts
 from fleet.decide.remediation import evidence
 from fleet.world.deep_check import deep_result as fleet_deep
-from fleet.world.kubernetes import Kubernetes, Node
+from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.kubernetes import parse_pod as read_pod
 from fleet.world.snapshot import Worker
 from ground.files import write_json
@@ -293,7 +293,7 @@ def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     """The fleet parses the condition that the pod writes; the two share no code."""
     told = page.gpu_condition(conditions.gpu_uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")))
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
-    here = Kubernetes({"n1": Node("n1", "u")}, {"w1": read_pod(item)})
+    here = KubernetesView({"n1": KubeNode("n1", "u")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     assert place.said == {ONE}
 
@@ -412,7 +412,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     health_deep.write(tmp_path / "said.json", health_deep.word(found, [], "b1", {"dcgm_diag"}))
     told = page.deep_condition(page.read_deep(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
-    here = Kubernetes({"n1": Node("n1", "u", boot="b1")}, {"w1": read_pod(item)})
+    here = KubernetesView({"n1": KubeNode("n1", "u", boot="b1")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     answer = fleet_deep(place.workers, "b1")
     assert answer.passed is passed
