@@ -25,8 +25,8 @@ from images.cli.publish import opened as session
 from images.errors import ImagesError, nearest
 
 if TYPE_CHECKING:
-    from images.cli.planned import BuildResult
     from images.cli.session import Session
+    from images.make.plan import BuildResult
 
 REPOSITORY = Path(__file__).resolve().parent
 
@@ -273,19 +273,19 @@ def ensure_engine() -> None:
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
-    from images.cli import renew
+    from images.cli import aid
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
     if cleared := opened.clear():
         before.log(f"removed {cleared} containers of interrupted builds")
     with opened.caching():
-        renew.if_stale(opened, names, when_vanished, before)
+        aid.if_stale(opened, names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())
         todo = [item.image for item in planned if not item.present]
         if todo:
             opened.check_architecture(todo)
-        if todo and renew.if_gone(opened, todo, names, when_vanished, before):
+        if todo and aid.if_gone(opened, todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
         if todo:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cluster.local import LocalCluster
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.values import Options
 from images.engine.docker import DockerEngine
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import fleet_nodes
-from bench.fleet_running import LEASE, FleetProcess
+from bench.fleet_nodes import LEASE, FleetProcess
 from fleet import reasons
 from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local import LocalCluster
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.values import AUTHS, USERS, Options
 from images.engine.docker import DockerEngine
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.cluster import ssh
 from cluster.local import LocalCluster
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.values import Options
 from images.engine.docker import DockerEngine
 

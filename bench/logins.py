@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.cluster import ssh
 from cluster.local import LocalCluster
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.values import Options
 from images.engine.docker import DockerEngine
 

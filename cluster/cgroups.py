@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.rendered.objects import PodSpec
+from cluster.rendered.manifests import PodSpec
 
 # The value of the chart's runtimeClassName here.
 RUNTIME_CLASS = "cgroup-writable"

@@ -8,9 +8,8 @@ from typing import Any
 from cluster import publish
 from cluster.errors import ClusterError
 from cluster.pods import LABEL, Kubelet
-from cluster.rendered import objects
-from cluster.rendered.manifests import Manifests
-from cluster.rendered.objects import PodSpec, VolumeMount, VolumeSource
+from cluster.rendered import manifests
+from cluster.rendered.manifests import Manifests, PodSpec, VolumeMount, VolumeSource
 
 DIRECTORIES = ("services.d", "supervisor.d")
 PATIENCE = 60
@@ -49,7 +48,7 @@ def ask(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], known: Manife
         binds.append({"Type": "bind", "Source": str(directory), "Target": mount.path, "ReadOnly": True})
     api = kubelet.api
     host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")
-    env = objects.resolve_env(pod, address="127.0.0.1", node="this-machine")
+    env = manifests.resolve_env(pod, address="127.0.0.1", node="this-machine")
     labels = {LABEL: f"{kubelet.cluster}-check"}
     container = api.create_container(
         pod.image, ["check"], entrypoint=["/usr/bin/minivm"], environment=env, host_config=host, labels=labels

@@ -13,16 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import cgroups, drop_ins, keys, names, ports, readiness, report, slurm_conf, values
-from cluster.change import pinning, plan, stakes
+from cluster import cgroups, drop_ins, keys, names, readiness, report, slurm_conf, values
+from cluster.change import pinning, plan
 from cluster.change.pinning import ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
-from cluster.rendered import manifests, objects, tags
-from cluster.rendered.manifests import Manifests
-from cluster.rendered.objects import PodSpec
+from cluster.rendered import manifests, tags
+from cluster.rendered.manifests import Manifests, PodSpec
 from cluster.rendered.render import render
 from cluster.report import Row, Stages
 from cluster.values import NAMESPACE, RELEASE, Options
@@ -138,7 +137,7 @@ class LocalCluster:
         controllers = [
             self.slurm_in(item.image)
             for name, item in there.items()
-            if item.role == "controller" or name == stakes.CONTROLLER
+            if item.role == "controller" or name == plan.CONTROLLER
         ]
         return Pins({**seen, **kept.images}, max([kept.state, *controllers]))
 
@@ -213,7 +212,7 @@ class LocalCluster:
 
     def with_this_machine(self, asked: int, there: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
-        port = ports.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
+        port = names.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
         if asked not in (0, port):
             self.log(f"port {asked} of 127.0.0.1 is taken, using {port}")
         no_cgroups = self.no_cgroups()
@@ -311,12 +310,12 @@ class LocalCluster:
             return Stake()
         try:
             if current.role == "worker":
-                waiting = stakes.waiting_for(self.run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
-                return Stake(jobs=stakes.running_on(self.run_slurm, step.pod), waiting=waiting)
+                waiting = plan.waiting_for(self.run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
+                return Stake(jobs=plan.running_on(self.run_slurm, step.pod), waiting=waiting)
             if current.role == "login":
-                sessions = stakes.sessions(self.exec, step.pod)
-                return Stake(jobs=stakes.begun_on(self.run_slurm, step.pod), sessions=sessions)
-        except (ClusterError, stakes.NoAnswer, OSError) as error:
+                sessions = plan.sessions(self.exec, step.pod)
+                return Stake(jobs=plan.begun_on(self.run_slurm, step.pod), sessions=sessions)
+        except (ClusterError, plan.NoAnswer, OSError) as error:
             return Stake(unknown=one_line(str(error)))
         return Stake()
 
@@ -408,13 +407,13 @@ class LocalCluster:
             start.result()
 
     def launch(self, pod: PodSpec, known: Manifests, assigned: Mapping[str, str]) -> None:
-        names, address = objects.aliases(pod, known.services), assigned[pod.name]
+        names, address = manifests.aliases(pod, known.services), assigned[pod.name]
         addresses = self.moving_addresses(known) | {
             service.name: assigned[behind]
-            for behind, service in objects.stable_services(known.pods, known.services).items()
+            for behind, service in manifests.stable_services(known.pods, known.services).items()
         }
         hosts = {
-            name: addresses[service] for service in addresses for name in objects.host_names(service, pod.namespace)
+            name: addresses[service] for service in addresses for name in manifests.host_names(service, pod.namespace)
         }
         described = self.describe(pod, known)
         made = self.kubelet.create(pod, known, address=address, described=described, aliases=names, hosts=hosts)
@@ -428,20 +427,20 @@ class LocalCluster:
     def service_addresses(self, known: Manifests) -> dict[str, str]:
         """Map every Service with an address of its own to it."""
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
-        kept = objects.stable_services(known.pods, known.services).values()
-        moving = objects.moving_services(known.services)
+        kept = manifests.stable_services(known.pods, known.services).values()
+        moving = manifests.moving_services(known.services)
         return of_services(subnet, {service.name for service in (*kept, *moving)})
 
     def kept_addresses(self, known: Manifests) -> dict[str, str]:
         """Map pods to the address of the Service in front of them, which outlives the pod."""
         by_service = self.service_addresses(known)
-        kept = objects.stable_services(known.pods, known.services)
+        kept = manifests.stable_services(known.pods, known.services)
         return {pod: by_service[service.name] for pod, service in kept.items()}
 
     def moving_addresses(self, known: Manifests) -> dict[str, str]:
         """Map Services to the address that the active one of several pods takes."""
         by_service = self.service_addresses(known)
-        return {service.name: by_service[service.name] for service in objects.moving_services(known.services)}
+        return {service.name: by_service[service.name] for service in manifests.moving_services(known.services)}
 
     def new_addresses(self, count: int, kept: Iterable[str] = ()) -> list[str]:
         """Return addresses that no pod has and the last pods did not have, so that no peer relies on an old one."""

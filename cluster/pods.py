@@ -14,9 +14,8 @@ from typing import Any
 
 from cluster import cgroups, publish
 from cluster.errors import ClusterError
-from cluster.rendered import objects
-from cluster.rendered.manifests import CONTAINERS, Manifests
-from cluster.rendered.objects import MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
+from cluster.rendered import manifests
+from cluster.rendered.manifests import CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
 from cluster.rendered.render import CHART
 from ground.files import read_json
 
@@ -71,7 +70,7 @@ def fingerprint(described: Mapping[str, Any]) -> str:
 
 def published(pod: PodSpec, known: Manifests) -> dict[int, int]:
     """Map the pod's published ports to ports of this machine."""
-    services = [service for service in known.services if service.node_port and objects.selects(service, pod)]
+    services = [service for service in known.services if service.node_port and manifests.selects(service, pod)]
     return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
 
 
@@ -237,7 +236,7 @@ class Kubelet:
         termination = self.termination_log(pod.name)
         termination.write_text("")
         publish.write_private(self.description_file(pod.name), json.dumps(described).encode())
-        shm = objects.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        shm = manifests.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
         own_cgroups = cgroups.wanted(pod)
@@ -264,7 +263,7 @@ class Kubelet:
             image=pod.image,
             name=f"minivm-{self.cluster}-{pod.name}",
             hostname=pod.name,
-            environment=objects.resolve_env(pod, address=address, node="this-machine"),
+            environment=manifests.resolve_env(pod, address=address, node="this-machine"),
             labels={
                 LABEL: self.cluster,
                 POD_LABEL: pod.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.pods import CORRECT, RunningPod
-from cluster.rendered.objects import PodSpec
+from cluster.rendered.manifests import PodSpec
 
 TIMEOUT = 2.0
 STATUS = "/status"

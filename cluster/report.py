@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.pods import RunningPod
 from cluster.readiness import Readiness
-from cluster.rendered.objects import PodSpec
+from cluster.rendered.manifests import PodSpec
 from images.pins import EngineImage
 
 

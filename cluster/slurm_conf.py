@@ -12,8 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from cluster.errors import ClusterError
 from cluster.pods import CORRECT, Kubelet, RunningPod
 from cluster.publish import published
-from cluster.rendered.manifests import Manifests
-from cluster.rendered.objects import VolumeSource
+from cluster.rendered.manifests import Manifests, VolumeSource
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"

@@ -23,7 +23,7 @@ from fleet.decide.topology import blocks, conf
 from fleet.errors import FleetError
 from fleet.policy import STATE, Topology
 from fleet.reconciler import Reconciler
-from fleet.report.messages import in_words
+from fleet.report.events import in_words
 from fleet.report.status import in_slurm, lines, worker_
 from fleet.settings import from_environment
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, parse_pod

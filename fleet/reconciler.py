@@ -41,8 +41,7 @@ from fleet.decide.decide import MANY, Decision
 from fleet.decide.memory import FleetMemory
 from fleet.errors import FleetError
 from fleet.policy import Policy, read_policy
-from fleet.report.events import EventRateLimit, events
-from fleet.report.messages import in_words
+from fleet.report.events import EventRateLimit, events, in_words
 from fleet.report.stats import LoopStats, name_of, stats_pages
 from fleet.report.status import Report, report
 from fleet.report.web import PageServer, PageSource

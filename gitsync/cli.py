@@ -14,9 +14,8 @@ import click
 from gitsync import report
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO, is_commit
-from gitsync.pin import read_pin
 from gitsync.settings import GitsyncSettings
-from gitsync.state import GitsyncState, load_state
+from gitsync.state import GitsyncState, load_state, read_pin
 from gitsync.tree import publish
 from ground.errors import nearest
 from ground.version import VERSION
@@ -134,8 +133,7 @@ def loop() -> None:
 def status(as_json: bool) -> None:
     """Show what is published, since when, and what is wrong. Exit 1 if something is wrong."""
     from gitsync import report
-    from gitsync.pin import read_pin
-    from gitsync.state import load_state
+    from gitsync.state import load_state, read_pin
     from gitsync.tree import publish
 
     settings = _settings()
@@ -165,7 +163,7 @@ def _ago(at: float) -> str:
 
 
 def _lines(settings: GitsyncSettings, state: GitsyncState, live: str | None) -> list[tuple[str, str]]:
-    from gitsync.pin import read_pin
+    from gitsync.state import read_pin
 
     lines = [("current", live or "nothing")]
     published = state.published
@@ -220,7 +218,7 @@ def pin(commit: str) -> None:
     """Stay on COMMIT, wherever the ref moves, until `gitsync unpin`."""
     from gitsync.cycle.run import run_cycle
     from gitsync.cycle.wake import poke
-    from gitsync.pin import write_pin
+    from gitsync.state import write_pin
 
     settings = _settings()
     full = full_commit(settings, commit)

@@ -1,4 +1,4 @@
-"""State that gitsync keeps between cycles: one JSON file, replaced atomically.
+"""State that gitsync keeps between cycles, and the pin file: one JSON file, replaced atomically.
 
 The `current` link alone decides what is published; losing the state file costs history, never the tree.
 """
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gitsync.layout import ZERO, Layout, is_commit
 from ground.files import write_whole
 
 HISTORY = 10
@@ -158,3 +159,17 @@ def load_state(path: Path) -> GitsyncState:
 
 def save_state(path: Path, state: GitsyncState) -> None:
     write_whole(path, to_json(state))
+
+
+# The pin file: a person's request that the node stays on one commit until the file is removed.
+def read_pin(layout: Layout) -> str | None:
+    """Return the pinned commit or `zero`; None without a pin, or when the file is damaged."""
+    try:
+        commit = json.loads(layout.pin.read_text())["commit"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return commit if isinstance(commit, str) and (is_commit(commit) or commit == ZERO) else None
+
+
+def write_pin(layout: Layout, commit: str, now: float) -> None:
+    write_whole(layout.pin, json.dumps({"commit": commit, "at": now}) + "\n")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.errors import ClusterError
-from cluster.rendered.objects import PodSpec
+from cluster.rendered.manifests import PodSpec
 from cluster.rendered.tags import MORE_ROLES
 from images.pins import EngineImage, release
 

@@ -37,9 +37,9 @@ from fleet.decide.machines import (
 from fleet.decide.memory import RefusedChange
 from fleet.decide.remediation import RemedyTurn, disproved, evidence, has_booted, in_treatment
 from fleet.policy import Machines, Policy
-from fleet.world.deep_check import deep_result
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import Machine, MachineStatus
+from fleet.world.pod_page import deep_result
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 

@@ -12,9 +12,9 @@ from fleet.decide.actions import Annotate, CallHook, StartJob, Withdraw
 from fleet.decide.causes import silent_for
 from fleet.decide.machines import DrainVerdict, Host, add, count, parse_verdict
 from fleet.policy import Machines, Treatment
-from fleet.world.deep_check import DeepResult, deep_result
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy
+from fleet.world.pod_page import DeepResult, deep_result
 from fleet.world.slurm import SlurmView
 
 # The prefix in a machine's history of a deep check that disproved a remedy, and the entries that end its effect.

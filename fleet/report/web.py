@@ -27,7 +27,7 @@ from fleet.decide.machines import line
 from fleet.decide.memory import FleetMemory
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.report.messages import in_words
+from fleet.report.events import in_words
 from fleet.report.status import Report, budgets, pools, unknown, worker_
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.machine import Machine, MachineStatus, machine_status_json

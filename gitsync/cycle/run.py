@@ -10,19 +10,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gitsync import report
-from gitsync.cycle.context import Cycle
-from gitsync.cycle.quarantine import is_quarantined, leave_alone, refuse
-from gitsync.cycle.ring import forward_reports, is_my_turn
+from gitsync.cycle.context import Cycle, forward_reports, is_my_turn, is_quarantined, leave_alone, refuse
 from gitsync.cycle.take import take
 from gitsync.errors import Damaged, GitsyncError, RefusedCommit, TooLarge
 from gitsync.layout import ZERO
-from gitsync.pin import read_pin
 from gitsync.repo import transfer
 from gitsync.repo.listing import Tip
 from gitsync.repo.lock import held
 from gitsync.settings import GitsyncSettings, Ref, RefKind
-from gitsync.state import Candidate, GitsyncState, Published, load_state
-from gitsync.tree import disk, publish
+from gitsync.state import Candidate, GitsyncState, Published, load_state, read_pin
+from gitsync.tree import publish
 from gitsync.tree.write import damage, write_tree
 
 if TYPE_CHECKING:
@@ -192,7 +189,7 @@ def _attempt(cycle: Cycle, look: bool) -> None:
     except Damaged as error:
         # The repository is only a cache of the server's: start again with a new one.
         cycle.log.append(f"fetching into a new repository: {error}")
-        disk.remove(cycle.settings.layout.repository)
+        publish.remove(cycle.settings.layout.repository)
         advance(cycle, look)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gitsync.cycle.context import Cycle
-from gitsync.cycle.quarantine import refuse
-from gitsync.cycle.ring import report_to_ring
+from gitsync.cycle.context import Cycle, refuse, report_to_ring
 from gitsync.errors import RefusedCommit, Stalled
 from gitsync.layout import ZERO
 from gitsync.repo import transfer

@@ -14,10 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gitsync.addresses import content_length, split_address
 from gitsync.cycle.wake import poke
 from gitsync.rings.signing import authentic, read_secret
-from gitsync.settings import GitsyncSettings
+from gitsync.settings import GitsyncSettings, content_length, split_address
 
 LARGEST = 5 << 20
 # The time for one request, however slowly its bytes come, and how many are read at a time: the oldest is closed for a

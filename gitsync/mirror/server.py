@@ -31,14 +31,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gitsync import report
-from gitsync.addresses import content_length, split_address
 from gitsync.errors import GitsyncError
 from gitsync.mirror.update import KEEP, inside
 from gitsync.repo import child
 from gitsync.rings.board import Board
 from gitsync.rings.signing import authentic, read_secret
 from gitsync.schedule import next_delay
-from gitsync.settings import GitsyncSettings
+from gitsync.settings import GitsyncSettings, content_length, split_address
 from gitsync.state import load_state
 from gitsync.tree import publish
 from ground.sockets import notify

@@ -3,15 +3,76 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gitsync.errors import GitsyncError
 from gitsync.layout import UNFINISHED, ZERO, Layout, commit_of_link, is_commit
-from gitsync.tree import disk
 from gitsync.tree.write import Written
 from ground.files import locked
+
+# File system operations on trees: sync to disk, exchange atomically, remove.
+# Up to this many new files are synced one by one; more are synced with the whole file system.
+MAX_SINGLE_SYNCS = 64
+RENAME_EXCHANGE = 2
+AT_FDCWD = -100
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def sync_tree(path: Path, fresh: Sequence[str]) -> None:
+    """Sync a tree to disk: its new files (`fresh`, paths inside the tree) and every directory.
+
+    Few files are synced one by one: syncing the file system would also wait for what jobs wrote to it. For many files
+    that single call is faster.
+    """
+    if len(fresh) > MAX_SINGLE_SYNCS:
+        sync_file_system(path)
+        return
+    for name in fresh:
+        _fsync(f"{path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+    for base, _, _ in os.walk(path):
+        sync_directory(Path(base))
+
+
+def _fsync(path: str | Path, flags: int) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file_system(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(fd)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two directories atomically: replaces a damaged tree while readers use it."""
+    if _libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise GitsyncError("replace a damaged tree", os.strerror(number), file=other)
+
+
+def remove(path: Path) -> None:
+    """Remove a tree, read-only files included. The next cycle tries again for what cannot be removed now."""
+    if path.is_symlink() or path.is_file():
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def unfinished(near: Path, what: str) -> Path:
@@ -26,7 +87,7 @@ def beginning(layout: Layout) -> Iterator[Path]:
         yield target
     finally:
         if target.exists():
-            disk.remove(target)
+            remove(target)
 
 
 def prepare(layout: Layout) -> None:
@@ -53,7 +114,7 @@ def heal(layout: Layout) -> list[str]:
     for directory in (layout.root, layout.trees, layout.leases):
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED):
-                disk.remove(path)
+                remove(path)
                 actions.append(f"removed {path.name}")
     for path in layout.root.glob(".*.json.*"):
         path.unlink(missing_ok=True)
@@ -81,16 +142,16 @@ def current(layout: Layout) -> str | None:
 
 def name_tree(layout: Layout, finished: Path, commit: str, written: Written) -> None:
     """Sync `finished` to disk, then rename it to trees/<commit>."""
-    disk.sync_tree(finished, written.files)
+    sync_tree(finished, written.files)
     # Make the lease before the tree: a reader never finds a tree that it cannot lock.
     os.close(os.open(layout.lease(commit), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     target = layout.tree(commit)
     if target.exists():
-        disk.exchange(finished, target)
-        disk.remove(finished)
+        exchange(finished, target)
+        remove(finished)
     else:
         finished.rename(target)
-    disk.sync_directory(layout.trees)
+    sync_directory(layout.trees)
 
 
 def point(layout: Layout, commit: str) -> None:
@@ -99,9 +160,9 @@ def point(layout: Layout, commit: str) -> None:
     temporary = unfinished(layout.root, "link")
     temporary.symlink_to(target)
     # The link's inode must be on disk before the rename, or a crash leaves an empty link.
-    disk.sync_directory(layout.root)
+    sync_directory(layout.root)
     temporary.rename(layout.current)
-    disk.sync_directory(layout.root)
+    sync_directory(layout.root)
 
 
 def prunable(
@@ -140,7 +201,7 @@ def remove_tree(layout: Layout, commit: str) -> bool:
         lease.unlink(missing_ok=True)
     finally:
         os.close(fd)
-    disk.remove(grave)
+    remove(grave)
     return True
 
 

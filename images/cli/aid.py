@@ -1,11 +1,10 @@
-"""Helpers for a build for another architecture: this engine's own programs, built first if they are missing."""
+"""Prepare a build: keep its lock usable, and build the helpers that another architecture's images need."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from images import architectures
-from images.cli import renew
 from images.cli.session import Session
 from images.make import native
 from images.make.plan import LAYER, NATIVE
@@ -13,6 +12,54 @@ from images.make.plan import LAYER, NATIVE
 if TYPE_CHECKING:
     from images.engine.builder import Tools
     from images.make.progress import Reporter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from images.errors import ImagesError
+
+if TYPE_CHECKING:
+    from images.cli.session import Session
+    from images.make.plan import PlannedImage
+    from images.make.progress import Reporter
+
+
+# Keep the lock usable before a build: resolve again, if requested, when it is stale or packages vanished.
+RELOCK = "relock"
+HINT = "`build.py lock` resolves anew; so does `build --when-vanished relock`"
+SHOWN = 40
+
+
+def if_stale(session: Session, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
+    """Make sure that the lock has every layer; resolve again or fail."""
+    found = session.stale(roles)
+    if not found:
+        return
+    if when_vanished != RELOCK:
+        why = f"the lock does not fit {', '.join(found)}"
+        raise ImagesError("build as locked", why, file=session.place.directory, hint=HINT)
+    reporter.log(f"lock: {', '.join(found)} changed; resolving every package anew")
+    tell(session.relock(roles), reporter)
+
+
+def if_gone(
+    session: Session, todo: Sequence[PlannedImage], roles: Sequence[str], when_vanished: str, reporter: Reporter
+) -> bool:
+    """Check that the archive has what is about to be installed; return True if a new lock requires a new plan."""
+    found = session.gone(todo)
+    if not found:
+        return False
+    listed = "\n".join(f"  {item}" for item in found)
+    if when_vanished != RELOCK:
+        why = f"the archive moved on:\n{listed}"
+        raise ImagesError("build as locked", why, file=session.place.directory, hint=HINT)
+    reporter.log(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
+    tell(session.relock(roles), reporter)
+    return True
+
+
+def tell(moved: Sequence[str], reporter: Reporter) -> None:
+    for text in (*moved[:SHOWN], *([f"and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else ())):
+        reporter.log(f"lock: {text}")
 
 
 def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> Tools | None:
@@ -27,10 +74,10 @@ def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> 
         return None
     # By the place: it is where the packages come from while they pass through a cache.
     own = Session.of(session.repository, place.settings, place.definition, engine.arch)
-    renew.if_stale(own, [NATIVE], when_vanished, reporter)
+    if_stale(own, [NATIVE], when_vanished, reporter)
     composed, planned = own.plan([NATIVE], own.present())
     todo = [item.image for item in planned if not item.present]
-    if todo and renew.if_gone(own, todo, [NATIVE], when_vanished, reporter):
+    if todo and if_gone(own, todo, [NATIVE], when_vanished, reporter):
         composed, planned = own.plan([NATIVE], own.present())
     if todo:
         own.build(composed, planned, reporter)

@@ -97,16 +97,16 @@ def build_twice(
 @click.pass_context
 def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     """Build twice from nothing and compare every layer's digest and every image's id."""
-    from images.cli import renew, report
+    from images.cli import aid, report
     from images.make.progress import Plain
 
     compared = []
     for session in each(ctx):
         names = session.roles(roles)
-        renew.if_stale(session, names, "fail", Plain())
+        aid.if_stale(session, names, "fail", Plain())
         todo = session.compose(names).needed(names)
         session.check_architecture(todo)
-        renew.if_gone(session, todo, names, "fail", Plain())
+        aid.if_gone(session, todo, names, "fail", Plain())
         reporter = Plain(to=sys.stderr)
         compared += build_twice(session, names, reporter, reporter.log)
     if as_json:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from images.errors import ImagesError
-from images.ship import index
 
 if TYPE_CHECKING:
     from images.cli.session import Session
@@ -40,8 +39,10 @@ def check_statement_name(reference: str, role: str, tag: str, said: Mapping[str,
                               hint=f"is {role} a name that you gave it? then say --role {found}")  # fmt: skip
     if not BUILT.fullmatch(tag):
         return
+    from images.ship.push import tag as index_tag
+
     made = {arch: built_as(what, statement) for arch, statement in said.items()}
-    wanted = made[""][0] if "" in made else index.tag(made)
+    wanted = made[""][0] if "" in made else index_tag(made)
     if tag != wanted:
         raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {wanted}",
                           hint="the tag was moved: ask who may push there; take an image by its digest")  # fmt: skip
@@ -151,11 +152,11 @@ def push_roles(
 
 def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: Mapping[str, Pushed]) -> Pushed:
     """Push the index: the one name of a role's images for several architectures."""
-    from images.ship import index, referrers
+    from images.ship import push, referrers
     from images.ship.push import Pushed
 
-    tag = index.tag(made)
-    digest = index.put(registry, tag, {arch: referrers.subject(registry, p.digest) for arch, p in images.items()})
+    tag = push.tag(made)
+    digest = push.put(registry, tag, {arch: referrers.subject(registry, p.digest) for arch, p in images.items()})
     where = f"{registry.place.host}/{registry.repository}"
     return Pushed(f"{where}@{digest}", f"{where}:{tag}", digest, 0, len(images), sum(p.size for p in images.values()))
 
@@ -190,7 +191,7 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
 def verify(reference: str, signers: Path, role: str, user: str, password_stdin: bool, as_json: bool) -> None:
     """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
     from images.cli import report
-    from images.ship import credentials, index, provenance, referrers
+    from images.ship import credentials, provenance, push, referrers
     from images.ship.registry import Registry, RegistryPath
 
     path, at, digest = reference.partition("@")
@@ -205,7 +206,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     registry = Registry(place, path.rpartition("/")[2], login)
     whole = referrers.subject(registry, tag)
     rows, data, said = [], [], {}
-    for arch, image in index.images(registry, whole).items():
+    for arch, image in push.images(registry, whole).items():
         envelopes = referrers.attached(registry, image, provenance.TYPE)
         found = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
         parameters = found.statement["predicate"]["buildDefinition"]["externalParameters"]

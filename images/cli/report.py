@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from images.cli.planned import BuildResult, Planned
+from images.make.plan import BuildResult, Planned
 
 
 def megabytes(size: int) -> str:

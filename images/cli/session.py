@@ -15,7 +15,6 @@ from images.archive import lock, locked, wheels
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.archive.wheels import Wheel
-from images.cli.planned import BuildResult, Planned
 from images.definition import load
 from images.definition.check import known_cuda
 from images.definition.spec import PACKAGED, BuildChoice, Definition, SlurmSource
@@ -23,7 +22,7 @@ from images.engine import look
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
-from images.make.plan import LAYER, NATIVE, Composed, PlannedImage, changed
+from images.make.plan import LAYER, NATIVE, BuildResult, Composed, Planned, PlannedImage, changed
 from images.make.render import dockerfile
 from images.make.state import BuildState, Rendered
 from images.settings import BuildSettings, check_certificates

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from images.archive.apt import Origin
-from images.archive.origins import BaseFiles
-from images.archive.sources import deb822, one_line
+from images.archive.origins import BaseFiles, deb822, one_line
 from images.definition.spec import UNFILLED
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError

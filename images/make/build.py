@@ -26,8 +26,8 @@ from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.make import content, libraries, native, sbom, toolkit
+from images.make.compose import fetched, pins, switched
 from images.make.content import Entry
-from images.make.pinned import fetched, pins, switched
 from images.make.plan import Composed, PlannedImage
 from images.make.progress import STEP, Reporter
 from images.make.render import dockerfile

@@ -15,17 +15,71 @@ from pathlib import Path
 from images import architectures, emulation
 from images.archive import origins
 from images.archive.bootstrap import CLEAN
-from images.archive.fetch import file_name
+from images.archive.fetch import fetch, file_name
 from images.archive.lock import LockContext, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
 from images.definition.check import active_chain, capabilities
-from images.definition.spec import EntryKind, Layer, Role, Selected, SlurmSource
+from images.definition.spec import (
+    PACKAGED,
+    AptSource,
+    BuildChoice,
+    EntryKind,
+    Layer,
+    Pin,
+    Role,
+    Selected,
+    SlurmSource,
+    Versions,
+)
 from images.errors import ImagesError, nearest
-from images.make import code, content, expects, libraries, render, toolkit
+from images.make import code, content, libraries, render, toolkit
 from images.make.content import Entry
-from images.make.pinned import pins, switched
 from images.make.plan import LAYER, Composed, PlannedImage, digest
 from images.make.state import Rendered
+
+
+# A layer's inputs from outside, by checksum: pinned files, and the keys of the repositories that it enables.
+def pins(place: LockContext) -> Mapping[str, Pin]:
+    """Return the pins, each at the site's address if it gives one."""
+    found, settings = dict(place.definition.versions.pins), place.settings
+    if settings.slurm_tarball:
+        if not (settings.slurm_sha256 and settings.slurm_version):
+            raise ImagesError("use the tarball", "slurm_sha256 and slurm_version must say what it is",
+                              field="slurm_tarball")  # fmt: skip
+        given = settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256
+        found["slurm"] = Pin("slurm", *given, setting="slurm_tarball")
+    for name, address in settings.source_map.items():
+        sources = [pin.name for pin in found.values() if pin.commit]
+        if name not in sources:
+            raise ImagesError("use the setting", f"no source {name!r}", field="sources", hint=nearest(name, sources))
+        found[name] = replace(found[name], url=address, setting="sources")
+    return found
+
+
+def switched(layer: Layer, place: LockContext) -> list[AptSource]:
+    vendor = origins.vendor_sources(place.variant)
+    return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
+
+
+def fetched(image: PlannedImage, place: LockContext) -> list[Entry]:
+    """Fetch and verify a layer's pinned files and keys; a skipped build fetches nothing."""
+    if image.is_role:
+        return []
+    layer, found = place.definition.layers[image.name], []
+    available = pins(place)
+    for name in layer.downloads.of(place.choice):
+        pin = available[name]
+        path = fetch(origins.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
+        found.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
+    for source in switched(layer, place):
+        if not source.uri:
+            text = origins.image_suite(source, place.variant)
+            found.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+            continue
+        key = origins.keyring(source, place.definition, place.settings, place.downloads)
+        found.append(content.file(origins.image_keyring(source, place.definition), key))
+    return found
+
 
 # Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
 FORMAT = 1
@@ -209,8 +263,8 @@ class Composer:
             slurm = code.slurm_json(place.definition, place.choice, self.slurm)
             entries += code.entries(plan, slurm, place.variant.python, place.repository, self.tree)
         if role.code:
-            found = expects.expects(self.versions, place.choice, tuple(sorted(provided)))
-            entries.append(content.file(expects.PATH, found))
+            found = expects(self.versions, place.choice, tuple(sorted(provided)))
+            entries.append(content.file(EXPECTS_PATH, found))
             commands += code.commands()
             verify = [*code.verify(place.repository, role.program), *verify]
         parent = f"layer:{layers[-1]}"
@@ -274,3 +328,21 @@ class Composer:
         if entry.path.startswith("usr/share/minivm/packages/"):
             return "lock"
         return f"/{entry.path}"
+
+
+# Expectations of an image about its machine, as data in the image for `minivm drift`. Pure.
+EXPECTS_PATH = "usr/share/minivm/expects.json"
+
+
+def expects(versions: Versions, choice: BuildChoice, provides: tuple[str, ...]) -> bytes:
+    """Serialise the expectations. The oldest driver is known only for a CUDA that came as wheels."""
+    variant = versions.variants[choice.variant]
+    data: dict[str, object] = {"format": 1}
+    if "kernel" in variant.expects:
+        data["kernel"] = variant.expects["kernel"]
+    if "rdma" in provides and "ofed" in variant.expects:
+        data["ofed"] = variant.expects["ofed"]
+    if "cuda" in provides and choice.cuda != PACKAGED:
+        others = {name: cuda.driver for name, cuda in versions.cuda.items() if name != choice.cuda}
+        data["cuda"] = {"name": choice.cuda, "driver": versions.cuda[choice.cuda].driver, "others": others}
+    return (json.dumps(data, indent=2, sort_keys=True) + "\n").encode()

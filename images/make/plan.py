@@ -1,4 +1,4 @@
-"""Planned images and the composed set of them: pure data. `compose.py` makes it."""
+"""Planned images, the composed set of them, and each one's result: pure data. `compose.py` makes it."""
 
 from __future__ import annotations
 
@@ -118,3 +118,23 @@ def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[
         elif before[name] != after[name]:
             lines.append(short(name))
     return lines
+
+
+# The plan for each image of a build, and its result. Pure.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan for one image."""
+
+    image: PlannedImage
+    present: bool
+    why: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class BuildResult:
+    """The result for one image."""
+
+    image: PlannedImage
+    why: tuple[str, ...]
+    seconds: float = 0.0
+    built: bool = False

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local import LocalCluster
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.values import Options
 from images.engine.docker import DockerEngine
 from tests import collected

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local import LocalCluster
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.values import AUTHS, Options
 from tests.cluster.conftest import IMAGES
 

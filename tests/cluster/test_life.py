@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.ports import free_port
+from cluster.names import free_port
 from cluster.report import table
 from cluster.values import merged
 from tests.callers import calling

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ports import free_port
+from cluster.names import free_port
 from tests.cluster.conftest import IMAGES
 from tests.cluster.researcher import Researcher, World
 from tests.slurm import version_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.fleet import Site, known, site
-from bench.fleet_running import FleetProcess
+from bench.fleet_nodes import FleetProcess
 from tests.kubernetes import programs
 from tests.waiting import until
 

@@ -20,7 +20,7 @@ from gitsync.cycle import run, take
 from gitsync.layout import UNFINISHED
 from gitsync.repo.reader import CommitReader
 from gitsync.state import GitsyncState
-from gitsync.tree import disk, publish, write
+from gitsync.tree import publish, write
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ POINTS = {
     "tree-half": Point(write, "batches"),
     "tree-written": Point(write, "check_links", after=True),
     "checked": Point(publish, "name_tree"),
-    "tree-synced": Point(disk, "sync_tree", after=True),
+    "tree-synced": Point(publish, "sync_tree", after=True),
     "tree-named": Point(publish, "name_tree", after=True),
     "link-made": Point(Path, "rename", only=unfinished("link")),
     "link-swapped": Point(publish, "point", after=True),
     "published-saved": Point(take, "report_to_ring"),
     "tree-unnamed": Point(Path, "rename", after=True, only=unfinished("old")),
-    "lease-removed": Point(disk, "remove", only=unfinished("old")),
+    "lease-removed": Point(publish, "remove", only=unfinished("old")),
     "pruned": Point(publish, "remove_tree", after=True),
     "saved": Point(run, "forward_reports"),
 }

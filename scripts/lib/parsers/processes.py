@@ -19,7 +19,7 @@ _STEP = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ListedProcess:
     pid: int
     start: int
     parent: int
@@ -67,10 +67,10 @@ def _rows(text: str, heading: str, form: re.Pattern[str]) -> list[tuple[str, ...
     return groups
 
 
-def parse(text: str) -> tuple[Process, ...]:
+def parse(text: str) -> tuple[ListedProcess, ...]:
     listed = []
     for pid, start, parent, state, age, uid, command in _rows(text, "processes", _LINE):
-        listed.append(Process(int(pid), int(start), int(parent), state, int(age), int(uid), command))
+        listed.append(ListedProcess(int(pid), int(start), int(parent), state, int(age), int(uid), command))
     if not listed:
         raise Unreadable("the list of processes is cut, or is none")
     return tuple(listed)
@@ -83,11 +83,11 @@ def waiting(text: str) -> tuple[Waiting, ...]:
     )
 
 
-def is_users(process: Process) -> bool:
+def is_users(process: ListedProcess) -> bool:
     return process.uid >= PEOPLE_FROM and process.uid not in SERVICES
 
 
-def jobs(processes: tuple[Process, ...]) -> set[str]:
+def jobs(processes: tuple[ListedProcess, ...]) -> set[str]:
     """Return jobs with a step on this node, except the extern step, which lives before and after the work."""
     # Any user may name a process so; slurmstepd itself is root's.
     steps = (_STEP.match(process.command) for process in processes if process.uid == 0)

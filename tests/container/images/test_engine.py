@@ -19,7 +19,6 @@ from images import pins
 from images.archive.lock import LockContext, open_archive
 from images.archive.locked import LockRequest, Slice, to_json
 from images.cli.check import build_twice
-from images.cli.planned import BuildResult, Planned
 from images.cli.prune import candidates, pinned
 from images.cli.session import Session
 from images.definition.spec import BuildChoice, SlurmSource
@@ -30,6 +29,7 @@ from images.engine.saved import read as contents
 from images.errors import ImagesError
 from images.make import content
 from images.make.build import Maker
+from images.make.plan import BuildResult, Planned
 from images.make.progress import Plain
 from images.settings import BuildSettings
 from images.ship.diff import compare
@@ -246,8 +246,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from images.cli.session import Session
-from images.settings import Settings
-session = Session.open(Path(sys.argv[1]), Settings(base_image=sys.argv[2]))
+from images.settings import BuildSettings
+session = Session.open(Path(sys.argv[1]), BuildSettings(base_image=sys.argv[2]))
 with session.engine.container(sys.argv[2]):
     os.kill(os.getpid(), signal.SIGKILL)
 """

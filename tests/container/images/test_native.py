@@ -142,11 +142,11 @@ def test_a_build_is_ended_while_its_step_begins(
 
 BUILD = """
 import pathlib, sys
-from images.engine.docker import Engine
+from images.engine.docker import DockerEngine
 from images.engine.docker import Marks
 from images.make import native
 directory, marks, tools = sys.argv[1:]
-engine = Engine("classic", pathlib.Path(marks))
+engine = DockerEngine("classic", pathlib.Path(marks))
 engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, flush=True), native.tools(tools))
 """
 
@@ -211,7 +211,7 @@ def test_the_engine_is_known_by_its_own_word_and_else_by_the_machine(engine: Doc
 def test_two_builds_that_find_one_mark_do_not_stumble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one has opened it when the other has dealt with it."""
     script = (
-        "import pathlib, sys; from images.engine.docker import Engine; Engine(marks=pathlib.Path(sys.argv[1])).labels"
+        "import pathlib, sys; from images.engine.docker import *; DockerEngine(marks=pathlib.Path(sys.argv[1])).labels"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     one, other = (DockerEngine("classic", tmp_path) for _ in range(2))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gitsync.addresses import content_length, split_address
 from gitsync.cycle import webhook
 from gitsync.errors import GitsyncError
+from gitsync.settings import content_length, split_address
 from tests.waiting import until
 
 

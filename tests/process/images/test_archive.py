@@ -17,15 +17,15 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = """
 import sys
 from pathlib import Path
-from images.archive.lock import Place, open_archive
+from images.archive.lock import LockContext, open_archive
 from images.archive.origins import BaseFiles
 from images.definition.load import load
-from images.definition.spec import Choice, SlurmSource
-from images.settings import Settings
+from images.definition.spec import BuildChoice, SlurmSource
+from images.settings import BuildSettings
 
 root, tree, name = sys.argv[1:]
-choice = Choice("debian", SlurmSource.PACKAGE, release="24.11")
-place = Place(Path(tree), load(Path(root)), choice, Settings(http_proxy=f"http://{name}.test:1"))
+choice = BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
+place = LockContext(Path(tree), load(Path(root)), choice, BuildSettings(http_proxy=f"http://{name}.test:1"))
 for turn in range(20):
     with open_archive(place, BaseFiles("", ()), ()) as archive:
         assert f"//{name}.test" in (archive.directory / "apt.conf").read_text(), f"turn {turn}: it is another's"

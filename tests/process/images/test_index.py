@@ -14,7 +14,7 @@ import pytest
 from images.cli.publish import push_index
 from images.engine.store import MANIFEST
 from images.errors import ImagesError
-from images.ship import index, provenance, referrers
+from images.ship import provenance, push, referrers
 from images.ship.provenance import Build
 from images.ship.push import Pushed
 from images.ship.registry import Registry, RegistryError
@@ -70,7 +70,7 @@ def test_one_tag_names_the_image_of_each_machine(registry: Registry) -> None:
     made = both(registry)
     tag = made.tag.rpartition(":")[2]
     there = referrers.subject(registry, tag)
-    found = index.images(registry, there)
+    found = push.images(registry, there)
     assert there["digest"] == made.digest and made.reference.endswith(f"/worker@{made.digest}")
     for arch, image in found.items():
         config = registry.config(registry.manifest(image["digest"]).config)
@@ -79,15 +79,15 @@ def test_one_tag_names_the_image_of_each_machine(registry: Registry) -> None:
 
 
 def test_the_tag_is_a_hash_of_both_and_says_what_they_have_in_common() -> None:
-    tag = index.tag(TAGS)
-    assert tag == index.tag(dict(reversed(TAGS.items())))
+    tag = push.tag(TAGS)
+    assert tag == push.tag(dict(reversed(TAGS.items())))
     assert tag.startswith("24.11.5-debian-") and len(tag.rpartition("-")[2]) == 12
-    assert tag != index.tag({**TAGS, "arm64": (TAGS["arm64"][0], "ef" * 32)})
+    assert tag != push.tag({**TAGS, "arm64": (TAGS["arm64"][0], "ef" * 32)})
 
 
 def test_two_releases_of_slurm_are_not_put_under_one_tag() -> None:
     with pytest.raises(ImagesError, match=r"they differ: 24\.11\.5-debian, 26\.05\.5-debian"):
-        index.tag({**TAGS, "arm64": ("26.05.5-debian-arm64-ba9876543210", "cd" * 32)})
+        push.tag({**TAGS, "arm64": ("26.05.5-debian-arm64-ba9876543210", "cd" * 32)})
 
 
 def test_pushed_again_it_is_the_same_index(registry: Registry) -> None:
@@ -96,7 +96,7 @@ def test_pushed_again_it_is_the_same_index(registry: Registry) -> None:
 
 def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder: Path, tmp_path: Path) -> None:
     tag = both(registry).tag.rpartition(":")[2]
-    there = index.images(registry, referrers.subject(registry, tag))
+    there = push.images(registry, referrers.subject(registry, tag))
     attach(registry, there["amd64"], builder, "amd64")
     done = verify(registry, tag, tmp_path / "signers")
     assert done.returncode == 1 and "arm64: nobody has attached its provenance" in done.stderr
@@ -109,12 +109,12 @@ def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder
 def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, builder: Path, tmp_path: Path) -> None:
     """A user with push rights may move the tag to another index of rightly signed images, for instance an older one."""
     right = both(registry).tag.rpartition(":")[2]
-    there = index.images(registry, referrers.subject(registry, right))
+    there = push.images(registry, referrers.subject(registry, right))
     for arch, image in there.items():
         attach(registry, image, builder, arch)
     moved = "24.11.5-debian-000000000000"
-    index.put(registry, moved, there)
-    index.put(registry, "the-sites-own", there)
+    push.put(registry, moved, there)
+    push.put(registry, "the-sites-own", there)
     assert verify(registry, "the-sites-own", tmp_path / "signers").returncode == 0
     done = verify(registry, moved, tmp_path / "signers")
     assert done.returncode == 1
@@ -126,7 +126,7 @@ def test_an_image_under_another_machines_name_is_told(registry: Registry, builde
     images = {arch: referrers.subject(registry, pushed(registry, arch).digest) for arch in TAGS}
     for arch, image in images.items():
         attach(registry, image, builder, arch)
-    index.put(registry, "swapped", {"amd64": images["arm64"], "arm64": images["amd64"]})
+    push.put(registry, "swapped", {"amd64": images["arm64"], "arm64": images["amd64"]})
     done = verify(registry, "swapped", tmp_path / "signers")
     assert done.returncode == 1 and "what is named for amd64 was built for arm64" in done.stderr
 
@@ -153,4 +153,4 @@ def test_an_index_that_does_not_say_what_is_for_whom_is_refused(
     with pytest.raises(
         RegistryError, match=r"names no image|names 65 images|does not say once of each image what it is for"
     ):
-        index.images(registry, referrers.subject(registry, "odd"))
+        push.images(registry, referrers.subject(registry, "odd"))

@@ -20,7 +20,7 @@ from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, i
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.pods import RunningPod
-from cluster.rendered.objects import PodSpec
+from cluster.rendered.manifests import PodSpec
 from cluster.values import Options, UpRequest, settle
 from images import pins
 from images.errors import ImagesError

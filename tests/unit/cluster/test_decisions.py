@@ -17,7 +17,7 @@ from cluster import local, report, values
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster
-from cluster.ports import choose, free_port
+from cluster.names import choose, free_port
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
 from cluster.rendered import tags

@@ -10,8 +10,8 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.pods import description, fingerprint, security
-from cluster.rendered import manifests, objects
-from cluster.rendered.objects import VolumeSource
+from cluster.rendered import manifests
+from cluster.rendered.manifests import VolumeSource
 from cluster.rendered.render import CHART, Document
 from cluster.values import Options
 from tests.support.rendered_chart import local, render
@@ -48,7 +48,7 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
 
 
 def test_a_pods_environment_is_complete_only_at_its_start() -> None:
-    env = objects.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7", node="rack1")
+    env = manifests.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7", node="rack1")
     assert env["MINIVM_POD_NAME"] == "slurm-worker-0"
     assert env["MINIVM_POD_IP"] == "10.0.0.7"
     assert env["MINIVM_NODE_NAME"] == "rack1"
@@ -61,7 +61,7 @@ def test_labels_reach_the_environment_and_the_variables_made_of_it() -> None:
             "pools": {"worker": {"topologyFeatures": [{"label": "minivm.io/pool", "prefix": "in-"}], "replicas": 1}}
         }
     }
-    env = objects.resolve_env(
+    env = manifests.resolve_env(
         local(Options(overrides=overrides)).pod("slurm-worker-0"), address="10.0.0.7", node="rack1"
     )
     assert env["MINIVM_NODE_FEATURES"] == "worker,in-worker"
@@ -69,7 +69,7 @@ def test_labels_reach_the_environment_and_the_variables_made_of_it() -> None:
 
 def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     known = local()
-    names = objects.aliases(known.pod("slurm-worker-0"), known.services)
+    names = manifests.aliases(known.pod("slurm-worker-0"), known.services)
     assert "slurm-worker-0.slurm-worker" in names
     assert "slurm-worker-0.slurm-worker.minivm.svc.cluster.local" in names
     # The bare name of a pod resolves through the pods' search domains only, as on Kubernetes.
@@ -77,23 +77,23 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
     for peer in ("slurm-controller-0", "slurm-login-0", "slurm-worker-1"):
         found = {f"slurm-worker-0.{domain}" for domain in known.pod(peer).searches} & set(names)
         assert found == {"slurm-worker-0.slurm-worker.minivm.svc.cluster.local"}
-    assert "slurm-controller" in objects.aliases(known.pod("slurm-controller-0"), known.services)
+    assert "slurm-controller" in manifests.aliases(known.pod("slurm-controller-0"), known.services)
 
 
 def test_the_controller_keeps_the_address_of_its_service() -> None:
     """Only the controller keeps its address: login pods and workers get a new one each time, as on Kubernetes."""
     known = local(Options(workers=2))
-    kept = objects.stable_services(known.pods, known.services)
+    kept = manifests.stable_services(known.pods, known.services)
     assert {pod: service.name for pod, service in kept.items()} == {"slurm-controller-0": "slurm-slurmctld"}
-    assert "slurm-slurmctld" in objects.aliases(known.pod("slurm-controller-0"), known.services)
+    assert "slurm-slurmctld" in manifests.aliases(known.pod("slurm-controller-0"), known.services)
     unstable = local(Options(overrides={"controller": {"stableAddress": False}}))
-    assert objects.stable_services(unstable.pods, unstable.services) == {}
+    assert manifests.stable_services(unstable.pods, unstable.services) == {}
 
 
 def test_a_service_for_one_pod_selects_that_pod_alone() -> None:
     documents = render(yaml.safe_load((CHART / "examples/static-nodes.yaml").read_text()), release="s", namespace="n")
     known = manifests.parse(without_job(documents), namespace="n")
-    assert [pod.name for pod in known.pods if "s-rack1-1" in objects.aliases(pod, known.services)] == ["s-rack1-1"]
+    assert [pod.name for pod in known.pods if "s-rack1-1" in manifests.aliases(pod, known.services)] == ["s-rack1-1"]
 
 
 def test_ssh_is_published_and_nothing_else() -> None:
@@ -135,7 +135,7 @@ def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
 
 def test_shared_memory_is_half_of_what_a_worker_has() -> None:
     def size(**worker: object) -> int:
-        return objects.shared_memory(local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB)
+        return manifests.shared_memory(local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB)
 
     def limited(memory: str | int, **worker: object) -> int:
         return size(resources={"limits": {"memory": memory}}, **worker)

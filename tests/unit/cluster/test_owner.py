@@ -14,7 +14,7 @@ from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.pods import LABEL, STATE_LABEL, Kubelet, RunningPod
 from cluster.readiness import ask, hopeless
-from cluster.rendered.objects import PodSpec
+from cluster.rendered.manifests import PodSpec
 from cluster.values import Options
 
 
@@ -88,7 +88,7 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
     labels = {LABEL: "c", "minivm.pod": "login-0", "minivm.spec": "s", "minivm.grace": "1", "minivm.pre-stop": "[]"}
 
     class Client:
-        api = Engine(labels, RunningPod=True, Restarting=True, ExitCode=78)
+        api = Engine(labels, Running=True, Restarting=True, ExitCode=78)
 
     kubelet = Kubelet(Client(), "c", tmp_path)
     kubelet.termination_log("login-0").parent.mkdir(parents=True)

@@ -19,8 +19,7 @@ from fleet.decide.actions import (
     ShowOnNode,
     ShowOnPod,
 )
-from fleet.report.events import REASONS, EventRateLimit, event, events
-from fleet.report.messages import in_words
+from fleet.report.events import REASONS, EventRateLimit, event, events, in_words
 from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.machine import HistoryEntry, Machine, MachineStatus
 from fleet.world.slurm import Precondition

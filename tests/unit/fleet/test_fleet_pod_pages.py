@@ -13,9 +13,9 @@ from fleet.act.pod_pages import LATER_S, SOON_S, PodPages, can_answer, read_page
 from fleet.decide.actions import ShowOnPod
 from fleet.decide.conditions import show_pages
 from fleet.errors import FleetError
-from fleet.report.messages import in_words
-from fleet.world.deep_check import CONDITION as DEEP
+from fleet.report.events import in_words
 from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView, parse_pod
+from fleet.world.pod_page import CONDITION as DEEP
 from fleet.world.pod_page import GPUS, READY, parse_page
 
 PROBED = KubeCondition("ContainersReady", "True")

@@ -14,7 +14,7 @@ from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, Star
 from fleet.decide.decide import LAST
 from fleet.decide.memory import FleetMemory
 from fleet.policy import Machines, Policy, Treatment, Webhook, policy
-from fleet.report.messages import in_words
+from fleet.report.events import in_words
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
 from init.errors import ConfigError

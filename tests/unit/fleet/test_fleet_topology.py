@@ -15,7 +15,7 @@ from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import FleetMemory
 from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, policy_from_json
-from fleet.report.messages import in_words
+from fleet.report.events import in_words
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView
 from fleet.world.slurm import SlurmView, slurm_node
 from fleet.world.snapshot import FleetSnapshot, Worker

@@ -20,8 +20,7 @@ from images.definition.load import load, read_yaml
 from images.definition.spec import UNFILLED, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
 from images.make import render
-from images.make.compose import Composer
-from images.make.pinned import fetched
+from images.make.compose import Composer, fetched
 from images.make.plan import PlannedImage
 from images.settings import BuildSettings
 

@@ -10,7 +10,7 @@ import pytest
 
 from images.archive import origins
 from images.archive.apt import Origin
-from images.archive.sources import deb822, one_line
+from images.archive.origins import deb822, one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
 from images.errors import ImagesError
 from images.make.base import members

@@ -19,11 +19,11 @@ from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.cli.session import choice
 from images.definition import parse
 from images.definition.check import capabilities
-from images.definition.fields import DefinitionFields
 from images.definition.load import load, read_yaml
+from images.definition.parse import DefinitionFields
 from images.definition.spec import AptSource, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
-from images.make import code, pinned
+from images.make import code, compose
 from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -237,7 +237,7 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
 def test_a_tarball_that_a_site_has_given_is_told_by_its_setting(tmp_path: Path) -> None:
     tarball = tmp_path / "slurm.tar.gz"
     settings = BuildSettings(slurm="source", slurm_tarball=str(tarball), slurm_version="26.05.3", slurm_sha256="a" * 64)
-    pin = pinned.pins(replace(place(tmp_path, "source"), settings=settings))["slurm"]
+    pin = compose.pins(replace(place(tmp_path, "source"), settings=settings))["slurm"]
     for why in ("No such file or directory", f"checksum mismatch for {tarball}: pinned {'a' * 64}, found "):
         with pytest.raises(ImagesError, match=why) as caught:
             fetch(pin, tmp_path / "kept", settings)

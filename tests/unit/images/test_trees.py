@@ -133,7 +133,7 @@ def test_a_source_of_the_sites_is_a_setting_and_a_typo_an_error() -> None:
         read({}, ["sources=/a"])
     from images.archive.lock import LockContext
     from images.definition.spec import BuildChoice, SlurmSource
-    from images.make.pinned import pins
+    from images.make.compose import pins
 
     definition, choice = load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
     place = LockContext(ROOT, definition, choice, BuildSettings(sources="enrot=/b"))

@@ -9,7 +9,7 @@ import pytest
 
 from images.definition.load import load
 from images.definition.spec import BuildChoice, SlurmSource
-from images.make.expects import expects
+from images.make.compose import expects
 from init.helpers import drift, links
 from init.helpers.drift import Expected, Machine
 from init.helpers.links import State

@@ -18,9 +18,9 @@ import pytest
 from fleet import crd
 from fleet.decide.machines import hosts
 from fleet.decide.remediation import evidence
-from fleet.world.deep_check import deep_result as fleet_deep
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.kubernetes import parse_pod as read_pod
+from fleet.world.pod_page import deep_result as fleet_deep
 from fleet.world.snapshot import Worker
 from ground.files import write_json
 from health import deep as health_deep
