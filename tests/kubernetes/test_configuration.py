@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.kubernetes.kubectl import condition_of
+from tests.kubernetes.plan import PAUSE
 from tests.kubernetes.world import Release
 from tests.waiting import until
 
@@ -48,3 +49,28 @@ def test_a_slurm_conf_that_slurm_cannot_read_is_refused_and_told_and_the_cluster
     release.upgrade(slurm={"extraConfig": ""})
     until(lambda: not told(), "it is mended", within=180, seen=release.why)
     assert release.lives() == before
+
+
+def test_a_sites_own_parts_run_beside_the_login_of_minivm(release: Release) -> None:
+    if not release.kubernetes.lab:
+        pytest.skip("the sidecar's image is the lab's own")
+    parts = {
+        "extraVolumes": [{"name": "own", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "own", "mountPath": "/scratch/own"}],
+        "sidecars": [{"name": "beside", "image": PAUSE, "imagePullPolicy": "Never"}],
+        "podLabels": {"team": "a"},
+    }
+    release.upgrade(login=parts)
+
+    def containers() -> list[str]:
+        """Name the ready containers of the login pod, which is away for a moment while it is replaced."""
+        status = release.pods().get("login-0", {}).get("status", {})
+        return sorted(item["name"] for item in status.get("containerStatuses", []) if item["ready"])
+
+    until(lambda: containers() == ["beside", "login"], "both are ready", within=180, seen=release.why)
+    assert release.pods()["login-0"]["metadata"]["labels"]["team"] == "a"
+    release.run("login-0", "touch", "/scratch/own/file")
+    said = release.as_user("alice", "sinfo -h -o %P && stat -c %F /scratch/own/file")
+    assert "all" in said and "regular empty file" in said
+    release.upgrade(login={"extraVolumes": [], "extraVolumeMounts": [], "sidecars": []})
+    until(lambda: containers() == ["login"], "the login is alone again", within=180, seen=release.why)
