@@ -164,6 +164,9 @@ def test_they_are_on_two_machines_and_may_write_one_endpointslice(pair: Pair) ->
 def gone_by(how: str, pair: Pair, acts: str, lab: Lab | None) -> None:
     if how == "deleted":
         pair.kubectl("delete", "pod", f"{pair.name}-{acts}", "--wait=false")
+    elif how == "rolled":
+        pair.kubectl("rollout", "restart", f"statefulset/{pair.name}-controller")
+        pair.kubectl("rollout", "status", f"statefulset/{pair.name}-controller", "--timeout=240s")
     elif how == "lease killed":
         pair.run(acts, "pkill", "-KILL", "-f", "init.helpers.lease")
     else:
@@ -173,7 +176,7 @@ def gone_by(how: str, pair: Pair, acts: str, lab: Lab | None) -> None:
         lab.power_cut(node)
 
 
-@pytest.mark.parametrize("how", ["deleted", "lease killed", "machine dies"])
+@pytest.mark.parametrize("how", ["deleted", "rolled", "lease killed", "machine dies"])
 def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> None:
     lab = pair.kubernetes.lab
     if how == "machine dies" and not lab:
@@ -207,7 +210,7 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> Non
         f" {len(twice)} of their numbers given again"
     )
     assert before <= jobs and lost <= unsaved and not twice
-    if how == "deleted":
+    if how in ("deleted", "rolled"):
         assert not lost
     pair.both()
 
