@@ -156,12 +156,12 @@ def restart_daemon(names: tuple[str, ...]) -> str:
 
 def main() -> int:
     controller, now, memory = client.address(os.environ), time.monotonic(), load()
+    try:
+        handover.end_hanging(("slurmd", "slurmd-static", "sackd"))
+    except (InitError, EOFError, OSError) as error:
+        print(f"hand-over: {error}", file=sys.stderr, flush=True)
     if WORKER in os.environ:
         daemons: tuple[str, ...] = ("slurmd", "slurmd-static")
-        try:
-            handover.end_hanging(daemons)
-        except (InitError, EOFError, OSError) as error:
-            print(f"hand-over of slurmd: {error}", file=sys.stderr, flush=True)
         memory, finding = ask_as_worker(controller, memory, now)
     else:
         daemons = ("slurmctld",)

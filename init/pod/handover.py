@@ -1,10 +1,11 @@
-"""End a hand-over of slurmd that hangs: a reconfigure forks a successor, and the old slurmd waits for it without limit.
+"""End a hand-over of slurmd or sackd that hangs.
 
-slurmd forks twice: the first child ends at once, the second becomes the new slurmd and reports when it serves. The old
-one waits for both, and only then names the new main process to PID 1. If either hangs (a lock that another thread held
-at the fork, an authentication daemon that is away), PID 1 follows the old one for ever, which answers nobody or has no
-control any more. Slurm announces no hand-over, so look for processes that only a hand-over starts: of the old slurmd's
-session, command line and user, and younger.
+At a reconfigure the old process forks twice: the first child ends at once, the second becomes the new daemon and
+reports when it serves. The old one waits for both without limit, and only then names the new main process to PID 1. If
+either hangs (a lock that another thread held at the fork, an authentication daemon that is away), PID 1 follows the old
+one for ever, which answers nobody or has no control any more. Slurm announces no hand-over, so look for processes that
+only a hand-over starts: of the old one's session, command line and user, and younger. slurmctld always has such a one
+(slurmscriptd), and is not looked at.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from init.records import record
 # its jobs after SlurmdTimeout (the chart's: 120 s).
 DEADLINE_S = 30.0
 REMEMBERED_S = 600.0  # how long the pod's status shows it
-EXIT_S = 2.0  # for the old slurmd to exit once its successor is gone
-CONDITION = "slurmd-handover"
+EXIT_S = 2.0  # for the old process to exit once its successor is gone
 
 
 @record(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def end_hanging(names: Iterable[str], control: Path = SOCKET) -> None:
                     f" {DEADLINE_S:g} s after a reconfigure, and was restarted; jobs run on"
                 )
                 log(text)
-                condition(control, CONDITION, text, expires=REMEMBERED_S)
+                condition(control, f"{view.name}-handover", text, expires=REMEMBERED_S)
                 # The successor has the port and would keep it. Without it the old one exits, or serves on as before.
                 kill_all(hanging)
                 if not wait_for_exit(view.pid, EXIT_S):

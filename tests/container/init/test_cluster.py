@@ -207,32 +207,40 @@ class TestWhileAJobRuns:
         cluster.wait_ready()
 
     def test_a_slurmd_whose_successor_hangs_is_restarted(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
-        """The old slurmd waits for its successor without limit; here the test freezes that one once it is there."""
         worker = cluster.workers[0]
-        first = worker.service("slurmd")
         # slurmctld requeues the job of a node that is silent for longer, whatever the pod does.
-        patient = slurm_conf().replace("SlurmdTimeout=60", "SlurmdTimeout=600")
-        cluster.world.configure({"slurm.conf": patient})
-        before = _under_a_new_pid(worker, "slurmd", int(first["pid"]))
-        worker.container.exec_run([PYTHON, "-I", "-c", FREEZE, str(before["pid"])], detach=True)
-        until(lambda: worker.code("test", "-e", "/tmp/watching")[0] == 0, "the test watches for the successor")
-        cluster.controller.run("scontrol", "reconfigure")
-        until(lambda: worker.code("test", "-e", "/tmp/frozen")[0] == 0, "the successor is frozen")
-        assert worker.service("slurmd")["pid"] == before["pid"]
-
-        def told() -> bool:
-            return any("did not hand over to its successor" in text for text in worker.status()["degraded"])
-
-        until(told, "the pod says that the hand-over hung", within=150, seen=worker.account)
-        after = _under_a_new_pid(worker, "slurmd", int(before["pid"]))
-        daemons = re.findall(r"^\s*(\d+)\s+/usr/sbin/slurmd\b", worker.run("ps", "-eo", "pid,args"), re.MULTILINE)
-        assert daemons == [str(after["pid"])], "and no other is left"
+        before = worker.service("slurmd")
+        cluster.world.configure({"slurm.conf": slurm_conf().replace("SlurmdTimeout=60", "SlurmdTimeout=600")})
+        _under_a_new_pid(worker, "slurmd", int(before["pid"]))
+        after = self.ends_a_hand_over(cluster, worker, "slurmd")
         self.everything_is_well(cluster, long_job)
         until(lambda: cluster.slurm("sinfo", "-h", "-n", "w1", "-o", "%T")[:5] in ("mixed", "alloc"), "w1 serves")
         run = ("srun", "--overlap", "--jobid", long_job[0], "-w", "w1", "-N1", "-n1", "hostname")
         assert cluster.login.run(*run, user="demo").strip() == "w1", "slurmd starts steps"
         cluster.world.configure({"slurm.conf": slurm_conf()})
         _under_a_new_pid(worker, "slurmd", int(after["pid"]))
+
+    def test_a_sackd_whose_successor_hangs_is_restarted(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
+        self.ends_a_hand_over(cluster, cluster.login, "sackd")
+        self.everything_is_well(cluster, long_job)
+
+    def ends_a_hand_over(self, cluster: Cluster, pod: Pod, name: str) -> dict[str, Any]:
+        """Freeze the successor, for which the old process waits without limit; return the restarted daemon."""
+        before = pod.service(name)
+        pod.container.exec_run([PYTHON, "-I", "-c", FREEZE, str(before["pid"])], detach=True)
+        until(lambda: pod.code("test", "-e", "/tmp/watching")[0] == 0, "the test watches for the successor")
+        cluster.controller.run("scontrol", "reconfigure")
+        until(lambda: pod.code("test", "-e", "/tmp/frozen")[0] == 0, "the successor is frozen")
+        assert pod.service(name)["pid"] == before["pid"]
+
+        def told() -> bool:
+            return any("did not hand over to its successor" in text for text in pod.status()["degraded"])
+
+        until(told, "the pod says that the hand-over hung", within=150, seen=pod.account)
+        after = _under_a_new_pid(pod, name, int(before["pid"]))
+        daemons = re.findall(rf"^\s*(\d+)\s+/usr/sbin/{name}\b", pod.run("ps", "-eo", "pid,args"), re.MULTILINE)
+        assert daemons == [str(after["pid"])], "and no other is left"
+        return after
 
     def test_a_slurmctld_that_hangs_is_restarted_and_takes_the_new_configuration(
         self, cluster: Cluster, long_job: tuple[str, str]
