@@ -27,7 +27,7 @@ from fleet.report.events import in_words
 from fleet.report.status import in_slurm, lines, worker_
 from fleet.settings import from_environment
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, parse_pod
-from fleet.world.machine import Machine, rfc3339
+from fleet.world.machine import MachineObject, rfc3339
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 from ground.errors import nearest
@@ -92,7 +92,7 @@ def _objects(
             yield from _machine(machine)
 
 
-def _related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, Machine]) -> frozenset[str]:
+def _related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, MachineObject]) -> frozenset[str]:
     """Return the name itself and the Node behind it: what holds a Node holds its worker and its machine."""
     found = {name}
     if name in machines:
@@ -131,7 +131,7 @@ def _pod(pod: KubePod) -> str:
     return line(f"{pod.name} on {pod.node or '-'}: {'; '.join([state, *bad])}", 1024)
 
 
-def _machine(machine: Machine) -> Iterator[str]:
+def _machine(machine: MachineObject) -> Iterator[str]:
     status = machine.status
     why = f": {line(status.why, 1024)}" if status.why else ""
     yield f"machine {machine.name}: goal {status.goal}, {status.state}{why}"

@@ -17,8 +17,7 @@ from fleet.act.changes import apply_change
 from fleet.act.clock import steady
 from fleet.act.fast_path import Claims, FastPath
 from fleet.act.leader_election import Leader, LeaderElection, Log, NoElection
-from fleet.act.observer import Observer
-from fleet.act.pod_pages import PodPages
+from fleet.act.observer import Observer, PodPages
 from fleet.act.safe_decide import Backoff, decide
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache

@@ -78,7 +78,7 @@ def full_commit(settings: GitsyncSettings, text: str) -> str:
     return matches[0]
 
 
-class Group(click.Group):
+class GitsyncGroup(click.Group):
     """Commands that suggest the nearest name for a typo and report errors without a traceback."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -96,7 +96,7 @@ class Group(click.Group):
             sys.exit(1)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=GitsyncGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="gitsync")
 def main() -> None:
     """Keep a verified, atomic checkout of the node's scripts. Settings come from MINIVM_GITSYNC_*."""

@@ -47,7 +47,7 @@ from fleet.decide.remediation import in_treatment
 from fleet.policy import Policy
 from fleet.world.fields import Object
 from fleet.world.kubernetes import RESTART, KubernetesView, assemble
-from fleet.world.machine import Machine, MachineStatus, machine_status_json, parse_machine
+from fleet.world.machine import MachineObject, MachineStatus, machine_status_json, parse_machine
 from fleet.world.slurm import Precondition, parse_slurm
 from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown
 from health.broker.decide import Node as Asked
@@ -228,7 +228,7 @@ class Worlds:
             {name: self.proof(name) for name, node in self.nodes.items() if not node.ready},
         )
 
-    def machine(self, name: str) -> Machine:
+    def machine(self, name: str) -> MachineObject:
         kept = (self.machines or {})[name]
         metadata = {"name": name, "uid": kept.uid, "resourceVersion": str(kept.version), "generation": kept.generation}
         return parse_machine({"metadata": metadata, "spec": kept.spec, "status": kept.status})

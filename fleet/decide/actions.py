@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.policy import Webhook
 from fleet.world.kubernetes import KubeCondition
-from fleet.world.machine import Machine, MachineStatus
+from fleet.world.machine import MachineObject, MachineStatus
 from fleet.world.slurm import Precondition
 from fleet.world.worker_pool import PoolStatus, WorkerPool
 
@@ -229,7 +229,7 @@ class StartJob:
 
     name: str
     node: str
-    machine: Machine
+    machine: MachineObject
     goal: str
     why: str
     spec: Mapping[str, object]
@@ -243,7 +243,7 @@ class CallHook:
 
     name: str
     node: str
-    machine: Machine
+    machine: MachineObject
     goal: str
     why: str
     hook: Webhook

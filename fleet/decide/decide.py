@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import conditions, fencing, goals, orphans, topology, unregistered
+from fleet.decide import conditions, fencing, goals, orphans, topology
 from fleet.decide.actions import (
     Action,
     Adopt,
@@ -158,7 +158,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     workers = list(snapshot.workers())
     after = FleetMemory(
         absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake(snapshot)},
-        lost=unregistered.remembered(snapshot, memory.lost, made, now),
+        lost=orphans.remembered(snapshot, memory.lost, made, now),
         marks=_marks(memory, workers, kubernetes, now, policy, known, pool_plan),
         moved=topology.remembered(workers, memory.moved, now) if policy.topology.told else {},
         refused=refused,
@@ -287,7 +287,7 @@ def _actions(
             {
                 **causes(worker, policy, now),
                 **dead.get(worker.pod.node, {}),
-                **unregistered.causes(worker, slurm, memory.lost.get(worker.name), now, policy),
+                **orphans.lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
                 **goals.causes(worker, known, kubernetes),
                 **pool_plan.causes.get(worker.name, {}),
             },
@@ -312,7 +312,7 @@ def _actions(
             guard = None  # it may be taken back now: freeing it in each pass would never end
         drain = decide_drain(worker, count, _mark(worker, memory))
         yield from filter(None, [drain, guard, conditions.show_on_pod(worker)])
-        yield from unregistered.restart(worker, slurm, memory.lost.get(name), now, policy)
+        yield from orphans.restart(worker, slurm, memory.lost.get(name), now, policy)
         if pool_plan.unsure or name in pool_plan.named:
             continue
         out = missing.setdefault(worker.pod.pool, set())

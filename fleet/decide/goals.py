@@ -38,7 +38,7 @@ from fleet.decide.memory import RefusedChange
 from fleet.decide.remediation import RemedyTurn, disproved, evidence, has_booted, in_treatment
 from fleet.policy import Machines, Policy
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.machine import Machine, MachineStatus
+from fleet.world.machine import MachineObject, MachineStatus
 from fleet.world.pod_page import deep_result
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
@@ -122,7 +122,7 @@ def _is_back(status: MachineStatus, host: Host) -> bool:
     return remedy is not None and remedy.goal == "reboot" and remedy.done and has_booted(remedy, host)
 
 
-def _by_person(machine: Machine) -> Goal | None:
+def _by_person(machine: MachineObject) -> Goal | None:
     if not machine.goal:
         return None
     if machine.goal == "up" or (machine.goal == "reboot" and machine.generation == machine.status.fulfilled):

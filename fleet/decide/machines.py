@@ -17,7 +17,7 @@ from fleet import crd
 from fleet.decide.actions import Make, Notice
 from fleet.decide.conditions import WORST, condition
 from fleet.world.kubernetes import KubeNode, KubernetesView
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus
+from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus
 from fleet.world.pod_page import GPUS
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
@@ -99,7 +99,7 @@ def _reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
     return frozenset(_UUID.findall(" ".join(report.message for report in reports if report))[: crd.GPUS])
 
 
-def with_believed_gpus(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, Host]:
+def with_believed_gpus(machines: Mapping[str, MachineObject], found: Mapping[str, Host]) -> Mapping[str, Host]:
     """Return the same hosts with the GPUs that are believed."""
     same = {(machine.status.node_uid, machine.status.boot): key for key, machine in machines.items() if _stays(machine)}
     here = {where: same.get((host.node.uid, host.node.boot), "") for where, host in found.items()}
@@ -117,14 +117,14 @@ def with_believed_gpus(machines: Mapping[str, Machine], found: Mapping[str, Host
     return {where: replace(host, gpus=believed(where), same=here[where]) for where, host in found.items()}
 
 
-def _stays(machine: Machine) -> bool:
+def _stays(machine: MachineObject) -> bool:
     """Return whether its Node is settled. A new Machine without GPUs may turn out to be a known machine."""
     status = machine.status
     settled = bool(status.gpus or status.remedy or machine.goal not in ("", "up"))
     return bool(status.node_uid and status.boot) and settled and not machine.deleting
 
 
-def match_machines(machines: Mapping[str, Machine], found: Mapping[str, Host]) -> Mapping[str, str]:
+def match_machines(machines: Mapping[str, MachineObject], found: Mapping[str, Host]) -> Mapping[str, str]:
     """Return the Machine of each Node that has one. A Machine is at one Node; a second claim is not believed."""
     result: dict[str, str] = {}
     free = {key: machine.status for key, machine in sorted(machines.items()) if not machine.deleting}
@@ -182,7 +182,7 @@ def machine_name(host: Host) -> str:
 
 
 def missing_machines(
-    machines: Mapping[str, Machine], found: Mapping[str, Host], at: Mapping[str, str]
+    machines: Mapping[str, MachineObject], found: Mapping[str, Host], at: Mapping[str, str]
 ) -> Iterator[Make | Notice]:
     """Create a Machine for each Node that has a worker and no Machine, and report GPUs that are not believed."""
     known = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
@@ -203,7 +203,7 @@ def missing_machines(
 
 
 def updated_status(
-    machine: Machine, host: Host | None, now: float, window_s: float, *, stands: bool = False
+    machine: MachineObject, host: Host | None, now: float, window_s: float, *, stands: bool = False
 ) -> MachineStatus:
     """Return the status after a pass. No host: the hardware is nowhere. `stands`: keep a verdict that Slurm lost."""
     before = machine.status

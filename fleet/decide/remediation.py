@@ -13,7 +13,7 @@ from fleet.decide.causes import silent_for
 from fleet.decide.machines import DrainVerdict, Host, add, count, parse_verdict
 from fleet.policy import Machines, Treatment
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy
+from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus, Remedy
 from fleet.world.pod_page import DeepResult, deep_result
 from fleet.world.slurm import SlurmView
 
@@ -32,7 +32,7 @@ Step = tuple[MachineStatus, Act | None, str]  # the status after it, the change,
 class RemedyTurn:
     """One machine in one pass. `machine` is as it is stored: only a stored intent counts."""
 
-    machine: Machine
+    machine: MachineObject
     host: Host
     goal: str
     why: str

@@ -30,7 +30,7 @@ from fleet.policy import Policy
 from fleet.report.events import in_words
 from fleet.report.status import Report, budgets, pools, unknown, worker_
 from fleet.world.kubernetes import KubeNode, KubernetesView
-from fleet.world.machine import Machine, MachineStatus, machine_status_json
+from fleet.world.machine import MachineObject, MachineStatus, machine_status_json
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
@@ -120,7 +120,7 @@ def _without_empty(**values: object) -> Report:
     return {key: value for key, value in values.items() if value}
 
 
-def _by_node(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+def _by_node(machines: Mapping[str, MachineObject]) -> Mapping[str, MachineObject]:
     return {machine.status.node_uid: machine for machine in machines.values() if machine.status.node_uid}
 
 

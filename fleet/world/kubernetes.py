@@ -11,7 +11,7 @@ from fleet.errors import FleetError
 from fleet.world import guests
 from fleet.world.fields import Fields, Object
 from fleet.world.guests import ENDED, Amounts, Guest
-from fleet.world.machine import Machine
+from fleet.world.machine import MachineObject
 from fleet.world.worker_pool import CANONICAL, MADE_OF, POOL, WorkerPool
 
 # The label of a pod that nothing runs on and that gets no jobs. Each pool's PodDisruptionBudget refuses the eviction
@@ -108,7 +108,7 @@ class KubernetesView:
     # StatefulSets of workers; None: not known.
     sets: Mapping[str, StatefulSet] | None = None
     # Machines; None: switched off, or not known now (`blind`).
-    machines: Mapping[str, Machine] | None = None
+    machines: Mapping[str, MachineObject] | None = None
     blind: bool = False
     # WorkerPools; None: switched off, or not known now (`unsure`).
     pools: Mapping[str, WorkerPool] | None = None
@@ -161,7 +161,7 @@ def assemble(  # noqa: PLR0913 - one for each kind
     pods: Mapping[str, KubePod],
     sets: Mapping[str, StatefulSet] | None,
     unread: Mapping[str, str],
-    machines: Mapping[str, Machine] | None = None,
+    machines: Mapping[str, MachineObject] | None = None,
     *,
     blind: bool = False,
     pools: Mapping[str, WorkerPool] | None = None,

@@ -48,7 +48,7 @@ class MachineStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineObject:
     name: str
     uid: str
     version: str
@@ -59,13 +59,13 @@ class Machine:
     status: MachineStatus = MachineStatus()
 
 
-def parse_machine(item: Object) -> Machine:
+def parse_machine(item: Object) -> MachineObject:
     fields = Fields(item)
     metadata, spec = fields.sub("metadata"), fields.sub("spec")
     goal = spec.text("goal")
     if goal not in ("", *crd.GOALS):
         spec.fail("goal", f"{goal[:40]!r} is not one of {', '.join(crd.GOALS)}")
-    return Machine(
+    return MachineObject(
         name=metadata.text("name", needed=True),
         uid=metadata.text("uid", needed=True),
         version=metadata.text("resourceVersion"),

@@ -26,7 +26,7 @@ from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record,
 from fleet.errors import FleetError
 from fleet.report.events import EventRateLimit, events
 from fleet.world.kubernetes import KubeCondition, KubernetesView
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, parse_machine
+from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus, Remedy, parse_machine
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server, install
 from tests.kubernetes.fleet_api import do, refused
@@ -76,11 +76,11 @@ def name(api: ApiServer, request: pytest.FixtureRequest) -> Iterator[str]:
     api.ask("DELETE", f"{MACHINES}/{made}")
 
 
-def read(api: ApiServer, name: str) -> Machine:
+def read(api: ApiServer, name: str) -> MachineObject:
     return parse_machine(api.ask("GET", f"{MACHINES}/{name}"))
 
 
-def note(api: ApiServer, seen: Machine, status: MachineStatus) -> bool:
+def note(api: ApiServer, seen: MachineObject, status: MachineStatus) -> bool:
     return do(api, lambda fleet: changes.apply_change(fleet, Record(seen.name, seen.version, status)))
 
 
@@ -164,7 +164,7 @@ def test_what_is_noted_of_one_is_an_event_of_it_and_not_again_on_the_next_look(a
     before, often = read(api, name), EventRateLimit()
     note_of_it = Record(name, before.version, FULL)
 
-    def told(seen: Machine, change: Record) -> int:
+    def told(seen: MachineObject, change: Record) -> int:
         found = events([change], KubernetesView(machines={name: seen}), "default", 30, often, 0.0)
         for one in found:
             do(api, partial(_tell, one))

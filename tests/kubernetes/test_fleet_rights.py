@@ -39,7 +39,7 @@ from fleet.decide.decide import Decision
 from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
 from fleet.world.kubernetes import CORDONED, FENCED, KubeCondition, KubernetesView
-from fleet.world.machine import Machine, MachineStatus
+from fleet.world.machine import MachineObject, MachineStatus
 from fleet.world.slurm import Precondition
 from fleet.world.snapshot import FleetSnapshot, Unknown
 from fleet.world.worker_pool import PoolStatus, parse_pool
@@ -191,7 +191,7 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
     async def started(api: ApiClient) -> None:
         spec = {"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}
         await apply_change(
-            api, StartJob("x-1", "n0", Machine("n0", "u", "1"), "reboot", "x", spec, False, MachineStatus())
+            api, StartJob("x-1", "n0", MachineObject("n0", "u", "1"), "reboot", "x", spec, False, MachineStatus())
         )
 
     async def held(api: ApiClient) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fleet.decide.actions import CallHook
 from fleet.policy import Webhook
-from fleet.world.machine import Machine, MachineStatus
+from fleet.world.machine import MachineObject, MachineStatus
 
 SICK = 'gpu_lost[reboot]@9f2c001 fell off\r\nX-Evil: yes "quoted" \N{SNOWMAN}'
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -63,7 +63,7 @@ class Receiver:
 
 
 def call(url: str, token: str = "", ca: str = "", number: int = 1) -> CallHook:
-    machine = Machine("gpu-17-7c6cc41e", "uid-17", "9", status=MachineStatus(verdict=SICK))
+    machine = MachineObject("gpu-17-7c6cc41e", "uid-17", "9", status=MachineStatus(verdict=SICK))
     hook = Webhook(url, token, ca)
     return CallHook(
         f"gpu-17-{number}", "gpu-17", machine, "reboot", SICK, hook, "h100", f"uid-17/{number}", MachineStatus()

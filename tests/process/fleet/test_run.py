@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleet import reconciler as loop
-from fleet.act import changes, pod_pages
+from fleet.act import changes, observer
 from fleet.act import slurm_client as adapter
 from fleet.act.api_client import ApiClient
 from fleet.decide.decide import Decision, decide
@@ -526,7 +526,7 @@ def test_what_a_pods_page_shows_is_written_into_its_status(
     server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch, *, slurm_answers: bool
 ) -> None:
     """The request for the page has no token. Without slurmctld the reasons are of most use, and are written too."""
-    monkeypatch.setattr(pod_pages, "can_answer", lambda pod: pod.http > 0)  # the test's pod is on loopback
+    monkeypatch.setattr(observer, "can_answer", lambda pod: pod.http > 0)  # the test's pod is on loopback
     rest.answers = lambda method, path: nodes(SLURM) if slurm_answers else (500, b"")
     shown = {"type": "minivm.io/Ready", "status": "False", "reason": "Boot", "message": "munge key not proven"}
     body = json.dumps({"pod": "w0", "conditions": [shown]}).encode()

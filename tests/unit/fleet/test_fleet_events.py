@@ -21,7 +21,7 @@ from fleet.decide.actions import (
 )
 from fleet.report.events import REASONS, EventRateLimit, event, events, in_words
 from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus
+from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus
 from fleet.world.slurm import Precondition
 from fleet.world.worker_pool import PoolCondition, PoolStatus, WorkerPool
 
@@ -94,7 +94,7 @@ NODE, ILL = HistoryEntry(1, "node", "n0"), HistoryEntry(2, "verdict", "ecc[rma]@
 def of_machine(
     before: tuple[HistoryEntry, ...], after: tuple[HistoryEntry, ...], name: str = "m0"
 ) -> tuple[Record, KubernetesView]:
-    machine = Machine(name, f"uid-{name}", "7", status=MachineStatus(history=before))
+    machine = MachineObject(name, f"uid-{name}", "7", status=MachineStatus(history=before))
     return Record(name, "7", MachineStatus(state="Drained", history=after)), replace(WORLD, machines={name: machine})
 
 
@@ -171,7 +171,7 @@ def test_a_verdict_that_comes_and_goes_is_not_an_event_each_time() -> None:
 
 
 def test_what_is_noted_of_thousands_takes_no_place_from_what_is_done_and_told() -> None:
-    many = {f"m{number}": Machine(f"m{number}", f"uid-{number}", "7") for number in range(5000)}
+    many = {f"m{number}": MachineObject(f"m{number}", f"uid-{number}", "7") for number in range(5000)}
     notes: list[Change | Notice] = [Record(name, "7", MachineStatus(history=(NODE,))) for name in many]
     notes += [Cordon("n0", "uid-n0", "1", "fan 3"), Notice("w0", "held", "x")]
     found = events(notes, replace(WORLD, machines=many), "slurm", 30, EventRateLimit(), 0.0)

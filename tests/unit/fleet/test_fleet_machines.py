@@ -15,7 +15,7 @@ from fleet import crd
 from fleet.decide.actions import Make, Record
 from fleet.errors import FleetError
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.machine import HistoryEntry, Machine, MachineStatus, Remedy, machine_status_json, parse_machine
+from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus, Remedy, machine_status_json, parse_machine
 from tests.fleet_world import Node, Worlds
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +30,7 @@ def worlds() -> Worlds:
     return made
 
 
-def kept(worlds: Worlds) -> dict[str, Machine]:
+def kept(worlds: Worlds) -> dict[str, MachineObject]:
     return {name: worlds.machine(name) for name in worlds.machines or {}}
 
 

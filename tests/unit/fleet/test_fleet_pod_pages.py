@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.act.pod_pages import LATER_S, SOON_S, PodPages, can_answer, read_page
+from fleet.act.observer import LATER_S, SOON_S, PodPages, can_answer, read_page
 from fleet.decide.actions import ShowOnPod
 from fleet.decide.conditions import show_pages
 from fleet.errors import FleetError
@@ -130,7 +130,7 @@ class Pods:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.asked = Clock(), list[str]()
         self.answer: Callable[[KubePod], tuple[KubeCondition, ...]] = lambda _: (WELL,)
-        monkeypatch.setattr("fleet.act.pod_pages.read_page", self._read)
+        monkeypatch.setattr("fleet.act.observer.read_page", self._read)
         self.changes = 0
         self.pages = PodPages(self._changed, self.clock)
 
@@ -293,5 +293,5 @@ def test_a_page_is_asked_for_without_a_token() -> None:
 def test_an_answer_in_another_form_or_too_late_is_none(
     sent: bytes, hold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.act.pod_pages.WITHIN_S", 0.3)
+    monkeypatch.setattr("fleet.act.observer.PAGE_WITHIN_S", 0.3)
     assert asyncio.run(Server(sent, hold=hold).read()) == ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleet import reasons
-from fleet.decide import unregistered
+from fleet.decide import orphans
 from fleet.decide.actions import (
     Change,
     Cordon,
@@ -728,8 +728,8 @@ def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> N
     world = worlds.world()
     (worker,) = world.workers()
     assert isinstance(world.slurm, SlurmView)
-    assert not unregistered.causes(worker, world.slurm, replaced, unregistered.LONGEST_S - 1, Policy())
-    assert unregistered.causes(worker, world.slurm, replaced, unregistered.LONGEST_S, Policy())
+    assert not orphans.lost_causes(worker, world.slurm, replaced, orphans.LONGEST_S - 1, Policy())
+    assert orphans.lost_causes(worker, world.slurm, replaced, orphans.LONGEST_S, Policy())
 
 
 def test_a_fleet_that_is_started_anew_goes_on_from_what_the_pod_was_asked_for() -> None:
