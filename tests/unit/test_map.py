@@ -27,12 +27,12 @@ def first_sentence(path: Path) -> str:
 
 
 def summary(path: Path) -> str:
-    """Return the first clause of the first sentence, if it has some words of its own."""
+    """Return the first clause of the first sentence, if it has some words of its own, without its article."""
     short = first_sentence(path)
     for separator, least in (("[:;] | \\(", 2), (", ", 3)):
         head = re.split(separator, short, maxsplit=1)[0]
         short = head if len(head.split()) >= least else short
-    return short.removesuffix(".")
+    return re.sub(r"^(?:The|An?) (\w)", lambda start: start[1].upper(), short.removesuffix("."))
 
 
 def rooms(package: Path) -> Iterator[Path]:
