@@ -70,7 +70,9 @@ def test_a_sites_own_parts_run_beside_the_login_of_minivm(release: Release) -> N
     until(lambda: containers() == ["beside", "login"], "both are ready", within=180, seen=release.why)
     assert release.pods()["login-0"]["metadata"]["labels"]["team"] == "a"
     release.run("login-0", "touch", "/scratch/own/file")
+    release.shut()  # the way to the pod that was replaced
     said = release.as_user("alice", "sinfo -h -o %P && stat -c %F /scratch/own/file")
     assert "all" in said and "regular empty file" in said
     release.upgrade(login={"extraVolumes": [], "extraVolumeMounts": [], "sidecars": []})
     until(lambda: containers() == ["login"], "the login is alone again", within=180, seen=release.why)
+    release.shut()
