@@ -97,7 +97,7 @@ def test_a_program_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> 
     assert found["a"].failure is Failure.TIMEOUT
     assert "did not answer within 0.5 s" in found["a"].why
     assert found["b"].failure is None
-    assert not alive(int((tmp_path / "pid").read_text()))
+    until(lambda: not alive(int((tmp_path / "pid").read_text())), "its child has been killed too")
 
 
 @pytest.fixture
