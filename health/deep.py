@@ -19,7 +19,7 @@ from health.verdict import Result, Verdict
 TEXT_LIMIT = 240
 
 
-class State(StrEnum):
+class DeepState(StrEnum):
     OK = "ok"
     PROBLEM = "problem"
     UNKNOWN = "unknown"  # the checks ran or could not run, and gave no answer
@@ -30,13 +30,13 @@ class State(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Word:
     boot_id: str
-    state: State
+    state: DeepState
     ran: int = 0  # number of these checks that were about GPUs
     said: str = ""
 
     def settled(self, boot_id: str) -> bool:
         """Tell if this boot needs no further run. A run requested by name happens all the same."""
-        return bool(boot_id) and self.boot_id == boot_id and self.state is not State.RUNNING
+        return bool(boot_id) and self.boot_id == boot_id and self.state is not DeepState.RUNNING
 
 
 def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gpus: Collection[str]) -> Word:
@@ -56,10 +56,10 @@ def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gp
         text = "; ".join(
             f"{verdict.check}[{verdict.class_}]@{verdict.commit[:7] or 'none'} {verdict.reason}" for verdict in problems
         )
-        return Word(boot_id, State.PROBLEM, gpus, _line(text))
+        return Word(boot_id, DeepState.PROBLEM, gpus, _line(text))
     if doubts:
-        return Word(boot_id, State.UNKNOWN, gpus, _line("; ".join(doubts)))
-    return Word(boot_id, State.OK, gpus, _line(" ".join(verdict.check for verdict in ran)))
+        return Word(boot_id, DeepState.UNKNOWN, gpus, _line("; ".join(doubts)))
+    return Word(boot_id, DeepState.OK, gpus, _line(" ".join(verdict.check for verdict in ran)))
 
 
 def write(path: Path, summary: Word) -> None:
@@ -73,14 +73,14 @@ def read(path: Path) -> Word | None:
     """Read the file; None if it is missing or unreadable, which means that nothing is known."""
     data = read_json(path)
     try:
-        return Word(str(data["boot_id"]), State(str(data["state"])), int(data["ran"]), str(data["said"]))
+        return Word(str(data["boot_id"]), DeepState(str(data["state"])), int(data["ran"]), str(data["said"]))
     except (KeyError, ValueError, TypeError, OverflowError):
         return None
 
 
 def runs(path: Path, boot_id: str) -> bool:
     known = read(path)
-    return known is not None and known.state is State.RUNNING and known.boot_id == boot_id
+    return known is not None and known.state is DeepState.RUNNING and known.boot_id == boot_id
 
 
 def _line(text: str) -> str:

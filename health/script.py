@@ -31,7 +31,7 @@ JOB_ENV = "MINIVM_JOB_ENV_"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScriptOutcome:
     # None if it never started or never ended by itself; negative: the signal that ended it.
     code: int | None
     seconds: float
@@ -75,11 +75,11 @@ def environment(kind: str, given: Mapping[str, str], commit: str, tree: str, unf
     return env
 
 
-def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
+def run(argv: list[str], env: Mapping[str, str], deadline_s: float, unfit: int) -> ScriptOutcome:
     return _watch(partial(_spawn, argv, env), argv[0], deadline_s, unfit)
 
 
-def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float) -> Outcome:
+def run_here(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float) -> ScriptOutcome:
     """Run Python code like a script, in a fork of this process instead of a new interpreter.
 
     The bytes that `work` returns are the output; prints become error output.
@@ -167,7 +167,7 @@ def _flush() -> None:
 
 def _watch(
     start: Callable[[int, int], int], name: str, deadline_s: float, unfit: int, *, grace_s: float = 0.0
-) -> Outcome:
+) -> ScriptOutcome:
     """Start a process and collect its output until it ends or the deadline passes.
 
     `start` gets the two descriptors to write to and returns the pid, which leads its own group.
@@ -187,7 +187,7 @@ def _watch(
         try:
             pid = start(out_w, err_w)
         except OSError as error:
-            return Outcome(None, time.monotonic() - begun, broken=_not_started(name, error))
+            return ScriptOutcome(None, time.monotonic() - begun, broken=_not_started(name, error))
         finally:
             os.close(out_w)
             os.close(err_w)
@@ -205,7 +205,7 @@ def _watch(
         os.close(err_r)
     seconds = time.monotonic() - begun
     broken = "" if ended else f"did not end within {deadline_s:g} s"
-    return Outcome(code if ended else None, seconds, out, err, broken or why_broken(code, unfit))
+    return ScriptOutcome(code if ended else None, seconds, out, err, broken or why_broken(code, unfit))
 
 
 def _give_up(pid: int, grace_s: float) -> None:

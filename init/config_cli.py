@@ -17,8 +17,8 @@ from init.pod.pod import Pod
 from init.slurm.change import Effect
 from init.slurm.daemon import PROGRAM, Slurmctld
 from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
-from init.slurm.judge import LIVE, PENDING, SAID, Said, SlurmConfigError, impossible, load_said, weigh
-from init.slurm.kept import Kept, digest
+from init.slurm.judge import LIVE, PENDING, SAID, SavedJudgement, SlurmConfigError, impossible, load_said, weigh
+from init.slurm.kept import LastGoodConfig, digest
 from init.slurm.place import placed
 
 TRIED = Path("/run/minivm/slurm-asked")  # not the directory where the mounted one is tested at the same time
@@ -96,13 +96,13 @@ def accept(hash: str) -> None:
     if hash != mounted:
         raise SlurmConfigError(f"accept {hash}", f"the mounted files are {mounted}", hint="see `minivm config diff`")
     SAID.unlink(missing_ok=True)
-    Kept(pod).accept(hash, time.time())
+    LastGoodConfig(pod).accept(hash, time.time())
     result = _wait_for_result(time.monotonic() + WITHIN)
     click.echo(f"{result.hash}: {result.why or result.state}")
     sys.exit(0 if result.state == LIVE else 1)
 
 
-def _wait_for_result(until: float) -> Said:
+def _wait_for_result(until: float) -> SavedJudgement:
     """Wait for the result about the files that are mounted now."""
     while True:
         files = SlurmFiles(Pod(os.environ)).wanted()
@@ -112,7 +112,7 @@ def _wait_for_result(until: float) -> Said:
         if result is not None and result.hash == digest(files):
             return result
         if time.monotonic() > until:
-            return Said(digest(files), PENDING, "not checked yet")
+            return SavedJudgement(digest(files), PENDING, "not checked yet")
         time.sleep(PAUSE)
 
 

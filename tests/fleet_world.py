@@ -50,7 +50,7 @@ from fleet.world.kubernetes import RESTART, KubernetesView, assemble
 from fleet.world.machine import MachineObject, MachineStatus, machine_status_json, parse_machine
 from fleet.world.slurm import Precondition, parse_slurm
 from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown
-from health.broker.decide import Node as Asked
+from health.broker.decide import BrokerNode as Asked
 from health.broker.decide import asks_for_deep
 
 

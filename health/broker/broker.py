@@ -25,7 +25,7 @@ from health.broker.incidents import Enter
 from health.broker.inputs import read_gpus
 from health.broker.memory import Log, Memory, Now, expect_drain, forget, is_restless, resumed, what_of
 from health.broker.slurm_drains import Remains, Unkilled, cause_of
-from health.broker.step import Action, AskFleet, AskNode, AskRemains, Change, Failed, Inputs, step
+from health.broker.step import Action, ApplyAct, AskFleet, AskNode, AskRemains, BrokerInputs, Failed, step
 from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
@@ -169,12 +169,12 @@ class Broker:
                 inputs = self._perform(action, inputs)
         self._save()
 
-    def _read(self) -> Inputs:
+    def _read(self) -> BrokerInputs:
         boot = boot_id()
         verdicts = tuple(read_verdicts(self.places.verdicts).values())
         by_scripts = any(is_of_script(verdict.check) for verdict in verdicts)
         index = read_index(self.places.index)
-        return Inputs(
+        return BrokerInputs(
             self.slurm.name,
             self.policy,
             boot,
@@ -185,7 +185,7 @@ class Broker:
             deep.runs(self.places.deep, boot),
         )
 
-    def _perform(self, action: Action, inputs: Inputs) -> Inputs:
+    def _perform(self, action: Action, inputs: BrokerInputs) -> BrokerInputs:
         """Perform an action; return the inputs with its result."""
         match action:
             case Log(text):
@@ -199,7 +199,7 @@ class Broker:
                 return replace(inputs, fleet=_answer(self.slurm.survey))
             case AskRemains():
                 return replace(inputs, remains=look_for_remains(self.memory.slurm.unkilled, self.places.spool))
-            case Change(act):
+            case ApplyAct(act):
                 return replace(inputs, changed=_answer(lambda: self.slurm.change(act)))
 
     def _enter(self, entry: Enter) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from health.broker.decide import Act, Fleet, Node, Other
+from health.broker.decide import Act, BrokerNode, Fleet, Other
 from init.slurm import client
 from init.slurm.client import SlurmError
 
@@ -33,14 +33,14 @@ class Slurm:
         self.name = name
         self.controller = controller
 
-    def node(self) -> Node | None:
+    def node(self) -> BrokerNode | None:
         node = client.node(self.name, self.controller)
         if node is None:
             return None
         author, _, at = node.author.partition("@")
-        return Node("DRAIN" in node.flags, node.reason, node.busy, author, _time(at))
+        return BrokerNode("DRAIN" in node.flags, node.reason, node.busy, author, _time(at))
 
-    def known_node(self) -> Node:
+    def known_node(self) -> BrokerNode:
         node = self.node()
         if node is None:
             raise SlurmError("find the node", f"slurmctld knows no node {self.name} yet")

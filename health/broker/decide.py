@@ -53,7 +53,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class BrokerNode:
     """The node as the controller has it."""
 
     drained: bool
@@ -188,7 +188,7 @@ def parts(text: str) -> list[tuple[str, str, str, str]]:
     return [(match[1], match[2], match[3], part) for match, part in matches if match]
 
 
-def asks_for_deep(node: Node) -> bool:
+def asks_for_deep(node: BrokerNode) -> bool:
     """Tell if a pod that starts on this node must run the deep checks first.
 
     The fleet, or an earlier pod's verdict, keeps jobs off for a reboot or a replacement. With jobs on the node, or a
@@ -239,7 +239,7 @@ def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[st
     }
 
 
-def decide(standing: Mapping[str, Seen], node: Node, kept: Mapping[str, str]) -> Act:
+def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, str]) -> Act:
     """Decide on the node, before guard and rate limit. `kept`: see `unreleased`."""
     if node.drained and not node.ours:
         # A person's drain, or Slurm's own: never change it; it keeps jobs off as well.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from health.broker.decide import Node, Seen, raised
-from health.broker.slurm_drains import EXPECTED_S, SOON_S, Watch
+from health.broker.decide import BrokerNode, Seen, raised
+from health.broker.slurm_drains import EXPECTED_S, SOON_S, SlurmDrainWatch
 
 # A person's resume holds for a day; a problem that still exists then drains again.
 RESUMED_LASTS_S = 86400.0
@@ -36,13 +36,13 @@ class Memory:
     posted: str = ""
     said: str = "starting"
     # The node as this pod found it; None: not known yet.
-    found: Node | None = None
+    found: BrokerNode | None = None
     # When to act, and when to look at the fleet again, by the steady clock; 0: never.
     due: float = 0.0
     recheck: float = 0.0
     failures: int = 0
     # Of Slurm's own drains, and what the pod tells of the one that stands; until when such a drain is expected.
-    slurm: Watch = field(default_factory=Watch)
+    slurm: SlurmDrainWatch = field(default_factory=SlurmDrainWatch)
     slurm_drain: str = ""
     expected: float = 0.0
     # When slurmctld last told of the node.

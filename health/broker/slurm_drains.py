@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from health.broker.decide import REASON_LIMIT, Act, Node
+from health.broker.decide import REASON_LIMIT, Act, BrokerNode
 from init.slurm.node import BACK
 
 AGAIN_S = 30.0  # interval of looks at such a drain
@@ -17,7 +17,7 @@ WAY_OUT = "a person ends it: scontrol update nodename={} state=resume"
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class SlurmDrainCause:
     pattern: re.Pattern[str]
     author: str  # slurmstepd's requests come from root; slurmctld's own from SlurmUser
     clean_s: float  # time that the node must be clean
@@ -26,12 +26,14 @@ class Cause:
 
 # A script that fails is not fixed by a lift: its drain waits longer, so that few jobs meet the script again.
 CAUSES = (
-    Cause(re.compile(r"(Kill task failed|Job step not running)( \(JobId=\d+ [^()]*\))?"), "root", 30.0, kill=True),
-    Cause(re.compile("SlurmdSpoolDir is full"), "root", 60.0),
-    Cause(re.compile("batch job complete failure"), "slurm", 60.0),
-    Cause(re.compile("Prolog error|Epilog error|Job env setup error"), "slurm", 600.0),
+    SlurmDrainCause(
+        re.compile(r"(Kill task failed|Job step not running)( \(JobId=\d+ [^()]*\))?"), "root", 30.0, kill=True
+    ),
+    SlurmDrainCause(re.compile("SlurmdSpoolDir is full"), "root", 60.0),
+    SlurmDrainCause(re.compile("batch job complete failure"), "slurm", 60.0),
+    SlurmDrainCause(re.compile("Prolog error|Epilog error|Job env setup error"), "slurm", 600.0),
     # slurmctld keeps the reason of a pod's return when it drains a node, and a person's drain has a reason of its own.
-    Cause(re.compile(re.escape(BACK)), "root", 600.0),
+    SlurmDrainCause(re.compile(re.escape(BACK)), "root", 600.0),
 )
 
 
@@ -42,11 +44,11 @@ class Unkilled:
     job: int
     at: float
     processes: tuple[tuple[int, str], ...]  # pid and start
-    before: Node | None  # the node just before Slurm drained it; None: slurmctld did not answer
+    before: BrokerNode | None  # the node just before Slurm drained it; None: slurmctld did not answer
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SlurmDrainWatch:
     """The broker's memory of Slurm's own drains."""
 
     unkilled: Unkilled | None = None
@@ -67,7 +69,7 @@ class Remains:
         return "; ".join(filter(None, (*self.hanging, self.spool)))
 
 
-def cause_of(node: Node) -> Cause | None:
+def cause_of(node: BrokerNode) -> SlurmDrainCause | None:
     words, found, _ = node.reason.partition(STILL)
     for cause in CAUSES:
         if node.drained and node.author == ("root" if found else cause.author) and cause.pattern.fullmatch(words):
@@ -75,7 +77,9 @@ def cause_of(node: Node) -> Cause | None:
     return None
 
 
-def judge(cause: Cause, node: Node, remains: Remains, watch: Watch, now: float, name: str = "NODE") -> Act:
+def judge(
+    cause: SlurmDrainCause, node: BrokerNode, remains: Remains, watch: SlurmDrainWatch, now: float, name: str = "NODE"
+) -> Act:
     """Decide about a drain by Slurm itself: clear, update, or nothing with the reason to wait."""
     way_out = WAY_OUT.format(name)
     words = node.reason.partition(STILL)[0]
@@ -99,7 +103,7 @@ def plain(text: str) -> str:
     return re.sub(r"[^ -~]|[\"'`|\\]", " ", text)[:REASON_LIMIT].strip()
 
 
-def _is_recorded(node: Node, watch: Watch) -> bool:
+def _is_recorded(node: BrokerNode, watch: SlurmDrainWatch) -> bool:
     """Tell if this very drain is the one that slurmstepd announced: a person may use the same words."""
     unkilled = watch.unkilled
     if unkilled is None or unkilled.before is None:

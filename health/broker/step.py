@@ -76,7 +76,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class BrokerInputs:
     name: str
     policy: BrokerPolicy
     boot_id: str
@@ -90,7 +90,7 @@ class Inputs:
     deep_runs: bool = False
     # Answers so far: the incident count of a check's GPU; the node; the other nodes; the result of a change.
     incidents: Mapping[str, int] = field(default_factory=dict)
-    node: decide.Node | Failed | None = None
+    node: decide.BrokerNode | Failed | None = None
     fleet: decide.Fleet | Failed | None = None
     changed: decide.Act | Failed | None = None
     # What a drain of Slurm's own has left on the node.
@@ -113,15 +113,15 @@ class AskRemains:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ApplyAct:
     act: decide.Act
 
 
-Action = Log | Enter | AskNode | AskFleet | AskRemains | Change
+Action = Log | Enter | AskNode | AskFleet | AskRemains | ApplyAct
 Outcome = tuple[Memory, tuple[Action, ...]]
 
 
-def step(memory: Memory, inputs: Inputs, now: Now) -> Outcome:
+def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     """Decide: take in the verdicts and return at most one change."""
     after = _observed(memory, inputs, now)
     entries = _entries(memory, after, inputs, now)
@@ -142,7 +142,7 @@ def step(memory: Memory, inputs: Inputs, now: Now) -> Outcome:
     return after, ()
 
 
-def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
+def _observed(memory: Memory, inputs: BrokerInputs, now: Now) -> Memory:
     counted = next((item for item in inputs.verdicts if item.check == "gpu_count"), None)
     verdicts = [verdict for verdict in inputs.verdicts if not is_void(verdict, inputs.scripts)]
     complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
@@ -153,7 +153,7 @@ def _observed(memory: Memory, inputs: Inputs, now: Now) -> Memory:
     return replace(memory, seen=alive, held=unexpired(memory.held, now))
 
 
-def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[Enter]:
+def _entries(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> list[Enter]:
     """Return the new problems that concern a GPU."""
     before, evidence = decide.raised(memory.seen), {item.check: item.evidence for item in inputs.verdicts}
     new = {check: seen for check, seen in decide.raised(after.seen).items() if check not in before}
@@ -164,7 +164,7 @@ def _entries(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> list[En
     return [request for request in entries if request is not None]
 
 
-def _is_gone(check: str, inputs: Inputs) -> bool:
+def _is_gone(check: str, inputs: BrokerInputs) -> bool:
     """Tell if the check is no longer in the tree and has no valid verdict.
 
     A script without a verdict since the pod began counts as gone: it does not run on a drained node.
@@ -174,20 +174,20 @@ def _is_gone(check: str, inputs: Inputs) -> bool:
     return is_of_script(check) or (inputs.index is not None and check not in inputs.index.checks)
 
 
-def _kept(memory: Memory, text: str, inputs: Inputs, now: Now) -> dict[str, str]:
+def _kept(memory: Memory, text: str, inputs: BrokerInputs, now: Now) -> dict[str, str]:
     def dead(check: str) -> bool:
         return check in memory.forgotten or _is_gone(check, inputs)
 
     return decide.unreleased(text, memory.seen, memory.held, inputs.policy, now.wall, dead)
 
 
-def _differs(memory: Memory, standing: Mapping[str, decide.Seen], inputs: Inputs, now: Now) -> bool:
+def _differs(memory: Memory, standing: Mapping[str, decide.Seen], inputs: BrokerInputs, now: Now) -> bool:
     """Tell if the problems differ from those at the last action, or if the posted reason names too many."""
     live = decide.reason(standing, decide.left(standing, _kept(memory, memory.posted, inputs, now)))
     return names_of(standing) != memory.acted_on or not decide.names(memory.posted) <= decide.names(live)
 
 
-def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
+def _act(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     match inputs.node:
         case None:
             return memory, (AskNode(),)
@@ -201,7 +201,7 @@ def _act(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
     return _act_on_verdicts(memory, after, node, inputs, now)
 
 
-def _act_on_verdicts(memory: Memory, after: Memory, node: decide.Node, inputs: Inputs, now: Now) -> Outcome:
+def _act_on_verdicts(memory: Memory, after: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now) -> Outcome:
     standing = after.standing(now)
     logs: tuple[Log, ...] = ()
     kept = _kept(after, node.reason, inputs, now)
@@ -235,7 +235,7 @@ def _act_on_verdicts(memory: Memory, after: Memory, node: decide.Node, inputs: I
         return replace(after, said=text, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), logs
     match inputs.changed:
         case None:
-            return memory, (*logs, Log(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
+            return memory, (*logs, Log(f"{act.kind} {inputs.name}: {act.text}"), ApplyAct(act))
         case Failed(why):
             return _again(after, why, now)
     recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
@@ -247,7 +247,12 @@ def _act_on_verdicts(memory: Memory, after: Memory, node: decide.Node, inputs: I
 
 
 def _act_on_slurm(
-    memory: Memory, after: Memory, cause: slurm_drains.Cause, node: decide.Node, inputs: Inputs, now: Now
+    memory: Memory,
+    after: Memory,
+    cause: slurm_drains.SlurmDrainCause,
+    node: decide.BrokerNode,
+    inputs: BrokerInputs,
+    now: Now,
 ) -> Outcome:
     """Lift a drain of Slurm's own from a clean node, tell what hangs, or put back the reason that it replaced."""
     if inputs.remains is None:
@@ -264,7 +269,7 @@ def _act_on_slurm(
         return after, ()
     match inputs.changed:
         case None:
-            return memory, (Log(f"{act.kind} {inputs.name}: {act.text}"), Change(act))
+            return memory, (Log(f"{act.kind} {inputs.name}: {act.text}"), ApplyAct(act))
         case Failed(why):
             return _again(after, why, now)
     recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
@@ -272,7 +277,7 @@ def _act_on_slurm(
     if act.kind == "update":
         return replace(after, slurm=replace(watch, posted=act.text)), ()
     lifts = (*(at for at in watch.lifts if now.steady - at < slurm_drains.WITHIN_S), now.steady)
-    return replace(after, slurm=slurm_drains.Watch(lifts=lifts), slurm_drain="", drained=False, due=0.0), ()
+    return replace(after, slurm=slurm_drains.SlurmDrainWatch(lifts=lifts), slurm_drain="", drained=False, due=0.0), ()
 
 
 def _acted(memory: Memory, standing: Mapping[str, decide.Seen], act: decide.Act) -> Memory:
@@ -286,7 +291,7 @@ def _again(memory: Memory, why: str, now: Now) -> Outcome:
     return later, (Log(f"{why}: retrying in {pause:.0f} s"),)
 
 
-def _recheck(memory: Memory, after: Memory, inputs: Inputs, now: Now) -> Outcome:
+def _recheck(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     """Look once after a drain if the rest of the fleet reported the same problem at the same moment."""
     standing, after = after.standing(now), replace(after, recheck=0.0)
     match inputs.fleet:

@@ -28,7 +28,7 @@ from health import deep
 from health.api import When
 from health.ask import ask_broker
 from health.checks.select import Asked, due
-from health.deep import State, Word
+from health.deep import DeepState, Word
 from health.index import read_index
 from health.places import Places, boot_id
 from health.script import UNFIT, environment, run_here
@@ -68,13 +68,13 @@ def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> b
         return False
     if not answer:
         cut = known is not None and known.boot_id == boot
-        deep.write(path, Word(boot, State.UNKNOWN, said=CUT) if cut else Word(boot, State.NOT_ASKED))
+        deep.write(path, Word(boot, DeepState.UNKNOWN, said=CUT) if cut else Word(boot, DeepState.NOT_ASKED))
         return True
-    deep.write(path, Word(boot, State.RUNNING))
+    deep.write(path, Word(boot, DeepState.RUNNING))
     failure = run()
     after = deep.read(path)
     if after is None or not after.settled(boot):
-        deep.write(path, Word(boot, State.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT]))
+        deep.write(path, Word(boot, DeepState.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT]))
     return True
 
 

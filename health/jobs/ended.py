@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from health.jobs import machines
-from health.jobs.model import Answer, Cause, Fact, Job, Node, Step, Sure, World
+from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, JobStep, Sure, World
 from health.jobs.text import duration, listed, minutes, moment, safe, signal_name
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
@@ -36,7 +36,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
     return replace(answer, evidence=(*facts, *answer.evidence))
 
 
-def _failed(job: Job) -> list[Step]:
+def _failed(job: Job) -> list[JobStep]:
     return [step for step in job.steps if step.exit_code or step.signal or step.state == "OUT_OF_MEMORY"][:SHOWN_STEPS]
 
 
@@ -55,16 +55,16 @@ def _commented(job: Job, comment: str) -> Answer:
     """Explain an end that minivm itself brought about; it wrote the reason into the job's AdminComment."""
     said = safe(comment.removeprefix(PREFIX)).strip().rstrip(".")
     if MEMORY_COMMENT in comment:
-        return Answer(f"minivm ended it: {said}.", Cause.REQUEST, advice=_more_memory(job))
+        return Answer(f"minivm ended it: {said}.", JobCause.REQUEST, advice=_more_memory(job))
     return Answer(
         f"minivm ended it: {said}.",
-        Cause.CLUSTER,
+        JobCause.CLUSTER,
         advice=("submit it again: nothing in your job caused it", "let it be requeued: --requeue, with checkpoints"),
     )
 
 
 def _completed(job: Job, world: World) -> Answer:
-    return Answer("It ended well, with exit code 0.", Cause.NONE)
+    return Answer("It ended well, with exit code 0.", JobCause.NONE)
 
 
 def _doubt(job: Job, world: World, answer: Answer) -> Answer:
@@ -77,7 +77,7 @@ def _doubt(job: Job, world: World, answer: Answer) -> Answer:
     return replace(
         answer,
         headline=f"{answer.headline} A machine's fault is possible too: {names} was found broken while it ran.",
-        cause=Cause.MACHINE,
+        cause=JobCause.MACHINE,
         sure=Sure.POSSIBLE,
         evidence=(*answer.evidence, *machines.facts(suspects)),
         advice=(f"submit it again without that node: sbatch --exclude={names}", *answer.advice),
@@ -85,14 +85,14 @@ def _doubt(job: Job, world: World, answer: Answer) -> Answer:
     )
 
 
-def _suspects(job: Job, world: World) -> list[Node]:
+def _suspects(job: Job, world: World) -> list[JobNode]:
     hosts = set(expanded(job.nodes[:65536]))
     return [
         node
         for node in world.nodes or ()
         if node.name in hosts
         and not node.is_usable
-        and machines.cause_of(node)[0] is Cause.MACHINE
+        and machines.cause_of(node)[0] is JobCause.MACHINE
         and job.started <= node.since <= job.ended + AFTER
     ]
 
@@ -106,7 +106,7 @@ def _failed_job(job: Job, world: World) -> Answer:
     if not job.nodes and not job.steps:
         return Answer(
             "Slurm refused it at submission or removed it before it had nodes; sbatch said why.",
-            Cause.REQUEST,
+            JobCause.REQUEST,
             Sure.LIKELY,
             (Fact(f"the reason is {safe(job.reason, 60)}", "squeue"),) if job.reason not in ("", "None") else (),
             ("check its --mem, --gres, --constraint and --nodes against sinfo -o '%n %c %m %G %f'",),
@@ -114,7 +114,7 @@ def _failed_job(job: Job, world: World) -> Answer:
     if job.reason in ("JobLaunchFailure", "SystemFailure"):
         return Answer(
             "Slurm could not launch it; its own code did not run.",
-            Cause.CLUSTER,
+            JobCause.CLUSTER,
             Sure.LIKELY,
             machines.facts([node for node in _hosts(job, world) if not node.is_usable]),
             ("submit it again", "if it happens again, tell an operator the node"),
@@ -122,7 +122,7 @@ def _failed_job(job: Job, world: World) -> Answer:
     if job.signal == NO_OUTPUT:
         return Answer(
             "Slurm could not open its output file or its directory, so its script did not run.",
-            Cause.REQUEST,
+            JobCause.REQUEST,
             Sure.LIKELY,
             (Fact(f"output {safe(job.output)}", SACCT),) if job.output else (),
             ("check that the directory of --output exists on the nodes and is yours", "check your quota and --chdir"),
@@ -134,7 +134,7 @@ def _failed_job(job: Job, world: World) -> Answer:
     last = next((step for step in _failed(job) if not step.id.endswith((".batch", ".extern"))), None)
     where = f", first in step {safe(last.id, 40)}" if last else ""
     head = f"Its own program ended with exit code {job.exit_code}{where}{f': {what}' if what else ''}."
-    return _doubt(job, world, Answer(head, Cause.CODE, Sure.LIKELY, advice=_look(job)))
+    return _doubt(job, world, Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job)))
 
 
 def _signalled(job: Job) -> Answer:
@@ -143,7 +143,7 @@ def _signalled(job: Job) -> Answer:
     if name == "SIGKILL":
         return Answer(
             "A process of it was killed by SIGKILL, and Slurm counts no memory limit as reached.",
-            Cause.UNKNOWN,
+            JobCause.UNKNOWN,
             Sure.POSSIBLE,
             advice=("see the end of its output", "check with seff whether its memory was nearly full"),
             unknown=("what sent SIGKILL: the program itself, a person on the node, or the kernel",),
@@ -160,7 +160,7 @@ def _signalled(job: Job) -> Answer:
         "SIGXCPU": "it used more CPU time than `ulimit -t` allows",
     }.get(name, "")
     head = f"Its own program died of {name}{f': {meaning}' if meaning else ''}."
-    return Answer(head, Cause.CODE, Sure.LIKELY, advice=_look(job))
+    return Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job))
 
 
 def _look(job: Job) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def _more_memory(job: Job) -> tuple[str, ...]:
 def _out_of_memory(job: Job, world: World) -> Answer:
     return Answer(
         f"It used all of its memory{_limit(job)} in all, and the kernel killed a process of it.",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         advice=_more_memory(job),
         unknown=("whether the program leaks or simply needs more",),
     )
@@ -191,13 +191,13 @@ def _timeout(job: Job, world: World) -> Answer:
     if job.reason == "InactiveLimit":
         return Answer(
             "Slurm ended it because its salloc or srun did not answer for longer than InactiveLimit.",
-            Cause.LIMIT,
+            JobCause.LIMIT,
             advice=("keep the session open (tmux), or use sbatch",),
         )
     ran = f" after {duration(job.ended - job.started)}" if job.ended > job.started > 0 else ""
     answer = Answer(
         f"It reached its time limit of {minutes(job.limit)}{ran}.",
-        Cause.LIMIT,
+        JobCause.LIMIT,
         advice=(
             "submit it with a longer --time, or save checkpoints and continue",
             "--signal=B:USR1@300 warns it before",
@@ -211,7 +211,7 @@ def _timeout(job: Job, world: World) -> Answer:
     return replace(answer, evidence=facts, unknown=(*answer.unknown, "whether a broken node made it slow"))
 
 
-def _hosts(job: Job, world: World) -> list[Node]:
+def _hosts(job: Job, world: World) -> list[JobNode]:
     hosts = set(expanded(job.nodes[:65536]))
     return [node for node in world.nodes or () if node.name in hosts]
 
@@ -229,7 +229,7 @@ def _node_fail(job: Job, world: World) -> Answer:
     which = safe(name, 120) if name else f"one of {safe(job.nodes, 120)}" if job.nodes else "a node"
     return Answer(
         f"Its node failed: slurmctld lost {which} while the job ran.",
-        Cause.MACHINE,
+        JobCause.MACHINE,
         Sure.CERTAIN if name else Sure.LIKELY,
         tuple(facts),
         ("submit it again: nothing in your job is known to have caused it", "--requeue lets Slurm do that by itself"),
@@ -242,28 +242,30 @@ def _cancelled(job: Job, world: World) -> Answer:
     if not job.killer:
         return Answer(
             f"It was cancelled {when}.",
-            Cause.PERSON,
+            JobCause.PERSON,
             Sure.LIKELY,
             unknown=("by whom: only accounting records that, and it did not say",),
         )
     if job.killer == job.user:
-        return Answer(f"Its own user, {safe(job.user, 40)}, cancelled it {when}.", Cause.PERSON)
+        return Answer(f"Its own user, {safe(job.user, 40)}, cancelled it {when}.", JobCause.PERSON)
     if job.killer in ("root", "slurm"):
         return Answer(
             f"{job.killer} cancelled it {when}: an operator, or Slurm itself (an invalid dependency, a failed prolog of"
             " srun or salloc).",
-            Cause.PERSON,
+            JobCause.PERSON,
             Sure.POSSIBLE,
             advice=("ask an operator",),
             unknown=("the reason: no comment was written",),
         )
-    return Answer(f"{safe(job.killer, 40)} cancelled it {when}.", Cause.PERSON, advice=(f"ask {safe(job.killer, 40)}",))
+    return Answer(
+        f"{safe(job.killer, 40)} cancelled it {when}.", JobCause.PERSON, advice=(f"ask {safe(job.killer, 40)}",)
+    )
 
 
 def _preempted(job: Job, world: World) -> Answer:
     return Answer(
         "A job of a higher priority took its place (preemption).",
-        Cause.CLUSTER,
+        JobCause.CLUSTER,
         advice=("submit it again, with --requeue and checkpoints", "ask which partition or QOS is not preempted"),
         unknown=("which job: Slurm does not record that with this one",),
     )
@@ -271,23 +273,23 @@ def _preempted(job: Job, world: World) -> Answer:
 
 def _boot_fail(job: Job, world: World) -> Answer:
     facts = machines.facts([node for node in _hosts(job, world) if not node.is_usable])
-    return Answer("A node did not boot for it.", Cause.MACHINE, evidence=facts, advice=("submit it again",))
+    return Answer("A node did not boot for it.", JobCause.MACHINE, evidence=facts, advice=("submit it again",))
 
 
 def _deadline(job: Job, world: World) -> Answer:
     return Answer(
         "It could not end before its --deadline, so Slurm removed it.",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         advice=("submit it with a later --deadline or a shorter --time",),
     )
 
 
 def _unknown(job: Job, world: World) -> Answer:
-    return Answer(f"It ended as {safe(job.state, 40)}, which minivm does not know.", Cause.UNKNOWN)
+    return Answer(f"It ended as {safe(job.state, 40)}, which minivm does not know.", JobCause.UNKNOWN)
 
 
 def _revoked(job: Job, world: World) -> Answer:
-    return Answer("Another cluster of the federation runs it.", Cause.NONE)
+    return Answer("Another cluster of the federation runs it.", JobCause.NONE)
 
 
 HANDLERS: dict[str, Callable[[Job, World], Answer]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from health.jobs import ended, pending, running
-from health.jobs.model import Answer, Cause, Event, Job, Page, World
+from health.jobs.model import Answer, Event, Job, JobCause, Page, World
 from health.jobs.text import duration, safe
 
 
@@ -37,7 +37,7 @@ def withhold(job: Job) -> Page:
     return Page(
         shown,
         Answer(
-            f"{head}. You see only what squeue shows.", Cause.UNKNOWN, advice=("its user or an operator sees more",)
+            f"{head}. You see only what squeue shows.", JobCause.UNKNOWN, advice=("its user or an operator sees more",)
         ),
         (),
     )

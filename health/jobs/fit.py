@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from health.jobs.model import Job, Node
+from health.jobs.model import Job, JobNode
 from health.jobs.text import count, listed, size
 from init.slurm.conf import expanded
 
@@ -17,9 +17,9 @@ _PLAIN = re.compile(r"[\w.&-]+", re.ASCII)  # features joined by "and"; others a
 class Fit:
     """Nodes of the job's partitions by what they mean for the job."""
 
-    fitting: tuple[Node, ...]  # large enough, usable
-    held: tuple[Node, ...]  # large enough, drained or down
-    lacking: tuple[tuple[Node, tuple[str, ...]], ...]  # too small, with what they lack; nearest first
+    fitting: tuple[JobNode, ...]  # large enough, usable
+    held: tuple[JobNode, ...]  # large enough, drained or down
+    lacking: tuple[tuple[JobNode, tuple[str, ...]], ...]  # too small, with what they lack; nearest first
     wanted: int  # nodes that the job needs at least
     is_exact: bool  # False if a part of the request was not judged
 
@@ -34,13 +34,13 @@ class Fit:
         return not self.never and len(self.fitting) < self.wanted
 
 
-def judge(job: Job, nodes: Iterable[Node]) -> Fit:
+def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
     partitions = frozenset(job.partition.split(","))
     required = frozenset(expanded(job.required[:4096]))
     excluded = frozenset(expanded(job.excluded[:4096]))
-    fitting: list[Node] = []
-    held: list[Node] = []
-    lacking: list[tuple[Node, tuple[str, ...]]] = []
+    fitting: list[JobNode] = []
+    held: list[JobNode] = []
+    lacking: list[tuple[JobNode, tuple[str, ...]]] = []
     for node in nodes:
         if not node.partitions & partitions:
             continue
@@ -73,7 +73,7 @@ def share(job: Job) -> tuple[int, int]:
     return cpus, memory
 
 
-def _lacks(job: Job, node: Node, required: frozenset[str], excluded: frozenset[str]) -> tuple[str, ...]:
+def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozenset[str]) -> tuple[str, ...]:
     cpus, memory = share(job)
     lacks = []
     if required and node.name not in required and len(required) >= max(1, job.node_count):
@@ -101,11 +101,11 @@ def amount(name: str, gres: Iterable[tuple[str, int]]) -> int:
     return sum(number for held, number in gres if held == name or held.startswith(f"{name}:"))
 
 
-def most_memory(nodes: Iterable[Node]) -> int:
+def most_memory(nodes: Iterable[JobNode]) -> int:
     return max((node.memory for node in nodes), default=0)
 
 
-def free(nodes: Iterable[Node], job: Job) -> int:
+def free(nodes: Iterable[JobNode], job: Job) -> int:
     """Count nodes that have room for one share of the job now."""
     cpus, memory = share(job)
     return sum(1 for node in nodes if node.cpus - node.cpus_used >= cpus and node.memory - node.memory_used >= memory)

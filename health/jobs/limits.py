@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from health.jobs.model import Job, Limit
+from health.jobs.model import Job, UsageLimit
 from health.jobs.text import minutes, safe, size
 
 RESOURCES = {
@@ -78,7 +78,7 @@ def _key(kind: str, what: str, run: str, per: str) -> str:
     return f"{kind}TRES{'RunMins' if run.startswith('Run') else 'Mins' if run else ''}{suffix}"
 
 
-def matching(limit: Named, job: Job, limits: Sequence[Limit]) -> list[Limit]:
+def matching(limit: Named, job: Job, limits: Sequence[UsageLimit]) -> list[UsageLimit]:
     """Return the limits that the reason may mean, those that are reached or exceeded first."""
     kept = [
         each
@@ -90,7 +90,7 @@ def matching(limit: Named, job: Job, limits: Sequence[Limit]) -> list[Limit]:
     return sorted(kept, key=lambda each: (each.used is None, each.limit - (each.used or 0)))
 
 
-def words(limit: Limit, job: Job) -> str:
+def words(limit: UsageLimit, job: Job) -> str:
     """Describe a limit in numbers: "QOS normal: GrpTRES cpu 4, in use 4; the job asks for 2"."""
     amount = size if limit.resource == "mem" else minutes if "Wall" in limit.key else str
     what = f"{limit.key}{f' {safe(limit.resource, 40)}' if limit.resource else ''}"
@@ -98,7 +98,7 @@ def words(limit: Limit, job: Job) -> str:
     return f"{safe(limit.holder, 120)}: {what} is {amount(limit.limit)}{used}{_asked(limit, job)}"
 
 
-def _asked(limit: Limit, job: Job) -> str:
+def _asked(limit: UsageLimit, job: Job) -> str:
     if "Wall" in limit.key:
         return f"; the job asks for {minutes(job.limit)}"
     asked = {"cpu": str(job.cpus or ""), "node": str(job.node_count or ""), "mem": job.memory}

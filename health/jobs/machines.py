@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from health.jobs.model import Cause, Fact, Node, Sure
+from health.jobs.model import Fact, JobCause, JobNode, Sure
 from health.jobs.text import moment, safe
 from init.slurm.node import ADDED, FRESH, PREFIX, SILENT, STOPPING
 
@@ -23,23 +23,23 @@ SLURM = (
 )
 
 
-def is_asleep(node: Node) -> bool:
+def is_asleep(node: JobNode) -> bool:
     return ASLEEP in node.reason
 
 
-def cause_of(node: Node) -> tuple[Cause, Sure]:
+def cause_of(node: JobNode) -> tuple[JobCause, Sure]:
     """Return what keeps a node from jobs: its own fault, the cluster's care, or a person."""
     reason = node.reason
     if is_asleep(node) or reason.split(ADDED)[0] in (STOPPING, FRESH) or reason.startswith(FLEET):
-        return Cause.CLUSTER, Sure.CERTAIN
+        return JobCause.CLUSTER, Sure.CERTAIN
     if reason.startswith(PREFIX):
-        return Cause.MACHINE, Sure.CERTAIN
+        return JobCause.MACHINE, Sure.CERTAIN
     if not reason or reason.startswith(SLURM) or reason == SILENT:
-        return Cause.MACHINE, Sure.LIKELY
-    return Cause.PERSON, Sure.LIKELY
+        return JobCause.MACHINE, Sure.LIKELY
+    return JobCause.PERSON, Sure.LIKELY
 
 
-def describe(node: Node) -> str:
+def describe(node: JobNode) -> str:
     """Describe a node that takes no jobs: "w3 is drained: minivm: gpu_count... (by root, since ...)"."""
     if is_asleep(node):
         return f"{safe(node.name, 80)} sleeps; the fleet starts it when jobs need it ({safe(node.reason)})"
@@ -52,20 +52,20 @@ def describe(node: Node) -> str:
     return f"{text}: {safe(node.reason)}" + (f" ({more})" if more else "")
 
 
-def facts(nodes: Sequence[Node]) -> tuple[Fact, ...]:
+def facts(nodes: Sequence[JobNode]) -> tuple[Fact, ...]:
     shown = [Fact(describe(node), "scontrol show node") for node in nodes[:MOST]]
     if len(nodes) > MOST:
         shown.append(Fact(f"{len(nodes) - MOST} more nodes take no jobs", "sinfo -R"))
     return tuple(shown)
 
 
-def common(nodes: Iterable[Node]) -> tuple[Cause, Sure]:
+def common(nodes: Iterable[JobNode]) -> tuple[JobCause, Sure]:
     """Return the cause that the nodes share; the cluster where they have different ones."""
     causes = {cause_of(node) for node in nodes}
     if len(causes) == 1:
         return causes.pop()
     return (
-        (Cause.MACHINE, Sure.POSSIBLE)
-        if {each for each, _ in causes} == {Cause.MACHINE}
-        else (Cause.CLUSTER, Sure.LIKELY)
+        (JobCause.MACHINE, Sure.POSSIBLE)
+        if {each for each, _ in causes} == {JobCause.MACHINE}
+        else (JobCause.CLUSTER, Sure.LIKELY)
     )

@@ -12,7 +12,7 @@ ENDED = frozenset({
 UNUSABLE = frozenset({"DRAIN", "DOWN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "REBOOT_ISSUED", "FUTURE", "UNKNOWN"})
 
 
-class Cause(StrEnum):
+class JobCause(StrEnum):
     """Class of a cause."""
 
     CODE = "your code"
@@ -32,7 +32,7 @@ class Sure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JobStep:
     id: str  # "12.batch", "12.0"
     state: str
     exit_code: int
@@ -86,7 +86,7 @@ class Job:
     killer: str = ""  # user that requested the end
     output: str = ""
     batch: bool = True
-    steps: tuple[Step, ...] = ()
+    steps: tuple[JobStep, ...] = ()
 
     @property
     def state(self) -> str:
@@ -105,7 +105,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class JobNode:
     name: str
     states: frozenset[str] = frozenset()
     reason: str = ""
@@ -165,7 +165,7 @@ class License:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class UsageLimit:
     """One limit of a QOS or an association, with its use."""
 
     holder: str  # "QOS normal", "account physics", "user alice in account physics"
@@ -179,11 +179,11 @@ class Limit:
 class World:
     """The cluster around the job, as Slurm's clients show it. None: not requested, or no answer."""
 
-    nodes: tuple[Node, ...] | None = None
+    nodes: tuple[JobNode, ...] | None = None
     partitions: tuple[Partition, ...] | None = None
     reservations: tuple[Reservation, ...] | None = None
     licenses: tuple[License, ...] | None = None
-    limits: tuple[Limit, ...] | None = None
+    limits: tuple[UsageLimit, ...] | None = None
     others: tuple[Job, ...] | None = None  # jobs on which the job depends
     usage: tuple[tuple[str, int, float], ...] | None = None  # step, bytes of memory, CPU seconds
     output_age: float | None = None  # seconds since the last write to the output
@@ -202,7 +202,7 @@ class Answer:
     """Why a job is as it is."""
 
     headline: str
-    cause: Cause
+    cause: JobCause
     sure: Sure = Sure.CERTAIN
     evidence: tuple[Fact, ...] = ()
     advice: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from health.jobs.model import Job, License, Limit, Node, Partition, Reservation, Step
+from health.jobs.model import Job, JobNode, JobStep, License, Partition, Reservation, UsageLimit
 
 _GRES = re.compile(r"(?:gres[/:])?([A-Za-z_]\w*)(?::([A-Za-z_][\w.-]*))?(?:[:=](\d{1,9}))?(?:\(.*\))?", re.ASCII)
 _LIMIT = re.compile(r"(\d+)(?:\((\d+)(?:\.\d+)?\))?", re.ASCII)  # "4(2)", "60(12.50)", "4"; "N" is no limit
@@ -79,7 +79,7 @@ def accounted(text: str) -> list[Job]:
     return [_accounted(item) for item in document(text).objects("jobs")]
 
 
-def nodes(text: str) -> tuple[Node, ...]:
+def nodes(text: str) -> tuple[JobNode, ...]:
     return tuple(_node(item) for item in document(text).objects("nodes"))
 
 
@@ -238,8 +238,8 @@ def _amount(item: Mapped) -> int:
     return item.count("count")
 
 
-def _step(item: Mapped) -> Step:
-    return Step(
+def _step(item: Mapped) -> JobStep:
+    return JobStep(
         id=item.text("step", "id"),
         state=min(item.words("state"), default=""),
         exit_code=item.count("exit_code", "return_code"),
@@ -248,8 +248,8 @@ def _step(item: Mapped) -> Step:
     )
 
 
-def _node(item: Mapped) -> Node:
-    return Node(
+def _node(item: Mapped) -> JobNode:
+    return JobNode(
         name=item.text("name"),
         states=item.words("state"),
         reason=item.text("reason"),
@@ -280,12 +280,12 @@ def _tres(text: str, name: str) -> str:
     return next((value for key, _, value in pairs if key == name), "")
 
 
-def limits(text: str, user: str) -> tuple[Limit, ...]:
+def limits(text: str, user: str) -> tuple[UsageLimit, ...]:
     """Parse the limits that `scontrol show assoc_mgr` shows, with their use; of a QOS's users only this one."""
     return tuple(_limits(text, user))
 
 
-def _limits(text: str, user: str) -> Iterator[Limit]:
+def _limits(text: str, user: str) -> Iterator[UsageLimit]:
     holder = base = ""
     for line in text.splitlines():
         indent, stripped = len(line) - len(line.lstrip()), line.strip()
@@ -312,7 +312,7 @@ def _limits(text: str, user: str) -> Iterator[Limit]:
             yield from _of_line(holder, stripped)
 
 
-def _of_line(holder: str, line: str) -> Iterator[Limit]:
+def _of_line(holder: str, line: str) -> Iterator[UsageLimit]:
     """Parse "GrpJobs=N(0) GrpWall=N(0.00)" and "GrpTRES=cpu=4(2),mem=N(100)"."""
     for word in line.split():
         key, equals, value = word.partition("=")
@@ -321,7 +321,7 @@ def _of_line(holder: str, line: str) -> Iterator[Limit]:
         for part in value.split(","):
             resource, _, amounts = part.rpartition("=")
             if match := _LIMIT.fullmatch(amounts):
-                yield Limit(holder, key, resource, int(match[1]), int(match[2]) if match[2] else None)
+                yield UsageLimit(holder, key, resource, int(match[1]), int(match[2]) if match[2] else None)
 
 
 def usage(text: str) -> tuple[tuple[str, int, float], ...]:

@@ -10,7 +10,7 @@ from health.jobs import limits as limit_reasons
 from health.jobs import machines
 from health.jobs.ended import describe_run
 from health.jobs.fit import Fit, free, judge, most_memory, share
-from health.jobs.model import Answer, Cause, Fact, Job, Node, Partition, Sure, World
+from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Partition, Sure, World
 from health.jobs.text import FAR, count, duration, listed, minutes, moment, safe, size
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
@@ -20,62 +20,62 @@ SHOWN = 4  # runs
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
 _DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d+)?(?:\((\w+)\))?", re.ASCII)
 # Reasons that say all by themselves: sentence, cause, advice. {id} is the job's number.
-PLAIN: dict[str, tuple[str, Cause, tuple[str, ...]]] = {
-    "Cleaning": ("its last run is still being cleaned up", Cause.CLUSTER, ()),
-    "SchedDefer": ("the scheduler starts no job at submission here; it looks soon", Cause.CLUSTER, ()),
+PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
+    "Cleaning": ("its last run is still being cleaned up", JobCause.CLUSTER, ()),
+    "SchedDefer": ("the scheduler starts no job at submission here; it looks soon", JobCause.CLUSTER, ()),
     "JobHoldMaxRequeue": (
         "it was requeued too often, so Slurm holds it",
-        Cause.CLUSTER,
+        JobCause.CLUSTER,
         ("find out why its runs ended: minivm job shows them", "an operator releases it: scontrol release {id}"),
     ),
     "DeadLine": (
         "it can no longer end before its --deadline",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         ("submit it with a later --deadline or a shorter --time",),
     ),
     "InvalidAccount": (
         "its account does not exist or you are not in it any more",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         ("see your accounts: sacctmgr show associations user=$USER", "scontrol update jobid={id} account=..."),
     ),
     "AccountNotAllowed": (
         "the partition does not take its account",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         ("choose another partition or account: scontrol update jobid={id} account=...",),
     ),
     "InvalidQOS": (
         "its QOS does not exist or is not yours",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         ("see yours: sacctmgr show associations user=$USER format=account,qos", "scontrol update jobid={id} qos=..."),
     ),
     "QOSNotAllowed": (
         "the partition or the account does not take its QOS",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         ("scontrol update jobid={id} qos=...",),
     ),
     "MaxMemPerLimit": (
         "it asks for more memory than the partition lets one job have",
-        Cause.LIMIT,
+        JobCause.LIMIT,
         ("ask for less: scontrol update jobid={id} minmemorynode=...",),
     ),
     "ReservationDeleted": (
         "its reservation was deleted",
-        Cause.PERSON,
+        JobCause.PERSON,
         ("scontrol update jobid={id} reservationname=  (without one)",),
     ),
-    "ReservationInvalid": ("its reservation is not valid for it", Cause.REQUEST, ("see scontrol show reservation",)),
-    "SystemFailure": ("Slurm could not start it", Cause.CLUSTER, ("tell an operator",)),
-    "JobLaunchFailure": ("its launch failed", Cause.CLUSTER, ("tell an operator",)),
-    "FrontEndDown": ("a front end of Slurm is down", Cause.CLUSTER, ()),
-    "FedJobLock": ("another cluster of the federation decides about it", Cause.CLUSTER, ()),
-    "BurstBufferResources": ("the burst buffer is full", Cause.CLUSTER, ()),
-    "BurstBufferStageIn": ("its files are being staged in", Cause.CLUSTER, ()),
-    "BurstBufferOperation": ("an operation of the burst buffer failed", Cause.CLUSTER, ("tell an operator",)),
-    "MaxPoweredUpNodes": ("as many nodes are switched on as the site allows", Cause.CLUSTER, ()),
-    "MpiPortsBusy": ("all ports for MPI of its nodes are in use", Cause.CLUSTER, ()),
-    "NvidiaImexChannels": ("all IMEX channels are in use", Cause.CLUSTER, ()),
-    "Prolog": ("the prolog runs on its nodes", Cause.CLUSTER, ()),
-    "PartitionConfig": ("the partition does not allow the request", Cause.REQUEST, ("see scontrol show partition",)),
+    "ReservationInvalid": ("its reservation is not valid for it", JobCause.REQUEST, ("see scontrol show reservation",)),
+    "SystemFailure": ("Slurm could not start it", JobCause.CLUSTER, ("tell an operator",)),
+    "JobLaunchFailure": ("its launch failed", JobCause.CLUSTER, ("tell an operator",)),
+    "FrontEndDown": ("a front end of Slurm is down", JobCause.CLUSTER, ()),
+    "FedJobLock": ("another cluster of the federation decides about it", JobCause.CLUSTER, ()),
+    "BurstBufferResources": ("the burst buffer is full", JobCause.CLUSTER, ()),
+    "BurstBufferStageIn": ("its files are being staged in", JobCause.CLUSTER, ()),
+    "BurstBufferOperation": ("an operation of the burst buffer failed", JobCause.CLUSTER, ("tell an operator",)),
+    "MaxPoweredUpNodes": ("as many nodes are switched on as the site allows", JobCause.CLUSTER, ()),
+    "MpiPortsBusy": ("all ports for MPI of its nodes are in use", JobCause.CLUSTER, ()),
+    "NvidiaImexChannels": ("all IMEX channels are in use", JobCause.CLUSTER, ()),
+    "Prolog": ("the prolog runs on its nodes", JobCause.CLUSTER, ()),
+    "PartitionConfig": ("the partition does not allow the request", JobCause.REQUEST, ("see scontrol show partition",)),
 }
 BY_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "None", "")
 
@@ -95,7 +95,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
         )
     elif job.started > now:
         unknown.append("when it starts: it waits behind a job without time limit")
-    elif answer.cause in (Cause.CLUSTER, Cause.LIMIT, Cause.MACHINE):
+    elif answer.cause in (JobCause.CLUSTER, JobCause.LIMIT, JobCause.MACHINE):
         unknown.append("when it starts: Slurm has no estimate yet")
     if job.admin_comment.startswith(PREFIX):  # a site's own comment is not for users
         facts.append(Fact(f"minivm noted: {safe(job.admin_comment.removeprefix(PREFIX))}", "the job's AdminComment"))
@@ -118,10 +118,10 @@ def _reason(job: Job, world: World, now: float) -> Answer:
     if limit := limit_reasons.named(job.reason):
         return _limited(job, world, limit)
     if job.reason in limit_reasons.OLD:
-        return Answer(f"It waits: {limit_reasons.OLD[job.reason]}.", Cause.LIMIT, unknown=("which limit it is",))
+        return Answer(f"It waits: {limit_reasons.OLD[job.reason]}.", JobCause.LIMIT, unknown=("which limit it is",))
     return Answer(
         f"It waits, for a reason that minivm does not know: {safe(job.reason, 60)}.",
-        Cause.UNKNOWN,
+        JobCause.UNKNOWN,
         advice=("see `man squeue`, JOB REASON CODES, or ask an operator",),
     )
 
@@ -133,10 +133,12 @@ def _limited(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
     if limit.key == "MinTRESPJ" or limit.is_of_one_job:
         head = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
         advice = ("change the request, or use another QOS or account", f"scancel {job.shown}")
-        return Answer(f"It cannot start as it is: {head}.", Cause.LIMIT, evidence=facts, advice=advice, unknown=unknown)
+        return Answer(
+            f"It cannot start as it is: {head}.", JobCause.LIMIT, evidence=facts, advice=advice, unknown=unknown
+        )
     return Answer(
         f"It waits: {limit.sentence} is reached.",
-        Cause.LIMIT,
+        JobCause.LIMIT,
         evidence=facts,
         advice=("it starts when jobs under the same limit end; squeue --me lists yours",),
         unknown=unknown,
@@ -158,7 +160,7 @@ def _by_nodes(job: Job, world: World, now: float) -> Answer:
     if job.reason in ("BadConstraints", "Constraints"):
         return Answer(
             "It cannot start: Slurm finds no nodes that satisfy its constraints together.",
-            Cause.REQUEST,
+            JobCause.REQUEST,
             Sure.LIKELY,
             advice=("check --constraint, --nodelist, --gres and --switches", f"scancel {job.shown}"),
             unknown=("which part of the request it is",),
@@ -166,7 +168,7 @@ def _by_nodes(job: Job, world: World, now: float) -> Answer:
     return _queueing(job, fit)
 
 
-def _unavailable(job: Job, nodes: Sequence[Node]) -> list[Node]:
+def _unavailable(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
     match = _UNAVAILABLE.search(job.detail)
     names = set(expanded(match[1])) if match else set(expanded(job.required[:4096]))
     return [node for node in nodes if node.name in names]
@@ -182,7 +184,7 @@ def _never(job: Job, fit: Fit) -> Answer:
     if not total:
         return Answer(
             f"It cannot start: {where} has no nodes.",
-            Cause.CLUSTER,
+            JobCause.CLUSTER,
             advice=("ask an operator, or choose another partition",),
         )
     if fitting:
@@ -198,7 +200,7 @@ def _never(job: Job, fit: Fit) -> Answer:
     )
     return Answer(
         f"{head}.",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         sure,
         facts,
         advice,
@@ -226,14 +228,14 @@ def _smaller(job: Job, fit: Fit) -> tuple[str, ...]:
     return tuple(advice)
 
 
-def _held_nodes(job: Job, fit: Fit, held: Sequence[Node]) -> Answer:
+def _held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
     asleep = [node for node in held if machines.is_asleep(node)]
     facts = machines.facts(held)
     if asleep and len(asleep) + len(fit.fitting) >= fit.wanted:
         return Answer(
             f"It waits for {count(min(fit.wanted, len(asleep)), 'node')} that the fleet starts for it:"
             " the pool is elastic and its pods sleep.",
-            Cause.CLUSTER,
+            JobCause.CLUSTER,
             evidence=facts,
             advice=("wait: a pod takes minutes, a new machine longer; an operator sees more with `fleet why POOL`",),
             unknown=("whether the pool may still grow: its limit is the operator's",),
@@ -268,14 +270,14 @@ def _queueing(job: Job, fit: Fit | None) -> Answer:
     if job.reason == "Priority":
         return Answer(
             "It waits its turn: jobs with a higher priority are before it.",
-            Cause.CLUSTER,
+            JobCause.CLUSTER,
             evidence=tuple(facts),
             advice=("a shorter --time lets it fill gaps", "sprio -l shows priorities where the site computes them"),
         )
     if job.reason in ("None", ""):
         return Answer(
             "The scheduler has not looked at it yet.",
-            Cause.CLUSTER,
+            JobCause.CLUSTER,
             evidence=tuple(facts),
             advice=("ask again in a minute",),
         )
@@ -283,7 +285,7 @@ def _queueing(job: Job, fit: Fit | None) -> Answer:
     if job.reason in ("ReqNodeNotAvail", "NodeDown"):
         head = "It waits for nodes that are not available now: busy, reserved, or just back."
     advice = ("a shorter --time or a smaller request may start earlier",)
-    return Answer(head, Cause.CLUSTER, evidence=tuple(facts), advice=advice)
+    return Answer(head, JobCause.CLUSTER, evidence=tuple(facts), advice=advice)
 
 
 def _dependency(job: Job, world: World, now: float) -> Answer:
@@ -300,7 +302,7 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
         what = f" ({listed(failed)})" if failed else ""
         return Answer(
             f"It can never start: a job that it depends on did not end as required{what}.",
-            Cause.REQUEST,
+            JobCause.REQUEST,
             evidence=tuple(facts),
             advice=(
                 f"drop the dependency: scontrol update jobid={job.shown} dependency=",
@@ -312,7 +314,7 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
         head = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
     else:
         head = f"It waits for {listed(f'job {number}' for _, number, _, _ in parts) or 'another job'}."
-    return Answer(head, Cause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
+    return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
 
 
 def _held(job: Job, world: World, now: float) -> Answer:
@@ -323,7 +325,7 @@ def _held(job: Job, world: World, now: float) -> Answer:
         nodes = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
         return Answer(
             f"It is held because its launch failed{where}; it never ran its own code.",
-            Cause.MACHINE if nodes else Cause.CLUSTER,
+            JobCause.MACHINE if nodes else JobCause.CLUSTER,
             Sure.LIKELY,
             machines.facts(nodes),
             (f"release it: scontrol release {job.shown}", "if it happens again, tell an operator the node"),
@@ -333,12 +335,12 @@ def _held(job: Job, world: World, now: float) -> Answer:
     if job.reason == "JobHeldUser":
         return Answer(
             f"It is held{again} by its user ({safe(job.user, 40)}), by --hold, scontrol hold or a requeue with hold.",
-            Cause.PERSON,
+            JobCause.PERSON,
             advice=(f"release it: scontrol release {job.shown}",),
         )
     return Answer(
         f"It is held{again} by an operator of Slurm.",
-        Cause.PERSON,
+        JobCause.PERSON,
         Sure.LIKELY,
         advice=("only an operator can release it: ask why it is held",),
         unknown=("which operator: Slurm does not record that",),
@@ -351,9 +353,9 @@ def _begin(job: Job, world: World, now: float) -> Answer:
     when = f" until {moment(at)} (in {duration(at - now)})" if at > now else ""
     if again:
         head = f"It was requeued and waits{when}: Slurm gives nodes time to end its last run."
-        return Answer(head, Cause.CLUSTER, advice=("nothing to do",))
+        return Answer(head, JobCause.CLUSTER, advice=("nothing to do",))
     advice = (f"start it earlier: scontrol update jobid={job.shown} starttime=now",)
-    return Answer(f"It waits{when} because of --begin.", Cause.REQUEST, advice=advice)
+    return Answer(f"It waits{when} because of --begin.", JobCause.REQUEST, advice=advice)
 
 
 def _partition(job: Job, world: World) -> list[Partition]:
@@ -373,7 +375,7 @@ def _partition_time(job: Job, world: World, now: float) -> Answer:
     option = f"scontrol update jobid={job.shown} timelimit={most}" if most else "ask for a shorter --time"
     return Answer(
         "It cannot start: its --time is longer than the partition allows.",
-        Cause.LIMIT,
+        JobCause.LIMIT,
         evidence=facts,
         advice=(option, "or another partition: sinfo -o '%P %l'"),
     )
@@ -392,7 +394,7 @@ def _partition_nodes(job: Job, world: World, now: float) -> Answer:
         return _held_nodes(job, judge(job, world.nodes), judge(job, world.nodes).held)
     return Answer(
         "It cannot start: it asks for more or fewer nodes than the partition allows, or than are up.",
-        Cause.LIMIT,
+        JobCause.LIMIT,
         Sure.LIKELY,
         tuple(facts),
         (f"scontrol update jobid={job.shown} numnodes=...", "or another partition"),
@@ -406,7 +408,7 @@ def _partition_down(job: Job, world: World, now: float) -> Answer:
     )
     return Answer(
         f"It waits: an operator has switched off partition {safe(job.partition, 80)}.",
-        Cause.PERSON,
+        JobCause.PERSON,
         Sure.LIKELY,
         facts,
         (f"wait, or choose another: scontrol update jobid={job.shown} partition=...",),
@@ -428,17 +430,17 @@ def _reservation(job: Job, world: World, now: float) -> Answer:
         head = (
             f"It waits for its reservation {safe(mine[0].name, 80)}, which begins in {duration(mine[0].start - now)}."
         )
-        return Answer(head, Cause.REQUEST, evidence=tuple(facts), advice=("nothing to do",))
+        return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do",))
     if mine:
         head = f"It waits for free nodes in its reservation {safe(mine[0].name, 80)}."
-        return Answer(head, Cause.CLUSTER, evidence=tuple(facts))
+        return Answer(head, JobCause.CLUSTER, evidence=tuple(facts))
     if job.reservation:
         head = f"Its reservation {safe(job.reservation, 80)} does not exist now, or has no usable nodes."
         advice = (f"without it: scontrol update jobid={job.shown} reservationname=",)
-        return Answer(head, Cause.REQUEST, Sure.LIKELY, tuple(facts), advice)
+        return Answer(head, JobCause.REQUEST, Sure.LIKELY, tuple(facts), advice)
     return Answer(
         "It waits: the nodes that it could use are reserved.",
-        Cause.CLUSTER,
+        JobCause.CLUSTER,
         Sure.LIKELY,
         tuple(facts),
         ("a --time that ends before a reservation begins may start earlier",),
@@ -458,14 +460,16 @@ def _licenses(job: Job, world: World, now: float) -> Answer:
     )
     head = f"It waits for licences: it asks for {safe(job.licenses, 120) or 'some'}."
     unknown = () if known else ("how many are free: Slurm did not say",)
-    return Answer(head, Cause.LIMIT, evidence=facts, advice=("it starts when other jobs return them",), unknown=unknown)
+    return Answer(
+        head, JobCause.LIMIT, evidence=facts, advice=("it starts when other jobs return them",), unknown=unknown
+    )
 
 
 def _array(job: Job, world: World, now: float) -> Answer:
     most = f" ({job.task_limit} at a time)" if job.task_limit else ""
     return Answer(
         f"It waits for other tasks of its array: --array limits how many run{most}.",
-        Cause.REQUEST,
+        JobCause.REQUEST,
         advice=(f"run more at a time: scontrol update jobid={job.shown.partition('_')[0]} arraytaskthrottle=...",),
     )
 

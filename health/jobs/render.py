@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from health.jobs.model import Cause, Job, Page, Sure
+from health.jobs.model import Job, JobCause, Page, Sure
 from health.jobs.text import moment, safe
 
 LIST_NAME = 24
@@ -29,7 +29,7 @@ def page(item: Page) -> str:
 def cause(item: Page) -> str:
     sure = (
         ""
-        if item.answer.sure is Sure.CERTAIN or item.answer.cause in (Cause.NONE, Cause.UNKNOWN)
+        if item.answer.sure is Sure.CERTAIN or item.answer.cause in (JobCause.NONE, JobCause.UNKNOWN)
         else (f" ({item.answer.sure})")
     )
     return f"{item.answer.cause}{sure}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from health.jobs import machines
-from health.jobs.model import Answer, Cause, Fact, Job, Node, Sure, World
+from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Sure, World
 from health.jobs.text import count, duration, listed, minutes, moment, safe, size
 from init.slurm.conf import expanded
 
@@ -23,34 +23,38 @@ def explain(job: Job, world: World, now: float) -> Answer:
     return Answer(head, cause, sure, tuple(facts), tuple(advice), tuple(unknown))
 
 
-def _head(job: Job, held: list[Node], world: World, now: float) -> tuple[str, Cause, Sure]:
+def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str, JobCause, Sure]:
     where = f" on {safe(job.nodes, 120)}" if job.nodes else ""
     ran = f" for {duration(now - job.started)}" if 0 < job.started <= now else ""
     if "COMPLETING" in job.states:
-        return f"It has ended; its nodes{where} are being cleaned up.", Cause.NONE, Sure.CERTAIN
+        return f"It has ended; its nodes{where} are being cleaned up.", JobCause.NONE, Sure.CERTAIN
     if "CONFIGURING" in job.states or job.reason == "Prolog":
-        return f"It has its nodes{where}; they boot or run the prolog before it starts.", Cause.CLUSTER, Sure.CERTAIN
+        return f"It has its nodes{where}; they boot or run the prolog before it starts.", JobCause.CLUSTER, Sure.CERTAIN
     if job.states & {"SUSPENDED", "STOPPED"}:
         return (
             f"It is suspended{where}: an operator or a job of higher priority stopped it.",
-            Cause.UNKNOWN,
+            JobCause.UNKNOWN,
             Sure.LIKELY,
         )
     lost = [node for node in held if node.states & {"DOWN", "NOT_RESPONDING"}]
     if lost:
         names = listed(node.name for node in lost)
-        return f"It runs{where}{ran}, but {names} does not answer: it may end as NODE_FAIL.", Cause.MACHINE, Sure.LIKELY
+        return (
+            f"It runs{where}{ran}, but {names} does not answer: it may end as NODE_FAIL.",
+            JobCause.MACHINE,
+            Sure.LIKELY,
+        )
     if held:
         names = listed(node.name for node in held)
         verb = "takes" if len(held) == 1 else "take"
-        return f"It runs{where}{ran}. {names} {verb} no new jobs; this one may go on.", Cause.NONE, Sure.CERTAIN
+        return f"It runs{where}{ran}. {names} {verb} no new jobs; this one may go on.", JobCause.NONE, Sure.CERTAIN
     if world.output_age is not None and world.output_age > SILENCE:
         return (
             f"It runs{where}{ran}, and has written nothing for {duration(world.output_age)}: it may hang.",
-            (Cause.UNKNOWN),
+            (JobCause.UNKNOWN),
             Sure.POSSIBLE,
         )
-    return f"It runs{where}{ran}.", Cause.NONE, Sure.CERTAIN
+    return f"It runs{where}{ran}.", JobCause.NONE, Sure.CERTAIN
 
 
 def _time(job: Job, now: float) -> list[Fact]:

@@ -16,7 +16,7 @@ import time
 from gitsync.layout import Layout
 from ground.sockets import notify
 from health.places import Places
-from health.runner.server import Server
+from health.runner.server import RunnerServer
 
 # Interval of the watchdog message; PID 1 restarts a runner that is silent for a minute.
 ALIVE_S = 10.0
@@ -41,7 +41,7 @@ def main() -> int:
         os.umask(mask)
         # Room for a burst; a client beyond it runs the scripts itself.
         listener.listen(1024)
-        server = Server(listener, places, Layout.from_environment(), say)
+        server = RunnerServer(listener, places, Layout.from_environment(), say)
         if owes:
             server.after.owe(time.monotonic())
         server.look()

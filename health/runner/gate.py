@@ -14,7 +14,7 @@ from pathlib import Path
 
 from health.index import Index, read_index
 from health.places import Places, boot_id
-from health.runner.kept import Kept
+from health.runner.kept import FileCache
 from health.script import run_here
 from health.verdict import Class, Result, Verdict, read_verdict
 
@@ -33,7 +33,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundVerdicts:
     """Verdicts that may be believed, and the checks that must run for the rest."""
 
     believed: Mapping[str, Verdict]
@@ -47,12 +47,12 @@ class Found:
 
 
 def look(
-    kind: str, tree: Path, commit: str, places: Places, kept: Kept | None = None, *, after_a_job: bool = False
-) -> Found:
+    kind: str, tree: Path, commit: str, places: Places, kept: FileCache | None = None, *, after_a_job: bool = False
+) -> FoundVerdicts:
     """Read the verdicts. `after_a_job`: a job ended after the last check, so its traces are not judged yet."""
     if not (tree / "health.d").is_dir():
-        return Found({}, (), False)
-    kept = kept or Kept()
+        return FoundVerdicts({}, (), False)
+    kept = kept or FileCache()
     boot = boot_id()
     index = kept.get("index", [places.index], lambda: read_index(places.index))
     if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
@@ -65,7 +65,7 @@ def look(
     if after_a_job and index is not None:
         doubted = {name for name, facts in index.listed.items() if "epilog" in facts.when and facts.hardware != ANY}
         believed = {name: verdict for name, verdict in believed.items() if name not in doubted}
-    return Found(believed, tuple(sorted(wanted - believed.keys())), index is None or not index.listed)
+    return FoundVerdicts(believed, tuple(sorted(wanted - believed.keys())), index is None or not index.listed)
 
 
 def _read(file: str) -> Verdict | None:
@@ -79,7 +79,7 @@ def check(
     env: Mapping[str, str],
     budget_s: float,
     places: Places,
-    kept: Kept | None = None,
+    kept: FileCache | None = None,
     *,
     after_a_job: bool = False,
 ) -> Checked:

@@ -25,7 +25,7 @@ def stamp(path: Path | str) -> Stamp | None:
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
 
-class Kept:
+class FileCache:
     def __init__(self) -> None:
         self._found: dict[object, tuple[tuple[Stamp | None, ...], object]] = {}
         # Names requested since the last `look`.

@@ -17,49 +17,49 @@ from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
-from health.runner.kept import Kept
-from health.script import OUTPUT_LIMIT, Outcome, why_broken
+from health.runner.kept import FileCache
+from health.script import OUTPUT_LIMIT, ScriptOutcome, why_broken
 
 HEAD = b"#!/usr/bin/python3 -IS\n"
 LIBRARY = "lib/jobs.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ScriptSource:
     text: bytes
     # None: the script cannot run here.
     code: CodeType | None
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CompiledScript:
     path: str
     code: CodeType
     library: CodeType
     lib: str
 
 
-def read(path: str) -> Source:
+def read(path: str) -> ScriptSource:
     """Read and compile a source: a library (.py), or an executable Python script with our first line."""
     try:
         text = Path(path).read_bytes()
         fits = path.endswith(".py") or (text.startswith(HEAD) and os.access(path, os.X_OK))
-        return Source(text, compile(text, path, "exec") if fits else None)
+        return ScriptSource(text, compile(text, path, "exec") if fits else None)
     except (OSError, ValueError, SyntaxError):
-        return Source(b"", None)
+        return ScriptSource(b"", None)
 
 
-class Ours:
-    def __init__(self, zero: Path, kept: Kept) -> None:
+class ImageScripts:
+    def __init__(self, zero: Path, kept: FileCache) -> None:
         self._zero = zero
         self._kept = kept
 
-    def step(self, tree: Path, script: str) -> Step | None:
+    def step(self, tree: Path, script: str) -> CompiledScript | None:
         """Return the compiled script, "epilog.d/10-clean-up" for example; None if it must be started as a program."""
         code, library = self._same(tree, script), self._same(tree, LIBRARY)
         if code is None or library is None:
             return None
-        return Step(f"{tree}/{script}", code, library, f"{tree}/lib")
+        return CompiledScript(f"{tree}/{script}", code, library, f"{tree}/lib")
 
     def _same(self, tree: Path, name: str) -> CodeType | None:
         paths = f"{tree}/{name}", f"{self._zero}/{name}"
@@ -71,7 +71,7 @@ class Stopped(BaseException):
     """The run is given up. Not SystemExit: a script ends itself with that."""
 
 
-class _TooLong(BaseException):
+class _ScriptTooLong(BaseException):
     pass
 
 
@@ -79,7 +79,7 @@ class _TooLong(BaseException):
 whole = True
 
 
-def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Outcome:
+def run(step: CompiledScript, env: Mapping[str, str], deadline_s: float, unfit: int) -> ScriptOutcome:
     """Run a step in this process, a fork made for runs: another fork would cost more than the step does.
 
     The changes that a step makes to the process are undone: other steps and runs follow.
@@ -97,7 +97,7 @@ def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Ou
     try:
         code = _execute(step)
         broken = why_broken(code, unfit)
-    except _TooLong:
+    except _ScriptTooLong:
         broken = f"did not end within {deadline_s:g} s"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -110,14 +110,14 @@ def run(step: Step, env: Mapping[str, str], deadline_s: float, unfit: int) -> Ou
     text = os.pread(output, OUTPUT_LIMIT, max(0, os.fstat(output).st_size - OUTPUT_LIMIT)).decode(errors="replace")
     os.close(output)
     whole = whole and not broken
-    return Outcome(code, time.monotonic() - start, "", text, broken)
+    return ScriptOutcome(code, time.monotonic() - start, "", text, broken)
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    raise _TooLong
+    raise _ScriptTooLong
 
 
-def _execute(step: Step) -> int:
+def _execute(step: CompiledScript) -> int:
     """Run the script and return its exit code, by Python's rules for how a script ends."""
     code: object = 0
     try:

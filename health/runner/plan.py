@@ -43,7 +43,7 @@ MOST_LINES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TaskSettings:
     # Script to its name in the C program.
     known: dict[str, str]
     # File, name, value.
@@ -52,15 +52,15 @@ class Settings:
     files: list[str]
 
 
-NO_SETTINGS = Settings({}, [], [])
+NO_SETTINGS = TaskSettings({}, [], [])
 
 
 def setting_files(tree: Path) -> list[str]:
     return [f"{tree}/{name}" for group in FILES.values() for name, _ in group.values()]
 
 
-def read_settings(tree: Path, scripts: Iterable[str]) -> Settings:
-    settings = Settings({}, [], [])
+def read_settings(tree: Path, scripts: Iterable[str]) -> TaskSettings:
+    settings = TaskSettings({}, [], [])
     for script in scripts:
         what, digest = KNOWN.get(script, ("", ""))
         name = f"task_prolog.d/{script}"
@@ -166,7 +166,7 @@ def render(
     commit: str,
     policy: RunnerPolicy,
     names: Mapping[str, str],
-    shell_free: Settings = NO_SETTINGS,
+    shell_free: TaskSettings = NO_SETTINGS,
 ) -> str | None:
     """Render the plan. `names` maps each script to its variable; `shell_free` has the scripts that need no shell.
 

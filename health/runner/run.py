@@ -25,7 +25,7 @@ from health.policy import KINDS
 from health.runner import gate, missed, ours, record
 from health.runner.plan import only_with, scripts
 from health.runner.warm import Warm, policy_of
-from health.script import UNFIT, Outcome, environment, run
+from health.script import UNFIT, ScriptOutcome, environment, run
 from health.scripts import script_digest
 from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
 
@@ -113,7 +113,9 @@ class Run:
                 continue
             left = self.left_s()
             if left <= 0.1:
-                self._broke(name, Outcome(None, 0.0, broken="not started: the scripts before it used up the time"))
+                self._broke(
+                    name, ScriptOutcome(None, 0.0, broken="not started: the scripts before it used up the time")
+                )
                 continue
             limit = min(self.policy.deadline_s(self.kind, f"{self.kind}.d/{name}"), left)
             done = self._start(f"{self.kind}.d/{name}", limit)
@@ -134,13 +136,13 @@ class Run:
         variable = only_with(self.tree / f"{self.kind}.d" / name)
         return bool(variable) and not self.given.get(variable)
 
-    def _start(self, script: str, limit_s: float) -> Outcome:
+    def _start(self, script: str, limit_s: float) -> ScriptOutcome:
         step = self.warm.ours.step(self.tree, script) if self.warm.ours else None
         if step is not None:
             return ours.run(step, self.env, limit_s, UNFIT)
         return run([str(self.tree / script)], self.env, limit_s, UNFIT)
 
-    def _broke(self, name: str, done: Outcome) -> None:
+    def _broke(self, name: str, done: ScriptOutcome) -> None:
         text = f"{done.out}{done.err}"
         evidence = record.keep_output(self.kind, name, self.job, f"{done.broken}\n{text}")
         last = done.err.strip().splitlines()[-1:] or done.out.strip().splitlines()[-1:]
@@ -163,7 +165,7 @@ class Run:
                 # Slurm drains the node when this run ends, and never lifts that itself.
                 ask_broker({"ask": "failed"}, 0.5)
 
-    def _unfit(self, name: str, done: Outcome) -> None:
+    def _unfit(self, name: str, done: ScriptOutcome) -> None:
         reason = ([*done.err.strip().splitlines()[-1:], *done.out.strip().splitlines()[-1:], "no reason given"])[0]
         evidence = record.keep_output(self.kind, name, self.job, f"{done.out}{done.err}")
         entry = {"script": name, "result": "unfit", "seconds": round(done.seconds, 4), "reason": reason[:300]}

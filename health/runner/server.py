@@ -25,8 +25,8 @@ from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
 from health.runner import fork, gate, hands, missed, plan, record
-from health.runner.kept import Kept
-from health.runner.ours import Ours
+from health.runner.kept import FileCache
+from health.runner.ours import ImageScripts
 from health.runner.request import Request, parse
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, environment
@@ -122,12 +122,12 @@ class Call:
     text: bytearray = field(default_factory=bytearray)
 
 
-class Server:
+class RunnerServer:
     def __init__(self, listener: socket.socket, places: Places, layout: Layout, tell: Callable[[str], None]) -> None:
         self.places = places
         self.layout = layout
-        self.kept = Kept()
-        self.ours = Ours(layout.zero, self.kept)
+        self.kept = FileCache()
+        self.ours = ImageScripts(layout.zero, self.kept)
         self.after = After(places)
         self.hands = hands.Hands()
         self.missed = 0

@@ -8,15 +8,15 @@ from pathlib import Path
 from gitsync.lease import Lease
 from health.places import Places
 from health.policy import IN_A_TREE, RunnerPolicy, read_runner_policy
-from health.runner.kept import Kept
-from health.runner.ours import Ours
+from health.runner.kept import FileCache
+from health.runner.ours import ImageScripts
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
     places: Places = field(default_factory=Places.from_environment)
-    kept: Kept | None = None
-    ours: Ours | None = None
+    kept: FileCache | None = None
+    ours: ImageScripts | None = None
     # The commit, resolved and held for this run.
     held: Lease | None = None
     # A job has ended since the last check of the node.
@@ -25,6 +25,6 @@ class Warm:
     looked_at_later: bool = False
 
 
-def policy_of(tree: Path, places: Places, kept: Kept | None) -> RunnerPolicy:
+def policy_of(tree: Path, places: Places, kept: FileCache | None) -> RunnerPolicy:
     files = [places.policy, tree / IN_A_TREE]
-    return (kept or Kept()).get(("policy", tree), files, lambda: read_runner_policy(tree, places.policy))
+    return (kept or FileCache()).get(("policy", tree), files, lambda: read_runner_policy(tree, places.policy))

@@ -23,13 +23,13 @@ from init.engine.states import (  # fmt: skip
     Spawn,
     Spawned,
     SpawnFailed,
+    StartProbe,
     Then,
     Tick,
     Unwatch,
     Up,
-    Watch,
 )
-from init.plan.service import Exhausted, Kind, Probe, When
+from init.plan.service import Exhausted, Kind, Probe, RestartWhen
 from init.records import replace
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ def failed(service: Service, state: State, why: Cause, code: int | None, now: fl
     final: Cause | None = None
     if code is not None and code in rule.fatal_codes:
         final = replace(why, verdict=f"no retry can mend exit code {code}")
-    elif rule.when is When.NEVER:
+    elif rule.when is RestartWhen.NEVER:
         final = why
     elif rule.limit and len(failures) > rule.limit:
         final = replace(why, verdict=f"gave up after {len(failures)} failures within {rule.window:g} s")
@@ -131,7 +131,7 @@ def _go(service: Service, state: State, now: float) -> Step:
     )
     if service.kind is Kind.GATE:
         within = now + service.ready.within if service.ready.within else None
-        return replace(fresh, phase=Phase.STARTING, since=now, started_at=now, deadline=within), [Watch()]
+        return replace(fresh, phase=Phase.STARTING, since=now, started_at=now, deadline=within), [StartProbe()]
     if service.prepare:
         return replace(fresh, phase=Phase.PREPARING, since=now, step=0, spawning=True), [Spawn(0)]
     return replace(fresh, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
@@ -158,7 +158,7 @@ def _spawned(service: Service, state: State, event: Spawned, now: float) -> Step
             return _ready(service, state, now), []
         return replace(state, deadline=now + service.restart.delay), []
     state = replace(state, deadline=now + service.ready.within if service.ready.within else None)
-    return state, [] if service.ready.probe is Probe.NOTIFY else [Watch()]
+    return state, [] if service.ready.probe is Probe.NOTIFY else [StartProbe()]
 
 
 def _ready(service: Service, state: State, now: float) -> State:
@@ -213,7 +213,7 @@ def _ended(service: Service, state: State, event: Exited, now: float, jitter: fl
             return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why=None, said=None), []
         if event.heirs and service.ready.probe is Probe.NOTIFY:
             return replace(state, phase=Phase.HANDOVER, since=now, deadline=now + HANDOVER_WAIT), []
-        if service.restart.when is not When.ALWAYS:
+        if service.restart.when is not RestartWhen.ALWAYS:
             return replace(state, phase=Phase.DONE, since=now, deadline=None), [Unwatch()]
         if event.heirs:
             left = ", ".join(str(pid) for pid in event.heirs[:4])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from init.engine.states import State
     from init.plan.graph import Edges
-    from init.plan.service import Drain, Service
+    from init.plan.service import DrainCommand, Service
 
 SWEEP = 1.0  # part of the deadline kept for processes that belong to no service
 
@@ -117,6 +117,6 @@ def graces(services: Iterable[Service], budget: float) -> dict[str, float]:
     return {service.name: service.stop.grace * max(share, 0.0) for service in listed}
 
 
-def drain_budget(drain: Drain, services: Iterable[Service], total: float) -> float:
+def drain_budget(drain: DrainCommand, services: Iterable[Service], total: float) -> float:
     """Return the drain's time before a stop: its budget, less the services' time, but at least half of `total`."""
     return min(drain.budget, max(total - SWEEP - longest(services), total / 2))

@@ -201,7 +201,7 @@ class Kill:
 
 
 @record(frozen=True, slots=True)
-class Watch:
+class StartProbe:
     """Begin the readiness probe."""
 
 
@@ -226,7 +226,7 @@ if TYPE_CHECKING:
     from init.plan.service import Service
 
     Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Notified | Tick | Down | Lost | Hurry | Up
-    Action = Spawn | Kill | Watch | Unwatch | EndPod | Impossible
+    Action = Spawn | Kill | StartProbe | Unwatch | EndPod | Impossible
     Step = tuple[State, list[Action]]
 
 

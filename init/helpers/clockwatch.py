@@ -79,7 +79,7 @@ class WallClock:
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Watch:
+class ClockWatch:
     def __init__(self, control: Path) -> None:
         self.control = control
         self.wall = WallClock()
@@ -102,7 +102,7 @@ class Watch:
 
 
 def main(control: Path = SOCKET) -> int:
-    watch = Watch(control)
+    watch = ClockWatch(control)
     notify("READY=1")
     while True:
         watch.wall.wait()

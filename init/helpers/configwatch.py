@@ -27,10 +27,10 @@ from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.helper import condition, log, service
 from init.pod.pod import Pod, write
-from init.slurm.daemon import PROGRAM, Answer, Outcome, Slurmctld
+from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
 from init.slurm.files import SlurmFiles
-from init.slurm.judge import LIVE, REFUSED, SAID, Said, impossible, load_said, save_said, weigh
-from init.slurm.kept import Kept, digest
+from init.slurm.judge import LIVE, REFUSED, SAID, SavedJudgement, impossible, load_said, save_said, weigh
+from init.slurm.kept import LastGoodConfig, digest
 
 # Requests to this pod by an annotation, which Kubernetes shows as a file: to restart its slurmd.
 # The fleet makes it if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's annotations
@@ -108,7 +108,9 @@ class SlurmWatch:
 
     condition = "slurm.conf"
 
-    def __init__(self, control: Path, files: SlurmFiles, daemon: Slurmctld, kept: Kept, said: Path = SAID) -> None:
+    def __init__(
+        self, control: Path, files: SlurmFiles, daemon: Slurmctld, kept: LastGoodConfig, said: Path = SAID
+    ) -> None:
         self.control = control
         self.files = files
         self.daemon = daemon
@@ -139,16 +141,16 @@ class SlurmWatch:
             return
         began = time.monotonic()
         answer = self.apply(files, accepted=accepted.split(" ")[0] == named)
-        if answer.outcome is Outcome.LIVE:
+        if answer.outcome is ReconfigureOutcome.LIVE:
             self._confirm(files, accepted)
             took = time.monotonic() - began
             log(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
-        elif answer.outcome is Outcome.UNKNOWN:
+        elif answer.outcome is ReconfigureOutcome.UNKNOWN:
             self.again = ASK_AGAIN
-            self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
+            self._tell(SavedJudgement(named, REFUSED, f"refused, the last one stays: {answer.text}"))
         else:
             self.refused = f"{named} {accepted}"
-            self._tell(Said(named, REFUSED, f"refused, the last one stays: {answer.text}"))
+            self._tell(SavedJudgement(named, REFUSED, f"refused, the last one stays: {answer.text}"))
 
     def _confirm(self, files: dict[str, bytes], accepted: str) -> None:
         """Confirm installed files. Once slurmctld answers with them, the next pod starts from them.
@@ -163,7 +165,7 @@ class SlurmWatch:
                 reason = self.daemon.does_not_start()
                 if reason:  # a client names the key; slurmctld's last line does not
                     reason = self.daemon.objects_to(self.files.candidate(files)) or reason
-                    self._tell(Said(digest(files), REFUSED, f"slurmctld does not start with it: {reason}"))
+                    self._tell(SavedJudgement(digest(files), REFUSED, f"slurmctld does not start with it: {reason}"))
                 return
             try:
                 self.kept.keep(files)
@@ -172,21 +174,21 @@ class SlurmWatch:
                     log(f"{error}; the next pod starts from what is mounted then")
                 self.unkept, self.again = True, KEEP_AGAIN
                 self.kept.drop()
-                self._tell(Said(digest(files), LIVE))
+                self._tell(SavedJudgement(digest(files), LIVE))
                 return
         self.unkept = False
         self.kept.spend(accepted)
-        self._tell(Said(digest(files), LIVE))
+        self._tell(SavedJudgement(digest(files), LIVE))
 
-    def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> Answer:
+    def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> ReconfigureAnswer:
         """Try the files, and once more if slurmctld did not answer: then it has not evaluated them."""
         answer, killed = self._try(files, accepted=accepted)
-        if answer.outcome is Outcome.SILENT:
+        if answer.outcome is ReconfigureOutcome.SILENT:
             log(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
             answer, killed = self._try(files, accepted=accepted)
         return answer._replace(text=f"{answer.text}{KILLED}") if killed else answer
 
-    def _try(self, files: dict[str, bytes], *, accepted: bool) -> tuple[Answer, bool]:
+    def _try(self, files: dict[str, bytes], *, accepted: bool) -> tuple[ReconfigureAnswer, bool]:
         """Let a client read the files, weigh them, install them, and let slurmctld load them.
 
         If slurmctld does not run with them, restore the old files and wait until slurmctld answers.
@@ -194,31 +196,33 @@ class SlurmWatch:
         try:
             objection = self.daemon.objects_to(self.files.candidate(files)) or impossible(self.files, files)
             if objection:
-                return Answer(Outcome.REFUSED, objection), False
+                return ReconfigureAnswer(ReconfigureOutcome.REFUSED, objection), False
             if not accepted:
                 effect = weigh(self.files, self.daemon, files)
                 if effect.losses:
                     unknown = any(loss.jobs is None for loss in effect.losses)
                     way = f"`minivm config accept {digest(files)}` takes it all the same"
                     text = f"it would end jobs: {effect.cost}; {way}"
-                    return Answer(Outcome.UNKNOWN if unknown else Outcome.REFUSED, text), False
+                    return ReconfigureAnswer(
+                        ReconfigureOutcome.UNKNOWN if unknown else ReconfigureOutcome.REFUSED, text
+                    ), False
             answer = self._reload(files)
-            if answer.outcome is Outcome.LIVE:
+            if answer.outcome is ReconfigureOutcome.LIVE:
                 self.files.taken()
                 return answer, False
             self.files.put_back()
             return answer, self.daemon.revive()
         except InitError as error:
-            return Answer(Outcome.REFUSED, error.why), False
+            return ReconfigureAnswer(ReconfigureOutcome.REFUSED, error.why), False
 
-    def _reload(self, files: dict[str, bytes]) -> Answer:
+    def _reload(self, files: dict[str, bytes]) -> ReconfigureAnswer:
         try:
             self.files.install(files)
             return self.daemon.reload()
         except InitError as error:
-            return Answer(Outcome.REFUSED, error.why)
+            return ReconfigureAnswer(ReconfigureOutcome.REFUSED, error.why)
 
-    def _tell(self, said: Said) -> None:
+    def _tell(self, said: SavedJudgement) -> None:
         if load_said(self.said) == said:
             return
         if said.why:
@@ -297,7 +301,7 @@ def main(control: Path = SOCKET) -> int:
     directories = list(DROPINS)
     if PROGRAM.exists():
         pod = Pod(os.environ)
-        files, kept = SlurmFiles(pod), Kept(pod)
+        files, kept = SlurmFiles(pod), LastGoodConfig(pod)
         directories += [files.mounted, kept.directory]
         SAID.unlink(missing_ok=True)  # from a previous life: PID 1 must be told again
         watches.append(SlurmWatch(control, files, Slurmctld(control), kept))

@@ -20,7 +20,7 @@ from ground.files import write_whole
 from ground.metrics import family
 from init.errors import ConfigError, InitError
 from init.helpers import links
-from init.helpers.links import Finding, Links, State
+from init.helpers.links import LinkFinding, Links, LinkState
 from init.pod.pod import Pod
 from init.records import record
 
@@ -66,59 +66,61 @@ def older(found: str, least: str) -> bool:
     return bool(numbers(found)) and numbers(found) < numbers(least)
 
 
-def compare(image: Expected, machine: Machine) -> list[Finding]:
+def compare(image: Expected, machine: Machine) -> list[LinkFinding]:
     findings = [driver(image, machine), runtime(image, machine), kernel(image, machine), fabric(image, machine)]
     # Links between machines matter only to an image that uses them.
     joined = links.compare(machine.links, machine.driver) if image.cuda else []
     return [*(finding for finding in findings if finding is not None), *joined]
 
 
-def driver(image: Expected, machine: Machine) -> Finding | None:
+def driver(image: Expected, machine: Machine) -> LinkFinding | None:
     if not image.driver:
         return None
     wanted = f"CUDA {image.cuda} needs {image.driver}"
     if not machine.driver:
-        return Finding("driver", State.NOT_HERE, f"no NVIDIA driver; {wanted}")
+        return LinkFinding("driver", LinkState.NOT_HERE, f"no NVIDIA driver; {wanted}")
     if not older(machine.driver, image.driver):
-        return Finding("driver", State.FITS, f"{machine.driver}; {wanted}")
+        return LinkFinding("driver", LinkState.FITS, f"{machine.driver}; {wanted}")
     fitting = [name for name, least in image.others if not older(machine.driver, least)]
     instead = f"take an image of CUDA {max(fitting, key=numbers)}, or " if fitting else ""
     text = (
         f"driver {machine.driver} is older than CUDA {image.cuda} needs ({image.driver}): {instead}upgrade the driver"
     )
-    return Finding("driver", State.DIFFERS, text)
+    return LinkFinding("driver", LinkState.DIFFERS, text)
 
 
-def runtime(image: Expected, machine: Machine) -> Finding | None:
+def runtime(image: Expected, machine: Machine) -> LinkFinding | None:
     """Check that NVIDIA's runtime hook ran: with GPUs and without the driver's library no program finds a GPU."""
     if not image.cuda or not machine.gpus:
         return None
     gpus = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}"
     if machine.drivers_own:
-        return Finding("runtime", State.FITS, f"{gpus}, and the driver's libcuda.so.1")
+        return LinkFinding("runtime", LinkState.FITS, f"{gpus}, and the driver's libcuda.so.1")
     text = f"{gpus} and no libcuda.so.1: the container runtime does not hand in the driver; install NVIDIA's for it"
-    return Finding("runtime", State.DIFFERS, text)
+    return LinkFinding("runtime", LinkState.DIFFERS, text)
 
 
-def kernel(image: Expected, machine: Machine) -> Finding | None:
+def kernel(image: Expected, machine: Machine) -> LinkFinding | None:
     if not image.kernel or not machine.kernel:
         return None
     if older(machine.kernel, image.kernel):
         text = f"kernel {machine.kernel} is older than this image needs ({image.kernel}): upgrade the machine's kernel"
-        return Finding("kernel", State.DIFFERS, text)
-    return Finding("kernel", State.FITS, f"{machine.kernel}; this image needs {image.kernel}")
+        return LinkFinding("kernel", LinkState.DIFFERS, text)
+    return LinkFinding("kernel", LinkState.FITS, f"{machine.kernel}; this image needs {image.kernel}")
 
 
-def fabric(image: Expected, machine: Machine) -> Finding | None:
+def fabric(image: Expected, machine: Machine) -> LinkFinding | None:
     """Check that the image's vendor user space fits the kernel modules, released together; Debian's fits any."""
     if not image.ofed:
         return None
     if not machine.ofed:
-        return Finding("fabric", State.NOT_HERE, f"no OFED of its vendor in the kernel; the image has {image.ofed}")
+        return LinkFinding(
+            "fabric", LinkState.NOT_HERE, f"no OFED of its vendor in the kernel; the image has {image.ofed}"
+        )
     if numbers(machine.ofed)[:2] == numbers(image.ofed)[:2]:
-        return Finding("fabric", State.FITS, f"OFED {machine.ofed} here, {image.ofed} in the image")
+        return LinkFinding("fabric", LinkState.FITS, f"OFED {machine.ofed} here, {image.ofed} in the image")
     text = f"the host's OFED is {machine.ofed} and the image's user space {image.ofed}: bring both to one release"
-    return Finding("fabric", State.DIFFERS, text)
+    return LinkFinding("fabric", LinkState.DIFFERS, text)
 
 
 def expected(pod: Pod) -> Expected:
@@ -159,9 +161,9 @@ def version(pod: Pod, path: str) -> str:
     return match[0] if match else ""
 
 
-def metrics(findings: Sequence[Finding]) -> str:
+def metrics(findings: Sequence[LinkFinding]) -> str:
     about = "1 if the machine differs from what the image was made for."
-    rows = [({"check": item.what}, str(int(item.state is State.DIFFERS))) for item in findings]
+    rows = [({"check": item.what}, str(int(item.state is LinkState.DIFFERS))) for item in findings]
     return "\n".join(family("minivm_drift_differs", about, rows)) + "\n"
 
 
@@ -177,12 +179,12 @@ def main(arguments: Sequence[str], pod: Pod | None = None) -> int:
     except InitError as error:
         print(error)
         return 78
-    differing = [item for item in findings if item.state is State.DIFFERS]
+    differing = [item for item in findings if item.state is LinkState.DIFFERS]
     if "--json" in arguments:
         print(json.dumps([{"what": f.what, "state": f.state.value, "text": f.text} for f in findings], indent=2))
         return 1 if differing else 0
     for item in findings:
-        if item.state is not State.DIFFERS:
+        if item.state is not LinkState.DIFFERS:
             print(f"{item.what:7}  {item.state.value:8}  {item.text}")
     if "--tell" in arguments:
         tell(pod.path(METRICS), findings)
@@ -193,7 +195,7 @@ def main(arguments: Sequence[str], pod: Pod | None = None) -> int:
     return 0
 
 
-def tell(path: Path, findings: Sequence[Finding]) -> None:
+def tell(path: Path, findings: Sequence[LinkFinding]) -> None:
     """Write the metrics; a failure does not change the result."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ class Keeper(threading.Thread):
         return f"{contest.seen.holder or 'another pod'} has term {contest.seen.number}"
 
 
-class Service:
+class LeaseKeeper:
     """The thread that looks at the clock: it makes this pod active, and ends that in time."""
 
     def __init__(self, keeper: Keeper, held: Path, address: MovingAddress | None) -> None:
@@ -218,7 +218,7 @@ def moving_address(pod: Pod) -> MovingAddress | None:
     return MovingAddress(socket.gethostbyname(pod.controller[0]))
 
 
-def serve(service: Service) -> int:
+def serve(service: LeaseKeeper) -> int:
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     service.keeper.start()
@@ -238,7 +238,7 @@ def main(words: list[str]) -> int:
     try:
         life = own_life(held.parent)
         address = moving_address(pod)
-        service = Service(Keeper(Terms(parent), pod.name, life), held, address)
+        service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), held, address)
         # What a former process of this service left: it may have been killed before it could kill slurmctld.
         if not kill_daemons():
             log("a slurmctld of this pod does not die")

@@ -30,18 +30,18 @@ NONE = ("", "n/a", "00000000-0000-0000-0000-000000000000")
 FABRIC = re.compile(r"^ {4}Fabric\n((?: {8}.*\n)+)", re.MULTILINE)
 
 
-class State(Choice):
+class LinkState(Choice):
     FITS = "fits"
     DIFFERS = "differs"
     NOT_HERE = "not here"
 
 
 @record(frozen=True, slots=True)
-class Finding:
+class LinkFinding:
     """One result of examining the machine: its subject, whether it fits, and a sentence."""
 
     what: str
-    state: State
+    state: LinkState
     text: str
 
 
@@ -123,49 +123,51 @@ def fabric(text: str) -> tuple[tuple[str, ...], str]:
     return tuple(states), domain
 
 
-def compare(links: Links, driver: str) -> list[Finding]:
+def compare(links: Links, driver: str) -> list[LinkFinding]:
     findings = (manager(links, driver), imex(links), rdma(links))
     return [finding for finding in findings if finding is not None]
 
 
-def manager(links: Links, driver: str) -> Finding | None:
+def manager(links: Links, driver: str) -> LinkFinding | None:
     """Check the fabric manager's result; it runs on the machine, where no pod sees it."""
     what = "manager"
     switches = f"{links.switches} NVSwitch{'es' if links.switches > 1 else ''}"
     done = links.gpus.count("Completed")
     if links.gpus and done == len(links.gpus):
-        return Finding(what, State.FITS, f"the fabric manager has registered {done} of {len(links.gpus)} GPUs")
+        return LinkFinding(what, LinkState.FITS, f"the fabric manager has registered {done} of {len(links.gpus)} GPUs")
     if links.gpus:
         text = f"the fabric manager has registered {done} of {len(links.gpus)} GPUs: it does not run on the machine"
-        return Finding(what, State.DIFFERS, f"{text}, or is not of the driver's version ({driver or 'unknown'})")
+        return LinkFinding(
+            what, LinkState.DIFFERS, f"{text}, or is not of the driver's version ({driver or 'unknown'})"
+        )
     if links.switches:
-        return Finding(
-            what, State.NOT_HERE, f"{switches}; what the fabric manager has done is seen in a pod with a GPU"
+        return LinkFinding(
+            what, LinkState.NOT_HERE, f"{switches}; what the fabric manager has done is seen in a pod with a GPU"
         )
     return None
 
 
-def imex(links: Links) -> Finding | None:
+def imex(links: Links) -> LinkFinding | None:
     """Check IMEX for an NVLink domain over several machines: a channel maps the memory of another machine's GPUs."""
     if not links.domain:
         return None
     where = f"the GPUs are of the NVLink domain {links.domain}"
     if links.channels:
-        return Finding("imex", State.FITS, f"{where}, and the pod has {links.channels} IMEX channels")
+        return LinkFinding("imex", LinkState.FITS, f"{where}, and the pod has {links.channels} IMEX channels")
     if links.can_share:
         text = f"{where}, and the pod has no IMEX channel: without one, or Slurm's, jobs over nodes use the network"
-        return Finding("imex", State.NOT_HERE, text)
+        return LinkFinding("imex", LinkState.NOT_HERE, text)
     text = f"{where}, and the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"
-    return Finding("imex", State.DIFFERS, text)
+    return LinkFinding("imex", LinkState.DIFFERS, text)
 
 
-def rdma(links: Links) -> Finding | None:
+def rdma(links: Links) -> LinkFinding | None:
     if not links.adapters and not links.wanted:
         return None
     here = f"{links.adapters} RDMA adapter{'' if links.adapters == 1 else 's'}"
     if links.handed:
-        return Finding("rdma", State.FITS, f"{here} on the machine, {links.handed} in the pod")
+        return LinkFinding("rdma", LinkState.FITS, f"{here} on the machine, {links.handed} in the pod")
     text = f"{here} on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"
     if links.wanted:
-        return Finding("rdma", State.DIFFERS, f"{text}, though MINIVM_EXPECT_IB says that the node has some")
-    return Finding("rdma", State.NOT_HERE, text)
+        return LinkFinding("rdma", LinkState.DIFFERS, f"{text}, though MINIVM_EXPECT_IB says that the node has some")
+    return LinkFinding("rdma", LinkState.NOT_HERE, text)

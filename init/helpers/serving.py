@@ -49,13 +49,13 @@ class Fault(Enum):
 
 
 @record(frozen=True, slots=True)
-class Finding:
+class AnswerCheck:
     fault: Fault = Fault.NONE
     reason: str = ""
 
 
 @record(frozen=True, slots=True)
-class Memory:
+class CheckHistory:
     """State of this check between runs. Times are monotonic."""
 
     failures: int = 0
@@ -66,7 +66,7 @@ class Memory:
     reason: str = ""
 
 
-def judge(before: Memory, finding: Finding, now: float) -> tuple[Memory, str, bool]:
+def judge(before: CheckHistory, finding: AnswerCheck, now: float) -> tuple[CheckHistory, str, bool]:
     """Return the new memory, the reason why the pod is not ready (or ""), and whether to restart the daemon."""
     if finding.fault is Fault.NONE:
         return replace(before, failures=0, silent_since=0.0, reason=""), "", False
@@ -77,7 +77,7 @@ def judge(before: Memory, finding: Finding, now: float) -> tuple[Memory, str, bo
     return after, finding.reason if after.failures >= FAILURES else "", restart
 
 
-def ask_as_user(controller: str, port: int) -> Finding:
+def ask_as_user(controller: str, port: int) -> AnswerCheck:
     """Ask as `sinfo` does: this needs authentication and slurmctld's lock on its partitions."""
     command = [client.SCONTROL, "--oneliner", "show", "partition"]
     try:
@@ -86,15 +86,15 @@ def ask_as_user(controller: str, port: int) -> Finding:
     except subprocess.TimeoutExpired:
         done = None
     if done is not None and done.returncode == 0:
-        return Finding()
+        return AnswerCheck()
     complaint = client.judge(done.stderr or done.stdout, controller) if done is not None else ""
     if done is not None and client.rejected(done.stderr):
-        return Finding(Fault.REFUSED, complaint)
+        return AnswerCheck(Fault.REFUSED, complaint)
     reason = f"slurmctld does not answer authenticated requests within {DEADLINE_S:g} s"
     if complaint:
         reason = f"slurmctld does not answer authenticated requests: {complaint}"
     crowd = crowd_at(port)
-    return Finding(Fault.SILENT, f"{reason}; {crowd}" if crowd else reason)
+    return AnswerCheck(Fault.SILENT, f"{reason}; {crowd}" if crowd else reason)
 
 
 def heard(text: str, now: float) -> float:
@@ -106,17 +106,17 @@ def heard(text: str, now: float) -> float:
     return min((now - datetime.fromisoformat(moment).timestamp() for moment in moments), default=float("inf"))
 
 
-def ask_as_worker(controller: str, memory: Memory, now: float) -> tuple[Memory, Finding]:
+def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[CheckHistory, AnswerCheck]:
     try:
         done = ran([client.SCONTROL, "show", "slurmd"], within=DEADLINE_S, env=client.environment(controller))
     except subprocess.TimeoutExpired:
-        return memory, Finding(Fault.SILENT, f"slurmd of this pod does not answer within {DEADLINE_S:g} s")
+        return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer within {DEADLINE_S:g} s")
     if done.returncode:
-        return memory, Finding(Fault.SILENT, "slurmd of this pod does not answer")
+        return memory, AnswerCheck(Fault.SILENT, "slurmd of this pod does not answer")
     if heard(done.stdout, time.time()) < HEARD_S or (now - memory.proven < HEARD_S and memory.proven):
-        return memory, Finding()
+        return memory, AnswerCheck()
     if memory.failures and now - memory.asked < ASK_AGAIN_S:
-        return memory, Finding(Fault.REFUSED, memory.reason)
+        return memory, AnswerCheck(Fault.REFUSED, memory.reason)
     memory = replace(memory, asked=now)
     name, own = pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")
     try:
@@ -125,18 +125,18 @@ def ask_as_worker(controller: str, memory: Memory, now: float) -> tuple[Memory, 
         reason = error.why
     if reason:
         # slurmd answers: the fault is slurmctld's, or between the two.
-        return memory, Finding(Fault.REFUSED, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
-    return replace(memory, proven=now), Finding()
+        return memory, AnswerCheck(Fault.REFUSED, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
+    return replace(memory, proven=now), AnswerCheck()
 
 
-def load(file: Path = FILE) -> Memory:
+def load(file: Path = FILE) -> CheckHistory:
     try:
-        return Memory(**read_json(file))
+        return CheckHistory(**read_json(file))
     except TypeError:  # from another release
-        return Memory()
+        return CheckHistory()
 
 
-def save(memory: Memory, file: Path = FILE) -> None:
+def save(memory: CheckHistory, file: Path = FILE) -> None:
     write_json(file, fields(memory), mode=0o600)
 
 

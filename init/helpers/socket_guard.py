@@ -159,7 +159,7 @@ def trusted_users() -> frozenset[int]:
     return frozenset(map(number, TRUSTED))
 
 
-class Watch:
+class SocketWatch:
     """Looks every second, and blocks by the ACL and a restart of the daemon."""
 
     def __init__(self, service: str, path: Path, control: Path) -> None:
@@ -201,7 +201,7 @@ class Watch:
 
 
 def main(service: str, path: Path, control: Path = SOCKET) -> int:
-    watch = Watch(service, path, control)
+    watch = SocketWatch(service, path, control)
     watch.apply()  # removes what an earlier guard blocked
     try:
         sum(1 for _ in dump())

@@ -297,7 +297,7 @@ class Handler(BaseHTTPRequestHandler):
         return "local"
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class RpcServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     # A unix socket has no peer address, and http.server reads the first item of one.
     request_queue_size = 16
@@ -312,7 +312,7 @@ def main(listen: Path = LISTEN, control: Path = SOCKET) -> int:
     Handler.interface = Interface(control)
     before = os.umask(0o177)  # the socket is created with mode 0600, for root alone
     try:
-        server = Server(str(listen), Handler)
+        server = RpcServer(str(listen), Handler)
     finally:
         os.umask(before)
     server.serve_forever(poll_interval=None)  # type: ignore[arg-type]  # select() takes it: no wake-ups when idle

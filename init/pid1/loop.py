@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, Unwatch, Watch
+from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, StartProbe, Unwatch
 from init.errors import ORDINARY, ConfigError, in_words
 from init.lean import signal
 from init.pid1 import modules
@@ -80,7 +80,7 @@ class Init:
                 self._children.start(name, action.step)
             case Kill():
                 self._children.kill(action.pid, action.signal)
-            case Watch():
+            case StartProbe():
                 self._watch(name)
             case Unwatch() if self._watches is not None:
                 self._watches.end(name)
@@ -134,12 +134,12 @@ class Init:
 
     def _serve(self, address: str, field: str, *, outside: bool = False) -> None:
         from init.pid1.serve.pages import pages
-        from init.pid1.serve.server import Server, listen
+        from init.pid1.serve.server import StatusServer, listen
 
         core = self.core
         try:
             listener, refused = listen(address, field, outside=outside)
-            Server(core.poller, listener, pages(core, self._counters), outside=bool(refused))
+            StatusServer(core.poller, listener, pages(core, self._counters), outside=bool(refused))
             if refused:
                 core.condition("probe port", OPEN_PROBES.format(refused))
                 core.log(f"probe port: {OPEN_PROBES.format(refused)}")

@@ -6,7 +6,7 @@ from init.errors import ConfigError, raise_all
 from init.fields import expand
 from init.lean import read_json
 from init.plan import graph
-from init.plan.service import Condition, Drain, Service, Source
+from init.plan.service import DrainCommand, Service, ValueSource, WhenCondition
 from init.plan.spec import parse_drain, parse_service
 from init.records import record, replace
 
@@ -21,7 +21,7 @@ VERSION = 1
 class Plan:
     role: str
     services: tuple[Service, ...]  # in start order
-    drain: Drain | None = None
+    drain: DrainCommand | None = None
 
     def service(self, name: str) -> Service | None:
         return next((service for service in self.services if service.name == name), None)
@@ -36,7 +36,7 @@ class Change:
     changed: tuple[str, ...]
 
 
-def compile_plan(role: str, services: Iterable[Service], drain: Drain | None = None) -> Plan:
+def compile_plan(role: str, services: Iterable[Service], drain: DrainCommand | None = None) -> Plan:
     """Check the services together and put them in start order."""
     listed = list(services)
     graph.check(listed)
@@ -73,7 +73,7 @@ def select(plan: Plan, env: Mapping[str, str], exists: Callable[[str], bool]) ->
     return Plan(plan.role, kept, plan.drain)
 
 
-def holds(condition: Condition, env: Mapping[str, str], exists: Callable[[str], bool]) -> bool:
+def holds(condition: WhenCondition, env: Mapping[str, str], exists: Callable[[str], bool]) -> bool:
     if condition.path:
         return exists(expand(condition.path, env)) is condition.wanted
     try:
@@ -97,7 +97,7 @@ def unset_variables(plan: Plan, env: Mapping[str, str]) -> list[ConfigError]:
         texts = [("command", text) for text in service.command]
         texts += [("prepare", text) for command in service.prepare for text in command]
         texts += [("ready", text) for text in (service.ready.target, *service.ready.command)]
-        texts += [("environment", item.value) for item in service.environment if item.source is Source.VALUE]
+        texts += [("environment", item.value) for item in service.environment if item.source is ValueSource.VALUE]
         for field, text in texts:
             try:
                 expand(text, own if field != "environment" else env)

@@ -37,7 +37,7 @@ class Probe(Choice):
     NONE = "none"  # ready once started
 
 
-class When(Choice):
+class RestartWhen(Choice):
     ALWAYS = "always"
     FAILURE = "failure"
     NEVER = "never"
@@ -54,7 +54,7 @@ class LogMode(Choice):
     OFF = "off"
 
 
-class Source(Choice):
+class ValueSource(Choice):
     VALUE = "value"
     FILE = "file"
     SECRET = "secret"  # a file whose content is never shown
@@ -72,7 +72,7 @@ class Ready:
 
 @record(frozen=True, slots=True)
 class Restart:
-    when: When
+    when: RestartWhen
     delay: float = 1.0  # after the second failure in a row; the first restart is immediate
     max_delay: float = 30.0
     jitter: float = 0.2
@@ -99,19 +99,19 @@ class Reload:
 @record(frozen=True, slots=True)
 class Variable:
     name: str
-    source: Source
+    source: ValueSource
     value: str
 
 
 @record(frozen=True, slots=True)
-class Limit:
+class ResourceLimit:
     name: str
     soft: int  # -1 is unlimited
     hard: int
 
 
 @record(frozen=True, slots=True)
-class Condition:
+class WhenCondition:
     """A condition of `when`: the service exists in this pod only if all hold."""
 
     value: str = ""
@@ -129,7 +129,7 @@ class Service:
     kind: Kind
     command: tuple[str, ...]
     prepare: tuple[tuple[str, ...], ...]
-    when: tuple[Condition, ...]
+    when: tuple[WhenCondition, ...]
     needs: tuple[str, ...]
     after: tuple[str, ...]
     bound_to: tuple[str, ...]  # like needs; killed, and waiting again, once one of them is no longer ready
@@ -148,7 +148,7 @@ class Service:
     cwd: str
     environment: tuple[Variable, ...]
     environment_files: tuple[str, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[ResourceLimit, ...]
     capabilities: tuple[str, ...] | None  # None: all capabilities of the pod
     no_new_privileges: bool
     oom_score: int | None
@@ -156,7 +156,7 @@ class Service:
 
 
 @record(frozen=True, slots=True)
-class Drain:
+class DrainCommand:
     """The role's work before a stop: drain the node, wait for sessions, save state."""
 
     command: tuple[str, ...]

@@ -8,21 +8,21 @@ from init.plan import builtin
 from init.plan.service import CAPABILITIES as CAPABILITIES
 from init.plan.service import LIMITS as LIMITS
 from init.plan.service import SIGNALS as SIGNALS
-from init.plan.service import Condition as Condition
-from init.plan.service import Drain as Drain
+from init.plan.service import DrainCommand as DrainCommand
 from init.plan.service import Exhausted as Exhausted
 from init.plan.service import Kind as Kind
-from init.plan.service import Limit as Limit
 from init.plan.service import LogMode as LogMode
 from init.plan.service import Probe as Probe
 from init.plan.service import Ready as Ready
 from init.plan.service import Reload as Reload
+from init.plan.service import ResourceLimit as ResourceLimit
 from init.plan.service import Restart as Restart
+from init.plan.service import RestartWhen as RestartWhen
 from init.plan.service import Service as Service
-from init.plan.service import Source as Source
 from init.plan.service import Stop as Stop
+from init.plan.service import ValueSource as ValueSource
 from init.plan.service import Variable as Variable
-from init.plan.service import When as When
+from init.plan.service import WhenCondition as WhenCondition
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ def _built_in(at: Reader, kind: Kind) -> None:
             at.fail(key, "a built-in runs with PID 1's rights", "use a program to run as another user")
 
 
-def parse_drain(mapping: Mapping[str, object], file: str) -> Drain:
+def parse_drain(mapping: Mapping[str, object], file: str) -> DrainCommand:
     at = Reader(mapping, "drain", file)
     at.only("command", "budget", "resume")
     if not at.has("command"):
         at.fail("command", "missing")
-    return Drain(at.command("command"), at.seconds("budget", 60.0), at.command("resume"))
+    return DrainCommand(at.command("command"), at.seconds("budget", 60.0), at.command("resume"))
 
 
 def _ready(at: Reader, kind: Kind) -> Ready:
@@ -173,8 +173,8 @@ def _restart(at: Reader, kind: Kind) -> Restart:
     for code in codes:
         if not 1 <= (number(code) or 0) <= 255:
             sub.fail("fatal-codes", f"{code} is not an exit code", "1 to 255")
-    when = sub.choice("when", When, When.ALWAYS if kind is Kind.LONGRUN else When.FAILURE)
-    if kind is Kind.ONESHOT and when is When.ALWAYS:
+    when = sub.choice("when", RestartWhen, RestartWhen.ALWAYS if kind is Kind.LONGRUN else RestartWhen.FAILURE)
+    if kind is Kind.ONESHOT and when is RestartWhen.ALWAYS:
         sub.fail("when", "a oneshot that has succeeded is done", "failure or never; kind: periodic runs again")
     return Restart(
         when=when,
@@ -209,7 +209,7 @@ def _reload(at: Reader) -> Reload:
     return Reload(_signal(sub, "signal", ""), sub.command("command"))
 
 
-def _when(at: Reader) -> tuple[Condition, ...]:
+def _when(at: Reader) -> tuple[WhenCondition, ...]:
     value = at.data.get("when")
     if value is None:
         return ()
@@ -218,21 +218,21 @@ def _when(at: Reader) -> tuple[Condition, ...]:
     return tuple(_condition(at, item, f"when[{place}]") for place, item in enumerate(value))
 
 
-def _condition(at: Reader, item: object, where: str) -> Condition:
+def _condition(at: Reader, item: object, where: str) -> WhenCondition:
     if not isinstance(item, dict):
         at.fail(where, "wanted a mapping such as {value: ${NAME:-x}, in: [x, y]} or {path: /x, exists: true}")
     sub = Reader(item, at.what, at.file, where)
     if sub.has("path"):
         sub.only("path", "exists")
         sub.placeholders("path", sub.text("path"))
-        return Condition(path=sub.text("path"), wanted=sub.flag("exists", True))
+        return WhenCondition(path=sub.text("path"), wanted=sub.flag("exists", True))
     sub.only("value", "in", "not-in", "set")
     if not sub.has("value"):
         sub.fail("value", "missing", "or give a path")
     sub.placeholders("value", sub.text("value"))
     if sum(sub.has(key) for key in ("in", "not-in", "set")) != 1:
         sub.fail("value", "wanted exactly one of in, not-in, set")
-    return Condition(sub.text("value"), sub.texts("in"), sub.texts("not-in"), wanted=sub.flag("set", True))
+    return WhenCondition(sub.text("value"), sub.texts("in"), sub.texts("not-in"), wanted=sub.flag("set", True))
 
 
 def _umask(at: Reader) -> int:
@@ -255,18 +255,18 @@ def _environment(at: Reader) -> tuple[Variable, ...]:
             if len(value) != 1:
                 sub.fail(name, "wanted a value, {file: /path} or {secret: /path}")
             key = next(iter(value))
-            variables.append(Variable(name, Source(key), inner.text(key)))
+            variables.append(Variable(name, ValueSource(key), inner.text(key)))
             continue
         # Everybody can read the error (a condition, HTTP), and a value may be a password.
         if isinstance(value, bool | list):
             sub.fail(name, f"wanted text, not a {type(value).__name__}", "quote it" if isinstance(value, bool) else "")
         text = sub.text(name)
         sub.placeholders(name, text, shown=False)
-        variables.append(Variable(name, Source.VALUE, text))
+        variables.append(Variable(name, ValueSource.VALUE, text))
     return tuple(variables)
 
 
-def _limits(at: Reader) -> tuple[Limit, ...]:
+def _limits(at: Reader) -> tuple[ResourceLimit, ...]:
     sub = at.sub("limits")
     sub.only(*LIMITS)
     limits = []
@@ -275,7 +275,7 @@ def _limits(at: Reader) -> tuple[Limit, ...]:
         if len(parts) > 2 or not all(part == "unlimited" or number(part) is not None for part in parts):
             sub.fail(name, f"wanted a number, unlimited, or soft:hard, not {sub.text(name)!r}")
         numbers = [-1 if part == "unlimited" else int(part) for part in parts]
-        limits.append(Limit(name, numbers[0], numbers[-1]))
+        limits.append(ResourceLimit(name, numbers[0], numbers[-1]))
     return tuple(limits)
 
 

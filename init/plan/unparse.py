@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.plan.service import Condition, Kind, Probe, Service, Source, When
+from init.plan.service import Kind, Probe, RestartWhen, Service, ValueSource, WhenCondition
 
 
 def service_to_mapping(service: Service) -> dict[str, object]:
@@ -14,7 +14,7 @@ def service_to_mapping(service: Service) -> dict[str, object]:
     mapping["bound-to"] = list(service.bound_to)
     mapping |= {"user": service.user, "group": service.group, "cwd": service.cwd, "umask": f"{service.umask:04o}"}
     mapping["environment"] = {
-        item.name: item.value if item.source is Source.VALUE else {item.source.value: item.value}
+        item.name: item.value if item.source is ValueSource.VALUE else {item.source.value: item.value}
         for item in service.environment
     }
     mapping["environment-files"] = list(service.environment_files)
@@ -23,7 +23,7 @@ def service_to_mapping(service: Service) -> dict[str, object]:
     for key, number in (("every", service.every), ("timeout", service.timeout), ("watchdog", service.watchdog)):
         mapping[key] = number
     restart = service.restart
-    default = When.ALWAYS if service.kind is Kind.LONGRUN else When.FAILURE
+    default = RestartWhen.ALWAYS if service.kind is Kind.LONGRUN else RestartWhen.FAILURE
     parts: dict[str, object] = {"delay": restart.delay, "max-delay": restart.max_delay, "jitter": restart.jitter}
     parts |= {"limit": restart.limit, "window": restart.window, "exhausted": restart.exhausted.value}
     parts |= _full({"fatal-codes": list(restart.fatal_codes)})
@@ -73,7 +73,7 @@ def _limit(number: int) -> str:
     return "unlimited" if number < 0 else str(number)
 
 
-def _condition(item: Condition) -> dict[str, object]:
+def _condition(item: WhenCondition) -> dict[str, object]:
     if item.path:
         return {"path": item.path, "exists": item.wanted}
     if item.one_of:

@@ -10,7 +10,7 @@ from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm import conf
 from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
-from init.slurm.kept import Kept
+from init.slurm.kept import LastGoodConfig
 from init.slurm.place import LEASE, base, placed, several
 
 # Next to this file: the minimum for a controller of dynamic, configless workers. A real cluster brings its own.
@@ -36,7 +36,7 @@ def run(pod: Pod) -> str:
         name_own_address(pod)
         settle_alone(pod)
     mounted = placed(pod, read(pod.path(MOUNT)))
-    good = Kept(pod).good()
+    good = LastGoodConfig(pod).good()
     files = start_from(mounted, placed(pod, good) if good else None)
     names = files.keys()
     SlurmFiles(pod).put(files)

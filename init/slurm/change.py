@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from init.slurm.conf import MAIN, Configuration, Line, read, words
-from init.slurm.jobs import Job
+from init.slurm.jobs import KnownJob
 
 # Settings by which slurmctld finds and reads its saved state: when they change, it starts without any jobs.
 STATE = ("clustername", "slurmuser", "statesavelocation")
@@ -38,7 +38,7 @@ MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
 # arguments and its submit line, up to a hundred thousand bytes chosen by its user.
 LISTED = re.compile(rb"(?<![\w.,-])[\w.,-]++(?=\x00)")
 
-Takes = Callable[[Job], bool]
+Takes = Callable[[KnownJob], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def counted(jobs: Sequence[str]) -> str:
 def effect(
     old: Mapping[str, bytes],
     new: Mapping[str, bytes],
-    jobs: Sequence[Job] | None,
+    jobs: Sequence[KnownJob] | None,
     hidden: Sequence[str] = (),
     known: int | None = None,
 ) -> Effect:

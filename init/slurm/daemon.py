@@ -20,7 +20,7 @@ from ground.commands import ran
 from init.pod import helper
 from init.pod.client import Client
 from init.slurm.client import SCONTROL
-from init.slurm.jobs import COUNT_JOBS, ENVIRONMENT, SHOW_JOBS, Job, count, jobs
+from init.slurm.jobs import COUNT_JOBS, ENVIRONMENT, SHOW_JOBS, KnownJob, count, jobs
 from init.view.snapshot import ServiceView
 
 # Slurm's messages about a new slurm.conf, as a sentence for people. Pure.
@@ -79,15 +79,15 @@ BACK_WITHIN = 60.0  # for a start with saved state
 PAUSE = 0.2
 
 
-class Outcome(Enum):
+class ReconfigureOutcome(Enum):
     LIVE = "live"
     REFUSED = "refused"  # it refused
     SILENT = "silent"  # it did not answer
     UNKNOWN = "unknown"  # the cost of the change is unknown
 
 
-class Answer(NamedTuple):
-    outcome: Outcome
+class ReconfigureAnswer(NamedTuple):
+    outcome: ReconfigureOutcome
     text: str
 
 
@@ -107,7 +107,7 @@ class Slurmctld:
             return ""  # the file was read, and the controller that it names does not answer: slurmctld will tell
         return objection(done.stderr, str(configuration.parent))
 
-    def jobs(self) -> list[Job] | None:
+    def jobs(self) -> list[KnownJob] | None:
         """Return the waiting and running jobs, hidden partitions included; None if slurmctld does not answer."""
         try:
             done = ran(SHOW_JOBS, within=READ_WITHIN, env=ENVIRONMENT)
@@ -123,26 +123,26 @@ class Slurmctld:
             return None
         return count(done.stdout) if done.returncode == 0 else None
 
-    def reload(self) -> Answer:
+    def reload(self) -> ReconfigureAnswer:
         """Let it run with the installed configuration: reconfigure it, or start it if a bad file had kept it down."""
         with Client(self.control, within=APPLY_WITHIN) as client:
             view = _steady(client)
             if view is None:
-                return Answer(Outcome.REFUSED, "this pod has no slurmctld")
+                return ReconfigureAnswer(ReconfigureOutcome.REFUSED, "this pod has no slurmctld")
             logged = helper.last_lines(client, SERVICE)
             if view.state in DOWN:
                 return self._start(client, view, logged)
         try:
             done = _scontrol("reconfigure", within=APPLY_WITHIN)
         except subprocess.TimeoutExpired:
-            return Answer(Outcome.SILENT, f"slurmctld gave no answer within {APPLY_WITHIN:g} s")
+            return ReconfigureAnswer(ReconfigureOutcome.SILENT, f"slurmctld gave no answer within {APPLY_WITHIN:g} s")
         if done.returncode == 0:
-            return Answer(Outcome.LIVE, "slurmctld runs with it")
+            return ReconfigureAnswer(ReconfigureOutcome.LIVE, "slurmctld runs with it")
         if unanswered(done.stderr):
-            return Answer(Outcome.SILENT, "slurmctld gave no answer")
-        return Answer(Outcome.REFUSED, self._complaint(logged, done.stderr))
+            return ReconfigureAnswer(ReconfigureOutcome.SILENT, "slurmctld gave no answer")
+        return ReconfigureAnswer(ReconfigureOutcome.REFUSED, self._complaint(logged, done.stderr))
 
-    def _start(self, client: Client, before: ServiceView, logged: list[str]) -> Answer:
+    def _start(self, client: Client, before: ServiceView, logged: list[str]) -> ReconfigureAnswer:
         """Start it and wait for an answer: it sends READY before it has read its whole file, and may still die."""
         client.request("start", service=SERVICE, wait=True)
 
@@ -151,8 +151,8 @@ class Slurmctld:
             return False if view is None or view.failures > before.failures else _pings() or None
 
         if _once(outcome, ALIVE_WITHIN):
-            return Answer(Outcome.LIVE, "slurmctld is started with it")
-        return Answer(Outcome.REFUSED, self._complaint(logged, ""))
+            return ReconfigureAnswer(ReconfigureOutcome.LIVE, "slurmctld is started with it")
+        return ReconfigureAnswer(ReconfigureOutcome.REFUSED, self._complaint(logged, ""))
 
     def _complaint(self, logged: list[str], stderr: str) -> str:
         with Client(self.control) as client:

@@ -23,7 +23,7 @@ WAITS = ("PD", "RH", "RQ", "RD", "RF", "SE")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class KnownJob:
     id: str
     holds: bool  # has nodes; otherwise it waits
     partitions: frozenset[str]
@@ -34,13 +34,13 @@ class Job:
     gres: frozenset[str]
 
 
-def jobs(text: str) -> Iterator[Job]:
+def jobs(text: str) -> Iterator[KnownJob]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|", len(FIELDS) - 1)]
         if len(cells) < len(FIELDS) or not ID.fullmatch(cells[0]):
             continue
         number, state, partitions, nodes, wanted, tres, qos, account = cells
-        yield Job(
+        yield KnownJob(
             id=number,
             holds=state not in WAITS,
             partitions=words(partitions),

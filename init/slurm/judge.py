@@ -30,7 +30,7 @@ class SlurmConfigError(InitError):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SavedJudgement:
     """The saved result for a set of files, by their hash."""
 
     hash: str
@@ -75,14 +75,14 @@ def _saved(configuration: Configuration, name: str, most: int) -> bytes:
         return b""
 
 
-def save_said(said: Said, path: Path) -> None:
+def save_said(said: SavedJudgement, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps(asdict(said)).encode(), mode=0o600)
 
 
-def load_said(path: Path = SAID) -> Said | None:
+def load_said(path: Path = SAID) -> SavedJudgement | None:
     try:
         data = json.loads(path.read_text())
-        return Said(str(data["hash"]), str(data["state"]), str(data["why"]))
+        return SavedJudgement(str(data["hash"]), str(data["state"]), str(data["why"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

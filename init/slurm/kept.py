@@ -18,7 +18,7 @@ DIGITS = 12
 HOLDS = 16 << 20  # bytes: far above anything that Slurm reads
 
 
-class Kept:
+class LastGoodConfig:
     def __init__(self, pod: Pod) -> None:
         self.directory = pod.path(DIRECTORY)
 

@@ -35,7 +35,7 @@ LOOK_S = 5.0
 AGAIN_S = 1.0
 
 
-class Act(Enum):
+class SliceAction(Enum):
     KEEP = "keep"
     WRITE = "write"
     YIELD = "yield"  # a later term has the address
@@ -63,12 +63,12 @@ def endpoint_slice(pod: Pod, term: int) -> dict[str, Any]:
     }
 
 
-def decide(present: dict[str, Any] | None, wanted: dict[str, Any]) -> Act:
+def decide(present: dict[str, Any] | None, wanted: dict[str, Any]) -> SliceAction:
     if present is None:
-        return Act.WRITE
+        return SliceAction.WRITE
     if term_of(present) > term_of(wanted):
-        return Act.YIELD
-    return Act.KEEP if contains(present, wanted) else Act.WRITE
+        return SliceAction.YIELD
+    return SliceAction.KEEP if contains(present, wanted) else SliceAction.WRITE
 
 
 def contains(present: Any, wanted: Any) -> bool:
@@ -95,13 +95,13 @@ class Slices:
         self.api = ApiServer(f"write the EndpointSlice {self.name}", account, server)
         self._version = ""
 
-    def turn(self) -> Act:
+    def turn(self) -> SliceAction:
         """Read the slice, and write it where it does not name this pod."""
         present = self.read()
         act = decide(present, self.wanted)
-        if act is Act.WRITE:
+        if act is SliceAction.WRITE:
             self.write(present)
-        elif act is Act.YIELD and present:
+        elif act is SliceAction.YIELD and present:
             raise ApiError(
                 self.api.what,
                 f"it has term {term_of(present)}, this pod has term {term_of(self.wanted)}: a later controller acts. If"
@@ -142,7 +142,7 @@ def run(slices: Slices, term: int, look: float = LOOK_S, again: float = AGAIN_S)
     where = f"{slices.name} leads to this pod, term {term}"
     while True:
         try:
-            if slices.turn() is Act.WRITE:
+            if slices.turn() is SliceAction.WRITE:
                 log(where)
             notify(f"READY=1\nSTATUS={where}")
             said, pause = "", look

@@ -8,7 +8,7 @@ from init.view.status import BOLD, DIM, paint
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.plan.compile import Plan
-    from init.plan.spec import Condition, Service
+    from init.plan.spec import Service, WhenCondition
 
 
 def order(plan: Plan, *, colour: bool) -> str:
@@ -50,7 +50,7 @@ def ready(service: Service) -> str:
     return f"{service.ready.probe.value} {target}".strip()
 
 
-def condition(item: Condition) -> str:
+def condition(item: WhenCondition) -> str:
     if item.path:
         return f"{item.path} {'exists' if item.wanted else 'is missing'}"
     if item.one_of:

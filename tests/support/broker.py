@@ -8,7 +8,7 @@ from pathlib import Path
 
 from health.broker.broker import Broker
 from health.broker.calls import Slurm
-from health.broker.decide import Node, Other
+from health.broker.decide import BrokerNode, Other
 from health.places import Places
 from health.policy import BrokerPolicy
 from init.slurm.client import SlurmError
@@ -29,7 +29,7 @@ class Controller(Slurm):
 
     def __init__(self) -> None:
         super().__init__("worker-7", "controller:6817")
-        self.state = Node(False, "")
+        self.state = BrokerNode(False, "")
         self.fleet: list[str] = [""] * 9
         self.since = time.time()
         self.calls: list[str] = []
@@ -40,7 +40,7 @@ class Controller(Slurm):
         if self.down:
             raise SlurmError("ask slurmctld", "controller:6817 cannot be reached")
 
-    def node(self) -> Node | None:
+    def node(self) -> BrokerNode | None:
         self._called("node")
         return self.state
 
@@ -50,11 +50,11 @@ class Controller(Slurm):
 
     def drain(self, text: str) -> None:
         self._called("drain")
-        self.state = Node(True, text)
+        self.state = BrokerNode(True, text)
 
     def undrain(self) -> None:
         self._called("undrain")
-        self.state = Node(False, "")
+        self.state = BrokerNode(False, "")
 
 
 class Desk:

@@ -27,7 +27,7 @@ RETRY = 1.0  # pause after an output error (a full disk)
 GONE = (32, 9)  # EPIPE, EBADF; init.pid1.spawn.procs tells why by number
 
 
-class Source:
+class LogSource:
     """One stream of one service: a pipe that lives as long as the service is known."""
 
     __slots__ = ("carry", "fd", "mode", "name", "stream", "write_fd")
@@ -55,7 +55,7 @@ class Logs:
         self._poller = poller
         self._as_json = as_json
         self._troubled = troubled
-        self._sources: dict[str, tuple[Source, Source]] = {}
+        self._sources: dict[str, tuple[LogSource, LogSource]] = {}
         self._reading = True
         self._pausing: list[Callable[[bool], None]] = []  # other sources than the services' pipes
         self._pending: list[bytes] = []
@@ -83,12 +83,12 @@ class Logs:
             source.mode = mode
         return self._sources[name][0].write_fd, self._sources[name][1].write_fd
 
-    def _both(self, name: str, mode: str) -> tuple[Source, Source]:
+    def _both(self, name: str, mode: str) -> tuple[LogSource, LogSource]:
         """Create both streams or none: a stream without a reader would block its service one day."""
-        made: list[Source] = []
+        made: list[LogSource] = []
         try:
             for stream in ("stdout", "stderr"):
-                source = Source(name, stream, mode)
+                source = LogSource(name, stream, mode)
                 made.append(source)
                 self._poller.add(source.fd, IN if self._reading else 0, self._reader(source))
         except OSError:
@@ -155,14 +155,14 @@ class Logs:
         ring = self.rings.get(name)
         return ring.last() if ring else ""
 
-    def _reader(self, source: Source) -> Callable[[int], None]:
+    def _reader(self, source: LogSource) -> Callable[[int], None]:
         def readable(_: int) -> None:
             self._read(source)
             self.flush()
 
         return readable
 
-    def _read(self, source: Source) -> int:
+    def _read(self, source: LogSource) -> int:
         try:
             chunk = os.read(source.fd, READ)
         except BlockingIOError:

@@ -89,7 +89,7 @@ def is_inside(stream: socket.socket) -> bool:
         return False  # unknown: it may be the kubelet, which must get its answer
 
 
-class Server:
+class StatusServer:
     """`outside`: hang up on callers from inside the pod, for a kernel that does not drop them itself."""
 
     def __init__(self, poller: Poller, listener: socket.socket, answer: Answer, *, outside: bool = False) -> None:

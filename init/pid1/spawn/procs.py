@@ -9,7 +9,7 @@ from init.fields import expand, number
 from init.lean import signal
 from init.pid1.spawn import builtin
 from init.plan.builtin import MARK, is_builtin
-from init.plan.service import Service, Source
+from init.plan.service import Service, ValueSource
 from init.records import fields, record
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ def _plain(service: Service, *, root: bool) -> bool:
         return False
     if service.limits or service.no_new_privileges or service.oom_score is not None:
         return False
-    if any(item.source is not Source.VALUE for item in service.environment):
+    if any(item.source is not ValueSource.VALUE for item in service.environment):
         return False
     return root or not (service.user or service.group or service.groups is not None or service.capabilities is not None)
 
@@ -132,9 +132,9 @@ def environment(service: Service, env: Mapping[str, str], *, masked: bool = Fals
     """Combine the pod's environment, the environment files, and the service's own variables."""
     values = with_files(service, {"PATH": DEFAULT_PATH} | dict(env))
     for item in service.environment:
-        if item.source is Source.VALUE:
+        if item.source is ValueSource.VALUE:
             values[item.name] = _fill(service, item.value, values)
-        elif masked and item.source is Source.SECRET:
+        elif masked and item.source is ValueSource.SECRET:
             values[item.name] = "********"
         else:
             with open(expand(item.value, values), encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot

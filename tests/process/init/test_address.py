@@ -11,7 +11,7 @@ import pytest
 
 from init.pod.api_server import ApiError
 from init.pod.pod import Pod
-from init.state.address import Act, Slices, endpoint_slice
+from init.state.address import SliceAction, Slices, endpoint_slice
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, api_server
 from tests.support.rendered_chart import render
@@ -69,9 +69,9 @@ def present(own: Slices) -> dict[str, Any]:
 def test_the_newest_term_has_the_address_whatever_the_former_one_does(api: ApiServer, account: Path) -> None:
     first, second = slices(api, account, 0, 1), slices(api, account, 1, 2)
     assert first.read() is None
-    assert (first.turn(), first.turn()) == (Act.WRITE, Act.KEEP)
+    assert (first.turn(), first.turn()) == (SliceAction.WRITE, SliceAction.KEEP)
     late = deepcopy(present(first))
-    assert (second.turn(), second.turn()) == (Act.WRITE, Act.KEEP)
+    assert (second.turn(), second.turn()) == (SliceAction.WRITE, SliceAction.KEEP)
     found = present(second)
     assert [item["addresses"] for item in found["endpoints"]] == [["10.244.1.2"]]
     assert [item["uid"] for item in found["metadata"]["ownerReferences"]] == ["u1"]
@@ -87,7 +87,7 @@ def test_what_another_client_changed_is_put_right(api: ApiServer, account: Path)
     own = slices(api, account, 1, 9)
     own.turn()
     api.merge(own.path(), {"endpoints": [], "metadata": {"ownerReferences": []}})
-    assert (own.turn(), own.turn()) == (Act.WRITE, Act.KEEP)
+    assert (own.turn(), own.turn()) == (SliceAction.WRITE, SliceAction.KEEP)
     assert present(own)["endpoints"][0]["targetRef"]["name"] == "slurm-controller-1"
 
 

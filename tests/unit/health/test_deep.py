@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from health import deep
-from health.broker.decide import Node, asks_for_deep
+from health.broker.decide import BrokerNode, asks_for_deep
 from health.broker.memory import Memory, Now
-from health.broker.step import AskNode, Failed, Inputs, step
+from health.broker.step import AskNode, BrokerInputs, Failed, step
 from health.checks import loop as begin
-from health.deep import State, Word, word
+from health.deep import DeepState, Word, word
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy
 from health.verdict import Class, Result, Verdict
@@ -47,21 +47,21 @@ def verdict(check: str, result: Result = Result.OK, class_: Class = Class.MANUAL
     ],
 )
 def test_by_its_nodes_drain_a_pod_knows(drained: bool, reason: str, busy: bool, wanted: bool) -> None:
-    assert asks_for_deep(Node(drained, reason, busy)) is wanted
+    assert asks_for_deep(BrokerNode(drained, reason, busy)) is wanted
 
 
 def test_what_the_pod_found_first_counts_and_not_what_it_has_posted_itself() -> None:
-    asks = Inputs("w", BrokerPolicy(), "boot")
+    asks = BrokerInputs("w", BrokerPolicy(), "boot")
     memory, actions = step(Memory(), asks, NOW)
     assert (memory.found, actions) == (None, (AskNode(),))
-    later, _ = step(memory, Inputs("w", BrokerPolicy(), "boot", node=Failed("no answer")), NOW)
+    later, _ = step(memory, BrokerInputs("w", BrokerPolicy(), "boot", node=Failed("no answer")), NOW)
     assert later.found is None, "nobody could say"
-    found, _ = step(memory, Inputs("w", BrokerPolicy(), "boot", node=Node(False, "")), NOW)
-    assert found.found == Node(False, "")
+    found, _ = step(memory, BrokerInputs("w", BrokerPolicy(), "boot", node=BrokerNode(False, "")), NOW)
+    assert found.found == BrokerNode(False, "")
     sick = Verdict("gpu_lost", Result.PROBLEM, Class.REBOOT, "x", boot_id="boot", at=1000.0, expires=2000.0)
-    ours = Node(True, "minivm: gpu_lost[reboot]@none x")
-    after, _ = step(found, Inputs("w", BrokerPolicy(guard_spread_s=0.0), "boot", (sick,), node=ours), NOW)
-    assert after.drained and after.found == Node(False, "")
+    ours = BrokerNode(True, "minivm: gpu_lost[reboot]@none x")
+    after, _ = step(found, BrokerInputs("w", BrokerPolicy(guard_spread_s=0.0), "boot", (sick,), node=ours), NOW)
+    assert after.drained and after.found == BrokerNode(False, "")
 
 
 A_BAD = verdict("a", Result.PROBLEM, reason="memory: fail")
@@ -71,20 +71,20 @@ B_BAD = verdict("b", Result.PROBLEM, Class.RMA, reason="memory: fail")
 @pytest.mark.parametrize(
     ("verdicts", "broken", "state", "ran", "said"),
     [
-        ([], [], State.OK, 0, ""),
-        ([verdict("a", applies=False, result=Result.UNKNOWN)], [], State.OK, 0, ""),
-        ([verdict("a"), verdict("b")], [], State.OK, 1, "a b"),
-        ([verdict("a"), verdict("b", Result.UNKNOWN, reason="no dcgmi")], [], State.UNKNOWN, 1, "b: no dcgmi"),
-        ([verdict("a")], ["c"], State.UNKNOWN, 1, "c: the check is broken"),
-        ([A_BAD], ["c"], State.PROBLEM, 1, "a[manual]@9f2c001 memory: fail"),
+        ([], [], DeepState.OK, 0, ""),
+        ([verdict("a", applies=False, result=Result.UNKNOWN)], [], DeepState.OK, 0, ""),
+        ([verdict("a"), verdict("b")], [], DeepState.OK, 1, "a b"),
+        ([verdict("a"), verdict("b", Result.UNKNOWN, reason="no dcgmi")], [], DeepState.UNKNOWN, 1, "b: no dcgmi"),
+        ([verdict("a")], ["c"], DeepState.UNKNOWN, 1, "c: the check is broken"),
+        ([A_BAD], ["c"], DeepState.PROBLEM, 1, "a[manual]@9f2c001 memory: fail"),
         (
             [A_BAD, B_BAD, verdict("c", Result.UNKNOWN)],
-            [], State.PROBLEM, 2, "b[rma]@9f2c001 memory: fail; a[manual]@9f2c001 memory: fail",
+            [], DeepState.PROBLEM, 2, "b[rma]@9f2c001 memory: fail; a[manual]@9f2c001 memory: fail",
         ),
-        ([verdict("a", Result.PROBLEM, reason="x\n\x1b[2J" + "y" * 999)], [], State.PROBLEM, 1, ""),
+        ([verdict("a", Result.PROBLEM, reason="x\n\x1b[2J" + "y" * 999)], [], DeepState.PROBLEM, 1, ""),
     ],
 )  # fmt: skip
-def test_the_word_of_a_round(verdicts: list[Verdict], broken: list[str], state: State, ran: int, said: str) -> None:
+def test_the_word_of_a_round(verdicts: list[Verdict], broken: list[str], state: DeepState, ran: int, said: str) -> None:
     found = word(verdicts, broken, "boot", {"a", "c"})
     assert (found.boot_id, found.state, found.ran) == ("boot", state, ran)
     assert found.said.startswith(said)
@@ -102,12 +102,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Rounds:
     """Fake deep check round, which counts its runs and stores the given state."""
 
-    def __init__(self, path: Path, state: State | None = State.OK, why: str = "") -> None:
+    def __init__(self, path: Path, state: DeepState | None = DeepState.OK, why: str = "") -> None:
         self.path, self.state, self.why, self.times = path, state, why, 0
 
     def __call__(self) -> str:
         self.times += 1
-        assert (known := deep.read(self.path)) is not None and known.state is State.RUNNING
+        assert (known := deep.read(self.path)) is not None and known.state is DeepState.RUNNING
         if self.state is not None:
             deep.write(self.path, Word(boot_id(), self.state, 1, "x"))
         return self.why
@@ -120,7 +120,7 @@ def test_asked_for_it_runs_once_in_a_boot(path: Path) -> None:
     assert begin.once(runs, lambda: True)
     assert begin.once(runs, lambda: True)
     assert runs.times == 1
-    assert deep.read(path) == Word(boot_id(), State.OK, 1, "x")
+    assert deep.read(path) == Word(boot_id(), DeepState.OK, 1, "x")
 
 
 def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
@@ -128,18 +128,18 @@ def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
     assert begin.once(runs, lambda: False)
     assert begin.once(runs, lambda: True), "what the pod did not find it finds no more: jobs may run by now"
     assert runs.times == 0
-    assert deep.read(path) == Word(boot_id(), State.NOT_ASKED)
+    assert deep.read(path) == Word(boot_id(), DeepState.NOT_ASKED)
     assert path.parent.parent.stat().st_mode & 0o777 == 0o700, "what lies beside it is root's alone"
 
 
 def test_one_that_was_cut_begins_anew_and_one_of_another_boot_says_nothing(path: Path) -> None:
     runs = Rounds(path)
-    deep.write(path, Word(boot_id(), State.RUNNING))
+    deep.write(path, Word(boot_id(), DeepState.RUNNING))
     assert not begin.once(runs, lambda: None), "the broker does not know yet whether it still may"
     assert runs.times == 0
     assert begin.once(runs, lambda: True)
     assert runs.times == 1
-    deep.write(path, Word("another", State.OK, 1, "x"))
+    deep.write(path, Word("another", DeepState.OK, 1, "x"))
     assert not begin.once(runs, lambda: None)
     assert begin.once(runs, lambda: True)
     assert runs.times == 2
@@ -151,11 +151,11 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
     A person has resumed the node while its health service was stopped.
     """
     runs = Rounds(path)
-    deep.write(path, Word(boot_id(), State.RUNNING))
+    deep.write(path, Word(boot_id(), DeepState.RUNNING))
     assert begin.once(runs, lambda: False)
     assert runs.times == 0
     assert deep.read(path) == Word(
-        boot_id(), State.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now"
+        boot_id(), DeepState.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now"
     )
 
 
@@ -164,7 +164,7 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
 )
 def test_one_that_could_not_run_does_not_know(path: Path, why: str, said: str) -> None:
     assert begin.once(Rounds(path, None, why), lambda: True)
-    assert deep.read(path) == Word(boot_id(), State.UNKNOWN, 0, said)
+    assert deep.read(path) == Word(boot_id(), DeepState.UNKNOWN, 0, said)
     assert begin.once(Rounds(path), lambda: True), "and is not begun again and again"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from health.jobs import parse
 from health.jobs.ask import MOST, Asker, look, mine, output_age
-from health.jobs.model import Cause
+from health.jobs.model import JobCause
 from health.jobs.render import page
 from init.errors import InitError
 from init.slurm.client import SlurmError
@@ -155,7 +155,7 @@ def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it
     # slurmdbd may lag behind.
     lagging = recorded(12, "RUNNING")
     (item,) = look(asker(Slurm(squeue=[queued(12, "TIMEOUT")], sacct=[lagging])), "12")
-    assert item.answer.cause is Cause.LIMIT
+    assert item.answer.cause is JobCause.LIMIT
 
 
 def test_no_accounting_and_no_controller_are_said() -> None:
@@ -166,7 +166,7 @@ def test_no_accounting_and_no_controller_are_said() -> None:
     with pytest.raises(InitError, match="cannot be reached"):
         look(asker(Slurm(squeue=away, sacct=away)), "12")
     (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, "COMPLETED")], nodes=away)), "12")
-    assert item.answer.cause is Cause.NONE and any("cannot be reached" in text for text in item.answer.unknown)
+    assert item.answer.cause is JobCause.NONE and any("cannot be reached" in text for text in item.answer.unknown)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"jobs": 7}', '{"jobs": [7, null, {}]}', "{", "[" * 100_000])

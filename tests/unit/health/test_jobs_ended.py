@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from health.jobs.explain import explain, withhold
-from health.jobs.model import Answer, Cause, Job, Node, Step, Sure, World
+from health.jobs.model import Answer, Job, JobCause, JobNode, JobStep, Sure, World
 from health.jobs.render import as_json, page, table
 
 NOW = 1_800_000_000.0
@@ -17,49 +17,51 @@ JOB = Job(
     eligible=NOW - 4000, started=NOW - 3700, ended=NOW - 100, limit=60, nodes="w0", node_count=1, cpus=2, memory="200M",
     memory_per_node=200, output="/home/alice/out.txt",
 )  # fmt: skip
-NODE = Node(name="w0", states=frozenset({"IDLE"}), partitions=frozenset({"main"}), cpus=8, memory=16384)
+NODE = JobNode(name="w0", states=frozenset({"IDLE"}), partitions=frozenset({"main"}), cpus=8, memory=16384)
 SICK = replace(
     NODE, states=frozenset({"IDLE", "DRAIN"}), reason="minivm: xid[reboot]@9f2c: XID 79", author="root", since=NOW - 60
 )
-ROWS: list[tuple[str, dict[str, Any], str, Cause, Sure]] = [
-    ("COMPLETED", {}, "It ended well", Cause.NONE, Sure.CERTAIN),
-    ("FAILED", {"exit_code": 3}, "Its own program ended with exit code 3.", Cause.CODE, Sure.LIKELY),
-    ("FAILED", {"signal": 1, "nodes": "", "reason": "BadConstraints"}, "refused it", Cause.REQUEST, Sure.LIKELY),
-    ("FAILED", {"exit_code": 127}, "a command was not found", Cause.CODE, Sure.LIKELY),
-    ("FAILED", {"exit_code": 139}, "died of SIGSEGV", Cause.CODE, Sure.LIKELY),
-    ("FAILED", {"signal": 7}, "died of SIGBUS", Cause.CODE, Sure.LIKELY),
-    ("FAILED", {"signal": 9}, "killed by SIGKILL", Cause.UNKNOWN, Sure.POSSIBLE),
-    ("FAILED", {"exit_code": 137}, "killed by SIGKILL", Cause.UNKNOWN, Sure.POSSIBLE),
-    ("FAILED", {"signal": 53}, "could not open its output file", Cause.REQUEST, Sure.LIKELY),
-    ("FAILED", {"exit_code": 1, "reason": "JobLaunchFailure"}, "its own code did not run", Cause.CLUSTER, Sure.LIKELY),
+ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
+    ("COMPLETED", {}, "It ended well", JobCause.NONE, Sure.CERTAIN),
+    ("FAILED", {"exit_code": 3}, "Its own program ended with exit code 3.", JobCause.CODE, Sure.LIKELY),
+    ("FAILED", {"signal": 1, "nodes": "", "reason": "BadConstraints"}, "refused it", JobCause.REQUEST, Sure.LIKELY),
+    ("FAILED", {"exit_code": 127}, "a command was not found", JobCause.CODE, Sure.LIKELY),
+    ("FAILED", {"exit_code": 139}, "died of SIGSEGV", JobCause.CODE, Sure.LIKELY),
+    ("FAILED", {"signal": 7}, "died of SIGBUS", JobCause.CODE, Sure.LIKELY),
+    ("FAILED", {"signal": 9}, "killed by SIGKILL", JobCause.UNKNOWN, Sure.POSSIBLE),
+    ("FAILED", {"exit_code": 137}, "killed by SIGKILL", JobCause.UNKNOWN, Sure.POSSIBLE),
+    ("FAILED", {"signal": 53}, "could not open its output file", JobCause.REQUEST, Sure.LIKELY),
+    ("FAILED", {"exit_code": 1, "reason": "JobLaunchFailure"}, "its own code did not run", JobCause.CLUSTER,
+     Sure.LIKELY),
     (
-        "FAILED", {"exit_code": 1, "steps": (Step("12.0", "OUT_OF_MEMORY", 0, 0),)},
-        "Its step 12.0 was killed because the job used all of its memory, 200M", Cause.REQUEST, Sure.LIKELY,
+        "FAILED", {"exit_code": 1, "steps": (JobStep("12.0", "OUT_OF_MEMORY", 0, 0),)},
+        "Its step 12.0 was killed because the job used all of its memory, 200M", JobCause.REQUEST, Sure.LIKELY,
     ),
-    ("FAILED", {"exit_code": 2, "steps": (Step("12.batch", "FAILED", 2, 0), Step("12.1", "FAILED", 2, 0))},
-     "exit code 2, first in step 12.1", Cause.CODE, Sure.LIKELY),
-    ("OUT_OF_MEMORY", {}, "It used all of its memory, 200M in all", Cause.REQUEST, Sure.CERTAIN),
-    ("TIMEOUT", {}, "It reached its time limit of 1 h after 1 h.", Cause.LIMIT, Sure.CERTAIN),
-    ("TIMEOUT", {"reason": "InactiveLimit"}, "salloc or srun did not answer", Cause.LIMIT, Sure.CERTAIN),
-    ("NODE_FAIL", {"failed_node": "w0"}, "slurmctld lost w0", Cause.MACHINE, Sure.CERTAIN),
-    ("NODE_FAIL", {"nodes": "w[0-3]", "node_count": 4}, "lost one of w[0-3]", Cause.MACHINE, Sure.LIKELY),
-    ("PREEMPTED", {}, "preemption", Cause.CLUSTER, Sure.CERTAIN),
-    ("BOOT_FAIL", {}, "did not boot", Cause.MACHINE, Sure.CERTAIN),
-    ("DEADLINE", {}, "before its --deadline", Cause.REQUEST, Sure.CERTAIN),
-    ("CANCELLED", {"killer": "alice"}, "Its own user, alice, cancelled it while it ran.", Cause.PERSON, Sure.CERTAIN),
-    ("CANCELLED", {"killer": "carol"}, "carol cancelled it", Cause.PERSON, Sure.CERTAIN),
-    ("CANCELLED", {"killer": "root"}, "an operator, or Slurm itself", Cause.PERSON, Sure.POSSIBLE),
-    ("CANCELLED", {"killer": "alice", "nodes": "", "started": 0}, "before it started", Cause.PERSON, Sure.CERTAIN),
-    ("CANCELLED", {}, "It was cancelled while it ran.", Cause.PERSON, Sure.LIKELY),
+    ("FAILED", {"exit_code": 2, "steps": (JobStep("12.batch", "FAILED", 2, 0), JobStep("12.1", "FAILED", 2, 0))},
+     "exit code 2, first in step 12.1", JobCause.CODE, Sure.LIKELY),
+    ("OUT_OF_MEMORY", {}, "It used all of its memory, 200M in all", JobCause.REQUEST, Sure.CERTAIN),
+    ("TIMEOUT", {}, "It reached its time limit of 1 h after 1 h.", JobCause.LIMIT, Sure.CERTAIN),
+    ("TIMEOUT", {"reason": "InactiveLimit"}, "salloc or srun did not answer", JobCause.LIMIT, Sure.CERTAIN),
+    ("NODE_FAIL", {"failed_node": "w0"}, "slurmctld lost w0", JobCause.MACHINE, Sure.CERTAIN),
+    ("NODE_FAIL", {"nodes": "w[0-3]", "node_count": 4}, "lost one of w[0-3]", JobCause.MACHINE, Sure.LIKELY),
+    ("PREEMPTED", {}, "preemption", JobCause.CLUSTER, Sure.CERTAIN),
+    ("BOOT_FAIL", {}, "did not boot", JobCause.MACHINE, Sure.CERTAIN),
+    ("DEADLINE", {}, "before its --deadline", JobCause.REQUEST, Sure.CERTAIN),
+    ("CANCELLED", {"killer": "alice"}, "Its own user, alice, cancelled it while it ran.", JobCause.PERSON,
+     Sure.CERTAIN),
+    ("CANCELLED", {"killer": "carol"}, "carol cancelled it", JobCause.PERSON, Sure.CERTAIN),
+    ("CANCELLED", {"killer": "root"}, "an operator, or Slurm itself", JobCause.PERSON, Sure.POSSIBLE),
+    ("CANCELLED", {"killer": "alice", "nodes": "", "started": 0}, "before it started", JobCause.PERSON, Sure.CERTAIN),
+    ("CANCELLED", {}, "It was cancelled while it ran.", JobCause.PERSON, Sure.LIKELY),
     (
         "CANCELLED", {"killer": "root", "admin_comment": "minivm: the pod of node w0 stops: the job is requeued"},
-        "minivm ended it: the pod of node w0 stops", Cause.CLUSTER, Sure.CERTAIN,
+        "minivm ended it: the pod of node w0 stops", JobCause.CLUSTER, Sure.CERTAIN,
     ),
     (
         "CANCELLED", {"killer": "root", "admin_comment": "minivm: the job was over its memory limit of 200 MiB"},
-        "over its memory limit of 200 MiB", Cause.REQUEST, Sure.CERTAIN,
+        "over its memory limit of 200 MiB", JobCause.REQUEST, Sure.CERTAIN,
     ),
-    ("REVOKED", {}, "Another cluster", Cause.NONE, Sure.CERTAIN),
+    ("REVOKED", {}, "Another cluster", JobCause.NONE, Sure.CERTAIN),
 ]  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def facts(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize(("state", "changes", "words", "cause", "sure"), ROWS)
-def test_each_end(state: str, changes: dict[str, Any], words: str, cause: Cause, sure: Sure) -> None:
+def test_each_end(state: str, changes: dict[str, Any], words: str, cause: JobCause, sure: Sure) -> None:
     answer = ended(state, **changes)
     assert words in answer.headline and (answer.cause, answer.sure) == (cause, sure), answer
     assert facts(answer).startswith(f"state {state}, exit code")
@@ -82,7 +84,7 @@ def test_each_end(state: str, changes: dict[str, Any], words: str, cause: Cause,
 @pytest.mark.parametrize("changes", [{"exit_code": 3}, {"signal": 11}, {"exit_code": 137}])
 def test_a_machine_found_broken_meanwhile_makes_the_program_s_fault_doubtful(changes: dict[str, Any]) -> None:
     answer = ended("FAILED", World(nodes=(SICK,)), **changes)
-    assert (answer.cause, answer.sure) == (Cause.MACHINE, Sure.POSSIBLE)
+    assert (answer.cause, answer.sure) == (JobCause.MACHINE, Sure.POSSIBLE)
     assert "w0 was found broken while it ran" in answer.headline and "XID 79" in facts(answer)
     assert any("--exclude=w0" in text for text in answer.advice)
 
@@ -98,15 +100,15 @@ def test_a_machine_found_broken_meanwhile_makes_the_program_s_fault_doubtful(cha
         replace(SICK, reason="minivm: pod stops"),
     ],
 )
-def test_other_drains_blame_no_machine(node: Node) -> None:
-    assert ended("FAILED", World(nodes=(node,)), exit_code=3).cause is Cause.CODE
-    assert ended("OUT_OF_MEMORY", World(nodes=(node,))).cause is Cause.REQUEST
+def test_other_drains_blame_no_machine(node: JobNode) -> None:
+    assert ended("FAILED", World(nodes=(node,)), exit_code=3).cause is JobCause.CODE
+    assert ended("OUT_OF_MEMORY", World(nodes=(node,))).cause is JobCause.REQUEST
 
 
 def test_a_user_s_fault_is_not_the_machine_s() -> None:
     """A drain beside an end that Slurm itself explains changes nothing."""
     for state in ("OUT_OF_MEMORY", "TIMEOUT", "CANCELLED"):
-        assert ended(state, World(nodes=(SICK,)), killer="alice").cause is not Cause.MACHINE
+        assert ended(state, World(nodes=(SICK,)), killer="alice").cause is not JobCause.MACHINE
 
 
 def test_a_node_s_failure_has_its_reason_or_says_that_there_is_none() -> None:
@@ -145,7 +147,7 @@ def running(world: World, **changes: Any) -> Answer:
 def test_a_running_job_has_time_nodes_use_and_output() -> None:
     world = World(nodes=(NODE,), usage=(("12.0", 190 << 20, 600.0),), output_age=30.0)
     answer = running(world)
-    assert answer.headline == "It runs on w0 for 10 min." and answer.cause is Cause.NONE
+    assert answer.headline == "It runs on w0 for 10 min." and answer.cause is JobCause.NONE
     assert "its time limit is 1 h: 50 min are left" in facts(answer)
     assert "it uses 190 MiB of memory now, of 200 MiB (95 %)" in facts(answer)
     assert "it has used 50 % of its 2 CPUs so far" in facts(answer) and "30 s ago" in facts(answer)
@@ -156,7 +158,7 @@ def test_a_running_job_s_node_that_drains_or_is_lost() -> None:
     answer = running(World(nodes=(SICK,)))
     assert "w0 takes no new jobs; this one may go on" in answer.headline and "XID 79" in facts(answer)
     lost = replace(NODE, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason="Not responding")
-    assert running(World(nodes=(lost,))).cause is Cause.MACHINE
+    assert running(World(nodes=(lost,))).cause is JobCause.MACHINE
     assert "may hang" in running(World(nodes=(NODE,), output_age=7200.0)).headline
     assert running(World(nodes=(NODE,), output_age=7200.0)).sure is Sure.POSSIBLE
 
@@ -192,7 +194,7 @@ def test_a_page_is_complete_and_another_user_s_is_bare() -> None:
 
 def test_hostile_text_reaches_no_terminal() -> None:
     bad = "\x1b]0;owned\x07\x9b2J\u202e\r\n  Cause: a person" + "A" * 100_000
-    step = Step(bad, bad, 1, 0)
+    step = JobStep(bad, bad, 1, 0)
     job = replace(JOB, name=bad, user=bad, account=bad, output=bad, nodes=bad, killer=bad, memory=bad, steps=(step,),
                   failed_node=bad, admin_comment=f"minivm: {bad}", partition=bad)  # fmt: skip
     for state, changes, *_ in ROWS:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from health.jobs.explain import explain
-from health.jobs.model import Answer, Cause, Job, License, Limit, Node, Partition, Reservation, Sure, World
+from health.jobs.model import Answer, Job, JobCause, JobNode, License, Partition, Reservation, Sure, UsageLimit, World
 from health.jobs.render import page
 
 NOW = 1_800_000_000.0
@@ -34,7 +34,7 @@ JOB = Job(
     memory_per_node=1024,
     memory="1G",
 )
-NODE = Node(
+NODE = JobNode(
     name="w0",
     states=frozenset({"IDLE"}),
     partitions=frozenset({"main"}),
@@ -66,21 +66,21 @@ def facts(answer: Answer) -> str:
 @pytest.mark.parametrize("reason", [reason for reason in REASONS if reason not in OF_ENDS])
 def test_every_reason_has_a_sentence_and_a_cause(reason: str) -> None:
     answer = why(reason)
-    assert answer.cause is not Cause.UNKNOWN and "does not know" not in answer.headline, answer
+    assert answer.cause is not JobCause.UNKNOWN and "does not know" not in answer.headline, answer
     assert answer.headline[0].isupper() and answer.headline.endswith(".")
     assert facts(answer).startswith(f"the reason is {reason}")
 
 
 def test_an_unknown_reason_is_said_to_be_unknown() -> None:
     answer = why("FromTheFuture")
-    assert answer.cause is Cause.UNKNOWN and "FromTheFuture" in answer.headline
+    assert answer.cause is JobCause.UNKNOWN and "FromTheFuture" in answer.headline
 
 
 @pytest.mark.parametrize("reason", ["Resources", "BadConstraints", "ReqNodeNotAvail", "Priority", "PartitionNodeLimit"])
 def test_a_request_that_no_node_can_satisfy_names_the_nearest(reason: str) -> None:
     small = replace(NODE, name="small", memory=4096)
     answer = why(reason, World(nodes=(small, SECOND), partitions=(MAIN,)), memory_per_node=900 * 1024)
-    assert answer.cause is Cause.REQUEST and answer.sure is Sure.CERTAIN
+    assert answer.cause is JobCause.REQUEST and answer.sure is Sure.CERTAIN
     assert "No node of partition main can ever run it. The nearest, w1, has 16 GiB" in answer.headline
     assert "needs 900 GiB" in answer.headline
     assert any("--mem=16384M" in advice for advice in answer.advice), answer.advice
@@ -126,7 +126,7 @@ def test_a_request_that_fits_is_never_called_impossible() -> None:
 def test_a_drained_node_is_named_with_its_reason_and_is_the_machine_s_fault() -> None:
     world = World(nodes=(DRAINED, replace(SECOND, memory=100)))
     answer = why("ReqNodeNotAvail", world, detail="ReqNodeNotAvail, UnavailableNodes:w0")
-    assert answer.cause is Cause.MACHINE and answer.sure is Sure.CERTAIN
+    assert answer.cause is JobCause.MACHINE and answer.sure is Sure.CERTAIN
     assert "it needs 1, 0 of 1 that fit take jobs; w0 cannot be used now" in answer.headline
     assert "w0 is drained: minivm: gpu_count[rma]@9f2c: 7 of 8 GPUs answer (by root, since" in facts(answer)
 
@@ -134,27 +134,27 @@ def test_a_drained_node_is_named_with_its_reason_and_is_the_machine_s_fault() ->
 @pytest.mark.parametrize(
     ("reason", "cause", "sure"),
     [
-        ("new disk on Monday", Cause.PERSON, Sure.LIKELY),
-        ("minivm: pod stops", Cause.CLUSTER, Sure.CERTAIN),
-        ("minivm: fleet: cordon: spot notice", Cause.CLUSTER, Sure.CERTAIN),
-        ("Not responding", Cause.MACHINE, Sure.LIKELY),
-        ("Prolog error", Cause.MACHINE, Sure.LIKELY),
+        ("new disk on Monday", JobCause.PERSON, Sure.LIKELY),
+        ("minivm: pod stops", JobCause.CLUSTER, Sure.CERTAIN),
+        ("minivm: fleet: cordon: spot notice", JobCause.CLUSTER, Sure.CERTAIN),
+        ("Not responding", JobCause.MACHINE, Sure.LIKELY),
+        ("Prolog error", JobCause.MACHINE, Sure.LIKELY),
     ],
 )
-def test_the_drain_s_author_decides_the_class(reason: str, cause: Cause, sure: Sure) -> None:
+def test_the_drain_s_author_decides_the_class(reason: str, cause: JobCause, sure: Sure) -> None:
     answer = why("Resources", World(nodes=(replace(DRAINED, reason=reason),)))
     assert (answer.cause, answer.sure) == (cause, sure) and reason in facts(answer)
 
 
 def test_a_drained_node_is_not_blamed_while_another_fits() -> None:
     answer = why("Resources", World(nodes=(DRAINED, SECOND)))
-    assert answer.cause is Cause.CLUSTER and "running jobs free" in answer.headline
+    assert answer.cause is JobCause.CLUSTER and "running jobs free" in answer.headline
 
 
 def test_an_elastic_pool_is_said_to_grow() -> None:
     asleep = replace(DRAINED, reason="minivm: fleet: idle: idle for 600 s, slurm-gpu grows again when jobs ask")
     answer = why("ReqNodeNotAvail", World(nodes=(asleep,)), detail="ReqNodeNotAvail, UnavailableNodes:w0")
-    assert answer.cause is Cause.CLUSTER and "the fleet starts" in answer.headline
+    assert answer.cause is JobCause.CLUSTER and "the fleet starts" in answer.headline
 
 
 @pytest.mark.parametrize(
@@ -162,37 +162,45 @@ def test_an_elastic_pool_is_said_to_grow() -> None:
     [
         (
             "QOSMaxCpuPerUserLimit",
-            Limit("QOS normal for user alice", "MaxTRESPU", "cpu", 4, 3),
+            UsageLimit("QOS normal for user alice", "MaxTRESPU", "cpu", 4, 3),
             "MaxTRESPU cpu is 4, in use 3; the job asks for 2",
         ),
-        ("QOSGrpGRES", Limit("QOS normal", "GrpTRES", "gres/gpu", 8, 8), "QOS normal: GrpTRES gres/gpu is 8, in use 8"),
+        (
+            "QOSGrpGRES",
+            UsageLimit("QOS normal", "GrpTRES", "gres/gpu", 8, 8),
+            "QOS normal: GrpTRES gres/gpu is 8, in use 8",
+        ),
         (
             "AssocGrpMemLimit",
-            Limit("account physics", "GrpTRES", "mem", 2048, 1536),
+            UsageLimit("account physics", "GrpTRES", "mem", 2048, 1536),
             "is 2 GiB, in use 1.5 GiB; the job asks for 1G",
         ),
-        ("AssocMaxJobsLimit", Limit("user alice in account physics", "MaxJobs", "", 1, 1), "MaxJobs is 1, in use 1"),
+        (
+            "AssocMaxJobsLimit",
+            UsageLimit("user alice in account physics", "MaxJobs", "", 1, 1),
+            "MaxJobs is 1, in use 1",
+        ),
         (
             "QOSMaxWallDurationPerJobLimit",
-            Limit("QOS normal", "MaxWallPJ", "", 30),
+            UsageLimit("QOS normal", "MaxWallPJ", "", 30),
             "MaxWallPJ is 30 min; the job asks for 1 h",
         ),
         (
             "AssocGrpCPUMinutesLimit",
-            Limit("account physics", "GrpTRESMins", "cpu", 100, 99),
+            UsageLimit("account physics", "GrpTRESMins", "cpu", 100, 99),
             "GrpTRESMins cpu is 100, in use 99",
         ),
         (
             "MaxGRESPerAccount",
-            Limit("QOS normal for account physics", "MaxTRESPA", "gres/gpu", 2, 2),
+            UsageLimit("QOS normal for account physics", "MaxTRESPA", "gres/gpu", 2, 2),
             "MaxTRESPA gres/gpu is 2",
         ),
     ],
 )
-def test_a_limit_is_told_with_its_number_and_its_use(reason: str, limit: Limit, words: str) -> None:
-    other = Limit("QOS normal", "GrpTRES", "node", 1, 1)
+def test_a_limit_is_told_with_its_number_and_its_use(reason: str, limit: UsageLimit, words: str) -> None:
+    other = UsageLimit("QOS normal", "GrpTRES", "node", 1, 1)
     answer = why(reason, World(limits=(other, replace(limit, key="MaxOther", limit=77777), limit)))
-    assert answer.cause is Cause.LIMIT and words in facts(answer), answer
+    assert answer.cause is JobCause.LIMIT and words in facts(answer), answer
     assert "GrpTRES node" not in facts(answer) and "77777" not in facts(answer) and "MaxOther" not in facts(answer)
     assert any("number" in text for text in why(reason, World(limits=())).unknown)
 
@@ -210,91 +218,93 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
             {"dependency": "afterok:7(unfulfilled)"},
             World(others=(replace(JOB, id=7, states=frozenset({"RUNNING"})),)),
             "It waits for job 7.",
-            Cause.REQUEST,
+            JobCause.REQUEST,
         ),
         (
             "DependencyNeverSatisfied",
             {"dependency": "afterok:7(failed)"},
             World(),
             "a job that it depends on did not end as required (afterok:7).",
-            Cause.REQUEST,
+            JobCause.REQUEST,
         ),
         (
             "Dependency",
             {"dependency": "afterok:7(failed),afterany:8(unfulfilled)"},
             World(),
             "never start",
-            Cause.REQUEST,
+            JobCause.REQUEST,
         ),
         (
             "Dependency",
             {"dependency": "singleton(unfulfilled)"},
             World(),
             "earlier jobs of the same name",
-            Cause.REQUEST,
+            JobCause.REQUEST,
         ),
-        ("JobHeldUser", {}, World(), "held by its user (alice)", Cause.PERSON),
-        ("JobHeldAdmin", {}, World(), "held by an operator", Cause.PERSON),
+        ("JobHeldUser", {}, World(), "held by its user (alice)", JobCause.PERSON),
+        ("JobHeldAdmin", {}, World(), "held by an operator", JobCause.PERSON),
         (
             "JobHeldAdmin",
             {"detail": "launch failed requeued held"},
             World(nodes=(DRAINED,), history=(replace(JOB, nodes="w0"),)),
             "its launch failed on w0",
-            Cause.MACHINE,
+            JobCause.MACHINE,
         ),
-        ("JobHeldUser", {"detail": "job_requeued_in_held_state"}, World(), "held after a requeue", Cause.PERSON),
-        ("BeginTime", {"eligible": NOW + 7200}, World(), "(in 2 h) because of --begin", Cause.REQUEST),
-        ("BeginTime", {"started": NOW + 100, "restarts": 1}, World(), "It was requeued and waits", Cause.CLUSTER),
+        ("JobHeldUser", {"detail": "job_requeued_in_held_state"}, World(), "held after a requeue", JobCause.PERSON),
+        ("BeginTime", {"eligible": NOW + 7200}, World(), "(in 2 h) because of --begin", JobCause.REQUEST),
+        ("BeginTime", {"started": NOW + 100, "restarts": 1}, World(), "It was requeued and waits", JobCause.CLUSTER),
         (
             "PartitionTimeLimit",
             {"limit": 900},
             World(partitions=(MAIN,)),
             "longer than the partition allows",
-            Cause.LIMIT,
+            JobCause.LIMIT,
         ),
         (
             "PartitionDown",
             {},
             World(partitions=(replace(MAIN, states=frozenset()),)),
             "switched off partition main",
-            Cause.PERSON,
+            JobCause.PERSON,
         ),
         (
             "PartitionNodeLimit",
             {"node_count": 2},
             World(nodes=(NODE, SECOND), partitions=(replace(MAIN, max_nodes=1),)),
             "more or fewer nodes",
-            Cause.LIMIT,
+            JobCause.LIMIT,
         ),
         (
             "Reservation",
             {"reservation": "course"},
             World(reservations=(Reservation("course", "w0", NOW + 3600, NOW + 7200),)),
             "begins in 1 h",
-            Cause.REQUEST,
+            JobCause.REQUEST,
         ),
         (
             "Reservation",
             {"reservation": "course"},
             World(reservations=(Reservation("course", "w0", NOW - 3600, NOW + 7200),)),
             "free nodes in its reservation",
-            Cause.CLUSTER,
+            JobCause.CLUSTER,
         ),
-        ("Reservation", {"reservation": "gone"}, World(reservations=()), "does not exist", Cause.REQUEST),
+        ("Reservation", {"reservation": "gone"}, World(reservations=()), "does not exist", JobCause.REQUEST),
         (
             "Licenses",
             {"licenses": "matlab:2"},
             World(licenses=(License("matlab", 4, 3),)),
             "asks for matlab:2",
-            Cause.LIMIT,
+            JobCause.LIMIT,
         ),
-        ("JobArrayTaskLimit", {"task_limit": 2}, World(), "limits how many run (2 at a time)", Cause.REQUEST),
-        ("Priority", {}, World(nodes=(NODE,)), "higher priority", Cause.CLUSTER),
-        ("None", {}, World(nodes=(NODE,)), "has not looked", Cause.CLUSTER),
-        ("InvalidQOS", {}, World(), "its QOS does not exist", Cause.REQUEST),
+        ("JobArrayTaskLimit", {"task_limit": 2}, World(), "limits how many run (2 at a time)", JobCause.REQUEST),
+        ("Priority", {}, World(nodes=(NODE,)), "higher priority", JobCause.CLUSTER),
+        ("None", {}, World(nodes=(NODE,)), "has not looked", JobCause.CLUSTER),
+        ("InvalidQOS", {}, World(), "its QOS does not exist", JobCause.REQUEST),
     ],
 )
-def test_each_other_way_to_wait(reason: str, changes: dict[str, Any], world: World, words: str, cause: Cause) -> None:
+def test_each_other_way_to_wait(
+    reason: str, changes: dict[str, Any], world: World, words: str, cause: JobCause
+) -> None:
     answer = why(reason, world, **changes)
     assert words in answer.headline and answer.cause is cause, answer
 

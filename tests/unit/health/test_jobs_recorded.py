@@ -8,7 +8,7 @@ import pytest
 
 from health.jobs import parse
 from health.jobs.explain import explain
-from health.jobs.model import Cause, World
+from health.jobs.model import JobCause, World
 
 RECORDED = Path(__file__).resolve().parents[2] / "recordings/jobs"
 NOW = 1795698440.0
@@ -24,14 +24,14 @@ WORLD = World(nodes=parse.nodes(text("nodes")), partitions=parse.partitions(text
 @pytest.mark.parametrize(
     ("job", "words", "cause"),
     [
-        (1, "held by its user (alice)", Cause.PERSON),
-        (2, "exit code 3", Cause.CODE),
-        (3, "did not end as required (afterok:2)", Cause.REQUEST),
-        (9, "refused it at submission", Cause.REQUEST),
-        (11, "The nearest, slurm-worker-0, has 23.54 GiB of memory and the job needs 85.83 TiB", Cause.REQUEST),
+        (1, "held by its user (alice)", JobCause.PERSON),
+        (2, "exit code 3", JobCause.CODE),
+        (3, "did not end as required (afterok:2)", JobCause.REQUEST),
+        (9, "refused it at submission", JobCause.REQUEST),
+        (11, "The nearest, slurm-worker-0, has 23.54 GiB of memory and the job needs 85.83 TiB", JobCause.REQUEST),
     ],
 )
-def test_jobs_that_squeue_shows(job: int, words: str, cause: Cause) -> None:
+def test_jobs_that_squeue_shows(job: int, words: str, cause: JobCause) -> None:
     (found,) = [each for each in parse.queue(text("squeue")) if each.id == job]
     answer = explain(found, WORLD, NOW).answer
     assert words in answer.headline and answer.cause is cause
@@ -41,15 +41,15 @@ def test_jobs_that_squeue_shows(job: int, words: str, cause: Cause) -> None:
 @pytest.mark.parametrize(
     ("job", "words", "cause"),
     [
-        (4, "It used all of its memory, 60M", Cause.REQUEST),
-        (5, "could not open its output file", Cause.REQUEST),
-        (6, "It reached its time limit of 1 min after 1 min", Cause.LIMIT),
-        (12, "slurmctld lost slurm-worker-1", Cause.MACHINE),
-        (13, "root cancelled it while it ran", Cause.PERSON),
-        (14, "died of SIGSEGV", Cause.CODE),
+        (4, "It used all of its memory, 60M", JobCause.REQUEST),
+        (5, "could not open its output file", JobCause.REQUEST),
+        (6, "It reached its time limit of 1 min after 1 min", JobCause.LIMIT),
+        (12, "slurmctld lost slurm-worker-1", JobCause.MACHINE),
+        (13, "root cancelled it while it ran", JobCause.PERSON),
+        (14, "died of SIGSEGV", JobCause.CODE),
     ],
 )
-def test_jobs_that_accounting_keeps(job: int, words: str, cause: Cause) -> None:
+def test_jobs_that_accounting_keeps(job: int, words: str, cause: JobCause) -> None:
     (found,) = [each for each in parse.accounted(text("sacct")) if each.id == job]
     item = explain(found, WORLD, NOW)
     assert words in item.answer.headline and item.answer.cause is cause

@@ -17,9 +17,9 @@ from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
 from health.runner import fork, gate, ours, plan, record
-from health.runner.kept import Kept
+from health.runner.kept import FileCache
 from health.runner.request import MOST, ended, parse
-from health.runner.server import APART_S, WAIT_S, After, Server
+from health.runner.server import APART_S, WAIT_S, After, RunnerServer
 from health.verdict import Class, Result, Verdict, write_verdict
 
 NONE = "[Errno 11] Resource temporarily unavailable"
@@ -88,7 +88,7 @@ def test_what_a_script_is_about_is_one_name_in_its_first_lines(tmp_path: Path, t
 
 
 def test_what_was_read_is_read_again_when_the_file_is_another(tmp_path: Path) -> None:
-    kept, file = Kept(), tmp_path / "file"
+    kept, file = FileCache(), tmp_path / "file"
 
     def look() -> str | None:
         kept.look()
@@ -171,7 +171,7 @@ def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         try:
-            server = Server(listener, Places(), Layout(tmp_path, tmp_path), told.append)
+            server = RunnerServer(listener, Places(), Layout(tmp_path, tmp_path), told.append)
             monkeypatch.setattr(server, "look", lambda: None)
             server.after.owe(time.monotonic() - 60)
             monkeypatch.setattr(fork, "fork", none)
@@ -191,7 +191,7 @@ def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
 
 
 def test_what_a_run_asks_for_is_looked_at_once_also_by_its_fork(tmp_path: Path) -> None:
-    kept, one, two = Kept(), tmp_path / "one", tmp_path / "two"
+    kept, one, two = FileCache(), tmp_path / "one", tmp_path / "two"
 
     def read(file: Path) -> str:
         return kept.get(file, [file], file.read_text)

@@ -12,24 +12,25 @@ from typing import Any
 import pytest
 
 from health.broker import broker
-from health.broker.decide import Act, Fleet, Node
+from health.broker.decide import Act, BrokerNode, Fleet
 from health.broker.memory import Log, Memory, Now, expect_drain
-from health.broker.slurm_drains import MOST, Remains, Unkilled, Watch, cause_of, judge, plain
-from health.broker.step import AskNode, AskRemains, Change, Failed, Inputs, step
+from health.broker.slurm_drains import MOST, Remains, Unkilled, cause_of, judge, plain
+from health.broker.slurm_drains import SlurmDrainWatch as Watch
+from health.broker.step import ApplyAct, AskNode, AskRemains, BrokerInputs, Failed, step
 from health.policy import BrokerPolicy
 from tests.support.broker import Desk
 
 KILL = "Kill task failed"
 WALL = 1000.0
-IDLE = Node(False, "")
+IDLE = BrokerNode(False, "")
 BEFORE = Unkilled(46, WALL, ((123, "9"),), IDLE)
 HANGS = Remains(("pid 123 (train) state D in nfs4_wait",))
 STILL = f"{KILL} - still: pid 123 (train) state D in nfs4_wait"
 CLEAN = Watch(BEFORE, clean_since=10.0)
 
 
-def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> Node:
-    return Node(True, reason, author=author, since=since)
+def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> BrokerNode:
+    return BrokerNode(True, reason, author=author, since=since)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> 
         (drain("minivm: gpu_ecc[reboot]@9f2c1ab 2 errors"), False),
     ],
 )
-def test_slurms_own_drains_are_known_by_words_and_author(node: Node, is_slurms: bool) -> None:
+def test_slurms_own_drains_are_known_by_words_and_author(node: BrokerNode, is_slurms: bool) -> None:
     assert (cause_of(node) is not None) is is_slurms
 
 
@@ -95,7 +96,7 @@ def test_slurms_own_drains_are_known_by_words_and_author(node: Node, is_slurms: 
     ],
 )  # fmt: skip
 def test_what_is_done_about_a_drain_of_slurms(
-    what: str, node: Node, left: Remains, watch: Watch, now: float, kind: str, text: str
+    what: str, node: BrokerNode, left: Remains, watch: Watch, now: float, kind: str, text: str
 ) -> None:
     cause = cause_of(node)
     assert cause is not None
@@ -109,7 +110,7 @@ def test_the_names_of_processes_cannot_break_a_reason() -> None:
 
 
 def lives(memory: Memory, now: Now, **given: Any) -> tuple[Memory, list[object]]:
-    known = Inputs("w7", BrokerPolicy(), "boot-1", **given)
+    known = BrokerInputs("w7", BrokerPolicy(), "boot-1", **given)
     after, actions = step(memory, known, now)
     return after, [action for action in actions if not isinstance(action, Log)]
 
@@ -127,7 +128,7 @@ def test_a_drain_that_is_expected_is_looked_for_until_it_is_there_and_then_until
     node = drain(KILL)
     assert lives(memory, at(25), node=node)[1] == [AskRemains()]
     memory, asked = lives(memory, at(25), node=node, remains=HANGS)
-    assert asked == [Change(Act("update", STILL))]
+    assert asked == [ApplyAct(Act("update", STILL))]
     told = Act("update", STILL)
     memory = expect_drain(Memory(acted_on=frozenset(), slurm=Watch(BEFORE)), at(0))
     memory, _ = lives(memory, at(25), node=node, remains=HANGS, changed=told)
@@ -136,7 +137,7 @@ def test_a_drain_that_is_expected_is_looked_for_until_it_is_there_and_then_until
     memory, asked = lives(memory, at(60), node=node, remains=Remains())
     assert asked == [] and memory.slurm.clean_since
     _, asked = lives(memory, at(95), node=node, remains=Remains())
-    assert [type(action) for action in asked] == [Change]
+    assert [type(action) for action in asked] == [ApplyAct]
     memory, _ = lives(memory, at(95), node=node, remains=Remains(), changed=Act("clear", ""))
     assert not memory.slurm_drain and memory.slurm.lifts == (145.0,) and memory.slurm.unkilled is None
     assert not memory.due, "a node that is back costs slurmctld nothing"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from health import deep
-from health.broker.decide import Node, names
-from health.deep import State, Word
+from health.broker.decide import BrokerNode, names
+from health.deep import DeepState, Word
 from health.ledger import Ledger
 from tests.support.broker import BOOT, QUICK, Desk
 from tests.waiting import until
@@ -27,13 +27,13 @@ def desk(tmp_path: Path) -> Desk:
 
 def test_a_problem_drains_once_and_the_all_clear_brings_the_node_back(desk: Desk) -> None:
     desk.say("problem")
-    assert desk.slurm.state == Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so")
+    assert desk.slurm.state == BrokerNode(True, "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so")
     assert desk.calls() == ["node", "others", "drain"]
     desk.say("problem")
     desk.say("problem")
     assert desk.calls() == [], "nothing changed, nobody is asked"
     desk.say("ok")
-    assert desk.slurm.state == Node(False, "")
+    assert desk.slurm.state == BrokerNode(False, "")
     assert desk.calls() == ["node", "undrain"]
 
 
@@ -45,18 +45,18 @@ def test_a_healthy_node_costs_the_controller_nothing(desk: Desk) -> None:
 
 
 def test_a_person_s_drain_is_neither_overwritten_nor_cleared(desk: Desk) -> None:
-    desk.slurm.state = Node(True, "Ann: fan")
+    desk.slurm.state = BrokerNode(True, "Ann: fan")
     desk.say("problem")
     desk.say("ok")
-    assert desk.slurm.state == Node(True, "Ann: fan")
+    assert desk.slurm.state == BrokerNode(True, "Ann: fan")
     assert not {"drain", "undrain"} & set(desk.calls())
 
 
 def test_a_person_who_takes_over_our_drain_owns_it(desk: Desk) -> None:
     desk.say("problem")
-    desk.slurm.state = Node(True, "Ann: waiting for the part")
+    desk.slurm.state = BrokerNode(True, "Ann: waiting for the part")
     desk.say("ok")
-    assert desk.slurm.state == Node(True, "Ann: waiting for the part")
+    assert desk.slurm.state == BrokerNode(True, "Ann: waiting for the part")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_no_round_repeats_ends_an_earlier_pods_drain_by_passing_once(
     Example: the all-reduce hung, the machine was rebooted, and it passes; it does not run a second time.
     """
     desk = Desk(tmp_path, replace(QUICK, clear_after=2))
-    desk.slurm.state = Node(True, "minivm: nccl_allreduce[reboot]@9f2c1ab it does not end")
+    desk.slurm.state = BrokerNode(True, "minivm: nccl_allreduce[reboot]@9f2c1ab it does not end")
     desk.index("nccl_allreduce", when=when)
     for _ in range(after):
         assert desk.slurm.state.drained
@@ -85,34 +85,34 @@ def test_while_deep_checks_run_an_earlier_pods_drain_stays_whatever_passes(tmp_p
     machine.
     """
     desk = Desk(tmp_path)
-    desk.slurm.state = Node(True, "minivm: gpu_bus[reboot]@9f2c1ab fell off")
-    deep.write(desk.places.deep, Word(BOOT, State.RUNNING))
+    desk.slurm.state = BrokerNode(True, "minivm: gpu_bus[reboot]@9f2c1ab fell off")
+    deep.write(desk.places.deep, Word(BOOT, DeepState.RUNNING))
     desk.say("ok", "gpu_bus")
     desk.say("ok", "gpu_bus")
     assert desk.slurm.state.drained
     assert desk.calls() == ["node"], "and nobody is asked at each look"
-    deep.write(desk.places.deep, Word(BOOT, State.OK))
+    deep.write(desk.places.deep, Word(BOOT, DeepState.OK))
     desk.broker.memory = replace(desk.broker.memory, due=time.monotonic())
     desk.broker.look()
     assert not desk.slurm.state.drained
 
 
-REBOOTED = Node(True, "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass")
+REBOOTED = BrokerNode(True, "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass")
 
 
 @pytest.mark.parametrize(
     ("found", "now", "wanted"),
     [
         (REBOOTED, REBOOTED, True),
-        (REBOOTED, Node(False, ""), False),
+        (REBOOTED, BrokerNode(False, ""), False),
         (REBOOTED, replace(REBOOTED, busy=True), False),
-        (REBOOTED, Node(True, "Ann: fan"), False),
-        (Node(False, ""), REBOOTED, False),
+        (REBOOTED, BrokerNode(True, "Ann: fan"), False),
+        (BrokerNode(False, ""), REBOOTED, False),
         (REBOOTED, None, None),
     ],
 )
 def test_a_deep_check_begins_where_the_pod_found_it_asked_for_and_nothing_has_changed_since(
-    tmp_path: Path, found: Node, now: Node | None, wanted: bool | None
+    tmp_path: Path, found: BrokerNode, now: BrokerNode | None, wanted: bool | None
 ) -> None:
     """A deep check begins only if the drain that the pod found at its start is unchanged.
 
@@ -128,11 +128,11 @@ def test_a_deep_check_begins_where_the_pod_found_it_asked_for_and_nothing_has_ch
 
 def test_a_person_who_resumes_the_node_is_believed(desk: Desk) -> None:
     desk.say("problem")
-    desk.slurm.state = Node(False, "")
+    desk.slurm.state = BrokerNode(False, "")
     answer = desk.broker.answer({"ask": "gate", "checks": ["gpu_ecc"]})
     assert answer["drained"] is False, "a job starts: the node was resumed"
     desk.say("problem")
-    assert desk.slurm.state == Node(False, "")
+    assert desk.slurm.state == BrokerNode(False, "")
 
 
 def test_a_second_problem_is_added_and_a_finished_one_removed(desk: Desk) -> None:
@@ -224,7 +224,7 @@ def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: De
 
 def test_an_earlier_pod_s_drain_ends_only_after_this_pod_s_checks_have_passed(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.slurm.state = Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab old")
+    desk.slurm.state = BrokerNode(True, "minivm: gpu_ecc[reboot]@9f2c1ab old")
     desk.say("ok", "disk_space", "node")
     assert desk.slurm.state.drained, "its own check has said nothing yet"
     desk.say("ok")
@@ -236,7 +236,7 @@ def test_what_grows_graver_is_posted_so_and_outlives_the_pod(desk: Desk, tmp_pat
     desk.say("problem", "xid", "rma")
     assert desk.slurm.state.reason == "minivm: xid[rma]@9f2c1ab xid says so"
     after = Desk(tmp_path)
-    after.slurm.state = Node(True, "minivm: xid[rma]@0123456 failed for good")
+    after.slurm.state = BrokerNode(True, "minivm: xid[rma]@0123456 failed for good")
     after.say("problem", "xid", "reboot")
     assert names(after.slurm.state.reason) == {"xid@9f2c1ab"}
     after.say("ok", "xid", "reboot")
@@ -348,7 +348,7 @@ def test_the_drain_of_a_check_ends_with_the_check(desk: Desk) -> None:
     desk.broker.look()
     assert desk.slurm.state.drained, "while its verdict is there it is believed"
     desk.remove("bad")
-    assert desk.slurm.state == Node(False, "")
+    assert desk.slurm.state == BrokerNode(False, "")
 
 
 def test_a_dead_reason_does_not_come_back_with_the_next_drain(desk: Desk) -> None:
@@ -372,7 +372,7 @@ def test_a_dead_reason_leaves_a_drain_that_stands_for_another(desk: Desk) -> Non
 @pytest.mark.parametrize("check", ["bad", "prolog.10-bad"])
 def test_an_earlier_pod_s_drain_for_what_is_no_more_ends_by_itself(tmp_path: Path, check: str) -> None:
     desk = Desk(tmp_path)
-    desk.slurm.state = Node(True, f"minivm: {check}[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
+    desk.slurm.state = BrokerNode(True, f"minivm: {check}[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
     desk.say("ok", "disk_space", "node")
     desk.index("gpu_ecc")
     desk.say("ok", "disk_space", "node")
@@ -383,7 +383,7 @@ def test_an_earlier_pod_s_drain_for_what_is_no_more_ends_by_itself(tmp_path: Pat
 
 def test_without_an_index_no_check_is_known_to_be_gone(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.slurm.state = Node(True, "minivm: bad[manual]@9f2c1ab old")
+    desk.slurm.state = BrokerNode(True, "minivm: bad[manual]@9f2c1ab old")
     desk.say("ok", "disk_space", "node")
     assert desk.slurm.state.drained
     desk.index("disk_space")
@@ -398,14 +398,14 @@ def test_a_person_may_have_a_check_forgotten_and_it_counts_again_when_it_speaks_
     desk.say("ok")
     assert desk.slurm.state.drained, "rma ends by a person alone"
     assert desk.broker.answer({"ask": "forget", "checks": ["gpu_ecc"]})["drained"] is False
-    assert desk.slurm.state == Node(False, "")
+    assert desk.slurm.state == BrokerNode(False, "")
     desk.say("problem", class_="rma")
     assert desk.slurm.state.drained
 
 
 def test_what_a_person_has_forgotten_is_no_part_of_an_earlier_pod_s_drain(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.slurm.state = Node(True, "minivm: xid[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
+    desk.slurm.state = BrokerNode(True, "minivm: xid[rma]@9f2c1ab old; gpu_ecc[reboot]@9f2c1ab old")
     desk.say("ok", "disk_space", "node")
     desk.broker.answer({"ask": "forget", "checks": ["xid"]})
     assert desk.slurm.state.reason == "minivm: gpu_ecc[reboot]@9f2c1ab old"
@@ -413,9 +413,9 @@ def test_what_a_person_has_forgotten_is_no_part_of_an_earlier_pod_s_drain(tmp_pa
 
 def test_forgetting_touches_no_drain_of_a_person_s(desk: Desk) -> None:
     desk.say("problem")
-    desk.slurm.state = Node(True, "Ann: fan")
+    desk.slurm.state = BrokerNode(True, "Ann: fan")
     desk.broker.answer({"ask": "forget", "checks": ["gpu_ecc"]})
-    assert desk.slurm.state == Node(True, "Ann: fan")
+    assert desk.slurm.state == BrokerNode(True, "Ann: fan")
 
 
 def test_hardware_that_breaks_node_by_node_is_drained_however_often_it_did(desk: Desk) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from health.broker import calls
-from health.broker.decide import Node, Other, Seen, decide, names, observe, raised, reason, unreleased
+from health.broker.decide import BrokerNode, Other, Seen, decide, names, observe, raised, reason, unreleased
 from health.broker.step import guarded, within_rate
 from health.policy import BrokerPolicy, broker_policy
 from health.verdict import Class, Result, Verdict
@@ -17,7 +17,7 @@ from health.verdict import Class, Result, Verdict
 BOOT = "boot-1"
 NOW = 1000.0
 POLICY = BrokerPolicy()
-IDLE = Node(False, "")
+IDLE = BrokerNode(False, "")
 COMMIT = "9f2c1ab0000000000000000000000000deadbeef"
 
 
@@ -144,7 +144,7 @@ def test_words_of_a_tool_cannot_break_out_of_a_reason() -> None:
     assert reason({"xid": seen(reason="\x1b]0;owned\x07 fell\u202e off")}).isprintable()
 
 
-OURS = Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab 2 errors")
+OURS = BrokerNode(True, "minivm: gpu_ecc[reboot]@9f2c1ab 2 errors")
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ OURS = Node(True, "minivm: gpu_ecc[reboot]@9f2c1ab 2 errors")
         ("another one beside it", {"gpu_ecc": seen(), "xid": seen()}, OURS, {}, "update"),
         ("over", {}, OURS, {}, "clear"),
         ("not proven to be over", {}, OURS, {"gpu_ecc": "gpu_ecc[reboot]@9f2c1ab 2 errors"}, "nothing"),
-        ("a person's drain", {"gpu_ecc": seen()}, Node(True, "broken fan, ask Ann"), {}, "nothing"),
-        ("a person's drain, all well", {}, Node(True, "broken fan, ask Ann"), {}, "nothing"),
-        ("Slurm's own drain", {"gpu_ecc": seen()}, Node(True, "Prolog error"), {}, "nothing"),
-        ("init's own drain", {}, Node(True, "minivm: pod stops"), {}, "nothing"),
-        ("a person who quotes us", {}, Node(True, "Ann: was minivm: gpu_ecc[reboot]@9f2c1ab"), {}, "nothing"),
+        ("a person's drain", {"gpu_ecc": seen()}, BrokerNode(True, "broken fan, ask Ann"), {}, "nothing"),
+        ("a person's drain, all well", {}, BrokerNode(True, "broken fan, ask Ann"), {}, "nothing"),
+        ("Slurm's own drain", {"gpu_ecc": seen()}, BrokerNode(True, "Prolog error"), {}, "nothing"),
+        ("init's own drain", {}, BrokerNode(True, "minivm: pod stops"), {}, "nothing"),
+        ("a person who quotes us", {}, BrokerNode(True, "Ann: was minivm: gpu_ecc[reboot]@9f2c1ab"), {}, "nothing"),
     ],
 )
 def test_only_our_own_drain_is_changed(
-    what: str, standing: dict[str, Seen], node: Node, kept: dict[str, str], kind: str
+    what: str, standing: dict[str, Seen], node: BrokerNode, kept: dict[str, str], kind: str
 ) -> None:
     assert decide(standing, node, kept).kind == kind, what
 

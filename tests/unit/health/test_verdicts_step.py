@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from health.broker.decide import Act, Fleet, Node, Other, Seen, names
+from health.broker.decide import Act, BrokerNode, Fleet, Other, Seen, names
 from health.broker.incidents import Enter
 from health.broker.inputs import Gpu
 from health.broker.memory import Log, Memory, Now, forget, resumed
-from health.broker.step import Action, AskFleet, AskNode, Change, Failed, Inputs, step
+from health.broker.step import Action, ApplyAct, AskFleet, AskNode, BrokerInputs, Failed, step
 from health.policy import BrokerPolicy
 from health.verdict import Class, Result, Verdict
 
@@ -26,7 +26,7 @@ POLICY = BrokerPolicy(
 )
 REASON = "minivm: gpu_ecc[reboot]@9f2c1ab 2 errors"
 DRAIN, CLEAR = Act("drain", REASON), Act("clear", "every check that drained it passes again")
-IDLE, OURS, ANNS = Node(False, ""), Node(True, REASON), Node(True, "Ann: fan")
+IDLE, OURS, ANNS = BrokerNode(False, ""), BrokerNode(True, REASON), BrokerNode(True, "Ann: fan")
 ALONE = Fleet((), 1)
 MANY = Fleet((Other(REASON, NOW.wall),) * 9, 10)
 
@@ -38,8 +38,8 @@ def verdict(result: Result = Result.PROBLEM, check: str = "gpu_ecc", **changes: 
     return replace(made, **changes)
 
 
-def inputs(*verdicts: Verdict, **changes: Any) -> Inputs:
-    return replace(Inputs("worker-7", POLICY, BOOT, verdicts), **changes)
+def inputs(*verdicts: Verdict, **changes: Any) -> BrokerInputs:
+    return replace(BrokerInputs("worker-7", POLICY, BOOT, verdicts), **changes)
 
 
 # The broker has queried its node once, and the node was well.
@@ -59,12 +59,12 @@ WELL = inputs(verdict(Result.OK, at=NOW.wall + 1))
         ("a healthy node asks nobody", FRESH, WELL, []),
         ("a problem asks for the node", FRESH, SICK, [AskNode()]),
         ("then what the others say", FRESH, replace(SICK, node=IDLE), [AskFleet()]),
-        ("then it drains", FRESH, replace(SICK, node=IDLE, fleet=ALONE), [Change(DRAIN)]),
+        ("then it drains", FRESH, replace(SICK, node=IDLE, fleet=ALONE), [ApplyAct(DRAIN)]),
         ("a person's drain is left alone", FRESH, replace(SICK, node=ANNS), []),
         ("what many say drains nothing", FRESH, replace(SICK, node=IDLE, fleet=MANY), []),
         ("what has drained it already asks nobody", DRAINED, SICK, []),
         ("what is over asks for the node", DRAINED, WELL, [AskNode()]),
-        ("and is cleared", DRAINED, replace(WELL, node=OURS), [Change(CLEAR)]),
+        ("and is cleared", DRAINED, replace(WELL, node=OURS), [ApplyAct(CLEAR)]),
         ("a person's word over ours is not cleared", DRAINED, replace(WELL, node=ANNS), []),
         ("a moment after a drain the fleet is asked again", replace(DRAINED, recheck=50.0), SICK, [AskFleet()]),
         ("what drains for the fleet is no node's own", replace(DRAINED, recheck=50.0), replace(SICK, fleet=MANY), []),
@@ -73,7 +73,9 @@ WELL = inputs(verdict(Result.OK, at=NOW.wall + 1))
         ("a user's problem is nobody's", FRESH, inputs(verdict(class_=Class.USER)), []),
     ],
 )  # fmt: skip
-def test_what_it_does_from_where_it_stands(what: str, memory: Memory, given: Inputs, wanted: list[Action]) -> None:
+def test_what_it_does_from_where_it_stands(
+    what: str, memory: Memory, given: BrokerInputs, wanted: list[Action]
+) -> None:
     _, actions = step(memory, given, NOW)
     assert [action for action in actions if not isinstance(action, Log)] == wanted, what
 
@@ -103,7 +105,7 @@ def test_what_it_does_from_where_it_stands(what: str, memory: Memory, given: Inp
          replace(SICK, policy=replace(POLICY, guard_spread_s=1e6)), {"drained": False, "acted_on": frozenset()}),
     ],
 )  # fmt: skip
-def test_what_it_remembers(what: str, memory: Memory, given: Inputs, wanted: dict[str, object]) -> None:
+def test_what_it_remembers(what: str, memory: Memory, given: BrokerInputs, wanted: dict[str, object]) -> None:
     after, _ = step(memory, given, NOW)
     assert {key: getattr(after, key) for key in wanted} == wanted, what
 
@@ -117,7 +119,7 @@ def test_an_incident_of_a_gpu_is_entered_once_and_counts() -> None:
     assert entered.event["evidence"] == "/capsules/1" and entered.since == NOW.wall - 30 * 86400
     known = replace(sick, incidents={"gpu_ecc": 3}, node=IDLE, fleet=ALONE)
     _, actions = step(FRESH, known, NOW)
-    assert actions[-1] == Change(Act("drain", "minivm: gpu_ecc[rma]@9f2c1ab 2 errors (incident 3 of GPU-aa)"))
+    assert actions[-1] == ApplyAct(Act("drain", "minivm: gpu_ecc[rma]@9f2c1ab 2 errors (incident 3 of GPU-aa)"))
     after, _ = step(FRESH, replace(known, changed=DRAIN), NOW)
     assert step(after, sick, NOW)[1] == (), "it stands already: no other incident"
 
@@ -140,7 +142,7 @@ class World:
     """Slurm's state and the ledger, with the broker's memory."""
 
     memory: Memory = field(default_factory=Memory)
-    node: Node = IDLE
+    node: BrokerNode = IDLE
     fleet: Fleet = ALONE
     down: bool = False
     wall: float = 1000.0
@@ -165,14 +167,14 @@ class World:
             self.steady += 0.5
         raise AssertionError("it never stops asking")
 
-    def perform(self, action: Action, given: Inputs) -> Inputs:
+    def perform(self, action: Action, given: BrokerInputs) -> BrokerInputs:
         if isinstance(action, Enter):
             return replace(given, incidents={**given.incidents, action.check: 1})
         if isinstance(action, AskNode):
             return replace(given, node=Failed("down") if self.down else self.node)
         if isinstance(action, AskFleet):
             return replace(given, fleet=Failed("down") if self.down else self.fleet)
-        assert isinstance(action, Change)
+        assert isinstance(action, ApplyAct)
         if self.down:
             return replace(given, changed=Failed("down"))
         self.change(action.act)
@@ -188,7 +190,7 @@ class World:
             assert names(act.text), "what is posted names its checks, or nobody knows it for ours again"
             raisers = {item.check for item in self.verdicts.values() if item.class_ is not Class.USER}
             assert {name.split("@")[0] for name in names(act.text)} <= raisers
-            self.node = Node(True, act.text)
+            self.node = BrokerNode(True, act.text)
         self.changes.append(self.steady)
         recent = [at for at in self.changes if at > self.steady - POLICY.rate_per_s]
         assert len(recent) <= POLICY.rate_actions
@@ -198,7 +200,7 @@ Event = tuple[str, Any]
 SAYS = st.tuples(st.sampled_from(CHECKS), st.sampled_from(list(Result)), st.sampled_from(list(Class)), st.booleans())
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.tuples(st.just("says"), SAYS),
-    st.tuples(st.just("node"), st.sampled_from([IDLE, ANNS, Node(True, "Prolog error")])),
+    st.tuples(st.just("node"), st.sampled_from([IDLE, ANNS, BrokerNode(True, "Prolog error")])),
     st.tuples(st.just("fleet"), st.sampled_from([ALONE, MANY])),
     st.tuples(st.just("down"), st.booleans()),
     st.tuples(st.just("later"), st.sampled_from([1.0, 60.0, 1000.0])),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from health.broker.decide import Node
+from health.broker.decide import BrokerNode
 from health.checks.loop import report
 from health.scripts import published_scripts, script_digest, without_void
 from health.tell import sentence
@@ -86,10 +86,10 @@ def test_the_pod_tells_no_problem_of_a_script_that_is_gone(
 
 
 def test_a_person_s_drain_stays_when_the_script_is_gone(desk: Desk, tmp_path: Path) -> None:
-    desk.slurm.state = Node(True, "Ann: fan")
+    desk.slurm.state = BrokerNode(True, "Ann: fan")
     publish(tmp_path, "b" * 40, other="#!/bin/sh\n")
     desk.broker.look()
-    assert desk.slurm.state == Node(True, "Ann: fan")
+    assert desk.slurm.state == BrokerNode(True, "Ann: fan")
 
 
 def unreadable(root: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from init.pod.pod import Pod
-from init.state.address import Act, decide, endpoint_slice
+from init.state.address import SliceAction, decide, endpoint_slice
 
 ENV = {
     "MINIVM_POD_NAME": "slurm-controller-1",
@@ -51,19 +51,22 @@ def test_the_slice_is_the_services_and_its_pod_owns_it() -> None:
 @pytest.mark.parametrize(
     ("present", "act"),
     [
-        (None, Act.WRITE),
-        (answered(), Act.KEEP),
-        (answered(endpoints=None), Act.WRITE),
-        (answered(endpoints=[]), Act.WRITE),
-        (answered(endpoints=[*wanted()["endpoints"], *wanted(MINIVM_POD_IP="10.9.9.9")["endpoints"]]), Act.WRITE),
-        (answered(ports=wanted()["ports"][1:]), Act.WRITE),
-        (answered(metadata={}), Act.WRITE),
-        (answered(metadata={"annotations": {"minivm.io/term": "2"}}), Act.WRITE),
-        (answered(metadata={"annotations": {"minivm.io/term": "four"}}), Act.WRITE),
-        (answered(metadata={"annotations": {"minivm.io/term": "4"}}), Act.YIELD),
+        (None, SliceAction.WRITE),
+        (answered(), SliceAction.KEEP),
+        (answered(endpoints=None), SliceAction.WRITE),
+        (answered(endpoints=[]), SliceAction.WRITE),
+        (
+            answered(endpoints=[*wanted()["endpoints"], *wanted(MINIVM_POD_IP="10.9.9.9")["endpoints"]]),
+            SliceAction.WRITE,
+        ),
+        (answered(ports=wanted()["ports"][1:]), SliceAction.WRITE),
+        (answered(metadata={}), SliceAction.WRITE),
+        (answered(metadata={"annotations": {"minivm.io/term": "2"}}), SliceAction.WRITE),
+        (answered(metadata={"annotations": {"minivm.io/term": "four"}}), SliceAction.WRITE),
+        (answered(metadata={"annotations": {"minivm.io/term": "4"}}), SliceAction.YIELD),
     ],
 )
 def test_it_is_written_where_it_does_not_name_this_pod_and_left_to_a_later_term(
-    present: dict[str, Any] | None, act: Act
+    present: dict[str, Any] | None, act: SliceAction
 ) -> None:
     assert decide(present, wanted()) is act

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from init.helpers.clockwatch import Clock, jump_text
-from init.pid1.serve.server import Server, listen
+from init.pid1.serve.server import StatusServer, listen
 from init.pid1.wait.poller import Poller
 from init.slurm.client import judge
 from init.slurm.clock import ahead_of, date_of, explain
@@ -92,7 +92,7 @@ def test_the_date_of_an_answer(answer: bytes, date: float | None) -> None:
 def controller() -> Iterator[int]:
     """Serve init's real HTTP server on a free port."""
     poller = Poller()
-    server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
+    server = StatusServer(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     end, ended = os.pipe()
     over = threading.Event()
     poller.add(end, 1, lambda _: over.set())

@@ -15,31 +15,39 @@ from init.helpers.configwatch import DropInWatch, SlurmWatch, fingerprint
 from init.pod.pod import Pod, PrepareError, write
 from init.slurm import files as slurm_files
 from init.slurm import kept as slurm_kept
-from init.slurm.daemon import Answer, Outcome, Slurmctld, complaint, new_lines, objection, unanswered
+from init.slurm.daemon import (
+    ReconfigureAnswer,
+    ReconfigureOutcome,
+    Slurmctld,
+    complaint,
+    new_lines,
+    objection,
+    unanswered,
+)
 from init.slurm.files import SlurmFiles, read
-from init.slurm.jobs import Job
+from init.slurm.jobs import KnownJob
 from init.slurm.judge import LIVE as TAKEN
 from init.slurm.judge import REFUSED as NOT_TAKEN
-from init.slurm.judge import Said, load_said
-from init.slurm.kept import Kept, digest
+from init.slurm.judge import SavedJudgement, load_said
+from init.slurm.kept import LastGoodConfig, digest
 
-LIVE = Answer(Outcome.LIVE, "slurmctld runs with it")
-REFUSED = Answer(Outcome.REFUSED, "Invalid node names in partition broken")
-SILENT = Answer(Outcome.SILENT, "slurmctld gave no answer")
+LIVE = ReconfigureAnswer(ReconfigureOutcome.LIVE, "slurmctld runs with it")
+REFUSED = ReconfigureAnswer(ReconfigureOutcome.REFUSED, "Invalid node names in partition broken")
+SILENT = ReconfigureAnswer(ReconfigureOutcome.SILENT, "slurmctld gave no answer")
 FROZEN = "slurm_reconfigure error: Socket timed out on send/recv operation\n"
 
 
 class Scripted(Slurmctld):
     """Fake slurmctld that gives the scripted answers, and records the installed files at each reload."""
 
-    def __init__(self, installed: Path, *answers: Answer, against: str = "", hung: int = 0) -> None:
+    def __init__(self, installed: Path, *answers: ReconfigureAnswer, against: str = "", hung: int = 0) -> None:
         super().__init__(Path("/nowhere"))
         self.installed, self.answers_left, self.against, self.hung = installed, list(answers), against, hung
         self.asked_with: list[dict[str, bytes]] = []
-        self.holds: list[Job] | None = []
+        self.holds: list[KnownJob] | None = []
         self.serves, self.fails_with = True, ""
 
-    def jobs(self) -> list[Job] | None:
+    def jobs(self) -> list[KnownJob] | None:
         return self.holds
 
     def answers(self) -> bool:
@@ -52,7 +60,7 @@ class Scripted(Slurmctld):
         assert configuration.read_bytes().startswith(b"new")
         return self.against
 
-    def reload(self) -> Answer:
+    def reload(self) -> ReconfigureAnswer:
         self.asked_with.append(read(self.installed))
         return self.answers_left.pop(0)
 
@@ -65,14 +73,14 @@ class Site:
     """Files of a controller: an old slurm.conf installed, a new one and a further file mounted."""
 
     def __init__(self, root: Path) -> None:
-        self.files, self.kept, self.said = SlurmFiles(Pod({}, root)), Kept(Pod({}, root)), root / "said.json"
+        self.files, self.kept, self.said = SlurmFiles(Pod({}, root)), LastGoodConfig(Pod({}, root)), root / "said.json"
         for directory, content in ((self.files.mounted, b"new"), (self.files.target, b"old")):
             directory.mkdir(parents=True)
             (directory / "slurm.conf").write_bytes(content)
         (self.files.mounted / "gres.conf").write_bytes(b"new gres")
         self.told: list[str] = []
 
-    def look(self, *answers: Answer, against: str = "", hung: int = 0) -> tuple[SlurmWatch, Scripted]:
+    def look(self, *answers: ReconfigureAnswer, against: str = "", hung: int = 0) -> tuple[SlurmWatch, Scripted]:
         daemon = Scripted(self.files.target, *answers, against=against, hung=hung)
         watch = SlurmWatch(Path("/nowhere"), self.files, daemon, self.kept, self.said)
         watch.look()
@@ -81,7 +89,7 @@ class Site:
     def mount(self, text: bytes) -> None:
         (self.files.mounted / "slurm.conf").write_bytes(text)
 
-    def word(self) -> Said | None:
+    def word(self) -> SavedJudgement | None:
         return load_said(self.said)
 
 
@@ -174,7 +182,7 @@ def test_what_a_cut_try_left_is_put_back_and_never_taken_for_what_runs(site: Sit
     """
 
     class Killed(Scripted):
-        def reload(self) -> Answer:
+        def reload(self) -> ReconfigureAnswer:
             raise Cut
 
     watch = SlurmWatch(Path("/nowhere"), site.files, Killed(site.files.target), site.kept, site.said)
@@ -183,7 +191,7 @@ def test_what_a_cut_try_left_is_put_back_and_never_taken_for_what_runs(site: Sit
     assert read(site.files.target) == NEW
     _, daemon = site.look(REFUSED)
     assert (daemon.asked_with, read(site.files.target), site.kept.good()) == ([NEW], OLD, None)
-    assert site.word() == Said(digest(NEW), NOT_TAKEN, f"refused, the last one stays: {REFUSED.text}")
+    assert site.word() == SavedJudgement(digest(NEW), NOT_TAKEN, f"refused, the last one stays: {REFUSED.text}")
 
 
 def test_half_an_installation_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,14 +208,14 @@ def test_half_an_installation_is_put_back(site: Site, monkeypatch: pytest.Monkey
 
 def test_a_slurmctld_that_cannot_be_asked_has_not_taken_it(site: Site) -> None:
     class Away(Scripted):
-        def reload(self) -> Answer:
+        def reload(self) -> ReconfigureAnswer:
             raise InitError("ask PID 1", "no answer")
 
     watch = SlurmWatch(Path("/nowhere"), site.files, Away(site.files.target), site.kept, site.said)
     for _ in range(2):
         watch.look()
     assert (read(site.files.target), site.kept.good()) == (OLD, None)
-    assert site.word() == Said(digest(NEW), NOT_TAKEN, "refused, the last one stays: no answer")
+    assert site.word() == SavedJudgement(digest(NEW), NOT_TAKEN, "refused, the last one stays: no answer")
 
 
 def test_a_swap_that_is_not_over_is_left_alone(site: Site) -> None:
@@ -222,12 +230,12 @@ def test_a_swap_that_is_not_over_is_left_alone(site: Site) -> None:
 def test_what_is_live_is_kept_and_what_is_refused_is_not(site: Site) -> None:
     site.look(LIVE)
     assert site.kept.good() == NEW
-    assert site.word() == Said(digest(NEW), TAKEN)
+    assert site.word() == SavedJudgement(digest(NEW), TAKEN)
     site.mount(b"newer and wrong")
     site.look(against="no such key")
     assert site.kept.good() == NEW
     wrong = NEW | {"slurm.conf": b"newer and wrong"}
-    assert site.word() == Said(digest(wrong), NOT_TAKEN, "refused, the last one stays: no such key")
+    assert site.word() == SavedJudgement(digest(wrong), NOT_TAKEN, "refused, the last one stays: no such key")
 
 
 def test_the_first_configuration_is_kept_once_slurmctld_answers_with_it(site: Site) -> None:
@@ -253,7 +261,7 @@ def test_the_first_configuration_of_a_cluster_may_be_wrong_and_that_is_told(site
     site.told.clear()
     watch.look()
     why = "slurmctld does not start with it: Parsing error at unrecognized key: NoSuchSetting"
-    assert (site.told, site.word()) == ([why], Said(digest(NEW), NOT_TAKEN, why))
+    assert (site.told, site.word()) == ([why], SavedJudgement(digest(NEW), NOT_TAKEN, why))
     assert site.kept.good() is None
 
 
@@ -261,7 +269,7 @@ def test_a_full_volume_keeps_nobody_from_the_new_configuration(site: Site) -> No
     site.kept.directory.parent.mkdir(parents=True)
     site.kept.directory.write_text("a file in its place")
     site.look(LIVE)
-    assert site.word() == Said(digest(NEW), TAKEN)
+    assert site.word() == SavedJudgement(digest(NEW), TAKEN)
 
 
 def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
@@ -291,12 +299,12 @@ def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
 TWO = b"new\nPartitionName=all Nodes=ALL\nPartitionName=long Nodes=ALL\n"
 ONE = b"new\nPartitionName=long Nodes=ALL\n"
 ONE_FILES = {"slurm.conf": ONE, "gres.conf": b"new gres"}
-ON_ALL = Job("7", True, frozenset({"all"}), frozenset(), frozenset(), "", "", frozenset())
+ON_ALL = KnownJob("7", True, frozenset({"all"}), frozenset(), frozenset(), "", "", frozenset())
 COST = f"refused, the last one stays: it would end jobs: partition all goes: job 7; `minivm config accept \
 {digest(ONE_FILES)}` takes it all the same"
 
 
-def with_jobs(site: Site, holds: list[Job] | None, *answers: Answer) -> tuple[SlurmWatch, Scripted]:
+def with_jobs(site: Site, holds: list[KnownJob] | None, *answers: ReconfigureAnswer) -> tuple[SlurmWatch, Scripted]:
     (site.files.target / "slurm.conf").write_bytes(TWO)
     site.mount(ONE)
     daemon = Scripted(site.files.target, *answers)

@@ -12,7 +12,7 @@ from images.definition.spec import BuildChoice, SlurmSource
 from images.make.compose import expects
 from init.helpers import drift, links
 from init.helpers.drift import Expected, Machine
-from init.helpers.links import State
+from init.helpers.links import LinkState
 from init.pod.pod import Pod
 from init.records import replace
 from init.view.handed import open_metrics
@@ -22,14 +22,14 @@ IMAGE = Expected("13.5", "580", (("12.9", "525.60.13"), ("11.8", "450.80")), "5.
 HERE = Machine("580.65.06", 8, True, "6.12.9", "25.07")
 
 
-def said(**changes: object) -> dict[str, tuple[State, str]]:
+def said(**changes: object) -> dict[str, tuple[LinkState, str]]:
     """Return the messages for a machine that fits except for the given changes."""
     found = drift.compare(IMAGE, replace(HERE, **changes))
     return {item.what: (item.state, item.text) for item in found}
 
 
 def test_a_machine_that_fits_differs_in_nothing() -> None:
-    assert {state for state, _ in said().values()} == {State.FITS}
+    assert {state for state, _ in said().values()} == {LinkState.FITS}
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,20 @@ def test_a_machine_that_fits_differs_in_nothing() -> None:
 )  # fmt: skip
 def test_what_differs_is_a_sentence_with_the_way_out(changes: dict[str, object], what: str, text: str) -> None:
     found = said(**changes)
-    assert found[what] == (State.DIFFERS, text)
-    assert [name for name, (state, _) in found.items() if state is State.DIFFERS] == [what]
+    assert found[what] == (LinkState.DIFFERS, text)
+    assert [name for name, (state, _) in found.items() if state is LinkState.DIFFERS] == [what]
 
 
 @pytest.mark.parametrize("found", ["580", "580.0", "580.65.06", "1000.1"])
 def test_a_driver_that_is_new_enough_fits(found: str) -> None:
-    assert said(driver=found)["driver"][0] is State.FITS
+    assert said(driver=found)["driver"][0] is LinkState.FITS
 
 
 def test_a_machine_without_hardware_differs_in_nothing() -> None:
     """A machine without GPUs fits: a pod of a CPU pool, a laptop, or a machine that runs these tests."""
     found = said(driver="", gpus=0, drivers_own=False, ofed="")
     assert {name: state for name, (state, _) in found.items()} == {
-        "driver": State.NOT_HERE, "kernel": State.FITS, "fabric": State.NOT_HERE,
+        "driver": LinkState.NOT_HERE, "kernel": LinkState.FITS, "fabric": LinkState.NOT_HERE,
     }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def smi(*states: str, uuid: str = NOBODY, processes: str = "None") -> str:
 
 def machine_of(
     tmp_path: Path, files: dict[str, str], env: dict[str, str] | None = None
-) -> dict[str, tuple[State, str]]:
+) -> dict[str, tuple[LinkState, str]]:
     pod = scratch(tmp_path, {**FILES, **files})
     for name in files:
         if name.endswith("nvidia-smi"):
@@ -182,20 +182,23 @@ SMI = "usr/bin/nvidia-smi"
 @pytest.mark.parametrize(
     ("files", "state", "text"),
     [
-        (SWITCH | {SMI: smi("Completed", "Completed")}, State.FITS, "the fabric manager has registered 2 of 2 GPUs"),
         (
-            SWITCH | {SMI: smi("Completed", "In Progress")}, State.DIFFERS,
+            SWITCH | {SMI: smi("Completed", "Completed")}, LinkState.FITS,
+            "the fabric manager has registered 2 of 2 GPUs",
+        ),
+        (
+            SWITCH | {SMI: smi("Completed", "In Progress")}, LinkState.DIFFERS,
             "the fabric manager has registered 1 of 2 GPUs: it does not run on the machine, or is not of the driver's"
             " version (580.65.06)",
         ),
         (
-            SWITCH | OTHERS | {SMI: "#!/bin/sh\nexit 9\n"}, State.NOT_HERE,
+            SWITCH | OTHERS | {SMI: "#!/bin/sh\nexit 9\n"}, LinkState.NOT_HERE,
             "1 NVSwitch; what the fabric manager has done is seen in a pod with a GPU",
         ),
     ],
 )  # fmt: skip
 def test_what_the_fabric_manager_has_done_is_seen_by_the_gpus(
-    tmp_path: Path, files: dict[str, str], state: State, text: str
+    tmp_path: Path, files: dict[str, str], state: LinkState, text: str
 ) -> None:
     assert machine_of(tmp_path, files)["manager"] == (state, text)
 
@@ -211,13 +214,13 @@ def test_a_machine_without_a_fabric_has_no_manager(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "state", "text"),
     [
-        ({"dev/nvidia-caps-imex-channels/channel0": ""}, State.FITS, "and the pod has 1 IMEX channels"),
-        (CHANNELS, State.NOT_HERE, "without one, or Slurm's, jobs over nodes use the network"),
-        ({}, State.DIFFERS, "the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"),
+        ({"dev/nvidia-caps-imex-channels/channel0": ""}, LinkState.FITS, "and the pod has 1 IMEX channels"),
+        (CHANNELS, LinkState.NOT_HERE, "without one, or Slurm's, jobs over nodes use the network"),
+        ({}, LinkState.DIFFERS, "the driver knows no IMEX channels: upgrade it, or start nvidia-imex on the machine"),
     ],
 )
 def test_gpus_of_a_domain_over_machines_want_a_channel(
-    tmp_path: Path, files: dict[str, str], state: State, text: str
+    tmp_path: Path, files: dict[str, str], state: LinkState, text: str
 ) -> None:
     found = machine_of(tmp_path, {SMI: smi("Completed", uuid=UUID), **files})["imex"]
     assert found[0] is state and found[1].startswith(f"the GPUs are of the NVLink domain {UUID}") and text in found[1]
@@ -228,7 +231,7 @@ def test_a_process_on_a_gpu_is_no_line_of_its_fabric(tmp_path: Path) -> None:
     lines = ("", "        Process ID : 7", "            Name : x", "    Fabric", "        State : In Progress")
     evil = "\n".join((*lines, f"        ClusterUUID : {UUID}"))
     found = machine_of(tmp_path, {SMI: smi("Completed", processes=evil)})
-    assert found == {"manager": (State.FITS, "the fabric manager has registered 1 of 1 GPUs")}
+    assert found == {"manager": (LinkState.FITS, "the fabric manager has registered 1 of 1 GPUs")}
 
 
 @pytest.mark.parametrize("answer", ["sleep 60", "head -c 20000000 /dev/zero", "printf '\\377\\376'", "kill -9 $$"])
@@ -245,17 +248,17 @@ ADAPTERS = {"sys/class/infiniband/mlx5_0/node_type": "1: CA\n", "sys/class/infin
 @pytest.mark.parametrize(
     ("files", "env", "state", "text"),
     [
-        ({"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}, {}, State.FITS,
+        ({"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}, {}, LinkState.FITS,
          "2 RDMA adapters on the machine, 1 in the pod"),
-        ({}, {}, State.NOT_HERE,
+        ({}, {}, LinkState.NOT_HERE,
          "2 RDMA adapters on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"),
-        ({}, {"MINIVM_EXPECT_IB": "2"}, State.DIFFERS,
+        ({}, {"MINIVM_EXPECT_IB": "2"}, LinkState.DIFFERS,
          "2 RDMA adapters on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in, though"
          " MINIVM_EXPECT_IB says that the node has some"),
     ],
 )  # fmt: skip
 def test_adapters_are_told_from_adapters_in_the_pod(
-    tmp_path: Path, files: dict[str, str], env: dict[str, str], state: State, text: str
+    tmp_path: Path, files: dict[str, str], env: dict[str, str], state: LinkState, text: str
 ) -> None:
     assert machine_of(tmp_path, ADAPTERS | files, env)["rdma"] == (state, text)
 
@@ -263,7 +266,7 @@ def test_adapters_are_told_from_adapters_in_the_pod(
 def test_without_adapters_nothing_is_said_of_them(tmp_path: Path) -> None:
     assert machine_of(tmp_path, {}) == {}
     wanted = machine_of(tmp_path, {}, {"MINIVM_EXPECT_IB": "8"})["rdma"]
-    assert wanted[0] is State.DIFFERS and wanted[1].startswith("0 RDMA adapters on the machine")
+    assert wanted[0] is LinkState.DIFFERS and wanted[1].startswith("0 RDMA adapters on the machine")
 
 
 def test_json_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

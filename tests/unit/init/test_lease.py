@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from init.errors import ConfigError
 from init.helpers import terms
-from init.helpers.lease import Keeper, Service
+from init.helpers.lease import Keeper, LeaseKeeper
 from init.pod.moving_address import announcement, request
 from init.pod.pod import Pod
 from init.records import replace
@@ -238,7 +238,7 @@ def test_a_pod_that_cannot_act_gives_the_lease_away(
     monkeypatch.setattr("init.helpers.lease.kill_daemons", lambda: True)
     keeper = Keeper(Terms(tmp_path), "a-0", "life")
     keeper.start()
-    service = Service(keeper, tmp_path / "lease.json", Address())  # type: ignore[arg-type]  # as far as it is used
+    service = LeaseKeeper(keeper, tmp_path / "lease.json", Address())  # type: ignore[arg-type]  # as far as it is used
     until(lambda: not service.tick(), "it gives up", within=20)
     service.end()
     newest = Terms(tmp_path).newest()
@@ -252,7 +252,7 @@ def test_a_volume_that_fails_is_no_standby(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "lease").touch()
     keeper = Keeper(Terms(tmp_path), "a-0", "life")
     keeper.start()
-    service = Service(keeper, tmp_path / "lease.json", None)
+    service = LeaseKeeper(keeper, tmp_path / "lease.json", None)
     until(lambda: service.tick() and any("Not a directory" in text for text in told), "it says so", within=20)
     assert not any("STANDBY" in text for text in told if "cannot use" in text)
     keeper.leaving.set()

@@ -24,12 +24,12 @@ from init.engine.states import (
     Spawn,
     Spawned,
     SpawnFailed,
+    StartProbe,
     State,
     Then,
     Tick,
     Unwatch,
     Up,
-    Watch,
     satisfied,
 )
 from init.plan.service import Service
@@ -210,7 +210,7 @@ def test_a_watchdog_bites_when_it_is_not_fed() -> None:
 def test_not_ready_within_is_a_failed_start_with_the_probes_reason() -> None:
     spec = service(ready={"tcp": "h:1", "within": 3})
     state, actions = live(spec, (0, Go()), (0, Spawned(7, MAIN)))
-    assert actions == [Watch()]
+    assert actions == [StartProbe()]
     state, _ = live(spec, (1, Said("refused")), (3, Tick()), (3.5, Exited(7, 0, signal=15)), state=state)
     assert str(state.why) == "not ready within 3 s: refused" and state.failed == 1
 
@@ -239,7 +239,7 @@ def test_a_periodic_service_runs_again_after_its_interval_whatever_the_outcome()
 def test_a_gate_has_no_process_and_opens_once() -> None:
     spec = service(kind="gate", ready={"tcp": "h:1"})
     state, actions = live(spec, (0, Go()))
-    assert actions == [Watch()] and not satisfied(state)
+    assert actions == [StartProbe()] and not satisfied(state)
     assert satisfied(live(spec, (1, Passed()), state=state)[0])
     assert live(spec, (1, Down(Then.STOP, 5)), state=state)[0].phase is Phase.STOPPED
 

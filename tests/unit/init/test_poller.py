@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 
-from init.pid1.serve.server import Server, listen
+from init.pid1.serve.server import StatusServer, listen
 from init.pid1.wait.poller import IN, Poller
 
 
@@ -46,7 +46,7 @@ def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
 def test_an_answered_caller_leaves_nothing_behind() -> None:
     """Answered clients leave no timer and no open descriptor, however fast they connect."""
     poller = Poller()
-    server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
+    server = StatusServer(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     for _ in range(200):
         with socket.create_connection(server.address, timeout=20) as caller:
             caller.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -63,7 +63,7 @@ def test_a_caller_who_does_not_take_his_answer_is_let_go() -> None:
     """
     poller = Poller()
     body = "x" * (32 << 20)
-    server = Server(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", body))
+    server = StatusServer(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", body))
     with socket.create_connection(server.address, timeout=20) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\n\r\n")
         poller.wait(Poller.now() + 1)

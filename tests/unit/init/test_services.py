@@ -14,7 +14,7 @@ from init.dropins import merge as dropins
 from init.errors import ConfigError, ManyErrors
 from init.plan import graph
 from init.plan.compile import Plan, plan_from_json, plan_to_json, select
-from init.plan.service import Probe, When
+from init.plan.service import Probe, RestartWhen
 from tests.support.plans import ROOT, plan_of
 
 ROLES = ("controller", "worker", "login")
@@ -96,7 +96,7 @@ def test_a_restart_of_slurmd_never_runs_the_fresh_pod_sequence() -> None:
     """
     for name in ("slurmd", "slurmd-static"):
         assert dropins.load_directory()[name].prepare == (("builtin:prepare", "gather-cgroups", "fast-scripts"),)
-    assert dropins.load_directory()["fresh-node"].restart.when is When.FAILURE
+    assert dropins.load_directory()["fresh-node"].restart.when is RestartWhen.FAILURE
 
 
 @pytest.mark.parametrize(
@@ -284,11 +284,11 @@ def test_supervisor_programs_run_unchanged(tmp_path: Path, monkeypatch: pytest.M
     services = {service.name: service for service in dropins.dropins([tmp_path])[0]}
     assert list(services) == ["web_00", "web_01", "late"]
     web, late = services["web_00"], services["late"]
-    assert web.command == ("/bin/sleep", "1000") and web.restart.when is When.FAILURE
+    assert web.command == ("/bin/sleep", "1000") and web.restart.when is RestartWhen.FAILURE
     assert (web.stop.signal, web.stop.grace) == ("INT", 3.0) and web.user == "65534"
     assert {item.name: item.value for item in web.environment} == {"A": "x$$y", "HOME": "/root"}
     assert late.command[1:] == ("a b",) and late.command[0].startswith("/")
-    assert late.restart.when is When.ALWAYS and late.restart.limit == 5 and late.cwd == "/tmp"
+    assert late.restart.when is RestartWhen.ALWAYS and late.restart.limit == 5 and late.cwd == "/tmp"
     assert {"web_00", "web_01"} <= set(late.after), "a lower priority number starts first"
 
 

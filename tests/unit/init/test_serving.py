@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 
 from init.helpers import serving
-from init.helpers.serving import HEARD_S, REST_S, SILENT_S, Fault, Finding, Memory, heard, judge
+from init.helpers.serving import HEARD_S, REST_S, SILENT_S, AnswerCheck, CheckHistory, Fault, heard, judge
 from init.pod.connections import FEW, crowd, crowd_at, sources
 from init.slurm import client
 from tests.waiting import until
 
-SILENT = Finding(Fault.SILENT, "slurmctld does not answer authenticated requests within 5 s")
-REFUSED = Finding(Fault.REFUSED, "munge key rejected by ctl:6817")
-WELL = Finding()
+SILENT = AnswerCheck(Fault.SILENT, "slurmctld does not answer authenticated requests within 5 s")
+REFUSED = AnswerCheck(Fault.REFUSED, "munge key rejected by ctl:6817")
+WELL = AnswerCheck()
 
 
-def run(*found: tuple[float, Finding], memory: Memory | None = None) -> tuple[Memory, list[str], list[float]]:
+def run(
+    *found: tuple[float, AnswerCheck], memory: CheckHistory | None = None
+) -> tuple[CheckHistory, list[str], list[float]]:
     """Return the final memory, the reason after each finding, and the times at which a restart is due."""
-    memory, reasons, restarts = memory or Memory(), [], []
+    memory, reasons, restarts = memory or CheckHistory(), [], []
     for now, finding in found:
         memory, reason, restart = judge(memory, finding, now)
         reasons.append(reason)
@@ -39,7 +41,7 @@ def test_a_daemon_that_stays_silent_is_restarted_and_not_again_for_long() -> Non
     silence = [(10.0 + step, SILENT) for step in range(0, int(SILENT_S) + 30, 15)]
     memory, _, restarts = run(*silence)
     assert restarts[0] == 10 + SILENT_S
-    memory = Memory(failures=9, silent_since=200.0, restarted=150.0)
+    memory = CheckHistory(failures=9, silent_since=200.0, restarted=150.0)
     _, _, restarts = run((200 + SILENT_S, SILENT), (150 + REST_S, SILENT), memory=memory)
     assert restarts == [150 + REST_S]
 
@@ -83,9 +85,9 @@ def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str]) -
 
 def test_a_worker_asks_slurmctld_only_where_it_was_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = worker(monkeypatch, ago=HEARD_S - 1, answers=[])
-    assert serving.ask_as_worker("ctl:6817", Memory(), 1000.0) == (Memory(), WELL) and not asked
+    assert serving.ask_as_worker("ctl:6817", CheckHistory(), 1000.0) == (CheckHistory(), WELL) and not asked
     asked = worker(monkeypatch, ago=HEARD_S + 1, answers=["", "it is down"])
-    memory, finding = serving.ask_as_worker("ctl:6817", Memory(), 1000.0)
+    memory, finding = serving.ask_as_worker("ctl:6817", CheckHistory(), 1000.0)
     assert finding == WELL and memory.proven == 1000.0 and asked == ["w1"]
     assert serving.ask_as_worker("ctl:6817", memory, 1000.0 + HEARD_S - 1)[1] == WELL and asked == ["w1"]
     memory, finding = serving.ask_as_worker("ctl:6817", memory, 2000.0)
@@ -97,12 +99,12 @@ def test_a_worker_asks_slurmctld_only_where_it_was_silent_for_long(monkeypatch: 
 
 def test_what_a_run_remembers_outlives_it(tmp_path: Path) -> None:
     file = tmp_path / "run/serving.json"
-    assert serving.load(file) == Memory()
-    serving.save(Memory(failures=2, reason="x"), file)
-    assert serving.load(file) == Memory(failures=2, reason="x")
+    assert serving.load(file) == CheckHistory()
+    serving.save(CheckHistory(failures=2, reason="x"), file)
+    assert serving.load(file) == CheckHistory(failures=2, reason="x")
     for damaged in ("[]", "{", '{"fails": 2}'):
         file.write_text(damaged)
-        assert serving.load(file) == Memory()
+        assert serving.load(file) == CheckHistory()
 
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

@@ -13,8 +13,8 @@ from init.prepare import slurm_config
 from init.slurm.change import SHOWN, effect, hidden_lists, impossible
 from init.slurm.conf import expanded, number, read
 from init.slurm.files import of_config_map
-from init.slurm.jobs import FIELDS, Job, count, jobs
-from init.slurm.kept import Kept, digest
+from init.slurm.jobs import FIELDS, KnownJob, count, jobs
+from init.slurm.kept import LastGoodConfig, digest
 
 BASE = """\
 ClusterName=c  # a comment
@@ -34,12 +34,12 @@ PartitionName=long Nodes=pool_worker MaxTime=7-00:00:00 \\
 """
 
 
-def job(number: str = "1", **given: object) -> Job:
+def job(number: str = "1", **given: object) -> KnownJob:
     known: dict[str, object] = {
         "holds": True, "partitions": frozenset({"all"}), "nodes": frozenset({"dyn-0"}), "wanted": frozenset(),
         "account": "lab", "qos": "normal", "gres": frozenset(),
     }  # fmt: skip
-    return Job(id=number, **(known | given))  # type: ignore[arg-type]
+    return KnownJob(id=number, **(known | given))  # type: ignore[arg-type]
 
 
 RUNS = job()
@@ -370,7 +370,7 @@ def test_whatever_stands_in_a_file_is_judged_and_never_a_crash(old: bytes, new: 
 
 
 def test_what_is_kept_is_what_was_kept(tmp_path: Path) -> None:
-    kept = Kept(Pod({}, tmp_path))
+    kept = LastGoodConfig(Pod({}, tmp_path))
     assert kept.good() is None and kept.accepted() == ""
     kept.keep({"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()})
     assert kept.good() == {"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()}
@@ -382,7 +382,7 @@ def test_what_is_kept_is_what_was_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"slurm.conf": 1}', b"\xff\xfe", b"null"])
 def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None:
-    kept = Kept(Pod({}, tmp_path))
+    kept = LastGoodConfig(Pod({}, tmp_path))
     kept.keep({"slurm.conf": b"a"})
     (kept.directory / "good.json").write_bytes(damage)
     assert kept.good() is None
@@ -393,7 +393,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 
     The Slurm user can write to the volume, and root must not install a file of its choice that all users can read.
     """
-    kept = Kept(Pod({}, tmp_path))
+    kept = LastGoodConfig(Pod({}, tmp_path))
     kept.keep({"slurm.conf": b"a"})
     (kept.directory / "good.json").rename(tmp_path / "elsewhere")
     (kept.directory / "good.json").symlink_to(tmp_path / "elsewhere")

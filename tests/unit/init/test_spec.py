@@ -13,7 +13,7 @@ from init.errors import ConfigError
 from init.fields import expand
 from init.plan import graph
 from init.plan.compile import compare, compile_plan, overlay, plan_from_json, plan_to_json, select, unset_variables
-from init.plan.service import Condition, Kind, Limit, Probe, Service, Source, Variable
+from init.plan.service import Kind, Probe, ResourceLimit, Service, ValueSource, Variable, WhenCondition
 from init.plan.spec import parse_drain, parse_service
 
 
@@ -34,13 +34,17 @@ def test_a_whole_service() -> None:
     )
     assert (found.ready.probe, found.ready.interval, found.ready.within) == (Probe.TCP, 0.05, 60)
     assert found.environment == (
-        Variable("A", Source.VALUE, "x"), Variable("N", Source.VALUE, "5"),
-        Variable("S", Source.SECRET, "/run/s"), Variable("F", Source.FILE, "/run/f"),
+        Variable("A", ValueSource.VALUE, "x"), Variable("N", ValueSource.VALUE, "5"),
+        Variable("S", ValueSource.SECRET, "/run/s"), Variable("F", ValueSource.FILE, "/run/f"),
     )  # fmt: skip
-    assert found.limits == (Limit("nofile", 10, 20), Limit("memlock", -1, -1), Limit("core", 0, 0))
+    assert found.limits == (
+        ResourceLimit("nofile", 10, 20),
+        ResourceLimit("memlock", -1, -1),
+        ResourceLimit("core", 0, 0),
+    )
     assert (found.umask, found.capabilities, found.user) == (0o077, ("CHOWN", "KILL"), "64030")
     assert (found.stop.signal, found.stop.grace) == ("INT", 120)
-    assert found.when == (Condition("${X:-a}", ("a", "b")), Condition(path="/x", wanted=False))
+    assert found.when == (WhenCondition("${X:-a}", ("a", "b")), WhenCondition(path="/x", wanted=False))
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
