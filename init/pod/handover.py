@@ -100,7 +100,9 @@ def end_hanging(names: Iterable[str], control: Path = SOCKET) -> None:
     with Client(control) as client:
         views = [view for name in names if (view := service(client, name)) is not None]
         for view in views:
-            hanging = find_hanging(view.pid, time.clock_gettime(time.CLOCK_BOOTTIME)) if view.pid else []
+            # A first start forks children too: one fetches the configuration.
+            settled = view.pid and view.state != "starting"
+            hanging = find_hanging(view.pid, time.clock_gettime(time.CLOCK_BOOTTIME)) if settled else []
             if hanging:
                 pids = ", ".join(str(process.pid) for process in hanging)
                 text = (

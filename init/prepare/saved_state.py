@@ -116,8 +116,9 @@ def accepted_job(state: Path) -> int:
     for directory in state.glob("hash.[0-9]"):
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):  # noqa: PTH208 - names alone, of up to a hundred thousand jobs
-                if name.startswith("job."):
-                    found = max(found, number(name.removeprefix("job.")) or 0)
+                job = (number(name.removeprefix("job.")) or 0) if name.startswith("job.") else 0
+                if found < job < LARGEST:
+                    found = job
     return found
 
 

@@ -28,6 +28,10 @@ from init.slurm.saved import (
 )
 
 START = "start slurmctld"
+# The pod's own claim, where the state is on another one.
+OWN_STATE = "/mnt/minivm/own-state"
+# What moving the state leaves behind (docs/how-to/two-controllers.md).
+MOVED = "moved-to-another-claim"
 
 
 def run(pod: Pod) -> str:
@@ -70,6 +74,7 @@ def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
         raise ConfigError(START, f"{why}, expected the cluster's jobs", file=str(file), hint=hint)
     if os.path.lexists(state / ACCEPTED):
         return "there are no jobs in the state, as an operator accepted"
+    _check_claim(pod, state)
     lost = _newest(pod, cluster, with_jobs=True)
     if lost:
         why = f"found no file, and the copy {lost} has unfinished jobs"
@@ -78,6 +83,20 @@ def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
         )
         raise ConfigError(START, why, file=str(file), hint=hint)
     return "there are no jobs yet"
+
+
+def _check_claim(pod: Pod, state: Path) -> None:
+    """Refuse an empty state on one claim while the jobs are on another. The chart cannot see it without a cluster."""
+    for directory in (state, state.parent):  # of several controllers each term has a directory below
+        if os.path.lexists(directory / MOVED):
+            why = "the state was moved to another claim"
+            hint = "name it in controller.persistence.existingClaim; or to start without any job: remove that file"
+            raise ConfigError(START, why, file=str(directory / MOVED), hint=hint)
+    own = pod.path(OWN_STATE)
+    if any(os.path.lexists(own / f"{JOBS}{end}") for end in ("", NEW, OLD)):
+        why = f"found no file, and the pod's own claim has one ({own / JOBS})"
+        hint = "move the state (docs/how-to/two-controllers.md); or to start without any job: minivm state accept-loss"
+        raise ConfigError(START, why, file=str(state / JOBS), hint=hint)
 
 
 def way_back(pod: Pod, cluster: str) -> str:

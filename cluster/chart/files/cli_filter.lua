@@ -52,12 +52,16 @@ end
 -- is of the controller's, which they are about to get.
 local function can_launch(mpi)
     if mpi == nil or mpi == "" or mpi == "none" or mpi == "list" then return true end
-    local is_here = mpi:find("^[%w_]+$") and output("ls /usr/lib/*/slurm*/mpi_" .. mpi .. ".so") ~= ""
+    -- By full paths: the user's PATH may have neither. A listing without any plug-in says nothing.
+    local present = output("/bin/ls /usr/lib/*/slurm*/mpi_*.so")
+    if present == "" then return true end
+    local is_here = mpi:find("^[%w_]+$") and present:find("/mpi_" .. mpi .. ".so", 1, true)
     local is_known = false
     for _, name in ipairs(has.mpi) do is_known = is_known or name == mpi end
     local why = "Slurm has no such plug-in in this image"
     if is_here then
-        if is_known or os.getenv("SLURMD_NODENAME") or output("scontrol --version"):find(" " .. has.release, 1, true) then
+        local own = output("/usr/bin/scontrol --version")
+        if is_known or os.getenv("SLURMD_NODENAME") or own == "" or own:find(" " .. has.release, 1, true) then
             return true
         end
         why = ("this cluster is being upgraded to Slurm %s, which has no such plug-in"):format(has.release)

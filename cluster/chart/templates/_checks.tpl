@@ -63,21 +63,21 @@
 
 {{- define "minivm.checks.mounts" -}}
 {{- $paths := dict -}}
-{{- if .Values.home.enabled }}{{ $_ := set $paths "home" .Values.home.mountPath }}{{ end -}}
-{{- range $name, $mount := .Values.mounts }}{{ $_ := set $paths (printf "mounts.%s" $name) $mount.mountPath }}{{ end -}}
+{{- if .Values.home.enabled }}{{ $_ := set $paths (printf "home.mountPath: %s" .Values.home.mountPath) .Values.home.mountPath }}{{ end -}}
+{{- range $name, $mount := .Values.mounts }}{{ $_ := set $paths (printf "mounts.%s.mountPath: %s" $name $mount.mountPath) $mount.mountPath }}{{ end -}}
 {{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
   {{- $volumes := list -}}
   {{- range $settings.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
   {{- range $settings.extraVolumeMounts -}}
     {{- if not (has .name $volumes) }}{{ fail (printf "%s.extraVolumeMounts: %s is not in extraVolumes, which has: %s" $field .name (join ", " $volumes | default "nothing")) }}{{ end -}}
-    {{- $_ := set $paths (printf "%s.extraVolumeMounts.%s" $field .name) .mountPath -}}
+    {{- $_ := set $paths (printf "%s.extraVolumeMounts: %s at %s" $field .name .mountPath) .mountPath -}}
   {{- end -}}
 {{- end -}}
 {{- $own := list "/bin" "/dev" "/etc/minivm" "/etc/munge" "/etc/pam.d" "/etc/slurm" "/etc/ssh" "/etc/sssd" "/lib" "/mnt/minivm" "/opt/minivm" "/proc" "/run" "/sbin" "/sys" "/usr/bin" "/usr/lib" "/usr/libexec" "/usr/sbin" "/usr/share/minivm" "/var/lib/minivm" "/var/lib/sss" "/var/run" "/var/spool" -}}
-{{- range $field, $said := $paths -}}
+{{- range $subject, $said := $paths -}}
   {{- $path := clean $said -}}
   {{- range $own -}}
-    {{- if or (eq $path "/") (eq $path .) (hasPrefix (printf "%s/" .) $path) (hasPrefix (printf "%s/" $path) .) }}{{ fail (printf "%s.mountPath: %s hides %s, which minivm needs: choose another path" $field $said .) }}{{ end -}}
+    {{- if or (eq $path "/") (eq $path .) (hasPrefix (printf "%s/" .) $path) (hasPrefix (printf "%s/" $path) .) }}{{ fail (printf "%s hides %s, which minivm needs: choose another path" $subject .) }}{{ end -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}

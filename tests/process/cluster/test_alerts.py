@@ -17,7 +17,7 @@ from tests.support.rendered_chart import render
 
 PROMTOOL = shutil.which("promtool") or str(ROOT / "build" / "tools" / "promtool")
 NAMESPACE = "hpc"
-LABELS = 'namespace="hpc",pod="slurm-x-0"'
+LABELS = 'namespace="hpc",app_kubernetes_io_instance="slurm",pod="slurm-x-0"'
 READY = "minivm_ready{" + LABELS + ',app_kubernetes_io_component="%s",minivm_io_pool="gpu"}'
 DAY = 24 * 60
 
@@ -130,6 +130,16 @@ def test_a_healthy_cluster_fires_nothing(rules: Path) -> None:
         series |= good if not any("state_" in name or "uptime" in name for name in good) else {}
     series |= one("minivm_fleet_leader", "1x99") | one("minivm_fleet_known", "1x99", 'side="kubernetes"')
     assert fired(rules, 60, series) == set()
+
+
+def test_a_standby_that_is_ready_hides_no_controller_that_is_not(rules: Path) -> None:
+    standby = {(READY % "controller").replace("x-0", "x-1"): "1x20"}
+    assert "MinivmControllerNotReady" in fired(rules, 10, ready("controller", "0x20") | standby)
+
+
+def test_another_release_in_the_namespace_is_not_this_one(rules: Path) -> None:
+    other = {name.replace('"slurm"', '"other"'): values for name, values in ready("controller", "1x20").items()}
+    assert fired(rules, 10, other) == {"MinivmUnseen"}
 
 
 def test_the_alerts_ask_for_metrics_that_exist() -> None:

@@ -113,6 +113,9 @@ def test_a_single_controller_may_have_its_state_on_the_claim_that_two_will_share
     ]  # fmt: skip
     mounts = {item["mountPath"]: item["name"] for item in spec["containers"][0]["volumeMounts"]}
     assert (mounts["/var/spool/slurmctld"], mounts["/var/lib/mysql"]) == ("shared", "state")
+    # By which the pod sees a state that was not moved to the claim.
+    (own,) = [item for item in spec["containers"][0]["volumeMounts"] if item["mountPath"] == "/mnt/minivm/own-state"]
+    assert own == {"name": "state", "mountPath": "/mnt/minivm/own-state", "subPath": "slurmctld", "readOnly": True}
     assert "affinity" not in spec and "/mnt/minivm/secrets/api" not in mounts
 
 
@@ -1130,7 +1133,13 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
         ),
         (
             {"login": OWN_PARTS | {"extraVolumeMounts": [{"name": "scratch", "mountPath": "/usr/bin"}]}},
-            "login.extraVolumeMounts.scratch.mountPath: /usr/bin hides /usr/bin",
+            "login.extraVolumeMounts: scratch at /usr/bin hides /usr/bin",
+        ),
+        (
+            {"login": OWN_PARTS | {"extraVolumeMounts": [
+                {"name": "scratch", "mountPath": "/etc/slurm"}, {"name": "scratch", "mountPath": "/data"},
+            ]}},
+            "login.extraVolumeMounts: scratch at /etc/slurm hides /etc/slurm",
         ),
         ({"login": {"podLabels": {"minivm.io/pool": "b"}}}, "login.podLabels: minivm.io/pool is a label that"),
         ({"workers": {"defaults": {"sidecars": [{"name": "a"}]}}}, "image"),
@@ -1461,6 +1470,12 @@ def compare_keys(values: Any, schema: dict[str, Any], path: str) -> list[str]:
     for key in set(values) & set(properties):
         found += compare_keys(values[key], properties[key], f"{path}.{key}")
     return found
+
+
+def test_values_of_a_chart_without_alerts_still_render() -> None:
+    """`helm upgrade --reuse-values` has the older chart's values alone."""
+    documents = render({"prometheusRule": None}, release="slurm", namespace="hpc")
+    assert not kind(documents, "PrometheusRule")
 
 
 def test_the_dashboard_asks_for_metrics_that_the_init_has() -> None:

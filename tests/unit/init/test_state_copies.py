@@ -93,6 +93,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     return Here(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["job_state", "job_state.old"])
+def test_an_empty_claim_beside_the_pod_s_own_with_jobs_is_refused(here: Here, name: str) -> None:
+    """Where the chart is rendered without a cluster, nothing else sees that the state was not moved."""
+    (here.state / "job_state").unlink()
+    own = here.root / "mnt/minivm/own-state"
+    own.mkdir(parents=True)
+    assert here.guard() == "there are no jobs yet"
+    (own / name).write_bytes(job_state(8))
+    with pytest.raises(ConfigError, match="the pod's own claim has one") as refused:
+        here.guard()
+    assert "move the state (docs/how-to/two-controllers.md)" in refused.value.hint
+    (here.state / ACCEPTED).touch()
+    assert "as an operator accepted" in here.guard()
+
+
+@pytest.mark.parametrize("where", ["", "term-3"])
+def test_what_moving_the_state_left_behind_is_no_new_cluster(here: Here, where: str) -> None:
+    """A roll-back of the chart mounts the former claim again."""
+    (here.state / where).mkdir(exist_ok=True)
+    here.configure(f"{CONF}StateSaveLocation=/var/spool/slurmctld/{where}\n")
+    (here.state / "job_state").unlink()
+    (here.state / state_guard.MOVED).touch()
+    with pytest.raises(ConfigError, match="the state was moved to another claim") as refused:
+        here.guard()
+    assert "controller.persistence.existingClaim" in refused.value.hint
+
+
 def listings(monkeypatch: pytest.MonkeyPatch, *answers: Mapping[str, str]) -> None:
     left = list(answers)
     monkeypatch.setattr(save, "_listing", lambda: left.pop(0))
