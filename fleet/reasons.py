@@ -18,7 +18,7 @@ from init.slurm.node import PREFIX
 OURS = f"{PREFIX} fleet:"
 # Without accounting Slurm keeps the reason of a lifted drain, and would show it for Slurm's own next drain.
 LIFTED = f"{OURS} lifted"
-# Lower-case letters alone: the fleet would take its own drain for another author's, and never lift it.
+# Lower-case letters only: a drain whose kind has a digit would not be recognized as the fleet's, nor lifted.
 KIND = r"[a-z]+(?:\+[a-z]+)*"
 _REASON = re.compile(rf"{re.escape(OURS)} ({KIND}): ")
 _MARK = re.compile(rf"{re.escape(OURS)} held ([0-9]{{1,6}}) ({KIND})")

@@ -19,7 +19,7 @@ from fleet.act.api_client import ApiClient, Object
 from fleet.act.clock import SLURM, steady
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
-from fleet.decide.causes import LEAVE, TO_GO, silent_for
+from fleet.decide.causes import EVICTING, LEAVE, silent_for
 from fleet.decide.conditions import lasting
 from fleet.decide.fencing import pods_on, suspects
 from fleet.decide.orphans import removable
@@ -196,7 +196,7 @@ def _needs_jobs(worker: Worker) -> bool:
     node = worker.slurm
     if node is None or not node.drained or worker.pod.deleting:
         return False
-    leaves = bool(worker.pod.ended) or LEAVE in worker.pod.annotations or bool(node.kinds & TO_GO)
+    leaves = bool(worker.pod.ended) or LEAVE in worker.pod.annotations or bool(node.kinds & EVICTING)
     return leaves or not (node.record.busy or worker.pod.free)
 
 

@@ -1,4 +1,4 @@
-"""Causes of drains, by kind: what a worker's Node and pod say against new jobs."""
+"""Why the fleet drains a worker: the kind of a cause and its text for Slurm, from the worker's Node and pod."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from fleet.world.snapshot import Worker
 
 # The annotation of a pod that should leave; its value says why. Removing it withdraws the request.
 LEAVE = "minivm.io/leave"
-# Signs of machines, whose drains a budget limits. Every other cause is a request for one machine: no budget.
-BY_MACHINES = frozenset({"condition", "notready", "gone", "lost", "machine"})
+# Causes whose drains the budget limits: signs of machines. A kind that is not here has no limit.
+BUDGETED = frozenset({"condition", "notready", "gone", "lost", "machine"})
 # Guest pods want the machine, which its pool lends.
 LEND = "lend"
 # Reasons of its pool for which the pod leaves.
 OF_POOL = frozenset({"update", "surplus", LEND})
-# All causes for which the pod leaves after the drain.
-TO_GO = frozenset({"leave", "going", "lost"}) | OF_POOL
+# All causes for which the pod is evicted once its node is drained and idle.
+EVICTING = frozenset({"leave", "going", "lost"}) | OF_POOL
 
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
+    """Return the causes of a worker's Node and pod. Goals, pools, fencing and lost pods add theirs in `decide`."""
     found = dict(of_node(worker.node, policy, now)) if worker.node else {}
     node = worker.slurm
     if worker.node and node and "notready" in node.kinds and silent_for(worker.node, now) >= 0:
-        # A restarted fleet counts the silence from its own start, and must not lift a drain for that.
+        # Keep the drain while the Node is silent: a restarted fleet has not counted `not_ready_s` yet.
         found["notready"] = f"node {worker.node.name} is not ready"
     if LEAVE in worker.pod.annotations:
         found["leave"] = worker.pod.annotations[LEAVE] or "the pod was asked to leave"
-    within, kinds = policy.leave_within_s, found.keys() & TO_GO
-    if node is not None and within > 0 and late(worker.pod, node, kinds, within, now):
+    within, kinds = policy.leave_within_s, found.keys() & EVICTING
+    if node is not None and within > 0 and is_past_deadline(worker.pod, node, kinds, within, now):
         found["deadline"] = f"its jobs had {within:g} s"
     return found
 
 
-def late(pod: KubePod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
+def is_past_deadline(pod: KubePod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
     """Return whether the jobs of a pod that leaves for these causes have used up their time since the fleet's drain."""
     if not node.kinds & kinds or pod.created >= node.since:
         return False  # not drained for these causes, or the pod is newer than the drain
@@ -69,6 +70,6 @@ def silent_for(node: KubeNode, now: float) -> float:
     return max(0.0, now - ready.since)
 
 
-def well(node: KubeNode, policy: Policy, now: float) -> bool:
-    """Return whether a new pod can be scheduled on the Node."""
+def takes_new_pods(node: KubeNode, policy: Policy, now: float) -> bool:
+    """Return whether the Node may get a new pod of a pool: it is ready, not cordoned or given up, and has no cause."""
     return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or of_node(node, policy, now))

@@ -28,7 +28,7 @@ from fleet.decide.actions import (
     action_key,
 )
 from fleet.decide.budget import Budget, admitted, away, budget, shared
-from fleet.decide.causes import LEAVE, OF_POOL, TO_GO, causes, silent_for
+from fleet.decide.causes import EVICTING, LEAVE, OF_POOL, causes, silent_for
 from fleet.decide.drain import decide_drain
 from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
 from fleet.decide.pools.pools import PoolsPlan, pools
@@ -44,7 +44,7 @@ WHY = ("going", "lost", "surplus", "update", "lend")
 
 
 def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
-    return bool(causes.keys() & TO_GO) and not worker.pod.deleting
+    return bool(causes.keys() & EVICTING) and not worker.pod.deleting
 
 
 def protect(worker: Worker, slurm: SlurmView, causes: Mapping[str, str]) -> Free | Protect | None:
@@ -85,7 +85,7 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
             return Notice(
                 name, "leave", "must leave, and Slurm has no record of it: the fleet cannot tell whether it is idle"
             )
-    elif not node.drained or (not node.by_fleet and not causes.keys() & TO_GO - OF_POOL):
+    elif not node.drained or (not node.by_fleet and not causes.keys() & EVICTING - OF_POOL):
         return None  # the drain comes first; a pod that a person holds stays, if only its pool wants it to go
     elif not for_pool and (node.by_fleet or LEAVE not in pod.annotations) and pod.created >= node.since:
         # The pod is newer than the drain. Without a person's request for this very pod it is not evicted twice.

@@ -15,16 +15,17 @@ from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
-MOST_TIMES = 2
+MOST_DRAINS_PER_CAUSE = 2
 DrainAction = Drain | Undrain | Forget | Notice | None
-# Causes that a person or program requests for this one machine; no budget limits them.
-REQUESTED = frozenset({"cordon", "maintenance", "going", "leave"})
+# Causes that a person or a program requests for this one machine. One other cause leaves all of them to the loop, which
+# knows the budget.
+ON_FAST_PATH = frozenset({"cordon", "maintenance", "going", "leave"})
 
 
 def urgent_drains(
     workers: Iterable[Worker], marks: Mapping[str, reasons.Mark], now: float, policy: Policy
 ) -> Iterator[Drain]:
-    """Return the drains for the fast path: requested by a person, and decided from Slurm's last known state.
+    """Return the drains for the fast path: requested for one machine, and decided from Slurm's last known state.
 
     The loop decides everything else that follows from the same causes.
     """
@@ -32,7 +33,7 @@ def urgent_drains(
         if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
             continue
         found = node_causes.causes(worker, policy, now)
-        if found and found.keys() <= REQUESTED:
+        if found and found.keys() <= ON_FAST_PATH:
             action = decide_drain(worker, found, worker.slurm.mark or marks.get(worker.name))
             if isinstance(action, Drain):
                 yield action
@@ -63,7 +64,7 @@ def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None)
         )
     if mark is None or not kinds <= mark.kinds:
         return drain(node, causes, 1, kinds)
-    if mark.times >= MOST_TIMES:
+    if mark.times >= MOST_DRAINS_PER_CAUSE:
         return Notice(node.name, "lifted", f"resumed by a person {mark.times} times: takes jobs in spite of {wanted}")
     return drain(node, causes, mark.times + 1, mark.kinds)
 

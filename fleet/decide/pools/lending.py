@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 
 from fleet.decide.actions import Notice
-from fleet.decide.causes import LEAVE, LEND, late, well
+from fleet.decide.causes import LEAVE, LEND, is_past_deadline, takes_new_pods
 from fleet.decide.orphans import lent as is_lent
 from fleet.decide.pools.rollout import is_held_by_others
 from fleet.errors import FleetError
@@ -78,7 +78,7 @@ class Allocation:
         for name in sorted(held):
             if guests := self._staying_guests(lender_of[name], name):
                 self.taken[name] = guests
-        order = [name for name in lender_of if well(self.nodes[name], self.policy, self.now)]
+        order = [name for name in lender_of if takes_new_pods(self.nodes[name], self.policy, self.now)]
         order.sort(key=lambda name: self._rank(name, name in held))
         self._assign_waiting(order, lender_of, held)
 
@@ -273,7 +273,7 @@ def _loans(
 
 def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str, str]:
     node, notice = worker.slurm, policy.lend.notice_s
-    if node is not None and node.runs and late(worker.pod, node, {LEND}, notice, now):
+    if node is not None and node.runs and is_past_deadline(worker.pod, node, {LEND}, notice, now):
         return {LEND: f"wanted by {to}", "deadline": f"its jobs had {notice:g} s"}
     if node is None or notice == inf or "deadline" in node.kinds:
         return {LEND: f"wanted by {to}"}

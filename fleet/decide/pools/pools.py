@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from fleet import crd_pools
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, action_key
-from fleet.decide.causes import LEAVE, OF_POOL, well
+from fleet.decide.causes import LEAVE, OF_POOL, takes_new_pods
 from fleet.decide.memory import RefusedChange
 from fleet.decide.pools import lending
 from fleet.decide.pools.autoscale import SURPLUS, ElasticPlan, is_ownerless, plan_elastic
@@ -252,14 +252,14 @@ class PoolView:
 
     def _is_open(self, node: str) -> bool:
         """Return whether a pod can start there; a pod for a closed Node is created once the Node is open."""
-        return not node or well(self.kubernetes.nodes[node], self.policy, self.now)
+        return not node or takes_new_pods(self.kubernetes.nodes[node], self.policy, self.now)
 
     def _stale(self, worker: Worker) -> Stale | None:
         pod, pool = worker.pod, self.pool
         if pod.ended or pod.name in self.given.to:
             return None  # it goes for that
         if pod.name in self.names:
-            if not self._is_old(pod) or (worker.node and not well(worker.node, self.policy, self.now)):
+            if not self._is_old(pod) or (worker.node and not takes_new_pods(worker.node, self.policy, self.now)):
                 return None
             return Stale(worker, "update", f"template {pool.hash} of {pool.name}")
         if self.plan is not None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from fleet.decide.actions import Notice
-from fleet.decide.causes import TO_GO, late
-from fleet.decide.drain import MOST_TIMES
+from fleet.decide.causes import EVICTING, is_past_deadline
+from fleet.decide.drain import MOST_DRAINS_PER_CAUSE
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmNode, SlurmView
@@ -94,7 +94,7 @@ def turn_state(worker: Worker, slurm: SlurmView) -> TurnState:
 
 def is_to_go(node: SlurmNode) -> bool:
     """Return whether the fleet drained it so that its pod goes."""
-    return bool(node.kinds & TO_GO)
+    return bool(node.kinds & EVICTING)
 
 
 def _is_drained_for(stale: Stale) -> bool:
@@ -114,14 +114,16 @@ def is_held_by_others(node: SlurmNode, kind: str) -> bool:
     if node.by_fleet:
         return False
     mark = node.mark
-    return node.drained or node.down or (mark is not None and mark.times >= MOST_TIMES and kind in mark.kinds)
+    return (
+        node.drained or node.down or (mark is not None and mark.times >= MOST_DRAINS_PER_CAUSE and kind in mark.kinds)
+    )
 
 
 def _is_past_deadline(stale: Stale, pool: WorkerPool, now: float) -> bool:
     node = stale.worker.slurm
     if pool.within_s is None or node is None or not node.runs:
         return False
-    return late(stale.worker.pod, node, {stale.kind}, pool.within_s, now)
+    return is_past_deadline(stale.worker.pod, node, {stale.kind}, pool.within_s, now)
 
 
 def rollouts(workers: Iterable[Worker], kubernetes: KubernetesView) -> Iterator[Notice]:
