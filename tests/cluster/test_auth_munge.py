@@ -165,8 +165,9 @@ def test_another_authentication_is_refused_under_a_job_and_taken_without_one(old
     assert "auth/munge" in older.slurm("scontrol", "show", "config")
     ann(f"scancel {job}")
     ann.wait_for(job, "CANCELLED")
-    until(lambda: not older.slurm("squeue", "-h", "-t", "R,CG").strip(), "no job runs")
     for to in ("slurm", "munge"):  # and back
+        # Also srun's job of the first turn, which is completing for a moment.
+        until(lambda: not older.slurm("squeue", "-h", "-t", "R,CG").strip(), "no job runs")
         cluster.options = settle(cluster.options.name, cluster.options, UpRequest(auth=to))
         cluster.up(timeout=180)
         older.manifests = cluster.manifests()
