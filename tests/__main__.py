@@ -22,7 +22,8 @@ PYTEST = (sys.executable, "-m", "pytest")
 # The first ones say within seconds that a rule is broken.
 FIRST = (
     *("tests/unit", "tests/process"),
-    *(f"tests/container/{part}" for part in ("images", "gitsync", "health", "init")),
+    *(f"tests/container/{part}" for part in ("images", "gitsync", "health")),
+    *(f"tests/kubernetes/{name}.py" for name in ("test_core", "test_configuration", "test_policies")),
 )
 
 
