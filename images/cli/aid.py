@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from images import architectures
 from images.cli.session import Session
-from images.make import native
+from images.errors import ImagesError
 from images.make.plan import LAYER, NATIVE
 
 if TYPE_CHECKING:
     from images.engine.builder import Tools
-    from images.make.progress import Reporter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from images.errors import ImagesError
-
-if TYPE_CHECKING:
-    from images.cli.session import Session
     from images.make.plan import PlannedImage
     from images.make.progress import Reporter
-
 
 # Keep the lock usable before a build: resolve again, if requested, when it is stale or packages vanished.
 RELOCK = "relock"
@@ -81,4 +73,6 @@ def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> 
         composed, planned = own.plan([NATIVE], own.present())
     if todo:
         own.build(composed, planned, reporter)
+    from images.make import native  # imported late: it loads docker's library, which a build with nothing to do spares
+
     return native.tools(composed.images[NATIVE].reference)

@@ -202,7 +202,7 @@ def test_an_accept_without_descriptors_is_no_busy_loop(pod: World) -> None:
         resource.prlimit(pod.pid, resource.RLIMIT_NOFILE, (free, before[1]))
         callers.append(socket.create_connection(("127.0.0.1", pod.port)))
         callers[-1].sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-        return "trouble: Server._accept: Too many open files" in pod.output()
+        return "trouble: StatusServer._accept: Too many open files" in pod.output()
 
     pod.until(told, "it is told")
     turns, began = pod.wakeups(), time.monotonic()
