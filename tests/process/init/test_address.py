@@ -40,7 +40,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def account(api: ApiServer, tmp_path: Path) -> Path:
-    """What a controller's pod has mounted."""
+    """Mounts of a controller's pod."""
     path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/slurm-controller/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": None}}
     (tmp_path / "token").write_text(api.ask("POST", path, body)["status"]["token"])

@@ -95,7 +95,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 @pytest.mark.parametrize("name", ["job_state", "job_state.old"])
 def test_an_empty_claim_beside_the_pod_s_own_with_jobs_is_refused(here: Here, name: str) -> None:
-    """Where the chart is rendered without a cluster, nothing else sees that the state was not moved."""
+    """The pod itself sees that the state was not moved: a chart rendered without a cluster cannot."""
     (here.state / "job_state").unlink()
     own = here.root / "mnt/minivm/own-state"
     own.mkdir(parents=True)
