@@ -15,11 +15,11 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from init.pod.client import SOCKET, Client
-from init.pod.helper import condition, log, service
+from init.pod.helper import condition, log
 from init.records import record
 
 # For a hand-over, which takes a second. Where the successor hangs nobody answers slurmctld, which gives up the node and
@@ -95,11 +95,10 @@ def wait_for_exit(pid: int, seconds: float) -> bool:
         os.close(descriptor)
 
 
-def end_hanging(names: Iterable[str], control: Path = SOCKET) -> None:
+def end_hanging(names: Collection[str], control: Path = SOCKET) -> None:
     """Restart the first of these services whose hand-over is overdue; jobs run on in their slurmstepd."""
     with Client(control) as client:
-        views = [view for name in names if (view := service(client, name)) is not None]
-        for view in views:
+        for view in [view for view in client.snapshot().services if view.name in names]:
             # A first start forks children too: one fetches the configuration.
             settled = view.pid and view.state != "starting"
             hanging = find_hanging(view.pid, time.clock_gettime(time.CLOCK_BOOTTIME)) if settled else []

@@ -61,7 +61,7 @@ def _check_cluster(pod: Pod, state: Path, cluster: str) -> None:
 def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
     file = state / JOBS
     head = read_plain(file, WHOLE_HEAD)
-    if head is None and any(os.path.lexists(state / f"{JOBS}{end}") for end in ("", NEW, OLD)):
+    if head is None and _has_jobs(state):
         return "slurmctld reads the state that was saved before"
     if head is not None:
         if known(pod) is None or has_head(head):
@@ -93,10 +93,14 @@ def _check_claim(pod: Pod, state: Path) -> None:
             hint = "name it in controller.persistence.existingClaim; or to start without any job: remove that file"
             raise ConfigError(START, why, file=str(directory / MOVED), hint=hint)
     own = pod.path(OWN_STATE)
-    if any(os.path.lexists(own / f"{JOBS}{end}") for end in ("", NEW, OLD)):
+    if _has_jobs(own):
         why = f"found no file, and the pod's own claim has one ({own / JOBS})"
         hint = "move the state (docs/how-to/two-controllers.md); or to start without any job: minivm state accept-loss"
         raise ConfigError(START, why, file=str(state / JOBS), hint=hint)
+
+
+def _has_jobs(state: Path) -> bool:
+    return any(os.path.lexists(state / f"{JOBS}{end}") for end in ("", NEW, OLD))
 
 
 def way_back(pod: Pod, cluster: str) -> str:

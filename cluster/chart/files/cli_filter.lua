@@ -60,10 +60,9 @@ local function can_launch(mpi)
     for _, name in ipairs(has.mpi) do is_known = is_known or name == mpi end
     local why = "Slurm has no such plug-in in this image"
     if is_here then
+        if is_known or os.getenv("SLURMD_NODENAME") then return true end
         local own = output("/usr/bin/scontrol --version")
-        if is_known or os.getenv("SLURMD_NODENAME") or own == "" or own:find(" " .. has.release, 1, true) then
-            return true
-        end
+        if own == "" or own:find(" " .. has.release, 1, true) then return true end
         why = ("this cluster is being upgraded to Slurm %s, which has no such plug-in"):format(has.release)
     end
     slurm.log_error("minivm: --mpi=%s: %s; start the program by mpirun, or by --mpi=%s; nothing was submitted",
