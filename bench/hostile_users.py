@@ -3,6 +3,9 @@
 `python -m bench hostile-users --minutes 10`. The hostile users hold idle connections to, and send garbage to, the ports
 and sockets that users reach, from the login pod and from a job, and use up processes, descriptors and disk within their
 limits. The honest ones log in for each command, and submit jobs. MINIVM_BENCH_AUTH=munge measures munge.
+
+Where the machine's processors are the bottleneck, nothing but a larger machine helps. So the same is measured while the
+hostile users only compute, as every user may: what the attack costs beyond that is the attack's.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cluster.local import LocalCluster
 from cluster.names import free_port
@@ -32,6 +35,16 @@ SOCKETS = {"munge": "/run/munge/munge.socket.2", "slurm": "/run/slurm/sack.socke
 IN_A_JOB = f"srun -Q -n1 --mem=200 -w {TARGETED} "
 SLOW_S, PATIENCE_S, SETTLED_S = 2.0, 30.0, 120.0
 COMMANDS = {"login": "true", "squeue": "squeue", "sinfo": "sinfo", "srun": "srun -Q -n1 --mem=50 true"}
+QUIET, BUSY, ATTACKED = "quiet", "beside users that compute", "under attack"
+# As many processes as programs of a hostile user in an attack; each ends with its parent.
+COMPUTE = """
+import os, sys, time
+until = time.monotonic() + float(sys.argv[1])
+for _ in range(7):
+    if os.fork() == 0: break
+parent = os.getppid()
+while time.monotonic() < until and os.getppid() == parent: pass
+"""
 BATCH = "sbatch --parsable -n1 --mem=50 -D /tmp -o /dev/null --wrap 'sleep 2; srun true'"
 # As many processes and descriptors as the user gets, at most these; and files that come and go.
 HOG = """
@@ -59,12 +72,12 @@ while time.monotonic() < until and os.getppid() == parent:
 
 @dataclass(frozen=True)
 class CommandSample:
-    """One honest command: its time, whether it succeeded, and which pods were ready when it failed."""
+    """One honest command: when, its time, why it failed, and which pods were ready then."""
 
-    flooded: bool
+    phase: str
     command: str
     seconds: float
-    failed: bool = False
+    failure: str = ""
     ready: tuple[str, ...] = ()
 
 
@@ -93,14 +106,16 @@ def main() -> int:
 def measure(cluster: LocalCluster, auth: str, seconds: float) -> tuple[list[CommandSample], dict[str, str]]:
     samples: list[CommandSample] = []
     jobs: list[str] = []
-    honest(cluster, samples, jobs, seconds / 5, flooded=False)
+    work_honestly(cluster, samples, jobs, QUIET, seconds / 5)
+    with computing(cluster, seconds / 5):
+        work_honestly(cluster, samples, jobs, BUSY, seconds / 5)
     with attack(cluster, auth, seconds):
-        honest(cluster, samples, jobs, seconds, flooded=True)
+        work_honestly(cluster, samples, jobs, ATTACKED, seconds)
     return samples, ends(cluster, jobs)
 
 
-def honest(
-    cluster: LocalCluster, samples: list[CommandSample], jobs: list[str], seconds: float, *, flooded: bool
+def work_honestly(
+    cluster: LocalCluster, samples: list[CommandSample], jobs: list[str], phase: str, seconds: float
 ) -> None:
     """Let each honest user give one command after the other, and submit a job in each round."""
     until = time.monotonic() + seconds
@@ -109,12 +124,12 @@ def honest(
         while time.monotonic() < until:
             for name, command in {**COMMANDS, "sbatch": BATCH}.items():
                 begun = time.monotonic()
-                said = tried(cluster, user, command)
+                output, failure = try_command(cluster, user, command)
                 took = time.monotonic() - begun
-                ready = () if said is not None else tuple(row.pod for row in cluster.status() if row.ready)
-                samples.append(CommandSample(flooded, name, took, said is None, ready))
-                if name == "sbatch" and said is not None:
-                    jobs.append(said.strip())
+                ready = tuple(row.pod for row in cluster.status() if row.ready) if failure else ()
+                samples.append(CommandSample(phase, name, took, failure, ready))
+                if name == "sbatch" and not failure:
+                    jobs.append(output.strip())
 
     threads = [threading.Thread(target=work, args=(user,)) for user in USERS]
     for thread in threads:
@@ -123,15 +138,16 @@ def honest(
         thread.join()
 
 
-def tried(cluster: LocalCluster, user: str, command: str) -> str | None:
-    """Return a command's output; None if it fails or does not end."""
+def try_command(cluster: LocalCluster, user: str, command: str) -> tuple[str, str]:
+    """Return a command's output, and why it failed."""
     line = login(cluster, user, command)
     try:
-        return subprocess.run(
-            line, check=True, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
-        ).stdout
-    except subprocess.SubprocessError:
-        return None
+        ended = subprocess.run(
+            line, check=False, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"no end within {PATIENCE_S:.0f} s"
+    return ended.stdout, ended.stderr.strip() or f"exit code {ended.returncode}" if ended.returncode else ""
 
 
 def login(cluster: LocalCluster, user: str, command: str) -> list[str]:
@@ -147,6 +163,15 @@ def login(cluster: LocalCluster, user: str, command: str) -> list[str]:
     ):
         line[1:1] = ["-o", option]
     return line
+
+
+@contextmanager
+def computing(cluster: LocalCluster, seconds: float) -> Iterator[None]:
+    """Let the hostile users compute on the login pod and, in a job, on a worker."""
+    with running(
+        cluster, [(user, f"{within}python3 - {seconds:.0f}", COMPUTE) for user in HOSTILE for within in ("", IN_A_JOB)]
+    ):
+        yield
 
 
 @contextmanager
@@ -167,22 +192,29 @@ def attack(cluster: LocalCluster, auth: str, seconds: float) -> Iterator[None]:
         for number, (target, idle, busy, within) in enumerate(floods)
     ]
     programs += [(user, f"python3 - {seconds:.0f}", HOG) for user in HOSTILE]
-    said = []
+    with running(cluster, programs) as outputs:
+        yield
+        # A flood that did not come about proves nothing, and is shown.
+        for program, output in outputs:
+            output.seek(0)
+            print(f"{program}: {output.read().decode().strip() or 'says nothing'}", flush=True)
+
+
+@contextmanager
+def running(cluster: LocalCluster, programs: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, IO[bytes]]]]:
+    """Run programs as (user, command, text); yield the file of each program's output, and end them."""
+    outputs = []
     with ExitStack() as stack:
         for user, command, text in programs:
             file = stack.enter_context(tempfile.TemporaryFile())
             file.write(text.encode())
             file.seek(0)
             output = stack.enter_context(tempfile.TemporaryFile())
-            said.append((f"{user}: {command}", output))
+            outputs.append((f"{user}: {command}", output))
             program = subprocess.Popen(login(cluster, user, command), stdin=file, stdout=output)
             stack.callback(program.wait)
             stack.callback(program.terminate)
-        yield
-        # A flood that did not come about proves nothing, and is shown.
-        for what, output in said:
-            output.seek(0)
-            print(f"{what}: {output.read().decode().strip() or 'says nothing'}", flush=True)
+        yield outputs
 
 
 def ends(cluster: LocalCluster, jobs: Iterable[str]) -> dict[str, str]:
@@ -199,29 +231,31 @@ def ends(cluster: LocalCluster, jobs: Iterable[str]) -> dict[str, str]:
 
 def figures(samples: Iterable[CommandSample], jobs: dict[str, str]) -> dict[str, int]:
     """Return the three figures that have to be 0, and the commands that failed."""
-    flooded = [one for one in samples if one.flooded]
+    attacked = [sample for sample in samples if sample.phase == ATTACKED]
     return {
         "honest jobs lost": sum(state != "COMPLETED" for state in jobs.values()),
-        "honest commands failed": sum(one.failed for one in flooded),
-        f"honest commands over {SLOW_S:.0f} s": sum(one.seconds > SLOW_S for one in flooded),
+        "honest commands failed": sum(bool(sample.failure) for sample in attacked),
+        f"honest commands over {SLOW_S:.0f} s": sum(sample.seconds > SLOW_S for sample in attacked),
         "failed commands while the controller and the login pod said ready": sum(
-            one.failed and {CONTROLLER, LOGIN} <= set(one.ready) for one in flooded
+            bool(sample.failure) and {CONTROLLER, LOGIN} <= set(sample.ready) for sample in attacked
         ),
     }
 
 
 def report(samples: list[CommandSample], jobs: dict[str, str]) -> list[str]:
-    lines = []
-    for what, count in figures(samples, jobs).items():
-        lines.append(f"{what}: {count}")
-    lines.append(f"of {len(jobs)} jobs and {sum(one.flooded for one in samples)} commands under attack")
-    for command in dict.fromkeys(one.command for one in samples):
-        quiet = [one.seconds for one in samples if one.command == command and not one.flooded]
-        under = [one for one in samples if one.command == command and one.flooded]
-        if quiet and under:
-            times = [one.seconds for one in under]
-            failed, slow = sum(one.failed for one in under), sum(time > SLOW_S for time in times)
-            median = f"quiet {statistics.median(quiet):.2f} s, flooded {statistics.median(times):.2f} s"
-            bad = f"{failed} failed, {slow} over {SLOW_S:.0f} s of {len(under)}"
-            lines.append(f"{command}: {median}, longest {max(times):.2f} s; {bad}")
+    lines = [f"{name}: {count}" for name, count in figures(samples, jobs).items()]
+    lines.append(f"of {len(jobs)} jobs and {sum(sample.phase == ATTACKED for sample in samples)} commands under attack")
+    for command in dict.fromkeys(sample.command for sample in samples):
+        for phase in (QUIET, BUSY, ATTACKED):
+            given = [sample for sample in samples if (sample.command, sample.phase) == (command, phase)]
+            if given:
+                times = [sample.seconds for sample in given]
+                failed, slow = sum(bool(sample.failure) for sample in given), sum(time > SLOW_S for time in times)
+                bad = f"{failed} failed, {slow} over {SLOW_S:.0f} s of {len(given)}"
+                lines.append(
+                    f"{command}, {phase}: median {statistics.median(times):.2f} s, longest {max(times):.2f} s; {bad}"
+                )
+    for sample in samples:
+        if sample.failure:
+            lines.append(f"failed {sample.phase}: {sample.command}: {sample.failure}")
     return lines

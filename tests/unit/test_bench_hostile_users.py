@@ -9,26 +9,37 @@ from types import ModuleType
 import pytest
 
 from bench import __main__ as bench
-from bench.hostile_users import CONTROLLER, LOGIN, CommandSample, figures, report
+from bench.hostile_users import ATTACKED, CONTROLLER, LOGIN, QUIET, CommandSample, figures, report
 
 JOBS = {"1": "COMPLETED", "2": "COMPLETED"}
-FINE = [CommandSample(False, "squeue", 0.1), CommandSample(True, "squeue", 0.3), CommandSample(True, "squeue", 1.9)]
+FINE = [CommandSample(phase, "squeue", seconds) for phase, seconds in ((QUIET, 0.1), (ATTACKED, 0.3), (ATTACKED, 1.9))]
 
 
 def test_honest_users_who_lose_nothing_are_reported_with_their_medians() -> None:
     assert not any(figures(FINE, JOBS).values())
-    assert "squeue: quiet 0.10 s, flooded 1.10 s, longest 1.90 s; 0 failed, 0 over 2 s of 2" in report(FINE, JOBS)
+    lines = report(FINE, JOBS)
+    assert "squeue, quiet: median 0.10 s, longest 0.10 s; 0 failed, 0 over 2 s of 1" in lines
+    assert "squeue, under attack: median 1.10 s, longest 1.90 s; 0 failed, 0 over 2 s of 2" in lines
+
+
+def test_a_failed_command_is_reported_with_its_message() -> None:
+    sample = CommandSample(ATTACKED, "sinfo", 1, failure="Unable to contact slurm controller")
+    assert "failed under attack: sinfo: Unable to contact slurm controller" in report([*FINE, sample], JOBS)
 
 
 @pytest.mark.parametrize(
     ("sample", "state", "counts"),
     [
-        (CommandSample(True, "squeue", 2.1), "COMPLETED", [0, 0, 1, 0]),
-        (CommandSample(False, "squeue", 2.1), "COMPLETED", [0, 0, 0, 0]),  # slow without an attack: the machine's load
-        (CommandSample(True, "squeue", 1, failed=True, ready=(CONTROLLER, LOGIN)), "COMPLETED", [0, 1, 0, 1]),
-        (CommandSample(True, "squeue", 1, failed=True, ready=(CONTROLLER,)), "COMPLETED", [0, 1, 0, 0]),
-        (CommandSample(True, "squeue", 1), "NODE_FAIL", [1, 0, 0, 0]),
-        (CommandSample(True, "squeue", 1), "unknown", [1, 0, 0, 0]),
+        (CommandSample(ATTACKED, "squeue", 2.1), "COMPLETED", [0, 0, 1, 0]),
+        (CommandSample(QUIET, "squeue", 2.1), "COMPLETED", [0, 0, 0, 0]),  # slow without an attack: the machine's load
+        (
+            CommandSample(ATTACKED, "squeue", 1, failure="timed out", ready=(CONTROLLER, LOGIN)),
+            "COMPLETED",
+            [0, 1, 0, 1],
+        ),
+        (CommandSample(ATTACKED, "squeue", 1, failure="timed out", ready=(CONTROLLER,)), "COMPLETED", [0, 1, 0, 0]),
+        (CommandSample(ATTACKED, "squeue", 1), "NODE_FAIL", [1, 0, 0, 0]),
+        (CommandSample(ATTACKED, "squeue", 1), "unknown", [1, 0, 0, 0]),
     ],
 )
 def test_each_loss_is_counted_once(sample: CommandSample, state: str, counts: list[int]) -> None:
