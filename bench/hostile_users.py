@@ -203,7 +203,7 @@ def attack(cluster: LocalCluster, auth: str, seconds: float) -> Iterator[None]:
 @contextmanager
 def running(cluster: LocalCluster, programs: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, IO[bytes]]]]:
     """Run programs as (user, command, text); yield the file of each program's output, and end them."""
-    outputs = []
+    outputs: list[tuple[str, IO[bytes]]] = []
     with ExitStack() as stack:
         for user, command, text in programs:
             file = stack.enter_context(tempfile.TemporaryFile())

@@ -2,7 +2,8 @@
 
 Both answer any user of the pod, and neither closes a silent connection in time: munged reads from as many connections
 as it has threads, sackd takes 50 (24.11) or 512 (26.05) of them. A user who holds LIMIT connections for LOOKS looks is
-blocked for BLOCKED_S by an ACL on the socket's directory, and the daemon is restarted, which ends the connections.
+blocked for BLOCKED_S by an ACL on the socket's directory, and that user's processes that hold them are killed. Where
+connections remain, the daemon is restarted, which ends them, but fails other users' commands for a moment.
 Where all users together hold CROWD, SHARE connections are enough. Only the user with the most connections is blocked at
 a time: other users' requests may be waiting because of that user.
 
@@ -11,9 +12,11 @@ python3 -I -m init.helpers.socket_guard SERVICE SOCKET
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
+import signal
 import socket
 import struct
 import sys
@@ -37,6 +40,10 @@ AGAIN_S = 60.0
 # Their own users: slurmctld, slurmd and slurmstepd ask too.
 TRUSTED = ("root", "slurm", "munge")
 CANNOT = 78  # no restart helps
+# A user may have thousands of processes with thousands of descriptors each: then the restart is quicker.
+KILL_S, MOST_GROUPS = 2, 4
+CLOSED_S = 1.0  # for the kernel to close what a killed process held
+UNUSED_USER = 64999  # of the reserved ids: no process runs as it
 
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
 NETLINK_SOCK_DIAG = 4
@@ -89,6 +96,11 @@ def attributes(message: bytes) -> dict[int, bytes]:
 
 def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
     """Count the accepted connections to the socket by the user that opened them."""
+    return Counter(connections(messages, path).values())
+
+
+def connections(messages: Iterable[bytes], path: str) -> dict[int, int]:
+    """Return the user of each client's socket (its inode) with an accepted connection to the socket."""
     wanted = os.fsencode(path)
     owners: dict[int, int] = {}
     clients: list[int] = []
@@ -98,7 +110,56 @@ def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
             clients.append(struct.unpack("=I", found[PEER])[0])
         if UID in found:  # a client may have bound its socket to a name too
             owners[inode] = struct.unpack("=I", found[UID])[0]
-    return Counter(owners[client] for client in clients if client in owners)
+    return {client: owners[client] for client in clients if client in owners}
+
+
+def kill_holders(user: int, inodes: set[int]) -> None:
+    """Kill the user's processes that hold these sockets, with that user's rights alone.
+
+    The kernel shows a process's descriptors to its own user and group. A child takes both on, so it can end no other
+    user's process; its real user is an unused one, so the user cannot signal it. What takes longer than KILL_S is left.
+    """
+    processes = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if owner(pid, "Uid:") == user]  # noqa: PTH208
+    groups = {group for pid in processes if (group := owner(pid, "Gid:")) is not None}
+    for group in sorted(groups)[:MOST_GROUPS]:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(KILL_S)
+                os.setgroups([])
+                os.setresgid(group, group, group)
+                os.setresuid(UNUSED_USER, user, UNUSED_USER)
+                for pid in processes:
+                    kill_if_holder(pid, inodes)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+
+def owner(pid: int, line: str) -> int | None:
+    """Return the effective user (`Uid:`) or group (`Gid:`) of a process; None for one that has ended."""
+    with contextlib.suppress(OSError):
+        for text in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if text.startswith(line):
+                return int(text.split()[2])
+    return None
+
+
+def kill_if_holder(pid: int, inodes: set[int]) -> None:
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(pid)  # before the look: the number may belong to another process afterwards
+        try:
+            if any(is_held(descriptor, inodes) for descriptor in Path(f"/proc/{pid}/fd").iterdir()):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
+
+
+def is_held(descriptor: Path, inodes: set[int]) -> bool:
+    with contextlib.suppress(OSError):  # closed since
+        name, _, number = str(descriptor.readlink()).partition(":")
+        return name == "socket" and int(number.strip("[]")) in inodes
+    return False
 
 
 class Guard:
@@ -177,11 +238,22 @@ class SocketWatch:
         log(f"user id {user} holds {number:,} connections to {self.service}: blocked for {BLOCKED_S:g} s")
         if not self.apply():
             return
+        if user:
+            kill_holders(user, self.held_by(user))
+            until = time.monotonic() + CLOSED_S
+            while (remaining := len(self.held_by(user))) >= SHARE and time.monotonic() < until:
+                time.sleep(0.05)
+            if remaining < SHARE:
+                return
+        log(f"user id {user} still holds connections: {self.service} is restarted")
         try:
             with Client(self.control) as client:
                 client.request("restart", service=self.service, wait=False)
         except (InitError, EOFError) as error:
             log(f"restart of {self.service}: {error}")
+
+    def held_by(self, user: int) -> set[int]:
+        return {inode for inode, holder in connections(dump(), str(self.path)).items() if holder == user}
 
     def apply(self) -> bool:
         """Write the ACL, and the condition of the pod; return whether the directory took the ACL."""
