@@ -22,10 +22,6 @@ LIFTED = f"{OURS} lifted"
 KIND = r"[a-z]+(?:\+[a-z]+)*"
 _REASON = re.compile(rf"{re.escape(OURS)} ({KIND}): ")
 _MARK = re.compile(rf"{re.escape(OURS)} held ([0-9]{{1,6}}) ({KIND})")
-# Causes that set a node down, so that its jobs run elsewhere: a fenced machine, a missing pod, an expired deadline.
-DOWN = frozenset({"dead", "gone", "deadline"})
-# A cause beside a goal: the next pod on such a node runs a deep check (health/broker/decide.py).
-PROOF = "proof"
 # Letters of a user's text that are kept; the rest is in the annotation.
 MOST = 160
 AGAIN = " (again)"

@@ -41,6 +41,7 @@ from fleet.decide.actions import (
     Withdraw,
     action_key,
 )
+from fleet.decide.causes import SETS_DOWN
 from fleet.decide.decide import Decision, decide
 from fleet.decide.memory import FleetMemory
 from fleet.decide.remediation import in_treatment
@@ -564,7 +565,7 @@ class Worlds:
             case Undrain(_, comment, _, _, down):
                 assert node.drained_by == "fleet", "a drain is lifted that is not the fleet's"
                 if down:
-                    assert reasons.kinds(node.reason) & reasons.DOWN, "a node is resumed that is down for others"
+                    assert reasons.kinds(node.reason) & SETS_DOWN, "a node is resumed that is down for others"
                 node.drained_by, node.reason, node.since = "", "minivm: fleet: lifted", self.now
                 if down:
                     node.down, node.down_for = False, ""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from fleet.decide.actions import Change, Key, action_key
-from fleet.decide.causes import BUDGETED
+from fleet.decide.causes import LIMITED
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
@@ -43,11 +43,11 @@ def budget(nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy,
 
 def _counts(node: SlurmNode | None, causes: Causes) -> bool:
     if node is None:
-        return bool(causes.keys() & BUDGETED)
+        return bool(causes.keys() & LIMITED)
     if node.by_fleet:
         # A node whose cause has gone takes no jobs until it is undrained.
-        return bool((causes.keys() | node.kinds) & BUDGETED)
-    return bool(causes.keys() & BUDGETED) and not _is_held(node)
+        return bool((causes.keys() | node.kinds) & LIMITED)
+    return bool(causes.keys() & LIMITED) and not _is_held(node)
 
 
 def _is_held(node: SlurmNode | None) -> bool:
@@ -62,7 +62,7 @@ def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
     if not budget.paused:
         return causes
     before = node.kinds if node else frozenset[str]()
-    return {kind: text for kind, text in causes.items() if kind not in BUDGETED or kind in before}
+    return {kind: text for kind, text in causes.items() if kind not in LIMITED or kind in before}
 
 
 def away(workers: Iterable[Worker]) -> dict[str, set[str]]:

@@ -1,8 +1,14 @@
-"""Why the fleet drains a worker: the kind of a cause and its text for Slurm, from the worker's Node and pod."""
+"""Why the fleet drains a worker: the table of all kinds of causes, and the causes that follow from its Node and pod.
+
+To add a cause, add its row to `KINDS`, and its condition to `causes` or `of_node`, or to the module that its row's
+comment names. The budget, the fast path, eviction and the down state follow from the row. A new setting goes into
+fleet/policy.py; docs/fleet.md names each kind. tests/unit/fleet/test_fleet_causes.py finds what is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubeNode, KubePod
@@ -11,14 +17,73 @@ from fleet.world.snapshot import Worker
 
 # The annotation of a pod that should leave; its value says why. Removing it withdraws the request.
 LEAVE = "minivm.io/leave"
-# Causes whose drains the budget limits: signs of machines. A kind that is not here has no limit.
-BUDGETED = frozenset({"condition", "notready", "gone", "lost", "machine"})
-# Guest pods want the machine, which its pool lends.
-LEND = "lend"
-# Reasons of its pool for which the pod leaves.
-OF_POOL = frozenset({"update", "surplus", LEND})
-# All causes for which the pod is evicted once its node is drained and idle.
-EVICTING = frozenset({"leave", "going", "lost"}) | OF_POOL
+
+
+@dataclass(frozen=True, slots=True)
+class CauseKind:
+    """One kind of cause: what a drain for it says in Slurm, and how the fleet treats it."""
+
+    # Lower-case letters only: Slurm's reason of the drain begins with it.
+    name: str
+    # The key of the policy for it; "": a person or a WorkerPool causes it, which needs no setting.
+    setting: str = ""
+    # The reason's text; "": its author's words.
+    text: str = ""
+    # A sign of a machine: the policy's `share` limits how many workers such signs drain at a time.
+    limited: bool = False
+    # Requested for this one machine: drained at once, before the loop has looked at all workers.
+    on_fast_path: bool = False
+    # The pod is evicted once its node is drained and idle.
+    evicts: bool = False
+    # The pod's WorkerPool wants the pod to go.
+    of_pool: bool = False
+    # What the pod's machine should become or prove.
+    of_goal: bool = False
+    # The node is set down, so that its jobs run elsewhere.
+    sets_down: bool = False
+    # A node without a pod that is held only for such causes waits for its next pod.
+    may_sleep: bool = False
+
+
+# An eviction quotes the first of its causes in this order.
+KINDS = (
+    # Of the Node.
+    CauseKind("cordon", "cordonReasons", "node {} is cordoned", on_fast_path=True),
+    CauseKind("maintenance", "taints", on_fast_path=True),
+    CauseKind("going", "going", on_fast_path=True, evicts=True),
+    CauseKind("condition", "conditions", limited=True),
+    CauseKind("notready", "notReady", "node {} is not ready", limited=True),
+    # Of the pod (orphans.py).
+    CauseKind("lost", "lost", "it is ready, and Slurm does not know it; to restart its slurmd did not help{}",
+         limited=True, evicts=True),
+    CauseKind("gone", "gone", "its pod is gone", limited=True, sets_down=True, may_sleep=True),
+    # Of the machine: given up (fencing.py); a verdict, a person's goal, an owed deep check (goals.py). The next pod on
+    # a node drained for `proof` runs that check (health/broker/decide.py).
+    CauseKind("dead", "fencing", "node {} is given up", sets_down=True),
+    CauseKind("machine", "machines", limited=True, of_goal=True),
+    CauseKind("goal", of_goal=True),
+    CauseKind("proof", "machines", "a deep check is to pass", of_goal=True),
+    # Of the pool (pools/pools.py, pools/autoscale.py, pools/lending.py).
+    CauseKind("surplus", evicts=True, of_pool=True, may_sleep=True),
+    CauseKind("update", text="template {} of {}", evicts=True, of_pool=True),
+    CauseKind("lend", "lend", "wanted by {}", evicts=True, of_pool=True, may_sleep=True),
+    # A request to the pod, and the end of the time for the jobs of a pod that leaves.
+    CauseKind("leave", text="the pod was asked to leave", on_fast_path=True, evicts=True),
+    CauseKind("deadline", "leaveWithin", "its jobs had {:g} s", sets_down=True, may_sleep=True),
+)  # fmt: skip
+TEXTS = {kind.name: kind.text for kind in KINDS}
+LIMITED = frozenset(kind.name for kind in KINDS if kind.limited)
+ON_FAST_PATH = frozenset(kind.name for kind in KINDS if kind.on_fast_path)
+EVICTING = frozenset(kind.name for kind in KINDS if kind.evicts)
+OF_POOL = frozenset(kind.name for kind in KINDS if kind.of_pool)
+OF_GOAL = frozenset(kind.name for kind in KINDS if kind.of_goal)
+SETS_DOWN = frozenset(kind.name for kind in KINDS if kind.sets_down)
+MAY_SLEEP = frozenset(kind.name for kind in KINDS if kind.may_sleep)
+
+
+def cause(kind: str, *values: object) -> dict[str, str]:
+    """Return the cause of this kind with its text from the table."""
+    return {kind: TEXTS[kind].format(*values)}
 
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
@@ -27,12 +92,12 @@ def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     node = worker.slurm
     if worker.node and node and "notready" in node.kinds and silent_for(worker.node, now) >= 0:
         # Keep the drain while the Node is silent: a restarted fleet has not counted `not_ready_s` yet.
-        found["notready"] = f"node {worker.node.name} is not ready"
+        found |= cause("notready", worker.node.name)
     if LEAVE in worker.pod.annotations:
-        found["leave"] = worker.pod.annotations[LEAVE] or "the pod was asked to leave"
+        found |= {"leave": worker.pod.annotations[LEAVE]} if worker.pod.annotations[LEAVE] else cause("leave")
     within, kinds = policy.leave_within_s, found.keys() & EVICTING
     if node is not None and within > 0 and is_past_deadline(worker.pod, node, kinds, within, now):
-        found["deadline"] = f"its jobs had {within:g} s"
+        found |= cause("deadline", within)
     return found
 
 
@@ -45,11 +110,12 @@ def is_past_deadline(pod: KubePod, node: SlurmNode, kinds: Set[str], within: flo
 
 
 def of_node(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
-    found = {}
+    """Return the causes of a Node."""
+    found: dict[str, str] = {}
     # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.
     if node.cordoned and not node.cordoned_by_fleet:
         text = next((node.annotations[key] for key in policy.reasons if node.annotations.get(key)), "")
-        found["cordon"] = text or f"node {node.name} is cordoned"
+        found |= {"cordon": text} if text else cause("cordon", node.name)
     taints = {taint.key: taint.value for taint in node.taints}
     for kind, keys in (("going", policy.going), ("maintenance", policy.taints)):
         if key := next((key for key in keys if key in taints), ""):
@@ -58,7 +124,7 @@ def of_node(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
     if raised := next((condition for condition in known if condition.status == "True"), None):
         found["condition"] = f"{raised.type}: {raised.message or raised.reason}"
     if silent_for(node, now) >= policy.not_ready_s:
-        found["notready"] = f"node {node.name} is not ready"
+        found |= cause("notready", node.name)
     return found
 
 

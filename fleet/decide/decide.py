@@ -28,7 +28,7 @@ from fleet.decide.actions import (
     action_key,
 )
 from fleet.decide.budget import Budget, admitted, away, budget, shared
-from fleet.decide.causes import EVICTING, LEAVE, OF_POOL, causes, silent_for
+from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, causes, silent_for
 from fleet.decide.drain import decide_drain
 from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
 from fleet.decide.pools.pools import PoolsPlan, pools
@@ -38,9 +38,6 @@ from fleet.reasons import Mark, free
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmNode, SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
-
-# The order in which causes are quoted as the reason of an eviction.
-WHY = ("going", "lost", "surplus", "update", "lend")
 
 
 def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
@@ -96,7 +93,7 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
         return None  # its label comes first
     if not room:
         return Notice(name, "leave", "must leave, and waits for the other pods of its pool that are away")
-    why = pod.annotations.get(LEAVE) or next((causes[kind] for kind in WHY if kind in causes), "drained and idle")
+    why = pod.annotations.get(LEAVE) or next(causes[kind.name] for kind in KINDS if kind.evicts and kind.name in causes)
     return Evict(pod.name, pod.uid, pod.version, why, node.precondition if node else None)
 
 

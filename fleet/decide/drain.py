@@ -11,15 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from fleet import reasons
 from fleet.decide import causes as node_causes
 from fleet.decide.actions import Drain, Forget, Notice, SeenVersions, Undrain
+from fleet.decide.causes import ON_FAST_PATH, SETS_DOWN
 from fleet.policy import Policy
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
 MOST_DRAINS_PER_CAUSE = 2
 DrainAction = Drain | Undrain | Forget | Notice | None
-# Causes that a person or a program requests for this one machine. One other cause leaves all of them to the loop, which
-# knows the budget.
-ON_FAST_PATH = frozenset({"cordon", "maintenance", "going", "leave"})
 
 
 def urgent_drains(
@@ -27,7 +25,8 @@ def urgent_drains(
 ) -> Iterator[Drain]:
     """Return the drains for the fast path: requested for one machine, and decided from Slurm's last known state.
 
-    The loop decides everything else that follows from the same causes.
+    One cause of another kind leaves all of them to the loop, which knows the budget. The loop decides everything else
+    that follows from the same causes.
     """
     for worker in workers:
         if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
@@ -50,10 +49,10 @@ def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None)
     if node.by_fleet:
         if node.down:
             # The reason keeps the cause of the down state, by which the fleet knows later that it set the node down.
-            causes = {**dict.fromkeys(node.kinds & reasons.DOWN, "and its jobs run elsewhere"), **causes}
+            causes = {**dict.fromkeys(node.kinds & SETS_DOWN, "and its jobs run elsewhere"), **causes}
         kinds, down = frozenset(causes), not node.down and must_end_jobs(node, causes)
         # Other texts for the same causes are not worth a new author and time in Slurm.
-        if node.kinds - reasons.DOWN == kinds - reasons.DOWN and not down:
+        if node.kinds - SETS_DOWN == kinds - SETS_DOWN and not down:
             return None
         return drain(node, causes, mark.times if mark else 1, kinds, down=down)
     kinds, wanted = frozenset(causes), reasons.reason(causes)
@@ -74,7 +73,7 @@ def must_end_jobs(node: SlurmNode, causes: Mapping[str, str]) -> bool:
 
     A living slurmd registers again at once, so this is done while jobs run only.
     """
-    return bool(causes.keys() & reasons.DOWN - {"deadline"}) or ("deadline" in causes and node.runs)
+    return bool(causes.keys() & SETS_DOWN - {"deadline"}) or ("deadline" in causes and node.runs)
 
 
 def drain(
@@ -87,15 +86,16 @@ def drain(
 def _release(worker: Worker, node: SlurmNode) -> DrainAction:
     pod, machine = worker.pod, worker.node
     if node.by_fleet and machine is not None:
+        was_set_down = node.down and bool(node.kinds & SETS_DOWN)  # by the fleet, and no reason of Slurm's came since
         # A pod becomes ready when slurmctld has heard its slurmd at its address, so the record is this pod's. A younger
         # pod cannot become ready while the node is down, and a resumed node gets no job before its slurmd answers.
         back = pod.ready or 0 < node.since < pod.created
-        if not (back if node.down_by_fleet else pod.ready and node.record.responds and not node.down):
+        if not (back if was_set_down else pod.ready and node.record.responds and not node.down):
             return Notice(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
         if pod.free:
             return None  # it may be evicted: its protection comes first
         at = SeenVersions(pod.name, machine.name, pod.version, machine.version)
         comment = "" if reasons.free(node.comment) else None
-        return Undrain(node.name, comment, node.precondition, at, node.down_by_fleet)
+        return Undrain(node.name, comment, node.precondition, at, was_set_down)
     # A person lifted the drain or replaced it with another: only the mark is the fleet's.
     return Forget(node.name, node.precondition) if reasons.marked(node.comment) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fleet.decide.actions import Action, Delete, Fence, Notice, Unfence
-from fleet.decide.causes import silent_for
+from fleet.decide.causes import cause, silent_for
 from fleet.policy import Policy
 from fleet.world.kubernetes import TAINT, WORKER, KubeNode, KubePod, KubernetesView
 from fleet.world.slurm import SlurmView
@@ -110,7 +110,7 @@ def causes(
     """Return the drain causes of workers on given-up Nodes, proven again in each pass, since they end jobs."""
     on = pods_on(kubernetes)
     return {
-        node.name: {"dead": f"node {node.name} is given up"}
+        node.name: cause("dead", node.name)
         for node in suspects(kubernetes, policy, now)
         if node.fenced
         and policy.fencing == "act"

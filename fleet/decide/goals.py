@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet import crd, reasons
+from fleet import crd
 from fleet.decide.actions import (
     Action,
     Annotate,
@@ -23,6 +23,7 @@ from fleet.decide.actions import (
     Uncordon,
     action_key,
 )
+from fleet.decide.causes import OF_GOAL, TEXTS, cause
 from fleet.decide.machines import (
     DrainVerdict,
     Host,
@@ -43,9 +44,6 @@ from fleet.world.pod_page import deep_result
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
-# Causes of drains that follow from a goal: a person's, the policy's, and the deep check that must pass afterwards.
-KINDS = frozenset({"goal", "machine", reasons.PROOF})
-TO_PASS = "a deep check is to pass"
 # Goals after which a machine must be proven well.
 PROVEN = frozenset({"reboot", "replace"})
 # Letters of a refusal that are shown; its end says why.
@@ -175,12 +173,11 @@ def causes(worker: Worker, known: Goals | None, kubernetes: KubernetesView) -> M
     """Why the worker's machine takes no new jobs. While goals are unknown, an existing drain for them stays."""
     if known is None:
         before = worker.slurm.kinds if worker.slurm else frozenset[str]()
-        return dict.fromkeys(before & KINDS, "as its machine was to be") if kubernetes.blind else {}
+        return dict.fromkeys(before & OF_GOAL, "as its machine was to be") if kubernetes.blind else {}
     goal = known.of_node(worker.pod.node)
     if goal.up:
-        return {} if goal.person else dict.fromkeys(_unproven(worker, known), TO_PASS)
-    # The next pod reads PROOF in the reason and runs a deep check (health/broker/decide.py).
-    proof = {reasons.PROOF: TO_PASS} if known.deep and goal.prove else {}
+        return {} if goal.person else dict.fromkeys(_unproven(worker, known), TEXTS["proof"])
+    proof = cause("proof") if known.deep and goal.prove else {}
     return {"goal" if goal.person else "machine": goal.text, **proof}
 
 
@@ -191,14 +188,14 @@ def _unproven(worker: Worker, known: Goals) -> Mapping[str, str]:
     the Node after the drain. A withdrawn goal demands nothing if pod and machine are those that were drained.
     """
     node, machine = worker.slurm, worker.node
-    if not known.deep or node is None or machine is None or reasons.PROOF not in node.kinds:
+    if not known.deep or node is None or machine is None or "proof" not in node.kinds:
         return {}
     status = known.kept.get(machine.name)
     stayed = status is not None and _came_at(status) <= node.since
     if node.kinds & {"goal", "machine"} and stayed and not 0 < node.since < worker.pod.created:
         return {}
     result = deep_result((worker,), machine.boot, status.gpus if status else ())
-    return {} if result.passed else {reasons.PROOF: result.text}
+    return {} if result.passed else {"proof": result.text}
 
 
 def _came_at(status: MachineStatus) -> float:

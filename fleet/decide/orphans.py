@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.decide.actions import Action, Change, Evict, Notice, Remove, RestartSlurmd
-from fleet.decide.causes import LEND
+from fleet.decide.causes import MAY_SLEEP, cause
 from fleet.decide.drain import drain
 from fleet.decide.memory import LostPod
 from fleet.policy import Policy
 from fleet.world.kubernetes import RESTART, KubePod
 from fleet.world.slurm import SlurmNode, SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
-
-CAUSES: Mapping[str, str] = {"gone": "its pod is gone"}
 
 
 def awake(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
@@ -31,18 +29,18 @@ def awake(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
 
 def lent(node: SlurmNode) -> bool:
     """Return whether the fleet drained it to lend its machine."""
-    return LEND in node.kinds
+    return "lend" in node.kinds
 
 
 def asleep(node: SlurmNode) -> bool:
     """Return whether it is idle and held only because its pod went: by the fleet, or by the pod itself as it ended."""
-    by_fleet = node.by_fleet and node.kinds <= {"surplus", "gone", "deadline", LEND}
+    by_fleet = node.by_fleet and node.kinds <= MAY_SLEEP
     return (node.drained or node.down) and not node.record.busy and (by_fleet or node.record.held_by_us)
 
 
 def causes(absent: float, policy: Policy) -> Mapping[str, str]:
     """`absent`: seconds without a pod. A pod that is replaced is away for a moment."""
-    return CAUSES if absent >= policy.gone_s else {}
+    return cause("gone") if absent >= policy.gone_s else {}
 
 
 def decide_orphan(node: SlurmNode, slurm: SlurmView, found: Mapping[str, str], *, made: bool | None) -> Action | None:
@@ -89,7 +87,7 @@ def lost_causes(
     if 0 <= now - asked < _patience_s(lost, policy):  # a time in the future comes from a wrong clock and is ignored
         return {}
     again = f" (replaced before: {lost.times})" if lost and lost.times else ""
-    return {"lost": f"it is ready, and Slurm does not know it; to restart its slurmd did not help{again}"}
+    return cause("lost", again)
 
 
 def restart(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Iterator[Action]:

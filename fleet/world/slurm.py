@@ -77,11 +77,6 @@ class SlurmNode:
         return bool(self.kinds)
 
     @property
-    def down_by_fleet(self) -> bool:
-        """Return whether the fleet set it down, and Slurm has no reason of its own since."""
-        return self.down and bool(self.kinds & reasons.DOWN)
-
-    @property
     def mark(self) -> reasons.Mark | None:
         return reasons.marked(self.comment) or (reasons.mark_of(self.reason) if self.by_fleet else None)
 

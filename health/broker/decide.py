@@ -20,7 +20,7 @@ CLASSES = tuple(Class)
 # slurmctld stores longer reasons; sinfo and people do not read them.
 REASON_LIMIT = 220
 PART_LIMIT = 160
-# The fleet's drain of a machine that it rebooted (`PROOF` in fleet/reasons.py) waits for the result of the deep checks.
+# The fleet's drain of a machine that it rebooted (fleet/decide/causes.py) waits for the result of the deep checks.
 _TO_PROVE = re.compile(r"minivm: fleet: (?:[a-z]+\+)*proof(?:\+[a-z]+)*: ")
 _NAMED = re.compile(r"([\w.-]+)\[(\w+)\]@([0-9a-z]+)")
 

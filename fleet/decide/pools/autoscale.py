@@ -21,7 +21,6 @@ from fleet.world.worker_pool import ElasticSpec, WorkerPool, effective_offer
 
 # In this time Slurm has tried a job more than once. If it does not start on enough idle nodes, more nodes do not help.
 HELPLESS_S = 300.0
-SURPLUS = "surplus"
 SHOWN = 10
 
 
@@ -135,7 +134,7 @@ def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
 def leaves(worker: Worker) -> bool:
     """Return whether this pod, and not its predecessor, is drained to go."""
     node = worker.slurm
-    return node is not None and SURPLUS in node.kinds and worker.pod.created < node.since
+    return node is not None and "surplus" in node.kinds and worker.pod.created < node.since
 
 
 def _unchanged(demand: PoolDemand) -> ElasticPlan:

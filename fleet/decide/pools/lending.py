@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 
 from fleet.decide.actions import Notice
-from fleet.decide.causes import LEAVE, LEND, is_past_deadline, takes_new_pods
+from fleet.decide.causes import LEAVE, cause, is_past_deadline, takes_new_pods
 from fleet.decide.orphans import lent as is_lent
 from fleet.decide.pools.rollout import is_held_by_others
 from fleet.errors import FleetError
@@ -156,7 +156,7 @@ class Allocation:
             return False
         node, pod = worker.slurm, worker.pod
         usual = pod.ready and not (pod.deleting or pod.ended or node.drained or node.down or LEAVE in pod.annotations)
-        return usual and node.record.responds and not is_held_by_others(node, LEND) and bool(lender.pool.most)
+        return usual and node.record.responds and not is_held_by_others(node, "lend") and bool(lender.pool.most)
 
     def _room(self, name: str) -> Amounts:
         node = self.nodes[name]
@@ -207,12 +207,12 @@ def plan_loans(
         names = kubernetes.wanted.get(pool.name, {})
         before = frozenset(name for name in names if (node := slurm.nodes.get(name)) and is_lent(node))
         if pool.selector is None:
-            notice = Notice(pool.name, LEND, "lends no machine: only a pool of mode perNode does")
+            notice = Notice(pool.name, "lend", "lends no machine: only a pool of mode perNode does")
             found[pool.name] = Loans(notices=(notice,))
         elif kubernetes.guests is None:
             # The demand is not known: lend nothing more, and take nothing back.
             kept = dict.fromkeys(before, UNNAMED)
-            found[pool.name] = Loans(kept, {name: {LEND: f"wanted by {UNNAMED}"} for name in kept}, may=True)
+            found[pool.name] = Loans(kept, {name: cause("lend", UNNAMED) for name in kept}, may=True)
         else:
             # The small addend makes 0.29 of 100 the wanted 29.
             lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9), _template_requests(pool)))
@@ -227,7 +227,7 @@ def plan_loans(
     if allocation.short:
         # Reported once, with the first pool.
         first = lenders[0].pool.name
-        notices = [Notice("fleet", LEND, _short_text(namespace)) for namespace in sorted(allocation.short)]
+        notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.short)]
         found[first] = replace(found[first], notices=(*found[first].notices, *notices))
     return found
 
@@ -237,7 +237,7 @@ def unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
     for name in sorted(policy.lend.pools):
         if name not in labels:
             text = f"the policy lends machines of pool {name}, and there is no WorkerPool of that label"
-            yield Notice("fleet", LEND, text)
+            yield Notice("fleet", "lend", text)
 
 
 def _template_requests(pool: WorkerPool) -> Amounts:
@@ -261,11 +261,11 @@ def _loans(
     # While a namespace is unknown, its guests may have the machine: it is not taken back, and ends no job.
     kept = sorted(lender.before - to.keys()) if unsure else []
     to |= dict.fromkeys(kept, UNNAMED)
-    causes |= {name: {LEND: f"wanted by {UNNAMED}"} for name in kept if name in workers}
+    causes |= {name: cause("lend", UNNAMED) for name in kept if name in workers}
     notices = [
-        Notice(name, LEND, causes[name][LEND])
+        Notice(name, "lend", causes[name]["lend"])
         if name in causes
-        else Notice(lender.names[name], LEND, f"is lent to {guests}")
+        else Notice(lender.names[name], "lend", f"is lent to {guests}")
         for name, guests in sorted(to.items())
     ]
     return Loans(to, causes, tuple(notices), may=True)
@@ -273,11 +273,11 @@ def _loans(
 
 def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str, str]:
     node, notice = worker.slurm, policy.lend.notice_s
-    if node is not None and node.runs and is_past_deadline(worker.pod, node, {LEND}, notice, now):
-        return {LEND: f"wanted by {to}", "deadline": f"its jobs had {notice:g} s"}
+    if node is not None and node.runs and is_past_deadline(worker.pod, node, {"lend"}, notice, now):
+        return cause("lend", to) | cause("deadline", notice)
     if node is None or notice == inf or "deadline" in node.kinds:
-        return {LEND: f"wanted by {to}"}
-    return {LEND: f"wanted by {to} at {rfc3339(int((node.since if is_lent(node) else now) + notice))}"}
+        return cause("lend", to)
+    return cause("lend", f"{to} at {rfc3339(int((node.since if is_lent(node) else now) + notice))}")
 
 
 def _short_text(namespace: str) -> str:

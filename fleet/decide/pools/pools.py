@@ -8,10 +8,10 @@ from operator import attrgetter
 
 from fleet import crd_pools
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, action_key
-from fleet.decide.causes import LEAVE, OF_POOL, takes_new_pods
+from fleet.decide.causes import LEAVE, OF_POOL, TEXTS, takes_new_pods
 from fleet.decide.memory import RefusedChange
 from fleet.decide.pools import lending
-from fleet.decide.pools.autoscale import SURPLUS, ElasticPlan, is_ownerless, plan_elastic
+from fleet.decide.pools.autoscale import ElasticPlan, is_ownerless, plan_elastic
 from fleet.decide.pools.rollout import Stale, is_to_go, turns
 from fleet.policy import Policy
 from fleet.reasons import plain
@@ -162,7 +162,7 @@ def pools(
         view = PoolView(pool, kubernetes, workers, now, policy, plan, given)
         causes |= turns(pool, view.in_turn(), len(view.away | view.not_back), slurm, now, policy)
         if plan is not None:
-            causes |= {name: {SURPLUS: why} for name, why in plan.going.items()}
+            causes |= {name: {"surplus": why} for name, why in plan.going.items()}
             spare |= plan.going.keys()
             named |= plan.going.keys() if slurm.claims is None else set()
             actions += plan.notices
@@ -261,19 +261,19 @@ class PoolView:
         if pod.name in self.names:
             if not self._is_old(pod) or (worker.node and not takes_new_pods(worker.node, self.policy, self.now)):
                 return None
-            return Stale(worker, "update", f"template {pool.hash} of {pool.name}")
+            return Stale(worker, "update", TEXTS["update"].format(pool.hash, pool.name))
         if self.plan is not None:
-            return Stale(worker, SURPLUS, self.plan.going[pod.name])
+            return Stale(worker, "surplus", self.plan.going[pod.name])
         if pool.replicas is not None:
-            return Stale(worker, SURPLUS, f"{pool.name} has {pool.replicas}")
+            return Stale(worker, "surplus", f"{pool.name} has {pool.replicas}")
         # Whether a Node that cannot be read still matches is not known.
         if any(key.startswith("Node/") for key in self.kubernetes.unread):
             return None
-        return Stale(worker, SURPLUS, f"its node is none of {pool.name}'s")
+        return Stale(worker, "surplus", f"its node is none of {pool.name}'s")
 
     def in_turn(self) -> Iterator[Stale]:
         """Return the pods that go in turn; the surplus of an elastic pool is not missed and needs no turn."""
-        return (stale for stale in self.stale if self.plan is None or stale.kind != SURPLUS)
+        return (stale for stale in self.stale if self.plan is None or stale.kind != "surplus")
 
     def never_placed(self, slurm: SlurmView) -> Iterator[Evict]:
         """Evict outdated pods that were never scheduled; the record of that name belongs to the predecessor."""

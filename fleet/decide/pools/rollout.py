@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from fleet.decide.actions import Notice
-from fleet.decide.causes import EVICTING, is_past_deadline
+from fleet.decide.causes import EVICTING, cause, is_past_deadline
 from fleet.decide.drain import MOST_DRAINS_PER_CAUSE
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
@@ -75,7 +75,7 @@ def turns(
                 waiting += 1
         if state is not TurnState.AWAY and used < pool.most and _is_past_deadline(each, pool, now):
             used += 1
-            causes["deadline"] = f"its jobs had {pool.within_s:g} s"
+            causes |= cause("deadline", pool.within_s)
         found[each.worker.name] = causes
     return found
 

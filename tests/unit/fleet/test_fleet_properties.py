@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet import reasons
 from fleet.decide.actions import Change
-from fleet.decide.causes import BUDGETED
+from fleet.decide.causes import LIMITED
 from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy, Topology
 from tests.fleet_world import OURS, Worlds
@@ -93,7 +93,7 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
                 if what in ALWAYS or (name in worlds.pods and name in worlds.slurm):
                     EVENTS[what](worlds, name, f"n{number}")
         held = [node for node in worlds.slurm.values() if node.drained_by == "fleet"]
-        by_machines = [node for node in held if reasons.kinds(node.reason) & BUDGETED]
+        by_machines = [node for node in held if reasons.kinds(node.reason) & LIMITED]
         assert len(by_machines) <= max(1, int(SIZE * worlds.policy.share)), "above budget"
 
 
