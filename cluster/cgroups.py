@@ -18,15 +18,11 @@ from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.rendered.manifests import PodSpec
+from cluster.roles import HIERARCHIES
 
 # The value of the chart's runtimeClassName here.
 RUNTIME_CLASS = "cgroup-writable"
 ROOT = Path("/sys/fs/cgroup")
-# Hierarchies in which Slurm creates directories for jobs, and the login pod for users.
-HIERARCHIES = {
-    "worker": ("freezer", "cpuset", "memory", "devices", "cpuacct"),
-    "login": ("cpu", "memory", "pids"),
-}
 # Devices that runc allows every container. Without this list, a process that may write below could allow every device.
 DEVICES = (
     *("c *:* m", "b *:* m"),  # creating a node needs a capability, and using it a rule of its own
@@ -73,7 +69,7 @@ def parent(cluster: str, pod: str) -> str:
 
 def make(cluster: str, pod: str, role: str, *, memory: int, root: Path = ROOT) -> list[dict[str, Any]]:
     """Create the pod's directories; return the mounts for them."""
-    if role not in HIERARCHIES:
+    if not HIERARCHIES.get(role):
         raise ClusterError(f"give {pod} its own cgroups", f"a {role} has no use for them")
     for hierarchy in HIERARCHIES[role]:
         limits = root / hierarchy / f"minivm-{cluster}" / pod

@@ -24,6 +24,7 @@ from cluster.rendered import manifests, tags
 from cluster.rendered.manifests import Manifests, PodSpec
 from cluster.rendered.render import render
 from cluster.report import Row, Stages
+from cluster.roles import CLIENTS
 from cluster.values import NAMESPACE, RELEASE, Options
 from ground.errors import one_line
 from images import pins
@@ -241,9 +242,7 @@ class LocalCluster:
             found = tags.newest_beside(self.kubelet.client, reference, slurm=controller.release, variant=variant)
             return self.look(found) if found else None
 
-        return ReleaseFit(
-            controller.release, frozenset(pod.image for pod in pods if pod.role in pinning.CLIENTS), newest
-        )
+        return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest)
 
     def plan(self, known: Manifests, choice: ImageChoice, there: Mapping[str, RunningPod]) -> UpPlan:
         """Plan `up`: the steps, and what users lose."""

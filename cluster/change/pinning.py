@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 
 from cluster.errors import ClusterError
 from cluster.rendered.manifests import PodSpec
-from cluster.rendered.tags import MORE_ROLES
+from cluster.roles import CLIENTS, MORE_IMAGES
 from images.pins import EngineImage, release
-
-# Pods whose Slurm may be older than the controller's, and never newer.
-CLIENTS = ("worker", "login")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def gone(reference: str, pin: EngineImage) -> EngineImage:
 def how_to_build(reference: str, slurm: str = "") -> str:
     tag = re.match(r"([0-9]{2}[.][0-9]{2})[.]", reference.rpartition(":")[2])
     wanted = slurm or (tag[1] if tag else "")
-    if (role := role_of(reference)) in MORE_ROLES:
+    if (role := role_of(reference)) in MORE_IMAGES:
         # `make images` leaves these out.
         return f"`build.py {f'--slurm {wanted} ' if wanted else ''}build {role}`"
     return f"`make images SLURM={wanted}`" if wanted else "`make images`"

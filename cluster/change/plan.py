@@ -10,12 +10,9 @@ from typing import Any
 
 from cluster import values
 from cluster.rendered.manifests import PodSpec
+from cluster.roles import ROLES
 from cluster.values import RELEASE, Options
 from ground.errors import printable
-
-# In the order in which pods start and are replaced: slurmdbd and slurmctld, which are one pod, before the slurmd and
-# the clients, which they understand when they are older and not when they are newer.
-START_ORDER = ("controller", "demo", "worker", "login")
 
 
 class StepKind(enum.Enum):
@@ -83,7 +80,7 @@ class UpPlan:
 
 
 def in_start_order(pods: Iterable[PodSpec]) -> list[PodSpec]:
-    return sorted(pods, key=lambda pod: START_ORDER.index(pod.role))
+    return sorted(pods, key=lambda pod: ROLES.index(pod.role))
 
 
 def in_roll_order(pods: Iterable[PodSpec]) -> list[PodSpec]:

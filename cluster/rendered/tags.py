@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cluster.errors import ClusterError
+from cluster.roles import MORE_IMAGES, ROLES
 
-ROLES = ("controller", "login", "worker", "demo")
-# Built only on request.
-MORE_ROLES = ("worker-containers", "worker-pyxis", "login-pyxis")
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
@@ -23,8 +21,8 @@ def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
     every, single = "", {}
     for text in given:
         role, equals, tag = text.rpartition("=")
-        if equals and role not in (*ROLES, *MORE_ROLES):
-            raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join((*ROLES, *MORE_ROLES))}")
+        if equals and role not in (*ROLES, *MORE_IMAGES):
+            raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join((*ROLES, *MORE_IMAGES))}")
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag):
             raise ClusterError(f"take the tag {text!r}", "it is not a valid tag")
         if equals:
@@ -66,7 +64,7 @@ def newest_of(
         name, _, tag = reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
         parts = TAG.fullmatch(tag)
-        if name == role or role not in (*ROLES, *MORE_ROLES) or not parts:
+        if name == role or role not in (*ROLES, *MORE_IMAGES) or not parts:
             continue
         if arch != (parts["arch"] or "amd64"):
             continue

@@ -26,6 +26,7 @@ from fleet.decide.orphans import removable
 from fleet.decide.remediation import ACTED
 from fleet.errors import FleetError
 from fleet.policy import Policy
+from fleet.world.components import COMPONENTS, WITH_PAGE
 from fleet.world.fields import Fields
 from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.pod_page import MOST_BYTES, READY, parse_page
@@ -38,8 +39,6 @@ LEASES = "kube-node-lease"
 WITHIN_S = 3.0
 MOST = 8
 WITNESSES = 3
-# The port of each component's daemon.
-PORTS: Mapping[str, int] = {"worker": 6818, "controller": 6817, "login": 22}
 
 
 class LeaseAges:
@@ -114,7 +113,7 @@ async def _probe(
     api: ApiClient, node: KubeNode, pods: Iterable[KubePod], leases: LeaseAges | None
 ) -> tuple[float | None, bool | None, tuple[str, ...]]:
     known = [pod for pod in pods if pod.address]
-    ports = [(node.address, node.port), *((pod.address, PORTS.get(pod.component, 6818)) for pod in known)]
+    ports = [(node.address, node.port), *((pod.address, COMPONENTS[pod.component].port) for pod in known)]
     age = asyncio.create_task(leases.age(api, node.name) if leases else lease_age(api, node.name))
     kubelet, *found = await asyncio.gather(*(answers(host, port) for host, port in ports))
     alive = tuple(pod.name for pod, up in zip(known, found, strict=True) if up)
@@ -285,7 +284,6 @@ EVERY_S, SOON_S, LATER_S = 1.0, 5.0, 60.0
 # Pods asked in one round, and at a time: 5,000 ready pods are 83 a second.
 PAGES_MOST, AT_ONCE = 100, 50
 LINE = 4096
-COMPONENTS = ("controller", "login", "worker")
 _LENGTH = re.compile(rb"content-length: ([0-9]{1,6})\r?\n", re.IGNORECASE)
 
 
@@ -349,7 +347,7 @@ def is_ready(pod: KubePod) -> bool:
 
 def can_answer(pod: KubePod) -> bool:
     """Return whether the pod runs and has the page, at an address of a pod or a host: not one of this machine."""
-    if not pod.http or pod.ended or pod.component not in COMPONENTS:
+    if not pod.http or pod.ended or pod.component not in WITH_PAGE:
         return False
     try:
         ip = ipaddress.ip_address(pod.address)

@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping
 from fleet.decide.actions import Action, Delete, Fence, Notice, Unfence
 from fleet.decide.causes import cause, silent_for
 from fleet.policy import Policy
-from fleet.world.kubernetes import TAINT, WORKER, KubeNode, KubePod, KubernetesView
+from fleet.world.components import CONTROLLER, RETURNING, WORKER
+from fleet.world.kubernetes import TAINT, KubeNode, KubePod, KubernetesView
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import DeathProof, Unknown
 
-CONTROLLER = "controller"
 # The kind of notices about a Node with the out-of-service taint.
 GIVEN_UP = "givenup"
-# Components whose pods come back under their own name, and only once the old pod is gone. Other pods have a successor
-# already, and the fleet has no right to delete them.
-RETURNS = frozenset({CONTROLLER, "login", "demo", WORKER})
 
 
 def pods_on(kubernetes: KubernetesView) -> Mapping[str, list[KubePod]]:
@@ -29,7 +26,7 @@ def pods_on(kubernetes: KubernetesView) -> Mapping[str, list[KubePod]]:
     found: dict[str, list[KubePod]] = {}
     pods = [*kubernetes.others.values(), *kubernetes.pods.values()]
     for pod in sorted(pods, key=lambda pod: (pod.component != CONTROLLER, pod.name)):
-        if pod.node in kubernetes.nodes and pod.component in RETURNS:
+        if pod.node in kubernetes.nodes and pod.component in RETURNING:
             found.setdefault(pod.node, []).append(pod)
     return found
 

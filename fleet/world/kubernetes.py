@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from fleet.errors import FleetError
 from fleet.world import guests
+from fleet.world.components import WORKER
 from fleet.world.fields import Fields, Object
 from fleet.world.guests import ENDED, Amounts, Guest
 from fleet.world.machine import MachineObject
@@ -30,7 +31,6 @@ FENCED = "minivm.node-restriction.kubernetes.io/fenced"
 # The label of a pod with the revision of its StatefulSet's template.
 REVISION = "controller-revision-hash"
 LABEL = "app.kubernetes.io"
-WORKER = "worker"
 MOST = 200  # letters that are kept of why a pod ended
 LONGEST = 63  # letters of a label's value
 

@@ -15,6 +15,24 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/*
+The roles, as JSON: those with the trait that is given, or all of them for "".
+  slurm  its pods run Slurm's daemons or clients, and report their conditions
+  users  people and jobs run programs in its pods
+*/}}
+{{- define "minivm.roles" -}}
+{{- $trait := . -}}
+{{- $roles := dict
+  "controller" (list "slurm")
+  "demo" list
+  "fleet" list
+  "login" (list "slurm" "users")
+  "worker" (list "slurm" "users") -}}
+{{- $named := list -}}
+{{- range $role, $traits := $roles }}{{ if or (not $trait) (has $trait $traits) }}{{ $named = append $named $role }}{{ end }}{{ end -}}
+{{- toJson $named -}}
+{{- end -}}
+
 {{/* Takes (dict "root" $ "role" "worker" "pool" "gpu"); what selectors match, so it never changes. */}}
 {{- define "minivm.selector" -}}
 app.kubernetes.io/name: minivm
@@ -219,7 +237,7 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- range $key, $value := .root.Values.scripts.env }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
-{{- if and .root.Values.home.enabled (has .role (list "login" "worker")) }}
+{{- if and .root.Values.home.enabled (has .role (include "minivm.roles" "users" | fromJsonArray)) }}
 - {name: MINIVM_HOME, value: {{ .root.Values.home.mountPath | quote }}}
 - {name: MINIVM_HOME_VOLUME, value: {{ printf "PersistentVolumeClaim %s" (include "minivm.homeClaim" .root) | quote }}}
 {{- end }}

@@ -21,6 +21,7 @@ from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.pods import RunningPod
 from cluster.rendered.manifests import PodSpec
+from cluster.roles import ROLES
 from cluster.values import Options, UpRequest, settle
 from images import pins
 from images.errors import ImagesError
@@ -145,7 +146,6 @@ class NotThere(OSError):
 
 
 CONTAINERS = "minivm/worker-containers:latest"
-ROLES = ("controller", "login", "worker", "demo")
 OF_NEW, OF_OLD = "26.05.5-debian-00000000000", "24.11.5-debian-00000000000"
 HAS = {f"minivm/{role}:{OF_NEW}1": f"{OF_NEW}1" for role in ROLES}
 BUILT = {f"minivm/worker-containers:{OF_NEW}{number}": f"{OF_NEW}{number}" for number in (1, 2)}

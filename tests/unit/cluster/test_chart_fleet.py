@@ -14,10 +14,10 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document
-from fleet.decide.fencing import RETURNS
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
 from fleet.settings import WEBHOOK, from_environment
+from fleet.world.components import RETURNING
 from fleet.world.jobs import Offer
 from fleet.world.kubernetes import FREE, RESTART
 from fleet.world.worker_pool import ElasticSpec, parse_pool
@@ -117,7 +117,7 @@ def test_of_a_dead_machine_it_may_delete_each_pod_that_comes_back_under_its_name
     components = {one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] for one in sets}
     role = only(documents, "Role")["rules"]
     (rule,) = [rule for rule in role if rule["resources"] == ["pods"] and "delete" in rule["verbs"]]
-    assert (set(rule["resourceNames"]), components) == (named, set(RETURNS))
+    assert (set(rule["resourceNames"]), components) == (named, set(RETURNING))
 
 
 def test_it_may_change_a_node_only_where_the_policy_cordons() -> None:

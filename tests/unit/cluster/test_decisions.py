@@ -23,6 +23,7 @@ from cluster.readiness import wrong
 from cluster.rendered import tags
 from cluster.rendered.render import read_overrides
 from cluster.report import Row
+from cluster.roles import ROLES
 from cluster.values import Options
 from images.errors import ImagesError
 
@@ -146,19 +147,19 @@ def test_workers_get_a_host_key_of_their_own_and_the_login_keeps_its(tmp_path: P
 
 
 IMAGES = [
-    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in tags.ROLES],
+    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in ROLES],
     *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", "2026-11-20T19") for role in ("controller", "worker")],
     ("minivm/worker:latest", "2026-11-20T20"),
     ("minivm/layer-os:24.11.5-debian-000000000003", "2026-11-20T21"),
     ("other/worker:24.11.5-debian-000000000009", "2026-11-20T22"),
-    *[(f"minivm/{role}:24.11.5-debian-arm64-000000000004", "2026-11-20T23") for role in tags.ROLES],
+    *[(f"minivm/{role}:24.11.5-debian-arm64-000000000004", "2026-11-20T23") for role in ROLES],
 ]
 
 
 def test_the_newest_image_of_each_role_is_chosen() -> None:
     for slurm in ("24.11.5", "24.11"):
         found = tags.newest(IMAGES, repository="minivm", slurm=slurm, variant="")
-        assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-000000000002"), slurm
+        assert found == dict.fromkeys(ROLES, "24.11.5-debian-000000000002"), slurm
     with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
         tags.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
     # A build is given the release only, without the patch version.
@@ -169,17 +170,17 @@ def test_the_newest_image_of_each_role_is_chosen() -> None:
 def test_only_what_the_engines_machine_runs_itself_is_chosen() -> None:
     for arch, tag in (("amd64", "24.11.5-debian-000000000002"), ("arm64", "24.11.5-debian-arm64-000000000004")):
         found = tags.newest(IMAGES, repository="minivm", slurm="24.11", variant="debian", arch=arch)
-        assert found == dict.fromkeys(tags.ROLES, tag)
+        assert found == dict.fromkeys(ROLES, tag)
 
 
 def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
     old, new = "2026-11-22 04:00:00 +0000 UTC", "2026-11-22 03:00:00 +0000 UTC"
-    names = [f"minivm/{role}:24.11.5-debian-{build * 12}" for role in tags.ROLES for build in "01"]
+    names = [f"minivm/{role}:24.11.5-debian-{build * 12}" for role in ROLES for build in "01"]
     beside = {name: [name, *([f"{name.split(':')[0]}:latest"] if name.endswith("1") else [])] for name in names}
     times = {name: {"LastTagTime": new if name.endswith("1") else old} for name in names}
     listed = [(name, tags.tagged(name, beside[name], times[name])) for name in names]
     found = tags.newest(listed, repository="minivm", slurm="", variant="debian")
-    assert found == dict.fromkeys(tags.ROLES, "24.11.5-debian-111111111111")
+    assert found == dict.fromkeys(ROLES, "24.11.5-debian-111111111111")
 
 
 def test_a_role_without_an_image_is_named() -> None:

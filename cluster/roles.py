@@ -1,0 +1,41 @@
+"""The roles of a cluster's pods on one machine, and what `up` knows of each.
+
+A new role is a row here, a row of `minivm.roles` in the chart's _helpers.tpl, and one of fleet/world/components.py.
+tests/unit/test_roles.py compares them with images/roles/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PodRole:
+    """One role. Its image has its name."""
+
+    name: str
+    # Images with more in them, which are built only on request and may stand in for the role's image.
+    more_images: tuple[str, ...] = ()
+    # Its Slurm may be older than the controller's, and never newer.
+    is_client: bool = False
+    # Hierarchies of cgroup v1 in which Slurm creates directories for jobs, and the login pod for users.
+    hierarchies: tuple[str, ...] = ()
+
+
+# In the order in which pods start and are replaced: slurmdbd and slurmctld, which are one pod, before the slurmd and
+# the clients, which they understand when they are older and not when they are newer.
+TABLE = (
+    PodRole("controller"),
+    PodRole("demo"),
+    PodRole(
+        "worker",
+        more_images=("worker-containers", "worker-pyxis"),
+        is_client=True,
+        hierarchies=("freezer", "cpuset", "memory", "devices", "cpuacct"),
+    ),
+    PodRole("login", more_images=("login-pyxis",), is_client=True, hierarchies=("cpu", "memory", "pids")),
+)
+ROLES = tuple(role.name for role in TABLE)
+MORE_IMAGES = tuple(image for role in TABLE for image in role.more_images)
+CLIENTS = frozenset(role.name for role in TABLE if role.is_client)
+HIERARCHIES = {role.name: role.hierarchies for role in TABLE}
