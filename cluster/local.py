@@ -20,7 +20,7 @@ from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
-from cluster.rendered import manifests, tags
+from cluster.rendered import manifests
 from cluster.rendered.manifests import Manifests, PodSpec
 from cluster.rendered.render import render
 from cluster.report import Row, Stages
@@ -235,11 +235,11 @@ class LocalCluster:
     def fit(self, pods: Iterable[PodSpec], controller: EngineImage) -> ReleaseFit:
         """Return what keeps workers and logins at the controller's release, whatever `latest` is."""
         version = str((self.kubelet.labels(controller.id) or {}).get(report.VERSION_LABEL, ""))
-        named = tags.TAG.fullmatch(version)
+        named = pinning.TAG.fullmatch(version)
 
         def newest(reference: str) -> EngineImage | None:
             variant = named["variant"] if named else ""
-            found = tags.newest_beside(self.kubelet.client, reference, slurm=controller.release, variant=variant)
+            found = pinning.newest_beside(self.kubelet.client, reference, slurm=controller.release, variant=variant)
             return self.look(found) if found else None
 
         return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest)

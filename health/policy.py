@@ -6,6 +6,7 @@ the broker each read their own sections, so a mistake in one does not affect the
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -237,3 +238,11 @@ def _one_of(reader: Reader, key: str, known: tuple[str, ...], default: str) -> s
     if value not in known:
         reader.fail(key, f"wanted {' or '.join(known)}, not {value!r}")
     return value
+
+
+# Spread periodic work over the fleet: each pod gets its own offset within an interval.
+
+
+def share(name: str) -> float:
+    """Return a number in [0, 1) from the pod's name: the same at each start, and spread over the fleet."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32

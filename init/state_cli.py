@@ -16,7 +16,7 @@ from init.cli_group import Group
 from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
 from init.slurm.daemon import PROGRAM
-from init.slurm.saved import ACCEPTED, BACKUPS
+from init.slurm.place import ACCEPTED, BACKUPS
 from init.state import copies, prove, report, restore, save
 from init.state.copies import CopyError, Manifest
 from init.view.status import duration

@@ -21,8 +21,7 @@ from health import deep
 from health.broker import dead_steps
 from health.broker.calls import Slurm
 from health.broker.decide import asks_for_deep, reason
-from health.broker.incidents import Enter
-from health.broker.inputs import read_gpus
+from health.broker.incidents import Enter, read_gpus
 from health.broker.memory import Log, Memory, Now, expect_drain, forget, is_restless, resumed, what_of
 from health.broker.slurm_drains import Remains, Unkilled, cause_of
 from health.broker.step import Action, ApplyAct, AskFleet, AskNode, AskRemains, BrokerInputs, Failed, step

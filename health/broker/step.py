@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from health.broker import decide, slurm_drains
 from health.broker.decide import PREFIX, Other, Seen, parts, reason
-from health.broker.incidents import Enter, entry, judged
-from health.broker.inputs import Gpu
+from health.broker.incidents import Enter, Gpu, entry, judged
 from health.broker.memory import Log, Memory, Now, hold, is_over, unexpired
 from health.index import Index
-from health.policy import BrokerPolicy
+from health.policy import BrokerPolicy, share
 from health.scripts import is_of_script, is_void
-from health.spread import share
 from health.verdict import Result, Verdict
 
 # Reasons are truncated; compare this many words.

@@ -31,9 +31,9 @@ from health.checks.select import Asked, due
 from health.deep import DeepState, Word
 from health.index import read_index
 from health.places import Places, boot_id
+from health.policy import share
 from health.script import UNFIT, environment, run_here
 from health.scripts import without_void
-from health.spread import share
 from health.tell import metrics, sentence, tell, write_metrics
 from health.verdict import read_verdict, read_verdicts
 from init.pod.pod import Pod

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from health.jobs import render
 from health.jobs.ask import Asker, look, mine
-from health.jobs.model import Page
-from health.jobs.text import safe
+from health.jobs.model import Page, safe
 from init.errors import InitError
 from init.slurm import client
 

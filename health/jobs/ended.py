@@ -10,8 +10,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from health.jobs import machines
-from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, JobStep, Sure, World
-from health.jobs.text import duration, listed, minutes, moment, safe, signal_name
+from health.jobs.model import (
+    Answer,
+    Fact,
+    Job,
+    JobCause,
+    JobNode,
+    JobStep,
+    Sure,
+    World,
+    duration,
+    listed,
+    minutes,
+    moment,
+    safe,
+    signal_name,
+)
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from health.jobs.model import Job, UsageLimit
-from health.jobs.text import minutes, safe, size
+from health.jobs.model import Job, UsageLimit, minutes, safe, size
 
 RESOURCES = {
     "cpu": "CPUs", "mem": "memory", "memory": "memory", "node": "nodes", "gres": "GPUs or other generic resources",

@@ -9,9 +9,25 @@ from dataclasses import replace
 from health.jobs import limits as limit_reasons
 from health.jobs import machines
 from health.jobs.ended import describe_run
-from health.jobs.fit import Fit, free, judge, most_memory, share
-from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Partition, Sure, World
-from health.jobs.text import FAR, count, duration, listed, minutes, moment, safe, size
+from health.jobs.machines import Fit, free, judge, most_memory, share
+from health.jobs.model import (
+    FAR,
+    Answer,
+    Fact,
+    Job,
+    JobCause,
+    JobNode,
+    Partition,
+    Sure,
+    World,
+    count,
+    duration,
+    listed,
+    minutes,
+    moment,
+    safe,
+    size,
+)
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
 

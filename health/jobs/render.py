@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from health.jobs.model import Job, JobCause, Page, Sure
-from health.jobs.text import moment, safe
+from health.jobs.model import Job, JobCause, Page, Sure, moment, safe
 
 LIST_NAME = 24
 

@@ -22,7 +22,7 @@ from ground.errors import one_line
 from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS
-from health.runner import gate, missed, ours, record
+from health.runner import gate, ours, record
 from health.runner.plan import only_with, scripts
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, ScriptOutcome, environment, run
@@ -48,7 +48,7 @@ def main(kind: str, why: str = "") -> int:
     signal.signal(signal.SIGTERM, stop)
     os.chdir("/")
     if why and kind != "task_prolog":
-        missed.tell(Places.from_environment().runner, why)
+        record.tell(Places.from_environment().runner, why)
     return perform(kind, os.environ, Warm())
 
 

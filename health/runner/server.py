@@ -24,7 +24,7 @@ from gitsync.layout import Layout
 from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
-from health.runner import fork, gate, hands, missed, plan, record
+from health.runner import fork, gate, hands, plan, record
 from health.runner.kept import FileCache
 from health.runner.ours import ImageScripts
 from health.runner.request import Request, parse
@@ -210,15 +210,15 @@ class RunnerServer:
             self._planned = rests
 
     def _count_missed(self) -> None:
-        if count := missed.forget(self.places.runner):
+        if count := record.forget(self.places.runner):
             self.missed += count
             self.measure()
             self._tell(f"runs are taken again; {count} were missed")
             with contextlib.suppress(OSError):
-                self._fork(missed.recovered, lambda pid: None)
+                self._fork(record.recovered, lambda pid: None)
 
     def measure(self) -> None:
-        missed.write_metrics(self.places.metrics.with_name("runner.prom"), self.missed)
+        record.write_metrics(self.places.metrics.with_name("runner.prom"), self.missed)
 
     def _accept(self) -> None:
         for _ in range(64):

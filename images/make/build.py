@@ -21,7 +21,7 @@ from ground.commands import ran
 from images.archive import bootstrap, origins
 from images.archive.lock import LockContext
 from images.definition.spec import AptSource, EntryKind, Pin
-from images.engine import oci
+from images.engine import store
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
@@ -285,11 +285,11 @@ class Maker:
         under = list(below["RootFS"]["Layers"]) if below else []
         if diff_ids[: len(under)] != under:
             raise ImagesError("name the image", f"{image.key} does not stand on {image.step.base}")
-        made = oci.config(
+        made = store.config(
             below.get("Config"),
             len(under),
             diff_ids,
-            oci.Additions(
+            store.Additions(
                 env=dict(image.step.env),
                 ports=image.step.ports,
                 entrypoint=image.step.entrypoint,

@@ -17,7 +17,7 @@ from init.fields import duration, number
 from init.places import SOCKET
 from init.pod.client import Client
 from init.pod.pod import Pod
-from init.slurm.saved import BACKUPS
+from init.slurm.place import BACKUPS
 from init.state import prove, report, save
 
 DAY, KEEP = "24h", "7"

@@ -8,11 +8,15 @@ row changes nothing (`Memory`). A daemon that stays silent is restarted: jobs ru
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -21,19 +25,123 @@ from ground.commands import ran
 from ground.files import read_json, write_json
 from init.errors import InitError
 from init.places import pod_name
-from init.pod import handover
 from init.pod.addresses import host_and_port
-from init.pod.client import Client
+from init.pod.client import SOCKET, Client
 from init.pod.connections import crowd_at
-from init.pod.helper import service
+from init.pod.helper import condition, log, service
 from init.records import fields, record, replace
 from init.slurm import client
 from init.slurm.node import unproven
 from init.slurm.proof import WORKER
 
+# End a hand-over of slurmd or sackd that hangs.
+#
+# At a reconfigure the old process forks twice: the first child ends at once, the second becomes the new daemon and
+# reports when it serves. The old one waits for both without limit, and only then names the new main process to PID 1.
+# If either hangs (a lock that another thread held at the fork, an authentication daemon that is away), PID 1 follows
+# the old one for ever, which answers nobody or has no control any more. Slurm announces no hand-over, so look for
+# processes that only a hand-over starts: of the old one's session, command line and user, and younger. slurmctld
+# always has such a one (slurmscriptd), and is not looked at.
+
+
+# For a hand-over, which takes a second. Where the successor hangs nobody answers slurmctld, which gives up the node and
+# its jobs after SlurmdTimeout (the chart's: 120 s).
+HANDOVER_S = 30.0
+REMEMBERED_S = 600.0  # how long the pod's status shows it
+EXIT_S = 2.0  # for the old process to exit once its successor is gone
+
+
+@record(frozen=True, slots=True)
+class Process:
+    pid: int
+    started: float  # seconds since the machine's boot
+    session: int
+    command: bytes
+    user: bytes  # the Uid line: slurmd forks children that open a file for a user, on a file system that may hang
+
+    def hands_over_to(self, other: Process) -> bool:
+        alike = (other.session, other.command, other.user) == (self.session, self.command, self.user)
+        return alike and other.pid != self.pid and other.started >= self.started
+
+
+def look_up(pid: int, proc: Path = Path("/proc")) -> Process | None:
+    """Describe a living process; None for one that has ended."""
+    directory = proc / str(pid)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        values = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        status = (directory / "status").read_bytes().splitlines()
+        user = next((line for line in status if line.startswith(b"Uid:")), b"")
+        if values[0] not in "ZX":
+            started = int(values[19]) / os.sysconf("SC_CLK_TCK")
+            return Process(pid, started, int(values[3]), (directory / "cmdline").read_bytes(), user)
+    return None
+
+
+def processes_of(session: int) -> Iterable[int]:
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - names alone
+        with contextlib.suppress(OSError):
+            if os.getsid(int(name)) == session:
+                yield int(name)
+
+
+def find_hanging(main: int, now: float) -> list[Process]:
+    """Return the processes of a hand-over that is overdue, the oldest first."""
+    old = look_up(main)
+    if old is None or not old.command:
+        return []
+    others = [other for pid in processes_of(old.session) if (other := look_up(pid)) and old.hands_over_to(other)]
+    others.sort(key=lambda other: (other.started, other.pid))
+    return others if others and now - others[0].started >= HANDOVER_S else []
+
+
+def kill_all(processes: Iterable[Process]) -> None:
+    """Kill them by pidfd: a number may belong to another process by now."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                if look_up(process.pid) == process:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
+
+def wait_for_exit(pid: int, seconds: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+def end_hanging(names: Collection[str], control: Path = SOCKET) -> None:
+    """Restart the first of these services whose hand-over is overdue; jobs run on in their slurmstepd."""
+    with Client(control) as client:
+        for view in [view for view in client.snapshot().services if view.name in names]:
+            # A first start forks children too: one fetches the configuration.
+            settled = view.pid and view.state != "starting"
+            hanging = find_hanging(view.pid, time.clock_gettime(time.CLOCK_BOOTTIME)) if settled else []
+            if hanging:
+                pids = ", ".join(str(process.pid) for process in hanging)
+                text = (
+                    f"{view.name} (pid {view.pid}) did not hand over to its successor (pid {pids}) within"
+                    f" {HANDOVER_S:g} s after a reconfigure, and was restarted; jobs run on"
+                )
+                log(text)
+                condition(control, f"{view.name}-handover", text, expires=REMEMBERED_S)
+                # The successor has the port and would keep it. Without it the old one exits, or serves on as before.
+                kill_all(hanging)
+                if not wait_for_exit(view.pid, EXIT_S):
+                    client.request("restart", service=view.name, wait=False)
+                return
+
+
 FILE = Path("/run/minivm/serving.json")
 USER = "nobody"
-DEADLINE_S = 5.0
+ANSWER_S = 5.0
 FAILURES = 2  # in a row, before the pod is not ready
 # A silent daemon is restarted after this time, and not again for the second. One that has just started may be busy.
 SILENT_S, REST_S, YOUNG_S = 120.0, 1800.0, 300.0
@@ -81,7 +189,7 @@ def ask_as_user(controller: str, port: int) -> AnswerCheck:
     """Ask as `sinfo` does: this needs authentication and slurmctld's lock on its partitions."""
     command = [client.SCONTROL, "--oneliner", "show", "partition"]
     try:
-        done = ran(command, within=DEADLINE_S, env=client.environment(controller), user=USER, group="nogroup",
+        done = ran(command, within=ANSWER_S, env=client.environment(controller), user=USER, group="nogroup",
                    extra_groups=[])  # fmt: skip
     except subprocess.TimeoutExpired:
         done = None
@@ -90,7 +198,7 @@ def ask_as_user(controller: str, port: int) -> AnswerCheck:
     complaint = client.judge(done.stderr or done.stdout, controller) if done is not None else ""
     if done is not None and client.rejected(done.stderr):
         return AnswerCheck(Fault.REFUSED, complaint)
-    reason = f"slurmctld does not answer authenticated requests within {DEADLINE_S:g} s"
+    reason = f"slurmctld does not answer authenticated requests within {ANSWER_S:g} s"
     if complaint:
         reason = f"slurmctld does not answer authenticated requests: {complaint}"
     crowd = crowd_at(port)
@@ -108,9 +216,9 @@ def heard(text: str, now: float) -> float:
 
 def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[CheckHistory, AnswerCheck]:
     try:
-        done = ran([client.SCONTROL, "show", "slurmd"], within=DEADLINE_S, env=client.environment(controller))
+        done = ran([client.SCONTROL, "show", "slurmd"], within=ANSWER_S, env=client.environment(controller))
     except subprocess.TimeoutExpired:
-        return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer within {DEADLINE_S:g} s")
+        return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer within {ANSWER_S:g} s")
     if done.returncode:
         return memory, AnswerCheck(Fault.SILENT, "slurmd of this pod does not answer")
     if heard(done.stdout, time.time()) < HEARD_S or (now - memory.proven < HEARD_S and memory.proven):
@@ -120,7 +228,7 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
     memory = replace(memory, asked=now)
     name, own = pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")
     try:
-        reason = unproven(client.node(name, controller, within=DEADLINE_S), name, [own] if own else [])
+        reason = unproven(client.node(name, controller, within=ANSWER_S), name, [own] if own else [])
     except client.SlurmError as error:
         reason = error.why
     if reason:
@@ -157,7 +265,7 @@ def restart_daemon(names: tuple[str, ...]) -> str:
 def main() -> int:
     controller, now, memory = client.address(os.environ), time.monotonic(), load()
     try:
-        handover.end_hanging(("slurmd", "slurmd-static", "sackd"))
+        end_hanging(("slurmd", "slurmd-static", "sackd"))
     except (InitError, EOFError, OSError) as error:
         print(f"hand-over: {error}", file=sys.stderr, flush=True)
     if WORKER in os.environ:

@@ -22,8 +22,53 @@ if TYPE_CHECKING:
 
     from init.engine.states import Notified
     from init.pid1.core import Core
-    from init.pid1.sockets import Sockets
+    from init.pid1.log.syslog import Syslog
+    from init.pid1.notify import Notify
+    from init.pid1.spawn.closer import Closer
+    from init.pid1.spawn.owners import Owners
     from init.plan.service import Service
+
+
+# Sockets on which the pod's processes write to PID 1, and the child that closes attached descriptors.
+
+
+class Sockets:
+    """Each socket is opened, and its module loaded, on first use."""
+
+    def __init__(self, core: Core, owners: Owners, notified: Callable[[str, Notified], None]) -> None:
+        self._core, self._owners, self._notified = core, owners, notified
+        self.notify: Notify | None = None
+        self.syslog: Syslog | None = None
+        self._closer: Closer | None = None
+
+    def open_notify(self) -> Notify:
+        """Open $NOTIFY_SOCKET, for the first service that notifies or soon after the first other start."""
+        from init.pid1.notify import Notify
+
+        if self.notify is None:
+            core = self._core
+            path = f"{core.settings.run}/notify.sock"
+            self.notify = Notify(
+                path, core.poller, self._owners, core.engine.known, self._notified, core.log, self._closes
+            )
+        return self.notify
+
+    def open_syslog(self) -> None:
+        from init.pid1.log.syslog import Syslog
+
+        core = self._core
+        self.syslog = Syslog(core.settings.syslog, core.poller, self._owners, core.logs, self._closes)
+
+    def _closes(self) -> Closer:
+        """Create the closer for the first message with a descriptor."""
+        from init.pid1.spawn.closer import Closer
+
+        if self._closer is None:
+            self._closer = Closer(self._core.poller, self._core.log)
+            if self.notify is not None:
+                self._closer.when_late = self.notify.readable
+        return self._closer
+
 
 POSTPONED = 1.0  # seconds that a death may wait for earlier notifications: on a busy node a fork takes time
 DEAF = 3.0  # the same while PID 1 cannot read notifications: a MAINPID of a successor must not come too late
@@ -240,8 +285,6 @@ class Children:
     def sockets(self) -> Sockets:
         """The sockets, created for the first service that notifies, or soon after the first start of another one."""
         if self._sockets is None:
-            from init.pid1.sockets import Sockets
-
             self._sockets = Sockets(self._core, self.owners, self._notified)
         return self._sockets
 

@@ -9,7 +9,7 @@ import time
 from init.engine.states import Passed, Said
 from init.errors import in_words
 from init.fields import number
-from init.pid1.log.lines import Ring
+from init.pid1.log.logs import Ring
 from init.pid1.wait.inotify import PathWatch
 from init.pid1.wait.poller import IN, shut
 from init.plan.service import Probe

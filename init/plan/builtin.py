@@ -18,7 +18,7 @@ MODULES = {
 }
 # Steps of `prepare`, with the module and function of `init.prepare` for each.
 STEPS = {
-    "accounting-state": ("slurm_state", "accounting"),
+    "accounting-state": ("state_guard", "accounting"),
     "cgroups": ("cgroups", "run"),
     "cluster-number": ("database", "number"),
     "directories": ("directories", "run"),
@@ -31,15 +31,15 @@ STEPS = {
     "munge-key": ("secrets", "munge"),
     "node": ("node", "run"),
     "pam-adopt": ("pam", "run"),
-    "profile": ("profile", "run"),
+    "profile": ("identity", "write_profile"),
     "saved-state": ("saved_state", "run"),
     "slurm-key": ("secrets", "slurm_key"),
     "slurm-config": ("slurm_config", "run"),
-    "slurm-state": ("slurm_state", "run"),
+    "slurm-state": ("state_guard", "check_release"),
     "slurmdbd-config": ("database", "slurmdbd"),
     "sssd": ("secrets", "sssd"),
     "state-guard": ("state_guard", "run"),
-    "stale": ("stale", "run"),
+    "stale": ("directories", "remove_stale"),
     "user-limits": ("user_limits", "run"),
 }
 

@@ -17,7 +17,7 @@ from init.prepare.directories import ensure
 from init.records import record
 from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
-from init.slurm.saved import CONFIGURATION, STATE
+from init.slurm.place import CONFIGURATION, STATE
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from init.pod.pod import Pod
-from init.prepare import cgroups, node_limits
+from init.prepare import cgroups
 
 # The pod's GPUs for the node's gres, from the driver's library or else counted by device files.
 NVML = "libnvidia-ml.so.1"
@@ -71,7 +71,7 @@ def run(pod: Pod) -> str:
     mode = pod.choice("MINIVM_NODE_MODE", "dynamic", ["dynamic", "static"])
     containment = cgroups.run(pod)
     gres, source = find_gpus(pod)
-    own = dict(node_limits.found(pod))
+    own = dict(cgroups.found(pod))
     if gres:
         own["Gres"] = gres
     configuration = node_configuration(own, pod.setting("MINIVM_NODE_FEATURES"), pod.setting("MINIVM_NODE_CONF"))
@@ -111,7 +111,7 @@ def fast_scripts(pod: Pod) -> str:
 
 
 def _no_fast_scripts(pod: Pod) -> str:
-    from init.slurm.saved import known
+    from init.slurm.place import known
 
     release = known(pod)
     if release is None or not release.fast_scripts:

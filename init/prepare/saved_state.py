@@ -21,7 +21,7 @@ from init.fields import number
 from init.pod.pod import Pod, user
 from init.pod.release import Release
 from init.slurm.conf import setting
-from init.slurm.saved import (
+from init.slurm.place import (
     CONFIGURATION,
     JOBS,
     LARGEST,

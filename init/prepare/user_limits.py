@@ -13,7 +13,7 @@ from pathlib import Path
 from init.errors import ConfigError
 from init.fields import number
 from init.pod.pod import Pod, write
-from init.prepare import cgroups, node_limits
+from init.prepare import cgroups
 
 AT_LOGIN = "/run/minivm/user-limits"  # DIRECTORY FILE VALUE: settings of a user's cgroup
 # DIRECTORY FILE KEY TEXT: the counter to watch, and the message when it grows
@@ -51,7 +51,7 @@ class Tables:
 
 
 def run(pod: Pod) -> str:
-    total = node_limits.memory_limit(pod) or node_limits.memory(pod) * node_limits.MIB
+    total = cgroups.memory_limit(pod) or cgroups.memory(pod) * cgroups.MIB
     memory = amount(pod.setting("MINIVM_PER_USER_MEMORY", MEMORY), total)
     processes = count(pod.setting("MINIVM_PER_USER_PROCESSES", PROCESSES))
     granted, tables = cgroups.granted(pod), Tables()

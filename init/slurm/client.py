@@ -80,12 +80,11 @@ def rejected(text: str) -> bool:
 
 def _causes(controller: str) -> tuple[str, str]:
     """Return the explanations, if any: clocks too far apart, and releases that do not understand each other."""
-    from init.pod import protocol  # imported late: a successful boot does not need them
-    from init.slurm import clock
+    from init.slurm import refusal  # imported late: a successful boot does not need it
 
-    ahead = clock.ahead_of(controller)
-    releases = protocol.explain(protocol.own(), protocol.spoken_by(controller), controller)
-    return "" if ahead is None else clock.explain(ahead), releases
+    ahead = refusal.ahead_of(controller)
+    releases = refusal.explain_release(refusal.own_release(), refusal.spoken_by(controller), controller)
+    return "" if ahead is None else refusal.explain_clock(ahead), releases
 
 
 def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> str:

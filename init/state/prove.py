@@ -27,7 +27,7 @@ from init.fields import number
 from init.pod.pod import Pod, user
 from init.pod.release import Release
 from init.slurm.conf import whole_lines
-from init.slurm.saved import known
+from init.slurm.place import known
 from init.state import copies, jobs, sandbox
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyError, Manifest, Proof
 from init.state.restore import check_fits, unpack

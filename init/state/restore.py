@@ -24,7 +24,7 @@ from init.pod.pod import Pod, user
 from init.pod.release import Release
 from init.slurm import accounting
 from init.slurm.conf import setting
-from init.slurm.saved import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, NEXT, WHOLE_HEAD, known, next_job
+from init.slurm.place import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, NEXT, WHOLE_HEAD, known, next_job
 from init.state import copies
 from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
 from init.state.save import CHUNK, check_room, following_in

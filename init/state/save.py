@@ -30,7 +30,7 @@ from init.slurm import accounting, client
 from init.slurm.client import SlurmError
 from init.slurm.conf import setting
 from init.slurm.files import PRIVATE, TARGET, read
-from init.slurm.saved import CONFIGURATION, HEAD, JOBS, NEW, OLD, STATE, WHOLE_HEAD, known, next_job
+from init.slurm.place import CONFIGURATION, HEAD, JOBS, NEW, OLD, STATE, WHOLE_HEAD, known, next_job
 from init.state import copies, jobs
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, MANIFEST, STATE_TAR, CopyError, Manifest
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.change.pinning import newest_here
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
-from cluster.rendered.tags import newest_here
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gitsync.cycle import run, take
+from gitsync.cycle import run
 from gitsync.layout import UNFINISHED
 from gitsync.repo.reader import CommitReader
 from gitsync.state import GitsyncState
@@ -50,7 +50,7 @@ POINTS = {
     "fetched": Point(run, "_nothing_new"),
     "resolved": Point(CommitReader, "tip", after=True),
     "candidate-saved": Point(run, "is_my_turn"),
-    "verified": Point(take, "admit", after=True),
+    "verified": Point(run, "admit", after=True),
     "tree-begun": Point(Path, "mkdir", after=True, only=unfinished("new")),
     "tree-half": Point(write, "batches"),
     "tree-written": Point(write, "check_links", after=True),
@@ -59,7 +59,7 @@ POINTS = {
     "tree-named": Point(publish, "name_tree", after=True),
     "link-made": Point(Path, "rename", only=unfinished("link")),
     "link-swapped": Point(publish, "point", after=True),
-    "published-saved": Point(take, "report_to_ring"),
+    "published-saved": Point(run, "report_to_ring"),
     "tree-unnamed": Point(Path, "rename", after=True, only=unfinished("old")),
     "lease-removed": Point(publish, "remove", only=unfinished("old")),
     "pruned": Point(publish, "remove_tree", after=True),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.rendered.tags import newest_here
+from cluster.change.pinning import newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES
 from tests.container.init_pods import World

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from cluster.rendered.tags import newest_here
+from cluster.change.pinning import newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES
 from tests.support.rendered_chart import render

@@ -22,7 +22,7 @@ from images.cli.check import build_twice
 from images.cli.prune import candidates, pinned
 from images.cli.session import Session
 from images.definition.spec import BuildChoice, SlurmSource
-from images.engine import oci
+from images.engine import store
 from images.engine.docker import LABEL, DockerEngine
 from images.engine.saved import Chunks
 from images.engine.saved import read as contents
@@ -380,7 +380,7 @@ def test_another_configuration_over_the_same_layers_is_another_image(small: Smal
     image = small.build(small.open())["layer:one"].image
     inspected = engine.inspect(image.reference)
     diff_ids = inspected["RootFS"]["Layers"]
-    made = oci.config(inspected["Config"], 0, diff_ids, oci.Additions(env={"OTHER": "one"}), arch="amd64", epoch=1)
+    made = store.config(inspected["Config"], 0, diff_ids, store.Additions(env={"OTHER": "one"}), arch="amd64", epoch=1)
     assert made.id != engine.image_id(image.reference)
     adopted = engine.store.take_over(image.reference, made)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.rendered.tags import newest_here
+from cluster.change.pinning import newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES, docker
 from tests.slurm import release_of

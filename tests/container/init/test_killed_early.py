@@ -17,7 +17,7 @@ import pytest
 import yaml
 from docker.types import Mount  # type: ignore[import-untyped]  # it carries no types
 
-from cluster.rendered.tags import newest_here
+from cluster.change.pinning import newest_here
 from images.engine.docker import DockerEngine
 from tests.container.init_pods import IMAGES, PYTHON, ROOT, Pod, slurm_conf, world
 

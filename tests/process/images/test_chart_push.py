@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import build
+from images.cli import release
 from images.errors import ImagesError
-from images.ship import chart, provenance
+from images.ship import provenance
 from images.ship.registry import Registry
 from tests.container.registryd import PUSHER, Registryd
 
@@ -22,27 +23,27 @@ METADATA = {"apiVersion": "v2", "name": "minivm", "version": "0.2.0"}
 
 @pytest.fixture
 def charts(registryd: Registryd) -> Registry:
-    return Registry(registryd.place, chart.NAME, PUSHER)
+    return Registry(registryd.place, release.NAME, PUSHER)
 
 
 def test_helm_pulls_the_chart_that_was_pushed(charts: Registry, tmp_path: Path) -> None:
-    digest = chart.push(charts, "0.2.0", METADATA, CONTENT)
-    assert chart.push(charts, "0.2.0", METADATA, CONTENT) == digest
+    digest = release.push(charts, "0.2.0", METADATA, CONTENT)
+    assert release.push(charts, "0.2.0", METADATA, CONTENT) == digest
     address = f"oci://{charts.place.host}/{charts.repository}"
     with helm_python.RegistryClient(plain_http=True, credentials_file=tmp_path / "logins.json") as client:
         client.login(charts.place.host, PUSHER.user, PUSHER.password, plain_http=True)
         client.pull(address, version="0.2.0", destination=tmp_path, plain_http=True)
     pulled = tmp_path / "minivm-0.2.0.tgz"
-    assert pulled.read_bytes() == chart.package(CONTENT)
+    assert pulled.read_bytes() == release.package(CONTENT)
     with helm_python.Chart.load(pulled) as loaded:
         assert (loaded.name, loaded.version) == ("minivm", "0.2.0")
 
 
 def test_another_chart_does_not_replace_a_release(charts: Registry) -> None:
-    digest = chart.push(charts, "0.2.0", METADATA, CONTENT)
+    digest = release.push(charts, "0.2.0", METADATA, CONTENT)
     with pytest.raises(ImagesError, match=r"0\.2\.0 is there and holds another chart"):
-        chart.push(charts, "0.2.0", METADATA, {**CONTENT, "values.yaml": b"{a: 1}"})
-    assert chart.pushed(charts, "0.2.0") == digest
+        release.push(charts, "0.2.0", METADATA, {**CONTENT, "values.yaml": b"{a: 1}"})
+    assert release.pushed(charts, "0.2.0") == digest
 
 
 def test_the_charts_origin_is_verified_like_an_images(
@@ -53,8 +54,8 @@ def test_the_charts_origin_is_verified_like_an_images(
     kind, public = key.with_suffix(".pub").read_text().split()[:2]
     signers = tmp_path / "signers"
     signers.write_text(f'builder@site namespaces="{provenance.NAMESPACE}" {kind} {public}\n')
-    digest = chart.push(charts, "0.2.0", METADATA, CONTENT)
-    chart.attach_provenance(charts, "0.2.0", digest, CONTENT, "1234abcd", key)
+    digest = release.push(charts, "0.2.0", METADATA, CONTENT)
+    release.attach_provenance(charts, "0.2.0", digest, CONTENT, "1234abcd", key)
     monkeypatch.setenv("MINIVM_REGISTRY_USER", PUSHER.user)
     monkeypatch.setenv("MINIVM_REGISTRY_PASSWORD", PUSHER.password)
     reference = f"{charts.place.host}/{charts.repository}:0.2.0"

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.root
 # The real entrypoint with one built-in more, whose body a test writes.
 ENTRY = """
 import sys, time, types
-import init.pid1.spawn.builtin
+import init.pid1.spawn.procs
 from init.pid1.start import end, main
 module = types.ModuleType("tested")
 exec({code!r}, module.__dict__)
 sys.modules["tested"] = module
-init.pid1.spawn.builtin.MODULES["tested"] = "tested"
+init.pid1.spawn.procs.MODULES["tested"] = "tested"
 end(main(sys.argv[1:], time.monotonic()))
 """
 LOOK = """

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 
 from build import main
 from cluster import local, report, values
+from cluster.change import pinning
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose, free_port
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
-from cluster.rendered import tags
 from cluster.rendered.render import read_overrides
 from cluster.report import Row
 from cluster.roles import ROLES
@@ -158,18 +158,18 @@ IMAGES = [
 
 def test_the_newest_image_of_each_role_is_chosen() -> None:
     for slurm in ("24.11.5", "24.11"):
-        found = tags.newest(IMAGES, repository="minivm", slurm=slurm, variant="")
+        found = pinning.newest(IMAGES, repository="minivm", slurm=slurm, variant="")
         assert found == dict.fromkeys(ROLES, "24.11.5-debian-000000000002"), slurm
     with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
-        tags.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
+        pinning.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
     # A build is given the release only, without the patch version.
     with pytest.raises(ClusterError, match=r"hint: `make images SLURM=26\.05` builds them"):
-        tags.newest(IMAGES, repository="minivm", slurm="26.05.3", variant="")
+        pinning.newest(IMAGES, repository="minivm", slurm="26.05.3", variant="")
 
 
 def test_only_what_the_engines_machine_runs_itself_is_chosen() -> None:
     for arch, tag in (("amd64", "24.11.5-debian-000000000002"), ("arm64", "24.11.5-debian-arm64-000000000004")):
-        found = tags.newest(IMAGES, repository="minivm", slurm="24.11", variant="debian", arch=arch)
+        found = pinning.newest(IMAGES, repository="minivm", slurm="24.11", variant="debian", arch=arch)
         assert found == dict.fromkeys(ROLES, tag)
 
 
@@ -178,15 +178,15 @@ def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
     names = [f"minivm/{role}:24.11.5-debian-{build * 12}" for role in ROLES for build in "01"]
     beside = {name: [name, *([f"{name.split(':')[0]}:latest"] if name.endswith("1") else [])] for name in names}
     times = {name: {"LastTagTime": new if name.endswith("1") else old} for name in names}
-    listed = [(name, tags.tagged(name, beside[name], times[name])) for name in names]
-    found = tags.newest(listed, repository="minivm", slurm="", variant="debian")
+    listed = [(name, pinning.tagged(name, beside[name], times[name])) for name in names]
+    found = pinning.newest(listed, repository="minivm", slurm="", variant="debian")
     assert found == dict.fromkeys(ROLES, "24.11.5-debian-111111111111")
 
 
 def test_a_role_without_an_image_is_named() -> None:
     hint = "hint: `make images MINIVM_BUILD_VARIANT=nvidia` builds them"
-    with pytest.raises(ClusterError, match=f"variant nvidia: none here for login, demo\n{hint}"):
-        tags.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
+    with pytest.raises(ClusterError, match=f"variant nvidia: none here for demo, login\n{hint}"):
+        pinning.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
 
 
 @pytest.mark.parametrize(("name", "workers"), [("Has Space", 2), ("../up", 2), ("ok", 0), ("ok", 65)])
@@ -196,13 +196,13 @@ def test_options_that_cannot_be_are_refused(name: str, workers: int) -> None:
 
 
 def test_a_tag_is_for_every_role_or_for_one() -> None:
-    assert tags.chosen([]) == ("", {})
-    assert tags.chosen(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
-    assert tags.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
-    with pytest.raises(ClusterError, match="the roles are controller, login, worker, demo"):
-        tags.chosen(["wroker=new"])
+    assert pinning.chosen([]) == ("", {})
+    assert pinning.chosen(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
+    assert pinning.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
+    with pytest.raises(ClusterError, match="the roles are controller, demo, worker, login"):
+        pinning.chosen(["wroker=new"])
     with pytest.raises(ClusterError, match="not a valid tag"):
-        tags.chosen(["worker="])
+        pinning.chosen(["worker="])
 
 
 def test_the_newest_images_are_those_of_the_repository_that_the_values_name() -> None:

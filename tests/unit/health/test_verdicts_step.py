@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from health.broker.decide import Act, BrokerNode, Fleet, Other, Seen, names
-from health.broker.incidents import Enter
-from health.broker.inputs import Gpu
+from health.broker.incidents import Enter, Gpu
 from health.broker.memory import Log, Memory, Now, forget, resumed
 from health.broker.step import Action, ApplyAct, AskFleet, AskNode, BrokerInputs, Failed, step
 from health.policy import BrokerPolicy

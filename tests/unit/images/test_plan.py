@@ -14,7 +14,7 @@ from images.archive.lock import LockContext
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
-from images.engine.oci import Additions, config
+from images.engine.store import Additions, config
 from images.errors import ImagesError
 from images.make.code import entrypoint
 from images.make.compose import Composer

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 import build
 from ground.version import VERSION
+from images.cli import release
 from images.cli.release import push_target
 from images.errors import ImagesError
-from images.ship import chart
 from images.ship.release import CHANGELOG, CHART, STATED, ProjectRelease, followers, values, with_section, with_version
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -291,9 +291,9 @@ def test_the_package_has_the_charts_files_and_is_the_same_each_time(tmp_path: Pa
     shutil.copytree(ROOT / CHART, directory)
     (directory / "leftover").touch()
     tracked = git(ROOT, "ls-files", "-z", "--", CHART).replace(f"{CHART}/", "").strip("\0").split("\0")
-    content = chart.files(directory, tracked)
-    packed = chart.package(content)
-    assert packed == chart.package(dict(reversed(content.items())))
+    content = release.files(directory, tracked)
+    packed = release.package(content)
+    assert packed == release.package(dict(reversed(content.items())))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         names = set(archive.getnames())
     assert {"minivm/Chart.yaml", "minivm/values.yaml", "minivm/charts/crds/Chart.yaml"} <= names

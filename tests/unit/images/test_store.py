@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from images.engine.oci import Config
-from images.engine.store import ContentStore, GraphDriver, read, store_of
+from images.engine.store import Config, ContentStore, GraphDriver, read, store_of
 from images.errors import ImagesError
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings/docker"

@@ -13,7 +13,7 @@ from init.helpers.clockwatch import Clock, jump_text
 from init.pid1.serve.server import StatusServer, listen
 from init.pid1.wait.poller import Poller
 from init.slurm.client import judge
-from init.slurm.clock import ahead_of, date_of, explain
+from init.slurm.refusal import ahead_of, date_of, explain_clock
 
 NOON = 1_763_640_000.0
 REFUSED = "slurm_load_node error: Protocol authentication error"
@@ -52,7 +52,7 @@ def test_only_what_munge_may_mind_is_proven_again() -> None:
 def test_slurms_own_credentials_live_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIVM_AUTH", "slurm")
     assert Clock(NOON).after(NOON + 12).doubtful and not Clock(NOON).after(NOON + 11).doubtful
-    assert explain(61.0) == "this node's clock is 61 s ahead of the controller's" and not explain(57.0)
+    assert explain_clock(61.0) == "this node's clock is 61 s ahead of the controller's" and not explain_clock(57.0)
     assert judge(REFUSED, "ctl:6817") == "slurm key rejected by ctl:6817"
 
 
@@ -66,11 +66,11 @@ def test_slurms_own_credentials_live_for_a_minute(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_refused_credential_is_the_keys_fault_only_when_the_clocks_agree(ahead: float, text: str) -> None:
-    assert judge(REFUSED, "ctl:6817", explain(ahead)) == text
+    assert judge(REFUSED, "ctl:6817", explain_clock(ahead)) == text
 
 
 def test_other_complaints_are_not_the_clocks_fault() -> None:
-    assert judge("Connection refused", "ctl:6817", explain(4000.0)) == "ctl:6817 cannot be reached"
+    assert judge("Connection refused", "ctl:6817", explain_clock(4000.0)) == "ctl:6817 cannot be reached"
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_the_controllers_init_tells_its_time(controller: int, monkeypatch: pytes
     found = ahead_of("127.0.0.1:6817", controller)
     assert found is not None and abs(found) < 5
     real = time.time
-    monkeypatch.setattr("init.slurm.clock.time.time", lambda: real() + 7200)
+    monkeypatch.setattr("init.slurm.refusal.time.time", lambda: real() + 7200)
     found = ahead_of("127.0.0.1", controller)
-    assert found is not None and "7,20" in explain(found)
+    assert found is not None and "7,20" in explain_clock(found)
 
 
 def test_a_controller_without_http_tells_nothing(controller: int) -> None:

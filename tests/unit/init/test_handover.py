@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from init.pod.handover import DEADLINE_S, Process, find_hanging, kill_all, look_up, wait_for_exit
+from init.helpers.serving import HANDOVER_S, Process, find_hanging, kill_all, look_up, wait_for_exit
 from tests.waiting import until
 
 # Replaces itself as slurmd does: it forks twice, executes itself, and waits for the word of the successor and for the
@@ -52,7 +52,7 @@ def daemon(hangs: str, program: str = DAEMON) -> Iterator[subprocess.Popen[bytes
 
 
 def later() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) + DEADLINE_S + 1
+    return time.clock_gettime(time.CLOCK_BOOTTIME) + HANDOVER_S + 1
 
 
 def hangs_with(main: int, count: int) -> list[Process]:
@@ -69,7 +69,7 @@ def test_a_hand_over_that_hangs_is_found_when_it_is_overdue_and_ends(hangs: str,
     with daemon(hangs) as old:
         hanging = until(lambda: hangs_with(old.pid, count), "it hangs")
         assert old.pid not in {process.pid for process in hanging}
-        assert find_hanging(old.pid, hanging[0].started + DEADLINE_S - 1) == []
+        assert find_hanging(old.pid, hanging[0].started + HANDOVER_S - 1) == []
         assert not wait_for_exit(old.pid, 0.0)
         kill_all(hanging)
         until(lambda: not find_hanging(old.pid, later()), "they have ended")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from init.errors import ConfigError
 from init.helpers import terms
-from init.helpers.lease import Keeper, LeaseKeeper
-from init.pod.moving_address import announcement, request
+from init.helpers.lease import Keeper, LeaseKeeper, announcement, request
 from init.pod.pod import Pod
 from init.records import replace
 from init.slurm import place

@@ -16,7 +16,7 @@ from init.errors import ConfigError
 from init.plan.builtin import STEPS
 from init.pod import pod
 from init.pod.pod import Pod, PrepareError, write
-from init.prepare import cgroups, database, node, node_limits, pam, profile, secrets, slurm_config, stale
+from init.prepare import cgroups, database, directories, identity, node, pam, secrets, slurm_config
 from init.prepare.__main__ import EX_CONFIG, main
 from init.slurm import accounting, files
 from init.slurm.conf import setting
@@ -347,8 +347,8 @@ def test_the_limits_of_the_pod_are_read(
     tmp_path: Path, files: dict[str, str], cpu: float | None, memory: int | None
 ) -> None:
     found = scratch(tmp_path, files)
-    assert node_limits.cpu_limit(found) == cpu
-    assert node_limits.memory_limit(found) == memory
+    assert cgroups.cpu_limit(found) == cpu
+    assert cgroups.memory_limit(found) == memory
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_what_is_not_ours_is_kept_from_jobs(
     cores: int, threads: int, cpu: float | None, limit_gib: int | None, expected: dict[str, str]
 ) -> None:
     limit = None if limit_gib is None else limit_gib << 30
-    assert node_limits.configuration(cores, threads, 1024 * 1024, cpu, limit) == expected
+    assert cgroups.configuration(cores, threads, 1024 * 1024, cpu, limit) == expected
 
 
 def test_cores_are_counted_by_package_and_offline_ones_are_not(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_cores_are_counted_by_package_and_offline_ones_are_not(tmp_path: Path) -
         base = f"/sys/devices/system/cpu/cpu{cpu}"
         files |= {f"{base}/topology/physical_package_id": f"{package}\n", f"{base}/topology/core_id": f"{core}\n"}
     files["/sys/devices/system/cpu/cpu3/online"] = "0\n"
-    assert node_limits.cpus(scratch(tmp_path, files)) == (2, 3)
+    assert cgroups.cpus(scratch(tmp_path, files)) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
         "MINIVM_CLUSTER": "c",
         "TZ": "Europe/Paris",
     }
-    profile.run(scratch(tmp_path, {}, **env))
+    identity.write_profile(scratch(tmp_path, {}, **env))
     script = tmp_path / "run/minivm/profile.sh"
     output = subprocess.run(
         ["/bin/sh", "-c", f". {script}; env"], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
@@ -478,13 +478,13 @@ def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
 def test_stale_files_go_once_in_the_life_of_a_pod(tmp_path: Path) -> None:
     files = {"/run/sssd.pid": "1", "/run/slurm/slurmd.pid": "7", "/proc/1/stat": f"1 (init) S {'0 ' * 18}777 0"}
     found = scratch(tmp_path, files)
-    stale.run(found)
+    directories.remove_stale(found)
     assert not (tmp_path / "run/sssd.pid").exists() and not (tmp_path / "run/slurm/slurmd.pid").exists()
     (tmp_path / "run/sssd.pid").write_text("8")
-    stale.run(found)
+    directories.remove_stale(found)
     assert (tmp_path / "run/sssd.pid").exists(), "a living pod's files stay"
     (tmp_path / "proc/1/stat").write_text(f"1 (init) S {'0 ' * 18}999 0")
-    stale.run(found)
+    directories.remove_stale(found)
     assert not (tmp_path / "run/sssd.pid").exists(), "the same container, started again"
 
 

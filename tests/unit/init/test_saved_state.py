@@ -18,7 +18,8 @@ from images.make.code import slurm_json
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import saved_state
-from init.slurm import accounting, saved
+from init.slurm import accounting
+from init.slurm import place as saved
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)

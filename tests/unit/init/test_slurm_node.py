@@ -9,8 +9,8 @@ from init.drain.deadline import budget
 from init.engine.order import drain_budget, margin
 from init.records import replace
 from init.slurm.client import judge
+from init.slurm.fresh import difference, offered
 from init.slurm.node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven
-from init.slurm.offer import difference, offered
 from tests.support.plans import plan_of
 
 LINE = (

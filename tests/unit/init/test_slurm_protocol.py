@@ -13,9 +13,8 @@ import pytest
 from images.cli.session import choice
 from images.definition.load import load
 from images.make.code import slurm_json
-from init.pod import protocol
 from init.pod.release import Release, of_json
-from init.slurm import client
+from init.slurm import client, refusal
 
 DEFINITION = load(Path(__file__).resolve().parents[3])
 REFUSED = "scontrol: error: _fetch_child: failed to fetch remote configs: Protocol authentication error"
@@ -36,7 +35,7 @@ def controller(*answer: bytes) -> Iterator[str]:
         def serve() -> None:
             stream, _ = listener.accept()
             with stream:
-                assert stream.recv(256) == protocol.QUESTION
+                assert stream.recv(256) == refusal.QUESTION
                 for piece in answer:
                     stream.sendall(piece)
 
@@ -60,11 +59,11 @@ def controller(*answer: bytes) -> Iterator[str]:
 )
 def test_the_number_of_its_release_is_in_any_answer(answer: tuple[bytes, ...], number: int | None) -> None:
     with controller(*answer) as there:
-        assert protocol.spoken_by(there) == number
+        assert refusal.spoken_by(there) == number
 
 
 def test_nobody_there_tells_nothing() -> None:
-    assert protocol.spoken_by("127.0.0.1:1") is None
+    assert refusal.spoken_by("127.0.0.1:1") is None
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,9 @@ def test_nobody_there_tells_nothing() -> None:
     ],
 )  # fmt: skip
 def test_the_key_is_blamed_only_where_the_controller_understands(version: str, theirs: int | None, said: str) -> None:
-    assert client.judge(REFUSED, "ctl:6817", "", protocol.explain(of(version), theirs, "ctl:6817")) == said
+    assert client.judge(REFUSED, "ctl:6817", "", refusal.explain_release(of(version), theirs, "ctl:6817")) == said
 
 
 def test_of_a_slurm_that_nothing_is_known_of_nothing_is_claimed() -> None:
-    assert protocol.explain(None, 42, "ctl:6817") == ""
-    assert protocol.own() is None, "there is no image here"
+    assert refusal.explain_release(None, 42, "ctl:6817") == ""
+    assert refusal.own_release() is None, "there is no image here"

@@ -20,7 +20,7 @@ from init.helpers import backups
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import state_guard
-from init.slurm.saved import ACCEPTED, BACKUPS, JOURNAL, next_job
+from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
 from init.state import copies, jobs, prove, report, restore, save
 from init.state.copies import CopyError, Manifest, Proof
 

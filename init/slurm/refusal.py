@@ -1,4 +1,4 @@
-"""Clock difference to the controller, measured when slurmctld refuses a credential, to explain the refusal.
+"""Why slurmctld refuses a credential: the clock's difference to the controller, or the releases of both.
 
 munge refuses credentials older than five minutes, or from the future, auth/slurm those older than one minute, and
 slurmctld then answers as for a wrong key. The controller's init sends the time with every HTTP answer, without a key.
@@ -13,6 +13,7 @@ import time
 
 from init.pod.addresses import host_and_port
 from init.pod.auth import LIVES, mode
+from init.pod.release import FILE, Release, of_json
 
 HTTP_PORT = 8650  # the controller's MINIVM_HTTP in our chart
 PATIENCE = 1.0
@@ -20,7 +21,7 @@ ROUNDING = 2.0  # `Date` has whole seconds, and the answer takes time
 STAMP = "%a, %d %b %Y %H:%M:%S GMT"
 
 
-def explain(ahead: float) -> str:
+def explain_clock(ahead: float) -> str:
     """Return the reason if the clocks are too far apart for a credential, else ""."""
     if abs(ahead) < LIVES[mode()] - ROUNDING:
         return ""
@@ -53,3 +54,46 @@ def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
             return None
     controller_time = date_of(answer)
     return None if controller_time is None else time.time() - controller_time
+
+
+# The controller's protocol version, queried when slurmctld refuses a credential, to explain the refusal.
+#
+# slurmctld answers a newer release's message like a wrong key: it never reads the credential. Its answer starts with
+# the number of its own release, even to an invalid message.
+
+
+# A message's length in four bytes and a release number in two, which no release has; slurmctld ignores the rest.
+QUESTION = b"\0\0\0\x42\xff\xff" + bytes(64)
+BEGIN = 6  # bytes at the start of its answer, in the same format
+
+
+def explain_release(own: Release | None, spoken: int | None, controller: str) -> str:
+    """Return the reason if slurmctld does not understand this image, else ""."""
+    if own is None or spoken is None or spoken >= own.protocol:
+        return ""
+    return (
+        f"{controller} has Slurm {own.called(spoken)}, which does not understand this image's {own.name}:"
+        " the controller is upgraded first"
+    )
+
+
+def spoken_by(controller: str) -> int | None:
+    """Return its release's number; None if unknown: from 26.05 on slurmctld may take an invalid message for HTTP."""
+    answer = b""
+    try:
+        with socket.create_connection(host_and_port(controller), timeout=PATIENCE) as stream:
+            stream.sendall(QUESTION)
+            while len(answer) < BEGIN and (chunk := stream.recv(64)):
+                answer += chunk
+    except OSError:
+        pass
+    # A short message with a plausible release number, not any text.
+    return answer[4] if len(answer) >= BEGIN and answer[:2] == b"\0\0" and answer[4] and not answer[5] else None
+
+
+def own_release() -> Release | None:
+    try:
+        with open(FILE) as file:  # noqa: PTH123 (pathlib costs 8 ms)
+            return of_json(file.read())
+    except OSError:
+        return None
