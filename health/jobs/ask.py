@@ -95,7 +95,9 @@ def look(asker: Asker, wanted: str) -> list[Page]:
 
 
 def page(asker: Asker, job: Job) -> Page:
-    if job.has_ended:
+    if job.is_lost:
+        world = World()
+    elif job.has_ended:
         job, world = _ended(asker, job)
     elif job.is_pending:
         world = _pending(asker, job)
@@ -118,12 +120,15 @@ def _is_visible(asker: Asker, job: Job) -> bool:
 
 
 def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
-    jobs = []
+    queued: list[Job] | None = None
     try:
-        jobs = _selected(asker.queue(f"--jobs={number}"), wanted)
+        queued = asker.queue(f"--jobs={number}")
     except SlurmError as error:
         asker.missing.append(f"the queue: {error.why}")
-    return jobs or _latest(_accounting(asker, f"--jobs={wanted}"), wanted)
+    if jobs := _selected(queued or [], wanted):
+        return jobs
+    recorded = _latest(_accounting(asker, f"--jobs={wanted}"), wanted)
+    return [replace(job, is_lost=queued is not None and not job.has_ended) for job in recorded]
 
 
 def _by_name(asker: Asker, name: str) -> list[Job]:

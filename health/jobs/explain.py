@@ -25,10 +25,22 @@ from health.jobs.model import (
 )
 from init.slurm.conf import expanded
 
+LOST = Answer(
+    "Slurm has lost it: accounting has not seen its end, and slurmctld does not know it.",
+    JobCause.CLUSTER,
+    Sure.LIKELY,
+    (Fact("Invalid job id", "squeue"),),
+    ("submit it again: what it has written so far is still there", "tell an operator: sacctmgr show runawayjobs"),
+    (
+        "when it was lost: slurmctld forgets jobs that it accepted in its last seconds if it is killed",
+        "whether its end only has not reached accounting yet: ask again in some minutes",
+    ),
+)
+
 
 def explain(job: Job, world: World, now: float) -> Page:
     part = pending.explain if job.is_pending else ended.explain if job.has_ended else explain_running
-    answer = part(job, world, now)
+    answer = LOST if job.is_lost else part(job, world, now)
     if world.missing:
         answer = replace(answer, unknown=(*answer.unknown, *world.missing))
     return Page(job, answer, timeline(job, world, now))
@@ -64,7 +76,7 @@ def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
     events = [Event(min([run.submitted for run in world.history if run.submitted] or [job.submitted]), "submitted")]
     if world.history:
         events.append(Event(job.submitted, "queued again"))  # slurmctld counts from each requeue
-    if job.eligible > job.submitted + 1 and (job.eligible <= now or not job.is_pending):
+    if job.submitted + 1 < job.eligible <= (job.ended if job.has_ended else now):
         events.append(Event(job.eligible, "eligible to start"))
     for number, run in enumerate(world.history, 1):
         if run.started:

@@ -172,6 +172,8 @@ def most_memory(nodes: Iterable[JobNode]) -> int:
 
 
 def free(nodes: Iterable[JobNode], job: Job) -> int:
-    """Count nodes that have room for one share of the job now."""
+    """Count nodes that have room for one share of the job now; an exclusive job needs idle ones."""
+    if job.exclusive:
+        return sum(not node.cpus_used and not node.memory_used for node in nodes)
     cpus, memory = share(job)
     return sum(1 for node in nodes if node.cpus - node.cpus_used >= cpus and node.memory - node.memory_used >= memory)

@@ -68,6 +68,7 @@ class Job:
     nodes: str = ""
     node_count: int = 0
     single_node: bool = False
+    exclusive: bool = False  # shares its nodes with no other job
     cpus: int = 0
     cpus_per_task: int = 1
     cpus_per_node: int = 0
@@ -91,11 +92,14 @@ class Job:
     killer: str = ""  # user that requested the end
     output: str = ""
     batch: bool = True
+    is_lost: bool = False  # accounting has not seen its end, and slurmctld does not know it
     steps: tuple[JobStep, ...] = ()
 
     @property
     def state(self) -> str:
-        """Return the state that matters most: an end, then PENDING, then what else slurmctld shows."""
+        """Return the state that matters most: LOST, an end, then PENDING, then what else slurmctld shows."""
+        if self.is_lost:
+            return "LOST"
         for state in sorted(self.states & ENDED):
             return state
         return "PENDING" if "PENDING" in self.states else min(self.states, default="UNKNOWN")

@@ -18,6 +18,7 @@ _GRES = re.compile(r"(?:gres[/:])?([A-Za-z_]\w*)(?::([A-Za-z_][\w.-]*))?(?:[:=](
 _LIMIT = re.compile(r"(\d+)(?:\((\d+)(?:\.\d+)?\))?", re.ASCII)  # "4(2)", "60(12.50)", "4"; "N" is no limit
 _ASSOC = re.compile(r"Account=(\S*) UserName=(\S*?)(?:\(\d+\))? ")
 _ANNOUNCED = "Limits"  # "User Limits", "Account Limits" of a QOS
+NO_TIME = 0xFFFFFFFE  # Slurm's NO_VAL: accounting has it as the start of a job that never started
 NO_SIGNAL = 125  # Slurm's own number for out of memory
 
 
@@ -48,6 +49,11 @@ class Mapped:
 
     def count(self, *keys: str) -> int:
         return self.number(*keys) or 0
+
+    def time(self, *keys: str) -> int:
+        """Return a time in seconds since the epoch; 0 for one that has not come, or is no time."""
+        value = self.count(*keys)
+        return value if 0 < value < NO_TIME else 0
 
     def words(self, *keys: str) -> frozenset[str]:
         value = self.at(*keys)
@@ -104,8 +110,8 @@ def reservations(text: str) -> tuple[Reservation, ...]:
         Reservation(
             name=item.text("name"),
             nodes=item.text("node_list"),
-            start=item.count("start_time"),
-            end=item.count("end_time"),
+            start=item.time("start_time"),
+            end=item.time("end_time"),
             users=item.text("users"),
             accounts=item.text("accounts"),
             flags=item.words("flags"),
@@ -162,15 +168,16 @@ def _queued(item: Mapped) -> Job:
         states=item.words("job_state"),
         reason=item.text("state_reason"),
         detail=item.text("state_description"),
-        submitted=item.count("submit_time"),
-        eligible=item.count("eligible_time"),
-        started=item.count("start_time"),
-        ended=item.count("end_time"),
-        evaluated=item.count("last_sched_evaluation"),
+        submitted=item.time("submit_time"),
+        eligible=item.time("eligible_time"),
+        started=item.time("start_time"),
+        ended=item.time("end_time"),
+        evaluated=item.time("last_sched_evaluation"),
         limit=item.number("time_limit") if limit is not None else None,
         nodes=item.text("nodes"),
         node_count=item.count("node_count"),
         single_node=item.count("max_nodes") == 1,
+        exclusive="none" in item.words("shared"),
         cpus=item.count("cpus"),
         cpus_per_task=max(1, item.count("cpus_per_task")),
         cpus_per_node=item.count("minimum_cpus_per_node"),
@@ -211,10 +218,10 @@ def _accounted(item: Mapped) -> Job:
         qos=item.text("qos"),
         states=item.words("state", "current"),
         reason=item.text("state", "reason"),
-        submitted=item.count("time", "submission"),
-        eligible=item.count("time", "eligible"),
-        started=item.count("time", "start"),
-        ended=item.count("time", "end"),
+        submitted=item.time("time", "submission"),
+        eligible=item.time("time", "eligible"),
+        started=item.time("time", "start"),
+        ended=item.time("time", "end"),
         limit=item.number("time", "limit"),
         nodes="" if item.text("nodes") == "None assigned" else item.text("nodes"),
         node_count=item.count("allocation_nodes"),

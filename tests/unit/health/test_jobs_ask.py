@@ -158,6 +158,44 @@ def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it
     assert item.answer.cause is JobCause.LIMIT
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -> None:
+    """A killed slurmctld forgets what it accepted in its last seconds; accounting never learns of an end."""
+    (item,) = look(asker(slurm := Slurm(squeue=invalid(), sacct=[recorded(12, state)])), "12")
+    text = page(item)
+    assert "Job 12 (train): LOST" in text and "Slurm has lost it" in text and "nothing is wrong" not in text
+    assert "submit it again" in text and len(slurm.calls) == 2
+    # Without an answer from slurmctld nothing is known of that.
+    away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
+    (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
+    assert "LOST" not in page(item)
+
+
+def test_a_job_that_was_cancelled_before_it_started_had_no_run() -> None:
+    never = {
+        "submission": NOW - 600,
+        "eligible": NOW + 3000,
+        "start": 0xFFFFFFFE,
+        "end": NOW - 590,
+        "limit": number(60),
+    }
+    record = recorded(12, "CANCELLED", kill_request_user="alice", nodes="None assigned", time=never)
+    (item,) = look(asker(Slurm(squeue=[queued(12, "CANCELLED", start_time=number(0))], sacct=[record])), "12")
+    assert [event.text for event in item.timeline] == ["submitted", "ended: CANCELLED"]
+    assert "requeued" not in page(item)
+
+
+def test_only_idle_nodes_have_room_for_an_exclusive_job() -> None:
+    def node(name: str, used: int) -> dict[str, object]:
+        return {"name": name, "state": ["MIXED" if used else "IDLE"], "partitions": ["main"], "cpus": 8,
+                "real_memory": 16000, "alloc_cpus": used}  # fmt: skip
+
+    nodes = json.dumps({"nodes": [node("w0", 1), node("w1", 0)]})
+    for shared, room in (([], 2), (["none"], 1), (["user"], 2)):
+        (item,) = look(asker(Slurm(squeue=[queued(12, shared=shared)], nodes=nodes)), "12")
+        assert f"2 nodes can run it and {room} have room for it now" in page(item)
+
+
 def test_no_accounting_and_no_controller_are_said() -> None:
     off = SlurmError("ask slurmctld", "Slurm accounting storage is disabled")
     with pytest.raises(InitError, match="keeps no accounting"):
