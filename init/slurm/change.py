@@ -30,6 +30,16 @@ ANEW = {
     "switchtype": "the workers' pods",
     "taskplugin": "the workers' pods",
 }
+# Plug-ins that slurmctld alone loads, with the beginning of their files' names: a client's test does not load them.
+PLUGINS = {
+    "jobcomptype": "jobcomp",
+    "jobsubmitplugins": "job_submit",
+    "mcsplugin": "mcs",
+    "preempttype": "preempt",
+    "prioritytype": "priority",
+    "schedulertype": "sched",
+    "selecttype": "select",
+}
 SHOWN = 10  # jobs listed by number; the rest is counted
 # Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
@@ -114,6 +124,18 @@ def impossible(new: Configuration, saved_of: str) -> str:
     for where, hosts in lists:
         if hosts.count("[") != hosts.count("]"):
             return f"{where}={hosts}: a bracket is not closed, or not opened"
+    return ""
+
+
+def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
+    """Return an error if the configuration names a plug-in that is not among these (`priority_basic`)."""
+    for key, kind in PLUGINS.items():
+        names = sorted(file.removeprefix(f"{kind}_") for file in present if file.startswith(f"{kind}_"))
+        for word in sorted(new.words(key)):
+            name = word.partition("/")[2] or word
+            if names and name not in ("none", *names):
+                line = f"{new.names[key]}={new.value(key)}"
+                return f"{line}: this Slurm has no plug-in {kind}/{name}, but {', '.join(names)}"
     return ""
 
 

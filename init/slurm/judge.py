@@ -13,7 +13,7 @@ from pathlib import Path
 from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import write
-from init.slurm.change import Effect, effect, has_less_room, hidden_lists
+from init.slurm.change import Effect, effect, has_less_room, hidden_lists, missing_plugin
 from init.slurm.change import impossible as cannot_be
 from init.slurm.conf import Configuration, read
 from init.slurm.daemon import Slurmctld
@@ -60,7 +60,12 @@ def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:
     """Return why slurmctld would refuse it, if that is known beforehand, else ""."""
     new = read({**files.installed(), **candidate})
     saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace")
-    return cannot_be(new, saved.partition("|")[0].strip().lower())  # NAME|NUMBER
+    return cannot_be(new, saved.partition("|")[0].strip().lower()) or missing_plugin(new, plugins())  # NAME|NUMBER
+
+
+def plugins() -> frozenset[str]:
+    """Return the names of this image's plug-ins of Slurm, without `.so`."""
+    return frozenset(path.stem for path in Path("/usr/lib").glob("*/slurm*/*_*.so"))
 
 
 def _saved(configuration: Configuration, name: str, most: int) -> bytes:

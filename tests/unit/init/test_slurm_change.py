@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from init.pod.pod import Pod
 from init.prepare import slurm_config
-from init.slurm.change import SHOWN, effect, hidden_lists, impossible
+from init.slurm.change import SHOWN, effect, hidden_lists, impossible, missing_plugin
 from init.slurm.conf import expanded, number, read
 from init.slurm.files import of_config_map
 from init.slurm.jobs import FIELDS, KnownJob, count, jobs
@@ -149,6 +149,26 @@ def test_a_change_costs_the_jobs_that_slurmctld_would_end(new: str, lost: dict[s
 )
 def test_what_only_slurmctld_refuses_is_told_before_it_is_asked(text: str, why: str) -> None:
     assert impossible(read(files(text)), "c") == why
+
+
+PRESENT = frozenset({"priority_basic", "priority_multifactor", "select_cons_tres", "job_submit_lua", "preempt_qos"})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "PriorityType=priority/bogus",
+            "PriorityType=priority/bogus: this Slurm has no plug-in priority/bogus, but basic, multifactor",
+        ),
+        ("priorityTYPE=priority/multifactor\nPreemptType=preempt/none\nJobSubmitPlugins=lua", ""),
+        ("JobSubmitPlugins=lua,mine", "JobSubmitPlugins=lua,mine: this Slurm has no plug-in job_submit/mine, but lua"),
+        ("SchedulerType=sched/any", ""),  # none of this kind is known here: nothing is claimed
+        ("AuthType=auth/any", ""),  # clients load it too, and test it
+    ],
+)
+def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(text: str, why: str) -> None:
+    assert missing_plugin(read(files(f"SelectType=select/cons_tres\n{text}\n")), PRESENT) == why
 
 
 def test_a_cluster_without_state_may_have_any_name() -> None:
