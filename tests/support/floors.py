@@ -11,7 +11,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"state"},
         {"prepare", "drain", "helpers"},
     ],
-    "health": [{""}, {"checks", "jobs"}, {"runner", "broker"}],
+    "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
