@@ -1,4 +1,4 @@
-"""Interface for the files in `scripts/health.d`: a check's declaration, its sources and its findings.
+"""Interface for files in `health.d` and `active.d`: a check's declaration, its sources and its findings.
 
 A check is a module with three names:
 
@@ -51,6 +51,8 @@ class When(StrEnum):
     BOOT = "boot"
     # Takes minutes or needs the whole node: runs only on request, or at pod start where that is configured.
     DEEP = "deep"
+    # A file of `active.d`: runs as a job of Slurm on idle nodes.
+    ACTIVE = "active"
 
 
 class Hardware(StrEnum):

@@ -153,7 +153,7 @@ def parse_python(tree: Path, paths: Sequence[str], timeout: float) -> list[str]:
 
 def standard_commands(tree: Path, entries: Iterable[CommitFile]) -> list[list[str]]:
     """Return the command that tries a tree's health checks on recorded outputs, if the tree has any."""
-    if not any(entry.path.startswith("health.d/") for entry in entries):
+    if not any(entry.path.startswith(("health.d/", "active.d/")) for entry in entries):
         return []
     if importlib.util.find_spec("health.cli") is None:
         return []

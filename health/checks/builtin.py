@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import select
@@ -37,6 +38,8 @@ MOUNTS = Path("/proc/self/mounts")
 SLURM_KEYS = ("/etc/slurm/slurm.key", "/etc/slurm/slurm.jwks")
 NCCL_LOGS = Path("/var/log/minivm/jobs")
 MOST_LOGS = 1000  # per job: NCCL writes one log per process of this node
+ACTIVE_RESULTS = Path("/var/lib/minivm/active")
+MOST_RESULTS = 100
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
 
 
@@ -284,6 +287,15 @@ def _newest_log(directory: Path) -> list[tuple[float, str]]:
     return [max(logs)] if logs else []
 
 
+def active_results(directory: Path = ACTIVE_RESULTS) -> Capture:
+    """Print the last result of each active check as one line of JSON; a file that is none shows as `null`."""
+    lines = []
+    for path in sorted(directory.glob("[!.]*.json"))[:MOST_RESULTS]:
+        data = read_json(path)
+        lines.append(json.dumps({"check": path.stem, **data} if data else None))
+    return Capture("\n".join([f"active results {len(lines)}", *lines, "end", ""]))
+
+
 BUILTINS: dict[str, Callable[[], Capture]] = {
     "processes": processes,
     "waiting": waiting,
@@ -292,4 +304,5 @@ BUILTINS: dict[str, Callable[[], Capture]] = {
     "clock": clock,
     "munge": identity,
     "nccl_log": nccl_log,
+    "active_results": active_results,
 }

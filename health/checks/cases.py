@@ -20,6 +20,7 @@ from gitsync.errors import GitsyncError
 from health.api import Capture, CheckModule, Failure, Result
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
+from health.checks.needs import ACTIVE, list_active_checks
 from health.verdict import Class, read_mapping
 
 KEYS = {"about", "origin", "expect", "now", "previous", "environment", "commit", "boot_id", "versions", "verdicts"}
@@ -144,13 +145,25 @@ def examine(tree: Path) -> Examined:
     """Test a tree's checks against its own recordings.
 
     Every file loads, no two checks declare one source name differently, every threshold file reads, and each recording
-    of the tree gets its expected verdict.
+    of the tree gets its expected verdict. The same holds for its active checks, which also say what they need.
     """
-    loaded = load_checks(tree)
+    passive, active = _examine(tree, "health.d"), _examine(tree, ACTIVE)
+    needs = list_active_checks(tree)
+    faults = [*passive.faults, *active.faults, *needs.broken.values()]
+    faults += [
+        f"{name}: {ACTIVE} takes Python files only" for name in sorted(active.checks - {*needs.checks, *needs.broken})
+    ]
+    faults += [f"{name}: is in health.d and in {ACTIVE}" for name in sorted(passive.checks & active.checks)]
+    recordings = passive.recordings + active.recordings
+    return Examined(tuple(faults), passive.checks | active.checks, recordings, (*passive.judged, *active.judged))
+
+
+def _examine(tree: Path, kind: str) -> Examined:
+    loaded = load_checks(tree, kind=kind)
     faults = list(loaded.broken.values()) + _source_clashes(loaded)
     judged: list[tuple[str, Result]] = []
     recordings = tried = 0
-    for path in sorted((tree / "health.d" / "recordings").glob("*/case.json")):
+    for path in sorted((tree / kind / "recordings").glob("*/case.json")):
         try:
             case = read_case(path.parent)
         except GitsyncError as error:
@@ -179,7 +192,7 @@ def examine(tree: Path) -> Examined:
         except GitsyncError as error:
             faults.append(f"{module.CHECK.name}: {error}")
     if loaded.checks and not tried:
-        faults.append("health.d/recordings holds no case: nothing proves that the checks work")
+        faults.append(f"{kind}/recordings holds no case: nothing proves that the checks work")
     return Examined(tuple(faults), frozenset(loaded.checks), recordings, tuple(judged))
 
 

@@ -118,8 +118,9 @@ class _Program:
         return [api.unknown(f"broken script: {last}")]
 
 
-def load_checks(tree: Path, names: Iterable[str] | None = None) -> Loaded:
-    directory = tree / "health.d"
+def load_checks(tree: Path, names: Iterable[str] | None = None, kind: str = "health.d") -> Loaded:
+    """Load the checks of one directory of the tree, `health.d` or `active.d`."""
+    directory = tree / kind
     checks: dict[str, api.CheckModule] = {}
     broken: dict[str, str] = {}
     wanted = None if names is None else set(names)

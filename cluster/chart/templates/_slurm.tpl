@@ -87,6 +87,7 @@
 {{- if include "minivm.filtersCommands" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
 {{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
 {{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
+{{- if .Values.activeChecks.enabled }}{{ $_ := mustMergeOverwrite $lines (dict "PreemptType" "preempt/partition_prio" "PreemptMode" "CANCEL") }}{{ end -}}
 {{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
 {{- $site := include "minivm.slurm.site" . | fromJson -}}
 {{- range $key := keys $lines }}{{ if hasKey $site (lower $key) }}{{ $_ := unset $lines $key }}{{ end }}{{ end -}}
@@ -97,6 +98,7 @@
 {{- $prolog := include "minivm.slurm.says" (dict "key" "PrologEpilogTimeout" "lines" $lines "root" .) -}}
 {{- if and $prolog (not (hasKey $site "batchstarttimeout")) }}{{ $_ := set $lines "BatchStartTimeout" $prolog }}{{ end -}}
 {{- include "minivm.nodesFit" (dict "lines" $lines "root" .) -}}
+{{- include "minivm.activeFits" (dict "lines" $lines "root" .) -}}
 {{- include "minivm.mountsForJobs" . -}}
 # Made by the chart. The pod's name and the name that others reach it by are two things.
 ClusterName={{ .Values.clusterName }}
@@ -112,7 +114,11 @@ SlurmctldHost={{ $full }}-controller-0({{ include "minivm.controllerHost" . }})
 NodeSet=pool_{{ $name }} Feature={{ $name }}
 {{- end }}
 {{ range $name, $partition := include "minivm.partitions" . | fromJson }}
-PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}
+PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}{{ if $root.Values.activeChecks.enabled }} PreemptMode=OFF{{ end }}
+{{- end }}
+{{- if .Values.activeChecks.enabled }}
+# Active checks: jobs of Slurm's own user, which any other job cancels.
+PartitionName=minivm-active Nodes={{ range $i, $pool := keys (include "minivm.pools" . | fromJson) | sortAlpha }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default=NO State=UP Hidden=YES AllowGroups=root PriorityTier=0 PriorityJobFactor=0 PreemptMode=CANCEL GraceTime=0 MaxTime=10
 {{- end }}
 {{ .Values.slurm.extraConfig }}
 {{- end -}}
@@ -152,6 +158,32 @@ slurm.extraConfig comes last. A line goes on where it ends with a backslash, and
   {{- if not $pool.perNode }}{{ $names = add $names (include "minivm.pool.names" $pool | int) }}{{ end -}}
 {{- end -}}
 {{- if and (eq .root.Values.slurm.nodeMode "dynamic") (regexMatch "^[0-9]+$" $most) (gt (int $names) (int $most)) }}{{ fail (printf "slurm.maxNodes: workers.pools have %d nodes together, by replicas and elastic.max, and slurmctld takes %s" (int $names) $most) }}{{ end -}}
+{{- end -}}
+
+{{/* Active checks need preemption between partitions that nothing else uses, and pools that do not follow idleness. */}}
+{{- define "minivm.activeFits" -}}
+{{- if .root.Values.activeChecks.enabled -}}
+{{- $site := include "minivm.slurm.site" .root | fromJson -}}
+{{- range $key := list "PreemptType" "PreemptMode" "PreemptParameters" -}}
+  {{- $value := include "minivm.slurm.says" (dict "key" $key "lines" $site "root" $.root) -}}
+  {{- if $value }}{{ fail (printf "activeChecks.enabled: slurm.config or slurm.extraConfig sets %s to %s, and active checks need preemption by partition for themselves alone: remove the line, or disable active checks" $key $value) }}{{ end -}}
+{{- end -}}
+{{- range $name, $partition := include "minivm.partitions" .root | fromJson -}}
+  {{- if eq $name "minivm-active" }}{{ fail "slurm.partitions: minivm-active is the partition of activeChecks: give yours another name" }}{{ end -}}
+  {{- range $key, $value := $partition.options -}}
+    {{- if eq (lower $key) "preemptmode" }}{{ fail (printf "slurm.partitions.%s.options.PreemptMode: with activeChecks.enabled no users' partition is preempted: remove it, or disable active checks" $name) }}{{ end -}}
+    {{- if and (eq (lower $key) "prioritytier") (lt (int $value) 1) }}{{ fail (printf "slurm.partitions.%s.options.PriorityTier is %v, and active checks have 0: set 1 or more" $name $value) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- range $name, $_ := include "minivm.pools" .root | fromJson -}}
+  {{- $pool := include "minivm.pool" (dict "root" $.root "name" $name) | fromJson -}}
+  {{- if or $pool.elastic $pool.externalScaling }}{{ fail (printf "activeChecks.enabled: the pool %s shrinks when its nodes are idle, and a check makes a node busy: remove elastic and externalScaling, or disable active checks" $name) }}{{ end -}}
+{{- end -}}
+{{- if dig "lend" "pools" list .root.Values.fleet.policy }}{{ fail "activeChecks.enabled: fleet.policy.lend lends idle machines, and a check makes a machine busy: use one of the two" }}{{ end -}}
+{{- if not .root.Values.slurm.scripts.enabled }}{{ fail "activeChecks.enabled: the checks are files of the scripts tree, and slurm.scripts.enabled is false: set it to true" }}{{ end -}}
+{{- $enforce := include "minivm.slurm.says" (dict "key" "AccountingStorageEnforce" "lines" .lines "root" .root) -}}
+{{- if and $enforce (ne (lower $enforce) "none") (not .root.Values.activeChecks.account) }}{{ fail (printf "activeChecks.account is empty, and AccountingStorageEnforce is %s: name an account that has the user slurm" $enforce) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What the release of Slurm in the controller's image is and can, as JSON: files/slurm.yaml. By slurm.version, or the

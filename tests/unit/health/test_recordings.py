@@ -17,13 +17,16 @@ ROOT = Path(__file__).resolve().parents[3]
 TREE = ROOT / "scripts"
 CASES = [
     path.parent
-    for path in sorted([*(ROOT / "tests/recordings").rglob("case.json"), *TREE.glob("health.d/recordings/*/case.json")])
+    for path in sorted([*(ROOT / "tests/recordings").rglob("case.json"), *TREE.glob("*/recordings/*/case.json")])
 ]
+ACTIVE = load_checks(TREE, kind="active.d")
 LOADED = load_checks(TREE)
+CHECKS = {**LOADED.checks, **ACTIVE.checks}
 
 
 def test_every_check_of_the_default_tree_loads() -> None:
     assert not LOADED.broken
+    assert not ACTIVE.broken
     assert len(LOADED.checks) >= 30
 
 
@@ -33,7 +36,7 @@ def test_a_recording_gets_the_verdict_that_it_is_known_to_mean(path: Path) -> No
     assert case.origin, "a recording says where it comes from"
     assert case.expect, "a recording that nothing is expected of proves nothing"
     for check, (result, class_) in case.expect.items():
-        got = judge_case(LOADED.checks[check], TREE, case)
+        got = judge_case(CHECKS[check], TREE, case)
         assert not got.broken, f"{check}: {got.broken}"
         said = f"{check}: {got.verdict.result} {got.verdict.class_}: {got.verdict.reason}"
         assert got.verdict.result is result, said
@@ -47,7 +50,7 @@ def test_every_check_has_a_healthy_and_a_sick_recording() -> None:
     for path in CASES:
         for check, (result, _) in read_case(path).expect.items():
             seen.setdefault(check, set()).add(result)
-    for name in LOADED.checks:
+    for name in CHECKS:
         assert {Result.OK, Result.PROBLEM} <= seen.get(name, set()), f"{name}: {seen.get(name)}"
 
 

@@ -1,0 +1,212 @@
+"""Measure one part of a node: `python3 -I -m health.active.measure cpu|memory|disk|tcp`. Prints "NAME VALUE MB/s".
+
+The programs load their part for a few seconds and judge nothing. They need the standard library only.
+
+`tcp` measures both directions between this node and each node in $MINIVM_PEERS, whose part srun starts as the step
+`tcp-peer ADDRESS PORT` of the same job. The peers connect to this node and prove themselves by a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import multiprocessing
+import os
+import random
+import secrets
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+SECONDS = 2.0
+MIB = 1 << 20
+BLOCK = 64 * MIB
+DISK = 128 * MIB
+CHUNK = MIB // 4
+# SrunPortRange, which network policies leave open between workers.
+PORTS = range(60001, 63001)
+PATIENCE_S = 30.0
+TOKEN = "MINIVM_ACTIVE_TOKEN"  # the variable's name
+
+
+def repeat(action: Callable[[], object], size: int) -> float:
+    """Return the MB/s at which the action handles `size` bytes: the median of its runs, which one hiccup leaves."""
+    rates: list[float] = []
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until or len(rates) < 3:
+        start = time.monotonic()
+        action()
+        rates.append(size / 1e6 / max(time.monotonic() - start, 1e-9))
+    return statistics.median(rates)
+
+
+def hash_on(cpu: int) -> tuple[int, float]:
+    os.sched_setaffinity(0, {cpu})
+    block = bytes(MIB)
+    return cpu, repeat(lambda: hashlib.blake2b(block).digest(), MIB)
+
+
+def cpu() -> Iterator[tuple[str, float]]:
+    """Hash on every CPU of the node at once."""
+    cpus = sorted(os.sched_getaffinity(0))
+    with multiprocessing.get_context("fork").Pool(len(cpus), maxtasksperchild=1) as pool:
+        for number, rate in pool.imap(hash_on, cpus, chunksize=1):
+            yield f"cpu{number}", rate
+
+
+def memory() -> Iterator[tuple[str, float]]:
+    """Copy a block that no cache holds."""
+    source, target = bytearray(BLOCK), bytearray(BLOCK)
+    view = memoryview(source)
+
+    def copy() -> None:
+        target[:] = view
+
+    copy()
+    yield "copy", repeat(copy, BLOCK)
+
+
+def disk() -> Iterator[tuple[str, float]]:
+    """Write a file through to the disk below the directory for temporary files."""
+    block = os.urandom(MIB)
+    with tempfile.TemporaryFile() as file:
+
+        def write() -> None:
+            file.seek(0)
+            for _ in range(DISK // MIB):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+
+        yield "write", repeat(write, DISK)
+
+
+def listen() -> socket.socket:
+    """Listen on a free port of the range."""
+    dual = socket.has_dualstack_ipv6()
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError):
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+    raise OSError("no free port between 60001 and 63000")
+
+
+def send_for(connection: socket.socket, seconds: float) -> None:
+    block = bytes(CHUNK)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        connection.sendall(block)
+    connection.shutdown(socket.SHUT_WR)
+
+
+def receive_all(connection: socket.socket) -> float:
+    """Read until the sender is done; return MB/s."""
+    buffer, size, start = bytearray(CHUNK), 0, time.monotonic()
+    while count := connection.recv_into(buffer):
+        size += count
+    return size / 1e6 / max(time.monotonic() - start, 1e-9)
+
+
+def read_line(connection: socket.socket) -> str:
+    """Read one short line and nothing behind it."""
+    text = b""
+    while not text.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(text) > 300:
+            raise OSError("the peer sent no complete line")
+        text += byte
+    return text.decode(errors="replace").strip()
+
+
+def tcp() -> Iterator[tuple[str, float]]:
+    peers = [name for name in os.environ.get("MINIVM_PEERS", "").split(",") if name]
+    if not peers:
+        raise OSError("MINIVM_PEERS names no node")
+    token = secrets.token_hex(16)
+    with listen() as server:
+        server.settimeout(PATIENCE_S)
+        # srun gives every task the address of the node where it runs itself: this one.
+        command = [
+            "srun", "--overlap", "--mpi=none", "--kill-on-bad-exit=1", f"--nodes={len(peers)}",
+            f"--ntasks={len(peers)}", "--ntasks-per-node=1", f"--nodelist={','.join(peers)}", f"--export=ALL,{TOKEN}",
+            sys.executable, "-I", "-m", "health.active.measure", "tcp-peer", str(server.getsockname()[1]),
+        ]  # fmt: skip
+        with subprocess.Popen(command, env={**os.environ, TOKEN: token}, stdout=subprocess.DEVNULL) as step:
+            try:
+                # Two connections for each peer, one for each direction; they are measured one after the other.
+                for _ in range(2 * len(peers)):
+                    yield accept(server, token)
+            finally:
+                # srun ends its step's tasks when it is asked to end.
+                with suppress(subprocess.TimeoutExpired):
+                    step.wait(5.0)
+                step.terminate()
+
+
+def accept(server: socket.socket, token: str) -> tuple[str, float]:
+    """Measure with the next peer that connects and has the token."""
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(PATIENCE_S)
+            words = read_line(connection).split()
+            if len(words) != 3 or not hmac.compare_digest(words[0], token):
+                continue
+            _, direction, name = words
+            if direction == "from":
+                connection.sendall(b"go\n")
+                return f"from_{name}", receive_all(connection)
+            connection.sendall(b"go\n")
+            send_for(connection, SECONDS)
+            return f"to_{name}", float(read_line(connection))
+
+
+def tcp_peer(port: int) -> None:
+    """Send to the measuring node, then receive from it."""
+    token, name = os.environ[TOKEN], os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    address = (os.environ["SLURM_LAUNCH_NODE_IPADDR"], port)
+    for direction in ("from", "to"):
+        with socket.create_connection(address, PATIENCE_S) as connection:
+            connection.sendall(f"{token} {direction} {name}\n".encode())
+            # The measuring node serves one connection after the other.
+            connection.settimeout(PATIENCE_S * 4)
+            read_line(connection)
+            if direction == "from":
+                send_for(connection, SECONDS)
+                with suppress(OSError):
+                    connection.recv(1)
+            else:
+                connection.sendall(f"{receive_all(connection):.1f}\n".encode())
+
+
+PROGRAMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
+    "cpu": cpu,
+    "memory": memory,
+    "disk": disk,
+    "tcp": tcp,
+}
+
+
+def main(arguments: list[str]) -> int:
+    # A job that makes room ends at once.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    match arguments:
+        case ["tcp-peer", port]:
+            tcp_peer(int(port))
+        case [name] if name in PROGRAMS:
+            for part, rate in PROGRAMS[name]():
+                print(f"{part} {rate:.1f} MB/s", flush=True)
+        case _:
+            print(f"wanted one of {', '.join(PROGRAMS)}, not {' '.join(arguments)!r}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,141 @@
+"""Run one active check inside its job, on the node: `python3 -I -m health.active.run CHECK [--group A,B]`.
+
+The exit code is the result that the controller reads from the job: 0 passed, 80 (MINIVM_UNFIT) failed, 1 not known.
+With a group, this node is its first machine and measures towards the others. A result that is about this node alone is
+also kept in a file, which the health check `active_checks` judges. A job that is killed leaves the previous file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gitsync import lease
+from gitsync.errors import GitsyncError
+from ground.files import read_json, write_json
+from health.api import CheckModule, Result
+from health.checks.collect import collect
+from health.checks.judge import Judged, Setting, judge
+from health.checks.load import load_checks, load_limits
+from health.checks.needs import ACTIVE
+from health.places import boot_id
+from health.script import UNFIT
+
+RESULTS = Path("/var/lib/minivm/active")
+# What a check's programs may know of their job: enough to start a step in it.
+OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_LAUNCH_NODE_IPADDR", "SLURMD_NODENAME")
+LATER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRecord:
+    """Last result of one active check on this node."""
+
+    check: str
+    result: str = Result.UNKNOWN.value
+    reason: str = ""
+    at: float = 0.0
+    # In a row.
+    failures: int = 0
+    commit: str = ""
+    job: str = ""
+    # What the check remembers.
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_record(check: str, directory: Path = RESULTS) -> ActiveRecord:
+    """Read the last result; an absent or damaged file is no result."""
+    data = read_json(directory / f"{check}.json")
+    try:
+        state, at, failures = data.get("state", {}), float(data["at"]), int(data["failures"])
+        if not isinstance(state, dict) or not math.isfinite(at) or failures < 0:
+            return ActiveRecord(check)
+        texts = {key: str(data.get(key, "")) for key in ("result", "reason", "commit", "job")}
+        return ActiveRecord(check, at=at, failures=failures, state=state, **texts)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return ActiveRecord(check)
+
+
+def after(before: ActiveRecord, judged: Judged, job: str) -> ActiveRecord:
+    """Return the record after a run. What could not be measured neither counts nor clears a failure."""
+    verdict = judged.verdict
+    counts = {Result.OK: 0, Result.PROBLEM: before.failures + 1, Result.UNKNOWN: before.failures}
+    return ActiveRecord(
+        verdict.check, verdict.result.value, verdict.reason, verdict.at, counts[verdict.result], verdict.commit, job,
+        judged.state,
+    )  # fmt: skip
+
+
+def save(record: ActiveRecord, directory: Path = RESULTS) -> None:
+    write_json(directory / f"{record.check}.json", asdict(record))
+
+
+def run_check(
+    module: CheckModule, tree: Path, commit: str, before: ActiveRecord, environment: Mapping[str, str]
+) -> Judged:
+    captures = collect(module.CHECK.sources, environment, at_once=1)
+    setting = Setting(commit, boot_id(), time.time(), {})
+    return judge(module, captures, lambda name: load_limits(tree, name), setting, before.state)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="health.active.run")
+    parser.add_argument("check")
+    parser.add_argument("--group", default="", help="the machines under test, this node first")
+    parser.add_argument("--partners", default="", help="machines that are known to be good")
+    parser.add_argument("--passed", default="", help="record that the check passed here, with this reason")
+    options = parser.parse_args(arguments)
+    job = os.environ.get("SLURM_JOB_ID", "")
+    before = read_record(options.check)
+    if options.passed:
+        reason = options.passed[:300]
+        save(replace(before, result=Result.OK.value, reason=reason, at=time.time(), failures=0, job=job))
+        return 0
+    suspects = [name for name in options.group.split(",") if name]
+    peers = [*suspects[1:], *(name for name in options.partners.split(",") if name)]
+    environment = {key: os.environ[key] for key in OF_THE_JOB if key in os.environ}
+    try:
+        with lease.hold() as held:
+            loaded = load_checks(held.path, [options.check], ACTIVE)
+            if options.check not in loaded.checks:
+                why = loaded.broken.get(options.check, f"commit {held.commit} has no {ACTIVE}/{options.check}.py")
+                print(f"cannot run an active check: {why}", file=sys.stderr)
+                return 1
+            module = loaded.checks[options.check]
+            judged = run_check(module, held.path, held.commit, before, {**environment, "MINIVM_PEERS": ",".join(peers)})
+    except GitsyncError as error:
+        print(error, file=sys.stderr)
+        return 1
+    passed = judged.verdict.result is Result.OK
+    if passed or len(suspects) <= 1:
+        save(after(before, judged, job))
+    if passed and peers:
+        _record_pass(options.check, peers, judged.verdict.reason)
+    print(f"{options.check}: {judged.verdict.result}: {judged.verdict.reason}", flush=True)
+    return {Result.OK: 0, Result.PROBLEM: UNFIT, Result.UNKNOWN: 1}[judged.verdict.result]
+
+
+def _record_pass(check: str, peers: list[str], reason: str) -> None:
+    """Record the pass on the other nodes too; without it they only show an older result."""
+    command = [
+        "srun", "--overlap", "--mpi=none", f"--nodes={len(peers)}", f"--ntasks={len(peers)}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(peers)}", sys.executable, "-I", "-m", "health.active.run", check,
+        f"--passed={reason or 'passed'}",
+    ]  # fmt: skip
+    environment = {key: os.environ[key] for key in ("PATH", *OF_THE_JOB) if key in os.environ}
+    try:
+        subprocess.run(command, env=environment, timeout=LATER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"cannot record the pass on {','.join(peers)}: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""Active checks in the chart: a partition that every job preempts, and refusals where they would do harm."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from cluster.errors import ClusterError
+from tests.support.rendered_chart import render
+
+ON = {"enabled": True}
+
+
+def slurm_conf(values: dict[str, Any]) -> str:
+    objects = render(values, release="slurm", namespace="hpc")
+    name = ("ConfigMap", "slurm-config")
+    (config,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == name]
+    text: str = config["data"]["slurm.conf"]
+    return text
+
+
+def test_by_default_slurm_preempts_nothing() -> None:
+    text = slurm_conf({})
+    assert "Preempt" not in text
+    assert "minivm-active" not in text
+
+
+def test_only_the_partition_of_active_checks_is_preempted() -> None:
+    text = slurm_conf({"activeChecks": ON, "workers": {"pools": {"a": {}, "b": {}}}})
+    assert "PreemptType=preempt/partition_prio" in text
+    partitions = [line for line in text.splitlines() if line.startswith("PartitionName=")]
+    active = [line for line in partitions if line.startswith("PartitionName=minivm-active ")]
+    assert len(active) == 1
+    for option in ("Nodes=pool_a,pool_b", "PriorityTier=0", "PreemptMode=CANCEL", "AllowGroups=root", "Hidden=YES"):
+        assert option in active[0].split()
+    assert all("PreemptMode=OFF" in line.split() for line in partitions if line not in active)
+
+
+def test_the_controller_gets_the_settings() -> None:
+    objects = render({"activeChecks": {**ON, "account": "ops"}}, release="slurm", namespace="hpc")
+    name = ("StatefulSet", "slurm-controller")
+    (controller,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == name]
+    env = {item["name"]: item.get("value") for item in controller["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["MINIVM_ACTIVE_CHECKS"] == "1"
+    assert env["MINIVM_ACTIVE_IDLE"] == "600s"
+    assert env["MINIVM_ACTIVE_SHARE"] == "0.25"
+    assert env["MINIVM_ACTIVE_ACCOUNT"] == "ops"
+
+
+FLEET = {"enabled": True, "workerPools": {"enabled": True}}
+ELASTIC = {"kind": "WorkerPool", "elastic": {"min": 1, "max": 2}}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"slurm": {"config": {"PreemptType": "preempt/qos"}}}, "sets PreemptType to preempt/qos"),
+        ({"slurm": {"extraConfig": "preemptmode=requeue"}}, "sets PreemptMode to requeue"),
+        ({"slurm": {"partitions": {"all": {"options": {"PreemptMode": "REQUEUE"}}}}}, "partitions.all.options.Preempt"),
+        ({"slurm": {"partitions": {"all": {"options": {"PriorityTier": "0"}}}}}, "PriorityTier is 0"),
+        ({"slurm": {"partitions": {"minivm-active": {"pools": ["a"]}}}}, "give yours another name"),
+        ({"slurm": {"scripts": {"enabled": False}}}, "slurm.scripts.enabled is false"),
+        ({"slurm": {"config": {"AccountingStorageEnforce": "associations"}}}, "activeChecks.account is empty"),
+        ({"fleet": FLEET, "workers": {"pools": {"a": ELASTIC}}}, "the pool a shrinks"),
+    ],
+)
+def test_what_conflicts_with_active_checks_is_refused(values: dict[str, Any], reason: str) -> None:
+    values.setdefault("workers", {"pools": {"a": {}}})
+    with pytest.raises(ClusterError, match=re.escape(reason)):
+        render({"activeChecks": ON, **values}, release="slurm", namespace="hpc")

@@ -1,0 +1,154 @@
+"""An active check on its node: measuring programs, what is kept of a result, and what the controller reads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gitsync.errors import GitsyncError
+from health.active import measure
+from health.active.run import ActiveRecord, after, read_record, save
+from health.api import Capture, Class, Command, Result
+from health.checks.builtin import active_results
+from health.checks.cases import examine
+from health.checks.judge import Judged, Setting, judge
+from health.checks.load import load_checks, load_limits
+from health.checks.needs import Needs, list_active_checks, read_needs
+from health.verdict import Verdict
+
+TREE = Path(__file__).resolve().parents[3] / "scripts"
+CHECKS = load_checks(TREE, kind="active.d").checks
+
+
+def judged(result: Result, state: dict[str, object] | None = None) -> Judged:
+    return Judged(Verdict("cpu", result, Class.MANUAL, "words", at=5.0, commit="c"), state or {})
+
+
+def test_every_active_check_says_what_it_needs() -> None:
+    listed = list_active_checks(TREE)
+    assert not listed.broken
+    assert set(listed.checks) == set(CHECKS)
+    for name, needs in listed.checks.items():
+        assert needs.period_s == CHECKS[name].CHECK.period_s
+        # The job's limit leaves time for its start.
+        deadlines = [source.deadline_s for source in CHECKS[name].CHECK.sources if isinstance(source, Command)]
+        assert sum(deadlines) <= needs.minutes * 60
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "wanted a line like NEEDS"),
+        ("NEEDS = {'node': 1}", "unknown key 'node'; nodes?"),
+        ("NEEDS = {'nodes': 3}", "wanted a number from 1 to 2, not 3"),
+        ("NEEDS = {'nodes': True}", "not True"),
+        ("NEEDS = {'minutes': 'x' * 3}", "wanted a literal mapping"),
+        ("NEEDS = [1]", "wanted a mapping"),
+        ("NEEDS = {" + "[" * 5000, "plan an active check"),
+        ("\0", "plan an active check"),
+    ],
+)
+def test_needs_that_cannot_be_read_are_refused(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(text)
+    with pytest.raises(GitsyncError) as error:
+        read_needs(tmp_path / "x.py")
+    assert reason in str(error.value) or reason.replace("; nodes?", "") in str(error.value)
+
+
+def test_needs_are_read_without_running_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text('raise SystemExit(1)\nNEEDS = {"nodes": 2}\n')
+    assert read_needs(tmp_path / "x.py") == Needs(nodes=2)
+
+
+def test_a_tree_with_a_broken_active_check_is_refused(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(TREE, tree)
+    assert not examine(tree).faults
+    (tree / "active.d/cpu.py").write_text((tree / "active.d/cpu.py").read_text().replace('"nodes": 1', '"nodes": 0'))
+    assert any("NEEDS.nodes" in fault for fault in examine(tree).faults)
+
+
+@pytest.mark.parametrize("part", ["cpu", "memory", "disk"])
+def test_a_program_prints_rates_that_its_check_reads(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 0.01)
+    monkeypatch.setattr(measure, "BLOCK", 1 << 16)
+    monkeypatch.setattr(measure, "DISK", 1 << 20)
+    assert measure.main([part]) == 0
+    (check,) = [module for module in CHECKS.values() if module.CHECK.sources[0].name == f"{part}_rates"]
+    captures = {f"{part}_rates": Capture(capsys.readouterr().out)}
+    done = judge(check, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 1.0, {}), {})
+    assert done.verdict.result is not Result.UNKNOWN, done.verdict.reason
+    assert not done.broken
+
+
+def test_a_slow_result_does_not_become_the_usual_one() -> None:
+    check = CHECKS["memory_bandwidth"]
+    state: dict[str, object] = {}
+    for _ in range(8):
+        captures = {"memory_rates": Capture("copy 8000.0 MB/s")}
+        done = judge(check, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 1.0, {}), state)
+        assert done.verdict.result is Result.OK
+        state = dict(done.state)
+    for _ in range(30):
+        captures = {"memory_rates": Capture("copy 5000.0 MB/s")}
+        done = judge(check, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 1.0, {}), state)
+        assert done.verdict.result is Result.PROBLEM
+        state = dict(done.state)
+
+
+def test_only_a_measured_result_counts_or_clears_a_failure() -> None:
+    record = ActiveRecord("cpu")
+    for result, failures in [
+        (Result.PROBLEM, 1), (Result.UNKNOWN, 1), (Result.PROBLEM, 2), (Result.OK, 0), (Result.UNKNOWN, 0),
+    ]:  # fmt: skip
+        record = after(record, judged(result), "7")
+        assert record.failures == failures
+
+
+def test_a_record_is_read_back_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    record = after(ActiveRecord("cpu"), judged(Result.PROBLEM, {"rates": [1.0]}), "7")
+    save(record, tmp_path)
+    assert read_record("cpu", tmp_path) == record
+    for text in ("", "[]", "{}", '{"at": "x", "failures": 1}', '{"at": 1e999, "failures": 1}', "[" * 100_000):
+        (tmp_path / "cpu.json").write_text(text)
+        assert read_record("cpu", tmp_path) == ActiveRecord("cpu")
+
+
+def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:
+    module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
+    record = ActiveRecord("cpu")
+    for expected in (Result.OK, Result.PROBLEM):
+        record = after(record, judged(Result.PROBLEM), "7")
+        save(record, tmp_path)
+        captures = {"active_results": active_results(tmp_path)}
+        done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 9.0, {}), {})
+        assert done.verdict.result is expected
+    assert done.verdict.class_ is Class.MANUAL
+
+
+def test_a_damaged_result_is_unknown_and_none_is_ok(tmp_path: Path) -> None:
+    module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
+    for text, result in [(None, Result.OK), ("[1]", Result.UNKNOWN), ('{"at": 1}', Result.UNKNOWN)]:
+        if text:
+            (tmp_path / "x.json").write_text(text)
+        captures = {"active_results": active_results(tmp_path)}
+        done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 9.0, {}), {})
+        assert done.verdict.result is result
+        assert not done.broken
+
+
+def test_by_default_the_broker_shows_active_checks_and_drains_nothing() -> None:
+    policy = json.loads((TREE / "lib/policy.json").read_text())
+    assert policy["broker"]["checks"]["active_checks"] == "never"
+
+
+def test_measuring_imports_the_standard_library_only() -> None:
+    tree = ast.parse(Path(measure.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {str(name).partition(".")[0] for name in modules} & {"health", "gitsync", "init", "ground"}
