@@ -12,7 +12,7 @@ results and calls it again, so a crash at any moment loses nothing, and a test w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,10 +52,17 @@ class Diagnosis:
 
 
 def diagnose(
-    machines: Iterable[PlacedMachine], groups: Sequence[GroupTest], results: Iterable[GroupResult]
+    machines: Iterable[PlacedMachine],
+    groups: Sequence[GroupTest],
+    results: Iterable[GroupResult],
+    good: Collection[str] = (),
+    idle: Collection[str] = (),
 ) -> Diagnosis:
-    """Diagnose one sweep from its groups and all results, in the order in which they came."""
-    search = _Search(machines, groups, results)
+    """Diagnose one sweep from its groups and all results, in the order in which they came.
+
+    `good` are machines that passed shortly before the sweep; the idle ones are preferred as partners.
+    """
+    search = _Search(machines, groups, results, frozenset(good), frozenset(idle))
     search.run()
     culprits = sorted(search.culprits, key=lambda culprit: (culprit.part, culprit.name))
     return Diagnosis(tuple(culprits), tuple(search.wanted), tuple(sorted(search.undecided)))
@@ -63,12 +70,19 @@ def diagnose(
 
 class _Search:
     def __init__(
-        self, machines: Iterable[PlacedMachine], groups: Sequence[GroupTest], results: Iterable[GroupResult]
+        self,
+        machines: Iterable[PlacedMachine],
+        groups: Sequence[GroupTest],
+        results: Iterable[GroupResult],
+        good: frozenset[str],
+        idle: frozenset[str],
     ) -> None:
         self.leaf = {machine.name: machine.leaf for machine in machines}
         self.groups = groups
         self.results: dict[frozenset[str], list[GroupResult]] = {}
-        self.good: set[str] = set()
+        self.idle = idle
+        # Machines of the sweep prove themselves in it.
+        self.good = set(good) - {name for group in groups for name in group.suspects}
         for result in results:
             self.results.setdefault(frozenset(result.test.suspects), []).append(result)
             if result.passed:
@@ -191,6 +205,10 @@ class _Search:
         if not choice:
             self.undecided.add(name)
             return False
-        partner = min(choice, key=lambda other: (other in before, other in taken, self.leaf.get(other) != leaf, other))
+
+        def order(other: str) -> tuple[bool, bool, bool, bool, str]:
+            return other in before, other not in self.idle, other in taken, self.leaf.get(other) != leaf, other
+
+        partner = min(choice, key=order)
         self.wanted.append(GroupTest((name,), (partner,)))
         return True

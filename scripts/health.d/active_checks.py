@@ -52,12 +52,12 @@ def _result(data: Mapping[str, object]) -> ActiveResult:
 
 
 def judge(measured: list[ActiveResult], context: Context) -> Iterable[Finding]:
+    passed = []
     for result in measured:
         hours = max(0.0, context.now - result.at) / 3600
-        text = f"{result.check}: {result.reason} ({hours:.0f} h ago)"
         if result.failures >= FAILURES:
-            yield problem(f"{text}, failed {result.failures} times", subject=result.check, measured=result.failures)
+            reason = f"{result.check}: {result.reason} ({hours:.0f} h ago, failed {result.failures} times)"
+            yield problem(reason, subject=result.check, measured=result.failures)
         else:
-            yield ok(text, subject=result.check, measured=result.failures, threshold=FAILURES)
-    if not measured:
-        yield ok("no active check has run on this node")
+            passed.append(f"{result.check} {hours:.0f} h ago{', failed once' if result.failures else ''}")
+    yield ok(f"active checks: {', '.join(passed) or 'none has run here'}")

@@ -1,0 +1,220 @@
+"""Submit active checks to idle nodes: `python3 -I -m health.active`, a periodic service on the acting controller.
+
+It runs as Slurm's own user, whose jobs alone the partition takes. Settings: MINIVM_ACTIVE_IDLE, MINIVM_ACTIVE_SHARE,
+MINIVM_ACTIVE_ACCOUNT. On failure the exit code is 1 and the only line is the reason for the pod's degraded state.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from gitsync import lease
+from gitsync.errors import GitsyncError
+from ground.files import write_json
+from health.active import memory as memories
+from health.active.culprit import Part
+from health.active.groups import GroupTest, PlacedMachine
+from health.active.turn import (
+    ActiveInputs,
+    ActiveJob,
+    ActiveNode,
+    ActiveSettings,
+    JobResult,
+    Submission,
+    Turn,
+    decide,
+    findings,
+    is_at_fault,
+)
+from health.checks.needs import list_active_checks
+from health.script import UNFIT
+from init.errors import ConfigError, InitError
+from init.fields import duration
+from init.slurm import client
+from init.slurm.node import Node, parse
+
+PARTITION = "minivm-active"
+MEMORY = Path("/var/lib/minivm/active/plan.json")
+REPORT = Path("/var/lib/minivm/active/report.json")
+SBATCH = "/usr/bin/sbatch"
+PYTHON = "/opt/minivm/bin/python3"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+COMMENT = re.compile(r"active-check ([\w.-]+) suspects=([\w.,-]+) partners=([\w.,-]*)")
+# An idle node has no other state than how it came to be.
+HARMLESS = frozenset({"IDLE", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "CLOUD"})
+# Reasons of jobs that start when nodes are free.
+WAITS_FOR_NODES = frozenset({"None", "Resources", "Priority"})
+ENDED = {
+    "CD": JobResult.PASSED,
+    **dict.fromkeys(("PR", "CA", "NF", "BF", "DL"), JobResult.CANCELLED),
+    **dict.fromkeys(("F", "TO", "OOM"), JobResult.NONE),
+}
+
+
+def settings(env: Mapping[str, str]) -> ActiveSettings:
+    idle_text, share_text = env.get("MINIVM_ACTIVE_IDLE", "600s"), env.get("MINIVM_ACTIVE_SHARE", "0.25")
+    idle = duration(idle_text)
+    try:
+        share = float(share_text)
+    except ValueError:
+        share = math.nan
+    for name, text, valid, wanted in (
+        ("MINIVM_ACTIVE_IDLE", idle_text, idle is not None, "a duration such as 600s"),
+        ("MINIVM_ACTIVE_SHARE", share_text, 0 < share <= 1, "a share above 0 and at most 1"),
+    ):
+        if not valid:
+            raise ConfigError("plan active checks", f"found {text!r}, expected {wanted}", field=name)
+    return ActiveSettings(idle or 0.0, share)
+
+
+def comment_of(submission: Submission) -> str:
+    test = submission.test
+    return f"active-check {submission.check} suspects={','.join(test.suspects)} partners={','.join(test.partners)}"
+
+
+def parse_jobs(text: str, now: float) -> tuple[ActiveJob, ...]:
+    """Parse squeue's lines ID|STATE|EXIT|SUBMITTED|COMMENT|; a job that is no active check is skipped."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        match = COMMENT.fullmatch(fields[4].strip()) if len(fields) >= 5 else None
+        if match is None:
+            continue
+        job, state, code, submitted = (field.strip() for field in fields[:4])
+        test = GroupTest(tuple(match[2].split(",")), tuple(name for name in match[3].split(",") if name))
+        waits = max(0.001, now - _time(submitted)) if state == "PD" else 0.0
+        jobs.append(ActiveJob(job, match[1], test, _result(state, code), waits))
+    return tuple(jobs)
+
+
+def _result(state: str, code: str) -> JobResult:
+    if state == "F" and code == f"{UNFIT}:0":
+        return JobResult.FAILED
+    return ENDED.get(state, JobResult.IN_FLIGHT)
+
+
+def _time(text: str) -> float:
+    """Return Slurm's local time as seconds since 1970; 0 if it has none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def parse_node(node: Node, now: float) -> ActiveNode:
+    shown = dict(node.shown)
+    # "default:/:row-1/:row-1/r7,blocks:b1": the tree's switches from the root to the leaf.
+    tree = next((part for part in shown.get("Topology", "").split(",") if part.startswith("default:")), "")
+    is_idle = node.flags <= HARMLESS and "IDLE" in node.flags and node.state.rstrip("*~#!%$@^-") == node.state
+    # Without a time the node counts as busy until now.
+    since = _time(shown.get("LastBusyTime", "")) or now
+    return ActiveNode(PlacedMachine(node.name, tuple(tree.split(":")[1:])), is_idle and node.allocated == 0, since)
+
+
+def job_command(submission: Submission) -> str:
+    """Return the line of the batch script. Names are plain words, so the shell changes none of them."""
+    test = submission.test
+    for word in (submission.check, *test.machines):
+        if not NAME.fullmatch(word):
+            raise ConfigError("submit an active check", f"{word!r} is no plain name")
+    run = [PYTHON, "-I", "-m", "health.active.run", submission.check]
+    if submission.needs.nodes > 1:
+        step = ["srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", f"--nodelist={test.suspects[0]}"]
+        run = [*step, *run, f"--group={','.join(test.suspects)}", f"--partners={','.join(test.partners)}"]
+    # No shell stays between Slurm and the check: the job ends at once when it makes room.
+    return f"exec {' '.join(run)}"
+
+
+def submit(submission: Submission, account: str, controller: str) -> None:
+    machines = submission.test.machines
+    command = [
+        SBATCH, "--parsable", f"--partition={PARTITION}", "--exclusive", f"--nodes={len(machines)}",
+        f"--nodelist={','.join(machines)}", "--ntasks-per-node=1", "--mem=512M", "--no-requeue", "--chdir=/",
+        "--output=/dev/null", f"--time={submission.needs.minutes}", f"--job-name=active-{submission.check}",
+        f"--comment={comment_of(submission)}", *([f"--account={account}"] if account else []),
+        f"--wrap={job_command(submission)}",
+    ]  # fmt: skip
+    client.run(command, controller, within=20.0)
+
+
+def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs:
+    with lease.hold() as held:
+        declared = list_active_checks(held.path)
+    shape = "jobid:|,statecompact:|,exit_code:|,submittime:|,comment:|"
+    own = client.run([client.SQUEUE, "--all", "--noheader", f"--partition={PARTITION}", "--states=all",
+                      f"--Format={shape}"], controller)  # fmt: skip
+    waiting = client.run([client.SQUEUE, "--all", "--noheader", "--states=PD", "--Format=partition:|,reason:|"],
+                         controller)  # fmt: skip
+    text = client.run([client.SCONTROL, "--oneliner", "show", "node"], controller)
+    nodes = [parse(line) for line in text.splitlines() if line.startswith("NodeName=")]
+    inside = [node for node in nodes if PARTITION in dict(node.shown).get("Partitions", "").split(",")]
+    return ActiveInputs(
+        declared.checks,
+        parse_jobs(own, now),
+        tuple(parse_node(node, now) for node in inside),
+        users_wait(waiting.splitlines()),
+        settings(env),
+    )
+
+
+def users_wait(lines: Iterable[str]) -> bool:
+    """Tell if a job outside of the partition waits for nodes, from lines PARTITION|REASON|."""
+    pairs = [line.split("|")[:2] for line in lines if "|" in line]
+    return any(partition != PARTITION and reason.strip() in WAITS_FOR_NODES for partition, reason in pairs)
+
+
+def report(turn: Turn) -> dict[str, object]:
+    """Describe the machines and switches to blame, and each check's machines, for people and metrics."""
+    checks = {}
+    for name, state in sorted(turn.memory.checks.items()):
+        results = [item for item in state.machines.values() if item.at]
+        checks[name] = {
+            "machines": len(results),
+            "oldest": min((item.at for item in results), default=0.0),
+            "at_fault": is_at_fault(state),
+            "culprits": [{"part": item.part, "name": item.name, "failures": item.failures} for item in findings(state)],
+        }
+    return {"checks": checks}
+
+
+def sentence(turn: Turn) -> str:
+    """Return the reason for the pod's degraded state; "" if no check blames anything."""
+    words = []
+    for name, state in sorted(turn.memory.checks.items()):
+        if is_at_fault(state):
+            words.append(f"the active check {name} fails on most machines: inspect the check, not the machines")
+        for item in findings(state)[:5]:
+            part = "the leaf switch " if item.part is Part.LEAF else ""
+            words.append(f"active check {name}: {part}{item.name} failed {item.failures} of {item.failures} tests")
+    return "; ".join(words)[:400]
+
+
+def main() -> int:
+    controller, now = client.address(os.environ), time.time()
+    try:
+        turn = decide(memories.load(MEMORY), observe(os.environ, controller, now), now)
+        # The jobs' comments prove what was submitted, so the order of these steps does not matter to a kill.
+        memories.save(MEMORY, turn.memory)
+        write_json(REPORT, report(turn))
+        if turn.cancel:
+            client.run([client.SCANCEL, *turn.cancel], controller)
+        for submission in turn.submit:
+            submit(submission, os.environ.get("MINIVM_ACTIVE_ACCOUNT", ""), controller)
+    except (InitError, GitsyncError, OSError) as error:
+        print(error)
+        return 1
+    if blamed := sentence(turn):
+        print(blamed)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

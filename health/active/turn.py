@@ -1,0 +1,260 @@
+"""One turn of the planner: memory, jobs and nodes in; memory and jobs to submit or cancel out. Pure functions.
+
+Slurm knows which checks are in flight: each job's comment names its check and machines. So a planner that is killed
+between submitting a job and writing its memory submits nothing twice, and takes in each ended job once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from health.active.culprit import Culprit, GroupResult, Part, diagnose
+from health.active.groups import GroupTest, PlacedMachine, admit, sweep
+from health.active.memory import CheckState, MachineResult, PlanMemory, SweepState
+from health.checks.needs import Needs
+
+# A round that has not ended by then is judged by what is known: its machines are not idle together.
+SWEEP_S = 4 * 3600.0
+# After an attempt without a result: the node was taken, or the check is broken.
+RETRY_S = 600.0
+# Attempts in a row without a result after which the check rests, and for how long.
+BROKEN, REST_S = 3, 6 * 3600.0
+# A job that does not start at once has lost its node.
+START_S = 30.0
+# A check that fails on more than this share of at least as many machines is at fault itself.
+MANY, MOST = 3, 0.5
+
+
+class JobResult(StrEnum):
+    IN_FLIGHT = "in flight"
+    PASSED = "passed"
+    FAILED = "failed"
+    # Preempted or cancelled: says nothing about the check.
+    CANCELLED = "cancelled"
+    # Anything else: the check gave no result.
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveJob:
+    id: str
+    check: str
+    test: GroupTest
+    result: JobResult
+    # Since its submission, while it waits.
+    waits_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveSettings:
+    idle_s: float = 600.0
+    share: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveNode:
+    """A node of the partition for active checks."""
+
+    machine: PlacedMachine
+    # Without jobs, reservation, drain or other hold.
+    is_idle: bool
+    idle_since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    check: str
+    needs: Needs
+    test: GroupTest
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveInputs:
+    checks: Mapping[str, Needs]
+    jobs: tuple[ActiveJob, ...]
+    nodes: tuple[ActiveNode, ...]
+    # True if a user's job waits for nodes.
+    users_wait: bool
+    settings: ActiveSettings = ActiveSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    memory: PlanMemory
+    submit: tuple[Submission, ...] = ()
+    cancel: tuple[str, ...] = ()
+
+
+def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
+    ended = [job for job in inputs.jobs if job.result is not JobResult.IN_FLIGHT]
+    for job in ended:
+        if job.id not in memory.taken:
+            memory = _take(memory, job, now)
+    flying = [job for job in inputs.jobs if job.result is JobResult.IN_FLIGHT]
+    memory = replace(
+        memory,
+        # What slurmctld has forgotten cannot come again.
+        taken=frozenset(job.id for job in ended),
+        checks={name: state for name, state in memory.checks.items() if name in inputs.checks},
+    )
+    busy = {name for job in flying for name in job.test.machines}
+    idle = [
+        node.machine
+        for node in inputs.nodes
+        if node.is_idle and now - node.idle_since >= inputs.settings.idle_s and node.machine.name not in busy
+    ]
+    places = [node.machine for node in inputs.nodes]
+    memory = _without_gone(memory, places)
+    wanted: list[Submission] = []
+    for check, needs in sorted(inputs.checks.items()):
+        if needs.nodes > 1:
+            state, tests = _sweep(memory.of(check), needs, idle, places, _of(flying, check), now)
+            memory = memory.with_check(check, state)
+        else:
+            tests = _singles(memory.of(check), needs, idle, now)
+        if not _rests(memory.of(check), now):
+            wanted += [Submission(check, needs, test) for test in tests]
+    cancel = tuple(job.id for job in flying if job.waits_s > START_S or (job.waits_s and inputs.users_wait))
+    if inputs.users_wait:
+        return Turn(memory, (), cancel)
+    free = {machine.name for machine in idle}
+    possible = [item for item in wanted if free.issuperset(item.test.machines)]
+    leaves = {machine.name: machine.leaf for machine in places}
+    admitted = admit([item.test for item in possible], busy, leaves, inputs.settings.share)
+    allowed = set(admitted)
+    # Two checks may want the same group: the first runs now.
+    chosen = {item.test: item for item in reversed(possible) if item.test in allowed}
+    return Turn(memory, tuple(chosen[test] for test in admitted), cancel)
+
+
+def _without_gone(memory: PlanMemory, places: list[PlacedMachine]) -> PlanMemory:
+    """Forget machines that slurmctld no longer knows."""
+    known = {machine.name for machine in places} | {machine.leaf for machine in places}
+    for check, state in memory.checks.items():
+        machines = {name: item for name, item in state.machines.items() if name in known}
+        culprits = tuple(item for item in state.culprits if item.name in known)
+        memory = memory.with_check(check, replace(state, machines=machines, culprits=culprits))
+    return memory
+
+
+def _of(jobs: Iterable[ActiveJob], check: str) -> list[GroupTest]:
+    return [job.test for job in jobs if job.check == check]
+
+
+def _rests(state: CheckState, now: float) -> bool:
+    return state.broken >= BROKEN and now - state.broken_at < REST_S
+
+
+def _take(memory: PlanMemory, job: ActiveJob, now: float) -> PlanMemory:
+    """Take in the result of an ended job."""
+    state = memory.of(job.check)
+    machines = dict(state.machines)
+    if job.result in {JobResult.CANCELLED, JobResult.NONE}:
+        machines.update(
+            {name: replace(state.machines.get(name, MachineResult()), tried=now) for name in job.test.machines}
+        )
+        state = replace(state, machines=machines)
+        if job.result is JobResult.NONE:
+            state = replace(state, broken=state.broken + 1, broken_at=now)
+        return memory.with_check(job.check, state)
+    passed = job.result is JobResult.PASSED
+    sweep_state = state.sweep
+    if sweep_state is not None:
+        sweep_state = replace(sweep_state, results=(*sweep_state.results, GroupResult(job.test, passed)))
+    if len(job.test.machines) == 1 or passed:
+        for name in job.test.machines:
+            before = machines.get(name, MachineResult())
+            machines[name] = MachineResult(now, passed, 0 if passed else before.failures + 1)
+    return memory.with_check(job.check, replace(state, machines=machines, sweep=sweep_state, broken=0))
+
+
+def _singles(state: CheckState, needs: Needs, idle: Iterable[PlacedMachine], now: float) -> list[GroupTest]:
+    """Return a test of each machine that is due, the longest untested first. A first failure is repeated soon."""
+    due = []
+    for machine in idle:
+        last = state.machines.get(machine.name, MachineResult())
+        again = RETRY_S if last.failures == 1 else needs.period_s
+        if now - last.at >= again and now - last.tried >= RETRY_S:
+            due.append((last.at, machine.name))
+    return [GroupTest((name,)) for _, name in sorted(due)]
+
+
+def _sweep(
+    state: CheckState,
+    needs: Needs,
+    idle: list[PlacedMachine],
+    places: list[PlacedMachine],
+    flying: list[GroupTest],
+    now: float,
+) -> tuple[CheckState, list[GroupTest]]:
+    """Continue the present round, or begin the next one; return the tests that it wants."""
+    if state.sweep is None:
+        swept = _due_machines(state, needs, idle, now)
+        # Machines that become idle one by one share a round.
+        if not swept or now - state.began < RETRY_S:
+            return state, []
+        groups = sweep(swept, state.number)
+        return replace(state, sweep=SweepState(state.number, now, groups), began=now), list(groups)
+    current = state.sweep
+    known = {machine.name: machine for machine in places}
+    groups = tuple(group for group in current.groups if known.keys() >= set(group.machines))
+    late = now - current.started >= SWEEP_S
+    if late:
+        tested = {result.test.suspects for result in current.results}
+        groups = tuple(group for group in groups if group.suspects in tested)
+    results = [item for item in current.results if known.keys() >= set(item.test.machines)]
+    good = {
+        name
+        for name, item in state.machines.items()
+        if name in known and item.passed and now - item.at < 2 * needs.period_s
+    }
+    diagnosis = diagnose(places, groups, results, good, {machine.name for machine in idle})
+    if not late and (diagnosis.wanted or flying):
+        in_flight = {test.suspects for test in flying}
+        return state, [
+            test
+            for test in diagnosis.wanted
+            if test.suspects not in in_flight
+            and all(now - state.machines.get(name, MachineResult()).tried >= RETRY_S for name in test.machines)
+        ]
+    passed = {name for item in current.results if item.passed for name in item.test.machines}
+    leaves = {known[name].leaf for name in passed if name in known}
+    kept = tuple(
+        old for old in state.culprits
+        if old.name not in (passed if old.part is Part.MACHINE else leaves) and old not in diagnosis.culprits
+    )  # fmt: skip
+    culprits = (*kept, *(new for new in diagnosis.culprits if all(new.name != old.name for old in kept)))
+    machines = dict(state.machines)
+    for name in {name for group in current.groups for name in group.suspects} - passed:
+        machines[name] = MachineResult(now, False)
+    return replace(state, machines=machines, sweep=None, number=current.number + 1, culprits=culprits), []
+
+
+def _due_machines(state: CheckState, needs: Needs, idle: list[PlacedMachine], now: float) -> list[PlacedMachine]:
+    """Return the idle machines that are due for a round; to a single one add another."""
+    due = []
+    for machine in idle:
+        last = state.machines.get(machine.name, MachineResult())
+        if now - last.at >= needs.period_s and now - last.tried >= RETRY_S:
+            due.append(machine)
+    if len(due) == 1:
+        due += sorted((item for item in idle if item != due[0]), key=lambda item: item.leaf != due[0].leaf)[:1]
+    return due if len(due) > 1 else []
+
+
+def findings(state: CheckState) -> tuple[Culprit, ...]:
+    """Return the parts to blame for one check; none where the check fails on most machines."""
+    single = [Culprit(Part.MACHINE, name, item.failures) for name, item in sorted(state.machines.items())
+              if item.failures >= 2]  # fmt: skip
+    found = (*single, *state.culprits)
+    return () if is_at_fault(state) else found
+
+
+def is_at_fault(state: CheckState) -> bool:
+    """Tell if the check itself is at fault, rather than that many machines."""
+    bad = {name for name, item in state.machines.items() if item.failures >= 2}
+    bad |= {item.name for item in state.culprits if item.part is Part.MACHINE}
+    tested = {name for name, item in state.machines.items() if item.at} | bad
+    return len(bad) >= MANY and len(bad) > MOST * len(tested)
