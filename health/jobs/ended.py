@@ -39,6 +39,9 @@ SHOWN_STEPS = 4
 
 def explain(job: Job, world: World, now: float) -> Answer:
     comment = job.admin_comment if job.admin_comment.startswith(PREFIX) else ""  # a site's comment is not for users
+    # A requeued job keeps the comment of its last run: a person cancelled it since, or it has not started again.
+    if job.state == "CANCELLED" and (job.killer not in ("", "root", "slurm") or not job.nodes):
+        comment = ""
     handler = HANDLERS.get(job.state, _unknown)
     answer = _commented(job, comment) if comment and job.state != "COMPLETED" else handler(job, world)
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
@@ -62,7 +65,12 @@ def _of_step(name: str, state: str, code: int, signal: int) -> str:
 def describe_run(number: int, run: Job) -> str:
     where = f" on {safe(run.nodes, 80)}" if run.nodes else ""
     comment = f" ({safe(run.admin_comment.removeprefix(PREFIX), 160)})" if run.admin_comment.startswith(PREFIX) else ""
-    return f"run {number}{where} ended {moment(run.ended)} as {safe(run.state, 40)}{comment}, and the job was requeued"
+    return f"run {number}{where} ended {moment(run.ended)} as {run_state(run)}{comment}, and the job was requeued"
+
+
+def run_state(run: Job) -> str:
+    """Return the end of an earlier run: accounting has a requeued one as PENDING too."""
+    return "REQUEUED" if run.is_pending else safe(run.state, 40)
 
 
 def _commented(job: Job, comment: str) -> Answer:

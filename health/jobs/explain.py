@@ -81,7 +81,7 @@ def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
     for number, run in enumerate(world.history, 1):
         if run.started:
             events.append(Event(run.started, f"run {number} started on {safe(run.nodes, 120)}"))
-        events.append(Event(run.ended, f"run {number} ended: {safe(run.state, 40)}"))
+        events.append(Event(run.ended, f"run {number} ended: {ended.run_state(run)}"))
     has_started = job.started and not job.is_pending and (job.nodes or not job.has_ended)
     if has_started:
         waited = duration(job.started - max(job.eligible, job.submitted))

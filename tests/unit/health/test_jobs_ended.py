@@ -61,6 +61,14 @@ ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
         "CANCELLED", {"killer": "root", "admin_comment": "minivm: the job was over its memory limit of 200 MiB"},
         "over its memory limit of 200 MiB", JobCause.REQUEST, Sure.CERTAIN,
     ),
+    (
+        "CANCELLED", {"killer": "alice", "admin_comment": "minivm: the pod of node w0 stops: the job is requeued"},
+        "Its own user, alice, cancelled it", JobCause.PERSON, Sure.CERTAIN,
+    ),
+    (
+        "CANCELLED", {"killer": "root", "nodes": "", "admin_comment": "minivm: the pod of node w0 stops"},
+        "root cancelled it before it started", JobCause.PERSON, Sure.POSSIBLE,
+    ),
     ("REVOKED", {}, "Another cluster", JobCause.NONE, Sure.CERTAIN),
 ]  # fmt: skip
 
@@ -208,3 +216,9 @@ def test_hostile_text_reaches_no_terminal() -> None:
                 assert all(letter.isprintable() or letter == "\n" for letter in shown)
                 assert len(shown) < 10_000 and shown.count("\n  Cause: ") == 1
             assert table([item]).count("\n") == 1
+
+
+def test_an_earlier_run_that_accounting_has_as_pending_was_requeued() -> None:
+    run = replace(JOB, states=frozenset({"PENDING", "REQUEUED"}), ended=NOW - 3000)
+    text = page(explain(replace(JOB, states=frozenset({"COMPLETED"}), started=NOW - 900), World(history=(run,)), NOW))
+    assert "run 1 ended: REQUEUED" in text and "as REQUEUED, and the job was requeued" in text
