@@ -157,7 +157,15 @@ def connect() -> Any:
     envvar="MINIVM_VALUES",
     help="Chart values that override the defaults. They are stored: a later `up` keeps them.",
 )
-@click.option("--reset", is_flag=True, help="Forget the stored --workers, --controllers, --values and --proctrack.")
+@click.option(
+    "--people",
+    "people_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A people.yaml: its users may log in. They are stored: a later `up` keeps them.",
+)
+@click.option(
+    "--reset", is_flag=True, help="Forget the stored --workers, --controllers, --values, --people and --proctrack."
+)
 @click.option("--keep-images", is_flag=True, help="Leave the pods on their images, also where these were built anew.")
 @click.option("--yes", is_flag=True, help="Agree to what is lost: pods, partitions, jobs, ssh sessions.")
 @click.option(
@@ -178,6 +186,7 @@ def up(
     proctrack: str | None,
     auth: str | None,
     values_file: Path | None,
+    people_file: Path | None,
     reset: bool,
     keep_images: bool,
     yes: bool,
@@ -210,6 +219,7 @@ def up(
         overrides=read_overrides(values_file) if values_file else None,
         values_file=str(values_file.resolve()) if values_file else "",
         repository=prefix if there is None or given else "",
+        people=read_people(people_file) if people_file else None,
         reset=reset,
     )
     options = settle(name, there, asked)
@@ -234,6 +244,19 @@ def up(
         click.echo(f"not granted: {line}")
     click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
     click.echo(f"     or  {' '.join(cluster.ssh_command('alice'))}")
+
+
+def read_people(file: Path) -> dict[str, Any]:
+    """Check a people.yaml as each pod does; return it as values of the chart."""
+    from init.errors import InitError
+    from init.people.read import read_file
+    from init.people.spec import to_mapping
+
+    try:
+        return to_mapping(read_file(file))
+    except InitError as error:
+        place = error.field or None
+        raise ClusterError(error.what, error.why, file=error.file, field=place, hint=error.hint or None) from error
 
 
 def agree(plan: UpPlan, name: str, *, yes: bool) -> None:

@@ -43,6 +43,8 @@ class Options:
     # The content of the values file, and its path.
     overrides: Mapping[str, Any] = field(default_factory=dict)
     values_file: str = ""
+    # The people of a people.yaml, as the chart's values have them.
+    people: Mapping[str, Any] = field(default_factory=dict)
 
     def image(self, role: str) -> str:
         """Return the role's image, as the chart names it."""
@@ -93,7 +95,8 @@ class UpRequest:
     overrides: Mapping[str, Any] | None = None
     values_file: str = ""
     repository: str = ""
-    # Forget the stored workers, values and proctrack. Images and port are separate and stay.
+    people: Mapping[str, Any] | None = None
+    # Forget the stored workers, values, people and proctrack. Images and port are separate and stay.
     reset: bool = False
 
 
@@ -101,9 +104,16 @@ def settle(name: str, stored: Options | None, asked: UpRequest) -> Options:
     """Combine a cluster's options: those given now, then the stored ones, then the defaults."""
     options = stored or Options(name=name)
     if asked.reset:
-        options = replace(options, workers=Options().workers, controllers=1, proctrack="", overrides={}, values_file="")
+        options = replace(options, workers=Options().workers, controllers=1, proctrack="", overrides={}, values_file="",
+                          people={})  # fmt: skip
     if asked.overrides is not None:
         options = replace(options, overrides=asked.overrides, values_file=asked.values_file)
+    if asked.people is not None:
+        refuse_other_uids(stored.people if stored else {}, asked.people)
+        options = replace(options, people=asked.people)
+    if options.people and options.overrides.get("people"):
+        raise ClusterError("use --people", "the values have people too", file=options.values_file, field="people",
+                           hint="keep one of them; --reset forgets a stored file")  # fmt: skip
     if asked.controllers is not None:
         options = replace(options, controllers=asked.controllers)
     if asked.proctrack is not None:
@@ -124,6 +134,17 @@ def settle(name: str, stored: Options | None, asked: UpRequest) -> Options:
                                hint="change it there, or leave it out there")  # fmt: skip
         options = replace(options, workers=asked.workers)
     return options
+
+
+def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Refuse a file in which a person has another uid than in the stored one: files and jobs carry the uid alone."""
+    had = {person["name"]: person["uid"] for person in before.get("users", [])}
+    for person in after["users"]:
+        uid = had.get(person["name"], person["uid"])
+        if uid != person["uid"]:
+            raise ClusterError("take over the people", f"{person['name']} had the uid {uid}, and has {person['uid']}",
+                               field=f"users ({person['name']}).uid",
+                               hint="give the uid back, or use another name")  # fmt: skip
 
 
 def replicas_of(overrides: Mapping[str, Any]) -> Any:
@@ -192,6 +213,8 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
         "scripts": {"repository": f"git://{RELEASE}-demo/scripts", "env": {"MINIVM_GITSYNC_VERIFY": "no"}},
         "demo": {"enabled": True, "users": dict(keys.users_public)},
     }
+    if options.people:
+        values["people"] = {key: options.people[key] for key in ("groups", "users")}
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
     values = merged(values, options.overrides)

@@ -313,6 +313,7 @@ passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, di
 passed_on(
     "state", "init.state_cli", (), "Copies of the controller's state: save, list, show, verify, restore (see --help)."
 )
+passed_on("people", "init.people_cli", (), "Users of a file: check, show, diff, forget (see people --help).")
 passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
 HEALTH = "health.cli"
 passed_on(

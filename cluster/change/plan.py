@@ -97,13 +97,25 @@ def changed_settings(before: Options, after: Options) -> list[str]:
             old, new = values.auth(before), values.auth(after)  # the overrides may say it
         if old == new or item.name in ("values_file", "own_cgroups"):
             continue
-        if item.name == "overrides":
+        if item.name == "people":
+            found.append(f"people: {', '.join(changed_people(old, new))}")
+        elif item.name == "overrides":
             found.append(f"values: {', '.join(differing(old, new))}")
         elif isinstance(old, Mapping):
             found += [f"{item.name}: {key}={new.get(key) or 'default'}" for key in differing(old, new)]
         else:
             found.append(f"{item.name}: {old or 'default'} -> {new or 'default'}")
     return found
+
+
+def changed_people(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 10) -> list[str]:
+    """Name the people of a people.yaml who come, go or change, and its groups as a whole."""
+    before, after = ({person["name"]: person for person in people.get("users", [])} for people in (old, new))
+    found = [f"new {name}" for name in after if name not in before]
+    found += [f"no {name}" for name in before if name not in after]
+    found += [f"changed {name}" for name in after if name in before and after[name] != before[name]]
+    found += ["groups"] * (old.get("groups", []) != new.get("groups", []))
+    return found[:most] + [f"and {len(found) - most} more"] * (len(found) > most)
 
 
 def notes_of_auth(auth: str) -> list[str]:

@@ -9,7 +9,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "ground": [{""}],
     "init": [
         {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"state"},
-        {"prepare", "drain", "helpers"},
+        {"prepare", "drain", "helpers", "people"},
     ],
     "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],

@@ -23,12 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Modules in a package's own folder that may use all of the package.
 ROOF = {
-    "init.__main__", "init.cli", "init.cli_group", "init.config_cli", "init.state_cli",
+    "init.__main__", "init.cli", "init.cli_group", "init.config_cli", "init.people_cli",
+    "init.state_cli",
     "health.cli", "health.dry_run", "gitsync.__main__", "gitsync.cli", "fleet.__main__", "fleet.cli",
     "fleet.reconciler",
 }  # fmt: skip
 # PID 1's folders, and those of its child processes: neither imports the other.
-TOWERS = ({"pid1"}, {"pod", "slurm", "state", "prepare", "drain", "helpers"})
+TOWERS = ({"pid1"}, {"pod", "slurm", "state", "prepare", "drain", "helpers", "people"})
 # Modules of other packages that each package may import.
 MAY_USE: dict[str, tuple[str, ...]] = {
     "ground": (),
@@ -40,7 +41,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     ),
     "fleet": ("ground", "init.errors", "init.fields", "init.slurm"),
     "images": ("ground", "init.plan", "init.errors"),
-    "cluster": ("ground", "images", "init.plan", "init.errors"),
+    "cluster": ("ground", "images", "init.plan", "init.errors", "init.people"),
 }  # fmt: skip
 # Exempt imports by module, with the reason.
 EXEMPT = {
@@ -59,7 +60,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     },
     "init": {
         "click": {"*"},
-        "yaml": {"init.dropins.merge"},
+        "yaml": {"init.dropins.merge", "init.people.read"},
         "supervisor": {"init.dropins.programs", "init.helpers.supervisor_rpc"},
     },
     "health": {},

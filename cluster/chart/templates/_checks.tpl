@@ -5,6 +5,15 @@
 {{- include "minivm.checks.mounts" . -}}
 {{- include "minivm.checks.controllers" . -}}
 {{- include "minivm.checks.parts" . -}}
+{{- include "minivm.checks.people" . -}}
+{{- end -}}
+
+{{- define "minivm.checks.people" -}}
+{{- $p := .Values.people -}}
+{{- $given := list -}}
+{{- range $name := list "existingConfigMap" "existingSecret" }}{{ if index $p $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
+{{- if or $p.users $p.groups }}{{ $given = append $given "users and groups" }}{{ end -}}
+{{- if gt (len $given) 1 }}{{ fail (printf "people: %s are given, and people.yaml is one file: keep one of them" (join ", " $given)) }}{{ end -}}
 {{- end -}}
 
 {{/* The daemons refuse such a key at start, when the Secret exists already. */}}

@@ -141,6 +141,10 @@ cluster cannot know, and refuses. The answer is kept beside the values, for one 
 {{- if or .Values.secrets.sssd.existingSecret .Values.secrets.sssd.config .Values.demo.enabled }}yes{{ end -}}
 {{- end -}}
 
+{{- define "minivm.hasPeople" -}}
+{{- with .Values.people }}{{ if or .existingConfigMap .existingSecret .users .groups }}yes{{ end }}{{ end -}}
+{{- end -}}
+
 {{/*
 One of the keys that the cluster makes itself, as JSON: include "minivm.key" (dict "root" $ "name" "munge") | fromJson
   secret  the Secret of the chart's own, empty where there is none: an existing one is named, or nothing needs it
@@ -388,6 +392,9 @@ initContainers: {{ toJson . }}
 {{- if include "minivm.hasSssd" .root }}
 - {name: sssd, mountPath: /mnt/minivm/secrets/sssd, readOnly: true}
 {{- end }}
+{{- if and (include "minivm.hasPeople" .root) (ne .role "demo") }}
+- {name: people, mountPath: /mnt/minivm/people, readOnly: true}
+{{- end }}
 {{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
 - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
@@ -426,6 +433,15 @@ initContainers: {{ toJson . }}
 {{- if include "minivm.hasSssd" .root }}
 - name: sssd
   secret: {secretName: {{ include "minivm.secret.sssd" .root }}, defaultMode: 0400}
+{{- end }}
+{{- if and (include "minivm.hasPeople" .root) (ne .role "demo") }}
+{{- /* No pod waits for it: without it the people before stay, and the pod says that it is missing. */}}
+- name: people
+  {{- if .root.Values.people.existingSecret }}
+  secret: {secretName: {{ .root.Values.people.existingSecret }}, defaultMode: 0400, optional: true}
+  {{- else }}
+  configMap: {name: {{ default (printf "%s-people" (include "minivm.fullname" .root)) .root.Values.people.existingConfigMap }}, optional: true}
+  {{- end }}
 {{- end }}
 {{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
 - name: api-token

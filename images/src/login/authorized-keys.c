@@ -1,5 +1,5 @@
-/* The keys that let this person in: asked by sshd (AuthorizedKeysCommand) for each key that is offered. The directory's
- * come first, and the home is left alone where they suffice: sshd itself reads it first, and when the file server hangs
+/* The keys that let this person in: asked by sshd (AuthorizedKeysCommand) for each key that is offered. Those of
+ * people.yaml come first, for its people instead of the directory's. The directory's come before the home's, and the home is left alone where they suffice: sshd itself reads it first, and when the file server hangs
  * nobody comes in for the whole of its grace time, or is told why.
  * Usage: authorized-keys USER HOME TYPE KEY
  * sshd throws away what is said on stderr: what an operator should know goes to syslog. */
@@ -11,6 +11,27 @@
 #include <limits.h>
 #include <pwd.h>
 #include <syslog.h>
+
+#ifndef PEOPLE
+#define PEOPLE "/run/minivm/people/keys" /* as init/people/files.py writes it */
+#endif
+
+/* Read the keys of a person of people.yaml; false for a name that it does not have. Of a name that the directory has
+ * too, the directory's keys belong to another person: they do not count. */
+static bool of_the_file(const char *user, struct text *keys) {
+    char path[PATH_MAX], block[4096];
+    ssize_t got;
+    int length = snprintf(path, sizeof path, PEOPLE "/%s", user);
+    if (!*user || *user == '.' || strchr(user, '/') || length < 0 || (size_t)length >= sizeof path)
+        return false;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    while ((got = read(fd, block, sizeof block)) > 0 && append(keys, block, (size_t)got))
+        ;
+    close(fd);
+    return true;
+}
 
 static struct text of_the_directory(const char *user) {
     struct text keys = {0};
@@ -103,7 +124,9 @@ int main(int count, char **given) {
     const char *user = given[1], *home = given[2];
     openlog("authorized-keys", LOG_PERROR, LOG_AUTH);
     int length = snprintf(offered, sizeof offered, "%s %s", given[3], given[4]);
-    struct text keys = of_the_directory(user);
+    struct text keys = {0};
+    if (!of_the_file(user, &keys))
+        keys = of_the_directory(user);
     if (keys.size)
         fwrite(keys.data, 1, keys.size, stdout);
     /* sshd reads the home itself: this only avoids it. */

@@ -150,10 +150,12 @@ def test_python_has_what_init_and_gitsync_need(host: Host) -> None:
     assert host.run("minivm --help").rc == 0 and host.run("gitsync --help").rc == 0
 
 
-def test_name_service_asks_sssd_after_files(host: Host) -> None:
+def test_name_service_asks_people_s_file_and_sssd_after_files(host: Host) -> None:
     lines = host.file("/etc/nsswitch.conf").content_string.splitlines()
     databases = dict(re.split(r":\s+", line) for line in lines if ":" in line and not line.startswith("#"))
-    assert databases["passwd"] == databases["group"] == "files sss"
+    assert databases["passwd"] == databases["group"] == databases["shadow"] == "files extrausers sss"
+    account = host.file("/etc/pam.d/common-account").content_string
+    assert account.index("file=/var/lib/extrausers/passwd") < account.index("pam_sss.so")
     assert "pam_sss.so" in host.file("/etc/pam.d/common-auth").content_string
 
 

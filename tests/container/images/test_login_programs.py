@@ -19,10 +19,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 ROOT = Path(__file__).resolve().parents[3]
 WHERE, HOME = "/tmp/programs", "/home/nina"
-PLACES = {"SSSD": "sssd", "PROGRAM": "program", "ASKED": "asked", "TABLE": "table"}
+PLACES = {"SSSD": "sssd", "PROGRAM": "program", "ASKED": "asked", "TABLE": "table", "PEOPLE": "people"}
 PATIENCE = {"DIRECTORY_PATIENCE": 2, "PATIENCE": 1}
 DIRECTORYS = f"{ONE.decode()}\n{TWO.decode()}\n"
 PROGRAMS, OWN = "ssh-ed25519 AAAAby-the-program\n", "ssh-ed25519 AAAAhome"
+FILES = "ssh-ed25519 AAAAfile"
 
 
 def compiled_in(host: Host) -> Host:
@@ -48,7 +49,7 @@ def compiled(idle: Callable[[str], Host]) -> Host:
 def login(compiled: Host) -> Iterator[Host]:
     """Prepare a home without keys and sssd's own program, and end any stand-in of sssd afterwards."""
     put(compiled, "program", f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(PROGRAMS.strip())}")
-    made = " ".join(f"{WHERE}/{name}" for name in ("sssd", "asked", "table", "users"))
+    made = " ".join(f"{WHERE}/{name}" for name in ("sssd", "asked", "table", "users", "people"))
     compiled.check_output(f"rm -rf {made} {HOME}/.ssh; chmod 755 {HOME}")
     yield compiled
     compiled.run("pkill -f '[s]ssd_stand_in.py'")
@@ -82,6 +83,21 @@ def keys(host: Host, offered: str = "ssh-ed25519 AAAAoffered") -> tuple[str, str
 def test_the_directorys_keys_come_from_sssds_socket_and_no_other_program(login: Host) -> None:
     sssd(login, "two")
     assert keys(login) == (DIRECTORYS, "")
+
+
+def test_of_a_person_of_the_file_no_directory_is_asked(login: Host) -> None:
+    """A name that both have is the file's person: the directory's keys are another person's."""
+    own_keys(login, f"{OWN}\n")
+    sssd(login, "two")
+    login.check_output(f"mkdir {WHERE}/people && echo '{FILES}' > {WHERE}/people/nina")
+    assert keys(login) == (f"{FILES}\n{OWN}\n\n", "")
+    assert keys(login, FILES)[0] == f"{FILES}\n", "the home is left alone"
+    login.check_output(f": > {WHERE}/people/nina")
+    assert keys(login) == (f"{OWN}\n\n", ""), "all keys have expired"
+    for name in ("../people/nina", "", ".nina", "people/nina", "x" * 5000):
+        assert FILES not in login.run(f"{WHERE}/authorized-keys '{name}' {HOME} ssh-rsa AAAA").stdout
+    login.check_output(f"rm {WHERE}/people/nina && ln -s /etc/passwd {WHERE}/people/nina")
+    assert keys(login)[0].startswith(DIRECTORYS), "a link is no file of keys"
 
 
 def test_a_home_is_left_alone_where_the_directory_has_the_key_that_is_offered(login: Host) -> None:

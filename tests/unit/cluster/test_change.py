@@ -276,6 +276,37 @@ def test_a_second_up_without_options_changes_no_setting() -> None:
     assert plan.changed_settings(first, settle("new", first, UpRequest(auth="munge"))) == ["auth: slurm -> munge"]
 
 
+ADA = {"name": "ada", "uid": 5001, "group": "lab"}
+LAB = {"groups": [{"name": "lab", "gid": 5000}], "users": [ADA]}
+
+
+def test_people_are_stored_and_a_second_file_replaces_the_first() -> None:
+    first = settle("new", None, UpRequest(people=LAB))
+    kept = settle("new", values.load(values.dump(first), "options.json"), UpRequest())
+    assert kept == first and values.local_values(kept, KEYS)["people"] == LAB
+    second = settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"uid": 5001, "shell": "/bin/zsh"}]}))
+    assert plan.changed_settings(kept, second) == ["people: changed ada"]
+    eve = settle("new", kept, UpRequest(people={"groups": [], "users": [ADA | {"name": "eve", "uid": 5002}]}))
+    assert plan.changed_settings(kept, eve) == ["people: new eve, no ada, groups"]
+    assert settle("new", kept, UpRequest(reset=True)).people == {}
+    assert "people" not in values.local_values(settle("new", None, UpRequest()), KEYS)
+
+
+def test_a_file_that_changes_a_uid_is_refused_and_so_are_two_sources() -> None:
+    kept = settle("new", None, UpRequest(people=LAB))
+    with pytest.raises(ClusterError, match="ada had the uid 5001, and has 5002"):
+        settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"uid": 5002}]}))
+    with pytest.raises(ClusterError, match="the values have people too"):
+        settle("new", kept, UpRequest(overrides={"people": {"existingSecret": "x"}}))
+
+
+def test_a_wrong_people_yaml_stops_up_before_anything(tmp_path: Path) -> None:
+    file = tmp_path / "people.yaml"
+    file.write_text("groups: []\nusers: [{name: root, uid: 0, group: root}]\n")
+    done = CliRunner().invoke(main, ["up", "--name", "never-made", "--people", str(file)])
+    assert done.exit_code == 1 and "root is a name of the system" in done.output and str(file) in done.output
+
+
 def test_a_first_up_has_the_defaults() -> None:
     assert settle("new", None, UpRequest()) == Options("new", auth="slurm")
     assert settle("new", None, UpRequest(auth="munge")).auth == "munge"

@@ -1,0 +1,183 @@
+"""Make the people of the mounted `people.yaml` known to this pod, and forget those who lost access.
+
+    python3 -I -m init.people.keep [--boot]
+
+A file that cannot be read changes nothing: the last good one counts, and its times of expiry too. Exit code 1 and one
+line, which becomes the reason for which the pod is degraded. With --boot the exit code is 0: nobody waits for a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import hashlib
+import os
+import pwd
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from ground.errors import one_line
+from ground.files import locked, read_json, write_json
+from ground.version import VERSION
+from init.errors import InitError
+from init.people import files, read, sessions
+from init.people.ids import Settled, Taken, settle
+from init.people.spec import FILE, IDS, NOBODY, PeopleList, from_state, has_access, to_state
+from init.places import PLAN
+from init.pod.pod import MOUNTS, Pod, write
+from init.records import record, replace
+
+MOUNT = f"{MOUNTS}/people"
+# On the controller it is on the state volume: a uid that was seen once is known to each later pod.
+STATE = "/var/lib/minivm/people"
+# Where no directory service and no chart says it.
+HOMES = "/home"
+SHOWN = 3
+LONGEST = 600
+WITHIN = 30.0
+
+
+@record(frozen=True, slots=True)
+class PeopleState:
+    """What this pod took over: the people, the ids ever seen, the file's digest, and what is wrong with it."""
+
+    people: PeopleList = NOBODY
+    ids: Mapping[str, int] = {}  # never written to
+    digest: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def load(pod: Pod) -> PeopleState:
+    data = read_json(pod.path(f"{STATE}/state.json"))
+    try:
+        ids = {str(name): int(uid) for name, uid in data["ids"].items()}
+        return PeopleState(from_state(data["people"]), ids, str(data["digest"]), tuple(map(str, data["problems"])))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return PeopleState()
+
+
+def save(pod: Pod, state: PeopleState) -> None:
+    data = {"people": to_state(state.people), "ids": dict(state.ids), "digest": state.digest,
+            "problems": state.problems}  # fmt: skip
+    write_json(pod.path(f"{STATE}/state.json"), data, mode=0o600)
+
+
+@contextlib.contextmanager
+def alone(pod: Pod) -> Iterator[None]:
+    """Hold the state: the service at boot, the periodic one and the command line change it one at a time."""
+    directory = pod.path(STATE)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not locked(fd, WITHIN):
+            raise InitError("take over the people", f"another process holds {directory}/lock for {WITHIN:g} s")
+        yield
+    finally:
+        os.close(fd)
+
+
+def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
+    """Take over the file; one that is refused leaves people and ids as they were."""
+    digest = hashlib.sha256(VERSION.encode() + data).hexdigest()
+    if digest == state.digest:
+        return state
+    try:
+        wanted = read.parse(data)
+    except InitError as error:
+        kept = f"the {len(state.people.users)} people before stay" if state.people.users else "nobody of it is known"
+        return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {kept}",))
+    settled: Settled = settle(wanted, state.ids, state.people, taken)
+    return PeopleState(settled.people, settled.ids, digest, settled.refused)
+
+
+def taken_here(pod: Pod) -> Taken:
+    """Return names and numbers of the image's own users and groups."""
+
+    def rows(name: str) -> list[list[str]]:
+        return [line.split(":") for line in (pod.text(f"/etc/{name}") or "").splitlines()]
+
+    users, groups = rows("passwd"), rows("group")
+
+    def numbers(entries: list[list[str]]) -> frozenset[int]:
+        found = {int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
+        return frozenset(number for number in found if any(number in ids for ids in IDS))
+
+    names = {entry[0] for entry in users} | {entry[0] for entry in groups}
+    return Taken(frozenset(names), numbers(users), numbers(groups))
+
+
+def publish(pod: Pod, people: PeopleList, now: float) -> None:
+    """Write who has access now, and with which keys. Those without access lose their keys first, then their name."""
+    homes = pod.setting("MINIVM_HOME", HOMES)
+    valid = files.keys(people, now)
+    directory = pod.path(files.KEYS)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+    for path in sorted(directory.iterdir()):
+        if path.name not in valid:
+            path.unlink()
+    root, shadow = (0, 0), (0, grp.getgrnam("shadow").gr_gid)
+    extra = pod.path(files.EXTRA)
+    extra.mkdir(parents=True, exist_ok=True, mode=0o755)
+    for name, text in files.databases(people, now, homes).items():
+        private = name == "shadow"
+        write(extra / name, text.encode(), mode=0o640 if private else 0o644, owner=shadow if private else root)
+    for name, text in valid.items():
+        write(directory / name, text.encode(), mode=0o644, owner=root)
+
+
+def keep(pod: Pod, now: float) -> list[str]:
+    """Do it all once; return what is wrong."""
+    problems = []
+    with alone(pod):
+        before = state = load(pod)
+        try:
+            state = take(state, read.read_bytes(pod.path(f"{MOUNT}/{FILE}")), taken_here(pod))
+        except InitError as error:
+            problems.append(f"{error}; mount a ConfigMap or Secret with the key {FILE}; the people before stay")
+        if state != before:
+            save(pod, state)  # before anybody is known by a new uid
+        publish(pod, state.people, now)
+    end_sessions(pod, state, now)
+    return [*problems, *state.problems]
+
+
+def end_sessions(pod: Pod, state: PeopleState, now: float) -> None:
+    """On a login pod, end what runs of people without access. Jobs on workers go on."""
+    if not str(read_json(pod.path(PLAN)).get("role", "")).startswith("login"):
+        return
+    present = {person.uid for person in state.people.users if has_access(person, now)}
+    gone = {uid: name for name, uid in state.ids.items() if uid not in present}
+    ended = sessions.end(gone, is_known)
+    for name in ended:
+        print(f"{name} has no access any more: sessions ended", file=sys.stderr)
+
+
+def is_known(uid: int) -> bool:
+    """Tell if another source has a user of this uid, such as the directory to which a person moved."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def told(problems: Iterable[str]) -> str:
+    listed = [*problems]
+    more = f"; and {len(listed) - SHOWN} more: `minivm people show`" if len(listed) > SHOWN else ""
+    return one_line("; ".join(problem[:LONGEST] for problem in listed[:SHOWN]) + more)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        problems = keep(Pod(os.environ), time.time())
+    except (InitError, OSError) as error:
+        problems = [str(error)]
+    if text := told(problems):
+        print(text)
+        return 0 if "--boot" in arguments else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,298 @@
+"""Read `people.yaml` strictly: whatever is not exactly as expected is refused, with its field and what to do.
+
+The file is untrusted input: it may be huge, nested, repeated or cut. `init.people.spec` has what it becomes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import stat
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ground.errors import one_line
+from init.errors import ConfigError
+from init.fields import Reader, described
+from init.people import ssh_keys
+from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, PersonKey
+
+PEOPLE = "the people"
+WHAT = f"read {PEOPLE}"
+LARGEST = 8 << 20
+USERS, GROUPS, KEYS, GROUPS_OF_USER = 20_000, 5_000, 32, 64
+NESTED = 8
+NAME = re.compile(r"[a-z](?:[a-z0-9_.-]{0,30}[a-z0-9_])?")
+SHELL_PATH = re.compile(r"(?:/[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,62}){1,6}")
+GECOS = 200
+# Of Debian and of the images: a person of such a name would share its files, or its keys would let in as that user.
+SYSTEM = frozenset((
+    "_apt", "adm", "audio", "avahi", "backup", "bin", "cdrom", "crontab", "daemon", "dialout", "dip", "disk", "fax",
+    "fleet", "floppy", "ftp", "games", "git", "gnats", "input", "irc", "kmem", "kvm", "list", "lp", "mail", "man",
+    "messagebus", "munge", "mysql", "news", "nobody", "nogroup", "openldap", "operator", "plugdev", "polkitd",
+    "postfix", "postgres", "proxy", "render", "root", "sasl", "sgx", "shadow", "slurm", "src", "sshd", "sssd",
+    "staff", "statd", "sudo", "sync", "sys", "systemd-journal", "systemd-network", "systemd-resolve",
+    "systemd-timesync", "tape", "tty", "users", "utmp", "uucp", "uuidd", "video", "voice", "www-data",
+))  # fmt: skip
+_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _PeopleLoader(_LOADER):  # type: ignore[misc, valid-type]  # the C loader is only known at run time
+    """YAML that refuses a repeated key, and merged mappings, which a few lines can make endless."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
+            key = self.construct_object(key_node)
+            if key in mapping:
+                problem = f"{str(key)[:40]!r} appears twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            mapping[key] = self.construct_object(value_node, deep=True)
+        return mapping
+
+
+_PeopleLoader.add_constructor("tag:yaml.org,2002:map", _PeopleLoader.construct_mapping)
+
+
+def read_file(path: Path) -> PeopleList:
+    return parse(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file of bounded size; ConfigError otherwise, also when there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ConfigError(WHAT, "not a regular file", file=str(path))
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(WHAT, error.strerror or str(error), file=str(path)) from error
+    if len(data) > LARGEST:
+        raise ConfigError(WHAT, f"more than {LARGEST >> 20} MiB", file=str(path), hint="split the cluster's people")
+    return data
+
+
+def parse(data: bytes, file: str = FILE) -> PeopleList:
+    at = Reader(_mapping(data, file), PEOPLE, file)
+    _only(at, "groups", "users")
+    for key in ("groups", "users"):
+        if not isinstance(at.data.get(key), list):
+            at.fail(key, f"wanted a list, not {_shown(at.data.get(key))}", f"write `{key}: []` for none")
+    groups = tuple(_group(entry) for entry in _entries(at, "groups", GROUPS))
+    _unique(at, "groups", "name", [group.name for group in groups])
+    _unique(at, "groups", "gid", [group.gid for group in groups])
+    known = frozenset(group.name for group in groups)
+    users = tuple(_person(entry, known) for entry in _entries(at, "users", USERS))
+    _unique(at, "users", "name", [person.name for person in users])
+    _unique(at, "users", "uid", [person.uid for person in users])
+    return PeopleList(groups, users)
+
+
+def _mapping(data: bytes, file: str) -> Mapping[str, object]:
+    where = ""
+    try:
+        text = data.decode()
+        _refuse_nesting(text)
+        found = yaml.load(text, _PeopleLoader)
+    except UnicodeDecodeError:
+        raise ConfigError(WHAT, "not UTF-8 text", file=file) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else ""
+        problem = one_line(getattr(error, "problem", None) or str(error))[:200]
+        raise ConfigError(WHAT, f"not YAML: {problem}", file=file, field=where) from None
+    except RecursionError:
+        raise ConfigError(WHAT, "nested too deeply", file=file) from None
+    except (ValueError, LookupError, AttributeError, OverflowError, TypeError):  # a 30th of February
+        problem = "a value does not fit the type that YAML gives it, such as an impossible date"
+        raise ConfigError(WHAT, problem, file=file, hint="write a date as 2027-01-31; quote text") from None
+    if not isinstance(found, dict):
+        raise ConfigError(WHAT, f"wanted a mapping with groups and users, not {_shown(found)}", file=file)
+    return found
+
+
+def _refuse_nesting(text: str) -> None:
+    """Refuse deep nesting and references before the parser builds anything.
+
+    libyaml's events come without recursion; what builds objects of them recurses in C, and 8 MB of brackets end the
+    process. A few lines of references can stand for any amount of data.
+    """
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if getattr(event, "anchor", None) is not None:
+            raise _misuse(event, "an anchor or alias (& or *): write it out, or quote the text")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > NESTED:
+                raise _misuse(event, "nested too deeply")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _misuse(event: yaml.Event, problem: str) -> yaml.YAMLError:
+    line = f" (line {event.start_mark.line + 1})" if event.start_mark else ""
+    return yaml.YAMLError(f"{problem}{line}")
+
+
+def _shown(value: object) -> str:
+    return described(value)[:120]
+
+
+def _only(at: Reader, *known: str) -> None:
+    for key in at.data:
+        if not isinstance(key, str) or len(key) > 64:
+            at.fail("", f"unknown key {_shown(key)}", f"known: {', '.join(known)}")
+    at.only(*known)
+
+
+def _entries(at: Reader, key: str, most: int) -> list[Reader]:
+    value = at.data.get(key)
+    assert isinstance(value, list)
+    if len(value) > most:
+        at.fail(key, f"{len(value):,} entries, more than {most:,}")
+    entries = []
+    for index, item in enumerate(value):
+        place = f"{key}[{index}]"
+        if not isinstance(item, dict):
+            at.fail(place, f"wanted a mapping, not {_shown(item)}")
+        name = item.get("name")
+        named = f"{place} ({name})" if isinstance(name, str) and NAME.fullmatch(name) else place
+        entries.append(Reader(item, PEOPLE, at.file, named))
+    return entries
+
+
+def _unique(at: Reader, where: str, key: str, values: list[Any]) -> None:
+    first: dict[Any, int] = {}
+    for index, value in enumerate(values):
+        if value in first:
+            at.fail(
+                f"{where}[{index}].{key}", f"{value} is also that of {where}[{first[value]}]", "give it another one"
+            )
+        first[value] = index
+
+
+def _name(at: Reader, key: str = "name") -> str:
+    value = at.data.get(key)
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        wanted = "a letter, then up to 31 of a-z 0-9 _ . -, all lower case"
+        at.fail(key, f"wanted a name ({wanted}), not {_shown(value)}")
+    if value in SYSTEM:
+        at.fail(key, f"{value} is a name of the system", "choose another one")
+    return value
+
+
+def _number(at: Reader, key: str) -> int:
+    value = at.data.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        at.fail(key, f"wanted a whole number, not {_shown(value)}")
+    if not any(value in numbers for numbers in IDS):
+        wanted = " or ".join(f"{numbers[0]} to {numbers[-1]}" for numbers in IDS)
+        at.fail(key, f"wanted {wanted}, not {str(value)[:20]}", "the numbers between and below are the system's")
+    return value
+
+
+def _group(at: Reader) -> PeopleGroup:
+    _only(at, "name", "gid")
+    return PeopleGroup(_name(at), _number(at, "gid"))
+
+
+def _person(at: Reader, known: frozenset[str]) -> Person:
+    _only(at, "name", "uid", "group", "groups", "shell", "gecos", "keys", "until")
+    name = _name(at)
+    group = _known_group(at, "group", at.data.get("group"), known)
+    listed = _list(at, "groups", GROUPS_OF_USER)
+    groups = tuple(_known_group(at, f"groups[{index}]", item, known) for index, item in enumerate(listed))
+    if len({group, *groups}) != len(groups) + 1:
+        at.fail("groups", "a group appears twice; the one of `group` need not be repeated")
+    keys = tuple(_key(at, index, item) for index, item in enumerate(_list(at, "keys", KEYS)))
+    if len({key.line for key in keys}) != len(keys):
+        at.fail("keys", "a key appears twice", "keep one of them")
+    uid = _number(at, "uid")
+    return Person(name, uid, group, groups, _shell(at), _gecos(at), keys, _time(at, "until"))
+
+
+def _list(at: Reader, key: str, most: int) -> list[object]:
+    value = at.data.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        at.fail(key, f"wanted a list, not {_shown(value)}")
+    if len(value) > most:
+        at.fail(key, f"{len(value):,} entries, more than {most}")
+    return value
+
+
+def _known_group(at: Reader, key: str, value: object, known: frozenset[str]) -> str:
+    if not isinstance(value, str):
+        at.fail(key, f"wanted a group's name, not {_shown(value)}")
+    if value not in known:
+        at.fail(key, f"no group {value[:40]!r} in this file", "add it to `groups` with its gid")
+    return value
+
+
+def _shell(at: Reader) -> str:
+    value = at.data.get("shell")
+    if value is None:
+        return SHELL
+    if not isinstance(value, str) or not SHELL_PATH.fullmatch(value):
+        at.fail("shell", f"wanted a path such as {SHELL}, not {_shown(value)}")
+    return value
+
+
+def _gecos(at: Reader) -> str:
+    value = at.data.get("gecos")
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value.isprintable() or ":" in value or len(value) > GECOS:
+        at.fail("gecos", f"wanted one line of at most {GECOS} characters without a colon, not {_shown(value)}")
+    return value
+
+
+def _key(at: Reader, index: int, item: object) -> PersonKey:
+    place = f"keys[{index}]"
+    inside = ".".join(part for part in (at.path, place) if part)
+    entry = Reader(item if isinstance(item, dict) else {"key": item}, PEOPLE, at.file, inside)
+    _only(entry, "key", "expires")
+    text = entry.data.get("key")
+    if not isinstance(text, str):
+        at.fail(place, f"wanted a public key in one line, not {_shown(text)}")
+    try:
+        line, comment = ssh_keys.parse(text)
+    except ssh_keys.KeyProblem as problem:
+        at.fail(place, problem.why, problem.hint)
+    return PersonKey(line, comment, _time(entry, "expires"))
+
+
+def _time(at: Reader, key: str) -> int:
+    """Read a date, which includes its day, or a time; both of UTC. Return seconds; 0 for none."""
+    value = at.data.get(key)
+    if value is None:
+        return 0
+    wanted = "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z"
+    if isinstance(value, str) and len(value) <= 32:
+        try:
+            value = _parsed_time(value)
+        except ValueError:
+            at.fail(key, f"wanted {wanted}, not {_shown(value)}")
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is None:
+            at.fail(key, f"{value.isoformat()} has no time zone", "end it with Z for UTC")
+    elif isinstance(value, datetime.date):
+        midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
+        return max(int(midnight.timestamp()) + 86400, 1)
+    else:
+        at.fail(key, f"wanted {wanted}, not {_shown(value)}")
+    return max(int(value.timestamp()), 1)
+
+
+def _parsed_time(text: str) -> datetime.date:
+    if len(text) == 10:
+        return datetime.date.fromisoformat(text)
+    return datetime.datetime.fromisoformat(text)

@@ -1,0 +1,76 @@
+"""People of a file in the chart: one source, mounted in every role, and kept on the controller's volume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.errors import ClusterError
+from init.people.read import parse
+from tests.support.people_files import ED
+from tests.support.rendered_chart import render
+
+ADA = {"name": "ada", "uid": 5001, "group": "lab", "keys": [ED, {"key": ED + " x", "expires": "2027-01-31"}]}
+LAB = {"groups": [{"name": "lab", "gid": 5_000_000}], "users": [ADA]}
+
+
+def sources(people: dict[str, Any]) -> dict[str, Any]:
+    """Return the volume `people` of each StatefulSet that mounts it."""
+    found = {}
+    for item in render({"people": people, "demo": {"enabled": True, "users": {"alice": ED}}},
+                       release="slurm", namespace="hpc"):  # fmt: skip
+        if item["kind"] == "StatefulSet":
+            pod = item["spec"]["template"]["spec"]
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            mounts = {mount["mountPath"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+            assert ("people" in volumes) == ("/mnt/minivm/people" in mounts)
+            kept = mounts.get("/var/lib/minivm/people", {}).get("name") == "state"
+            assert kept == ("people" in volumes and item["metadata"]["name"] == "slurm-controller")
+            if "people" in volumes:
+                assert mounts["/mnt/minivm/people"]["readOnly"]
+                found[item["metadata"]["name"]] = {k: v for k, v in volumes["people"].items() if k != "name"}
+    return found
+
+
+ROLES = ("slurm-controller", "slurm-login", "slurm-worker")
+
+
+def test_an_existing_configmap_or_secret_is_mounted_in_every_role_and_no_pod_waits_for_it() -> None:
+    config = {"configMap": {"name": "lab", "optional": True}}
+    assert sources({"existingConfigMap": "lab"}) == dict.fromkeys(ROLES, config)
+    secret = {"secret": {"secretName": "lab", "defaultMode": 0o400, "optional": True}}
+    assert sources({"existingSecret": "lab"}) == dict.fromkeys(ROLES, secret)
+    assert sources({}) == {}
+
+
+def test_the_lists_become_a_file_that_a_pod_reads() -> None:
+    people = {"groups": LAB["groups"], "users": [ADA | {"keys": [ED], "gecos": "Ada <&> Ä", "until": "2027-01-31"}]}
+    assert set(sources(people)) == set(ROLES)
+    documents = render({"people": people}, release="slurm", namespace="hpc")
+    (file,) = [item["data"]["people.yaml"] for item in documents if item["metadata"]["name"] == "slurm-people"]
+    found = parse(file.encode())
+    assert (found.users[0].gecos, found.users[0].until, found.groups[0].gid) == ("Ada <&> Ä", 1801440000, 5_000_000)
+
+
+@pytest.mark.parametrize(
+    "people",
+    [
+        {"users": [ADA | {"uid": 0}]},
+        {"users": [ADA | {"uid": 64501}]},
+        {"users": [ADA | {"name": "Ada"}]},
+        {"users": [ADA | {"sudo": True}]},
+        {"users": [ADA | {"keys": ['command="x" ' + ED]}]},
+        {"users": [ADA | {"keys": [ED + "\n" + ED]}]},
+        {"users": [ADA | {"until": "tomorrow"}]},
+        {"users": [{"name": "ada"}]},
+        {"groups": [{"name": "lab", "gid": 999}]},
+        {"user": []},
+        {"existingConfigMap": "lab", "existingSecret": "lab"},
+        {"existingConfigMap": "lab", **LAB},
+    ],
+    ids=str,
+)
+def test_a_mistake_is_refused_before_the_cluster_changes(people: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError, match="people"):
+        render({"people": people}, release="slurm", namespace="hpc")

@@ -1,0 +1,55 @@
+"""What runs of a person without access ends, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from init.people import sessions
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs a process as another user")
+ADA, BOB, SYSTEM = 59_813, 59_814, 64_501
+
+
+@contextmanager
+def running(uid: int, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sh", "-c", f"{script}; echo ready; while :; do sleep 0.1; done"], user=uid, group=uid,
+                               extra_groups=[], stdout=subprocess.PIPE, cwd="/")  # fmt: skip
+    try:
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_even_a_process_that_ignores_signals_ends_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "PATIENCE", 0.3)
+    with running(ADA, "trap '' TERM HUP") as hers, running(BOB, ":") as his, running(SYSTEM, ":") as epilog:
+        gone = {ADA: "ada", SYSTEM: "epilog", 0: "root"}
+        assert sessions.end(gone, lambda uid: False) == ["ada"]
+        until(lambda: hers.poll() is not None, "ada's process ended")
+        assert hers.returncode == -9 and his.poll() is None and epilog.poll() is None
+
+
+def test_a_program_saves_its_work_before_it_is_killed() -> None:
+    with TemporaryDirectory() as directory:
+        Path(directory).chmod(0o777)
+        saved = Path(directory, "saved")
+        with running(ADA, f"trap 'echo text > {saved}; exit 0' HUP") as hers:
+            assert sessions.end({ADA: "ada"}, lambda uid: False) == ["ada"]
+            until(lambda: hers.poll() is not None, "it ended by itself")
+            assert hers.returncode == 0 and saved.exists()
+
+
+def test_a_person_whom_another_source_knows_stays() -> None:
+    with running(ADA, ":") as hers:
+        assert sessions.end({ADA: "ada"}, lambda uid: uid == ADA) == [] and hers.poll() is None
+    until(lambda: sessions.end({ADA: "ada"}, lambda uid: False) == [], "nobody is left")
