@@ -314,6 +314,9 @@ passed_on(
     "state", "init.state_cli", (), "Copies of the controller's state: save, list, show, verify, restore (see --help)."
 )
 passed_on("people", "init.people_cli", (), "Users of a file: check, show, diff, forget (see people --help).")
+passed_on(
+    "accounts", "init.accounts_cli", (), "Accounts, users, QOS and limits by a file: plan, apply, drift (see --help)."
+)
 passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
 HEALTH = "health.cli"
 passed_on(

@@ -49,25 +49,25 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
-def load_mapping(path: Path) -> dict[str, object]:
+def load_mapping(path: Path, what: str = "read a service") -> dict[str, object]:
     try:
         data = yaml.load(path.read_text(), _Loader)
     except OSError as error:
-        raise ConfigError("read a service", error.strerror or str(error), file=str(path)) from error
+        raise ConfigError(what, error.strerror or str(error), file=str(path)) from error
     except UnicodeDecodeError:
-        raise ConfigError("read a service", "not UTF-8 text", file=str(path)) from None
+        raise ConfigError(what, "not UTF-8 text", file=str(path)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}" if mark else ""
         problem = _NAMED.sub(r"\1", getattr(error, "problem", None) or str(error))
-        raise ConfigError("read a service", f"not YAML: {problem}", file=str(path), field=where) from None
+        raise ConfigError(what, f"not YAML: {problem}", file=str(path), field=where) from None
     except RecursionError:
-        raise ConfigError("read a service", "nested too deeply", file=str(path)) from None
+        raise ConfigError(what, "nested too deeply", file=str(path)) from None
     except (ValueError, LookupError, AttributeError, OverflowError):  # a 30th of February, `!!bool maybe`
         problem_ = "a value does not fit the type that YAML gives it, such as an impossible date"
-        raise ConfigError("read a service", problem_, file=str(path), hint="quote it if it is text") from None
+        raise ConfigError(what, problem_, file=str(path), hint="quote it if it is text") from None
     if not isinstance(data, dict):
-        raise ConfigError("read a service", "wanted a mapping", file=str(path))
+        raise ConfigError(what, "wanted a mapping", file=str(path))
     return data
 
 

@@ -8,7 +8,7 @@ PRODUCT = ("ground", "images", "init", "health", "gitsync", "fleet", "cluster")
 FLOORS: dict[str, list[set[str]]] = {
     "ground": [{""}],
     "init": [
-        {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"state"},
+        {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"state", "accounts"},
         {"prepare", "drain", "helpers", "people"},
     ],
     "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active"}],

@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Modules in a package's own folder that may use all of the package.
 ROOF = {
-    "init.__main__", "init.cli", "init.cli_group", "init.config_cli", "init.people_cli",
+    "init.__main__", "init.cli", "init.cli_group", "init.accounts_cli", "init.config_cli", "init.people_cli",
     "init.state_cli",
     "health.cli", "health.dry_run", "gitsync.__main__", "gitsync.cli", "fleet.__main__", "fleet.cli",
     "fleet.reconciler",
 }  # fmt: skip
 # PID 1's folders, and those of its child processes: neither imports the other.
-TOWERS = ({"pid1"}, {"pod", "slurm", "state", "prepare", "drain", "helpers", "people"})
+TOWERS = ({"pid1"}, {"pod", "slurm", "state", "accounts", "prepare", "drain", "helpers", "people"})
 # Modules of other packages that each package may import.
 MAY_USE: dict[str, tuple[str, ...]] = {
     "ground": (),

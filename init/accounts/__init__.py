@@ -1,0 +1,1 @@
+"""Accounts as code: slurmdbd follows accounts.yaml."""

@@ -1,0 +1,231 @@
+"""The difference between accounts.yaml and slurmdbd, each field three ways: now, applied last, wanted. Pure.
+
+Only an object with minivm's mark is owned. A field of it that is neither as applied last nor as wanted was changed by
+hand. Nothing else is changed or removed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from init.accounts import values
+from init.accounts.file import AccountsFile
+from init.accounts.model import (
+    DEFAULT,
+    Database,
+    Fields,
+    ObjectKey,
+    ObjectKind,
+    OwnerMark,
+    StoredObject,
+    account,
+    is_late,
+    kept_roster,
+    without_inherited,
+)
+from init.accounts.values import ASSOCIATION_LIMITS, QOS_LIMITS, Shape
+
+TRES_LIMITS = {name.lower() for name, shape in {**ASSOCIATION_LIMITS, **QOS_LIMITS}.items() if shape is Shape.TRES}
+ROOT_QOS = "normal"  # made by slurmdbd itself
+
+
+class Op(Enum):
+    ADD = "add"
+    MODIFY = "change"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChange:
+    """One object's change. With equal fields only the mark changes: to take the object over, or to end a cut run."""
+
+    op: Op
+    key: ObjectKey
+    before: Fields
+    after: Fields
+    roster: frozenset[str] = frozenset()
+    note: str = ""  # why the mark alone changes; "" if it is not worth a line
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """A field that somebody changed in an owned object; `field` is "" for a user whom somebody removed."""
+
+    key: ObjectKey
+    field: str
+    last: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsPlan:
+    changes: tuple[ObjectChange, ...]
+    by_hand: tuple[ByHand, ...]
+    unowned: tuple[ObjectKey, ...]  # objects that the file names and that exist without a mark
+    kept: Mapping[ObjectKey, str]  # owned, no longer in the file, and why they stay
+    problems: tuple[str, ...]
+
+
+def make(wanted: AccountsFile, database: Database, busy: Set[ObjectKey], *, adopt: bool = False) -> AccountsPlan:
+    """Compare. `busy`: users in accounts, and QOS, that have pending or running jobs."""
+    return _Comparison(_without_inherited(wanted, database), database, busy, adopt).plan()
+
+
+def _without_inherited(wanted: AccountsFile, database: Database) -> AccountsFile:
+    """Return the file without coordinators of accounts that have them from an account above."""
+    kept = {key: found.fields for key, found in database.objects.items() if key.kind == ObjectKind.ACCOUNT.value}
+    both = {**kept, **wanted.objects}
+    accounts = {key.name: fields for key, fields in both.items() if key.kind == ObjectKind.ACCOUNT.value}
+    objects = {
+        key: without_inherited(accounts, key.name) if key.kind == ObjectKind.ACCOUNT.value else fields
+        for key, fields in wanted.objects.items()
+    }
+    return replace(wanted, objects=objects)
+
+
+class _Comparison:
+    def __init__(self, wanted: AccountsFile, database: Database, busy: Set[ObjectKey], adopt: bool) -> None:
+        self.wanted, self.database, self.busy, self.adopt = wanted, database, busy, adopt
+        self.members: dict[str, set[str]] = defaultdict(set)  # account -> users of the file
+        self.by_hand: list[ByHand] = []
+        self.unowned: list[ObjectKey] = []
+        self.levels: dict[str, str] = {}  # admin level of each user of the file
+        for key, fields in wanted.objects.items():
+            if key.account:
+                self.members[key.account].add(key.name)
+                self.levels[key.name] = fields.get("adminlevel", "")
+        self.has_members = {key.name for key in (*database.objects, *database.partitioned) if key.account}
+        self.owned_users = {key.name for key, found in database.objects.items() if key.account and found.mark}
+
+    def plan(self) -> AccountsPlan:
+        changes = [change for key, fields in self.wanted.objects.items() for change in self._wanted(key, fields)]
+        kept: dict[ObjectKey, str] = {}
+        removed = list(self._removals(kept))
+        problems = tuple(self._problems())
+        return AccountsPlan((*changes, *removed), tuple(self.by_hand), tuple(self.unowned), kept, problems)
+
+    def _wanted(self, key: ObjectKey, after: Fields) -> Iterator[ObjectChange]:
+        found = self.database.objects.get(key)
+        roster = self._roster(key)
+        if found is None:
+            if self._is_unowned_user(key) and not self.adopt:
+                self.unowned.append(key)
+            if self._was_removed(key):
+                self.by_hand.append(ByHand(key, "", "", ""))
+            level = self.database.users.get(key.name, "") if key.account else ""
+            yield ObjectChange(Op.ADD, key, {"adminlevel": level} if level else {}, after, roster)
+            return
+        mark = found.mark
+        if mark is None:
+            if not self.adopt:
+                self.unowned.append(key)
+                return
+            mark = OwnerMark(found.fields)
+            note = "taken over as it is"
+        else:
+            note = "" if mark.fields == after else "recorded, after a run that was cut"
+            self._compare(key, found.fields, mark.fields, after)
+        if found.fields != after or mark.fields != after or mark.roster != roster or found.mark is None:
+            yield ObjectChange(Op.MODIFY, key, found.fields, after, roster, note)
+
+    def _compare(self, key: ObjectKey, now: Fields, last: Fields, after: Fields | None) -> None:
+        for field in sorted({*now, *last}):
+            if after is None and is_late(field):
+                continue  # it goes with another object: the user's new default, a coordinator who leaves
+            value, before = now.get(field, ""), last.get(field, "")
+            if value != before and (after is None or value != after.get(field, "")):
+                self.by_hand.append(ByHand(key, field, before, value))
+
+    def _roster(self, key: ObjectKey) -> frozenset[str]:
+        return kept_roster(frozenset(self.members[key.name])) if key.kind == ObjectKind.ACCOUNT.value else frozenset()
+
+    def _is_unowned_user(self, key: ObjectKey) -> bool:
+        if not key.account or key.name in self.owned_users:
+            return False
+        return key.name in self.has_members or bool(self.database.users.get(key.name))
+
+    def _was_removed(self, key: ObjectKey) -> bool:
+        holder = self.database.objects.get(account(key.account)) if key.account else None
+        return holder is not None and holder.mark is not None and key.name in holder.mark.roster
+
+    def _removals(self, kept: dict[ObjectKey, str]) -> Iterator[ObjectChange]:
+        gone = {
+            key: found for key, found in self.database.objects.items() if found.mark and key not in self.wanted.objects
+        }
+        users = {key for key in gone if key.account}
+        for key in sorted(users & self.busy):
+            kept[key] = "has pending or running jobs"
+        for key in sorted(users & self.database.partitioned - kept.keys()):
+            kept[key] = "has associations of single partitions, which are not in the file"
+        self._keep_defaults(gone, kept)
+        self._keep_accounts(gone, kept)
+        self._keep_qos(gone, kept)
+        for key, found in gone.items():
+            if key not in kept:
+                assert found.mark is not None
+                self._compare(key, found.fields, found.mark.fields, None)
+                level = self.levels.get(key.name, "") if key.account else ""
+                yield ObjectChange(Op.REMOVE, key, found.fields, {"adminlevel": level} if level else {})
+
+    def _keep_defaults(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:
+        """Keep a user's default account where the user stays in other accounts without another default."""
+        staying = {key.name for key in self.database.objects if key.account and (key not in gone or key in kept)}
+        staying |= {key.name for key in self.database.partitioned}
+        wanted = {key.name for key in self.wanted.objects if key.account}
+        for key, found in gone.items():
+            if key.account and DEFAULT in found.fields and key.name in staying - wanted and key not in kept:
+                kept[key] = "is the user's default account, and the user stays in another"
+
+    def _keep_accounts(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:
+        accounts = {key for key in gone if key.kind == ObjectKind.ACCOUNT.value}
+        moved = self.wanted.objects
+        while True:
+            stays = [key for key in self.database.objects if key not in gone or key in kept]
+            needed = {key.account for key in (*stays, *self.database.partitioned) if key.account} | set(self.members)
+            needed |= {
+                moved.get(key, self.database.objects[key].fields).get("parent", "")
+                for key in stays
+                if key.kind == ObjectKind.ACCOUNT.value
+            }
+            needed |= {fields["parent"] for key, fields in moved.items() if key.kind == ObjectKind.ACCOUNT.value}
+            held = sorted(key for key in accounts - kept.keys() if key.name in needed)
+            if not held:
+                return
+            kept.update(dict.fromkeys(held, "has users or accounts that stay"))
+
+    def _keep_qos(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:
+        used: set[str] = set()
+        for key, found in self.database.objects.items():
+            if key not in gone or key in kept:
+                fields = self.wanted.objects.get(key, found.fields)
+                for field in ("qos", "defaultqos", "preempt"):
+                    used |= set(fields.get(field, "").split(","))
+        for key in gone:
+            if key.kind != ObjectKind.QOS.value:
+                continue
+            if key.name == ROOT_QOS:
+                kept[key] = "is the QOS that Slurm itself makes"
+            elif key in self.busy:
+                kept[key] = "has pending or running jobs"
+            elif key.name in used:
+                kept[key] = "is used by what stays"
+
+    def _problems(self) -> Iterator[str]:
+        for key, where in self.wanted.named.items():
+            if key not in self.database.objects and key != account("root"):
+                yield f"{self.wanted.file}: {where}: {key} is neither in the file nor in slurmdbd"
+        for name, where in self.wanted.coordinators.items():
+            if name not in self.database.users or name in self.owned_users:
+                yield f"{self.wanted.file}: {where}: user {name} is neither in the file nor in slurmdbd"
+        unknown: dict[str, ObjectKey] = {}
+        for key, fields in self.wanted.objects.items():
+            for field in TRES_LIMITS & fields.keys():
+                for name in values.tres_names(fields[field]) - self.database.tres:
+                    unknown.setdefault(name, key)
+            if key in self.database.partitioned:
+                yield f"{key} has associations of single partitions, made by hand; remove those first"
+        for name, key in unknown.items():
+            yield f"{key}: a limit on {name}, which this cluster does not count; add it to AccountingStorageTRES"

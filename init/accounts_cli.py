@@ -1,0 +1,116 @@
+"""The `minivm accounts` command: slurmdbd follows accounts.yaml."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from init.accounts import calls, file, plan, slurmdbd, words
+from init.accounts.errors import AccountsError
+from init.accounts.model import Database
+from init.cli_group import Group
+
+FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+ADOPT = click.option("--adopt", is_flag=True, help="Take over objects of FILE that exist already.")
+CHANGES = 3  # 2 is wrong usage
+REPORT_EVERY = 10.0
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Make accounts, users, QOS and limits in slurmdbd follow a file. Only what carries minivm's mark is changed."""
+
+
+@main.command("plan")
+@FILE
+@ADOPT
+def plan_command(path: Path, adopt: bool) -> None:
+    """Show what `apply` would change. Exit 0 for nothing, 3 for changes, 1 where `apply` would refuse."""
+    made, _, _ = _compare(path, adopt=adopt)
+    _show(made)
+    refusal = _refusal(made, overwrite=False)
+    if refusal is not None:
+        raise refusal
+    sys.exit(CHANGES if made.changes else 0)
+
+
+@main.command()
+@FILE
+@ADOPT
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--overwrite-changes", "overwrite", is_flag=True, help="Undo what was changed by hand.")
+def apply(path: Path, adopt: bool, yes: bool, overwrite: bool) -> None:
+    """Change slurmdbd to what FILE says. A run that was cut is ended by the next."""
+    made, database, cluster = _compare(path, adopt=adopt)
+    _show(made)
+    refusal = _refusal(made, overwrite=overwrite)
+    if refusal is not None:
+        raise refusal
+    if not made.changes:
+        return
+    if not yes and not (sys.stdin.isatty() and click.confirm("Apply these changes?")):
+        raise AccountsError(f"apply {path}", "not confirmed", hint="--yes applies without asking")
+    _perform(calls.calls(made, database, cluster))
+    left, _, _ = _compare(path, adopt=False)
+    if left.changes:
+        _show(left)
+        raise AccountsError(f"apply {path}", "slurmdbd has not taken the changes above", hint="run it again")
+    click.echo("applied")
+
+
+@main.command()
+@FILE
+def drift(path: Path) -> None:
+    """Show what was changed by hand in the objects that FILE owns. Exit 0 for nothing, 3 for changes."""
+    made, _, _ = _compare(path, adopt=False)
+    for line in words.by_hand(made.by_hand):
+        click.echo(line)
+    if not made.by_hand:
+        click.echo("nothing was changed by hand")
+    sys.exit(CHANGES if made.by_hand else 0)
+
+
+def _compare(path: Path, *, adopt: bool) -> tuple[plan.AccountsPlan, Database, str]:
+    wanted, cluster = file.load(path), slurmdbd.cluster_name()
+    database = slurmdbd.read(cluster)
+    made = plan.make(wanted, database, frozenset(), adopt=adopt)
+    if any(change.op is plan.Op.REMOVE for change in made.changes):
+        made = plan.make(wanted, database, slurmdbd.busy(), adopt=adopt)
+    return made, database, cluster
+
+
+def _show(made: plan.AccountsPlan) -> None:
+    for line in words.lines(made) or ["nothing to change"]:
+        click.echo(line)
+
+
+def _refusal(made: plan.AccountsPlan, *, overwrite: bool) -> AccountsError | None:
+    if made.problems:
+        text = "\n".join(made.problems[: words.SHOWN * 4])
+        return AccountsError("apply this file", f"{len(made.problems)} problems:\n{text}")
+    if made.unowned:
+        names = ", ".join(str(key) for key in made.unowned[: words.SHOWN])
+        more = f" and {len(made.unowned) - words.SHOWN} more" if len(made.unowned) > words.SHOWN else ""
+        why = f"made by hand before this file: {names}{more}"
+        return AccountsError("apply this file", why, hint="--adopt takes them over")
+    if made.by_hand and not overwrite:
+        hint = "put the new values into the file, or undo them by --overwrite-changes"
+        return AccountsError("apply this file", f"{len(made.by_hand)} values were changed by hand", hint=hint)
+    return None
+
+
+def _perform(steps: list[calls.SacctmgrCall]) -> None:
+    total, done, told = sum(step.size for step in steps), 0, time.monotonic()
+    for step in steps:
+        slurmdbd.apply(step)
+        done += step.size
+        if time.monotonic() - told > REPORT_EVERY:
+            told = time.monotonic()
+            click.echo(f"{done} of {total} objects done")
+
+
+if __name__ == "__main__":
+    main(prog_name="minivm accounts")
