@@ -62,7 +62,10 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
     machines, pools = here.machines or {}, here.pools or {}
     stated = {stand.about for stand in decision.stands}
     known = [*workers, *here.nodes, *here.others, *machines, *pools, *(here.sets or {})]
-    if known and name not in {*known, *stated, *WHOLE}:
+    unread = {key: why for key, why in here.unread.items() if key.partition("/")[2] == name}
+    for key, why in unread.items():
+        yield f"{key} {line(why, 1024)}: the fleet changes nothing of it until that is corrected"
+    if known and name not in {*known, *stated, *WHOLE} and not unread:
         raise FleetError("explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*known, "fleet"]))
     names = _related(name, workers, machines)
     yield from _objects(name, names, here, workers, known=isinstance(snapshot.slurm, SlurmView))

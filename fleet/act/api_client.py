@@ -33,6 +33,8 @@ POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
 PAGE = 500
 GUESTS = "Guest in "  # followed by a namespace: the kind of guest pods
 # The API server ends a watch after so long; it is then resumed.
+NO_SUCH_KIND = "404 page not found"  # what an API server answers without the kind's definition
+BRING_KINDS = "kubectl apply --server-side -f cluster/chart/charts/crds/crds/"
 WATCH_S = 30
 WITHIN_S = 15.0
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
@@ -76,6 +78,8 @@ def refusal(what: str, status: int, text: str) -> KubernetesError:
         meaning = 409
     else:
         meaning = 403 if message.startswith(DENIED) else status
+    if status == 404 and message.strip() == NO_SUCH_KIND:
+        return KubernetesError(what, f"Kubernetes does not know this kind: {BRING_KINDS} brings it", meaning, message)
     return KubernetesError(what, f"{status} {message[:200]}", meaning, message, found)
 
 

@@ -169,6 +169,16 @@ def test_a_name_that_is_nowhere_is_refused_with_the_nearest() -> None:
         explained(worlds, "n33")
 
 
+def test_an_object_that_cannot_be_read_is_explained_by_its_mistake() -> None:
+    why = "cannot read spec.update.deadlineSeconds: it is missing"
+    worlds = settled()
+    world = worlds.world()
+    assert isinstance(world.kubernetes, KubernetesView)
+    world = replace(world, kubernetes=replace(world.kubernetes, unread={"WorkerPool/gpu": why}))
+    text = "\n".join(explain("gpu", world, worlds.decide(world)))
+    assert f"WorkerPool/gpu {why}: the fleet changes nothing of it until that is corrected" in text
+
+
 def test_a_machine_that_was_given_up_says_so_until_it_is_back() -> None:
     worlds = Worlds(4, Policy(fencing="act", dead_s=30))
     worlds.machines = {}
