@@ -2,8 +2,9 @@
 
 Both answer any user of the pod, and neither closes a silent connection in time: munged reads from as many connections
 as it has threads, sackd takes 50 (24.11) or 512 (26.05) of them. A user who holds LIMIT connections for LOOKS looks is
-blocked for BLOCKED_S by an ACL on the socket's directory, and that user's processes that hold them are killed. Where
-connections remain, the daemon is restarted, which ends them, but fails other users' commands for a moment.
+blocked for BLOCKED_S by an ACL on the socket's directory, and that user's processes that held them in all looks are
+killed. Where connections remain, or come back (an open descriptor of the socket's file needs no directory), the daemon
+is restarted, which ends them, but fails other users' commands for a moment.
 Where all users together hold CROWD, SHARE connections are enough. Only the user with the most connections is blocked at
 a time: other users' requests may be waiting because of that user.
 
@@ -21,7 +22,7 @@ import socket
 import struct
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -226,31 +227,43 @@ class SocketWatch:
     def __init__(self, service: str, path: Path, control: Path) -> None:
         self.service, self.path, self.control = service, path, control
         self.guard = Guard(trusted_users())
+        self.seen: deque[set[int]] = deque(maxlen=LOOKS)  # the clients' sockets of the last looks
 
     def look(self) -> None:
         now = time.monotonic()
         if self.guard.expire(now):
             self.apply()
-        blocked = self.guard.look(holders(dump(), str(self.path)), now)
+        clients = connections(dump(), str(self.path))
+        self.seen.append(set(clients))
+        were_blocked = set(self.guard.blocked)
+        blocked = self.guard.look(Counter(clients.values()), now)
         if blocked is None:
             return
         user, number = blocked
         log(f"user id {user} holds {number:,} connections to {self.service}: blocked for {BLOCKED_S:g} s")
         if not self.apply():
             return
-        if user:
-            kill_holders(user, self.held_by(user))
-            until = time.monotonic() + CLOSED_S
-            while (remaining := len(self.held_by(user))) >= SHARE and time.monotonic() < until:
-                time.sleep(0.05)
-            if remaining < SHARE:
-                return
+        if user and user not in were_blocked and self.are_gone(user):
+            # The user may still come back by a descriptor, and is looked at for that from now on.
+            self.guard.blocked[user] = now + BLOCKED_S - AGAIN_S
+            return
         log(f"user id {user} still holds connections: {self.service} is restarted")
         try:
             with Client(self.control) as client:
                 client.request("restart", service=self.service, wait=False)
         except (InitError, EOFError) as error:
             log(f"restart of {self.service}: {error}")
+
+    def are_gone(self, user: int) -> bool:
+        """Kill the processes that held connections in all looks; return whether few of the user's remain.
+
+        Short requests of a busy user are in one look alone: their programs stay.
+        """
+        kill_holders(user, self.held_by(user).intersection(*self.seen))
+        until = time.monotonic() + CLOSED_S
+        while (remaining := len(self.held_by(user))) >= SHARE and time.monotonic() < until:
+            time.sleep(0.05)
+        return remaining < SHARE
 
     def held_by(self, user: int) -> set[int]:
         return {inode for inode, holder in connections(dump(), str(self.path)).items() if holder == user}

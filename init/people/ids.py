@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from init.people.spec import Person
+    from init.people.spec import PeopleGroup, Person
 
 FORGET = "`minivm people forget NAME` in this pod allows it"
 
@@ -42,15 +42,23 @@ def settle(
     wanted: PeopleList, ids: Mapping[str, int], before: PeopleList = NOBODY, taken: Taken = NONE_TAKEN
 ) -> Settled:
     """Take over a new file. A person with another uid than before keeps the one before, with the new keys."""
-    present = {person.name for person in before.users}
+    was = {person.name: person for person in before.users}
+    present = set(was)
     owners = {uid: name for name, uid in ids.items()}
     known, accepted, refused = dict(ids), [], []
-    groups = []
-    for group in wanted.groups:
-        if group.name in taken.names or group.gid in taken.gids:
-            refused.append(f"groups ({group.name}): the image has a group of this name or gid; choose others")
-        else:
-            groups.append(group)
+    groups = [group for group in wanted.groups if not _is_taken(group, taken)]
+    refused += [
+        f"groups ({group.name}): the image has a group of this name or gid; choose others"
+        for group in wanted.groups
+        if _is_taken(group, taken)
+    ]
+    # A mistake in a group takes nothing from its people: they keep the group before.
+    earlier = {group.name: group for group in before.groups if not _is_taken(group, taken)}
+    for person in wanted.users:
+        old = earlier.get(was[person.name].group) if person.name in was else None
+        names, gids = {group.name for group in groups}, {group.gid for group in groups}
+        if old and not {person.group, old.name} & names and old.gid not in gids:
+            groups.append(old)
     valid = {group.name for group in groups}
     for entry in wanted.users:
         person, why = _settled(entry, known, owners, present, taken)
@@ -60,12 +68,20 @@ def settle(
             refused.append(f"users ({person.name}).{why}")
         if why and person.name not in known:
             continue
+        if person.name in taken.names or person.uid in taken.uids:
+            continue
+        if person.group not in valid and person.name in was:
+            person = replace(person, group=was[person.name].group)
         if person.group not in valid or known.get(person.name, person.uid) != person.uid:
             continue
         known[person.name] = person.uid
         owners[person.uid] = person.name
         accepted.append(replace(person, groups=tuple(name for name in person.groups if name in valid)))
     return Settled(PeopleList(tuple(groups), tuple(accepted)), known, tuple(refused))
+
+
+def _is_taken(group: PeopleGroup, taken: Taken) -> bool:
+    return group.name in taken.names or group.gid in taken.gids
 
 
 def _settled(

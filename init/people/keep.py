@@ -13,6 +13,7 @@ import grp
 import hashlib
 import os
 import pwd
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ MOUNT = f"{MOUNTS}/people"
 STATE = "/var/lib/minivm/people"
 # Where no directory service and no chart says it.
 HOMES = "/home"
+DAMAGED = "state.json.damaged"
 SHOWN = 3
 LONGEST = 600
 WITHIN = 30.0
@@ -46,20 +48,27 @@ class PeopleState:
     ids: Mapping[str, int] = {}  # never written to
     digest: str = ""
     problems: tuple[str, ...] = ()
+    moved: frozenset[int] = frozenset()  # uids that left the file for a directory, which knows them
 
 
 def load(pod: Pod) -> PeopleState:
-    data = read_json(pod.path(f"{STATE}/state.json"))
+    """Read the state; a damaged one is kept under another name, and `keep` says so."""
+    path = pod.path(f"{STATE}/state.json")
+    data = read_json(path)
     try:
         ids = {str(name): int(uid) for name, uid in data["ids"].items()}
-        return PeopleState(from_state(data["people"]), ids, str(data["digest"]), tuple(map(str, data["problems"])))
+        moved = frozenset(int(uid) for uid in data.get("moved", ()))
+        problems = tuple(map(str, data["problems"]))
+        return PeopleState(from_state(data["people"]), ids, str(data["digest"]), problems, moved)
     except (KeyError, ValueError, TypeError, AttributeError):
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(path.with_name(DAMAGED))
         return PeopleState()
 
 
 def save(pod: Pod, state: PeopleState) -> None:
     data = {"people": to_state(state.people), "ids": dict(state.ids), "digest": state.digest,
-            "problems": state.problems}  # fmt: skip
+            "problems": state.problems, "moved": sorted(state.moved)}  # fmt: skip
     write_json(pod.path(f"{STATE}/state.json"), data, mode=0o600)
 
 
@@ -88,7 +97,7 @@ def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
         kept = f"the {len(state.people.users)} people before stay" if state.people.users else "nobody of it is known"
         return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {kept}",))
     settled: Settled = settle(wanted, state.ids, state.people, taken)
-    return PeopleState(settled.people, settled.ids, digest, settled.refused)
+    return PeopleState(settled.people, settled.ids, digest, settled.refused, state.moved)
 
 
 def taken_here(pod: Pod) -> Taken:
@@ -108,22 +117,32 @@ def taken_here(pod: Pod) -> Taken:
 
 
 def publish(pod: Pod, people: PeopleList, now: float) -> None:
-    """Write who has access now, and with which keys. Those without access lose their keys first, then their name."""
+    """Write the people with access, and their keys. People without access lose their keys first, then their name.
+
+    A key that cannot be written, on a full disk, is removed: it may be the one before, which was withdrawn.
+    """
     homes = pod.setting("MINIVM_HOME", HOMES)
     valid = files.keys(people, now)
     directory = pod.path(files.KEYS)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in sorted(directory.iterdir()):
         if path.name not in valid:
             path.unlink()
+    failed: Exception | None = None
+    for name, text in valid.items():
+        try:
+            write(directory / name, text.encode(), mode=0o600, owner=(0, 0))
+        except (OSError, InitError) as error:
+            failed = error
+            (directory / name).unlink(missing_ok=True)
     root, shadow = (0, 0), (0, grp.getgrnam("shadow").gr_gid)
     extra = pod.path(files.EXTRA)
     extra.mkdir(parents=True, exist_ok=True, mode=0o755)
     for name, text in files.databases(people, now, homes).items():
         private = name == "shadow"
         write(extra / name, text.encode(), mode=0o640 if private else 0o644, owner=shadow if private else root)
-    for name, text in valid.items():
-        write(directory / name, text.encode(), mode=0o644, owner=root)
+    if failed:
+        raise failed
 
 
 def keep(pod: Pod, now: float) -> list[str]:
@@ -135,30 +154,68 @@ def keep(pod: Pod, now: float) -> list[str]:
             state = take(state, read.read_bytes(pod.path(f"{MOUNT}/{FILE}")), taken_here(pod))
         except InitError as error:
             problems.append(f"{error}; mount a ConfigMap or Secret with the key {FILE}; the people before stay")
-        if state != before:
-            save(pod, state)  # before anybody is known by a new uid
-        publish(pod, state.people, now)
-    end_sessions(pod, state, now)
+        if pod.path(f"{STATE}/{DAMAGED}").exists():
+            problems.append(f"{STATE}/state.json was damaged: earlier uids are not known; look at {DAMAGED}, remove it")
+        try:
+            if state != before:
+                save(pod, state)  # before anybody is known by a new uid
+        except OSError as error:
+            problems.append(f"cannot store the people: {error}; nobody is added meanwhile")
+            state = replace(state, people=in_both(before.people, state.people))
+        try:
+            publish(pod, state.people, now)
+        finally:
+            end_sessions(pod, before, state, now)
     return [*problems, *state.problems]
 
 
-def end_sessions(pod: Pod, state: PeopleState, now: float) -> None:
-    """On a login pod, end what runs of people without access. Jobs on workers go on."""
-    if not str(read_json(pod.path(PLAN)).get("role", "")).startswith("login"):
+def in_both(before: PeopleList, after: PeopleList) -> PeopleList:
+    """Return the people of both, with the keys of both and the later word on their access."""
+    was = {(person.name, person.uid): person for person in before.users}
+    users = []
+    for person in after.users:
+        if old := was.get((person.name, person.uid)):
+            users.append(replace(old, keys=tuple(key for key in old.keys if key in person.keys), until=person.until))
+    return PeopleList(before.groups, tuple(users))
+
+
+def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) -> None:
+    """On a login pod, end what runs of people without access. Jobs on workers go on.
+
+    A person who moved to the directory once is not asked for again: it may be away.
+    """
+    if not str(read_json(pod.path(PLAN)).get("role", "")).startswith("login") or not directory_answers(pod):
         return
     present = {person.uid for person in state.people.users if has_access(person, now)}
-    gone = {uid: name for name, uid in state.ids.items() if uid not in present}
-    ended = sessions.end(gone, is_known)
+    gone = {uid: name for name, uid in state.ids.items() if uid not in present | state.moved}
+    moved: set[int] = set()
+
+    def is_known(uid: int) -> bool:
+        with contextlib.suppress(KeyError):
+            pwd.getpwuid(uid)
+            moved.add(uid)
+        return uid in moved
+
+    suspects = [person.uid for people in (before.people, state.people) for person in people.users]
+    ended = sessions.end(gone, is_known, suspects)
     for name in ended:
         print(f"{name} has no access any more: sessions ended", file=sys.stderr)
+    settled = (state.moved | moved) - present
+    if settled != state.moved:
+        with contextlib.suppress(OSError):
+            save(pod, replace(state, moved=frozenset(settled)))
 
 
-def is_known(uid: int) -> bool:
-    """Tell if another source has a user of this uid, such as the directory to which a person moved."""
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
+def directory_answers(pod: Pod) -> bool:
+    """Tell if sssd takes connections, where it is configured: without it nobody can say who moved to the directory."""
+    if not pod.path("/etc/sssd/sssd.conf").exists():
+        return True
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(1)
+        try:
+            stream.connect(str(pod.path("/var/lib/sss/pipes/nss")))
+        except OSError:
+            return False
     return True
 
 

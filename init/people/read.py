@@ -24,6 +24,7 @@ from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, 
 PEOPLE = "the people"
 WHAT = f"read {PEOPLE}"
 LARGEST = 8 << 20
+LAST = 253402300799  # the end of the year 9999: a later time is no date
 USERS, GROUPS, KEYS, GROUPS_OF_USER = 20_000, 5_000, 32, 64
 NESTED = 8
 NAME = re.compile(r"[a-z](?:[a-z0-9_.-]{0,30}[a-z0-9_])?")
@@ -286,10 +287,10 @@ def _time(at: Reader, key: str) -> int:
             at.fail(key, f"{value.isoformat()} has no time zone", "end it with Z for UTC")
     elif isinstance(value, datetime.date):
         midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
-        return max(int(midnight.timestamp()) + 86400, 1)
+        return min(max(int(midnight.timestamp()) + 86400, 1), LAST)
     else:
         at.fail(key, f"wanted {wanted}, not {_shown(value)}")
-    return max(int(value.timestamp()), 1)
+    return min(max(int(value.timestamp()), 1), LAST)
 
 
 def _parsed_time(text: str) -> datetime.date:

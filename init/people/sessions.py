@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from init.people.spec import IDS
@@ -15,13 +15,20 @@ PROC = Path("/proc")
 # A shell and its editor save what they can; then each round kills what is still there, and what it has forked.
 PATIENCE = 3.0
 ROUNDS = 20
+UNUSED = 64998  # of the reserved ids: no process runs as it
 
 
-def end(gone: Mapping[int, str], is_known: Callable[[int], bool]) -> list[str]:
-    """End everything that runs under these uids, except those that `is_known`; return the names."""
-    found = {uid for uid in _running() if uid in gone and any(uid in ids for ids in IDS)}
-    uids = {uid for uid in found if not is_known(uid)}
+def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Collection[int] = ()) -> list[str]:
+    """End everything that runs under these uids, except those that `is_known`; return the names.
+
+    A chain of forks, each of which ends at once, may be in no look at /proc. So `suspects` are signalled unseen.
+    """
+    mortal = {uid for uid in gone if any(uid in ids for ids in IDS)}
+    unseen = {uid for uid in mortal.intersection(suspects) if not is_known(uid)}
+    uids = {uid for uid in mortal & _running().keys() if not is_known(uid)}
     if not uids:
+        for uid in unseen:
+            _kill_all(uid)
         return []
     _signal(uids, signal.SIGHUP)
     _signal(uids, signal.SIGTERM)
@@ -29,10 +36,30 @@ def end(gone: Mapping[int, str], is_known: Callable[[int], bool]) -> list[str]:
     while uids & _running().keys() and time.monotonic() < deadline:
         time.sleep(0.1)
     for _ in range(ROUNDS):
-        if not _signal(uids, signal.SIGKILL):
+        for uid in uids | unseen:
+            _kill_all(uid)
+        if not uids & _running().keys():
             break
         time.sleep(0.05)
-    return sorted(gone[uid] for uid in uids)
+    return sorted(gone[uid] for uid in uids - _running().keys())
+
+
+def _kill_all(uid: int) -> None:
+    """Kill all processes of the uid in one call, against which no fork can win, with that user's rights alone.
+
+    The real user is an unused one, so the user cannot signal the child.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(UNUSED, UNUSED, UNUSED)
+            os.setresuid(UNUSED, uid, UNUSED)
+            if os.getresuid() == (UNUSED, uid, UNUSED):
+                os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _running() -> dict[int, list[int]]:

@@ -11,6 +11,10 @@ RSA = "ssh-rsa"
 SECURITY_KEY = "sk-ssh-ed25519@openssh.com"
 TYPES = (ED25519, RSA, SECURITY_KEY)
 RSA_BITS = range(2048, 16385)
+# Points of small order: a signature by such a "key" can be made without a private one.
+_PRIME = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})
 LONGEST = 4096
 COMMENT = 200
 
@@ -79,4 +83,7 @@ def _problem(kind: str, parts: list[bytes]) -> str:
         bits = int.from_bytes(parts[2], "big").bit_length()
         return "" if bits in RSA_BITS else f"an RSA key of {bits} bits; wanted {RSA_BITS[0]} to {RSA_BITS[-1]}"
     wanted = 2 if kind == ED25519 else 3
-    return "" if len(parts) == wanted and len(parts[1]) == 32 else f"a key of {kind} has 32 bytes"
+    if len(parts) != wanted or len(parts[1]) != 32:
+        return f"a key of {kind} has 32 bytes"
+    point = (int.from_bytes(parts[1], "little") & (2**255 - 1)) % _PRIME
+    return "a key for which anybody can sign" if point in SMALL_ORDER else ""

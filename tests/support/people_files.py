@@ -14,10 +14,10 @@ def body(kind: str, *parts: bytes) -> str:
     return f"{kind} {base64.b64encode(data).decode()}"
 
 
-ED = body("ssh-ed25519", bytes(32))
+ED = body("ssh-ed25519", b"\2" * 32)
 OTHER = body("ssh-ed25519", b"\1" * 32)
 RSA = body("ssh-rsa", b"\1\0\1", b"\0" + b"\xff" * 256)
-TOKEN = body("sk-ssh-ed25519@openssh.com", bytes(32), b"ssh:")
+TOKEN = body("sk-ssh-ed25519@openssh.com", b"\2" * 32, b"ssh:")
 
 
 def people(*users: dict[str, Any], groups: Any = ({"name": "lab", "gid": 5000},), **more: Any) -> bytes:

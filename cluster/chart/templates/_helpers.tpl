@@ -440,7 +440,7 @@ initContainers: {{ toJson . }}
   {{- if .root.Values.people.existingSecret }}
   secret: {secretName: {{ .root.Values.people.existingSecret }}, defaultMode: 0400, optional: true}
   {{- else }}
-  configMap: {name: {{ default (printf "%s-people" (include "minivm.fullname" .root)) .root.Values.people.existingConfigMap }}, optional: true}
+  configMap: {name: {{ default (printf "%s-people" (include "minivm.fullname" .root)) .root.Values.people.existingConfigMap }}, defaultMode: 0400, optional: true}
   {{- end }}
 {{- end }}
 {{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}

@@ -9,10 +9,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from init.helpers.socket_guard import connections, dump, kill_holders
+from init.helpers import socket_guard
+from init.helpers.socket_guard import LOOKS, SocketWatch, connections, dump, kill_holders
 from tests.waiting import until
 
 pytestmark = pytest.mark.root
@@ -104,3 +106,48 @@ def test_a_process_that_hides_its_descriptors_is_left_and_the_look_ends(path: Pa
     bob = hold(BOB, before=HIDDEN)
     kill_holders(BOB, held(BOB, path))
     assert bob.poll() is None and len(held(BOB, path)) == CONNECTIONS
+
+
+def test_a_blocked_user_who_comes_back_costs_a_restart(
+    path: Path, hold: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ACL stops nobody with an open descriptor of the socket's file."""
+    restarted: list[str] = []
+
+    class Control:
+        def __init__(self, control: Path) -> None: ...
+        def __enter__(self) -> Control:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+        def request(self, command: str, service: str, wait: bool) -> None:
+            restarted.append(f"{command} {service}")
+
+    monkeypatch.setattr(socket_guard, "Client", Control)
+    monkeypatch.setattr(SocketWatch, "apply", lambda watch: True)
+    watch = SocketWatch("munged", path, path)
+    first = hold(BOB)
+    for _ in range(LOOKS):
+        watch.look()
+    assert first.wait(10) == -9 and restarted == []
+    second = hold(BOB)
+    for _ in range(LOOKS):
+        watch.look()
+    assert restarted == ["restart munged"] and second.poll() is None
+
+
+def test_short_requests_of_a_busy_user_kill_none_of_the_users_programs(
+    path: Path, hold: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[set[int]] = []
+    monkeypatch.setattr(socket_guard, "kill_holders", lambda user, inodes: killed.append(inodes))
+    monkeypatch.setattr(socket_guard, "Client", lambda control: contextlib.nullcontext(Mock()))
+    monkeypatch.setattr(SocketWatch, "apply", lambda watch: True)
+    watch = SocketWatch("munged", path, path)
+    for _ in range(LOOKS):
+        program = hold(BOB)
+        watch.look()
+        program.kill()
+        program.wait()
+        until(lambda: not held(BOB, path), "its connections are closed")
+    assert killed == [set()]

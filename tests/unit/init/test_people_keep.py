@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,7 +115,11 @@ def test_a_damaged_state_is_as_none(here: Here) -> None:
         file = here.root / "var/lib/minivm/people/state.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-        assert here.run() == [] and list(here.keys()) == ["ada"]
+        (problem,) = here.run()
+        assert "state.json was damaged" in problem and list(here.keys()) == ["ada"]
+        assert file.with_name("state.json.damaged").read_text() == text
+        file.with_name("state.json.damaged").unlink()
+        assert here.run() == []
 
 
 def test_a_changed_uid_is_refused_and_new_keys_count(here: Here) -> None:
@@ -162,6 +168,80 @@ def test_nobody_takes_a_name_or_number_of_the_image() -> None:
     assert [problem.partition(":")[0] for problem in settled.refused] == [
         "groups (docker)", "groups (gpu)", "users (ubuntu).name", "users (ada).name", "users (eve).group",
     ]  # fmt: skip
+
+
+def test_a_mistake_in_a_group_takes_nothing_from_its_people(here: Here) -> None:
+    (here.root / "etc").mkdir()
+    (here.root / "etc/group").write_text("docker:x:1000:\n")
+    here.mount(people(ada(), BOB))
+    assert here.run() == []
+    wrong = [{"name": "lab", "gid": 1000}, {"name": "gpu", "gid": 5100}]
+    here.mount(people(ada(keys=[OTHER]), BOB, groups=wrong))
+    problems = here.run()
+    assert any(problem.startswith("groups (lab)") for problem in problems)
+    assert [line.split(":")[:4] for line in here.extra("passwd")] == [
+        ["ada", "x", "5001", "5000"], ["bob", "x", "5002", "5000"],
+    ]  # fmt: skip
+    assert here.keys()["ada"] == f"{OTHER}\n" and here.extra("group")[-1].startswith("lab:x:5000:")
+
+
+def test_a_name_that_the_image_has_now_is_nobodys_of_the_file(here: Here) -> None:
+    here.mount(people(ada(), BOB))
+    here.run()
+    settled = settle(keep.load(here.pod).people, {"ada": 5001, "bob": 5002}, taken=Taken(frozenset({"ada"})))
+    assert [person.name for person in settled.people.users] == ["bob"] and len(settled.refused) == 1
+
+
+def test_a_full_disk_keeps_no_removed_person_and_no_withdrawn_key(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.mount(people(ada(keys=[ED, OTHER]), BOB))
+    here.run()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keep, "write_json", full)
+    here.mount(people(ada(keys=[OTHER]), ada(name="eve", uid=5009)))
+    (problem,) = here.run()
+    assert "cannot store the people" in problem and "nobody is added" in problem
+    assert here.keys() == {"ada": f"{OTHER}\n"} and len(here.extra("passwd")) == 1
+
+
+def test_a_person_who_moved_to_the_directory_is_not_asked_for_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory may be away later: nobody's sessions end for that."""
+    (here.root / "etc/minivm").mkdir(parents=True)
+    (here.root / "etc/minivm/plan.json").write_text('{"role": "login"}')
+    here.mount(people(ada(), BOB))
+    here.run()
+    seen: list[dict[int, str]] = []
+
+    def end(gone: dict[int, str], is_known: Callable[[int], bool], suspects: list[int]) -> list[str]:
+        seen.append(dict(gone))
+        return [name for uid, name in gone.items() if not is_known(uid)]
+
+    monkeypatch.setattr(keep.sessions, "end", end)
+    monkeypatch.setattr(keep.pwd, "getpwuid", lambda uid: uid)
+    here.mount(people(BOB))
+    here.run()
+    monkeypatch.setattr(keep.pwd, "getpwuid", lambda uid: {}[uid])
+    here.run()
+    assert seen == [{5001: "ada"}, {}] and keep.load(here.pod).moved == {5001}
+    here.mount(people(ada(), BOB))
+    here.run()
+    assert keep.load(here.pod).moved == set()
+
+
+def test_without_an_answer_of_sssd_nobodys_sessions_end(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here.root / "etc/sssd").mkdir(parents=True)
+    (here.root / "etc/sssd/sssd.conf").touch()
+    assert not keep.directory_answers(here.pod)
+    (here.root / "var/lib/sss/pipes").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(here.root)
+        listener.bind("var/lib/sss/pipes/nss")
+        listener.listen()
+        assert keep.directory_answers(Pod({}, Path()))
 
 
 def test_nothing_is_written_where_nothing_changed(here: Here) -> None:

@@ -148,6 +148,10 @@ BAD_KEYS = {
     "a long comment": f"{ED} {'x' * 201}",
     "dsa": body("ssh-dss", b"1", b"2", b"3", b"4"),
     "ecdsa": body("ecdsa-sha2-nistp256", b"nistp256", bytes(65)),
+    "a point of order 4": body("ssh-ed25519", bytes(32)),
+    "a point of order 8": body(
+        "ssh-ed25519", bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")
+    ),
     "a certificate": body("ssh-ed25519-cert-v01@openssh.com", bytes(32)),
     "a number": 7,
     "a list": [ED],

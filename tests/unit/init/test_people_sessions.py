@@ -39,6 +39,16 @@ def test_even_a_process_that_ignores_signals_ends_and_others_stay(monkeypatch: p
         assert hers.returncode == -9 and his.poll() is None and epilog.poll() is None
 
 
+def test_a_chain_of_forks_that_no_look_finds_ends() -> None:
+    chain = "import os\nprint('ready', flush=True)\nwhile True:\n    if os.fork(): os._exit(0)\n"
+    process = subprocess.Popen(["python3", "-c", chain], user=ADA, group=ADA, extra_groups=[], cwd="/",
+                               stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout and process.stdout.readline() == b"ready\n"
+    sessions.end({ADA: "ada"}, lambda uid: False, [ADA])
+    process.stdout.read()  # its end: nobody of the chain holds it any more
+    process.wait()
+
+
 def test_a_program_saves_its_work_before_it_is_killed() -> None:
     with TemporaryDirectory() as directory:
         Path(directory).chmod(0o777)
