@@ -53,6 +53,11 @@ def apply(path: Path, adopt: bool, yes: bool, overwrite: bool) -> None:
         return
     if not yes and not (sys.stdin.isatty() and click.confirm("Apply these changes?")):
         raise AccountsError(f"apply {path}", "not confirmed", hint="--yes applies without asking")
+    if not yes:
+        # The answer may have taken an hour, in which users submitted jobs.
+        again, database, cluster = _compare(path, adopt=adopt)
+        if again != made:
+            raise AccountsError(f"apply {path}", "slurmdbd or the jobs changed meanwhile", hint="run it again")
     _perform(calls.calls(made, database, cluster))
     left, _, _ = _compare(path, adopt=False)
     if left.changes:

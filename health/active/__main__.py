@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 import re
 import sys
 import time
@@ -44,6 +45,7 @@ PARTITION = "minivm-active"
 MEMORY = Path("/var/lib/minivm/active/plan.json")
 REPORT = Path("/var/lib/minivm/active/report.json")
 SBATCH = "/usr/bin/sbatch"
+SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 COMMENT = re.compile(r"active-check ([\w.-]+) suspects=([\w.,-]+) partners=([\w.,-]*)")
@@ -136,7 +138,7 @@ def submit(submission: Submission, account: str, controller: str) -> None:
     machines = submission.test.machines
     command = [
         SBATCH, "--parsable", f"--partition={PARTITION}", "--exclusive", f"--nodes={len(machines)}",
-        f"--nodelist={','.join(machines)}", "--ntasks-per-node=1", "--mem=512M", "--no-requeue", "--chdir=/",
+        f"--nodelist={','.join(machines)}", "--ntasks-per-node=1", "--mem=0", "--no-requeue", "--chdir=/",
         "--output=/dev/null", f"--time={submission.needs.minutes}", f"--job-name=active-{submission.check}",
         f"--comment={comment_of(submission)}", *([f"--account={account}"] if account else []),
         f"--wrap={job_command(submission)}",
@@ -144,12 +146,27 @@ def submit(submission: Submission, account: str, controller: str) -> None:
     client.run(command, controller, within=20.0)
 
 
+def submit_all(submissions: Iterable[Submission], account: str, controller: str) -> str:
+    """Submit within SUBMIT_S, the rest in the next turn; return the first refusal, which keeps no other test."""
+    refused, until = "", time.monotonic() + SUBMIT_S
+    for submission in submissions:
+        if time.monotonic() > until:
+            break
+        try:
+            submit(submission, account, controller)
+        except (InitError, OSError) as error:
+            refused = refused or str(error)
+    return refused
+
+
 def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs:
     with lease.hold() as held:
         declared = list_active_checks(held.path)
     shape = "jobid:|,statecompact:|,exit_code:|,submittime:|,comment:|"
-    own = client.run([client.SQUEUE, "--all", "--noheader", f"--partition={PARTITION}", "--states=all",
-                      f"--Format={shape}"], controller)  # fmt: skip
+    # Another user's job may name the partition too, and carry any comment.
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    own = client.run([client.SQUEUE, "--all", "--noheader", f"--user={user}", f"--partition={PARTITION}",
+                      "--states=all", f"--Format={shape}"], controller)  # fmt: skip
     waiting = client.run([client.SQUEUE, "--all", "--noheader", "--states=PD", "--Format=partition:|,reason:|"],
                          controller)  # fmt: skip
     text = client.run([client.SCONTROL, "--oneliner", "show", "node"], controller)
@@ -205,13 +222,12 @@ def main() -> int:
         write_json(REPORT, report(turn))
         if turn.cancel:
             client.run([client.SCANCEL, *turn.cancel], controller)
-        for submission in turn.submit:
-            submit(submission, os.environ.get("MINIVM_ACTIVE_ACCOUNT", ""), controller)
+        refused = submit_all(turn.submit, os.environ.get("MINIVM_ACTIVE_ACCOUNT", ""), controller)
     except (InitError, GitsyncError, OSError) as error:
         print(error)
         return 1
-    if blamed := sentence(turn):
-        print(blamed)
+    if text := "; ".join(filter(None, (sentence(turn), refused))):
+        print(text)
         return 1
     return 0
 

@@ -62,7 +62,8 @@ def admit(
     """Return the tests that may start now, in order.
 
     `busy` are the machines that run an active check; `leaves` has the leaf switch of every machine of the fleet. The
-    share limits the fleet and each leaf. One test may always run, because a small fleet's share is less than a pair.
+    share limits the fleet and each leaf. One test may always run, and one on each leaf within the fleet's share: a
+    small leaf's share is less than a pair.
     """
     running = set(busy)
     size = Counter(leaves.values())
@@ -73,7 +74,7 @@ def admit(
             continue
         added = Counter(leaves.get(name, "") for name in test.machines)
         fits = len(running) + len(test.machines) <= share * len(leaves) and all(
-            used[leaf] + count <= share * size[leaf] for leaf, count in added.items()
+            not used[leaf] or used[leaf] + count <= share * size[leaf] for leaf, count in added.items()
         )
         if fits or not running:
             admitted.append(test)

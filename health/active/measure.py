@@ -32,6 +32,7 @@ CHUNK = MIB // 4
 # SrunPortRange, which network policies leave open between workers.
 PORTS = range(60001, 63001)
 PATIENCE_S = 30.0
+STRANGER_S = 3.0
 TOKEN = "MINIVM_ACTIVE_TOKEN"  # the variable's name
 
 
@@ -39,7 +40,7 @@ def repeat(action: Callable[[], object], size: int) -> float:
     """Return the MB/s at which the action handles `size` bytes: the median of its runs, which one hiccup leaves."""
     rates: list[float] = []
     until = time.monotonic() + SECONDS
-    while time.monotonic() < until or len(rates) < 3:
+    while not rates or time.monotonic() < until or (len(rates) < 3 and time.monotonic() < until + 4 * SECONDS):
         start = time.monotonic()
         action()
         rates.append(size / 1e6 / max(time.monotonic() - start, 1e-9))
@@ -154,10 +155,15 @@ def accept(server: socket.socket, token: str) -> tuple[str, float]:
     while True:
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(PATIENCE_S)
-            words = read_line(connection).split()
-            if len(words) != 3 or not hmac.compare_digest(words[0], token):
+            # Any program of the network may connect; it must not cost the test its time.
+            connection.settimeout(STRANGER_S)
+            try:
+                words = read_line(connection).split()
+            except OSError:
                 continue
+            if len(words) != 3 or not hmac.compare_digest(words[0].encode(), token.encode()):
+                continue
+            connection.settimeout(PATIENCE_S)
             _, direction, name = words
             if direction == "from":
                 connection.sendall(b"go\n")

@@ -120,7 +120,10 @@ class _Comparison:
             return
         mark = found.mark
         if mark is None:
-            if not self.adopt:
+            if self._was_removed(key):
+                # The account's members have this user: a coordinator of the account cleared the mark.
+                self.by_hand.append(ByHand(key, "mark", "minivm", ""))
+            elif not self.adopt:
                 self.unowned.append(key)
                 return
             mark = OwnerMark(found.fields)
@@ -163,11 +166,15 @@ class _Comparison:
         self._keep_defaults(gone, kept)
         self._keep_accounts(gone, kept)
         self._keep_qos(gone, kept)
+        staying = {key.name for key in self.database.objects if key.account and key not in gone}
+        staying |= {key.name for key in self.database.partitioned}
         for key, found in gone.items():
             if key not in kept:
                 assert found.mark is not None
                 self._compare(key, found.fields, found.mark.fields, None)
-                level = self.levels.get(key.name, "") if key.account else ""
+                # A coordinator can write a mark, so it proves no right to the admin level of a user who stays.
+                kept_level = found.fields.get("adminlevel", "") if key.name in staying else ""
+                level = self.levels.get(key.name, kept_level) if key.account else ""
                 yield ObjectChange(Op.REMOVE, key, found.fields, {"adminlevel": level} if level else {})
 
     def _keep_defaults(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:

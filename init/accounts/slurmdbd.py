@@ -68,13 +68,28 @@ def sacctmgr(*arguments: str) -> str:
     return done.stdout
 
 
-def rows(entity: Sequence[str], columns: Sequence[str], *, ask: Callable[..., str] = sacctmgr) -> Iterator[list[str]]:
-    """Return one list of cells a line; the last column may contain the delimiter."""
-    text = ask("-nP", "show", *entity, f"format={','.join(columns)}")
-    for line in text.splitlines():
-        cells = line.split("|", len(columns) - 1)
-        if len(cells) == len(columns):
-            yield cells
+def rows(
+    entity: Sequence[str], columns: Sequence[str], *, key: str = "", ask: Callable[..., str] = sacctmgr
+) -> Iterator[list[str]]:
+    """Return one list of cells a line; the last column may contain the delimiter.
+
+    A coordinator may write a comment with a line break, which would become a row. So the rows are counted once more
+    without free text; `key`, by default the first column, is a column that has none.
+    """
+    lines = _lines(ask("-nP", "show", *entity, f"format={','.join(columns)}"))
+    plain = _lines(ask("-nP", "show", *entity, f"format={key or columns[0]}"))
+    rows = [line.split("|", len(columns) - 1) for line in lines]
+    if len(lines) != len(plain) or any(len(cells) != len(columns) for cells in rows):
+        what = f"read slurmdbd's {entity[0]} rows"
+        hint = (
+            f"sacctmgr show {entity[0]} format={columns[0]},{columns[-1]}; or slurmdbd changed meanwhile: run it again"
+        )
+        raise AccountsError(what, "a comment or description has a line break", hint=hint)
+    yield from rows
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
 
 
 def read(cluster: str, *, ask: Callable[..., str] = sacctmgr) -> Database:
@@ -95,7 +110,7 @@ def read(cluster: str, *, ask: Callable[..., str] = sacctmgr) -> Database:
         objects[qos(name)] = StoredObject(_fields(QOS, cells), read_mark(cluster, description))
     columns = ("account", "user", "partition", "parentname", *ASSOCIATION, "comment")
     for of, name, partition, parent, *cells, comment in rows(
-        ("assoc", f"cluster={cluster}", "WOPLimits"), columns, ask=ask
+        ("assoc", f"cluster={cluster}", "WOPLimits"), columns, key="id", ask=ask
     ):
         if partition:
             partitioned.add(user(name, of))
@@ -141,7 +156,7 @@ def busy() -> frozenset[ObjectKey]:
     found: set[ObjectKey] = set()
     for line in text.splitlines():
         name, of, level = [cell.strip() for cell in (*line.split("|"), "", "")][:3]
-        found |= {user(name, of), qos(level)}
+        found |= {user(name.lower(), of.lower()), qos(level.lower())}  # the directory's spelling; slurmdbd has its own
     return frozenset(found)
 
 

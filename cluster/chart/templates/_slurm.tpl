@@ -113,8 +113,12 @@ SlurmctldHost={{ $full }}-controller-0({{ include "minivm.controllerHost" . }})
 {{- end }}
 NodeSet=pool_{{ $name }} Feature={{ $name }}
 {{- end }}
+{{- if .Values.activeChecks.enabled }}
+# Also for partitions of slurm.extraConfig: none of their jobs makes room for a partition of a higher tier.
+PartitionName=DEFAULT PreemptMode=OFF
+{{- end }}
 {{ range $name, $partition := include "minivm.partitions" . | fromJson }}
-PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}{{ if $root.Values.activeChecks.enabled }} PreemptMode=OFF{{ end }}
+PartitionName={{ $name }} Nodes={{ range $i, $pool := $partition.pools }}{{ if $i }},{{ end }}pool_{{ $pool }}{{ end }} Default={{ ternary "YES" "NO" (default false $partition.default) }} State=UP{{ range $key, $value := $partition.options }} {{ $key }}={{ $value }}{{ end }}
 {{- end }}
 {{- if .Values.activeChecks.enabled }}
 # Active checks: jobs of Slurm's own user, which any other job cancels.
@@ -168,6 +172,7 @@ slurm.extraConfig comes last. A line goes on where it ends with a backslash, and
   {{- $value := include "minivm.slurm.says" (dict "key" $key "lines" $site "root" $.root) -}}
   {{- if $value }}{{ fail (printf "activeChecks.enabled: slurm.config or slurm.extraConfig sets %s to %s, and active checks need preemption by partition for themselves alone: remove the line, or disable active checks" $key $value) }}{{ end -}}
 {{- end -}}
+{{- if regexMatch `(?im)^[ \t]*PartitionName=.*\b(PreemptMode=|PriorityTier=0\b)` .root.Values.slurm.extraConfig }}{{ fail "slurm.extraConfig: a partition there has PreemptMode or PriorityTier=0, and active checks alone may be preempted and have tier 0: remove it, or disable active checks" }}{{ end -}}
 {{- range $name, $partition := include "minivm.partitions" .root | fromJson -}}
   {{- if eq $name "minivm-active" }}{{ fail "slurm.partitions: minivm-active is the partition of activeChecks: give yours another name" }}{{ end -}}
   {{- range $key, $value := $partition.options -}}

@@ -35,7 +35,8 @@ def test_only_the_partition_of_active_checks_is_preempted() -> None:
     assert len(active) == 1
     for option in ("Nodes=pool_a,pool_b", "PriorityTier=0", "PreemptMode=CANCEL", "AllowGroups=root", "Hidden=YES"):
         assert option in active[0].split()
-    assert all("PreemptMode=OFF" in line.split() for line in partitions if line not in active)
+    assert partitions[0] == "PartitionName=DEFAULT PreemptMode=OFF", "for all that follow, also of slurm.extraConfig"
+    assert not [line for line in partitions[1:] if line not in active and "PreemptMode" in line]
 
 
 def test_the_controller_gets_the_settings() -> None:
@@ -58,6 +59,8 @@ ELASTIC = {"kind": "WorkerPool", "elastic": {"min": 1, "max": 2}}
     [
         ({"slurm": {"config": {"PreemptType": "preempt/qos"}}}, "sets PreemptType to preempt/qos"),
         ({"slurm": {"extraConfig": "preemptmode=requeue"}}, "sets PreemptMode to requeue"),
+        ({"slurm": {"extraConfig": "A=1\n partitionname=x Nodes=ALL PreemptMode=CANCEL"}}, "a partition there has"),
+        ({"slurm": {"extraConfig": "PartitionName=x Nodes=ALL PriorityTier=0"}}, "a partition there has"),
         ({"slurm": {"partitions": {"all": {"options": {"PreemptMode": "REQUEUE"}}}}}, "partitions.all.options.Preempt"),
         ({"slurm": {"partitions": {"all": {"options": {"PriorityTier": "0"}}}}}, "PriorityTier is 0"),
         ({"slurm": {"partitions": {"minivm-active": {"pools": ["a"]}}}}, "give yours another name"),

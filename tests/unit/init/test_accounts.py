@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from init.accounts import calls, file, plan, values, words
-from init.accounts.model import ObjectKey, account, qos, read_mark, user, write_mark
-from init.accounts.slurmdbd import read
+from init.accounts.errors import AccountsError
+from init.accounts.model import Database, ObjectKey, OwnerMark, StoredObject, account, qos, read_mark, user, write_mark
+from init.accounts.slurmdbd import read, rows
 from init.errors import ConfigError
 from tests.unit.init.accounting_model import CLUSTER, Dbd
 
@@ -370,9 +371,51 @@ SACCTMGR = {
     "user": "alice|Operator|physics\nroot|Administrator|root",
     "qos": "normal|0||||1.000000"
     + "|" * 20
-    + "Normal QOS default\nhigh|5|low,a|NoReserve,DenyOnLimit|1-00:01:00|2.000000",
+    + "Normal QOS default\nhigh|5|low,a|NoReserve,DenyOnLimit|1-00:01:00|2.000000"
+    + "|" * 20,
     "tres": "cpu|\ngres|gpu",
 }
+
+
+def test_a_line_break_in_a_comment_makes_no_row() -> None:
+    """An account's coordinator may write any comment, also one that looks like a row of another account's user."""
+
+    def ask(*arguments: str) -> str:
+        return "1\n" if arguments[-1] == "format=id" else "physics|alice|x\nchem|bob|minivm c1\n"
+
+    with pytest.raises(AccountsError, match="has a line break"):
+        list(rows(("assoc",), ("account", "user", "comment"), key="id", ask=ask))
+    assert list(rows(("tres",), ("type", "name"), ask=lambda *_: "gres|gpu\x0b\n")) == [["gres", "gpu\x0b"]]
+
+
+def test_a_forged_mark_costs_nobody_an_admin_level() -> None:
+    """A coordinator may add an administrator to the account, with a comment that looks like minivm's mark."""
+    mark = OwnerMark({"fairshare": "1"})
+    stored = {
+        account("physics"): StoredObject({"parent": "root"}, OwnerMark({"parent": "root"}, frozenset({"carol"}))),
+        user("alice", "ops"): StoredObject({"default": "yes", "adminlevel": "administrator"}, None),
+        user("alice", "physics"): StoredObject({"fairshare": "1", "adminlevel": "administrator"}, mark),
+    }
+    wanted = file.AccountsFile("f", {account("physics"): {"parent": "root"}}, {}, {})
+    database = Database(stored, {"alice": "administrator"}, frozenset({"physics", "ops", "root"}), frozenset())
+    (removal,) = [change for change in plan.make(wanted, database, frozenset()).changes if change.op is plan.Op.REMOVE]
+    assert removal.key == user("alice", "physics") and removal.after == {"adminlevel": "administrator"}
+    assert not [call for call in calls.calls(plan.make(wanted, database, frozenset()), database, "minivm")
+                if "adminlevel=none" in " ".join(call.argv)]  # fmt: skip
+
+
+def test_a_mark_that_a_coordinator_cleared_is_reported_and_overwritten() -> None:
+    stored = {
+        account("physics"): StoredObject({"parent": "root"}, OwnerMark({"parent": "root"}, frozenset({"carol"}))),
+        user("carol", "physics"): StoredObject({"default": "yes"}, None),
+    }
+    objects = {account("physics"): {"parent": "root"}, user("carol", "physics"): {"default": "yes"}}
+    wanted = file.AccountsFile("f", objects, {}, {})
+    made = plan.make(wanted, Database(stored, {"carol": ""}, frozenset({"physics", "root"}), frozenset()), frozenset())
+    assert made.unowned == () and [(item.key, item.field) for item in made.by_hand] == [
+        (user("carol", "physics"), "mark")
+    ]
+    assert user("carol", "physics") in {change.key for change in made.changes}
 
 
 def test_sacctmgrs_tables_are_read() -> None:

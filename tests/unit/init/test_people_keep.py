@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import stat
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from init.people import keep
+from init.people import keep, sessions
 from init.people.ids import Taken, settle
 from init.people.spec import PeopleGroup, PeopleList, Person
 from init.pod.pod import Pod
@@ -220,11 +221,11 @@ def test_a_person_who_moved_to_the_directory_is_not_asked_for_again(
         seen.append(dict(gone))
         return [name for uid, name in gone.items() if not is_known(uid)]
 
-    monkeypatch.setattr(keep.sessions, "end", end)
-    monkeypatch.setattr(keep.pwd, "getpwuid", lambda uid: uid)
+    monkeypatch.setattr(sessions, "end", end)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: uid)
     here.mount(people(BOB))
     here.run()
-    monkeypatch.setattr(keep.pwd, "getpwuid", lambda uid: {}[uid])
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     here.run()
     assert seen == [{5001: "ada"}, {}] and keep.load(here.pod).moved == {5001}
     here.mount(people(ada(), BOB))
