@@ -12,7 +12,7 @@ from pathlib import Path
 from init.people.spec import IDS
 
 PROC = Path("/proc")
-# A shell and its editor save what they can; then each round kills what is still there, and what it has forked.
+# A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.
 PATIENCE = 3.0
 ROUNDS = 20
 UNUSED = 64998  # of the reserved ids: no process runs as it
@@ -30,11 +30,11 @@ def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Coll
         for uid in unseen:
             _kill_all(uid)
         return []
-    _signal(uids, signal.SIGHUP)
-    _signal(uids, signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE
-    while uids & _running().keys() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        _signal(uids, number)
+        deadline = time.monotonic() + PATIENCE
+        while uids & _running().keys() and time.monotonic() < deadline:
+            time.sleep(0.1)
     for _ in range(ROUNDS):
         for uid in uids | unseen:
             _kill_all(uid)
