@@ -37,7 +37,7 @@ ROLES = ("slurm-controller", "slurm-login", "slurm-worker")
 
 
 def test_an_existing_configmap_or_secret_is_mounted_in_every_role_and_no_pod_waits_for_it() -> None:
-    config = {"configMap": {"name": "lab", "optional": True}}
+    config = {"configMap": {"name": "lab", "defaultMode": 0o400, "optional": True}}
     assert sources({"existingConfigMap": "lab"}) == dict.fromkeys(ROLES, config)
     secret = {"secret": {"secretName": "lab", "defaultMode": 0o400, "optional": True}}
     assert sources({"existingSecret": "lab"}) == dict.fromkeys(ROLES, secret)
