@@ -57,7 +57,7 @@ class Commands(click.Group):
         "status": ("cluster.cli", "Show each pod: ready, or why not."),
         "scripts": ("cluster.cli", "Try a directory of scripts: every pod takes it, or says why not."),
         "delete": ("cluster.cli", "Delete a pod, as kubectl does: a new one of its name replaces it."),
-        "config": ("cluster.cli_config", "Show what a changed slurm.conf would do to the cluster."),
+        "config": ("cluster.cli", "Show what a changed slurm.conf would do to the cluster."),
         "down": ("cluster.cli", "Stop the cluster."),
     }
 

@@ -361,3 +361,76 @@ def scripts(name: str, timeout: float, tree: Path) -> None:
         refused |= bool(fate.why)
         click.echo(f"{fate.pod}: {f'refused: {fate.why}' if fate.why else 'taken'}")
     sys.exit(1 if refused else 0)
+
+
+# `build.py config`: the controller's `minivm config`, for values that are not applied yet.
+
+
+values_option = click.option(
+    "--values",
+    "values_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Chart values as for `up`.  [default: the applied ones]",
+)
+
+
+@click.group()
+def config() -> None:
+    """Preview what a changed slurm.conf does to the running cluster, and accept one."""
+
+
+@config.command("diff")
+@name_option
+@values_option
+def config_diff(name: str, values_file: Path | None) -> None:
+    """Show what the values would change: lines, jobs, and daemons that restart."""
+    ask_controller("diff", name, values_file)
+
+
+@config.command("check")
+@name_option
+@values_option
+def config_check(name: str, values_file: Path | None) -> None:
+    """Like diff, but exit with 1 if the controller would refuse it."""
+    ask_controller("check", name, values_file)
+
+
+@config.command("status")
+@name_option
+def config_status(name: str) -> None:
+    """Show if the applied slurm.conf is the one that runs, or why not."""
+    run_config(name, "status")
+
+
+@config.command("accept")
+@name_option
+@click.argument("hash")
+def config_accept(name: str, hash: str) -> None:
+    """Take the refused slurm.conf of this HASH, whatever jobs it ends."""
+    run_config(name, "accept", hash)
+
+
+def ask_controller(word: str, name: str, values_file: Path | None) -> None:
+    from cluster import slurm_conf
+    from cluster.local import LocalCluster
+    from cluster.rendered.render import read_overrides
+
+    cluster = LocalCluster.saved(connect(), name)
+    if values_file is not None:
+        cluster.options = replace(cluster.options, overrides=read_overrides(values_file))
+    running = cluster.kubelet.running()
+    controller = running.get(cluster.active_controller(running))
+    if controller is None or not controller.running:
+        raise ClusterError("ask the controller", "it does not run", hint="make status")
+    code, text = slurm_conf.ask(cluster.kubelet, controller, word, slurm_conf.files(cluster.manifests()))
+    click.echo(text, nl=False)
+    sys.exit(code)
+
+
+def run_config(name: str, *words: str) -> None:
+    from cluster import slurm_conf
+    from cluster.local import LocalCluster
+
+    code, text = LocalCluster.saved(connect(), name).run_slurm(slurm_conf.CONTROLLER, ["minivm", "config", *words])
+    click.echo(text, nl=False)
+    sys.exit(code)

@@ -282,7 +282,7 @@ def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
 def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     """Show the services of this image's ROLE: start order, stop order, and each one's dependencies."""
     from init.dropins.check import load
-    from init.view.order import order
+    from init.view.waterfall import order
 
     selected: Plan = load(plan_file, role, boot=boot)
     if as_json:

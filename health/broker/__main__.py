@@ -15,8 +15,7 @@ import socket
 from types import FrameType
 
 from ground.sockets import notify, read_line
-from health.broker.broker import Broker
-from health.broker.calls import Slurm
+from health.broker.broker import Broker, Slurm
 from health.places import Places
 from health.tell import tell
 from init.pod.pod import Pod

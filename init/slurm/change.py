@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from init.slurm.conf import MAIN, Configuration, Line, read, words
-from init.slurm.jobs import KnownJob
+from init.slurm.daemon import KnownJob
 
 # Settings by which slurmctld finds and reads its saved state: when they change, it starts without any jobs.
 STATE = ("clustername", "slurmuser", "statesavelocation")

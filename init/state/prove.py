@@ -28,7 +28,7 @@ from init.pod.pod import Pod, user
 from init.pod.release import Release
 from init.slurm.conf import whole_lines
 from init.slurm.place import known
-from init.state import copies, jobs, sandbox
+from init.state import copies, sandbox
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyError, Manifest, Proof
 from init.state.restore import check_fits, unpack
 from init.state.save import check_room
@@ -300,21 +300,21 @@ def _prove_state(daemons: Daemons, directory: Path, manifest: Manifest, until: f
     restored: dict[str, str] = {}
 
     def answers() -> bool:
-        done = daemons.ask(*jobs.SQUEUE)
+        done = daemons.ask(*copies.SQUEUE)
         if done.returncode == 0:
-            restored.update(jobs.parse(done.stdout))
+            restored.update(copies.parse(done.stdout))
         return done.returncode == 0
 
     daemons.wait("an answer", answers, until)
     if not manifest.listed:
         return f"{len(restored)} unfinished jobs restored; the copy has no list to compare with"
     listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"")
-    expected = jobs.Around(listed["settled"], frozenset(listed["changing"]))
-    different = jobs.differences(expected, restored)
+    expected = copies.Around(listed["settled"], frozenset(listed["changing"]))
+    different = copies.differences(expected, restored)
     if different:
         more = f" and {len(different) - MOST_TOLD} more" if len(different) > MOST_TOLD else ""
         raise CopyError("prove the copy", "; ".join(different[:MOST_TOLD]) + more)
-    ended = jobs.beyond(expected, restored)
+    ended = copies.beyond(expected, restored)
     more = f", and {ended} had just ended" if ended else ""
     return f"{len(expected.settled)} unfinished jobs are the same{more}"
 

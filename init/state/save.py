@@ -31,7 +31,7 @@ from init.slurm.client import SlurmError
 from init.slurm.conf import setting
 from init.slurm.files import PRIVATE, TARGET, read
 from init.slurm.place import CONFIGURATION, HEAD, JOBS, NEW, OLD, STATE, WHOLE_HEAD, known, next_job
-from init.state import copies, jobs
+from init.state import copies
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, MANIFEST, STATE_TAR, CopyError, Manifest
 
 SETTLE = 15.0  # seconds after which slurmctld has saved a change, on a busy machine too
@@ -144,7 +144,7 @@ def _fill(
         if dump.process is not None:
             files[ACCOUNTING] = _store_dump(dump.process, partial / ACCOUNTING)
     after = _listing() if before is not None else None
-    around = jobs.around(before or {}, after or {})
+    around = copies.around(before or {}, after or {})
     if after is not None:
         listed = {"settled": dict(around.settled), "changing": sorted(around.changing)}
         files[JOBS_LIST] = _write(partial / JOBS_LIST, [json.dumps(listed, sort_keys=True).encode()])
@@ -164,7 +164,7 @@ def _fill(
         jobs=around.by_state,
         listed=after is not None,
         changing=len(around.changing),
-        highest=following - 1 if following else jobs.highest((*(before or {}), *(after or {}))),
+        highest=following - 1 if following else copies.highest((*(before or {}), *(after or {}))),
         accounting=why_not,
         accounted=(rows, _accounted(pod, cluster)) if ACCOUNTING in files else (0, 0),
         files=tuple(sorted(files.items())),
@@ -174,7 +174,7 @@ def _fill(
 def _listing() -> Mapping[str, str] | None:
     """Return slurmctld's unfinished jobs; None if it does not answer: the state is then as it stopped."""
     try:
-        return jobs.parse(client.run(jobs.SQUEUE, client.address(os.environ), within=60.0))
+        return copies.parse(client.run(copies.SQUEUE, client.address(os.environ), within=60.0))
     except SlurmError:
         return None
 

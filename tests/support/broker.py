@@ -6,8 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from health.broker.broker import Broker
-from health.broker.calls import Slurm
+from health.broker.broker import Broker, Slurm
 from health.broker.decide import BrokerNode, Other
 from health.places import Places
 from health.policy import BrokerPolicy

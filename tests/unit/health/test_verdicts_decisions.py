@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from health.broker import calls
+from health.broker import broker
 from health.broker.decide import BrokerNode, Other, Seen, decide, names, observe, raised, reason, unreleased
 from health.broker.step import guarded, within_rate
 from health.policy import BrokerPolicy, broker_policy
@@ -247,7 +247,7 @@ def test_sinfo_tells_since_when_other_nodes_have_had_their_reasons() -> None:
         "w1|2026-01-02T03:04:05|minivm: xid[rma]@9f2c1ab a | b\n"
         "w2|Unknown|none\nw3|Unknown|none\nw3|Unknown|none\nw9|Unknown|x\nodd\n"
     )
-    told, total = calls.others(text, "w9")
+    told, total = broker.others(text, "w9")
     at = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
     assert told == [Other("minivm: xid[rma]@9f2c1ab a | b", at), Other("none"), Other("none")]
     assert total == 4, "each node once, and this one"

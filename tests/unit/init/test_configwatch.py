@@ -16,6 +16,7 @@ from init.pod.pod import Pod, PrepareError, write
 from init.slurm import files as slurm_files
 from init.slurm import kept as slurm_kept
 from init.slurm.daemon import (
+    KnownJob,
     ReconfigureAnswer,
     ReconfigureOutcome,
     Slurmctld,
@@ -25,7 +26,6 @@ from init.slurm.daemon import (
     unanswered,
 )
 from init.slurm.files import SlurmFiles, read
-from init.slurm.jobs import KnownJob
 from init.slurm.judge import LIVE as TAKEN
 from init.slurm.judge import REFUSED as NOT_TAKEN
 from init.slurm.judge import SavedJudgement, load_said

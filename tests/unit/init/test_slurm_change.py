@@ -12,8 +12,8 @@ from init.pod.pod import Pod
 from init.prepare import slurm_config
 from init.slurm.change import SHOWN, effect, hidden_lists, impossible, missing_plugin
 from init.slurm.conf import expanded, number, read
+from init.slurm.daemon import FIELDS, KnownJob, count, jobs
 from init.slurm.files import of_config_map
-from init.slurm.jobs import FIELDS, KnownJob, count, jobs
 from init.slurm.kept import LastGoodConfig, digest
 
 BASE = """\

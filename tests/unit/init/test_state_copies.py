@@ -21,7 +21,7 @@ from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import state_guard
 from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
-from init.state import copies, jobs, prove, report, restore, save
+from init.state import copies, prove, report, restore, save
 from init.state.copies import CopyError, Manifest, Proof
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -202,12 +202,12 @@ def test_jobs_that_change_around_the_copy_are_not_counted_upon(here: Here, monke
     )
     manifest = here.save()
     assert manifest.jobs == (("RUNNING", 1),) and manifest.changing == 3 and manifest.listed
-    around = jobs.around({"1": "RUNNING", "2": "PENDING"}, {"1": "RUNNING"})
-    assert jobs.differences(around, {"1": "RUNNING", "2": "COMPLETED"}) == []
-    assert jobs.differences(around, {"1": "PENDING", "9": "PENDING"}) == ["job 1 is PENDING, expected RUNNING"]
-    assert jobs.beyond(around, {"1": "PENDING", "2": "PENDING", "9": "PENDING"}) == 1
-    array = jobs.around({"7_[3-9]": "PENDING"}, {"7_[4-9]": "PENDING", "7_3": "RUNNING"})
-    assert jobs.beyond(array, {"7_[5-9]": "PENDING", "7_3": "RUNNING"}) == 0
+    around = copies.around({"1": "RUNNING", "2": "PENDING"}, {"1": "RUNNING"})
+    assert copies.differences(around, {"1": "RUNNING", "2": "COMPLETED"}) == []
+    assert copies.differences(around, {"1": "PENDING", "9": "PENDING"}) == ["job 1 is PENDING, expected RUNNING"]
+    assert copies.beyond(around, {"1": "PENDING", "2": "PENDING", "9": "PENDING"}) == 1
+    array = copies.around({"7_[3-9]": "PENDING"}, {"7_[4-9]": "PENDING", "7_3": "RUNNING"})
+    assert copies.beyond(array, {"7_[5-9]": "PENDING", "7_3": "RUNNING"}) == 0
 
 
 def test_the_newest_copies_stay_and_the_newest_proven_one(here: Here) -> None:

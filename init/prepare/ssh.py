@@ -1,4 +1,4 @@
-"""SSH host keys: mounted ones are kept, or the pod creates its own once. The image has none for replicas to share."""
+"""SSH in a pod: host keys, mounted or created once since the image has none, and the rules of access to a worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from ground.commands import ran
 from init.pod.pod import MOUNTS, Pod, PrepareError, writable, write
 from init.prepare.directories import ensure
+from init.slurm.conf import setting
 
 # ed25519 and rsa serve every current client; an rsa key takes a second to create, so it is only ever mounted.
 MADE = ("ed25519", "ecdsa")
@@ -18,7 +19,7 @@ LANG = re.compile(r"[A-Za-z0-9._@-]+")
 KNOWN = "/etc/ssh/ssh_known_hosts2"
 
 
-def run(pod: Pod) -> str:
+def hostkeys(pod: Pod) -> str:
     mounted = sorted(pod.path(f"{MOUNTS}/secrets/ssh").glob("ssh_host_*_key"))
     directory = pod.path("/etc/ssh")
     if not writable(directory):
@@ -73,3 +74,44 @@ def _make(directory: Path, kind: str) -> Path:
     if done.returncode:
         raise PrepareError(f"use {target}", (done.stderr or done.stdout).strip())
     return target
+
+
+# Access rules for ssh to a worker: users with a job there, adopted into it if cgroups contain jobs.
+#
+# pam_slurm_adopt finds a job by its cgroup; without cgroups it finds none and denies everybody. pam_slurm asks
+# slurmctld, but looks for the node in slurm.conf, which has no dynamic nodes, and denies everybody too. So then the
+# image's own query of slurmctld takes their place.
+
+
+FETCHED = "/run/slurm/conf/slurm.conf"
+FILE = "/etc/pam.d/slurm-adopt"
+HAS_JOB = "/usr/libexec/minivm/has-job"
+# Errors must deny: by default the module returns "ignore", and no other module allows or denies.
+ADOPT = "pam_slurm_adopt.so action_no_jobs=deny action_generic_failure=deny"
+HEAD = "# Written at boot by minivm from ProctrackType and PrologFlags of slurm.conf.\n"
+
+
+def adopt(pod: Pod) -> str:
+    text = pod.text(FETCHED)
+    if text is None:
+        raise PrepareError("choose the PAM module of ssh", f"{FETCHED} is missing: slurmd has not fetched it")
+    have = {path.name for path in pod.path("/usr/lib").glob("*/security/pam_slurm*.so")}
+    asks = f"{HAS_JOB} {pod.name}" if pod.has(HAS_JOB) else ""
+    line, reason = choose(setting(text, "ProctrackType"), setting(text, "PrologFlags"), have, asks)
+    write(pod.path(FILE), f"{HEAD}{line}\n".encode(), mode=0o644, owner=(0, 0))
+    return reason
+
+
+def choose(proctrack: str, prolog_flags: str, have: set[str], asks: str = "") -> tuple[str, str]:
+    contained = "cgroup" in proctrack.lower() and "contain" in prolog_flags.lower()
+    if contained and "pam_slurm_adopt.so" in have:
+        return f"account required {ADOPT}", "ssh needs a job here and is adopted into it"
+    reason = "jobs are not contained in cgroups" if not contained else "the image has no pam_slurm_adopt"
+    if asks:
+        return (
+            f"account required pam_exec.so quiet stdout {asks}",
+            f"ssh needs a job here, not adopted into it: {reason}",
+        )
+    if "pam_slurm.so" in have:
+        return "account required pam_slurm.so", f"ssh needs a job here, and is not adopted into it: {reason}"
+    return "account required pam_permit.so", f"ssh is open to every user: {reason}"
