@@ -82,6 +82,7 @@ def repositories(asked: Iterable[str]) -> Repositories:
         "python3": Standin("python3", NEWEST, {"usr/bin/python3": "#!/bin/sh\nexit 0\n"}),
         "python-is-python3": Standin("python-is-python3", NEWEST, programs("usr/bin/python")),
         "libpmix2t64": Standin("libpmix2t64", NEWEST, {f"{LIB}/libpmix.so.2": library("libpmix.so.2")}),
+        "libnss-extrausers": Standin("libnss-extrausers", NEWEST, {f"{LIB}/libnss_extrausers.so.2": "stand-in\n"}),
         "openssh-server": Standin("openssh-server", NEWEST, programs("usr/sbin/sshd")),
         "gcc": Standin("gcc", NEWEST, {"usr/bin/gcc": COMPILER}),
         "make": Standin("make", NEWEST, {"usr/bin/make": MAKE.read_bytes()}),
