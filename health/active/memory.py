@@ -1,4 +1,4 @@
-"""What the planner of active checks remembers between turns, as JSON. A lost file only makes tests run again."""
+"""Memory of the planner of active checks between turns, as JSON. A lost file only makes tests run again."""
 
 from __future__ import annotations
 

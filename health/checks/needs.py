@@ -1,4 +1,4 @@
-"""What an active check needs, read from its file without running it.
+"""Read the needs of an active check from its file without running it.
 
 A file of `active.d` says `NEEDS = {"nodes": 2, "minutes": 2, "period_s": 86400}`. The controller plans by this literal;
 the check's own code runs on the nodes only.

@@ -29,7 +29,7 @@ NAME_HINT = "1 to 64 of a-z, 0-9, _ . -, and not - or . first: Slurm keeps names
 
 @dataclass(frozen=True, slots=True)
 class AccountsFile:
-    """What accounts.yaml says. `named`: names that slurmdbd must have if the file does not, each with its field."""
+    """Content of accounts.yaml. `named`: names that slurmdbd must have if the file does not, each with its field."""
 
     file: str
     objects: Mapping[ObjectKey, Fields]

@@ -49,7 +49,7 @@ def user(name: str, of: str) -> ObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class OwnerMark:
-    """What was applied last; `roster`: the members of an account then."""
+    """Fields that were applied last; `roster`: the members of an account then."""
 
     fields: Fields
     roster: frozenset[str] = frozenset()

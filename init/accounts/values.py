@@ -18,7 +18,7 @@ MOST = 2**31
 
 
 class Shape(Enum):
-    """What a limit's value looks like."""
+    """Form of a limit's value."""
 
     COUNT = "a whole number"
     TRES = "a mapping such as {cpu: 64, mem: 500G, gres/gpu: 8}"

@@ -152,7 +152,7 @@ def load(path: Path) -> dict[str, list[str]]:
 
 
 def host_keys_directory(pod: Pod) -> Path:
-    """Where `init.prepare.ssh` installs them: a read-only /etc/ssh has none."""
+    """Return the directory into which `init.prepare.ssh` installs them: a read-only /etc/ssh has none."""
     own = pod.path("/run/minivm/ssh")
     return own if own.is_dir() else pod.path("/etc/ssh")
 

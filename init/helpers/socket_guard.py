@@ -30,6 +30,7 @@ from ground.sockets import notify
 from init.errors import InitError
 from init.pod.client import SOCKET, Client
 from init.pod.helper import condition, log
+from init.pod.rights import run_as
 
 EVERY_S = 1.0
 LIMIT, LOOKS = 10, 3
@@ -118,23 +119,17 @@ def kill_holders(user: int, inodes: set[int]) -> None:
     """Kill the user's processes that hold these sockets, with that user's rights alone.
 
     The kernel shows a process's descriptors to its own user and group. A child takes both on, so it can end no other
-    user's process; its real user is an unused one, so the user cannot signal it. What takes longer than KILL_S is left.
+    user's process. What takes longer than KILL_S is left.
     """
     processes = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if owner(pid, "Uid:") == user]  # noqa: PTH208
     groups = {group for pid in processes if (group := owner(pid, "Gid:")) is not None}
+
+    def kill() -> None:
+        for pid in processes:
+            kill_if_holder(pid, inodes)
+
     for group in sorted(groups)[:MOST_GROUPS]:
-        child = os.fork()
-        if child == 0:
-            try:
-                signal.alarm(KILL_S)
-                os.setgroups([])
-                os.setresgid(group, group, group)
-                os.setresuid(UNUSED_USER, user, UNUSED_USER)
-                for pid in processes:
-                    kill_if_holder(pid, inodes)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+        run_as(user, group, kill, unused=UNUSED_USER, within=KILL_S)
 
 
 def owner(pid: int, line: str) -> int | None:

@@ -35,6 +35,7 @@ STATE = "/var/lib/minivm/people"
 # Where no directory service and no chart says it.
 HOMES = "/home"
 DAMAGED = "state.json.damaged"
+LATELY = 120.0
 SHOWN = 3
 LONGEST = 600
 WITHIN = 30.0
@@ -42,7 +43,7 @@ WITHIN = 30.0
 
 @record(frozen=True, slots=True)
 class PeopleState:
-    """What this pod took over: the people, the ids ever seen, the file's digest, and what is wrong with it."""
+    """State of this pod: the people taken over, the ids ever seen, the file's digest, and its mistakes."""
 
     people: PeopleList = NOBODY
     ids: Mapping[str, int] = {}  # never written to
@@ -196,7 +197,9 @@ def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) 
             moved.add(uid)
         return uid in moved
 
-    suspects = [person.uid for people in (before.people, state.people) for person in people.users]
+    # People who lost access since the last look; later a look at /proc is enough.
+    suspects = {person.uid for person in before.people.users} - {person.uid for person in state.people.users}
+    suspects |= {person.uid for person in state.people.users if now - LATELY < person.until <= now}
     ended = sessions.end(gone, is_known, suspects)
     for name in ended:
         print(f"{name} has no access any more: sessions ended", file=sys.stderr)

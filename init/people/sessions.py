@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from init.people.spec import IDS
+from init.pod.rights import run_as
 
 PROC = Path("/proc")
 # A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.
@@ -25,46 +26,32 @@ def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Coll
     """
     mortal = {uid for uid in gone if any(uid in ids for ids in IDS)}
     unseen = {uid for uid in mortal.intersection(suspects) if not is_known(uid)}
-    uids = {uid for uid in mortal & _running().keys() if not is_known(uid)}
-    if not uids:
-        for uid in unseen:
-            _kill_all(uid)
-        return []
+    uids = {uid for uid in mortal & _running() if not is_known(uid)}
     for number in (signal.SIGHUP, signal.SIGTERM):
-        _signal(uids, number)
+        for uid in uids:
+            _signal(uid, number)
         deadline = time.monotonic() + PATIENCE
-        while uids & _running().keys() and time.monotonic() < deadline:
+        while uids & _running() and time.monotonic() < deadline:
             time.sleep(0.1)
+    left = uids | unseen
     for _ in range(ROUNDS):
-        for uid in uids | unseen:
-            _kill_all(uid)
-        if not uids & _running().keys():
+        for uid in left:
+            _signal(uid, signal.SIGKILL)
+        left = uids and uids & _running()
+        if not left:
             break
         time.sleep(0.05)
-    return sorted(gone[uid] for uid in uids - _running().keys())
+    return sorted(gone[uid] for uid in uids - left)
 
 
-def _kill_all(uid: int) -> None:
-    """Kill all processes of the uid in one call, against which no fork can win, with that user's rights alone.
-
-    The real user is an unused one, so the user cannot signal the child.
-    """
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(UNUSED, UNUSED, UNUSED)
-            os.setresuid(UNUSED, uid, UNUSED)
-            if os.getresuid() == (UNUSED, uid, UNUSED):
-                os.kill(-1, signal.SIGKILL)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+def _signal(uid: int, number: signal.Signals) -> None:
+    """Signal all processes of the uid in one call, against which no fork can win, with that user's rights alone."""
+    run_as(uid, UNUSED, lambda: os.kill(-1, number), unused=UNUSED)
 
 
-def _running() -> dict[int, list[int]]:
-    """Return the processes by their real and effective uids, without those that have ended."""
-    processes: dict[int, list[int]] = {}
+def _running() -> set[int]:
+    """Return the real and effective uids of all processes that have not ended."""
+    uids: set[int] = set()
     for entry in PROC.iterdir():
         if not entry.name.isdecimal():
             continue
@@ -75,27 +62,5 @@ def _running() -> dict[int, list[int]]:
                 if ":" in line
             )
             if lines["State"].split()[0] not in ("Z", "X"):
-                for uid in {int(uid) for uid in lines["Uid"].split()}:
-                    processes.setdefault(uid, []).append(int(entry.name))
-    return processes
-
-
-def _signal(uids: set[int], number: signal.Signals) -> bool:
-    """Signal all their processes; return whether there were any."""
-    pids = [(pid, uid) for uid, pids in _running().items() if uid in uids for pid in pids]
-    for pid, uid in pids:
-        with contextlib.suppress(OSError):
-            fd = os.pidfd_open(pid)
-            try:
-                if pid in _running_of(pid, uid):
-                    signal.pidfd_send_signal(fd, number)
-            finally:
-                os.close(fd)
-    return bool(pids)
-
-
-def _running_of(pid: int, uid: int) -> list[int]:
-    """Look again after the process was opened: its number may be another one's by then."""
-    text = (PROC / str(pid) / "status").read_text(errors="replace")
-    uids = next((line.split()[1:] for line in text.splitlines() if line.startswith("Uid:")), [])
-    return [pid] if str(uid) in uids else []
+                uids.update(map(int, lines["Uid"].split()))
+    return uids

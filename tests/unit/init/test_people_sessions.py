@@ -1,4 +1,4 @@
-"""What runs of a person without access ends, and nothing else."""
+"""End the processes of people without access, and no others."""
 
 from __future__ import annotations
 
