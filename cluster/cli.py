@@ -201,6 +201,7 @@ def up(
     if before.get("variant") or before.get("slurm") or before.get("arch"):
         raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
+    from cluster.change.checkout import Checkout
     from cluster.change.pinning import Wish, chosen, newest_here
     from cluster.local import LocalCluster, stored
     from cluster.rendered.render import read_overrides
@@ -224,9 +225,11 @@ def up(
     )
     options = settle(name, there, asked)
     client, begun = connect(), time.monotonic()
+    checkout = Checkout(root.obj.repository, root.obj.assignments)
     if slurm or variant:
         repository = repository_of(options.overrides, options.repository)
-        options = replace(options, tags=newest_here(client, repository, slurm=slurm, variant=variant))
+        found = newest_here(client, repository, slurm=slurm, variant=variant, builder=checkout)
+        options = replace(options, tags=found)
     if every:
         options = replace(options, tag=every, tags={})
     options = replace(options, tags={**options.tags, **single})
@@ -235,7 +238,7 @@ def up(
     def log(text: str) -> None:
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
 
-    cluster = LocalCluster(client, options, log=log)
+    cluster = LocalCluster(client, options, log=log, checkout=checkout)
     with cluster.changing("bring the cluster up", make=True):
         cluster.up(timeout=timeout, port=port or 0, wish=wish, agree=lambda plan: agree(plan, name, yes=yes))
     for stage, seconds in cluster.stages.spent.items():

@@ -15,7 +15,8 @@ from typing import Any
 
 from cluster import cgroups, drop_ins, keys, names, readiness, report, slurm_conf, values
 from cluster.change import pinning, plan
-from cluster.change.pinning import ImageChoice, ReleaseFit, Wish
+from cluster.change.checkout import Checkout
+from cluster.change.pinning import Foreign, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
@@ -82,8 +83,17 @@ Log = Callable[[str], None]
 
 
 class LocalCluster:
-    def __init__(self, client: Any, options: Options, *, root: Path = STATE, log: Log = lambda _: None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        options: Options,
+        *,
+        root: Path = STATE,
+        log: Log = lambda _: None,
+        checkout: Checkout | None = None,
+    ) -> None:
         self.options = options
+        self.checkout = checkout
         self.state = root / options.name
         self.kubelet = Kubelet(client, options.name, self.state)
         self.log = log
@@ -230,7 +240,23 @@ class LocalCluster:
         fit = self.fit(known.pods, controller.images[self.options.image("controller")])
         choice = pinning.choose({pod.image for pod in known.pods}, kept.images, self.look, wish, fit)
         pinning.check_releases(known.pods, choice.images, kept.state)
+        foreign = [found for name in sorted(choice.images) if (found := self.foreign(name, choice.images[name], kept))]
+        choice = replace(choice, notes=(*choice.notes, *pinning.foreign_notes(foreign)))
         return known.starting_from({name: image.id for name, image in choice.images.items()}), choice, kept
+
+    def foreign(self, reference: str, image: EngineImage, kept: Pins) -> Foreign | None:
+        """Return what a newly chosen image is, if this checkout would build it differently."""
+        if self.checkout is None or image == kept.images.get(reference):
+            return None
+        labels, role = self.kubelet.labels(image.id), pinning.role_of(reference)
+        named = pinning.TAG.fullmatch(labels.get(report.VERSION_LABEL, ""))
+        if named is None:
+            return None
+        own = self.checkout.tags(image.release, named["variant"], named["arch"] or "amd64").get(role)
+        if own in (None, named[0]):
+            return None
+        revision = labels.get(pinning.REVISION_LABEL, "")
+        return Foreign(role, self.checkout.age(revision), revision, image.release)
 
     def fit(self, pods: Iterable[PodSpec], controller: EngineImage) -> ReleaseFit:
         """Return what keeps workers and logins at the controller's release, whatever `latest` is."""
@@ -239,7 +265,9 @@ class LocalCluster:
 
         def newest(reference: str) -> EngineImage | None:
             variant = named["variant"] if named else ""
-            found = pinning.newest_beside(self.kubelet.client, reference, slurm=controller.release, variant=variant)
+            found = pinning.newest_beside(
+                self.kubelet.client, reference, slurm=controller.release, variant=variant, builder=self.checkout
+            )
             return self.look(found) if found else None
 
         return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest)

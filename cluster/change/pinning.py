@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from cluster.errors import ClusterError
 from cluster.rendered.manifests import PodSpec
 from cluster.roles import CLIENTS, MORE_IMAGES, ROLES
 from images.pins import EngineImage, release
+
+REVISION_LABEL = "org.opencontainers.image.revision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,21 +185,37 @@ def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
     return every, single
 
 
-def tagged(reference: str, beside: Iterable[str], metadata: Mapping[str, Any]) -> str:
-    """Return when the image got its name, for newest().
+@dataclass(frozen=True, slots=True)
+class TaggedBuild:
+    """A name of an image on this machine, and what orders it among the builds of its role."""
 
-    ROLE:latest counts as the newest build: the engine's time belongs to the image, and moves when an older image gets
-    another name.
-    """
-    latest = f"{reference.rpartition(':')[0]}:latest"
-    return "~" if latest in beside else str(metadata["LastTagTime"])
+    reference: str
+    # ROLE:latest is the same image.
+    latest: bool = False
+    revision: str = ""
+    # When the engine's image got a name last: also an older image's time, when it gets another name.
+    tagged: str = ""
+
+
+class CheckoutBuilds(Protocol):
+    """A checkout of minivm that builds images (`Checkout`)."""
+
+    def tags(self, release: str, variant: str, arch: str) -> Mapping[str, str]: ...
+
+    def committed(self, revisions: Iterable[str]) -> Mapping[str, int]: ...
 
 
 def newest(
-    images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str, arch: str = "amd64"
+    images: Iterable[TaggedBuild],
+    *,
+    repository: str,
+    slurm: str,
+    variant: str,
+    arch: str = "amd64",
+    builder: CheckoutBuilds | None = None,
 ) -> dict[str, str]:
-    """Return role -> tag from the engine's (reference, tag time) pairs, for the engine's own architecture."""
-    best = newest_of(images, repository=repository, slurm=slurm, variant=variant, arch=arch)
+    """Return role -> tag of the images on this machine that have this Slurm and variant; ClusterError without one."""
+    best = newest_of(images, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
     missing = [role for role in ROLES if role not in best]
     if missing:
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
@@ -207,12 +225,21 @@ def newest(
 
 
 def newest_of(
-    images: Iterable[tuple[str, str]], *, repository: str, slurm: str, variant: str, arch: str = "amd64"
+    images: Iterable[TaggedBuild],
+    *,
+    repository: str,
+    slurm: str,
+    variant: str,
+    arch: str = "amd64",
+    builder: CheckoutBuilds | None = None,
 ) -> dict[str, str]:
-    """Return role -> tag like `newest`, for the roles that have an image of this Slurm version and variant."""
-    best: dict[str, tuple[str, str]] = {}
-    for reference, tag_time in images:
-        name, _, tag = reference.rpartition(":")
+    """Return role -> tag like `newest`, for the roles that have an image of this Slurm version and variant.
+
+    The build that this checkout would make comes first, then ROLE:latest, then the newest commit's.
+    """
+    known: dict[str, list[tuple[TaggedBuild, str, bool]]] = {}
+    for build in images:
+        name, _, tag = build.reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
         parts = TAG.fullmatch(tag)
         if name == role or role not in (*ROLES, *MORE_IMAGES) or not parts:
@@ -223,8 +250,17 @@ def newest_of(
             continue
         if variant not in ("", parts["variant"]):
             continue
-        best[role] = max(best.get(role, ("", "")), (tag_time, tag))
-    return {role: tag for role, (_, tag) in best.items()}
+        tags = builder.tags(release(parts["slurm"]), parts["variant"], arch) if builder else {}
+        own = tags.get(role) == tag
+        known.setdefault(role, []).append((build, tag, own))
+    revisions = [build.revision for builds in known.values() for build, _, _ in builds]
+    times = builder.committed(revisions) if builder else {}
+
+    def order(item: tuple[TaggedBuild, str, bool]) -> tuple[bool, bool, int, str, str]:
+        build, tag, own = item
+        return own, build.latest, times.get(build.revision, 0), build.tagged, tag
+
+    return {role: max(builds, key=order)[1] for role, builds in known.items()}
 
 
 def make_command(slurm: str, variant: str) -> str:
@@ -234,24 +270,65 @@ def make_command(slurm: str, variant: str) -> str:
     return " ".join(["make images", *filter(None, more)])
 
 
-def newest_here(client: Any, repository: str, *, slurm: str = "", variant: str = "") -> dict[str, str]:
+def newest_here(
+    client: Any, repository: str, *, slurm: str = "", variant: str = "", builder: CheckoutBuilds | None = None
+) -> dict[str, str]:
     """Return role -> tag of the images on this machine."""
-    listed = listed_here(client, repository)
-    return newest(listed, repository=repository, slurm=slurm, variant=variant, arch=client.api.version()["Arch"])
+    listed, arch = listed_here(client, repository), client.api.version()["Arch"]
+    return newest(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
 
 
-def newest_beside(client: Any, reference: str, *, slurm: str, variant: str = "") -> str:
+def newest_beside(
+    client: Any, reference: str, *, slurm: str, variant: str = "", builder: CheckoutBuilds | None = None
+) -> str:
     """Return the newest image of the reference's role, as the engine names it; "" without one."""
     repository, _, role = reference.rpartition(":")[0].rpartition("/")
     listed, arch = listed_here(client, repository), client.api.version()["Arch"]
-    tag = newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch).get(role)
-    return f"{repository}/{role}:{tag}" if tag else ""
+    found = newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
+    return f"{repository}/{role}:{found[role]}" if role in found else ""
 
 
-def listed_here(client: Any, repository: str) -> list[tuple[str, str]]:
-    """List references with their tag times: all images have the lock's creation time, so these distinguish them."""
+def listed_here(client: Any, repository: str) -> list[TaggedBuild]:
+    """List the references of this machine's images."""
     return [
-        (reference, tagged(reference, item["RepoTags"], client.api.inspect_image(reference)["Metadata"]))
+        TaggedBuild(
+            reference,
+            f"{reference.rpartition(':')[0]}:latest" in item["RepoTags"],
+            (item.get("Labels") or {}).get(REVISION_LABEL, ""),
+            str(client.api.inspect_image(reference)["Metadata"]["LastTagTime"]),
+        )
         for item in client.api.images(name=f"{repository}/*")
         for reference in item["RepoTags"] or []
     ]
+
+
+# The plan's word about builds that are not this checkout's.
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An image of the plan that this checkout would build differently."""
+
+    role: str
+    age: str  # older, other
+    revision: str
+    release: str
+
+
+def foreign_notes(foreign: Iterable[Foreign]) -> list[str]:
+    """Return one line for each build of minivm, with the roles that have it."""
+    lines = []
+    grouped: dict[tuple[str, str, str], set[str]] = {}
+    for image in foreign:
+        grouped.setdefault((image.age, image.revision, image.release), set()).add(image.role)
+    for (age, revision, slurm), roles in sorted(grouped.items()):
+        what = "an older build" if age == "older" else "another build"
+        commit = f" (commit {revision[:8]})" if revision else ""
+        more = sorted(roles & set(MORE_IMAGES))
+        command = f"make images SLURM={slurm}"
+        if more:
+            command = f"build.py --slurm {slurm} build {' '.join(sorted(roles))}"
+        lines.append(
+            f"{', '.join(sorted(roles))}: {what} of minivm than this checkout's{commit}; `{command}` makes this one's"
+        )
+    return lines

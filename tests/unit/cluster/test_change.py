@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from build import main
 from cluster import cli, values
 from cluster.change import plan
+from cluster.change.checkout import Checkout
 from cluster.change.pinning import ReleaseFit, Wish, check_releases, choose
 from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.errors import ClusterError
@@ -184,6 +186,32 @@ def test_a_role_that_the_cluster_did_not_have_gets_the_cluster_s_slurm(
     with pytest.raises(ClusterError, match=f"cannot start from {CONTAINERS}: .*{said}") as caught:
         cluster.decide({}, wish)
     assert str(caught.value).endswith("\nhint: `build.py --slurm 26.05 build worker-containers` builds it")
+
+
+class OneBuildCheckout:
+    """A checkout that would build one tag of each role."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def tags(self, release: str, variant: str, arch: str) -> dict[str, str]:
+        return dict.fromkeys(ROLES, self.tag)
+
+    def age(self, revision: str) -> str:
+        return "older"
+
+
+@pytest.mark.parametrize(("own", "kept", "told"), [("1", False, False), ("2", False, True), ("2", True, False)])
+def test_the_plan_tells_an_older_build_once(tmp_path: Path, own: str, kept: bool, told: bool) -> None:
+    """A pinned cluster keeps its images without a word at each `up`."""
+    options = Options("mine", tags=dict.fromkeys(ROLES, f"{OF_NEW}1"), own_cgroups=False)
+    checkout = cast("Checkout", OneBuildCheckout(OF_NEW + own))
+    cluster = LocalCluster(Machine(HAS), options, root=tmp_path, checkout=checkout)
+    if kept:
+        pins.write(tmp_path / "mine", Pins({name: EngineImage(f"sha256:{name}", "26.05.5") for name in HAS}))
+    _, choice, _ = cluster.decide({}, Wish())
+    line = f"{', '.join(sorted(ROLES))}: an older build of minivm than this checkout's"
+    assert [note.partition(";")[0] for note in choice.notes] == [line] * told
 
 
 def test_images_without_a_release_and_named_tags_are_taken_as_they_are() -> None:

@@ -6,7 +6,9 @@ import ipaddress
 import os
 import socket
 import stat
+import subprocess
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 from build import main
 from cluster import local, report, values
 from cluster.change import pinning
+from cluster.change.checkout import Checkout
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster
@@ -26,6 +29,7 @@ from cluster.report import Row
 from cluster.roles import ROLES
 from cluster.values import Options
 from images.errors import ImagesError
+from tests.reader import ROOT
 
 
 def test_a_pod_never_gets_the_address_it_just_had() -> None:
@@ -147,12 +151,15 @@ def test_workers_get_a_host_key_of_their_own_and_the_login_keeps_its(tmp_path: P
 
 
 IMAGES = [
-    *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in ROLES],
-    *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", "2026-11-20T19") for role in ("controller", "worker")],
-    ("minivm/worker:latest", "2026-11-20T20"),
-    ("minivm/layer-os:24.11.5-debian-000000000003", "2026-11-20T21"),
-    ("other/worker:24.11.5-debian-000000000009", "2026-11-20T22"),
-    *[(f"minivm/{role}:24.11.5-debian-arm64-000000000004", "2026-11-20T23") for role in ROLES],
+    pinning.TaggedBuild(reference, tagged=when)
+    for reference, when in (
+        *[(f"minivm/{role}:24.11.5-debian-00000000000{n}", f"2026-11-20T1{n}") for n in (1, 2) for role in ROLES],
+        *[(f"minivm/{role}:25.05.4-nvidia-aaaaaaaaaaaa", "2026-11-20T19") for role in ("controller", "worker")],
+        ("minivm/worker:latest", "2026-11-20T20"),
+        ("minivm/layer-os:24.11.5-debian-000000000003", "2026-11-20T21"),
+        ("other/worker:24.11.5-debian-000000000009", "2026-11-20T22"),
+        *[(f"minivm/{role}:24.11.5-debian-arm64-000000000004", "2026-11-20T23") for role in ROLES],
+    )
 ]
 
 
@@ -173,14 +180,82 @@ def test_only_what_the_engines_machine_runs_itself_is_chosen() -> None:
         assert found == dict.fromkeys(ROLES, tag)
 
 
-def test_latest_is_the_newest_build_whoever_named_an_older_one_since() -> None:
-    old, new = "2026-11-22 04:00:00 +0000 UTC", "2026-11-22 03:00:00 +0000 UTC"
-    names = [f"minivm/{role}:24.11.5-debian-{build * 12}" for role in ROLES for build in "01"]
-    beside = {name: [name, *([f"{name.split(':')[0]}:latest"] if name.endswith("1") else [])] for name in names}
-    times = {name: {"LastTagTime": new if name.endswith("1") else old} for name in names}
-    listed = [(name, pinning.tagged(name, beside[name], times[name])) for name in names]
-    found = pinning.newest(listed, repository="minivm", slurm="", variant="debian")
-    assert found == dict.fromkeys(ROLES, "24.11.5-debian-111111111111")
+class FakeCheckout:
+    """A checkout that would build the tags of `own`, and has these commits."""
+
+    def __init__(self, own: str = "", times: Mapping[str, int] | None = None) -> None:
+        self.own, self.times = own, times or {}
+
+    def tags(self, release: str, variant: str, arch: str) -> dict[str, str]:
+        assert (release, variant, arch) == ("24.11", "debian", "amd64")
+        return dict.fromkeys(ROLES, f"24.11.5-debian-{self.own * 12}")
+
+    def committed(self, revisions: Iterable[str]) -> dict[str, int]:
+        return {revision: self.times[revision] for revision in revisions if revision in self.times}
+
+
+@pytest.mark.parametrize(
+    ("builder", "latest", "taken"),
+    [
+        # Somebody named the oldest image last, so the engine calls it the newest.
+        (None, "", "1"),
+        (FakeCheckout("2", {"c1": 10, "c2": 20, "c3": 30}), "3", "2"),
+        (FakeCheckout("9", {"c1": 10, "c2": 20, "c3": 30}), "", "3"),
+        (FakeCheckout("9", {"c1": 10, "c2": 20}), "", "2"),
+        (FakeCheckout("9", {"c1": 10, "c2": 20, "c3": 30}), "2", "2"),
+        (None, "2", "2"),
+    ],
+)
+def test_the_checkouts_own_build_is_taken_then_latest_then_the_newest_commits(
+    builder: FakeCheckout | None, latest: str, taken: str
+) -> None:
+    listed = [
+        pinning.TaggedBuild(
+            f"minivm/{role}:24.11.5-debian-{n * 12}", n == latest, f"c{n}", f"2026-11-22 0{9 - int(n)}:00"
+        )
+        for role in ROLES
+        for n in "123"
+    ]
+    found = pinning.newest(listed, repository="minivm", slurm="", variant="debian", builder=builder)
+    assert found == dict.fromkeys(ROLES, f"24.11.5-debian-{taken * 12}")
+
+
+def test_a_checkout_knows_what_it_would_build_and_its_commits(tmp_path: Path) -> None:
+    here = Checkout(ROOT)
+    tag = here.tags("24.11", "debian", "amd64")["controller"]
+    assert pinning.TAG.fullmatch(tag) and tag.startswith("24.11.")
+    assert here.tags("23.11", "debian", "amd64") == here.tags("24.11", "nothing", "amd64") == {}
+
+
+def test_a_checkout_orders_the_commits_that_it_has(tmp_path: Path) -> None:
+    def git(*command: str, at: int = 0) -> str:
+        who = {f"GIT_{role}_{what}": "x@y" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        environment = os.environ | who | {"GIT_COMMITTER_DATE": f"@{at} +0000"}
+        return subprocess.check_output(["git", "-C", tmp_path, *command], text=True, env=environment).strip()
+
+    assert Checkout(tmp_path).committed(["f" * 40]) == {}
+    git("init", "-q")
+    commits = []
+    for at in (1000, 2000):
+        git("commit", "-q", "--allow-empty", "-m", "x", at=at)
+        commits.append(git("rev-parse", "HEAD"))
+    here = Checkout(tmp_path)
+    # A label may say anything: only whole commits are looked up.
+    assert here.committed([*commits, "f" * 40, "HEAD", "--all", ""]) == dict(zip(commits, (1000, 2000), strict=True))
+    assert [here.age(commit) for commit in (*commits, "f" * 40, "")] == ["older", "other", "other", "other"]
+
+
+def test_the_plan_names_builds_that_are_not_this_checkouts() -> None:
+    notes = pinning.foreign_notes([
+        *(pinning.Foreign(role, "older", "abcdef0123", "26.05") for role in ("login", "worker")),
+        pinning.Foreign("worker-containers", "other", "", "24.11"),
+    ])  # fmt: skip
+    assert notes == [
+        "login, worker: an older build of minivm than this checkout's (commit abcdef01);"
+        " `make images SLURM=26.05` makes this one's",
+        "worker-containers: another build of minivm than this checkout's;"
+        " `build.py --slurm 24.11 build worker-containers` makes this one's",
+    ]
 
 
 def test_a_role_without_an_image_is_named() -> None:
