@@ -198,7 +198,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
             "motd": "A demo cluster on one machine.",
         },
         "workers": {
-            "defaults": {"graceSeconds": 30, "drainSeconds": 15, "runtimeClassName": runtime_class},
+            "defaults": {"graceSeconds": 35, "drainSeconds": 15, "runtimeClassName": runtime_class},
             "pools": {"worker": {"replicas": options.workers}},
         },
         "secrets": {

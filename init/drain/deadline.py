@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ground.sockets import notify
-from init.engine.order import drain_budget, margin
+from init.engine.order import ENDING, REQUEUE, drain_budget, margin, wish
 from init.errors import InitError
 
 LEAST, MOST = 1.0, 10.0
-ENDING = 0.5  # to report the result before PID 1 ends it
 PROC = Path("/proc")
 
 
@@ -47,8 +47,11 @@ def budget(env: Mapping[str, str], allowed: Callable[[float], float]) -> float:
     A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace period.
     """
     grace = _seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
-    most = allowed(grace - margin(grace)) - ENDING
-    return max(0.0, min(most, _seconds(env, "MINIVM_DRAIN_SECONDS", most)))
+    most, wished = allowed(grace - margin(grace)), wish(env)
+    if wished is not None and wished > most:
+        jobs = max(0.0, most - ENDING - REQUEUE)
+        report(f"{env['MINIVM_DRAIN_SECONDS']} s for jobs do not fit into MINIVM_GRACE_SECONDS={grace:g}: {jobs:.0f} s")
+    return max(0.0, min(most, most if wished is None else wished) - ENDING)
 
 
 def allowed_by_pid_1(total: float) -> float:
@@ -61,7 +64,7 @@ def allowed_by_pid_1(total: float) -> float:
             plan = plan_from_json(json.dumps(client.request("plan")["plan"]), "the plan that runs")
     except (InitError, EOFError):
         return total / 2
-    return drain_budget(plan.drain, plan.services, total) if plan.drain else total / 2
+    return drain_budget(plan.drain, plan.services, total, wish(os.environ)) if plan.drain else total / 2
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 
 from init.drain.deadline import LEAST, PROC, Deadline, report, status_of
+from init.engine import order
 from init.errors import InitError
 from init.places import pod_name
 from init.pod.addresses import host_and_port
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Part of the budget for the requeue and the removal after the wait for jobs.
-RESERVE = 5.0
+RESERVE = order.REQUEUE
 KEPT = 2.0  # part of it kept from the last look at the jobs
 LEFT = 1.0  # part of it for the removal
 EXPLAINS = 0.25  # share of the rest for the reason in the jobs' comments and outputs

@@ -26,7 +26,7 @@ ENDED_WELL, KILLED = 0, 75  # docs/reference/exit-codes.md
 class Ending:
     """The part of the engine that is idle until a drain or the end is requested."""
 
-    def __init__(self, services: Services, grace: float) -> None:
+    def __init__(self, services: Services, grace: float, wished: float | None = None) -> None:
         self.exit_code = ENDED_WELL
         self.why: Cause | None = None
         self.deadline: float | None = None  # for the whole stop
@@ -35,6 +35,7 @@ class Ending:
         self._held: tuple[str, tuple[str, ...], float] | None = None  # that request, until the other command has ended
         self._services = services
         self._grace = grace  # the whole pod's grace period
+        self._wished = wished  # of which the operator gives the drain so many seconds
         self._graces: dict[str, float] = {}  # of each service, once the stop has begun
 
     # The drain.
@@ -114,7 +115,7 @@ class Ending:
         services.trace.add(now, "", "stop", str(why or "asked to stop"))
         if drain and services.plan.drain is not None and self.drain_state() != "drained":
             services.phase = PodPhase.DRAINING
-            budget = order.drain_budget(services.plan.drain, services.specs.values(), total)
+            budget = order.drain_budget(services.plan.drain, services.specs.values(), total, self._wished)
             todo = self.drain(now, budget=budget)
             state = services.states.get(DRAIN)
             if self._held is not None:  # the drain waits for the end of a resume

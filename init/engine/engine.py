@@ -53,12 +53,14 @@ class Condition:
 class Engine(Services):
     """The mutable whole. Every method takes the time and returns the actions, by service."""
 
-    def __init__(self, plan: Plan, grace: float, jitter: Callable[[], float], trace: Trace) -> None:
+    def __init__(
+        self, plan: Plan, grace: float, jitter: Callable[[], float], trace: Trace, wished: float | None = None
+    ) -> None:
         super().__init__(plan, jitter, trace)
         self.conditions: dict[str, Condition] = {}
         self.began = 0.0
         self.ready_at: float | None = None
-        self.ending = Ending(self, grace)
+        self.ending = Ending(self, grace, wished)
 
     # Events.
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from init.plan.service import DrainCommand, Service
 
 SWEEP = 1.0  # part of the deadline kept for processes that belong to no service
+REQUEUE = 5.0  # part of a worker's drain after the wait for jobs: requeue what is left, remove the node
+ENDING = 0.5  # part of a drain kept to report its result before PID 1 ends it
+LEAST = 5.0  # part of the deadline that the services keep whatever the operator wishes, with SWEEP
 
 
 def waits_for(
@@ -117,6 +120,17 @@ def graces(services: Iterable[Service], budget: float) -> dict[str, float]:
     return {service.name: service.stop.grace * max(share, 0.0) for service in listed}
 
 
-def drain_budget(drain: DrainCommand, services: Iterable[Service], total: float) -> float:
-    """Return the drain's time before a stop: its budget, less the services' time, but at least half of `total`."""
-    return min(drain.budget, max(total - SWEEP - longest(services), total / 2))
+def wish(env: Mapping[str, str]) -> float | None:
+    """Return the drain's time that gives running jobs the operator's MINIVM_DRAIN_SECONDS; None without one."""
+    try:
+        return max(0.0, float(env["MINIVM_DRAIN_SECONDS"])) + REQUEUE + ENDING
+    except (KeyError, ValueError):
+        return None
+
+
+def drain_budget(drain: DrainCommand, services: Iterable[Service], total: float, wished: float | None = None) -> float:
+    """Return the drain's time before a stop: its budget, less the services' time, but at least half of `total`.
+
+    What the operator wishes takes time from the services, down to LEAST.
+    """
+    return min(drain.budget, max(total - SWEEP - longest(services), total / 2, min(wished or 0.0, total - LEAST)))

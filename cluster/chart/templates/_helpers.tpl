@@ -205,7 +205,9 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{/* One pool with the defaults under it, as JSON: include "minivm.pool" (dict "root" $ "name" n) | fromJson */}}
 {{- define "minivm.pool" -}}
 {{- $pool := index (include "minivm.pools" .root | fromJson) .name | default dict -}}
-{{- mergeOverwrite (deepCopy .root.Values.workers.defaults) (deepCopy $pool) | toJson -}}
+{{- $all := mergeOverwrite (deepCopy .root.Values.workers.defaults) (deepCopy $pool) -}}
+{{- /* After the wait for jobs: requeue what is left, stop the daemons. A shorter graceSeconds would cut the wait. */ -}}
+{{- set $all "graceSeconds" (max (int $all.graceSeconds) (int (add (int $all.drainSeconds) 20))) | toJson -}}
 {{- end -}}
 
 {{/* Takes (dict "root" $ "role" r "grace" n "http" port "probes" port "from" where "extra" map). */}}

@@ -1074,9 +1074,18 @@ def test_a_rings_key_that_is_given_is_the_one() -> None:
     assert secret["data"] == {"ring.key": "cmluZydzIHNlY3JldCBrZXk="}
 
 
-def test_the_drain_fits_into_the_grace_period() -> None:
-    with pytest.raises(ClusterError, match="drainSeconds must leave 10"):
-        render({"workers": {"pools": {"a": {"graceSeconds": 60, "drainSeconds": 55}}}}, release="s", namespace="n")
+@pytest.mark.parametrize(("grace", "drain", "given"), [(60, 55, 75), (120, 60, 120), (600, 580, 600), (20, 0, 20)])
+def test_the_drain_fits_into_the_grace_period(grace: int, drain: int, given: int) -> None:
+    """A pool with a short graceSeconds worked before, and gets what its drainSeconds need."""
+    pools = {"a": {"graceSeconds": grace, "drainSeconds": drain}}
+    sets = [
+        item["spec"]["template"]["spec"]
+        for item in render({"workers": {"pools": pools}}, release="s", namespace="n")
+        if item["kind"] == "StatefulSet" and item["metadata"]["name"] == "s-a"
+    ]
+    variables = {item["name"]: item.get("value") for item in sets[0]["containers"][0]["env"]}
+    assert [spec["terminationGracePeriodSeconds"] for spec in sets] == [given]
+    assert (variables["MINIVM_GRACE_SECONDS"], variables["MINIVM_DRAIN_SECONDS"]) == (str(given), str(drain))
 
 
 POOLED: dict[str, Any] = {"fleet": {"enabled": True, "workerPools": {"enabled": True}}}

@@ -154,6 +154,9 @@ def test_graces_are_shortened_alike_when_the_way_through_is_too_long() -> None:
     assert order.drain_budget(drain, services, 200) == 100
     assert order.drain_budget(drain, services, 101) == 60
     assert order.drain_budget(drain, services, 60) == 30, "at least half"
+    assert order.drain_budget(drain, services, 60, 50) == 50, "the services are shortened"
+    assert order.drain_budget(drain, services, 60, 58) == 60 - order.LEAST
+    assert order.drain_budget(drain, services, 60, 10) == 30
 
 
 def test_the_trace_keeps_the_boot_for_ever() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from init.cli import words
 from init.drain.deadline import budget
-from init.engine.order import drain_budget, margin
+from init.engine.engine import Engine
+from init.engine.order import ENDING, REQUEUE, drain_budget, margin, wish
+from init.engine.trace import Trace
 from init.records import replace
 from init.slurm.client import judge
 from init.slurm.fresh import difference, offered
@@ -216,13 +218,43 @@ def test_a_clients_complaint_is_put_into_plain_words(said: str, meaning: str) ->
         ({}, 13.0),  # half of what a grace period of 30 s leaves
         ({"MINIVM_GRACE_SECONDS": "soon"}, 13.0),
         ({"MINIVM_GRACE_SECONDS": "300"}, 147.0),
-        ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_SECONDS": "120"}, 120.0),
+        ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_SECONDS": "120"}, 120.0 + REQUEUE),
+        ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_SECONDS": "0"}, REQUEUE),
+        ({"MINIVM_GRACE_SECONDS": "300", "MINIVM_DRAIN_SECONDS": "long"}, 147.0),
         ({"MINIVM_DRAIN_SECONDS": "120"}, 13.0),
         ({"MINIVM_GRACE_SECONDS": "1"}, 0.0),
     ],
 )
 def test_a_drain_ends_before_pid_1_would_end_it(env: dict[str, str], seconds: float) -> None:
     assert budget(env, lambda total: total / 2) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("grace", "drain"), [(45, 25), (120, 60), (600, 580), (120, 100), (20, 0), (35, 15)])
+def test_jobs_get_the_seconds_that_the_operator_gives(
+    grace: int, drain: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The chart gives a pod at least 20 s more than its jobs; the services of a worker may take longer."""
+    plan = plan_of("worker")
+    assert plan.drain is not None
+    env = {"MINIVM_GRACE_SECONDS": str(grace), "MINIVM_DRAIN_SECONDS": str(drain)}
+    begun = Engine(plan, float(grace), lambda: 0.5, Trace(), wish(env))
+    begun.begin(0.0)
+    begun.ending.begin(0.0)
+    limit = begun.errands["drain"].timeout
+    assert limit is not None
+
+    def allowed(total: float) -> float:
+        assert plan.drain is not None
+        return drain_budget(plan.drain, plan.services, total, wish(env))
+
+    assert drain + REQUEUE <= budget(env, allowed) <= limit - ENDING
+    assert not capsys.readouterr().out
+
+
+def test_a_drain_tells_seconds_that_it_cannot_give(capsys: pytest.CaptureFixture[str]) -> None:
+    env = {"MINIVM_GRACE_SECONDS": "45", "MINIVM_DRAIN_SECONDS": "44"}
+    assert budget(env, lambda total: total - 5) == pytest.approx(35)
+    assert "44 s for jobs do not fit into MINIVM_GRACE_SECONDS=45: 30 s" in capsys.readouterr().out
 
 
 def test_the_drain_of_a_worker_gets_what_a_long_grace_leaves() -> None:
