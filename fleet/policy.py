@@ -182,6 +182,8 @@ class Policy:
     lost_s: float = 60.0
     # Whether to cordon a Node whose worker a person or a verdict has drained in Slurm.
     cordon: bool = False
+    # Show and obey the words of Slinky's operator, for programs that were written for it.
+    slinky: bool = False
     # The type of the condition on Nodes; "": none. Clusters that share Nodes need different types.
     shows: str = STATE
     # `act`: give up dead machines; `propose`: only report them; `off`: ignore them.
@@ -239,6 +241,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         gone_s=reader.seconds("gone", default.gone_s),
         lost_s=reader.seconds("lost", default.lost_s),
         cordon=reader.flag("cordon", default.cordon),
+        slinky=reader.flag("slinky", default.slinky),
         shows=reader.text("nodeCondition", default.shows),
         fencing=fencing,
         provider=names("provider", default.provider),
@@ -332,5 +335,5 @@ REMEDIES = ("reboot", "replace", "down")
 OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "proof", "remedies")
 KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
-    "gone", "lost", "cordon", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
+    "gone", "lost", "cordon", "slinky", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
 )  # fmt: skip

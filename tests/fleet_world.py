@@ -33,6 +33,7 @@ from fleet.decide.actions import (
     RestartSlurmd,
     ShowOnNode,
     ShowOnPod,
+    ShowStates,
     StartJob,
     ToPod,
     Uncordon,
@@ -60,7 +61,7 @@ class CutInAJob(Exception):
 
 
 # What says how things are, and changes nothing of them.
-DISPLAY = (ShowOnPod, ShowOnNode, Record, NotePool)
+DISPLAY = (ShowOnPod, ShowStates, ShowOnNode, Record, NotePool)
 BEGIN = 1_790_000_000.0
 OUT = "node.kubernetes.io/out-of-service"
 # The fleet's own cordon. A machine can write what it likes into its annotations, and no label of this kind.
@@ -130,6 +131,7 @@ class Pod:
     created: float = BEGIN
     annotations: dict[str, str] = field(default_factory=dict)
     condition: tuple[str, str, str] | None = None
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)  # those that Slinky's operator shows
     free: bool = False
     lost: bool = False  # freed for that
     gpus: tuple[str, ...] = ()
@@ -279,6 +281,7 @@ class Worlds:
         told = [{"type": "minivm.io/Gpus", "status": "True", "message": " ".join(pod.gpus)}] if pod.gpus else []
         if pod.deep is not None:
             told.append({"type": "minivm.io/DeepCheck", "status": pod.deep[0], "message": pod.deep[1]})
+        told += [{"type": type_, "status": on, "message": said} for type_, (on, said) in pod.states.items()]
         conditions = [ready, *told, *_shown(pod.condition)]
         return {
             "metadata": {
@@ -410,6 +413,12 @@ class Worlds:
                 if shown_on is not None and shown_on.uid == change.uid:
                     pod = shown_on
                     pod.condition = (change.condition.status, change.condition.reason, change.condition.message)
+                    pod.version += 1
+            case ShowStates():
+                pod = self.pods[change.pod]
+                if pod.uid == change.uid:
+                    pod.states |= {each.type: (each.status, each.message) for each in change.conditions}
+                    pod.states = {type_: said for type_, said in pod.states.items() if type_ not in change.removed}
                     pod.version += 1
             case ShowOnNode() | HideOnNode():
                 seen = self.nodes[change.node]

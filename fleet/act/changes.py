@@ -66,6 +66,10 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
         case actions.ShowOnPod(pod, uid, condition):
             words: Object = {"name": pod, "namespace": api.namespace}
             await patch_status(api, pod, uid, api.core.patch_namespaced_pod_status, words, _condition(condition))
+        case actions.ShowStates(pod, uid, conditions, removed):
+            words = {"name": pod, "namespace": api.namespace}
+            items = [*map(_condition, conditions), *({"type": type_, "$patch": "delete"} for type_ in removed)]
+            await patch_status(api, pod, uid, api.core.patch_namespaced_pod_status, words, *items)
         case actions.ShowOnNode(node, uid, condition):
             # Tools that list Nodes print the heartbeat, which would be in year 1 without a value.
             item = {**_condition(condition), "lastHeartbeatTime": rfc3339(time.time())}
@@ -126,9 +130,9 @@ def _labels(api: ApiClient) -> dict[str, str]:
     return dict(label.split("=") for label in api.labels.split(","))
 
 
-async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: Object, item: Object) -> None:
-    """Merge a condition by its type. The uid makes the server refuse another object of that name."""
-    body = {"metadata": {"uid": uid}, "status": {"conditions": [item]}}
+async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: Object, *items: Object) -> None:
+    """Merge conditions by their types. The uid makes the server refuse another object of that name."""
+    body = {"metadata": {"uid": uid}, "status": {"conditions": list(items)}}
     await api.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
 
 

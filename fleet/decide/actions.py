@@ -127,6 +127,16 @@ class ShowOnPod:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowStates:
+    """Show several conditions of a pod and remove others in one patch: a reader never sees half of it."""
+
+    pod: str
+    uid: str
+    conditions: tuple[KubeCondition, ...]
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ShowOnNode:
     node: str
     uid: str
@@ -290,7 +300,8 @@ class Notice:
 
 
 Change = (
-    Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowOnNode | HideOnNode | Cordon | Uncordon
+    Drain | Undrain | Remove | Forget | Free | Protect | Evict | ShowOnPod | ShowStates | ShowOnNode | HideOnNode
+    | Cordon | Uncordon
     | RestartSlurmd | Fence | Unfence | Delete | Make | Record
     | Annotate | Withdraw | StartJob | CallHook
     | Place

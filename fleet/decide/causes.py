@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from fleet.decide import slinky
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubeNode, KubePod
 from fleet.world.slurm import SlurmNode
@@ -67,6 +68,8 @@ KINDS = (
     CauseKind("surplus", evicts=True, of_pool=True, may_sleep=True),
     CauseKind("update", text="template {} of {}", evicts=True, of_pool=True),
     CauseKind("lend", "lend", "wanted by {}", evicts=True, of_pool=True, may_sleep=True),
+    # A request to the pod in the words of Slinky's operator (slinky.py).
+    CauseKind("podcordon", "slinky", "the pod has the annotation {}", on_fast_path=True),
     # A request to the pod, and the end of the time for the jobs of a pod that leaves.
     CauseKind("leave", text="the pod was asked to leave", on_fast_path=True, evicts=True),
     CauseKind("deadline", "leaveWithin", "its jobs had {:g} s", sets_down=True, may_sleep=True),
@@ -95,6 +98,8 @@ def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
         found |= cause("notready", worker.node.name)
     if LEAVE in worker.pod.annotations:
         found |= {"leave": worker.pod.annotations[LEAVE]} if worker.pod.annotations[LEAVE] else cause("leave")
+    if policy.slinky and slinky.is_cordoned(worker.pod):
+        found |= cause("podcordon", slinky.POD_CORDON)
     within, kinds = policy.leave_within_s, found.keys() & EVICTING
     if node is not None and within > 0 and is_past_deadline(worker.pod, node, kinds, within, now):
         found |= cause("deadline", within)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import conditions, fencing, goals, orphans, topology
+from fleet.decide import conditions, fencing, goals, orphans, slinky, topology
 from fleet.decide.actions import (
     Action,
     Adopt,
@@ -24,6 +24,7 @@ from fleet.decide.actions import (
     Record,
     ShowOnNode,
     ShowOnPod,
+    ShowStates,
     Undrain,
     action_key,
 )
@@ -107,9 +108,9 @@ def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
 
 
 # Changes that only show or create something come last: where they are refused, they must not hold up a drain.
-LAST = (ShowOnPod, ShowOnNode, HideOnNode, Make, Record, CallHook, Place, CreatePod, Adopt, NotePool)
+LAST = (ShowOnPod, ShowStates, ShowOnNode, HideOnNode, Make, Record, CallHook, Place, CreatePod, Adopt, NotePool)
 # Changes that end no job and do not depend on each other: many may run at a time.
-MANY = (Undrain, Protect, ShowOnPod, ShowOnNode, HideOnNode)
+MANY = (Undrain, Protect, ShowOnPod, ShowStates, ShowOnNode, HideOnNode)
 PASS_S = 3.0
 # In a minute, so many new texts about one subject are reported.
 MINUTE_S, NEWS = 60.0, 8
@@ -308,7 +309,9 @@ def _actions(
         if name in pool_plan.named and isinstance(guard, Free):
             guard = None  # it may be taken back now: freeing it in each pass would never end
         drain = decide_drain(worker, count, _mark(worker, memory))
-        yield from filter(None, [drain, guard, conditions.show_on_pod(worker)])
+        yield from filter(
+            None, [drain, guard, conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy)]
+        )
         yield from orphans.restart(worker, slurm, memory.lost.get(name), now, policy)
         if pool_plan.unsure or name in pool_plan.named:
             continue

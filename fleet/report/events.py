@@ -32,6 +32,7 @@ from fleet.decide.actions import (
     RestartSlurmd,
     ShowOnNode,
     ShowOnPod,
+    ShowStates,
     StartJob,
     Uncordon,
     Undrain,
@@ -71,6 +72,9 @@ def _words(action: actions.Change | actions.Notice) -> str:  # noqa: C901, PLR09
             return f"protect {pod}: it may get a job"
         case actions.ShowOnPod(name, _, seen) | actions.ShowOnNode(name, _, seen):
             return f"show on {name}: {seen.reason} {seen.message}".rstrip()
+        case actions.ShowStates(name, _, states, removed):
+            shown = ", ".join(f"{state.type} {state.status}" for state in states)
+            return f"show on {name}: {shown}" if states else f"show no more on {name}: {', '.join(removed)}"
         case actions.HideOnNode(node):
             return f"show nothing on {node}: no worker is on it"
         case actions.Cordon(node, _, _, why):
@@ -229,7 +233,7 @@ def event(action: Change | Notice, kubernetes: KubernetesView, namespace: str) -
     """Build an Event; None: its object does not exist, or it is no news, such as a condition that shows itself."""
     match action:
         case (
-            ShowOnPod() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make()
+            ShowOnPod() | ShowStates() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make()
         ):  # fmt: skip
             return None
         case Record() | NotePool():

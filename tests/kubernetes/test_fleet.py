@@ -250,6 +250,55 @@ def test_a_slurm_that_does_not_answer_is_not_a_slurm_without_nodes(both: Both) -
     assert both.reason("w1"), "nothing is done"
 
 
+SLINKY = "nodeset.slinky.slurm.net"
+
+
+def states_for_slinky(both: Both, name: str) -> dict[str, str]:
+    """Return the true conditions by which programs made for Slinky's operator read a pod, with their messages."""
+    conditions = both.api.ask("GET", f"{PODS}/{name}")["status"]["conditions"]
+    states = (each for each in conditions if each["type"].startswith("SlurmNodeState") and each["status"] == "True")
+    return {each["type"].removeprefix("SlurmNodeState"): each.get("message", "") for each in states}
+
+
+def may_delete(both: Both, name: str) -> bool:
+    """Decide as NVSentinel's drainer does."""
+    states = states_for_slinky(both, name).keys()
+    return "Drain" in states and not states & {"Undrain", "Allocated", "Mixed", "Completing"}
+
+
+def test_programs_made_for_slinky_see_a_drain_and_wait_for_its_jobs(both: Both) -> None:
+    """The reads and writes of NVSentinel's drainer and drain monitor, and of a person with Slinky's annotation."""
+    both.policy.write_text('{"slinky": true}')
+    words = ("sbatch", "--parsable", "-w", "w1", "--chdir=/tmp", "--wrap", "sleep 7777")
+    job = both.controller.run(*words, user="demo").strip()
+    reason = {f"{SLINKY}/node-cordon-reason": "[T] [NVSentinel] 79 GPU:0 - Xid 79"}
+    with both.running():
+        until(lambda: states_for_slinky(both, "w1").keys() & {"Allocated", "Mixed"}, "the job is shown", seen=both.log)
+        until(lambda: states_for_slinky(both, "w2") == {"Idle": ""}, "the other is idle", seen=both.log)
+        both.api.merge("/api/v1/nodes/n-w1", {"metadata": {"annotations": reason}, "spec": {"unschedulable": True}})
+        until(lambda: "Drain" in states_for_slinky(both, "w1"), "its cordon is a drain", seen=both.log)
+        assert not may_delete(both, "w1"), "while its job runs"
+        message = states_for_slinky(both, "w1")["Drain"]
+        assert message.startswith("slurm-operator: ") and "Xid 79" in message, "no fault for the drain monitor"
+        both.controller.run("scancel", job)
+        until(lambda: may_delete(both, "w1"), "its job is over", seen=both.log)
+        gone = dict.fromkeys(reason)
+        both.api.merge("/api/v1/nodes/n-w1", {"metadata": {"annotations": gone}, "spec": {"unschedulable": None}})
+        until(lambda: states_for_slinky(both, "w1") == {"Idle": ""}, "the machine is well again", seen=both.log)
+        both.api.merge(f"{PODS}/w2", {"metadata": {"annotations": {f"{SLINKY}/pod-cordon": "true"}}})
+        until(lambda: may_delete(both, "w2"), "a cordon of the pod is a drain", seen=both.log)
+        both.api.merge(f"{PODS}/w2", {"metadata": {"annotations": {f"{SLINKY}/pod-cordon": None}}})
+        until(lambda: states_for_slinky(both, "w2") == {"Idle": ""}, "and its end undrains", seen=both.log)
+        both.scontrol("update", "nodename=w2", "state=drain", "reason=[HC] fan 3")
+        until(
+            lambda: states_for_slinky(both, "w2").get("Drain") == "[HC] fan 3", "a fault for the monitor", seen=both.log
+        )
+        both.policy.write_text("{}")
+        until(lambda: not states_for_slinky(both, "w2"), "switched off, nothing is left", seen=both.log)
+        types = {each["type"] for each in both.api.ask("GET", f"{PODS}/w2")["status"]["conditions"]}
+        assert not any(type_.startswith("SlurmNodeState") for type_ in types)
+
+
 def test_a_policy_with_a_mistake_is_told_and_the_last_good_one_stays(both: Both) -> None:
     both.policy.write_text('{"cordon": true}')
     with both.running():
