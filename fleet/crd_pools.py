@@ -17,6 +17,8 @@ MOST = 65533
 REPLICAS = 1
 # The most pods of a pool whose ends are counted.
 ENDED = 128
+# Bytes of the last good spec that is kept: with the spec itself it must fit into an object.
+LAST_GOOD = 262144
 # Letters of a condition's message; the API server refuses a status with a longer one.
 SAID = 1024
 # CEL rules, for API servers from 1.25 on; the chart leaves them out before. The fleet refuses the same itself.
@@ -150,6 +152,9 @@ STATUS = mapping(
         "x-kubernetes-list-type": "atomic",
     },
     adopted=text("The template that adopted pods count as made of.", 64),
+    lastGood=text(
+        "The last spec that the fleet could read, as JSON: it holds while the present one is wrong.", LAST_GOOD
+    ),
     ended={
         "type": "array",
         "maxItems": ENDED,

@@ -6,6 +6,7 @@ import copy
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fleet import crd, crd_pools
@@ -25,7 +26,15 @@ from fleet.world.components import WORKER
 from fleet.world.guests import REQUIRED
 from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, KubeCondition
 from fleet.world.machine import MachineStatus, machine_status_json, rfc3339
-from fleet.world.worker_pool import MADE_OF, POOL, TEMPLATE, WorkerPool, copy_template, pool_status_json
+from fleet.world.worker_pool import (
+    MADE_OF,
+    POOL,
+    TEMPLATE,
+    PoolStatus,
+    WorkerPool,
+    copy_template,
+    pool_status_json,
+)
 
 # Annotations for people beside the fleet's labels: why a Node is cordoned, and why it is given up.
 CORDON_REASON, FENCE_REASON = "minivm.io/cordoned", "minivm.io/fenced"
@@ -120,7 +129,7 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
             words = {"name": name, "namespace": api.namespace, "body": {"metadata": own}, "_content_type": MERGE}
             await api.ask(f"take {name} over", (api.core.patch_namespaced_pod, words))
         case actions.NotePool(name, version, pool_status):
-            await _apply_status(api, {**POOLS}, POOL_KIND, name, version, pool_status_json(pool_status))
+            await _note_pool(api, name, version, pool_status)
         case _:
             raise TypeError(f"{type(change).__name__} is no change of Kubernetes")
     return True
@@ -211,6 +220,16 @@ async def _apply_status(
     ask = api.custom.patch_namespaced_custom_object_status
     # The fleet owns the status: fields that someone else wrote there are taken over.
     await api.ask(f"note of {name}", (ask, words), field_manager=MANAGER, force=True, _content_type=APPLY)
+
+
+async def _note_pool(api: ApiClient, name: str, version: str, status: PoolStatus) -> None:
+    try:
+        await _apply_status(api, {**POOLS}, POOL_KIND, name, version, pool_status_json(status))
+    except KubernetesError as error:
+        # A definition of an older version does not have this field.
+        if not status.last_good or "lastGood" not in f"{error.message} {error}":
+            raise
+        await _apply_status(api, {**POOLS}, POOL_KIND, name, version, pool_status_json(replace(status, last_good="")))
 
 
 async def _start_job(api: ApiClient, act: StartJob) -> None:

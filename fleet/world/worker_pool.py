@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fleet import crd_pools
@@ -80,6 +80,8 @@ class PoolStatus:
     ended: tuple[EndedPod, ...] = ()
     # The template that adopted pods count as made of: the present one when the adoption began.
     adopted: str = ""
+    # The last spec that the fleet could read, as JSON: it holds while the present one is wrong, also after a restart.
+    last_good: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class WorkerPool:
     created: float = 0.0
     deleting: bool = False
     status: PoolStatus = PoolStatus()
+    spec_text: str = ""
+    # Why the present spec cannot be read; everything else here is of the last good one then.
+    mistake: str = ""
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         return self.selector is not None and self.selector.items() <= labels.items()
@@ -137,6 +142,19 @@ def pod_name(pool: str, node: str) -> str:
 
 
 def parse_pool(item: Object) -> WorkerPool:
+    """Parse a pool, by its last good spec where an API server accepted a wrong one."""
+    try:
+        return _parse_pool(item)
+    except FleetError as error:
+        try:
+            status = _parse_status(Fields(item).sub("status"))
+            last = _parse_pool({**item, "spec": json.loads(status.last_good)})
+        except (FleetError, ValueError, RecursionError):
+            raise error from None
+        return replace(last, generation=status.generation, mistake=str(error))
+
+
+def _parse_pool(item: Object) -> WorkerPool:
     fields = Fields(item)
     metadata, spec = fields.sub("metadata"), fields.sub("spec")
     name = metadata.text("name", needed=True)
@@ -166,6 +184,7 @@ def parse_pool(item: Object) -> WorkerPool:
         created=metadata.moment("creationTimestamp"),
         deleting=metadata.data.get("deletionTimestamp") is not None,
         status=_parse_status(fields.sub("status")),
+        spec_text=_json_text(spec.data),
     )
 
 
@@ -190,16 +209,16 @@ def _check_template(template: Fields) -> Mapping[str, str]:
 
 def template_hash(template: Object) -> str:
     """Hash a template independently of the order of its keys; API servers fill in nothing in it."""
-    return hashlib.sha256(_template_text(template).encode()).hexdigest()[:10]
+    return hashlib.sha256(_json_text(template).encode()).hexdigest()[:10]
 
 
 def copy_template(template: Object) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(_template_text(template)))
+    return cast(dict[str, Any], json.loads(_json_text(template)))
 
 
-def _template_text(template: Object) -> str:
+def _json_text(data: Object) -> str:
     try:
-        return json.dumps(template, sort_keys=True, separators=(",", ":"))
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
     except RecursionError:
         raise FleetError("read spec.template", "it is nested too deeply") from None
 
@@ -303,6 +322,7 @@ def _parse_status(status: Fields) -> PoolStatus:
             for item in status.subs("ended")
         ),
         adopted=status.text("adopted"),
+        last_good=status.text("lastGood"),
     )
 
 
@@ -331,4 +351,5 @@ def pool_status_json(status: PoolStatus) -> dict[str, object]:
             for pod in status.ended
         ],
         **({"adopted": status.adopted} if status.adopted else {}),
+        **({"lastGood": status.last_good} if status.last_good else {}),
     }

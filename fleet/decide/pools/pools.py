@@ -151,6 +151,10 @@ def pools(
     loans = lending.plan_loans(working, workers, kubernetes, slurm, now, policy)
     actions += lending.unknown_lenders({pool.label for pool in known}, policy)
     for pool in known:
+        if pool.mistake:
+            actions.append(
+                Notice(pool.name, "pool", f"{pool.mistake}: its last good spec holds until that is corrected")
+            )
         if why := refused.get(pool.name):
             view = PoolView(pool, kubernetes, workers, now, policy)
             actions += [Notice(pool.name, "pool", why), *view.note(why)]
@@ -321,7 +325,9 @@ class PoolView:
         pool = self.pool
         present = [worker.pod for worker in self.workers.values() if not worker.pod.deleting]
         adopted = any(not pod.template for pod in [*present, *self.ownerless])
-        outdated = refused or self._outdated()
+        mistake = f"{pool.mistake}: the last good spec holds until that is corrected" if pool.mistake else ""
+        outdated = mistake or refused or self._outdated()
+        behind = "Mistake" if mistake else "Refused" if refused else "Updating"
         ended = [pod for pod in sorted(present, key=attrgetter("name")) if pod.ended]
         causes = [*([failed] if failed else []), *(f"{pod.name} has ended: {plain(pod.ended)}" for pod in ended)]
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
@@ -336,14 +342,16 @@ class PoolView:
             generation=pool.generation,
             conditions=(
                 self._condition("Ready", not unwell, "AllReady", "NotReady", not_ready),
-                self._condition("Updated", not outdated, "AllUpdated", "Refused" if refused else "Updating", outdated),
+                self._condition("Updated", not outdated, "AllUpdated", behind, outdated),
                 *self._fits(),
                 *self._whole(),
             ),
             adopted=(pool.status.adopted or pool.hash) if adopted else "",
             ended=counted(pool.status.ended, self._is_to_be, {pod.name: pod for pod in present}, self.now),
+            last_good=pool.spec_text if len(pool.spec_text) <= crd_pools.LAST_GOOD else "",
         )
-        if status != pool.status:
+        # A definition of an older version drops lastGood: alone it would be written again and again.
+        if replace(status, last_good=pool.status.last_good) != pool.status:
             yield NotePool(pool.name, pool.version, status)
 
     def _fits(self) -> Iterator[PoolCondition]:

@@ -14,6 +14,7 @@ import pytest
 
 from fleet import crd_pools
 from fleet.act.changes import pod_of
+from fleet.cli import explain
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
 from fleet.decide.memory import FleetMemory
 from fleet.decide.pools.pools import refusals
@@ -672,6 +673,46 @@ def test_a_fixed_pool_whose_number_nothing_sets_has_one_pod() -> None:
 def test_a_name_that_begins_no_hosts_is_refused(name: str) -> None:
     with pytest.raises(FleetError, match=r"metadata\.name"):
         parse_pool({"metadata": {"name": name, "uid": "u"}, "spec": SPEC})
+
+
+def test_a_wrong_edit_in_a_roll_leaves_the_last_good_spec_in_force(worlds: PoolWorlds) -> None:
+    """An API server before 1.25 accepts it. The last good spec is in the object, so a new fleet holds it too."""
+    worlds.roll("2")
+    worlds.look()
+    rolled = worlds.read().hash
+    worlds.wants_of_it(update={"when": "deadline"}, replicas=9)
+    worlds.pod_goes("w-0")
+    worlds.turns()
+    assert sorted(worlds.pods) == ["w-0", "w-1", "w-2", "w-3"] and set(worlds.templates.values()) == {rolled}
+    assert not any(node.drained_by for node in worlds.slurm.values())
+    mistake = "cannot read spec.update.deadlineSeconds: it is missing"
+    assert stands(worlds)["Updated"] == ("False", f"{mistake}: the last good spec holds until that is corrected")
+    assert stands(worlds)["Ready"] == ("True", "")
+    (updated,) = [one for one in worlds.read().status.conditions if one.type == "Updated"]
+    assert updated.reason == "Mistake"
+    assert told(worlds)[POOL, "pool"] == f"{mistake}: its last good spec holds until that is corrected"
+    snapshot = worlds.world()
+    why = list(explain(POOL, snapshot, worlds.decide(snapshot)))
+    assert any(mistake in line for line in why), why
+    worlds.wants_of_it(update={"when": "now"}, replicas=3)
+    worlds.turns()
+    assert sorted(worlds.pods) == ["w-0", "w-1", "w-2"] and stands(worlds)["Updated"] == ("True", "")
+
+
+@pytest.mark.parametrize("last", [None, "", "{", "[]", '{"mode": "fixed"}', "[" * 100_000])
+def test_a_wrong_edit_without_a_last_good_spec_is_refused_as_before(last: str | None) -> None:
+    status = {} if last is None else {"lastGood": last}
+    with pytest.raises(FleetError, match=r"spec\.update\.when"):
+        parse_pool({
+            "metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "update": {"when": "soon"}}, "status": status
+        })  # fmt: skip
+
+
+def test_a_definition_without_the_last_good_spec_is_not_written_to_again_and_again(worlds: PoolWorlds) -> None:
+    del worlds.pool.status["lastGood"]
+    worlds.done.clear()
+    worlds.turns()
+    assert not done(worlds, NotePool)
 
 
 def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) -> None:
