@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +17,17 @@ from init.pod.pod import Pod
 from init.slurm.change import Effect
 from init.slurm.daemon import PROGRAM, Slurmctld
 from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
-from init.slurm.judge import LIVE, PENDING, SAID, SavedJudgement, SlurmConfigError, impossible, load_said, weigh
+from init.slurm.judge import (
+    LIVE,
+    PENDING,
+    SAID,
+    SavedJudgement,
+    SlurmConfigError,
+    ignored,
+    impossible,
+    load_said,
+    weigh,
+)
 from init.slurm.kept import LastGoodConfig, digest
 from init.slurm.place import placed
 
@@ -64,7 +74,7 @@ def diff(candidate: str | None) -> None:
     as `helm template` writes it.
     """
     files, new = _placed(*_candidate(candidate))
-    _show(weigh(files, Slurmctld(Path(os.devnull)), new))
+    _show(weigh(files, Slurmctld(Path(os.devnull)), new), ignored(new))
 
 
 @main.command()
@@ -80,7 +90,7 @@ def check(candidate: str | None) -> None:
     if objection:
         raise SlurmConfigError("take this slurm.conf", objection)
     effect = weigh(files, daemon, new)
-    _show(effect)
+    _show(effect, ignored(new))
     if effect.losses:
         way = f"once it is mounted, `minivm config accept {digest(new)}` takes it"
         raise SlurmConfigError("take this slurm.conf", "it would end jobs", hint=way)
@@ -148,8 +158,10 @@ def _with_main(files: Mapping[str, bytes], given: str) -> Mapping[str, bytes]:
     return files
 
 
-def _show(effect: Effect) -> None:
+def _show(effect: Effect, ignored: Sequence[str]) -> None:
     for line in effect.changes or ("nothing changes",):
+        click.echo(line)
+    for line in ignored:
         click.echo(line)
     for line in effect.anew:
         click.echo(f"restarts: {line}")

@@ -139,6 +139,38 @@ def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
     return ""
 
 
+_PARAMETER = re.compile(rb"\0([a-z]{2,16}_[a-z_]{2,32})(?==?\0)")
+# Read by programs that a controller's image does not have: slurmd, srun, salloc and sbatch.
+ELSEWHERE = frozenset({
+    "conmgr_threads", "default_gbytes", "disable_hetjob_steps", "enable_hetjob_steps", "ignore_numa", "no_env_cache",
+    "requeue_setup_env_fail", "salloc_wait_nodes", "sbatch_wait_nodes", "time_min_as_soft_limit",
+})  # fmt: skip
+
+
+def ignored(new: Configuration, programs: bytes) -> list[str]:
+    """List the SchedulerParameters that Slurm's programs do not contain: slurmctld ignores them without a word.
+
+    `programs`: the bytes of slurmctld, its library and its plug-ins.
+    """
+    given = {word.partition("=")[0].strip() for word in new.words("schedulerparameters")}
+    lower = programs.lower() if given else b""
+    unknown = sorted(
+        name
+        for name in given
+        if name.lower() not in ELSEWHERE
+        and not any(b"\0%s%s" % (name.lower().encode(), end) in lower for end in (b"\0", b"="))
+    )
+    known = sorted({text.decode() for text in _PARAMETER.findall(programs)} | ELSEWHERE | {"defer"}) if unknown else []
+    from difflib import get_close_matches  # imported late: only a typo needs it
+
+    lines = []
+    for name in unknown:
+        close = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        lines.append(f"ignored: SchedulerParameters: this Slurm has no {name[:64]!r}{hint}")
+    return lines
+
+
 def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
     """Yield each removal with a predicate for the jobs that end with it."""
     yield from _settings(old, new)

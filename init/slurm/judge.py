@@ -14,6 +14,7 @@ from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import write
 from init.slurm.change import Effect, effect, has_less_room, hidden_lists, missing_plugin
+from init.slurm.change import ignored as ignored_by
 from init.slurm.change import impossible as cannot_be
 from init.slurm.conf import Configuration, read
 from init.slurm.daemon import Slurmctld
@@ -61,6 +62,19 @@ def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:
     new = read({**files.installed(), **candidate})
     saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace")
     return cannot_be(new, saved.partition("|")[0].strip().lower()) or missing_plugin(new, plugins())  # NAME|NUMBER
+
+
+def ignored(candidate: Mapping[str, bytes]) -> list[str]:
+    """List what this image's Slurm would ignore without a word."""
+    paths = [Path("/usr/sbin/slurmctld"), *sorted(Path("/usr/lib").glob("*/slurm*/*.so"))]
+    return ignored_by(read(candidate), b"".join(data for path in paths if (data := _bytes(path))))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def plugins() -> frozenset[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from init.pod.pod import Pod
 from init.prepare import slurm_config
-from init.slurm.change import SHOWN, effect, hidden_lists, impossible, missing_plugin
+from init.slurm.change import SHOWN, effect, hidden_lists, ignored, impossible, missing_plugin
 from init.slurm.conf import expanded, number, read
 from init.slurm.daemon import FIELDS, KnownJob, count, jobs
 from init.slurm.files import of_config_map
@@ -452,3 +452,22 @@ def test_a_config_map_holds_what_will_be_mounted_of_it() -> None:
     """The hash to accept covers only Slurm's files: other keys of the ConfigMap are for other readers."""
     text = "kind: ConfigMap\ndata: {slurm.conf: A=1, pools.json: '{}', job_submit.lua: --, topology.yaml: x}\n"
     assert sorted(of_config_map(text)) == ["job_submit.lua", "slurm.conf", "topology.yaml"]
+
+
+PROGRAMS = b"ELF\0bf_max_job_test=\0sched_interval=\0defer\0max_rpc_cnt=\0bf_window\0"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("defer,bf_max_job_test=5,BF_WINDOW=1,max_rpc_cnt=,bf_window", []),
+        ("salloc_wait_nodes,Ignore_NUMA", []),  # other programs read these
+        ("", []),
+        ("bf_maxjob_test=5,defer", ["this Slurm has no 'bf_maxjob_test'; did you mean 'bf_max_job_test'?"]),
+        ("max_job_test=5", ["this Slurm has no 'max_job_test'; did you mean 'bf_max_job_test'?"]),
+        ("xx", ["this Slurm has no 'xx'"]),
+    ],
+)
+def test_a_scheduler_parameter_that_slurmctld_would_ignore_is_told(value: str, told: list[str]) -> None:
+    found = ignored(read(files(f"SchedulerParameters={value}\n")), PROGRAMS)
+    assert found == [f"ignored: SchedulerParameters: {line}" for line in told]
