@@ -1713,3 +1713,25 @@ def test_the_chart_knows_gitsyncs_settings_and_no_others() -> None:
     assert known == sorted(f"{PREFIX}{field.name.upper()}" for field in fields(GitsyncSettings))
     with pytest.raises(ClusterError, match="MINIVM_GITSYNC_PERIODE"):
         render({"scripts": {"env": {"MINIVM_GITSYNC_PERIODE": "5"}}}, release="slurm", namespace="n")
+
+
+def test_wrong_values_are_told_by_field_one_line_each() -> None:
+    wrong: dict[str, Any] = {
+        "controller": {"graceSeconds": 1},
+        "slurm": {"proctrack": "foo"},
+        "workers": {"defaults": {"graceSeconds": "x"}, "pools": {"a": {"replicas": -1, "repliccas": 3}}},
+    }
+    with pytest.raises(ClusterError) as caught:
+        render(wrong, release="s", namespace="n")
+    head, *lines = str(caught.value).splitlines()
+    assert head.strip() == "cannot use the values:"
+    assert sorted(line.strip() for line in lines) == [
+        "controller.graceSeconds: it must be at least 20, not 1",
+        "hint: docs/reference/chart.md has the keys",
+        "slurm.proctrack: value must be one of 'linuxproc', 'cgroup'",
+        "workers.defaults.graceSeconds: it must be integer, not string",
+        "workers.pools.a.replicas: it must be at least 0, not -1",
+        "workers.pools.a: no such key: 'repliccas'",
+    ]
+    with pytest.raises(ClusterError, match=r"^cannot use the values: the values: no such key: 'clusterNam'\n"):
+        render({"clusterNam": "x"}, release="s", namespace="n")
