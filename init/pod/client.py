@@ -96,8 +96,8 @@ def _reason(error: OSError) -> str:
 def _hint(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return (
-            "run this as root; a user has `sinfo -R` for nodes that take no jobs, `squeue --me` for jobs that wait, "
-            "and `sacct -X -j JOBID` and `seff JOBID` for jobs that ended"
+            "run this as root; a user has `minivm job` for why jobs wait, end or fail, `sinfo -R` for nodes that take "
+            "no jobs, and `seff JOBID` for what a job used"
         )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
         return "is this a pod whose PID 1 is minivm's init?"

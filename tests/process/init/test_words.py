@@ -145,4 +145,4 @@ def test_only_root_may_ask_and_is_told_so() -> None:
         )  # fmt: skip
     assert done.returncode == 1
     refused = f"minivm: cannot speak to init: {name}/control.sock: Permission denied (run this as root; a user has "
-    assert done.stderr.startswith(refused) and "`sacct -X -j JOBID`" in done.stderr
+    assert done.stderr.startswith(refused) and "`minivm job`" in done.stderr
