@@ -127,7 +127,8 @@ def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
         asker.missing.append(f"the queue: {error.why}")
     if jobs := _selected(queued or [], wanted):
         return jobs
-    recorded = _latest(_accounting(asker, f"--jobs={wanted}"), wanted)
+    # A task that was cancelled while it waited is in the record of its whole array.
+    recorded = _latest(_accounting(asker, f"--jobs={number if '_' in wanted else wanted}"), wanted)
     return [replace(job, is_lost=queued is not None and not job.has_ended) for job in recorded]
 
 
@@ -177,7 +178,7 @@ def _latest(runs: Sequence[Job], wanted: str) -> list[Job]:
         if run.submitted >= (last[run.shown].submitted if run.shown in last else 0):
             last[run.shown] = run
     jobs = list(last.values())
-    return jobs if wanted.isdigit() or not wanted else [job for job in jobs if job.shown == wanted]
+    return _selected(jobs, wanted) if wanted else jobs
 
 
 def _earlier(runs: Sequence[Job], job: Job) -> tuple[Job, ...]:

@@ -17,6 +17,8 @@ from health.jobs.model import Job, JobNode, JobStep, License, Partition, Reserva
 _GRES = re.compile(r"(?:gres[/:])?([A-Za-z_]\w*)(?::([A-Za-z_][\w.-]*))?(?:[:=](\d{1,9}))?(?:\(.*\))?", re.ASCII)
 _LIMIT = re.compile(r"(\d+)(?:\((\d+)(?:\.\d+)?\))?", re.ASCII)  # "4(2)", "60(12.50)", "4"; "N" is no limit
 _ASSOC = re.compile(r"Account=(\S*) UserName=(\S*?)(?:\(\d+\))? ")
+_RANGES = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]", re.ASCII)
+LONGEST_HOSTS = 65536
 _ANNOUNCED = "Limits"  # "User Limits", "Account Limits" of a QOS
 NO_TIME = 0xFFFFFFFE  # Slurm's NO_VAL: accounting has it as the start of a job that never started
 NO_SIGNAL = 125  # Slurm's own number for out of memory
@@ -132,6 +134,24 @@ def licenses(text: str) -> tuple[License, ...]:
     )
 
 
+def in_order(hosts: str) -> str:
+    """Write w-[1,0] as w-[0-1]: slurmctld lists dynamic nodes in the order in which they came."""
+    return _RANGES.sub(lambda found: f"[{_ranges(found[1])}]", hosts[:LONGEST_HOSTS]) + hosts[LONGEST_HOSTS:]
+
+
+def _ranges(text: str) -> str:
+    pairs = [part.partition("-") for part in text.split(",")]
+    if any(len(first) != len(last or first) for first, _, last in pairs):
+        return text  # 8-11 joins with no neighbour
+    joined: list[tuple[str, str]] = []
+    for first, last in sorted(((first, last or first) for first, _, last in pairs), key=lambda each: int(each[0])):
+        if joined and len(joined[-1][1]) == len(first) and int(first) == int(joined[-1][1]) + 1:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return ",".join(first if first == last else f"{first}-{last}" for first, last in joined)
+
+
 def _shown(item: Mapped, array: tuple[str, ...], task: tuple[str, ...], tasks: tuple[str, ...]) -> str:
     """Return the id that people use: 12, 12_3, 12_[4-9], 12+1."""
     number, parent = item.count("job_id"), item.count(*array)
@@ -174,7 +194,7 @@ def _queued(item: Mapped) -> Job:
         ended=item.time("end_time"),
         evaluated=item.time("last_sched_evaluation"),
         limit=item.number("time_limit") if limit is not None else None,
-        nodes=item.text("nodes"),
+        nodes=in_order(item.text("nodes")),
         node_count=item.count("node_count"),
         single_node=item.count("max_nodes") == 1,
         exclusive="none" in item.words("shared"),
@@ -223,7 +243,7 @@ def _accounted(item: Mapped) -> Job:
         started=item.time("time", "start"),
         ended=item.time("time", "end"),
         limit=item.number("time", "limit"),
-        nodes="" if item.text("nodes") == "None assigned" else item.text("nodes"),
+        nodes="" if item.text("nodes") == "None assigned" else in_order(item.text("nodes")),
         node_count=item.count("allocation_nodes"),
         cpus=item.count("required", "CPUs"),
         memory_per_node=item.count("required", "memory_per_node"),

@@ -185,6 +185,41 @@ def test_a_job_that_was_cancelled_before_it_started_had_no_run() -> None:
     assert "requeued" not in page(item)
 
 
+def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array() -> None:
+    def sacct(argv: Sequence[str]) -> str:
+        if "--jobs=12_5" in argv:
+            return json.dumps({"jobs": []})
+        tasks = {"job_id": 12, "task_id": {"set": False}, "task": "4-9"}
+        done = recorded(13, "COMPLETED", array={"job_id": 12, "task_id": number(1), "task": ""})
+        return json.dumps({"jobs": [recorded(12, "CANCELLED", kill_request_user="alice", array=tasks), done]})
+
+    (item,) = look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_5")
+    assert item.job.shown == "12_5" and item.job.state == "CANCELLED"
+    (item,) = look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_1")
+    assert item.job.state == "COMPLETED"
+    assert [each.job.shown for each in look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12")] == ["12_[4-9]", "12_1"]
+    with pytest.raises(InitError, match="knows it"):
+        look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_3")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ordered"),
+    [
+        ("w-[1,0]", "w-[0-1]"),
+        ("w-[3,1-2,7]", "w-[1-3,7]"),
+        ("a[2,1]b-[10,9]", "a[1-2]b-[9,10]"),
+        ("w[002,001]", "w[001-002]"),
+        ("w-[8-11,7]", "w-[8-11,7]"),
+        ("w-[1,0", "w-[1,0"),
+        ("w-[x,0]", "w-[x,0]"),
+        ("w-1", "w-1"),
+        ("", ""),
+    ],
+)
+def test_nodes_are_listed_in_order(hosts: str, ordered: str) -> None:
+    assert parse.in_order(hosts) == ordered
+
+
 def test_only_idle_nodes_have_room_for_an_exclusive_job() -> None:
     def node(name: str, used: int) -> dict[str, object]:
         return {"name": name, "state": ["MIXED" if used else "IDLE"], "partitions": ["main"], "cpus": 8,
