@@ -13,6 +13,7 @@ hold                      up for as long as standard input is open; the tests' o
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def main() -> int:
     for name in ("up", "hold"):
         one = words.add_parser(name)
         one.add_argument("--nodes", type=int, default=3, choices=range(1, plan.MOST_NODES + 1), metavar="N")
-        one.add_argument("--images", default="minivm", metavar="PREFIX")
+        one.add_argument("--images", default=os.environ.get("MINIVM_BUILD_PREFIX") or "minivm", metavar="PREFIX")
     node = words.add_parser("node")
     node.add_argument("name")
     node.add_argument("what", choices=list(NODE_WORDS))
