@@ -54,6 +54,11 @@ def kinds(reason: str) -> frozenset[str]:
     return frozenset(match[1].split("+")) if match else frozenset()
 
 
+def words_of(reason: str) -> str:
+    """Return a reason of the fleet without its prefix and its causes' names."""
+    return reason.removeprefix(OURS).strip().partition(": ")[2] or reason
+
+
 def mark_of(reason: str) -> Mark | None:
     """Read the mark from a reason, where the comment is a person's or was lost with an older record."""
     named = kinds(reason)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from fleet.decide.actions import Drain, Forget, Place, Remove, Undrain
 from fleet.errors import FleetError
-from fleet.reasons import LIFTED
+from fleet.reasons import LIFTED, words_of
 from fleet.world import slurm
 from fleet.world.fields import Fields, Object, each
 from fleet.world.slurm import Precondition, SlurmNode, SlurmView
@@ -29,6 +29,8 @@ WITHIN_S = 20.0
 MOST_BYTES = 256 << 20
 # A server that works on an answer still acknowledges data; one that does not is gone.
 GONE_MS = 5000
+# For the reason in the comments of all jobs of a node that is set down.
+EXPLAINS_S = 5.0
 UNCHANGED = 304
 # slurmrestd does not report deleted nodes as a change, so all nodes are requested so often.
 WHOLE_S = 60.0
@@ -120,9 +122,15 @@ class SlurmClient:
 
     def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
         """Make a change. False: the node is not as it was seen, or `may` refuses, and nothing was done."""
-        before = self._is_at(act) if isinstance(act, Place) else self.is_unchanged(act.name, act.was)
-        # The question may take long, and the Lease may be lost meanwhile.
-        if not before or not may():
+
+        def is_allowed() -> bool:
+            before = self._is_at(act) if isinstance(act, Place) else self.is_unchanged(act.name, act.was)
+            # The question may take long, and the Lease may be lost meanwhile.
+            return before and may()
+
+        if not is_allowed():
+            return False
+        if isinstance(act, Drain) and act.down and self._explain(act) and not is_allowed():
             return False
         if isinstance(act, Remove):
             self._call("DELETE", _path(act.name))
@@ -130,6 +138,23 @@ class SlurmClient:
                 self._asked = 0
         else:
             self._call("POST", _path(act.name), body(act))
+        return True
+
+    def _explain(self, act: Drain) -> bool:
+        """Write the reason into the AdminComment of the node's jobs, which Slurm ends or requeues after this.
+
+        A site's own comment stays. True: it took time. An error keeps no dead machine from being given up.
+        """
+        why = f"the fleet sets node {act.name} down ({words_of(act.reason)})"
+        text = f"minivm: {why}: the job is requeued, or ended where it cannot be requeued"
+        until = time.monotonic() + EXPLAINS_S
+        try:
+            for job in slurm.jobs_on(act.name, self._list("jobs")):
+                if time.monotonic() > until:
+                    break
+                self._call("POST", f"job/{job}", {"admin_comment": text})
+        except FleetError:
+            pass
         return True
 
     def is_unchanged(self, name: str, was: Precondition | None) -> bool:

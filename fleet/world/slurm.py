@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -219,6 +220,27 @@ def _held(item: object) -> Iterable[tuple[str, str]]:
         return ()
     number = str(job.number("job_id"))
     return [(node, number) for node in _names(job, "nodes")]
+
+
+def jobs_on(node: str, jobs: Iterable[object]) -> list[int]:
+    """Return the jobs that run on a node, except those with a site's own AdminComment.
+
+    slurmrestd takes no task of an array by its index, and by the array's own number it would mean all tasks: the task
+    that has that number is left out while the array has others.
+    """
+    found: list[tuple[int, int]] = []
+    members: Counter[int] = Counter()
+    for item in jobs:
+        try:
+            job = Fields(item, "job")
+            number, array, comment = job.number("job_id"), job.number("array_job_id"), job.text("admin_comment")
+            members[array] += 1
+            on = any(name == node for name, _ in _held(item))
+        except FleetError:
+            continue
+        if on and (not comment or comment.startswith(record.PREFIX)):
+            found.append((number, array))
+    return [number for number, array in found if number != array or members[array] == 1]
 
 
 def _by_node(held: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:

@@ -224,6 +224,43 @@ def test_a_pod_that_has_ended_is_made_anew_whatever_its_budget_says(api: ApiServ
         api.ask("DELETE", f"{BUDGETS}/gpu")
 
 
+def test_a_wrong_edit_that_the_server_accepts_leaves_the_last_good_spec_in_force(api: ApiServer, pool: str) -> None:
+    """Each look is that of a new fleet: what it holds by is in the object."""
+    cluster = Cluster(api)
+    cluster.looks()
+    api.merge(pool, {"spec": {"update": {"when": "deadline"}, "replicas": 9}})
+    api.ask("DELETE", f"{PODS}/slurm-gpu-1", {"gracePeriodSeconds": 0, "kind": "DeleteOptions", "apiVersion": "v1"})
+    cluster.looks()
+    assert sorted(pods(api)) == ["slurm-gpu-0", "slurm-gpu-1", "slurm-gpu-2"]
+    updated = {one.type: one for one in read(api, pool).status.conditions}["Updated"]
+    assert (updated.status, updated.reason) == ("False", "Mistake")
+    assert updated.message.startswith("cannot read spec.update.deadlineSeconds: it is missing")
+    api.merge(pool, {"spec": {"update": {"when": "now"}, "replicas": 2}})
+    cluster.looks()
+    assert sorted(pods(api)) == ["slurm-gpu-0", "slurm-gpu-1"]
+    assert {one.type: one.status for one in read(api, pool).status.conditions} == {"Ready": "True", "Updated": "True"}
+
+
+def test_a_definition_of_an_older_version_gets_the_status_that_it_knows(api: ApiServer, pool: str) -> None:
+    where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/workerpools.minivm.io"
+    kind = api.ask("GET", where)
+    status = kind["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    last_good = status.pop("lastGood")
+    api.ask("PUT", where, kind)
+    try:
+        cluster = Cluster(api)
+        until(lambda: not read(api, pool).status.last_good, "the definition is the older one")
+        cluster.looks()
+        assert (read(api, pool).status.ready, read(api, pool).status.last_good) == (3, "")
+    finally:
+        kind = api.ask("GET", where)
+        kind["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"] = {
+            **status,
+            "lastGood": last_good,
+        }
+        api.ask("PUT", where, kind)
+
+
 def test_a_label_that_is_written_with_a_pods_status_is_not_believed(api: ApiServer, pool: str) -> None:
     cluster = Cluster(api)
     cluster.looks()

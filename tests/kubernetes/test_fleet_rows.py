@@ -118,14 +118,17 @@ def test_a_pod_that_may_stay_after_all_takes_jobs_again_and_its_job_runs_on(rows
     assert rows.job(job) == "R"
 
 
-def test_jobs_of_a_pod_that_is_to_go_have_their_time_and_are_requeued(rows: Rows) -> None:
+@pytest.mark.parametrize("words", [(), ("--array=3",)])
+def test_jobs_of_a_pod_that_is_to_go_have_their_time_and_are_requeued(rows: Rows, words: tuple[str, ...]) -> None:
     rows.policy_is(leaveWithin=2)
-    job = rows.submit()
+    job = rows.submit(*words)
     with rows.running():
         rows.leave()
         wanted = "minivm: fleet: deadline+leave: its jobs had 2 s, new template"
         until(lambda: rows.reason(NAME) == wanted, "its time is over", seen=rows.log)
         until(lambda: rows.job(job) == "PD", "its job waits for the next", seen=rows.log)
+        shown = rows.controller.run("scontrol", "show", "job", job)
+        assert f"AdminComment=minivm: the fleet sets node {NAME} down (its jobs had 2 s" in shown, shown
         until(lambda: not rows.there(), "then the pod goes", seen=rows.log)
         rows.comes()
         until(rows.takes_jobs, "and the next takes jobs", seen=rows.log)

@@ -160,6 +160,39 @@ def test_a_change_is_one_call(rest: Rest, act: Drain | Undrain | Forget, body: d
     assert posted == [("w1", body)]
 
 
+JOBS = [
+    {"job_id": 5, "job_state": ["RUNNING"], "nodes": "w[1-2]"},
+    {"job_id": 6, "job_state": ["RUNNING"], "nodes": "w2"},
+    {"job_id": 7, "job_state": ["PENDING"], "nodes": ""},
+    {"job_id": 8, "job_state": ["RUNNING"], "nodes": "w1", "admin_comment": "ticket 7"},
+    {"job_id": 10, "job_state": ["RUNNING"], "nodes": "w1", "array_job_id": {"set": True, "number": 9},
+     "admin_comment": "minivm: before"},
+    # The last task of an array that has another, which runs elsewhere; the only one that is left of another array.
+    {"job_id": 9, "job_state": ["RUNNING"], "nodes": "w1", "array_job_id": {"set": True, "number": 9}},
+    {"job_id": 11, "job_state": ["RUNNING"], "nodes": "w1", "array_job_id": {"set": True, "number": 11}},
+    {"job_id": "x", "job_state": ["RUNNING"], "nodes": "w1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_jobs_of_a_node_that_is_given_up_get_the_reason_before_slurm_ends_them(rest: Rest, *, refuses: bool) -> None:
+    def answers(method: str, path: str) -> Answer:
+        if path.endswith("/jobs/"):
+            return 200, json.dumps({"jobs": JOBS}).encode()
+        if method == "POST" and "/job/" in path and refuses:
+            return 500, json.dumps({"errors": [{"error": "Invalid job id specified"}]}).encode()
+        return nodes(NODE)
+
+    rest.answers = answers
+    assert rest.client.change(Drain("w1", "minivm: fleet: dead: node n1 is given up", None, SEEN, down=True))
+    why = "the fleet sets node w1 down (node n1 is given up)"
+    said = f"minivm: {why}: the job is requeued, or ended where it cannot be requeued"
+    told = [(job, {"admin_comment": said}) for job in ("5", "10", "11")]
+    posted = [(path.rpartition("/")[2], body) for method, path, body in rest.asked if method == "POST"]
+    assert posted[-1][0] == "w1" and posted[-1][1]["state"] == ["DOWN"]
+    assert posted[:-1] == (told[:1] if refuses else told)
+
+
 def test_a_node_that_is_deleted_is_gone_though_nothing_says_so(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmrestd 24.11: its nodes are unchanged then, and what it says of one that it does not know is "No error"."""
     rest.client.look(jobs=False)
