@@ -10,7 +10,7 @@ import sys
 
 AREAS = (
     "images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
-    "kubernetes", "fleet",
+    "kubernetes", "controller", "fleet",
 )  # fmt: skip
 
 
