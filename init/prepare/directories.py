@@ -17,9 +17,16 @@ def run(pod: Pod) -> str:
             continue
         name, mode, owner, *programs = line.split()
         if all(pod.has(program.lstrip("!")) != program.startswith("!") for program in programs):
-            uid, gid = (0, 0) if owner == "root" else user(owner)
+            uid, gid = owner_of(owner)
             made += ensure(pod.path(name), int(mode, 8), uid, gid)
     return f"{made} directories created or repaired"
+
+
+def owner_of(text: str) -> tuple[int, int]:
+    """Return the ids of `USER`, with its own group, or of `USER:GROUP`, a group named like its user."""
+    name, _, group = text.partition(":")
+    uid, gid = (0, 0) if name == "root" else user(name)
+    return (uid, user(group)[1]) if group else (uid, gid)
 
 
 def ensure(path: Path, mode: int, uid: int, gid: int) -> bool:

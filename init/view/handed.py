@@ -15,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SERVICES = ("drift", "gitsync", "health", "state")
+SERVICES = ("drift", "gitsync", "health", "notify", "state")
 # Not the signer, which is a person's name, nor the text of an error.
-LABELS = frozenset({"check", "class", "commit", "ref", "ring", "step"})
+LABELS = frozenset({"channel", "check", "class", "commit", "ref", "ring", "step"})
 LARGEST = 64 * 1024
 MOST_SAMPLES = 1000
 LONGEST_VALUE = 128

@@ -11,7 +11,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {""}, {"plan"}, {"engine", "dropins"}, {"view"}, {"pid1", "pod"}, {"slurm"}, {"state", "accounts"},
         {"prepare", "drain", "helpers", "people"},
     ],
-    "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active"}],
+    "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active", "notify"}],
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],

@@ -70,6 +70,22 @@ local function can_launch(mpi)
     return false
 end
 
+-- A user's name or an address, as the service that sends the mail takes them: it asks again, for anybody can leave this out.
+local function is_recipient(text)
+    local before, domain = text:match("^([%w_][%w.!#$%%&'*+/=?^_`{|}~-]*)@([%w][%w.-]*)$")
+    if before then return #before <= 64 and #domain <= 190 and not text:find("..", 1, true) end
+    return #text <= 64 and text:find("^[%w_][%w._-]*$") ~= nil
+end
+
+local function are_recipients(text)
+    local number = 0
+    for part in (text .. ","):gmatch("([^,]*),") do
+        number = number + 1
+        if number > 5 or not is_recipient(part) then return false end
+    end
+    return true
+end
+
 function slurm_cli_setup_defaults(options, early_pass)
     return slurm.SUCCESS
 end
@@ -93,8 +109,14 @@ function slurm_cli_pre_submit(options, component)
         slurm.log_info("minivm: --test-only: a start in a far year means after a running job that has no --time")
     end
     local mail = options["mail-type"]
-    if mail ~= nil and mail ~= "" and mail ~= "NONE" and not has.mail then
+    local is_wanted = mail ~= nil and mail ~= "" and mail ~= "NONE"
+    if is_wanted and not has.mail then
         slurm.log_info("minivm: --mail-type: this cluster sends no mail (slurm.conf has no MailProg); the job runs without it")
+    end
+    local to = options["mail-user"]
+    if is_wanted and has.addresses and to ~= nil and to ~= "" and not are_recipients(to) then
+        slurm.log_error("minivm: --mail-user: expected a user's name or ADDRESS@DOMAIN, five at most with commas between; nothing was submitted")
+        return slurm.ERROR
     end
     return slurm.SUCCESS
 end

@@ -87,6 +87,7 @@
 {{- if include "minivm.filtersCommands" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
 {{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
 {{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
+{{- if include "minivm.notifies" . }}{{ $_ := set $lines "MailProg" "/usr/libexec/minivm/mail" }}{{ end -}}
 {{- if .Values.activeChecks.enabled }}{{ $_ := mustMergeOverwrite $lines (dict "PreemptType" "preempt/partition_prio" "PreemptMode" "CANCEL") }}{{ end -}}
 {{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
 {{- $site := include "minivm.slurm.site" . | fromJson -}}
@@ -323,6 +324,35 @@ yes
 {{- if not $site }}yes{{ end -}}
 {{- end -}}
 
+{{/* Whether people are told of their jobs by mail or a webhook. */}}
+{{- define "minivm.notifies" -}}
+{{- $n := .Values.notifications -}}
+{{- if or $n.mail.relay $n.webhook.format -}}
+{{- if include "minivm.slurm.says" (dict "key" "MailProg" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) }}{{ fail "notifications: slurm.config or slurm.extraConfig sets MailProg, which would send none of them: remove the line, or mail.relay and webhook.format" }}{{ end -}}
+{{- if and $n.mail.relay (not $n.mail.from) }}{{ fail "notifications.mail.from is empty: set the sender's address, as slurm@example.org" }}{{ end -}}
+{{- if and $n.mail.user (hasPrefix "smtp://" $n.mail.relay) }}{{ fail "notifications.mail: a password over smtp:// would be readable on the network: use starttls:// or smtps://" }}{{ end -}}
+{{- if and $n.webhook.format (not $n.webhook.url) (not $n.existingSecret) }}{{ fail "notifications.webhook.url is empty: set it, or notifications.existingSecret with the key url" }}{{ end -}}
+{{- if and $n.existingSecret (or $n.mail.user $n.mail.password $n.webhook.url) }}{{ fail "notifications.existingSecret: mail.user, mail.password and webhook.url are given too: keep them in one place" }}{{ end -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret of notifications; empty where they need none. */}}
+{{- define "minivm.secret.notify" -}}
+{{- if include "minivm.notifies" . -}}
+{{- $n := .Values.notifications -}}
+{{- if $n.existingSecret }}{{ $n.existingSecret }}{{ else if or $n.mail.user $n.webhook.url }}{{ include "minivm.fullname" . }}-notify{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "minivm.notify.json" -}}
+{{- $n := .Values.notifications -}}
+{{- $file := dict "cluster" .Values.clusterName "ca" $n.ca "perUser" (int $n.perUser) "total" (int $n.total) -}}
+{{- if $n.mail.relay }}{{ $_ := set $file "mail" (dict "relay" $n.mail.relay "from" $n.mail.from "domain" $n.mail.domain) }}{{ end -}}
+{{- if $n.webhook.format }}{{ $_ := set $file "webhook" (dict "format" $n.webhook.format) }}{{ end -}}
+{{- $file | toJson -}}
+{{- end -}}
+
 {{/* What the filter asks of the cluster, as a line of Lua. Slurm's default MailProg is not in the images. */}}
 {{- define "minivm.filterHas" -}}
 {{- $site := include "minivm.slurm.site" . | fromJson -}}
@@ -330,7 +360,7 @@ yes
 {{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
 {{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ ne $mail "" }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}"}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}"}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

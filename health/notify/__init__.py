@@ -1,0 +1,1 @@
+"""Tell people of their jobs by mail and webhook."""

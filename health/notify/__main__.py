@@ -1,0 +1,120 @@
+"""Command line of `minivm notify`, and the service `notify`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ground.sockets import notify
+from health.jobs.model import safe
+from health.notify import words
+from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
+from health.notify.notices import recipients
+from health.notify.service import Notifier, deliver, explainer, publish
+from health.notify.settings import FILE, NotifySettings, load
+from health.notify.spool import NotifySpool
+from health.tell import tell
+from init.errors import InitError
+from init.pod.dirwatch import Watcher
+from init.slurm import client
+
+ABOUT = "Mail and webhooks that tell people of their jobs: what waits, and a test. As root on the controller."
+ASK = 5.0  # seconds for one of Slurm's clients
+CONDITION = "notify"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="minivm notify", description=ABOUT)
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("status", help="show each channel and how many messages wait (the default)")
+    test = commands.add_parser("test", help="send one message, and print what the server answers")
+    test.add_argument("user", metavar="USER", help="a user, or an address")
+    commands.add_parser("serve", help="run the service (PID 1 does)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "serve":
+            serve()
+        if not FILE.exists():
+            raise InitError("send messages", "notifications are off", hint="set notifications.mail or .webhook (chart)")
+        if os.geteuid() != 0:
+            raise InitError("read the relay's password", "you are not root", hint="run it as root on the controller")
+        settings = load()
+        return send_test(settings, options.user) if options.command == "test" else show(settings)
+    except InitError as error:
+        print(f"minivm: {safe(str(error), 1000)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def send_test(settings: NotifySettings, user: str) -> int:
+    code = 0
+    message = words.of_test(user, settings.cluster)
+    for channel in settings.channels():
+        to = recipients(user, settings.mail.domain) if settings.mail else ()
+        if channel == "mail" and not to:
+            print(f"mail: {safe(user, 80)!r} is no user and no address")
+            code = 1
+            continue
+        data = {"subject": message.subject, "text": message.text, "fields": message.fields, "to": to}
+        now = time.time()
+        try:
+            answer = deliver(settings, channel, {**data, "id": f"test-{time.time_ns()}", "at": now})
+            whom = f" for {', '.join(to)}" if channel == "mail" else ""
+            print(f"{channel}: {settings.place(channel)} has taken it{whom}: {answer}")
+        except (MessageRefusedError, MessageDeferredError, ChannelDownError) as error:
+            print(f"{channel}: {settings.place(channel)} has not taken it: {error}")
+            code = 1
+    return code
+
+
+def show(settings: NotifySettings) -> int:
+    spool = NotifySpool()
+    for channel in settings.channels():
+        print(f"{channel}: {settings.place(channel)}, {len(spool.queue(channel))} messages wait")
+    print(f"new: {len(spool.records(time.time()))}; `minivm why` says what is wrong")
+    return 0
+
+
+def serve() -> None:
+    controller = client.address(os.environ)
+    spool = NotifySpool()
+    notifier = Notifier(
+        spool,
+        explainer(lambda argv: client.run(argv, controller, within=ASK)),
+        deliver,
+        lambda text: print(text, flush=True),
+    )
+    watcher = Watcher()
+    watcher.watch(spool.new)
+    watcher.watch(FILE.parent)  # Kubernetes renames a directory there
+    notify("READY=1")
+    before: str | None = None  # an earlier life of the service may have said something
+    while True:
+        wait, problem = step(notifier)
+        if problem != before and tell(problem, CONDITION):
+            before = problem
+        watcher.wait(60.0 if problem != before else wait)
+
+
+def step(notifier: Notifier) -> tuple[float | None, str]:
+    try:
+        settings = load()
+    except InitError as error:
+        return None, safe(str(error), 300)
+    try:
+        wait = notifier.turn(settings, time.time())
+        problem = notifier.problem(settings)
+    except OSError as error:
+        return 60.0, f"{error.filename or 'the spool'}: {error.strerror}"
+    with suppress(OSError):
+        publish(notifier.metrics(settings))
+    return wait, problem
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

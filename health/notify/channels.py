@@ -1,0 +1,185 @@
+"""Send one message by SMTP or HTTP, within a deadline, over verified TLS. What the server answers is not trusted."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import signal
+import smtplib
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from ground.errors import one_line
+from health.notify.settings import MailSettings, WebhookSettings
+
+WAIT = 10.0  # for one answer
+DEADLINE = 40.0  # for all of a message: a server that sends a byte a second is late, too
+SHOWN = 200
+REFUSES_MESSAGE = (400, 413, 415, 422)
+MOST_RETRY_AFTER = 3600.0
+
+
+class MessageRefusedError(Exception):
+    """The server takes this message never, and others may go."""
+
+
+class MessageDeferredError(Exception):
+    """The server takes this message later, and others may go now."""
+
+
+class ChannelDownError(Exception):
+    """No message goes this way now. `after` is when the server wants the next try, in seconds."""
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.after = after
+
+
+def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes) -> str:
+    """Send an email; return the relay's answer."""
+    try:
+        with _deadline(), _connect(settings, ca) as client:
+            return _transfer(client, settings.sender, to, data)
+    except smtplib.SMTPAuthenticationError as error:
+        why = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
+        raise ChannelDownError(_masked(why, settings.password)) from None
+    except smtplib.SMTPNotSupportedError as error:
+        raise ChannelDownError(f"the relay lacks what the settings want: {one_line(str(error))[:SHOWN]}") from None
+    except (OSError, ValueError, smtplib.SMTPException) as error:
+        raise ChannelDownError(_masked(_why(error), settings.password)) from None
+
+
+def _connect(settings: MailSettings, ca: str) -> smtplib.SMTP:
+    name = os.environ.get("MINIVM_POD_NAME") or "localhost"  # smtplib would ask the DNS for one
+    if settings.mode == "smtps":
+        client: smtplib.SMTP = smtplib.SMTP_SSL(
+            settings.host, settings.port, local_hostname=name, timeout=WAIT, context=tls(ca)
+        )
+    else:
+        client = smtplib.SMTP(settings.host, settings.port, local_hostname=name, timeout=WAIT)
+    try:
+        if settings.mode == "starttls":
+            client.starttls(context=tls(ca))
+        if settings.user:
+            client.login(settings.user, settings.password)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _transfer(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: bytes) -> str:
+    client.ehlo_or_helo_if_needed()
+    code, said = client.mail(sender)
+    if code != 250:
+        raise ChannelDownError(f"the relay refuses the sender {sender}: {_answer(code, said)}")
+    answers = [client.rcpt(address) for address in to]
+    if not any(code in (250, 251) for code, _ in answers):
+        code, said = answers[0]
+        _refuse(code, said)
+    try:
+        code, said = client.data(data)
+    except smtplib.SMTPDataError as error:
+        _refuse(error.smtp_code, error.smtp_error)
+    if code != 250:
+        _refuse(code, said)
+    return _answer(code, said)
+
+
+def _refuse(code: int, said: bytes | str) -> NoReturn:
+    if code == 421:
+        raise ChannelDownError(f"the relay ends the connection: {_answer(code, said)}")
+    raise (MessageRefusedError if code >= 500 else MessageDeferredError)(_answer(code, said))
+
+
+def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) -> str:
+    """Post a message; return the server's answer. A redirect is not followed."""
+    parts = urlsplit(settings.url)
+    headers = {"Content-Type": "application/json", "User-Agent": "minivm"}
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    host = parts.hostname or ""
+    try:
+        with _deadline():
+            if parts.scheme == "https":
+                way: http.client.HTTPConnection = http.client.HTTPSConnection(
+                    host, parts.port, timeout=WAIT, context=tls(ca)
+                )
+            else:
+                way = http.client.HTTPConnection(host, parts.port, timeout=WAIT)
+            try:
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                way.request("POST", path, json.dumps(body).encode(), headers)
+                answer = way.getresponse()
+                said = f"HTTP {answer.status} {answer.reason}"
+                text = answer.read(SHOWN).decode(errors="replace")
+            finally:
+                way.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ChannelDownError(_masked(_why(error), parts.path, parts.query, parts.password or "")) from None
+    shown = _masked(one_line(f"{said} {text}".strip())[:SHOWN], parts.path, parts.query, parts.password or "")
+    if 200 <= answer.status < 300:
+        return shown
+    if answer.status in REFUSES_MESSAGE:
+        raise MessageRefusedError(shown)
+    raise ChannelDownError(f"the webhook answers {shown}", _retry_after(answer.headers.get("Retry-After", "")))
+
+
+def tls(ca: str) -> ssl.SSLContext:
+    """Return a context that checks the certificate and the name, by the public authorities and the site's own."""
+    context = ssl.create_default_context()
+    if ca:
+        try:
+            context.load_verify_locations(cadata=ca)
+        except ssl.SSLError as error:
+            raise ValueError(f"notifications.ca is no certificate in PEM: {error}") from None
+    return context
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """Raise TimeoutError in the main thread after DEADLINE."""
+    within = DEADLINE
+
+    def ring(_: int, __: object) -> NoReturn:
+        raise TimeoutError(f"not done within {within:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, within)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {one_line(error.verify_message)[:SHOWN]}"
+    late = error if isinstance(error, TimeoutError) else error.__context__  # smtplib makes another error of it
+    if isinstance(late, TimeoutError):
+        return f"no answer: {one_line(str(late))[:SHOWN]}"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return one_line(text or type(error).__name__)[:SHOWN]
+
+
+def _answer(code: int, said: bytes | str) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else said
+    return f"{code} {one_line(text)}"[:SHOWN]
+
+
+def _masked(text: str, *secrets: str) -> str:
+    for secret in secrets:
+        if len(secret) > 3:
+            text = text.replace(secret, "***")
+    return text
+
+
+def _retry_after(text: str) -> float:
+    return min(MOST_RETRY_AFTER, float(text)) if text.isascii() and text.isdigit() and len(text) < 8 else 0.0

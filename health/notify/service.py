@@ -1,0 +1,253 @@
+"""The service: takes the MailProg's records, makes messages of them within limits, and sends each until it is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ground.files import write_whole
+from ground.metrics import family
+from health.jobs.ask import Asker, look
+from health.jobs.model import Page, duration, safe
+from health.notify import words
+from health.notify.channels import (
+    ChannelDownError,
+    MessageDeferredError,
+    MessageRefusedError,
+    send_mail,
+    send_webhook,
+)
+from health.notify.limits import MessageLimits
+from health.notify.notices import JobNotice, parse, recipients
+from health.notify.settings import NotifySettings
+from health.notify.spool import NotifySpool
+from health.notify.words import JobMessage
+from init.errors import InitError
+
+METRICS = Path("/run/minivm/metrics.d/notify.prom")
+SETTLE = 5.0  # seconds in which accounting learns of a job's end
+MOST_RECORDS = 1000  # in one turn
+PATIENCE = 20.0  # seconds for one kind of work, for the other kinds wait
+FIRST_BACKOFF, MOST_BACKOFF = 15.0, 900.0
+KEEP = 3 * 86400.0
+Explain = Callable[[str, str], Page | None]
+Send = Callable[[NotifySettings, str, dict[str, Any]], str]
+
+
+@dataclass
+class ChannelState:
+    problem: str = ""
+    backoff: float = 0.0
+    retry_at: float = 0.0
+    deferred: dict[str, float] = field(default_factory=dict)
+    sent: int = 0
+    refused: int = 0
+    dropped: int = 0
+
+
+class Notifier:
+    """One turn takes records, sends what may go, and says how long to wait for the next."""
+
+    def __init__(
+        self,
+        spool: NotifySpool,
+        explain: Explain,
+        send: Send,
+        log: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spool, self.explain, self.send, self.log, self.clock = spool, explain, send, log, clock
+        self._can_ask = True
+        self.states: dict[str, ChannelState] = {}
+        self.lost = 0
+        self.limits = MessageLimits(0, 0)
+        self.limits.restore(spool.limits())
+
+    def turn(self, settings: NotifySettings, now: float) -> float | None:
+        """Return the seconds until there is something to do without a new record; None: never."""
+        self.limits.per_user, self.limits.total = settings.per_user, settings.total
+        waits = [self._take(settings, now), self._digests(settings, now)]
+        waits += [self._send_all(settings, channel, now) for channel in settings.channels()]
+        if lost := self.spool.take_lost():
+            self.lost += lost
+            self.log(f"{lost} messages found no room in {self.spool.new} and are lost")
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _take(self, settings: NotifySettings, now: float) -> float | None:
+        """Turn records into messages, or into counts where a user has had enough."""
+        until = self.clock() + PATIENCE
+        young: dict[str, int] = {}
+        done: list[str] = []
+        self._can_ask = True
+        names = self.spool.records(now)
+        for name in names[:MOST_RECORDS]:
+            if self.clock() > until:
+                break
+            notice = parse(name, self.spool.read(name))
+            if notice is None:
+                self.log(f"record {safe(name, 60)} is no message of Slurm; removed")
+            elif not self.limits.has_room(notice.user, now, young.get(notice.user, 0)):
+                self.limits.hold(notice.user, safe(notice.to, 300), notice.event, now)
+            elif notice.has_ended and 0 <= now - notice.at < SETTLE:
+                young[notice.user] = young.get(notice.user, 0) + 1
+                continue
+            else:
+                self.limits.take(notice.user, now)
+                message = words.of_job(notice, self._page(notice), settings.cluster)
+                self._put(settings, notice.id, notice.to, notice.user, message, now)
+            done.append(name)
+        if done:
+            self.spool.save_limits(self.limits.as_json())
+            self.spool.remove_records(done)
+        if len(names) > len(done) + sum(young.values()):
+            return 0.0
+        return SETTLE if young else None
+
+    def _page(self, notice: JobNotice) -> Page | None:
+        """Explain a job that ended, if Slurm still shows it so: it may run again by now.
+
+        Of a job that waits, an operator's page may say more of other jobs than its user sees.
+        """
+        if not notice.has_ended or notice.is_array or not self._can_ask:
+            return None
+        try:
+            page = self.explain(notice.job, notice.user)
+        except InitError as error:
+            self.log(f"job {notice.job}: the message has no cause: {safe(str(error), 300)}")
+            self._can_ask = False
+            return None
+        return page if page is not None and page.job.user == notice.user and page.job.has_ended else None
+
+    def _digests(self, settings: NotifySettings, now: float) -> float | None:
+        digests = self.limits.due(now)
+        for number, digest in enumerate(digests):
+            message = words.of_digest(digest, settings.cluster)
+            self._put(settings, f"{int(now * 1e9):020d}-{number}", digest.to, digest.user, message, now)
+        if digests:
+            self.spool.save_limits(self.limits.as_json())
+        return self.limits.next_due(now)
+
+    def _put(self, settings: NotifySettings, name: str, to: str, user: str, message: JobMessage, now: float) -> None:
+        data = {**asdict(message), "at": now, "to": []}
+        for channel in settings.channels():
+            state = self._state(channel)
+            if channel == "mail" and settings.mail is not None:
+                data["to"] = recipients(to, settings.mail.domain)
+                if not data["to"]:
+                    state.refused += 1
+                    self.log(f"a message of {user} is not sent: --mail-user={safe(to, 80)!r} is no address")
+                    continue
+            if not self.spool.has_room(channel):
+                state.dropped += 1
+                continue
+            self.spool.put(channel, name, data)
+
+    def _send_all(self, settings: NotifySettings, channel: str, now: float) -> float | None:
+        state = self._state(channel)
+        names = self.spool.queue(channel)
+        if not names:
+            return None
+        if now < state.retry_at:
+            return state.retry_at - now
+        waiting = set(names)
+        state.deferred = {name: at for name, at in state.deferred.items() if name in waiting}
+        ready = [name for name in names if state.deferred.get(name, 0.0) <= now]
+        until = self.clock() + PATIENCE
+        for number, name in enumerate(ready):
+            if number and self.clock() > until:
+                return 0.0
+            if not self._send_one(settings, channel, state, name, now):
+                return max(1.0, state.retry_at - now)
+        return min((max(1.0, at - now) for at in state.deferred.values()), default=None)
+
+    def _send_one(self, settings: NotifySettings, channel: str, state: ChannelState, name: str, now: float) -> bool:
+        """Send a message; False if the channel is down."""
+        data = dict(self.spool.get(channel, name))
+        place = settings.place(channel)
+        try:
+            if not isinstance(data.get("subject"), str) or now - float(data.get("at", 0)) > KEEP:
+                raise MessageRefusedError(f"it waited {duration(KEEP)}")
+            self.send(settings, channel, {**data, "id": name.removesuffix(".json")})
+            state.sent += 1
+        except MessageRefusedError as error:
+            state.refused += 1
+            self.log(f"{channel}: {place} refuses a message, which is dropped: {error}")
+        except MessageDeferredError as error:
+            state.deferred[name] = now + MOST_BACKOFF / 3
+            self.log(f"{channel}: {place} wants a message later: {error}")
+            return True
+        except ChannelDownError as error:
+            state.backoff = min(MOST_BACKOFF, max(FIRST_BACKOFF, 2 * state.backoff))
+            state.retry_at = now + max(state.backoff, error.after)
+            if state.problem != str(error):
+                self.log(f"{channel}: {place}: {error}; tried again")
+            state.problem = str(error)
+            return False
+        if state.problem:
+            self.log(f"{channel}: {place} takes messages again")
+        state.problem, state.backoff, state.retry_at = "", 0.0, 0.0
+        self.spool.done(channel, name)
+        return True
+
+    def _state(self, channel: str) -> ChannelState:
+        return self.states.setdefault(channel, ChannelState())
+
+    def problem(self, settings: NotifySettings) -> str:
+        """Return what is wrong, for the pod's degraded reasons; "" if nothing is."""
+        parts = []
+        for channel in settings.channels():
+            state, waiting = self._state(channel), len(self.spool.queue(channel))
+            if state.problem:
+                parts.append(f"{settings.place(channel)}: {state.problem} ({'many' if waiting > 99 else waiting} wait)")
+        return "; ".join(parts)
+
+    def metrics(self, settings: NotifySettings) -> str:
+        states = {channel: self._state(channel) for channel in settings.channels()}
+
+        def samples(value: Callable[[str, ChannelState], float]) -> list[tuple[dict[str, str], str]]:
+            return [({"channel": name}, f"{value(name, state):g}") for name, state in states.items()]
+
+        up = samples(lambda _, state: not state.problem)
+        waiting = samples(lambda name, _: len(self.spool.queue(name)))
+        sent, refused = samples(lambda _, state: state.sent), samples(lambda _, state: state.refused)
+        held = sum(sum(held.counts.values()) for held in self.limits.held.values())
+        dropped = self.lost + self.limits.lost + sum(state.dropped for state in states.values())
+        lines = [
+            *family("minivm_notify_up", "0 if the channel takes no messages.", up),
+            *family("minivm_notify_waiting", "Messages that wait.", waiting),
+            *family("minivm_notify_sent_total", "Messages sent.", sent, "counter"),
+            *family("minivm_notify_refused_total", "Messages refused for what they are.", refused, "counter"),
+            *family("minivm_notify_lost_total", "Messages without room.", [({}, str(dropped))], "counter"),
+            *family("minivm_notify_held", "Messages over the limits, told as one later.", [({}, str(held))]),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def deliver(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str:
+    """Send a queued message by one channel; return the server's answer."""
+    message = JobMessage(str(data["subject"]), str(data.get("text", "")), dict(data.get("fields") or {}))
+    if channel == "mail" and settings.mail is not None:
+        to = tuple(str(address) for address in data["to"])
+        body = words.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
+        return send_mail(settings.mail, settings.ca, to, body)
+    if settings.webhook is None:
+        raise MessageRefusedError("there is no such channel any more")
+    return send_webhook(settings.webhook, settings.ca, words.payload(message, settings.webhook.format))
+
+
+def explainer(run: Callable[..., str]) -> Callable[[str, str], Page | None]:
+    """Return what explains a job of a user, as an operator sees it; the caller compares the user."""
+
+    def explain(job: str, user: str) -> Page | None:
+        pages = look(Asker(run=run, user=user, is_root=True, now=time.time()), job)
+        return pages[0] if len(pages) == 1 else None
+
+    return explain
+
+
+def publish(text: str, path: Path = METRICS) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)

@@ -1,0 +1,134 @@
+"""Mail and webhooks about real jobs: slurmctld calls the MailProg, and a real relay and receiver take the messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from images.engine.docker import DockerEngine
+from tests.cluster.conftest import NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.support.mail_relay import PASSWORD, USER, Hook, Inbox, certificate, context, receiver, relay
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+CONTROLLER = "slurm-controller-0"
+QUIET = ("--mem=50M", "-o", "/dev/null")
+
+
+@dataclass
+class Told:
+    world: World
+    inbox: Inbox
+    hook: type[Hook]
+
+    def wait_for(self, subject: str) -> str:
+        """Wait for the mail and return its text."""
+        until(lambda: subject in self.inbox.subjects(), f"a mail {subject!r}", seen=self.inbox.subjects)
+        return self.inbox.text(subject)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    engine = DockerEngine().client
+    # An address of this machine that pods reach.
+    host = engine.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
+    key, cert = certificate(tmp_path_factory.mktemp("keys"), f"IP:{host}")
+    with relay(host=host, tls=context(key, cert)) as inbox, receiver(host=host) as (place, hook):
+        values = {
+            "mail": {
+                "relay": f"starttls://{host}:{inbox.port}", "from": "slurm@example.org", "user": USER,
+                "password": PASSWORD,
+            },
+            "webhook": {"format": "slack", "url": f"http://{place}/T0K3N"},
+            "ca": cert.read_text(),
+        }  # fmt: skip
+        root = tmp_path_factory.mktemp("told")
+        with small_cluster(engine, f"{NAME}-told", root, {"notifications": values}) as cluster:
+            cluster.up(timeout=180)
+            yield Told(World(cluster), inbox, hook)
+
+
+@pytest.fixture(scope="module")
+def slow(told: Told) -> str:
+    """Return a job that ends by its time limit while the tests run: slurmctld looks each 30 s."""
+    alice = Researcher(told.world, "alice")
+    job = alice.submit("--mail-type=TIME_LIMIT", *QUIET, script="sleep 300")
+    alice.wait_for(job, "RUNNING")
+    told.world.slurm("scontrol", "update", f"jobid={job}", "endtime=now+2")
+    return job
+
+
+@pytest.fixture
+def alice(told: Told) -> Researcher:
+    return Researcher(told.world, "alice")
+
+
+def test_each_event_is_told_with_its_cause(told: Told, alice: Researcher, slow: str) -> None:
+    name = "<!everyone> @channel\r\nBcc: eve@x.org"
+    failed = alice.submit("--mail-type=ALL", "-J", f"'{name}'", *QUIET, script="exit 3")
+    again = alice.submit("--mail-type=REQUEUE", "--requeue", "-J", "again", *QUIET, script="sleep 300")
+    alice.wait_for(again, "RUNNING")
+    told.world.slurm("scontrol", "requeue", again)
+    tasks = alice.submit("--mail-type=END,ARRAY_TASKS", "-J", "tasks", "--array=1-2", *QUIET, script="true")
+    array = alice.submit(
+        "--mail-type=END", "-J", "all", "--array=1-2", "--mail-user=bob,ops@example.net", *QUIET,
+        script="exit $SLURM_ARRAY_TASK_ID",
+    )  # fmt: skip
+
+    shown = "<!everyone> @channel Bcc: eve@x.org"
+    text = told.wait_for(f"Job {failed} ({shown}) on minivm: Failed")
+    assert "exit code 3" in text and "Cause: your code" in text and f"More: minivm job {failed}" in text
+    told.wait_for(f"Job {failed} ({shown}) on minivm: Began")
+    assert "waits in the queue again" in told.wait_for(f"Job {again} (again) on minivm: Requeued")
+    for task in (1, 2):
+        assert "It ended well" in told.wait_for(f"Job {tasks}_{task} (tasks) on minivm: Ended")
+    assert "Exit codes of its tasks: 1 to 2" in told.wait_for(f"Array {array} (all) on minivm: Ended")
+
+    to = {subject: to for subject, (to, _) in zip(told.inbox.subjects(), told.inbox.mails, strict=True)}
+    assert to.pop(f"Array {array} (all) on minivm: Ended") == ["bob@example.org", "ops@example.net"]
+    assert {tuple(each) for each in to.values()} == {("alice@example.org",)}
+    until(lambda: len(told.hook.got) == len(told.inbox.mails), "the webhook hears the same", seen=lambda: told.hook.got)
+    said = json.dumps([body for _, body, _ in told.hook.got])
+    assert "&lt;!everyone&gt;" in said and "@channel" not in said and "<" not in said
+
+
+def test_a_recipient_that_is_no_address_is_refused_at_once(alice: Researcher) -> None:
+    for bad in ("-oQ/etc/passwd", "|sh", "a b@x.org", "a@x..org", "a" * 1000, "ä"):
+        done = alice.try_("sbatch", "--mail-type=END", f"'--mail-user={bad}'", "--wrap", "true")
+        assert done.returncode and "minivm: --mail-user: expected" in done.stderr, (bad, done)
+
+
+def test_an_operator_sends_a_test_and_a_relay_that_is_away_is_told_but_loses_nothing(
+    told: Told, alice: Researcher
+) -> None:
+    run = told.world.run
+    said = run(CONTROLLER, "minivm", "notify", "test", "carol")
+    assert "has taken it for carol@example.org: 250 queued as 42" in said and "HTTP 200 OK" in said
+    told.wait_for("Test of notifications on minivm")
+    assert told.world.cluster.exec(CONTROLLER, ["minivm", "notify", "test", "-oQ"])[0] != 0
+    assert alice.try_("minivm", "notify").returncode == 1
+
+    told.inbox.is_away = True
+    alice.submit("--mail-type=FAIL", "-J", "away", *QUIET, script="false")
+    told.world.wait_for_reason(CONTROLLER, "the relay ends the connection: 421 away (")
+    assert told.world.run(CONTROLLER, "minivm", "ready").strip() == "ready"
+    status = run(CONTROLLER, "minivm", "status") + run(CONTROLLER, "minivm", "status", "--json")
+    logs = run(CONTROLLER, "minivm", "logs", "notify") + run(CONTROLLER, "ps", "auxww")
+    assert "421 away" in status and "421 away" in logs
+    assert PASSWORD not in status + logs and "T0K3N" not in status + logs
+    assert 'minivm_notify_up{channel="mail"} 0' in run(CONTROLLER, "cat", "/run/minivm/metrics.d/notify.prom")
+    told.inbox.is_away = False
+    until(
+        lambda: [text for text in told.inbox.subjects() if "(away)" in text], "the mail comes", seen=told.inbox.subjects
+    )
+
+
+def test_a_time_limit_is_told_with_what_to_do(told: Told, slow: str) -> None:
+    late = told.wait_for(f"Job {slow} (sbatch) on minivm: Reached time limit")
+    assert "It reached its time limit" in late and "Cause: a limit" in late

@@ -1,0 +1,92 @@
+"""Notifications in the chart: off by default, secrets in a Secret alone, and what would send nothing is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.errors import ClusterError
+from health.notify.settings import load
+from tests.support.rendered_chart import render
+
+MAIL = {"relay": "starttls://mail.example.org:587", "from": "slurm@example.org", "user": "u", "password": "p-word"}
+HOOK = {"format": "slack", "url": "https://hooks.example.org/T0K3N"}
+ON = {"mail": MAIL, "webhook": HOOK, "ca": "PEM\n", "perUser": 7}
+
+
+def objects(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    found = render(values, release="slurm", namespace="hpc")
+    return {(item["kind"], item["metadata"]["name"]): item for item in found}
+
+
+def test_by_default_slurm_sends_nothing_and_says_so() -> None:
+    found = objects({})
+    config = found["ConfigMap", "slurm-config"]["data"]
+    assert "MailProg" not in config["slurm.conf"] and "notify.json" not in config
+    assert "mail = false, addresses = false" in config["cli_filter.lua"]
+    assert ("Secret", "slurm-notify") not in found
+    assert "notify" not in json.dumps(found["StatefulSet", "slurm-controller"])
+
+
+def test_the_service_reads_what_the_chart_writes_and_only_the_secret_has_secrets(tmp_path: Path) -> None:
+    found = objects({"notifications": ON})
+    config = found["ConfigMap", "slurm-config"]["data"]
+    assert "MailProg=/usr/libexec/minivm/mail\n" in config["slurm.conf"]
+    assert "mail = true, addresses = true" in config["cli_filter.lua"]
+    secret = found["Secret", "slurm-notify"]["data"]
+    (tmp_path / "notify.json").write_text(config["notify.json"])
+    for name, text in secret.items():
+        (tmp_path / name).write_bytes(base64.b64decode(text))
+    settings = load(tmp_path / "notify.json", tmp_path)
+    assert settings.mail is not None and settings.webhook is not None
+    assert (settings.mail.user, settings.mail.password, settings.webhook.url) == ("u", "p-word", HOOK["url"])
+    assert (settings.cluster, settings.ca, settings.per_user, settings.total) == ("minivm", "PEM\n", 7, 500)
+    rest = json.dumps([item for (kind, _), item in found.items() if kind != "Secret"])
+    assert "p-word" not in rest and "T0K3N" not in rest
+    mounts = found["StatefulSet", "slurm-controller"]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert {"name": "notify", "mountPath": "/mnt/minivm/secrets/notify", "readOnly": True} in mounts
+    assert {"name": "state", "mountPath": "/var/lib/minivm/notify", "subPath": "notify"} in mounts
+
+
+def test_a_secret_of_the_site_is_mounted_and_a_relay_without_a_password_needs_none() -> None:
+    mail = {"relay": "smtp://mail", "from": "slurm@example.org"}
+    found = objects({"notifications": {"existingSecret": "mine", "mail": mail, "webhook": {"format": "teams"}}})
+    volumes = found["StatefulSet", "slurm-controller"]["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "notify", "secret": {"secretName": "mine", "defaultMode": 0o400}} in volumes
+    assert ("Secret", "slurm-notify") not in found
+    found = objects({"notifications": {"mail": mail}})
+    volumes = found["StatefulSet", "slurm-controller"]["spec"]["template"]["spec"]["volumes"]
+    assert not [volume for volume in volumes if volume["name"] == "notify"]
+
+
+def test_no_network_policy_keeps_the_controller_from_the_relay() -> None:
+    deny = {"egressDeny": ["10.0.0.0/8"]}
+    for (kind, _), item in objects({"notifications": ON, "networkPolicy": deny}).items():
+        if kind == "NetworkPolicy" and "Egress" in item["spec"]["policyTypes"]:
+            (roles,) = item["spec"]["podSelector"]["matchExpressions"]
+            assert "controller" not in roles["values"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"notifications": {"mail": {"relay": "smtp://mail"}}}, "notifications.mail.from is empty"),
+        ({"notifications": {"mail": {**MAIL, "relay": "smtp://mail"}}}, "readable on the network"),
+        ({"notifications": {"webhook": {"format": "json"}}}, "notifications.webhook.url is empty"),
+        ({"notifications": {**ON, "existingSecret": "x"}}, "keep them in one place"),
+        ({"notifications": ON, "slurm": {"config": {"MailProg": "/bin/mail"}}}, "sets MailProg"),
+        ({"notifications": ON, "slurm": {"extraConfig": "mailprog=/bin/mail"}}, "sets MailProg"),
+        ({"notifications": {"mail": {**MAIL, "relay": "mail:25"}}}, "relay"),
+        ({"notifications": {"mail": {**MAIL, "from": "a@b\nBcc: c"}}}, "from"),
+        ({"notifications": {"webhook": {"format": "irc", "url": "https://x"}}}, "format"),
+        ({"notifications": {"webhook": {"format": "json", "url": "file:///etc/passwd"}}}, "url"),
+    ],
+)
+def test_what_would_send_nothing_is_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ClusterError, match=re.escape(reason)):
+        objects(values)
