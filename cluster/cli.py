@@ -167,6 +167,11 @@ def connect() -> Any:
     "--reset", is_flag=True, help="Forget the stored --workers, --controllers, --values, --people and --proctrack."
 )
 @click.option("--keep-images", is_flag=True, help="Leave the pods on their images, also where these were built anew.")
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Change nothing: start the wanted Slurm on a copy of the state, and tell what would be lost.",
+)
 @click.option("--yes", is_flag=True, help="Agree to what is lost: pods, partitions, jobs, ssh sessions.")
 @click.option(
     "--timeout",
@@ -189,6 +194,7 @@ def up(
     people_file: Path | None,
     reset: bool,
     keep_images: bool,
+    rehearse: bool,
     yes: bool,
     timeout: float,
 ) -> None:
@@ -239,6 +245,13 @@ def up(
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
 
     cluster = LocalCluster(client, options, log=log, checkout=checkout)
+    if rehearse:
+        if there is None:
+            raise ClusterError("rehearse the change", f"the cluster {name} is not up", hint="make up")
+        with cluster.changing("rehearse the change"):
+            code, text = cluster.rehearse(wish)
+        click.echo(text, nl=False)
+        sys.exit(code)
     with cluster.changing("bring the cluster up", make=True):
         cluster.up(timeout=timeout, port=port or 0, wish=wish, agree=lambda plan: agree(plan, name, yes=yes))
     for stage, seconds in cluster.stages.spent.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import cgroups, drop_ins, keys, names, readiness, report, slurm_conf, values
-from cluster.change import pinning, plan
+from cluster.change import pinning, plan, rehearsal
 from cluster.change.checkout import Checkout
 from cluster.change.pinning import Foreign, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
@@ -220,6 +220,16 @@ class LocalCluster:
         with self.stages.stage("ready"):
             self.wait_ready(known, timeout=timeout)
         slurm_conf.confirm(self.run_slurm, there)
+
+    def rehearse(self, wish: Wish = NO_WISH) -> tuple[int, str]:
+        """Start the wanted images' Slurm on a copy of the state, and return what would be lost. Changes nothing."""
+        there = self.kubelet.running()
+        controller = there.get(self.active_controller(there))
+        if controller is None or not controller.running:
+            raise ClusterError(rehearsal.CANNOT, "the controller does not run", hint="make status")
+        known, _, _ = self.decide(there, wish)
+        (pod,) = [pod for pod in known.pods if pod.name == slurm_conf.CONTROLLER]
+        return rehearsal.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(known))
 
     def with_this_machine(self, asked: int, there: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""

@@ -311,7 +311,10 @@ def run_module(module: str, arguments: tuple[str, ...]) -> None:
 
 passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
 passed_on(
-    "state", "init.state_cli", (), "Copies of the controller's state: save, list, show, verify, restore (see --help)."
+    "state",
+    "init.state_cli",
+    (),
+    "Copies of the controller's state: save, list, verify, rehearse, restore (see --help).",
 )
 passed_on("people", "init.people_cli", (), "Users of a file: check, show, diff, forget (see people --help).")
 passed_on(

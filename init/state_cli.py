@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
 from init.slurm.daemon import PROGRAM
 from init.slurm.place import ACCEPTED, BACKUPS
-from init.state import copies, prove, report, restore, save
+from init.state import copies, prove, rehearse, report, restore, save
 from init.state.copies import CopyError, Manifest
 from init.view.status import duration
 
@@ -143,6 +144,28 @@ def verify(name: str, directory: Path, as_json: bool) -> None:
     else:
         click.echo(f"{name}: {'proven: ' if proof.ok else 'cannot be restored: '}{proof.text}")
     sys.exit(0 if proof.ok else 1)
+
+
+@main.command("rehearse")
+@NAME
+@FROM
+@click.option(
+    "--config",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with slurm.conf and the files beside it, in place of the copy's.",
+)
+@JSON
+def rehearse_command(name: str, directory: Path, config: Path | None, as_json: bool) -> None:
+    """Start this image's Slurm on a copy without network, and tell what would be lost. Exit 1 if anything would.
+
+    For an upgrade, run it in a container of the newer image that has the copies.
+    """
+    manifest, rehearsal = rehearse.run(directory, name, config)
+    if as_json:
+        emit({"name": name, **dataclasses.asdict(rehearsal)})
+    else:
+        click.echo("\n".join(rehearse.lines(manifest, rehearsal)))
+    sys.exit(1 if rehearsal.losses else 0)
 
 
 @main.command("restore")

@@ -33,7 +33,8 @@ from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyErro
 from init.state.restore import check_fits, unpack
 from init.state.save import check_room
 
-USER = "nobody"
+# An account of Debian that runs nothing in a pod. Slurm 26.05 does not take `nobody` for SlurmUser.
+USER = "_apt"
 ROOT = Path("/var/tmp")
 START_WITHIN = 300.0
 STOP_WITHIN = 10.0
@@ -87,7 +88,7 @@ def prove(
     """Prove a copy and record the result beside it; an error of the copy or of its daemons is a result, too."""
     try:
         copies.verify(directory, manifest)
-        _check_here(pod, manifest, directory)
+        check_here(manifest)
         proof = Proof(now(), True, _proven(pod, directory, manifest, within))
     except NotHere:
         raise
@@ -101,7 +102,8 @@ class NotHere(CopyError):
     """This pod cannot prove a copy, which says nothing about the copy."""
 
 
-def _check_here(pod: Pod, manifest: Manifest, directory: Path) -> None:
+def check_here(manifest: Manifest) -> None:
+    """Raise where the daemons could reach a network."""
     if not sandbox.is_possible():
         raise NotHere(
             f"prove {manifest.name}",
@@ -131,6 +133,8 @@ class Daemons:
         self.root, self.ports = root, ports
         self.owner = user(USER)
         self.running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        # Seconds until each answered.
+        self.took: dict[str, float] = {}
 
     def command(self, argv: Iterable[str]) -> list[str]:
         ports = ",".join(str(port) for port in self.ports.values())
@@ -178,6 +182,7 @@ class Daemons:
         )
 
     def wait(self, what: str, is_there: Callable[[], bool], until: float) -> None:
+        begun = time.monotonic()
         while not is_there():
             ended = [name for name, process in self.running if process.poll() is not None]
             if ended or time.monotonic() > until:
@@ -185,6 +190,7 @@ class Daemons:
                 why = f"the throw-away {name} {'ended' if ended else f'is late with {what}'}: {self._last_line(name)}"
                 raise CopyError("prove the copy", why)
             time.sleep(PAUSE)
+        self.took[self.running[-1][0]] = time.monotonic() - begun
 
     def _last_line(self, name: str) -> str:
         text = (self.root / f"{name}.out").read_text(errors="replace")
@@ -204,11 +210,24 @@ class Daemons:
 
 
 def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str:
+    with throw_away(pod, directory, manifest, within) as (daemons, accounting, until):
+        return _compare_jobs(directory, manifest, restored_jobs(daemons, until)) + accounting
+
+
+@contextlib.contextmanager
+def throw_away(
+    pod: Pod, directory: Path, manifest: Manifest, within: float, conf: Mapping[str, bytes] | None = None
+) -> Iterator[tuple[Daemons, str, float]]:
+    """Restore a copy into throw-away daemons, all but slurmctld started; `conf`: other files than the copy's.
+
+    Also yields what the restored database holds, and the time at which slurmctld must answer.
+    """
     file = str(directory / manifest.name / copies.MANIFEST)
     texts = json.loads(read_plain(directory / manifest.name / CONFIG, LARGEST_LIST) or b"{}")
     files = {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
     check_fits(manifest, f"ClusterName={manifest.cluster}\n", _release(pod), file)
     until = time.monotonic() + within
+    files = {**files, **(conf or {})}
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
         ports = dict(zip(("slurmctld", "slurmdbd", "closed", "spare"), numbers, strict=True))
         values = {**ports, "root": root, "user": USER}
@@ -220,7 +239,7 @@ def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str
             said = ""
             if manifest.has_accounting:
                 said = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
-            return _prove_state(daemons, directory, manifest, until) + said
+            yield daemons, said, until
         finally:
             daemons.stop()
 
@@ -295,7 +314,8 @@ def _start_munged(daemons: Daemons, until: float) -> None:
     daemons.wait("its socket", (place / "socket").exists, until)
 
 
-def _prove_state(daemons: Daemons, directory: Path, manifest: Manifest, until: float) -> str:
+def restored_jobs(daemons: Daemons, until: float) -> dict[str, str]:
+    """Start slurmctld and return its unfinished jobs."""
     daemons.start("slurmctld", "/usr/sbin/slurmctld", "-D", "-f", str(daemons.root / "slurm.conf"))
     restored: dict[str, str] = {}
 
@@ -306,10 +326,20 @@ def _prove_state(daemons: Daemons, directory: Path, manifest: Manifest, until: f
         return done.returncode == 0
 
     daemons.wait("an answer", answers, until)
+    return restored
+
+
+def listed_jobs(directory: Path, manifest: Manifest) -> copies.Around | None:
+    """Return the jobs that the copy must hold; None if it has no list."""
     if not manifest.listed:
-        return f"{len(restored)} unfinished jobs restored; the copy has no list to compare with"
+        return None
     listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"")
-    expected = copies.Around(listed["settled"], frozenset(listed["changing"]))
+    return copies.Around(listed["settled"], frozenset(listed["changing"]))
+
+
+def _compare_jobs(directory: Path, manifest: Manifest, restored: Mapping[str, str]) -> str:
+    if (expected := listed_jobs(directory, manifest)) is None:
+        return f"{len(restored)} unfinished jobs restored; the copy has no list to compare with"
     different = copies.differences(expected, restored)
     if different:
         more = f" and {len(different) - MOST_TOLD} more" if len(different) > MOST_TOLD else ""

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import Wish, newest_here
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
+from cluster.pods import LABEL
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
@@ -45,7 +46,7 @@ def tags() -> dict[str, dict[str, str]]:
 def world(tags: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     values = {
         "workers": {"defaults": {"graceSeconds": 40, "drainSeconds": 20}, "pools": {"worker": {"replicas": 2}}},
-        "slurm": {"proctrack": "linuxproc"},
+        "slurm": {"proctrack": "linuxproc", "partitions": {"night": {"pools": ["worker"]}}},
     }
     with small_cluster(DockerEngine().client, f"{NAME}-release", tmp_path_factory.mktemp("release"), values) as cluster:
         cluster.options = replace(cluster.options, tags=tags[OLD])
@@ -97,6 +98,27 @@ def test_a_login_that_is_newer_than_its_controller_says_so(world: World, tags: d
     said = f"has Slurm {OLD}, which does not understand this image's {NEW}: the controller is upgraded first"
     until(lambda: said in why_not(world, LOGIN), "it says so", seen=lambda: why_not(world, LOGIN))
     roll(world, tags[OLD], "login")
+
+
+def test_a_rehearsal_names_what_an_upgrade_would_lose_and_changes_nothing(
+    world: World, bob: Researcher, tags: dict[str, dict[str, str]]
+) -> None:
+    """The newer Slurm starts on a copy, with a slurm.conf that has one partition less."""
+    jobs = [bob.submit("-H", "-p", partition, script="true") for partition in ("all", "night")]
+    cluster: LocalCluster = world.cluster
+    before = {name: pod.container for name, pod in cluster.kubelet.running().items()}
+    changed = {**cluster.options.overrides, "slurm": {"proctrack": "linuxproc"}}
+    wanted = replace(cluster.options, tags={**cluster.options.tags, **tags[NEW]}, overrides=changed)
+    rehearsed = LocalCluster(cluster.kubelet.client, wanted, root=cluster.state.parent, log=print)
+    code, text = rehearsed.rehearse(Wish(anew=True))
+    assert code == 1, text
+    assert f"Slurm {NEW} on the state of Slurm {OLD}: 1 jobs are the same" in text
+    assert f"job {jobs[1]}, pending now, would be gone" in text and "partition night would be gone" in text
+    assert f"job {jobs[0]}" not in text and "accounting: slurmdbd answered" in text
+    assert {name: pod.container for name, pod in cluster.kubelet.running().items()} == before
+    assert not cluster.kubelet.api.containers(all=True, filters={"label": f"{LABEL}={cluster.kubelet.cluster}-check"})
+    assert version(world, CONTROLLER, "slurmctld").startswith(OLD) and queue(world) == dict.fromkeys(jobs, "PENDING")
+    bob(f"scancel {' '.join(jobs)}")
 
 
 def test_jobs_that_run_and_jobs_that_wait_outlive_the_upgrade(
@@ -288,7 +310,8 @@ def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path
     assert {pod: item.image for pod, item in world.cluster.kubelet.running().items()} == images
 
     until(lambda: version(world, CONTROLLER, "slurmctld").startswith(OLD), "slurmctld runs")
-    bob("(sleep 15; touch enough) > /dev/null 2>&1 < /dev/null &")
+    drained = "until sinfo -h -o %T | grep -q drain; do sleep 0.5; done"
+    bob(f"({drained}; touch enough) > /dev/null 2>&1 < /dev/null &")
     said = "\n".join(follow_all(blocks(HOW_TO / "upgrade.md"), reader, checkout(tmp_path / "checkout")).values())
     steps = [f"{pod}: {step}" for pod in (CONTROLLER, WORKERS[0], LOGIN) for step in ("replaced", "started", "ready")]
     places = [said.rindex("plan:\n"), *(said.index(step) for step in steps)]

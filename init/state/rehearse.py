@@ -1,0 +1,139 @@
+"""Rehearse an upgrade: start this image's Slurm on a copy of another's state, and tell what became of the jobs.
+
+The daemons are those of a proof (init.state.prove): no network, no program of the site, an unprivileged user. Nothing
+is written beside the copy, so a rehearsal may run in a container that has the copies read-only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground.files import read_plain
+from init.errors import InitError
+from init.pod.pod import Pod
+from init.slurm.conf import whole_lines
+from init.slurm.place import known
+from init.state import copies, prove
+from init.state.copies import CONFIG, CopyError, Manifest
+
+WITHIN = 3600.0  # slurmdbd converts its tables before it answers
+PARTITIONS = ("/usr/bin/sinfo", "--all", "--noheader", "--format=%R")
+MOST_TOLD = 20
+LARGEST_FILE = 16 << 20
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What this image's Slurm makes of the copy."""
+
+    release: str
+    same: int
+    # Sentences about jobs and partitions that would not be the same.
+    losses: tuple[str, ...]
+    # Sentences about the rest.
+    notes: tuple[str, ...]
+
+
+def rehearse(
+    pod: Pod, directory: Path, manifest: Manifest, conf: Mapping[str, bytes] | None = None, *, within: float = WITHIN
+) -> Rehearsal:
+    """Start the copy with this image's Slurm; CopyError if a daemon does not start. `conf`: slurm.conf and others."""
+    copies.verify(directory, manifest)
+    prove.check_here(manifest)
+    with prove.throw_away(pod, directory, manifest, within, conf) as (daemons, _, until):
+        restored = prove.restored_jobs(daemons, until)
+        answer = daemons.ask(*PARTITIONS)
+        database = sum(path.stat().st_size for path in (daemons.root / "mysql").rglob("*") if path.is_file())
+        took = dict(daemons.took)
+    expected = prove.listed_jobs(directory, manifest)
+    jobs = _lost_jobs(expected, restored) if expected else []
+    there = set(answer.stdout.split())
+    gone = sorted(_partitions(directory, manifest) - there) if answer.returncode == 0 else []
+    return Rehearsal(
+        release=_release(pod),
+        same=len(expected.settled) - len(jobs) if expected else 0,
+        losses=(*(f"partition {name} would be gone" for name in gone), *jobs),
+        notes=tuple(_notes(manifest, expected, restored, took, database)),
+    )
+
+
+def _lost_jobs(expected: copies.Around, restored: Mapping[str, str]) -> list[str]:
+    found = []
+    for job, state in expected.settled.items():
+        if job not in restored:
+            found.append(f"job {job}, {state.lower()} now, would be gone")
+        elif restored[job] != state:
+            found.append(f"job {job} would be {restored[job].lower()}, and is {state.lower()}")
+    return found
+
+
+def _release(pod: Pod) -> str:
+    release = known(pod)
+    return release.name if release else "unknown"
+
+
+def _partitions(directory: Path, manifest: Manifest) -> set[str]:
+    """Return the names of the partitions in the copy's configuration."""
+    texts = json.loads(read_plain(directory / manifest.name / CONFIG, prove.LARGEST_LIST) or b"{}")
+    files = {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
+    words = (line.split()[0].partition("=") for line in whole_lines(files) if line.strip())
+    return {name for key, _, name in words if key.lower() == "partitionname" and name.lower() != "default"}
+
+
+def _notes(
+    manifest: Manifest,
+    expected: copies.Around | None,
+    restored: Mapping[str, str],
+    took: Mapping[str, float],
+    database: int,
+) -> list[str]:
+    notes = []
+    if expected is None:
+        notes.append(f"{len(restored)} unfinished jobs; the copy has no list to compare with")
+    elif expected.changing:
+        notes.append(f"{len(expected.changing)} jobs changed while the copy was made and were not compared")
+    if manifest.has_accounting:
+        notes.append(f"accounting: slurmdbd answered after {took['slurmdbd']:.1f} s; {database // MIB} MiB on disk")
+    else:
+        notes.append(f"accounting was not rehearsed: {manifest.accounting}")
+    return [*notes, f"slurmctld answered after {took['slurmctld']:.1f} s"]
+
+
+def read_conf(directory: Path) -> dict[str, bytes]:
+    """Read the files of a directory that are to replace the copy's."""
+    try:
+        found = {path.name: read_plain(path, LARGEST_FILE) for path in sorted(directory.iterdir())}
+    except OSError as error:
+        raise CopyError("rehearse", str(error), file=str(directory)) from error
+    read = {name: data for name, data in found.items() if data is not None}
+    if "slurm.conf" not in read:
+        raise CopyError("rehearse", "it has no slurm.conf", file=str(directory), hint="give the directory of all files")
+    return read
+
+
+def lines(manifest: Manifest, rehearsal: Rehearsal) -> list[str]:
+    """Format a rehearsal for people: what is lost first."""
+    before = f"Slurm {manifest.release}" if manifest.release else "an unknown Slurm"
+    outcome = "it would lose or change" if rehearsal.losses else "nothing would be lost"
+    found = [f"Slurm {rehearsal.release} on the state of {before}: {rehearsal.same} jobs are the same; {outcome}"]
+    found += [f"  {loss}" for loss in rehearsal.losses[:MOST_TOLD]]
+    if len(rehearsal.losses) > MOST_TOLD:
+        found.append(f"  and {len(rehearsal.losses) - MOST_TOLD} more")
+    return [*found, *rehearsal.notes]
+
+
+def run(directory: Path, name: str, conf: Path | None) -> tuple[Manifest, Rehearsal]:
+    """Rehearse one copy; any failure is a CopyError that names the cause."""
+    manifest = copies.load(directory, name)
+    try:
+        return manifest, rehearse(Pod(os.environ), directory, manifest, read_conf(conf) if conf else None)
+    except InitError:
+        raise
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise CopyError(f"rehearse {name}", str(error)) from error
