@@ -16,7 +16,7 @@ from typing import TypeVar
 from health.jobs import limits as limit_reasons
 from health.jobs import parse, pending
 from health.jobs.explain import explain, withhold
-from health.jobs.model import ENDED, Job, Page, World
+from health.jobs.model import ENDED, Job, Page, World, listed
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 
@@ -87,6 +87,9 @@ def look(asker: Asker, wanted: str) -> list[Page]:
         why = "neither slurmctld nor accounting knows it"
         if asker.missing:
             why = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
+        if match and "_" in wanted and (others := _by_id(asker, match[1], match[1])):
+            tasks = listed(job.shown for job in others)
+            why = f"Slurm knows {tasks} of its array, and keeps nothing of a task that was cancelled while it waited"
         raise InitError(f"explain {what}", why)
     if len(jobs) > 1:
         return [explain(job, World(), asker.now) if _is_visible(asker, job) else withhold(job) for job in jobs]
