@@ -39,7 +39,7 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
     worker = local().pod("slurm-worker-1")
     assert worker.image == "minivm/worker:latest"
     assert worker.pre_stop == ("minivm", "drain")
-    assert worker.grace == 30
+    assert worker.grace == 35
     assert (worker.ready.path, worker.ready.port) == ("/readyz", 8651)
     assert {"SYS_NICE", "SYS_PTRACE"} <= set(worker.capabilities)
     key = next(mount for mount in worker.mounts if mount.path == "/mnt/minivm/secrets/slurm-key")
