@@ -53,6 +53,9 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
         # The pod is young: the first copy is still to come.
         one("minivm_state_proven_timestamp_seconds", "0x96") | one("minivm_uptime_seconds", "9x96"),
     ),
+    "MinivmMessagesWait": (
+        40, one("minivm_notify_up", "0x60", 'channel="mail"'), one("minivm_notify_up", "0x20 1 0x20", 'channel="mail"'),
+    ),
     "MinivmScriptsRefused": (20, one("minivm_gitsync_quarantined", "1x30"), one("minivm_gitsync_quarantined", "0x30")),
     "MinivmScriptsStale": (20, one("minivm_gitsync_age_seconds", "4000x30"), one("minivm_gitsync_age_seconds", "9x30")),
     "MinivmNodeProblem": (20, one("minivm_health_problems", "1x30"), one("minivm_health_problems", "1x9 0 1x30")),
