@@ -218,6 +218,10 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
     values = merged(values, options.overrides)
+    if values["login"].get("keepSeconds"):
+        raise ClusterError("keep the sessions of the login pod", "one container has its ssh port here",
+                           file=options.values_file, field="login.keepSeconds",
+                           hint="leave it out; `up` says which sessions end")  # fmt: skip
     # An empty one is the cluster's own; the chart sees no cluster here.
     values["slurm"]["auth"] = auth(options)
     return values

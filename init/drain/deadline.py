@@ -28,6 +28,10 @@ class Deadline:
     def left(self) -> float:
         return max(0.0, self.end - time.monotonic())
 
+    def shorten(self, seconds: float) -> None:
+        """End `seconds` from now, unless the end is earlier."""
+        self.end = min(self.end, time.monotonic() + seconds)
+
     def within(self, kept: float = 0.0) -> float:
         """Return the time for one request to slurmctld that leaves `kept` for later steps; never too short.
 

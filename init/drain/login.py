@@ -1,43 +1,47 @@
 """Drain of a login pod: refuse new logins, warn the users, wait, then end their `srun` and `salloc`.
 
-Those would leave their nodes allocated. Process names are no proof, since any user can choose them: a session is a
-child of root's sshd, and warnings go to terminals only.
+Those would leave their nodes allocated. A pod that keeps its sessions lets them stay for hours first: see
+`init.drain.stay`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
-import stat
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from init.drain import stay
 from init.drain.deadline import PROC, Deadline, report, status_of
+from init.drain.sessions import find_sessions, tell, terminals
+from init.drain.stay import NOLOGIN
+from init.places import pod_name
 
-NOLOGIN = Path("/run/nologin")
 MESSAGE = "This login pod is about to stop. Batch jobs are not affected. Log in again for a new pod.\n"
 LOOK_EVERY = 0.5
 # Part of the budget for interactive jobs to release their nodes.
 KEPT = 5.0
 CLIENTS = ("srun", "salloc")
-DEV = Path("/dev")
-PROGRAMS = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session")
-# `sshd-session: NAME@pts/3,pts/4`; a session without a terminal (scp, an editor) has `@notty`. `[priv]` is its monitor.
-_TITLE = re.compile(rb"sshd(?:-session)?: .+@([^@\s]+)")
-_TERMINAL = re.compile(r"pts/[0-9]+")
+ADVICE = "Save your work and log out; srun and salloc end with it."
 
 
 def drain(controller: str, deadline: Deadline) -> None:
+    kept = min(KEPT, deadline.left / 4)
+    if stay.is_wanted(os.environ):
+        stay.Stay(deadline, kept, pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")).run()
+    else:
+        end_sessions(deadline, kept)
+    end_clients(deadline)
+
+
+def end_sessions(deadline: Deadline, kept: float) -> None:
     try:
         NOLOGIN.write_text(MESSAGE)
     except OSError as error:  # a user may have filled the disk: the sessions still get their time
         report(f"cannot refuse new logins: {error.strerror}")
-    kept = min(KEPT, deadline.left / 4)
     sessions = find_sessions()
     if sessions:
-        count = tell(terminals(sessions), deadline.left)
+        count = len(tell(terminals(sessions), f"this pod stops in {deadline.left:.0f} s. {ADVICE}"))
         report(f"warned {count} terminals of {len(sessions)} sessions")
         # At the end of the budget sshd's own stop hangs up on the remaining sessions.
         while (sessions := find_sessions()) and deadline.left > kept:
@@ -45,11 +49,11 @@ def drain(controller: str, deadline: Deadline) -> None:
         report(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
     else:
         report("no sessions")
-    end_clients(deadline)
 
 
 def resume(controller: str) -> None:
     NOLOGIN.unlink(missing_ok=True)
+    stay.forget()
     report("logins are open")
 
 
@@ -96,49 +100,3 @@ def hang_up(pid: int, number: int) -> None:
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
-
-
-def find_sessions() -> dict[int, str]:
-    """Return the sshd processes that serve one user each, with the terminals in their titles."""
-    sessions = {}
-    for directory in PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            title = _TITLE.fullmatch((directory / "cmdline").read_bytes().partition(b"\0")[0].rstrip())
-            if title and (_is_sshd(directory) or _is_sshd(PROC / status_of(directory)["PPid"])):
-                sessions[int(directory.name)] = title[1].decode(errors="replace")
-    return sessions
-
-
-def _is_sshd(directory: Path) -> bool:
-    """Tell if it is root's own sshd.
-
-    A session's process runs as its user, and its program is not readable without SYS_PTRACE: check its parent, which is
-    root's and has no other children.
-    """
-    if set(status_of(directory)["Uid"].split()) != {"0"}:
-        return False
-    try:
-        return str((directory / "exe").readlink()) in PROGRAMS
-    except PermissionError:
-        return True  # a process that has been another user hides its program, even from root without SYS_PTRACE
-
-
-def terminals(sessions: Mapping[int, str]) -> list[Path]:
-    return [DEV / name for names in sessions.values() for name in names.split(",") if _TERMINAL.fullmatch(name)]
-
-
-def tell(paths: Iterable[Path], seconds: float) -> int:
-    """Write to terminals like wall, which needs a utmp that containers lack. A stopped terminal must not block us."""
-    advice = "Save your work and log out; srun and salloc end with it."
-    message = f"\r\n*** minivm: this pod stops in {seconds:.0f} s. {advice} ***\r\n".encode()
-    count = 0
-    for path in paths:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor):
-                    os.write(descriptor, message)
-                    count += 1
-            finally:
-                os.close(descriptor)
-    return count

@@ -1,10 +1,11 @@
 """The end of a release: workers drain and go while slurmctld still answers. Run by the chart's pre-delete Job.
 
-`python3 -I -m init.helpers.retire_workers SECONDS SELECTOR [StatefulSet/NAME | WorkerPool/NAME]...`
+`python3 -I -m init.helpers.retire_workers SECONDS SELECTOR [KIND/NAME]...`
 
 Each StatefulSet is scaled to zero and each WorkerPool is deleted: Kubernetes then stops their pods, and each drains
-itself in its grace. The Job ends once no pod matches SELECTOR, or after SECONDS: the uninstall goes on then, and ends
-what is left.
+itself in its grace. `Deployment/NAME=GRACE` is that of login pods which would keep their sessions for hours: it is
+scaled to zero, and its pods, leaving ones too, end within GRACE seconds. The Job ends once no pod matches SELECTOR, or
+after SECONDS: the uninstall goes on then, and ends what is left.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 
 PAUSE = 1.0
 MERGE = "application/merge-patch+json"
-KINDS = ("StatefulSet", "WorkerPool")
+KINDS = ("StatefulSet", "WorkerPool", "Deployment")
 
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[tuple[str, str]]]:
@@ -29,7 +30,8 @@ def parse(words: Sequence[str]) -> tuple[int, str, list[tuple[str, str]]]:
         raise ValueError("SECONDS SELECTOR [KIND/NAME]...")
     pools = [(kind, name) for kind, _, name in (word.partition("/") for word in words[2:])]
     for kind, name in pools:
-        if kind not in KINDS or not name:
+        grace = number(name.partition("=")[2]) if kind == "Deployment" else 0
+        if kind not in KINDS or not name or grace is None:
             raise ValueError(f"{kind}/{name}")
     return seconds, words[1], pools
 
@@ -41,6 +43,14 @@ def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
             path = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}/scale"
             server.ask("PATCH", f"{path}?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}, MERGE)
             return "scaled to zero"
+        if kind == "Deployment":
+            name, _, grace = name.partition("=")
+            path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
+            scale = server.ask("PATCH", f"{path}?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}, MERGE)
+            found = pods(server, namespace, scale["status"]["selector"])
+            for pod in found:
+                end_within(server, namespace, pod, int(grace))
+            return f"scaled to zero; {len(found)} pods end within {grace} s"
         path = f"/apis/minivm.io/v1alpha1/namespaces/{namespace}/workerpools/{name}"
         server.ask("DELETE", path, {"propagationPolicy": "Background"})
         return "deleted"
@@ -48,6 +58,15 @@ def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
         if error.missing:
             return "is gone"
         raise
+
+
+def end_within(server: ApiServer, namespace: str, pod: str, grace: int) -> None:
+    """Shorten a pod's grace period, also of a pod that is leaving."""
+    try:
+        server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod}", {"gracePeriodSeconds": grace})
+    except ApiError as error:
+        if not error.missing:
+            raise
 
 
 def pods(server: ApiServer, namespace: str, selector: str) -> list[str]:

@@ -27,8 +27,8 @@ ORDER = (
     "test_fleet_rolls", "test_fleet_rights", "test_auth_kept", "test_fleet_neighbours", "test_fleet_machines",
     "test_fleet_topology", "test_fleet_blocks", "test_fleet_pools", "test_fleet_template", "test_fleet_elastic",
     "test_fleet_lend", "test_two_controllers", "test_core", "test_how_to", "test_operations", "test_configuration",
-    "test_policies", "test_releases", "test_containment", "test_fleet_workers", "test_fleet_per_node", "test_faults",
-    "test_machines", "test_fleet_installed",
+    "test_logins", "test_policies", "test_releases", "test_containment", "test_fleet_workers", "test_fleet_per_node",
+    "test_faults", "test_machines", "test_fleet_installed",
 )  # fmt: skip
 GIVEN = os.environ.get("KUBECONFIG", "")
 

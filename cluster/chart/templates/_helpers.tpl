@@ -333,12 +333,45 @@ pods' pages and writes them. Then there is no readiness gate either: pods become
 {{- if and .Values.podConditions.enabled (not .Values.fleet.enabled) }}yes{{ end -}}
 {{- end -}}
 
+{{/*
+Whether a role's pods do: include "minivm.writesConditions" (dict "root" $ "role" r). Login pods that keep their sessions
+are a Deployment's: a right is for pods by name, and theirs are known to nobody.
+*/}}
+{{- define "minivm.writesConditions" -}}
+{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") (not (and (eq .role "login") (int .root.Values.login.keepSeconds))) }}yes{{ end -}}
+{{- end -}}
+
+{{/* The content of a projected volume: the account's token and how to reach the API server. */}}
+{{- define "minivm.apiToken" -}}
+defaultMode: 0400
+sources:
+  - serviceAccountToken: {path: token, expirationSeconds: 3607}
+  - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+  - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end -}}
+
+{{- define "minivm.loginNames" -}}
+{{- $names := list -}}
+{{- range $i := until (int .Values.login.replicas) }}{{ $names = append $names (printf "%s-login-%d" (include "minivm.fullname" $) $i) }}{{ end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/* The names of the login pods, as JSON; none where Deployments name them. */}}
+{{- define "minivm.loginPods" -}}
+{{- if int .Values.login.keepSeconds }}[]{{ else }}{{ include "minivm.loginNames" . }}{{ end -}}
+{{- end -}}
+
+{{/* The Deployments of login pods that keep their sessions, one a pod, as JSON. */}}
+{{- define "minivm.loginDeployments" -}}
+{{- if int .Values.login.keepSeconds }}{{ include "minivm.loginNames" . }}{{ else }}[]{{ end -}}
+{{- end -}}
+
 {{/* The parts of a pod's spec that every role has. */}}
 {{- define "minivm.podCommon" -}}
 serviceAccountName: {{ include "minivm.fullname" .root }}-{{ .role }}
 {{- /* Never the automatic one: in a pod that runs as root without fsGroup every user and job could read it. */}}
 automountServiceAccountToken: false
-{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
+{{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}
 readinessGates:
   - conditionType: minivm.io/Ready
 {{- end }}
@@ -397,7 +430,7 @@ initContainers: {{ toJson . }}
 {{- if and (include "minivm.hasPeople" .root) (ne .role "demo") }}
 - {name: people, mountPath: /mnt/minivm/people, readOnly: true}
 {{- end }}
-{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
+{{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}
 - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 {{- if .ssh }}
@@ -445,14 +478,10 @@ initContainers: {{ toJson . }}
   configMap: {name: {{ default (printf "%s-people" (include "minivm.fullname" .root)) .root.Values.people.existingConfigMap }}, defaultMode: 0400, optional: true}
   {{- end }}
 {{- end }}
-{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") }}
+{{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}
 - name: api-token
   projected:
-    defaultMode: 0400
-    sources:
-      - serviceAccountToken: {path: token, expirationSeconds: 3607}
-      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
-      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+    {{- include "minivm.apiToken" . | nindent 4 }}
 {{- end }}
 {{- if .ssh }}
 {{- /* A worker has no key of the login pods: whoever is root on one would be a login pod to everybody. */}}

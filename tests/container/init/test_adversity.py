@@ -428,6 +428,46 @@ def test_a_login_pod_that_drains_tells_its_sessions_and_waits_for_them(site: Wor
     pod.run(*ssh, "true")
 
 
+def test_a_login_pod_that_keeps_its_sessions_stays_for_tmux_alone(site: World) -> None:
+    """Its owner is let in again and finds the pod by a file in his home; new people are sent to another pod.
+
+    Another user's home leads into root's directories: nothing is written there, nor to his terminal by his own file.
+    """
+    env = {"MINIVM_KEEP_SESSIONS": "yes", "MINIVM_GRACE_SECONDS": "3600", "MINIVM_POD_IP": "10.9.8.7"}
+    pod = site.pod("login", "keeping", env=env).wait_ready()
+    ssh = ssh_as_demo(pod)
+    pod.add_user("eve", 20002)
+    pod.run("sh", "-c", "cp -a /home/demo/.ssh /home/eve/ && chown -R eve: /home/eve/.ssh")
+    eve = [*ssh[:-1], "eve@localhost"]
+    pod.run(*eve, "ln -s /root .minivm; tmux new-session -d 'sleep 600'")
+    pod.run(*ssh, "tmux new-session -d 'cat > seen'; tmux set-option -g remain-on-exit on")
+    pod.run("sh", "-c", "minivm drain > /tmp/drained 2>&1 &")
+    until(lambda: "2 people stay until" in pod.status()["drain"], "it waits for both", seen=pod.account)
+    record = "/home/demo/.minivm/login-pods/keeping"
+    until(lambda: pod.code("test", "-e", record)[0] == 0, "the home names the pod", seen=pod.account)
+    told, window = "login pod keeping is being replaced", "tmux capture-pane -p"
+    until(lambda: told in pod.run(*ssh, window), "the window shows it", seen=pod.account)
+    pod.add_user("new", 20003)
+    pod.run("sh", "-c", "cp -a /home/demo/.ssh /home/new/ && chown -R new: /home/new/.ssh")
+    new = [*ssh[:-1], "new@localhost"]
+    until(lambda: "Log in again for a new pod" in pod.code(*new, "true")[1], "nobody new", seen=pod.account)
+    assert pod.run(*ssh, "tmux list-sessions -F '#{session_id}'").strip() == "$0", "he is let in"
+    # What another pod's file says is shown; one with signs of a terminal's own is not.
+    pod.run("sh", "-c", f"cd /home/demo/.minivm/login-pods && cp -p {record} other-1 && cp -p {record} other-2")
+    pod.run("sh", "-c", r"cd /home/demo/.minivm/login-pods && cp -p other-1 'x$(id)' &&"
+            r" printf '4000000000 \033[31m10.1.1.1\n' > other-2")  # fmt: skip
+    pod.run("sh", "-c", f"script -qfc '{' '.join(ssh)} -tt bash -lic true' /tmp/login </dev/null >/dev/null 2>&1")
+    shown = pod.run("cat", "/tmp/login")
+    assert "ssh -o HostKeyAlias=other-1 10.9.8.7" in shown and shown.count("HostKeyAlias") == 2, shown
+    assert pod.code("ls", "/root/login-pods")[0] != 0
+    pod.run("pkill", "-u", "eve")
+    pod.run(*ssh, "tmux kill-server")
+    until(lambda: pod.status()["drain"] == "drained", "nobody is left", within=60, seen=pod.account)
+    assert pod.code("test", "-e", record)[0] == 1
+    pod.run("minivm", "resume")
+    pod.run(*new, "true")
+
+
 def test_the_clusters_pods_know_each_other_without_a_question(site: World, mounts: Path) -> None:
     """Pods trust each other by name alone: other hosts' keys are unknown, and a pod with another key is refused.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 
 from init.drain import deadline as drain
 from init.drain import login as drain_login
+from init.drain import sessions, stay
 from tests.process.init_world import PYTHON
+from tests.waiting import until
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
@@ -74,13 +78,13 @@ def test_a_full_disk_takes_nobodys_time(monkeypatch: pytest.MonkeyPatch, capsys:
 )
 def test_a_process_that_calls_itself_sshd_is_no_session(title: str, uid: int) -> None:
     with process(title, uid) as pid:
-        assert pid not in drain_login.find_sessions()
+        assert pid not in sessions.find_sessions()
 
 
 @pytest.mark.parametrize("name", ["pts/../../tmp/file", "pts/", "pts/1/../2", "../tmp/file", "notty", "pts/٣", "tty1"])
 def test_a_terminal_is_a_number_under_pts(name: str) -> None:
-    assert drain_login.terminals({1: name}) == []
-    assert drain_login.terminals({1: f"pts/3,{name}"}) == [Path("/dev/pts/3")]
+    assert sessions.terminals({1: name}) == []
+    assert sessions.terminals({1: f"pts/3,{name}"}) == [Path("/dev/pts/3")]
 
 
 def test_a_word_goes_to_a_terminal_and_to_nothing_else(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_a_word_goes_to_a_terminal_and_to_nothing_else(tmp_path: Path) -> None:
     directory.mkdir()
     try:
         paths = [file, fifo, link, directory, tmp_path / "absent", Path("/dev/null"), Path(os.ttyname(theirs))]
-        assert drain_login.tell(paths, 7) == 1
+        assert sessions.tell(paths, "this pod stops in 7 s") == [Path(os.ttyname(theirs))]
         assert b"this pod stops in 7 s" in os.read(ours, 1000)
         assert file.read_text() == "whole"
         with contextlib.suppress(BlockingIOError):
@@ -110,7 +114,143 @@ def test_a_stopped_terminal_holds_nobody_up() -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(theirs, b"x" * 1000)
-        assert drain_login.tell([Path(os.ttyname(theirs))], 7) == 0
+        assert sessions.tell([Path(os.ttyname(theirs))], "stops") == []
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+@needs_root
+def test_tmux_keeps_a_pod_with_its_windows_and_a_process_in_the_background_does_not(tmp_path: Path) -> None:
+    if not shutil.which("tmux"):
+        pytest.skip("no tmux")
+    server = ["tmux", "-S", "/tmp/minivm-test-keeper"]
+    environment = {"PATH": os.environ["PATH"], "HOME": "/", "SHELL": "/bin/sh"}
+    subprocess.run([*server, "-f", "/dev/null", "new-session", "-d", "sleep 600"], user=NOBODY, group=NOBODY,
+                   extra_groups=[], env=environment, cwd="/", check=True)  # fmt: skip
+    try:
+        done = subprocess.run([*server, "list-panes", "-F", "#{pane_tty}"], capture_output=True, text=True, check=True)
+        found = sessions.find_keepers()
+        assert {f"/dev/pts/{number}" for number in found[NOBODY]} >= set(done.stdout.split())
+    finally:
+        subprocess.run([*server, "kill-server"], check=True)
+    with process("tmux: server", 65533):
+        assert 65533 not in sessions.find_keepers(), "argv[0] is no proof"
+
+
+class Looks:
+    """Sessions and keepers that end at a given look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, last: int, keepers: bool) -> None:
+        self.count = 0
+        self.said: list[str] = []
+        self.last = last
+        monkeypatch.setattr(stay, "NOLOGIN", tmp_path / "nologin")
+        monkeypatch.setattr(stay, "RETURNING", tmp_path / "returning")
+        monkeypatch.setattr(stay, "ACCOUNT", tmp_path / "account")
+        monkeypatch.setattr(stay, "SETTLE", 0.2)
+        monkeypatch.setattr(stay, "LOOK_EVERY", 0.05)
+        monkeypatch.setattr(stay, "find_sessions", self.sessions)
+        monkeypatch.setattr(stay, "find_keepers", lambda: {NOBODY: {9}} if keepers and self.stays() else {})
+        monkeypatch.setattr(stay, "tell", self.tell)
+
+    def stays(self) -> bool:
+        return self.count <= self.last
+
+    def sessions(self) -> dict[int, str]:
+        self.count += 1
+        return {os.getpid(): "pts/7"} if self.stays() else {}
+
+    def tell(self, paths: list[Path], text: str) -> list[Path]:
+        self.said += [f"{path}: {text}" for path in paths]
+        return list(paths)
+
+
+def test_a_stay_ends_with_the_last_person_and_tells_each_terminal_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = Looks(monkeypatch, tmp_path, last=20, keepers=True)
+    stay.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
+    assert [line.partition(":")[0] for line in looks.said] == ["/dev/pts/7", "/dev/pts/9"]
+    assert "You may stay until" in looks.said[0] and "is being replaced" in looks.said[0]
+    out = capsys.readouterr().out
+    assert "people stay until" in out and out.endswith("all sessions have ended\n")
+    assert (tmp_path / "nologin").exists()
+    assert (tmp_path / "returning").read_text() == "", "nobody's tmux is left"
+
+
+def test_a_stay_without_anybody_takes_no_new_people_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looks = Looks(monkeypatch, tmp_path, last=0, keepers=False)
+    deadline = drain.Deadline(50.0)
+    stay.Stay(deadline, 1.0, "login-old", "").run()
+    assert (tmp_path / "nologin").exists() and looks.said == [] and deadline.left > 30
+
+
+def test_a_person_who_never_leaves_is_told_again_and_ends_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = Looks(monkeypatch, tmp_path, last=10**9, keepers=True)
+    monkeypatch.setattr(stay, "NOTICES", (10.0, 0.8, 0.4))
+    stay.Stay(drain.Deadline(1.5), 0.3, "login-old", "").run()
+    assert len([line for line in looks.said if line.startswith("/dev/pts/9")]) == 3
+    assert "sessions are left" in capsys.readouterr().out
+
+
+def test_a_shorter_grace_period_of_the_pod_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`kubectl delete --grace-period`, an eviction, an uninstall."""
+    looks = Looks(monkeypatch, tmp_path, last=10**9, keepers=False)
+    (tmp_path / "account").mkdir()
+    (tmp_path / "account" / "token").write_text("t")
+    answers: list[dict[str, object]] = [
+        {"metadata": {"deletionGracePeriodSeconds": 43200}, "status": {}},
+        {"metadata": {"deletionGracePeriodSeconds": 12},
+         "status": {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}},
+        {"metadata": {"deletionGracePeriodSeconds": 43200}},
+    ]  # fmt: skip
+
+    class Server:
+        def __init__(self, *_: object) -> None: ...
+
+        def ask(self, *_: object) -> dict[str, object]:
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    monkeypatch.setattr(stay, "ApiServer", Server)
+    monkeypatch.setattr(stay, "ASK_EVERY", 0.1)
+    monkeypatch.setattr(stay, "budget", lambda env, _: float(env["MINIVM_GRACE_SECONDS"]) / 10)
+    monkeypatch.setenv("MINIVM_GRACE_SECONDS", "43200")
+    deadline = drain.Deadline(43000.0)
+    stay.Stay(deadline, 5.0, "login-old", "").run()
+    assert deadline.left < 2
+    assert "12 h" in looks.said[0] or "11 h" in looks.said[0]
+    assert "leaves its machine" in looks.said[-1] and "h " not in looks.said[-1].split("(for")[1].split(")")[0]
+
+
+@needs_root
+def test_the_record_in_a_home_is_written_with_its_owners_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that leads elsewhere by a link, a FIFO in the way: no file of root's, and no wait."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        top = Path(name)
+        top.chmod(0o755)
+        for uid, kind in ((20001, "plain"), (20002, "link"), (20003, "fifo")):
+            home = top / kind
+            home.mkdir(mode=0o700)
+            if kind == "link":
+                (top / "roots").mkdir(mode=0o755)
+                (home / ".minivm").symlink_to(top / "roots")
+            if kind == "fifo":
+                (home / ".minivm/login-pods").mkdir(parents=True)
+                os.mkfifo(home / ".minivm/login-pods/.login-old")
+            for path in (home, *home.rglob("*")):
+                os.chown(path, uid, uid, follow_symlinks=False)
+        records = stay.Records("login-old", "10.1.2.3")
+        records._learn("".join(f"u{uid}:x:{uid}:{uid}::{top}/{kind}:/bin/sh\n"
+                               for uid, kind in ((20001, "plain"), (20002, "link"), (20003, "fifo"))))  # fmt: skip
+        records.follow((20001, 20002, 20003), "1790000000")
+        record = top / "plain/.minivm/login-pods/login-old"
+        until(record.exists, "the record is there", within=20)
+        assert record.read_text() == "1790000000 10.1.2.3\n"
+        assert (record.stat().st_uid, record.stat().st_mode & 0o777) == (20001, 0o600)
+        records.end()
+        until(lambda: not record.exists(), "the record is gone", within=20)
+        assert list((top / "roots").iterdir()) == []
+        assert all(writer.wait(10) is not None for writer in records.writers)

@@ -306,6 +306,30 @@ def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
     )
 
 
+def test_login_pods_that_keep_their_sessions_have_new_ones_beside_them(tmp_path: Path) -> None:
+    """One Deployment a pod, each with a name in DNS that another template changes, and no right that names pods."""
+    values: dict[str, Any] = {"podConditions": {"enabled": True}, "login": {"keepSeconds": 43200, "replicas": 2}}
+    names = []
+    for login in ({}, {"env": {"A": "b"}}, {"podAnnotations": {"a": "b"}}):
+        documents = render({**values, "login": values["login"] | login}, release="slurm", namespace="hpc")
+        made = [item for item in kind(documents, "Deployment") if "login" in item["metadata"]["name"]]
+        assert [item["metadata"]["name"] for item in made] == ["slurm-login-0", "slurm-login-1"]
+        assert not [item for item in kind(documents, "StatefulSet") if item["metadata"]["name"] == "slurm-login"]
+        for item in made:
+            spec = item["spec"]["template"]["spec"]
+            env = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+            assert item["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+            assert spec["terminationGracePeriodSeconds"] == 43200 == int(env["MINIVM_GRACE_SECONDS"])
+            assert env["MINIVM_KEEP_SESSIONS"] == "yes" and spec["subdomain"] == "slurm-login"
+            assert "readinessGates" not in spec
+            names.append(spec["hostname"])
+    assert len(set(names)) == 6 and all(len(name) <= 63 for name in names)
+    roles = {item["metadata"]["name"] for item in kind(documents, "Role")}
+    assert "slurm-login-stay" in roles and "slurm-pod-conditions-login" not in roles
+    job = hooks(tmp_path, values)["Job"]["spec"]["template"]["spec"]["containers"][0]
+    assert job["args"][-2:] == ["Deployment/slurm-login-0=60", "Deployment/slurm-login-1=60"]
+
+
 def test_no_worker_mounts_the_logins_host_keys() -> None:
     """Workers have a host key Secret of their own; the logins' key stays in the Secret that older charts used."""
     mounted = {}

@@ -26,6 +26,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}},
     {"accounting": {"mode": "none"}, "controller": {"replicas": 2, "persistence": {"existingClaim": "state"}}},
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
+    {"login": {"keepSeconds": 43200}},
     {
         "secrets": {"sshHostKeys": {"existingSecret": "brought"}},
         "workers": {"pools": {"gpu": {"kind": "WorkerPool", "replicas": 1}}},

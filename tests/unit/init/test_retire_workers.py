@@ -39,9 +39,8 @@ class Pods:
                 outer.asked.append((self.command, self.path, json.loads(self.rfile.read(length)) if length else None))
                 status = outer.refuse.pop(0) if outer.refuse else 200
                 look = outer.looks.pop(0) if self.command == "GET" and len(outer.looks) > 1 else outer.looks[0]
-                found = (
-                    {"items": [{"metadata": {"name": name}} for name in look]} if status == 200 else {"message": "no"}
-                )
+                items = {"items": [{"metadata": {"name": name}} for name in look], "status": {"selector": "role=login"}}
+                found = items if status == 200 else {"message": "no"}
                 data = json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -55,9 +54,9 @@ class Pods:
 
         self.server = serve(account, Handler)
 
-    def run(self, seconds: float = 30.0) -> int:
+    def run(self, seconds: float = 30.0, pools: list[tuple[str, str]] = POOLS) -> int:
         server = ApiServer("drain the workers", self.account, f"localhost:{self.server.server_port}")
-        return retire_workers.run(server, "hpc", seconds, "app=x,role=worker", POOLS)
+        return retire_workers.run(server, "hpc", seconds, "app=x,role=worker", pools)
 
 
 @pytest.fixture
@@ -87,6 +86,21 @@ def test_a_second_run_and_an_api_server_that_is_away_do_no_harm(api: Pods) -> No
     assert api.asked == [patch, patch, delete, delete, LOOK, LOOK]
 
 
+def test_login_pods_that_keep_sessions_for_hours_get_their_ordinary_grace(api: Pods) -> None:
+    """Also one that is leaving since an earlier roll-out; one that is gone meanwhile is no error."""
+    api.looks = [["slurm-login-a", "slurm-login-b"], []]
+    api.refuse = [200, 200, 404]
+    assert api.run(pools=[("Deployment", "slurm-login=60")]) == 0
+    pods = "/api/v1/namespaces/hpc/pods"
+    assert api.asked == [
+        ("PATCH", f"{APPS}/deployments/slurm-login/scale?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}),
+        ("GET", f"{pods}?labelSelector=role%3Dlogin", None),
+        ("DELETE", f"{pods}/slurm-login-a", {"gracePeriodSeconds": 60}),
+        ("DELETE", f"{pods}/slurm-login-b", {"gracePeriodSeconds": 60}),
+        LOOK,
+    ]
+
+
 def test_an_uninstall_is_not_held_up_for_ever(api: Pods, capsys: pytest.CaptureFixture[str]) -> None:
     api.looks = [["slurm-worker-0"]]
     assert api.run(seconds=0.1) == 0
@@ -102,7 +116,8 @@ def test_a_missing_right_stops_the_uninstall_and_tells_the_way_out(
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["60"], ["x", "app=x"], ["60", "app=x", "Deployment/a"], ["60", "app=x", "WorkerPool/"]]
+    "words",
+    [[], ["60"], ["x", "app=x"], *(["60", "app=x", pool] for pool in ("Deployment/a", "Job/a", "WorkerPool/"))],
 )
 def test_wrong_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -112,3 +127,5 @@ def test_wrong_arguments_are_refused(words: list[str]) -> None:
 def test_arguments_are_as_the_chart_writes_them() -> None:
     words = ["150", "app=x", "StatefulSet/slurm-worker", "WorkerPool/slurm-gpu"]
     assert retire_workers.parse(words) == (150, "app=x", POOLS)
+    words = ["150", "app=x", "Deployment/slurm-login=60"]
+    assert retire_workers.parse(words) == (150, "app=x", [("Deployment", "slurm-login=60")])

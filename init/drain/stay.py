@@ -1,0 +1,264 @@
+"""Stay of the people on a login pod that is replaced: new logins go to the new pod, the old one keeps its people.
+
+A person stays while he has an ssh session, tmux or screen; a process in the background keeps no pod. All services go
+on meanwhile. The stay ends with the last person, or with the pod's grace period: Kubernetes may shorten that, so the
+pod looks at its own object. A person with tmux or screen may log in here again, and finds this pod by a file in his
+home, which is written with his rights alone and which only his own login shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground.commands import ran
+from ground.files import write_whole
+from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report, status_of
+from init.drain.sessions import DEV, find_keepers, find_sessions, tell, terminals
+from init.errors import InitError
+from init.pod.api_server import ApiServer
+
+NOLOGIN = Path("/run/nologin")
+# The people whom /etc/pam.d/sshd lets in all the same.
+RETURNING = Path("/run/minivm/may-return")
+REFUSAL = "This login pod is being replaced. Log in again for a new pod.\n"
+ACCOUNT = Path("/mnt/minivm/secrets/api")
+# Until no proxy sends new connections here: a person who comes earlier is served.
+SETTLE = 5.0
+LOOK_EVERY = 2.0
+ASK_EVERY = 10.0
+NOTICES = (3600.0, 600.0, 60.0)  # seconds before the end
+WRITERS, PATIENCE = 8, 10.0
+NAME = re.compile(r"[^\s:#][^\n:]{0,255}")
+# $1 the home, $2 the pod, $3 the record; without a record the file goes. Runs with the person's rights alone.
+RECORD = """
+umask 077
+cd -- "$1" || exit 1
+if [ -z "$3" ]; then rm -f ".minivm/login-pods/$2"; exit; fi
+mkdir -p .minivm/login-pods && printf '%s\\n' "$3" > ".minivm/login-pods/.$2" &&
+    mv -f ".minivm/login-pods/.$2" ".minivm/login-pods/$2"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PasswdEntry:
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+def is_wanted(env: Mapping[str, str]) -> bool:
+    return env.get("MINIVM_KEEP_SESSIONS", "") == "yes"
+
+
+def forget() -> None:
+    RETURNING.unlink(missing_ok=True)
+
+
+class Stay:
+    """One stay, from the drain's start to its end."""
+
+    def __init__(self, deadline: Deadline, kept: float, pod: str, address: str) -> None:
+        self.deadline, self.kept, self.pod = deadline, kept, pod
+        self.grace = float("inf")
+        self.why = "is being replaced"
+        self.asked = float("-inf")
+        self.told: set[Path] = set()
+        self.returning: str | None = None
+        self.records = Records(pod, address)
+        self._plan_notices()
+
+    def run(self) -> None:
+        settled = time.monotonic() + SETTLE
+        while self.left:
+            self._ask()
+            sessions, keepers = find_sessions(), find_keepers()
+            is_settled = time.monotonic() >= settled
+            if is_settled and not (sessions or keepers) and self.returning == "":
+                break  # nobody was let in meanwhile
+            people = {*keepers, *_owners(sessions)}
+            if is_settled:
+                self._close(keepers)
+            self._tell([*terminals(sessions), *(DEV / f"pts/{number}" for windows in keepers.values()
+                                                for number in windows)])  # fmt: skip
+            self.records.follow(keepers, f"{self.until:.0f}")
+            if people:
+                who = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
+                report_change(f"{who} until {clock(self.until)}: this pod {self.why}")
+            self.deadline.pause(min(LOOK_EVERY, self.left))
+        left = len(find_sessions())
+        report(f"{left} sessions are left" if left else "all sessions have ended")
+        self.records.end()
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.deadline.left - self.kept)
+
+    def _plan_notices(self) -> None:
+        """Compute the end in wall-clock time once: computed at each look it could flicker by a minute."""
+        self.until = time.time() + self.left
+        self.notices = [seconds for seconds in NOTICES if seconds < self.left]
+
+    def _ask(self) -> None:
+        """Learn from Kubernetes if the pod must end earlier, and if because of its machine."""
+        now = time.monotonic()
+        if now < self.asked + ASK_EVERY or not (ACCOUNT / "token").exists():
+            return
+        self.asked = now
+        try:
+            path = f"/api/v1/namespaces/{os.environ.get('MINIVM_POD_NAMESPACE', '')}/pods/{self.pod}"
+            item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path)
+            grace = (item.get("metadata") or {}).get("deletionGracePeriodSeconds")
+            conditions = (item.get("status") or {}).get("conditions") or ()
+            if any(each.get("type") == "DisruptionTarget" and each.get("status") == "True" for each in conditions):
+                self.why = "leaves its machine, which is being emptied"
+        except (InitError, OSError, AttributeError) as error:
+            report_change(f"{error}")
+            return
+        # A full grace period is known already; `kubectl delete --grace-period` and evictions give less.
+        if isinstance(grace, int) and grace < min(self.grace, _full_grace()):
+            self.grace = grace
+            allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
+            self.deadline.shorten(allowed)
+            self.kept = min(self.kept, allowed / 4)
+            self.told.clear()
+            self._plan_notices()
+
+    def _close(self, keepers: Collection[int]) -> None:
+        """Refuse new logins, but for people whose tmux or screen is here."""
+        names = "".join(f"{person.name}\n" for person in self.records.people(keepers))
+        try:
+            if names != self.returning:
+                write_whole(RETURNING, names.encode(), mode=0o644)
+            if self.returning is None:
+                NOLOGIN.write_text(REFUSAL)
+        except OSError as error:  # a user may have filled the disk: the sessions still get their time
+            report_change(f"cannot refuse new logins: {error.strerror}")
+        self.returning = names
+
+    def _tell(self, paths: Collection[Path]) -> None:
+        if self.notices and self.left <= self.notices[0]:
+            self.told.clear()
+            self.notices = [seconds for seconds in self.notices if seconds < self.left]
+        self.told &= set(paths)
+        text = (
+            f"login pod {self.pod} {self.why}. You may stay until {clock(self.until)} (for {duration(self.left)}). "
+            "New logins go to another pod. Save your work and log out; srun, salloc and tmux end with this pod."
+        )
+        self.told.update(tell(sorted(set(paths) - self.told), text))
+
+
+class Records:
+    """Files in people's homes that name this pod: each is written by a short-lived child with that person's rights.
+
+    Nothing waits for these children: a home's file server may hang.
+    """
+
+    def __init__(self, pod: str, address: str) -> None:
+        self.pod, self.address = pod, address
+        self.known: dict[int, PasswdEntry] = {}
+        self.asked = float("-inf")
+        self.written: dict[int, str] = {}
+        self.writers: dict[subprocess.Popen[bytes], float] = {}
+
+    def people(self, uids: Collection[int]) -> list[PasswdEntry]:
+        """Look people up, with a limit: a directory may not answer."""
+        unknown = sorted(set(uids) - set(self.known))
+        if unknown and time.monotonic() >= self.asked + ASK_EVERY:
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                self._learn(ran(["/usr/bin/getent", "passwd", *map(str, unknown[:256])], within=5).stdout)
+            if set(unknown[:256]) - set(self.known):
+                self.asked = time.monotonic()
+        return [self.known[uid] for uid in sorted(uids) if uid in self.known]
+
+    def _learn(self, text: str) -> None:
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                name, _, uid, gid, _, home, _ = line.split(":")
+                if NAME.fullmatch(name) and home.startswith("/") and int(uid):
+                    self.known[int(uid)] = PasswdEntry(name, int(uid), int(gid), home)
+
+    def follow(self, uids: Collection[int], until: str) -> None:
+        wanted = {person.uid: f"{until} {self.address}" for person in self.people(uids)}
+        self._reap()
+        for uid in [uid for uid in self.written if uid not in wanted]:
+            self._start(uid, "")
+        for uid, text in wanted.items():
+            if self.written.get(uid) != text:
+                self._start(uid, text)
+
+    def end(self) -> None:
+        """Remove the files, for a moment only: a file that stays names its own end."""
+        limit = time.monotonic() + 1.0
+        while (self.written or self.writers) and time.monotonic() < limit:
+            self.follow((), "")
+            time.sleep(0.05)
+        for writer in self.writers:
+            writer.kill()
+
+    def _start(self, uid: int, text: str) -> None:
+        if len(self.writers) >= WRITERS or not self.address:
+            return
+        person = self.known[uid]
+        words = ["/bin/sh", "-c", RECORD, "sh", person.home, self.pod, text]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            child = subprocess.Popen(
+                words, user=person.uid, group=person.gid, extra_groups=[], cwd="/", env={"PATH": "/usr/bin:/bin"},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            self.writers[child] = time.monotonic() + PATIENCE
+        if text:
+            self.written[uid] = text
+        else:
+            self.written.pop(uid, None)
+
+    def _reap(self) -> None:
+        for child, limit in list(self.writers.items()):
+            if child.poll() is not None:
+                del self.writers[child]
+            elif time.monotonic() > limit:
+                child.kill()  # in vain while its file server hangs; then it keeps its place
+
+
+def _owners(sessions: Collection[int]) -> set[int]:
+    found = set()
+    for pid in sessions:
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            found.add(int(status_of(PROC / str(pid))["Uid"].split()[0]))
+    return found
+
+
+def _full_grace() -> float:
+    try:
+        return float(os.environ.get("MINIVM_GRACE_SECONDS") or "inf")
+    except ValueError:
+        return float("inf")
+
+
+_last: list[str] = []
+
+
+def report_change(text: str) -> None:
+    """Report what the line before did not say."""
+    if _last != [text]:
+        _last[:] = [text]
+        report(text)
+
+
+def clock(moment: float) -> str:
+    near = moment - time.time() < 20 * 3600
+    return time.strftime("%H:%M %Z" if near else "%a %H:%M %Z", time.localtime(moment))
+
+
+def duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

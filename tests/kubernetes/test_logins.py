@@ -1,0 +1,114 @@
+"""Login pods that keep their sessions: a roll-out ends none, and new logins go on."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.kubectl import condition, going
+from tests.kubernetes.lab import Lab
+from tests.kubernetes.ssh import Door
+from tests.kubernetes.world import Release
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def logins(release: Release, *, leaving: bool = False) -> dict[str, str]:
+    """Name and address of the login pods that are ready, or of those that are leaving."""
+    return {
+        name: pod["status"]["podIP"]
+        for name, pod in release.pods().items()
+        if name.startswith("login-") and going(pod) == leaving and (leaving or condition(pod, "Ready"))
+    }
+
+
+def rolled(release: Release, **login: object) -> None:
+    """Roll the login pod and wait for the new one; the old one may stay."""
+    before = set(logins(release))
+    release.upgrade(login=login)
+    until(lambda: set(logins(release)) - before and not set(logins(release)) & before, "another login pod is there",
+          within=180, seen=release.why)  # fmt: skip
+
+
+def test_a_roll_of_the_login_ends_no_session_and_new_logins_go_on(release: Release, lab: Lab, tmp_path: Path) -> None:
+    """An open session, a copy, a forwarded port and a tmux, through the Service's own address and kube-proxy."""
+    values = copy.deepcopy(release.over)
+    release.shut()
+    try:
+        rolled(release, keepSeconds=900)
+        keeps_all(release, tmp_path)
+    finally:
+        release.over = values
+        release.upgrade()
+        release.wait_ready()
+
+
+def keeps_all(release: Release, tmp_path: Path) -> None:
+    door = Door(release, release.get("service", f"{release.name}-ssh")["spec"]["clusterIP"], 22)
+    key = release.key("alice")
+    ((old, address),) = logins(release).items()
+    host = door.try_("alice", "hostname", key=key).stdout.strip()
+    there = door.begin("alice", "echo in; read word; echo $word", key=key)
+    assert there.stdout and there.stdout.readline() == "in\n"
+    assert door.try_("alice", "tmux new-session -d 'sleep 3000'", key=key).returncode == 0
+    options = ["-F", "none", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={door.known}", "-i", str(key)]
+    (tmp_path / "large").write_bytes(os.urandom(4_000_000))
+    copying = subprocess.Popen(["scp", *options, "-l", "1600", tmp_path / "large", f"alice@{door.address}:copied"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    forward = subprocess.Popen(["ssh", *options, "-N", "-L", f"{port}:localhost:22", f"alice@{door.address}"])
+    try:
+        until(lambda: banner(port), "the port is forwarded")
+        release.upgrade(login={"env": {"MINIVM_USER_ROLLED": "yes"}})
+        slowest = 0.0
+
+        def is_new() -> bool:
+            nonlocal slowest
+            begun = time.monotonic()
+            done = door.try_("bob", "hostname", key=release.key("bob"))
+            slowest = max(slowest, time.monotonic() - begun)
+            assert done.returncode == 0, f"a new login: {done.stderr}"
+            return old in logins(release, leaving=True) and done.stdout.strip() != host
+
+        until(is_new, "new logins go to the new pod", within=180, seen=release.why)
+        print(f"the slowest new login took {slowest:.1f} s")
+        told = release.run(old, "minivm", "status")
+        assert "1 person stays until" in told, told
+        assert banner(port), "the forwarded port"
+        assert there.communicate("still", timeout=30)[0] == "still\n", "the open session"
+        assert copying.wait(120) == 0, "the copy"
+        sums = door.try_("alice", "sha256sum < copied; cat .minivm/login-pods/*", key=key).stdout.splitlines()
+        with (tmp_path / "large").open("rb") as large:
+            wanted = subprocess.run(["sha256sum"], stdin=large, capture_output=True, text=True, check=True).stdout
+        assert sums[0] == wanted.strip() and sums[1].split()[1] == address, "his home names the old pod"
+        # slurmctld finds the host of an srun by its name; while it cannot, the srun hangs for ten seconds.
+        assert door.try_("alice", "srun -N1 hostname", key=key).returncode == 0
+        assert "Unable to resolve" not in release.run("controller-0", "minivm", "logs", "slurmctld")
+        inside = Door(release, address, 22)
+        refused = inside.try_("bob", "true", key=release.key("bob"))
+        assert refused.returncode and "Log in again for a new pod" in refused.stderr + refused.stdout
+        forward.kill()
+        assert inside.try_("alice", "tmux kill-server", key=key).returncode == 0, "he is let in again, and leaves"
+        begun = time.monotonic()
+        until(lambda: old not in logins(release, leaving=True), "the old pod ends", within=90, seen=release.why)
+        print(f"the old pod was gone {time.monotonic() - begun:.1f} s after its last person")
+    finally:
+        for process in (there, copying, forward):
+            process.kill()
+            process.communicate()
+
+
+def banner(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
