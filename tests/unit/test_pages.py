@@ -37,6 +37,7 @@ BLOCKS = {
     "get-told": {"values": 1},
     "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # this file
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
+    "keep-logins": {"values": 1, "shown": 1, "needs kubernetes": 1},  # tests/kubernetes/test_logins.py
     "lend-machines-to-inference": {"values": 1, "shown": 1, "needs kubernetes": 2},
     "let-a-pool-grow-and-shrink": {"values": 2, "needs kubernetes": 3},
     "let-others-repair-machines": {"needs kubernetes": 3, "values": 1, "shown": 1},
