@@ -20,6 +20,7 @@ from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
 from init.pod.release import Release
+from init.slurm import lost_jobs
 from init.slurm.conf import setting
 from init.slurm.place import (
     CONFIGURATION,
@@ -54,6 +55,8 @@ def _repaired(pod: Pod) -> Iterator[str]:
     for name in finish_saves(state):
         yield f"finished the save of {name}, which a kill had cut"
     release = known(pod)
+    if release is not None:
+        yield from _keep_lost_jobs(pod, state, release)
     accounted = setting(conf, "AccountingStorageType").endswith("slurmdbd")
     if release is not None and accounted and (highest := accounted_job(pod, conf)):
         yield from _continue_after(highest, "the accounting database knows", release, state)
@@ -61,6 +64,18 @@ def _repaired(pod: Pod) -> Iterator[str]:
         yield from _continue_after(highest, "slurmctld had accepted, and not saved,", release, state)
     if allow_missing(state, setting(conf, "ClusterName"), release.needs_state if release and accounted else ()):
         yield "slurmctld had been killed before its first saves: it asks slurmdbd for the cluster's number again"
+
+
+def _keep_lost_jobs(pod: Pod, state: Path, release: Release) -> Iterator[str]:
+    """Keep the scripts of jobs that are not in the state, before their numbers are passed; never fails."""
+    try:
+        head = read_plain(state / JOBS, WHOLE_HEAD)
+        unsaved = not any(os.path.lexists(state / f"{JOBS}{end}") for end in ("", OLD))
+        following = next_job(head, release) if head is not None else 1 if unsaved else None
+        if following is not None:
+            yield from lost_jobs.keep(state, following, pod.path(lost_jobs.LOST))
+    except OSError as error:
+        yield f"lost jobs are not kept: {error.strerror or error}"
 
 
 def finish_saves(state: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -139,6 +140,58 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
         return alice(f"sacct -n -X -P -j {array} -o state")
 
     until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", seen=completed)
+
+
+SUBMITS = r"""
+cat > again.sh
+for i in $(seq 20); do
+    options=(--begin now+1hour --time 7 -o again-$i.txt)
+    WORD="a\tb" sbatch --parsable --job-name "forgotten $i" --comment "c $i" "${options[@]}" again.sh "arg $i"
+done
+"""
+AGAIN = """#!/bin/sh
+#SBATCH --mem=64M
+printf '%s|' "$1" "$WORD" "$SLURM_SUBMIT_DIR" "$SLURM_SUBMIT_HOST" "$PWD" "$SLURM_MEM_PER_NODE"
+"""
+
+
+def test_jobs_that_slurmctld_forgot_are_back_held_once_and_as_they_were(healthy: World, alice: Researcher) -> None:
+    """Slurm saves a job up to 6 s after it answered sbatch; killed twice, it forgets the second submissions, too."""
+    controller = "slurm-controller-0"
+    fields = "NAME:|,USERNAME:|,TIMELIMIT:|,COMMENT:|,REASON:|,ADMIN_COMMENT:|,JOBID:|"
+
+    def listed() -> dict[str, list[str]]:
+        rows = [line.split("|") for line in healthy.slurm("squeue", "-h", "-O", fields).splitlines()]
+        found = [row for row in rows if row[0].startswith("forgotten ")]
+        assert len({row[0] for row in found}) == len(found), "a job is there twice"
+        return {row[0]: row for row in found}
+
+    def saved() -> str:
+        return healthy.run(controller, "sh", "-c", "stat -c %y /var/spool/slurmctld/job_state || true")
+
+    before = saved()
+    first = alice.submit("-H", "-o", "/dev/null", script="true")
+    until(lambda: saved() != before, "slurmctld has saved its jobs: the next time is 5 s away")
+    old = set(alice(f"bash -c {shlex.quote(SUBMITS)}", stdin=AGAIN).split())
+    assert len(old) == 20
+    for _ in range(2):
+        healthy.run(controller, "pkill", "-KILL", "-x", "slurmctld")
+        until(lambda: len(listed()) == 20, "all are there", seen=lambda: healthy.slurm("squeue"))
+    healthy.wait_ready()
+    jobs = listed()
+    back = [row for row in jobs.values() if row[6] not in old]
+    print(f"{len(back)} of 20 came back with another number")
+    assert back
+    for row in jobs.values():
+        assert row[1:4] == ["alice", "7:00", f"c {row[0].split()[1]}"]
+    for row in back:
+        assert row[4] == "JobHeldUser" and row[5].startswith("minivm: job ")
+    name, number = back[-1][0].split()[1], back[-1][6]
+    assert "which may have run" in alice(f"minivm job {number}")
+    alice(f"scontrol update jobid={number} starttime=now; scontrol release {number}")
+    written = until(lambda: alice(f"cat again-{name}.txt 2>/dev/null || true"), "it has run")
+    assert written == f"arg {name}|a\\tb|/home/alice|slurm-login-0|/home/alice|64|"
+    alice(f"scancel --user=alice; rm -f again*; : {first}")
 
 
 def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: Researcher, tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ class Pair:
 
         return set(until(asked, "squeue answers").split())
 
+    def brought_back(self) -> set[str]:
+        """Return the first numbers of the jobs that were submitted again."""
+        command = ["timeout", "20", "squeue", "-h", "-O", "ADMIN_COMMENT:|"]
+        text = self.world.cluster.exec("slurm-login-0", command)[1]
+        return set(re.findall(r"minivm: job (\d+) again", text))
+
     def taken(self) -> dict[str, float]:
         lines = [line.split() for line in self.ann("cat taken").splitlines()]
         found = {line[0]: float(line[1]) for line in lines if len(line) == 2}
@@ -150,6 +156,7 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> Non
     unsaved = {job for job in lost if gone - UNSAVED_S < taken[job] <= gone + gap}
     print(f"{how}: {len(taken)} jobs taken, {gap:.1f} s without a submission, {len(lost)} lost before they were saved")
     assert lost == unsaved and before <= jobs
+    until(lambda: lost <= pair.brought_back(), "all of them are back", seen=lambda: lost - pair.brought_back())
     assert len(set(pair.terms())) == len(pair.terms())
     if how == "deleted":
         assert not lost

@@ -90,6 +90,12 @@ function slurm_cli_setup_defaults(options, early_pass)
     return slurm.SUCCESS
 end
 
+-- job_submit.lua takes them out again and keeps them beside the job's script. Slurm's own text has no line break.
+local function send_options(options)
+    local made, text = pcall(slurm.json_cli_options, options)
+    if made and text and not text:find("\n") then options["extra"] = "minivm:" .. text .. "\n" .. (options["extra"] or "") end
+end
+
 function slurm_cli_pre_submit(options, component)
     if options["container"] ~= nil and not has.containers then
         slurm.log_error("minivm: --container: this cluster has no container runtime (no oci.conf); nothing was submitted")
@@ -118,6 +124,7 @@ function slurm_cli_pre_submit(options, component)
         slurm.log_error("minivm: --mail-user: expected a user's name or ADDRESS@DOMAIN, five at most with commas between; nothing was submitted")
         return slurm.ERROR
     end
+    if has.brings_back and options["type"] == "sbatch" then send_options(options) end
     return slurm.SUCCESS
 end
 

@@ -1,10 +1,44 @@
+-- Made by the chart, which sets `has` above. slurmctld runs these functions for each job, before it answers. A
+-- job_submit.lua in slurm.files, or slurm.config.JobSubmitPlugins, replaces this file.
+
+-- What sbatch tells of its own surroundings: of a job that is brought back, those of the first submission.
+local TOLD = {
+  "HOSTNAME", "SLURM_EXPORT_ENV", "SLURM_PRIO_PROCESS", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_UMASK",
+  "SLURM_RLIMIT_AS", "SLURM_RLIMIT_CORE", "SLURM_RLIMIT_CPU", "SLURM_RLIMIT_DATA", "SLURM_RLIMIT_FSIZE", "SLURM_RLIMIT_MEMLOCK",
+  "SLURM_RLIMIT_NOFILE", "SLURM_RLIMIT_NPROC", "SLURM_RLIMIT_RSS", "SLURM_RLIMIT_STACK",
+}
+
+-- Slurm answers sbatch seconds before it saves the job, but it has written the job's script and environment by then. With
+-- the owner and the options among them the job can be submitted again after slurmctld was killed (init.slurm.lost_jobs).
+local function keep_submission(job)
+  local options, extra = (job.extra or ""):match("^minivm:([^\n]*)\n?(.*)$")
+  if options then job.extra = extra end
+  local env = job.environment
+  if not (has.brings_back and job.script and env) then return end
+  local again, note = (env["MINIVM_BROUGHT_BACK"] or ""):match("^(%d+)( ?%l*)$")
+  if again then
+    job.admin_comment = ("minivm: job %s again, held: slurmctld was killed before it had saved that job, which may have run%s. "
+      .. "Run it: scontrol release; or scancel"):format(again, note == " unknown" and "; only its #SBATCH options are known" or "")
+    for _, name in ipairs(TOLD) do
+      local value = env["MINIVM_WAS_" .. name]
+      if value then env[name] = value end
+    end
+  end
+  env["MINIVM_JOB_OWNER"] = ("%d:%d"):format(job.user_id, job.group_id)
+  env["MINIVM_JOB_DIR"] = job.work_dir or "/"
+  env["MINIVM_JOB_NAME"] = job.name or ""
+  -- A component of a heterogeneous job is no job by itself: its options do not tell that.
+  env["MINIVM_JOB_OPTIONS"] = job.het_job_offset == slurm.NO_VAL and options or ""
+end
+
 -- A job that asks for a login shell's environment (--export=NONE, --get-user-env) would have slurmd make a PID namespace
 -- for it, and end where its pod must not: releases without GetEnvTimeout cannot be told not to. So slurmd does not see
 -- the wish, and the task prolog grants it, as the user, in his job.
 function slurm_job_submit(job, partitions, uid)
-  if job.environment and job.environment["SLURM_GET_USER_ENV"] == "1" then
+  if has.hides_user_env and job.environment and job.environment["SLURM_GET_USER_ENV"] == "1" then
     job.environment["SLURM_GET_USER_ENV"] = "task_prolog"
   end
+  keep_submission(job)
   return slurm.SUCCESS
 end
 

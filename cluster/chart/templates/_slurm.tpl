@@ -86,7 +86,7 @@
 {{- if include "minivm.slurmMetrics" . }}{{ $_ := set $lines "MetricsType" $facts.metrics }}{{ end -}}
 {{- if include "minivm.filtersCommands" . }}{{ $_ := set $lines "CliFilterPlugins" "cli_filter/lua" }}{{ end -}}
 {{- if eq (index $facts "user-env") "job_submit" }}{{ $_ := unset $lines "GetEnvTimeout" }}{{ end -}}
-{{- if include "minivm.hidesUserEnv" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
+{{- if include "minivm.filtersJobs" . }}{{ $_ := set $lines "JobSubmitPlugins" "lua" }}{{ end -}}
 {{- if include "minivm.notifies" . }}{{ $_ := set $lines "MailProg" "/usr/libexec/minivm/mail" }}{{ end -}}
 {{- if .Values.activeChecks.enabled }}{{ $_ := mustMergeOverwrite $lines (dict "PreemptType" "preempt/partition_prio" "PreemptMode" "CANCEL") }}{{ end -}}
 {{- $_ := mustMergeOverwrite $lines (index (.Files.Get "files/profiles.yaml" | fromYaml) .Values.slurm.profile) -}}
@@ -204,12 +204,18 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- mergeOverwrite (index $known.releases $found) (dict "release" $wish) | toJson -}}
 {{- end -}}
 
-{{/* Where no setting keeps slurmd from asking for a user's environment, and the site has no filter of its own. */}}
-{{- define "minivm.hidesUserEnv" -}}
+{{/* Where the chart needs a filter of jobs in slurmctld, and the site has none of its own. */}}
+{{- define "minivm.filtersJobs" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $said := include "minivm.slurm.says" (dict "key" "JobSubmitPlugins" "lines" dict "root" .) -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") $said (hasKey (include "minivm.slurm.site" . | fromJson) "jobsubmitplugins") -}}
-{{- if and (eq (index $facts "user-env") "job_submit") (not $site) }}yes{{ end -}}
+{{- if and (or .Values.slurm.bringBackJobs (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
+{{- end -}}
+
+{{/* What job_submit.lua asks of the cluster, as a line of Lua. */}}
+{{- define "minivm.jobFilterHas" -}}
+{{- $facts := include "minivm.slurm.facts" . | fromJson -}}
+local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}}
 {{- end -}}
 
 {{/* slurmd mounts a job's own /tmp itself: without the right to, it takes jobs, and every one of them fails. */}}
@@ -360,7 +366,7 @@ yes
 {{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
 {{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}"}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

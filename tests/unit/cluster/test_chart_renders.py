@@ -382,14 +382,14 @@ def test_the_filter_knows_what_the_cluster_has(values: dict[str, Any], has: str)
     documents = render(values, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     first, *_ = config["data"]["cli_filter.lua"].splitlines()
-    assert first == f'local has = {{{has}, addresses = false, mpi = {{"pmix", "pmi2"}}, release = "24.11"}}'
+    assert first == f'local has = {{{has}, addresses = false, mpi = {{"pmix", "pmi2"}}, release = "24.11", brings_back = true}}'
 
 
 def test_the_filter_knows_what_mpi_the_controllers_release_has() -> None:
     documents = render({"image": {"tags": {"controller": "26.05.5-debian-a"}}}, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     first, *_ = config["data"]["cli_filter.lua"].splitlines()
-    assert first.endswith('mpi = {"pmi2"}, release = "26.05"}')
+    assert first.endswith('mpi = {"pmi2"}, release = "26.05", brings_back = true}')
 
 
 @cache
@@ -1458,9 +1458,16 @@ def test_so_it_is_where_no_setting_does() -> None:
     lines = data["slurm.conf"].splitlines()
     assert not [line for line in lines if line.startswith("GetEnvTimeout")], "every daemon would complain of it"
     assert "JobSubmitPlugins=lua" in lines and "SLURM_GET_USER_ENV" in data["job_submit.lua"]
-    assert "job_submit.lua" not in config(version="24.11")
+    assert data["job_submit.lua"].startswith("local has = {brings_back = true, hides_user_env = true}\n")
+    older = config(version="24.11")["job_submit.lua"]
+    assert older.startswith("local has = {brings_back = true, hides_user_env = false}\n")
+    assert "job_submit.lua" not in config(version="24.11", bringBackJobs=False)
+    without = config(version="26.05", bringBackJobs=False)
+    assert without["job_submit.lua"].startswith("local has = {brings_back = false, hides_user_env = true}\n")
+    assert "brings_back = false}" in without["cli_filter.lua"].splitlines()[0]
     own = config(version="26.05", files={"job_submit.lua": "-- ours\n"})
     assert own["job_submit.lua"] == "-- ours\n" and "JobSubmitPlugins" not in own["slurm.conf"]
+    assert "brings_back = false}" in own["cli_filter.lua"].splitlines()[0], "nothing would take the options out again"
     assert "job_submit.lua" not in config(version="26.05", config={"JobSubmitPlugins": "all_partitions"})
 
 
