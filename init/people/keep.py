@@ -3,7 +3,8 @@
     python3 -I -m init.people.keep [--boot]
 
 A file that cannot be read changes nothing: the last good one counts, and its times of expiry too. Exit code 1 and one
-line, which becomes the reason for which the pod is degraded. With --boot the exit code is 0: nobody waits for a file.
+line, which becomes the reason for which the pod is degraded. With --boot the exit code is 0 if people of an earlier
+file are known: only a pod without people waits for a better file.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
         raise failed
 
 
-def keep(pod: Pod, now: float) -> list[str]:
-    """Do it all once; return what is wrong."""
+def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
+    """Do it all once; return what is wrong, and whether people of the file or of an earlier one are known."""
     problems = []
     with alone(pod):
         before = state = load(pod)
@@ -167,7 +168,8 @@ def keep(pod: Pod, now: float) -> list[str]:
             publish(pod, state.people, now)
         finally:
             end_sessions(pod, before, state, now)
-    return [*problems, *state.problems]
+    problems += state.problems
+    return problems, bool(state.people.users) or not problems
 
 
 def in_both(before: PeopleList, after: PeopleList) -> PeopleList:
@@ -230,12 +232,12 @@ def told(problems: Iterable[str]) -> str:
 
 def main(arguments: list[str]) -> int:
     try:
-        problems = keep(Pod(os.environ), time.time())
+        problems, is_known = keep(Pod(os.environ), time.time())
     except (InitError, OSError) as error:
-        problems = [str(error)]
+        problems, is_known = [str(error)], False
     if text := told(problems):
         print(text)
-        return 0 if "--boot" in arguments else 1
+        return 0 if "--boot" in arguments and is_known else 1
     return 0
 
 

@@ -39,7 +39,7 @@ class Here:
             file.write_bytes(data)
 
     def run(self, now: float = NOW) -> list[str]:
-        return keep.keep(self.pod, now)
+        return keep.keep(self.pod, now)[0]
 
     def extra(self, name: str) -> list[str]:
         return (self.root / "var/lib/extrausers" / name).read_text().splitlines()
@@ -64,6 +64,19 @@ def test_people_are_known_by_name_group_and_key(here: Here) -> None:
     modes = {name: (here.root / "var/lib/extrausers" / name).stat() for name in ("passwd", "group", "shadow")}
     assert [stat.S_IMODE(status.st_mode) for status in modes.values()] == [0o644, 0o644, 0o640]
     assert (modes["shadow"].st_uid, modes["shadow"].st_gid) == (0, 42)
+
+
+def test_only_a_pod_without_people_waits_for_a_better_file(here: Here) -> None:
+    """Old pods keep their people: a roll-out with a wrong file must stop at its first pod."""
+    here.mount(b"users: [")
+    assert keep.keep(here.pod, NOW)[1] is False
+    here.mount(people())
+    assert keep.keep(here.pod, NOW) == ([], True), "nobody is wanted"
+    here.mount(people(ada()))
+    assert keep.keep(here.pod, NOW) == ([], True)
+    here.mount(b"users: [")
+    problems, is_known = keep.keep(here.pod, NOW)
+    assert problems and is_known
 
 
 def test_a_key_and_a_person_expire_without_a_change_of_the_file(here: Here) -> None:
