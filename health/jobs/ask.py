@@ -19,6 +19,7 @@ from health.jobs.explain import explain, withhold
 from health.jobs.model import ENDED, Job, Page, World, listed
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
+from init.slurm.node import PREFIX
 
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
 MOST = 6
@@ -132,7 +133,19 @@ def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
         return jobs
     # A task that was cancelled while it waited is in the record of its whole array.
     recorded = _latest(_accounting(asker, f"--jobs={number if '_' in wanted else wanted}"), wanted)
+    if queued is not None and not any(job.has_ended for job in recorded) and (back := _brought_back(asker, number)):
+        return back
     return [replace(job, is_lost=queued is not None and not job.has_ended) for job in recorded]
+
+
+def _brought_back(asker: Asker, number: str) -> list[Job]:
+    """Return the caller's job that was submitted again for one that slurmctld had lost; its page names the lost one."""
+    try:
+        jobs = asker.queue("--me")
+    except SlurmError:
+        return []
+    start = f"{PREFIX} job {number} again,"
+    return [job for job in jobs if job.user == asker.user and job.admin_comment.startswith(start)]
 
 
 def _by_name(asker: Asker, name: str) -> list[Job]:

@@ -164,11 +164,32 @@ def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -
     (item,) = look(asker(slurm := Slurm(squeue=invalid(), sacct=[recorded(12, state)])), "12")
     text = page(item)
     assert "Job 12 (train): LOST" in text and "Slurm has lost it" in text and "nothing is wrong" not in text
-    assert "submit it again" in text and len(slurm.calls) == 2
+    assert "submit it again" in text and len(slurm.calls) == 3
     # Without an answer from slurmctld nothing is known of that.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
     (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
     assert "LOST" not in page(item)
+
+
+@pytest.mark.parametrize("records", [[], [recorded(12, "PENDING")]])
+def test_a_lost_job_that_was_submitted_again_is_shown_by_its_old_number(records: list[dict[str, object]]) -> None:
+    comment = "minivm: job 12 again, held: slurmctld was killed before it had saved that job. Run it: scontrol release"
+    mine = [
+        queued(34, admin_comment=comment, state_reason="JobHeldUser"),
+        queued(35, admin_comment="minivm: job 1 again,"),
+        queued(36, admin_comment=comment, user_name="eve"),
+    ]
+
+    class Back(Slurm):
+        def __call__(self, argv: Sequence[str]) -> str:
+            self.answers["squeue"] = mine if "--me" in argv else invalid()
+            return super().__call__(argv)
+
+    (item,) = look(asker(Back(sacct=records)), "12")
+    assert item.job.shown == "34" and "job 12 again, held" in page(item)
+    if records:
+        (item,) = look(asker(Back(sacct=[recorded(12, "COMPLETED")])), "12")
+        assert item.job.shown == "12", "that one has ended"
 
 
 def test_a_job_that_was_cancelled_before_it_started_had_no_run() -> None:
