@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from init.slurm.lost_jobs import ENVIRONMENT, LARGEST_FILE, LOST, SCRIPT, LostJo
 SBATCH = "/usr/bin/sbatch"
 WORK = "/run/minivm/lost-jobs"
 WITHIN_S = 40.0
+MEMORY = 1 << 30
 COLUMNS = "jobarrayid:|,userid:|,admin_comment:|"
 LIST = (client.SQUEUE, "--noheader", "--all", "--states=all", "--Format", COLUMNS)
 
@@ -61,6 +63,11 @@ DONE = _names("""
 """)
 _NUMBERS = re.compile(r"(?<=:)[0-9]+")
 _ROW = re.compile(r"([0-9]+)[^|]*\|([0-9]+)\|minivm: job ([0-9]+) again, .*", re.ASCII)
+
+
+def _bound_memory() -> None:
+    """Keep an #SBATCH line that names an endless file from taking the controller's memory."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 class UnclearError(InitError):
@@ -136,33 +143,38 @@ class Bringer:
             if submission is not None and 0 < submission.again < lost.job:
                 # This one is a second submission, which was lost, too: it comes back instead of the first.
                 back.setdefault((submission.again, submission.uid), lost.job)
-        for lost in waiting:
-            self._bring(lost, back)
+        silent = [lost.job for lost in waiting if not self._bring(lost, back)]
+        if silent:
+            raise UnclearError("bring lost jobs back", f"sbatch had no answer for {len(silent)}, first {silent[0]}")
 
     def _read(self, lost: LostJob) -> tuple[list[bytes], OwnedSubmission | None]:
         pairs = lost_jobs.variables(read_plain(lost.place / ENVIRONMENT, LARGEST_FILE) or b"")
         return pairs, lost_jobs.submission_of(pairs)
 
-    def _bring(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> None:
+    def _bring(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> bool:
+        """Submit one job; return False if the outcome is unknown: the other jobs do not wait for it."""
         pairs, submission = self._read(lost)
         if submission is None:
-            self._end(lost, 0, "its owner is not known")
-            return
+            return self._end(lost, 0, "its owner is not known")
         if number_ := back.get((lost.job, submission.uid)):
-            self._end(lost, number_)
-            return
+            return self._end(lost, number_)
         try:
             owner = pwd.getpwuid(submission.uid)
         except KeyError:
-            self._end(lost, 0, f"there is no user {submission.uid} (any more)")
-            return
+            return self._end(lost, 0, f"there is no user {submission.uid} (any more)")
         if not submission.uid:
-            self._end(lost, 0, "it is a job of root")
-            return
-        number_, why = self._submit(lost.put("submitting"), pairs, submission, owner)
-        self._end(lost, number_, why)
+            return self._end(lost, 0, "it is a job of root")
+        try:
+            number_, why = self._submit(lost.put("submitting", why=lost.why), pairs, submission, owner)
+        except subprocess.TimeoutExpired:
+            why = f"sbatch had no answer within {WITHIN_S:g} s"
+            if lost.why != why:
+                lost.put("submitting", why=why)
+                return False
+            return self._end(lost, 0, f"{why}, twice")
+        return self._end(lost, number_, why)
 
-    def _end(self, lost: LostJob, number_: int, why: str = "") -> None:
+    def _end(self, lost: LostJob, number_: int, why: str = "") -> bool:
         if number_:
             self.new_numbers[lost.job] = number_
             lost.put("back", number_)
@@ -170,6 +182,7 @@ class Bringer:
         else:
             lost.put("refused", why=why)
             log(f"lost job {lost.job} is not brought back: {why}; its script is in {lost.place}")
+        return True
 
     def _submit(
         self, lost: LostJob, pairs: Sequence[bytes], submission: OwnedSubmission, owner: pwd.struct_passwd
@@ -202,9 +215,7 @@ class Bringer:
         env = {**client.environment(self.controller), "HOME": "/", "USER": owner.pw_name, "LOGNAME": owner.pw_name}
         try:
             done = ran(argv, within=WITHIN_S, env=env, cwd="/", user=submission.uid, group=submission.gid,
-                       extra_groups=groups)  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise UnclearError("bring lost jobs back", f"sbatch had no answer within {WITHIN_S:g} s") from None
+                       extra_groups=groups, preexec_fn=_bound_memory)  # fmt: skip
         except OSError as error:
             return 0, error.strerror or str(error)
         new = number(done.stdout.strip().partition(";")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -252,6 +253,15 @@ def test_a_submission_whose_answer_was_cut_is_not_repeated(slurm: Slurm) -> None
     slurm.listed = f"31|{os.getuid() or 1}|minivm: job 8 again, held|\n33|5|minivm: job 9 again, held|\n"
     assert slurm.run()[:2] == [(8, "back", 31), (9, "back", 109)]
     assert slurm.submitted == [8, 9]
+
+
+def test_a_submission_that_hangs_keeps_no_other_up_and_is_given_up(slurm: Slurm) -> None:
+    slow = subprocess.TimeoutExpired("sbatch", 40)
+    slurm.answers = [slow, (109, ""), slow]
+    with pytest.raises(bring_back.UnclearError, match="no answer for 1, first 8"):
+        slurm.run()
+    assert slurm.run()[:2] == [(8, "refused", 0), (9, "back", 109)]
+    assert slurm.submitted == [8, 9, 8]
 
 
 def test_a_second_submission_that_was_lost_too_comes_back_instead_of_the_first(slurm: Slurm, state: Path) -> None:
