@@ -165,17 +165,21 @@ class Records:
         self.pod, self.address = pod, address
         self.known: dict[int, PasswdEntry] = {}
         self.asked = float("-inf")
+        self.tried: set[int] = set()
         self.written: dict[int, str] = {}
         self.writers: dict[subprocess.Popen[bytes], float] = {}
 
     def people(self, uids: Collection[int]) -> list[PasswdEntry]:
         """Look people up, with a limit: a directory may not answer."""
-        unknown = sorted(set(uids) - set(self.known))
-        if unknown and time.monotonic() >= self.asked + ASK_EVERY:
+        # Of user ids without a name a user may have thousands: each has its turn before one is asked again.
+        batch = sorted(set(uids) - set(self.known) - self.tried)[:256]
+        if batch:
+            self.tried.update(batch)
+            self.asked = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-                self._learn(ran(["/usr/bin/getent", "passwd", *map(str, unknown[:256])], within=5).stdout)
-            if set(unknown[:256]) - set(self.known):
-                self.asked = time.monotonic()
+                self._learn(ran(["/usr/bin/getent", "passwd", *map(str, batch)], within=5).stdout)
+        elif time.monotonic() >= self.asked + ASK_EVERY:
+            self.tried.clear()
         return [self.known[uid] for uid in sorted(uids) if uid in self.known]
 
     def _learn(self, text: str) -> None:

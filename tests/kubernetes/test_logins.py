@@ -7,12 +7,12 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kubernetes.kubectl import condition, going
-from tests.kubernetes.lab import Lab
 from tests.kubernetes.ssh import Door
 from tests.kubernetes.world import Release
 from tests.waiting import until
@@ -37,20 +37,26 @@ def rolled(release: Release, **login: object) -> None:
           within=180, seen=release.why)  # fmt: skip
 
 
-def test_a_roll_of_the_login_ends_no_session_and_new_logins_go_on(release: Release, lab: Lab, tmp_path: Path) -> None:
-    """An open session, a copy, a forwarded port and a tmux, through the Service's own address and kube-proxy."""
-    values = copy.deepcopy(release.over)
-    release.shut()
+@pytest.fixture(scope="module")
+def keeping(installed: Release) -> Iterator[Release]:
+    """The release with login pods that keep their sessions; before and after it they keep none."""
+    if not installed.kubernetes.lab:
+        pytest.skip("the addresses of Services and pods of another Kubernetes are not reached from here")
+    installed.wait_ready()
+    values = copy.deepcopy(installed.over)
+    installed.shut()
     try:
-        rolled(release, keepSeconds=900)
-        keeps_all(release, tmp_path)
+        rolled(installed, keepSeconds=900)
+        yield installed
     finally:
-        release.over = values
-        release.upgrade()
-        release.wait_ready()
+        installed.over = values
+        installed.upgrade()
+        installed.wait_ready()
 
 
-def keeps_all(release: Release, tmp_path: Path) -> None:
+def test_a_roll_of_the_login_ends_no_session_and_new_logins_go_on(keeping: Release, tmp_path: Path) -> None:
+    """An open session, a copy, a forwarded port and a tmux, through the Service's own address and kube-proxy."""
+    release = keeping
     door = Door(release, release.get("service", f"{release.name}-ssh")["spec"]["clusterIP"], 22)
     key = release.key("alice")
     ((old, address),) = logins(release).items()
@@ -61,9 +67,7 @@ def keeps_all(release: Release, tmp_path: Path) -> None:
     options = ["-F", "none", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={door.known}", "-i", str(key)]
     (tmp_path / "large").write_bytes(os.urandom(4_000_000))
     copying = subprocess.Popen(["scp", *options, "-l", "1600", tmp_path / "large", f"alice@{door.address}:copied"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     forward = subprocess.Popen(["ssh", *options, "-N", "-L", f"{port}:localhost:22", f"alice@{door.address}"])
     try:
         until(lambda: banner(port), "the port is forwarded")
@@ -104,6 +108,33 @@ def keeps_all(release: Release, tmp_path: Path) -> None:
         for process in (there, copying, forward):
             process.kill()
             process.communicate()
+
+
+def test_a_leaving_login_pod_is_told_of_an_earlier_end_and_keeps_to_it(keeping: Release) -> None:
+    """`kubectl delete --grace-period`, as an eviction or an uninstall with a shorter grace gives it too."""
+    release, key = keeping, keeping.key("alice")
+    ((old, address),) = logins(release).items()
+    assert Door(release, address, 22).try_("alice", "tmux new-session -d 'sleep 3000'", key=key).returncode == 0
+    release.kubectl("delete", "pod", f"{release.name}-{old}", "--wait=false")
+    first = until(lambda: stays(release, old), "it tells its end", within=60, seen=release.why)
+    release.kubectl("delete", "pod", f"{release.name}-{old}", "--grace-period=60", "--wait=false")
+    begun = time.monotonic()
+    until(lambda: stays(release, old) not in ("", first), "it tells the earlier end", within=40, seen=release.why)
+    until(lambda: old not in logins(release, leaving=True), "the pod has ended", within=120, seen=release.why)
+    print(f"a pod with tmux was gone {time.monotonic() - begun:.1f} s after it got 60 s")
+
+
+def stays(release: Release, pod: str) -> str:
+    done = release.kubernetes.attempt(
+        "-n", release.namespace, "exec", f"{release.name}-{pod}", "--", "minivm", "status"
+    )
+    return done.stdout.partition("stays until ")[2][:5]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def banner(port: int) -> bool:

@@ -225,6 +225,20 @@ def test_a_shorter_grace_period_of_the_pod_is_told_and_kept(monkeypatch: pytest.
     assert "leaves its machine" in looks.said[-1] and "h " not in looks.said[-1].split("(for")[1].split(")")[0]
 
 
+def test_user_ids_without_a_name_hide_nobody_and_a_dead_directory_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stay, "ASK_EVERY", 0.05)
+    records = stay.Records("login-old", "")
+    nameless = range(50000, 51000)
+    assert until(lambda: records.people([*nameless, NOBODY]), "the name is found", within=20)[0].uid == NOBODY
+    records = stay.Records("login-old", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(stay, "ran", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("getent", 5)))
+        assert records.people([NOBODY]) == []
+    assert until(lambda: records.people([NOBODY]), "it is asked again", within=20)
+
+
 @needs_root
 def test_the_record_in_a_home_is_written_with_its_owners_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that leads elsewhere by a link, a FIFO in the way: no file of root's, and no wait."""
