@@ -6,11 +6,12 @@ import base64
 import http.client
 import json
 import os
+import re
 import signal
 import smtplib
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,8 @@ from health.notify.settings import MailSettings, WebhookSettings
 
 WAIT = 10.0  # for one answer
 DEADLINE = 40.0  # for all of a message: a server that sends a byte a second is late, too
+LAST_WAIT = 60.0  # for the answer to a whole mail, which the relay may check first
+LEAVE_WAIT = 2.0  # for the answer to QUIT, which changes nothing
 SHOWN = 200
 REFUSES_MESSAGE = (400, 413, 415, 422)
 MOST_RETRY_AFTER = 3600.0
@@ -32,6 +35,10 @@ class MessageDeferredError(Exception):
     """The server takes this message later, and others may go now."""
 
 
+class MessageUnansweredError(MessageDeferredError):
+    """The relay got all of this message and gave no answer: it may have taken it."""
+
+
 class ChannelDownError(Exception):
     """No message goes this way now. `after` is when the server wants the next try, in seconds."""
 
@@ -42,16 +49,34 @@ class ChannelDownError(Exception):
 
 def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes) -> str:
     """Send an email; return the relay's answer."""
-    try:
-        with _deadline(), _connect(settings, ca) as client:
-            return _transfer(client, settings.sender, to, data)
-    except smtplib.SMTPAuthenticationError as error:
-        why = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
-        raise ChannelDownError(_masked(why, settings.password)) from None
-    except smtplib.SMTPNotSupportedError as error:
-        raise ChannelDownError(f"the relay lacks what the settings want: {one_line(str(error))[:SHOWN]}") from None
-    except (OSError, ValueError, smtplib.SMTPException) as error:
-        raise ChannelDownError(_masked(_why(error), settings.password)) from None
+    with ExitStack() as stack:
+        try:
+            with _deadline(DEADLINE):
+                client = _connect(settings, ca)
+                stack.callback(_leave, client)
+                _hand_over(client, settings.sender, to, data)
+        except smtplib.SMTPAuthenticationError as error:
+            why = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
+            raise ChannelDownError(_masked(why, settings.password)) from None
+        except smtplib.SMTPNotSupportedError as error:
+            raise ChannelDownError(f"the relay lacks what the settings want: {one_line(str(error))[:SHOWN]}") from None
+        except (OSError, ValueError, smtplib.SMTPException) as error:
+            raise ChannelDownError(_masked(_why(error), settings.password)) from None
+        try:
+            with _deadline(LAST_WAIT):
+                code, said = client.getreply()
+        except (OSError, ValueError, smtplib.SMTPException) as error:
+            raise MessageUnansweredError(_why(error)) from None
+    if code != 250:
+        _refuse(code, said)
+    return _answer(code, said)
+
+
+def _leave(client: smtplib.SMTP) -> None:
+    """Say goodbye. No answer to that changes what became of the message."""
+    with suppress(OSError, ValueError, smtplib.SMTPException), _deadline(LEAVE_WAIT):
+        client.quit()
+    client.close()
 
 
 def _connect(settings: MailSettings, ca: str) -> smtplib.SMTP:
@@ -73,7 +98,8 @@ def _connect(settings: MailSettings, ca: str) -> smtplib.SMTP:
     return client
 
 
-def _transfer(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: bytes) -> str:
+def _hand_over(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: bytes) -> None:
+    """Send the envelope and the whole mail. The relay's answer to the mail is still to be read."""
     client.ehlo_or_helo_if_needed()
     code, said = client.mail(sender)
     if code != 250:
@@ -82,13 +108,12 @@ def _transfer(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: byte
     if not any(code in (250, 251) for code, _ in answers):
         code, said = answers[0]
         _refuse(code, said)
-    try:
-        code, said = client.data(data)
-    except smtplib.SMTPDataError as error:
-        _refuse(error.smtp_code, error.smtp_error)
-    if code != 250:
+    code, said = client.docmd("DATA")
+    if code != 354:
         _refuse(code, said)
-    return _answer(code, said)
+    if client.sock is not None:
+        client.sock.settimeout(LAST_WAIT)
+    client.send(re.sub(rb"(?m)^\.", b"..", data) + b".\r\n")
 
 
 def _refuse(code: int, said: bytes | str) -> NoReturn:
@@ -106,7 +131,7 @@ def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) ->
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     host = parts.hostname or ""
     try:
-        with _deadline():
+        with _deadline(DEADLINE):
             if parts.scheme == "https":
                 way: http.client.HTTPConnection = http.client.HTTPSConnection(
                     host, parts.port, timeout=WAIT, context=tls(ca)
@@ -143,9 +168,8 @@ def tls(ca: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def _deadline() -> Iterator[None]:
-    """Raise TimeoutError in the main thread after DEADLINE."""
-    within = DEADLINE
+def _deadline(within: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread after `within` seconds."""
 
     def ring(_: int, __: object) -> NoReturn:
         raise TimeoutError(f"not done within {within:g} s")

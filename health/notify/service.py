@@ -17,6 +17,7 @@ from health.notify.channels import (
     ChannelDownError,
     MessageDeferredError,
     MessageRefusedError,
+    MessageUnansweredError,
     send_mail,
     send_webhook,
 )
@@ -33,6 +34,7 @@ MOST_RECORDS = 1000  # in one turn
 PATIENCE = 20.0  # seconds for one kind of work, for the other kinds wait
 FIRST_BACKOFF, MOST_BACKOFF = 15.0, 900.0
 KEEP = 3 * 86400.0
+MOST_TRIES = 4  # of a message that a relay took without an answer, or that the service cannot send
 Explain = Callable[[str, str], Page | None]
 Send = Callable[[NotifySettings, str, dict[str, Any]], str]
 
@@ -43,6 +45,7 @@ class ChannelState:
     backoff: float = 0.0
     retry_at: float = 0.0
     deferred: dict[str, float] = field(default_factory=dict)
+    tries: dict[str, int] = field(default_factory=dict)
     sent: int = 0
     refused: int = 0
     dropped: int = 0
@@ -86,25 +89,36 @@ class Notifier:
         for name in names[:MOST_RECORDS]:
             if self.clock() > until:
                 break
-            notice = parse(name, self.spool.read(name))
-            if notice is None:
-                self.log(f"record {safe(name, 60)} is no message of Slurm; removed")
-            elif not self.limits.has_room(notice.user, now, young.get(notice.user, 0)):
-                self.limits.hold(notice.user, safe(notice.to, 300), notice.event, now)
-            elif notice.has_ended and 0 <= now - notice.at < SETTLE:
-                young[notice.user] = young.get(notice.user, 0) + 1
-                continue
-            else:
-                self.limits.take(notice.user, now)
-                message = words.of_job(notice, self._page(notice), settings.cluster)
-                self._put(settings, notice.id, notice.to, notice.user, message, now)
-            done.append(name)
+            try:
+                if self._take_one(settings, name, now, young):
+                    done.append(name)
+            except OSError:
+                raise
+            except Exception as error:  # a defect, which must not stop all other messages
+                self.log(f"record {safe(name, 60)} makes no message: {safe(repr(error), 300)}; removed")
+                done.append(name)
         if done:
             self.spool.save_limits(self.limits.as_json())
             self.spool.remove_records(done)
         if len(names) > len(done) + sum(young.values()):
             return 0.0
         return SETTLE if young else None
+
+    def _take_one(self, settings: NotifySettings, name: str, now: float, young: dict[str, int]) -> bool:
+        """Take a record; False if it has to wait."""
+        notice = parse(name, self.spool.read(name))
+        if notice is None:
+            self.log(f"record {safe(name, 60)} is no message of Slurm; removed")
+        elif not self.limits.has_room(notice.user, now, young.get(notice.user, 0)):
+            self.limits.hold(notice.user, safe(notice.to, 300), notice.event, now)
+        elif notice.has_ended and 0 <= now - notice.at < SETTLE:
+            young[notice.user] = young.get(notice.user, 0) + 1
+            return False
+        else:
+            self.limits.take(notice.user, now)
+            message = words.of_job(notice, self._page(notice), settings.cluster)
+            self._put(settings, notice.id, notice.to, notice.user, message, now)
+        return True
 
     def _page(self, notice: JobNotice) -> Page | None:
         """Explain a job that ended, if Slurm still shows it so: it may run again by now.
@@ -118,6 +132,9 @@ class Notifier:
         except InitError as error:
             self.log(f"job {notice.job}: the message has no cause: {safe(str(error), 300)}")
             self._can_ask = False
+            return None
+        except Exception as error:  # a defect, which costs the cause and no message
+            self.log(f"job {notice.job}: the message has no cause: {safe(repr(error), 300)}")
             return None
         return page if page is not None and page.job.user == notice.user and page.job.has_ended else None
 
@@ -154,6 +171,7 @@ class Notifier:
             return state.retry_at - now
         waiting = set(names)
         state.deferred = {name: at for name, at in state.deferred.items() if name in waiting}
+        state.tries = {name: tries for name, tries in state.tries.items() if name in waiting}
         ready = [name for name in names if state.deferred.get(name, 0.0) <= now]
         until = self.clock() + PATIENCE
         for number, name in enumerate(ready):
@@ -168,13 +186,15 @@ class Notifier:
         data = dict(self.spool.get(channel, name))
         place = settings.place(channel)
         try:
-            if not isinstance(data.get("subject"), str) or now - float(data.get("at", 0)) > KEEP:
+            if now - _number(data.get("at")) > KEEP:
                 raise MessageRefusedError(f"it waited {duration(KEEP)}")
             self.send(settings, channel, {**data, "id": name.removesuffix(".json")})
             state.sent += 1
         except MessageRefusedError as error:
             state.refused += 1
             self.log(f"{channel}: {place} refuses a message, which is dropped: {error}")
+        except MessageUnansweredError as error:
+            return self._try_again(channel, state, name, now, f"{place} may have taken a message: {error}")
         except MessageDeferredError as error:
             state.deferred[name] = now + MOST_BACKOFF / 3
             self.log(f"{channel}: {place} wants a message later: {error}")
@@ -186,9 +206,23 @@ class Notifier:
                 self.log(f"{channel}: {place}: {error}; tried again")
             state.problem = str(error)
             return False
+        except Exception as error:  # a defect, which must not stop all other messages
+            return self._try_again(channel, state, name, now, f"a message cannot be sent: {safe(repr(error), 300)}")
         if state.problem:
             self.log(f"{channel}: {place} takes messages again")
         state.problem, state.backoff, state.retry_at = "", 0.0, 0.0
+        self.spool.done(channel, name)
+        return True
+
+    def _try_again(self, channel: str, state: ChannelState, name: str, now: float, why: str) -> bool:
+        """Defer one message, each time for longer, and drop it after some tries."""
+        state.tries[name] = tries = state.tries.get(name, 0) + 1
+        if tries < MOST_TRIES:
+            state.deferred[name] = now + MOST_BACKOFF * tries
+            self.log(f"{channel}: {why}; tried again")
+            return True
+        state.refused += 1
+        self.log(f"{channel}: {why}; dropped after {tries} tries")
         self.spool.done(channel, name)
         return True
 
@@ -228,14 +262,25 @@ class Notifier:
 
 def deliver(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str:
     """Send a queued message by one channel; return the server's answer."""
-    message = JobMessage(str(data["subject"]), str(data.get("text", "")), dict(data.get("fields") or {}))
+    to: tuple[str, ...] = ()
+    try:
+        message = JobMessage(data["subject"], data["text"], dict(data["fields"]))
+        if channel == "mail" and settings.mail is not None:
+            to = tuple(data["to"])
+            mail = words.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
+        elif settings.webhook is not None:
+            body = words.payload(message, settings.webhook.format)
+    except Exception as error:  # whatever a user's text did to it: this message is wrong, and no other
+        raise MessageRefusedError(f"it cannot be written: {safe(repr(error), 200)}") from None
     if channel == "mail" and settings.mail is not None:
-        to = tuple(str(address) for address in data["to"])
-        body = words.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
-        return send_mail(settings.mail, settings.ca, to, body)
+        return send_mail(settings.mail, settings.ca, to, mail)
     if settings.webhook is None:
         raise MessageRefusedError("there is no such channel any more")
-    return send_webhook(settings.webhook, settings.ca, words.payload(message, settings.webhook.format))
+    return send_webhook(settings.webhook, settings.ca, body)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else 0.0
 
 
 def explainer(run: Callable[..., str]) -> Callable[[str, str], Page | None]:

@@ -75,7 +75,8 @@ def email(message: JobMessage, settings: MailSettings, to: tuple[str, ...], id_:
     mail = EmailMessage(policy=SMTP)
     mail["From"] = settings.sender
     mail["To"] = ", ".join(to)
-    mail["Subject"] = safe(message.subject, 200)
+    # EmailMessage decodes encoded words (RFC 2047), in which a job's name could hide line ends.
+    mail["Subject"] = safe(message.subject, 200).replace("=?", "= ?")
     mail["Date"] = format_datetime(datetime.fromtimestamp(at, UTC))
     # The same when a message is sent twice, so that a reader shows one.
     mail["Message-ID"] = f"<{id_}@{settings.sender.rpartition('@')[2]}>"

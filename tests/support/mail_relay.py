@@ -6,10 +6,12 @@ import asyncio
 import email
 import http.server
 import json
+import socketserver
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.message import EmailMessage
 from email.policy import default
@@ -44,6 +46,7 @@ class Inbox:
         self.answers: dict[str, str] = {}
         self.port = 0
         self.is_away = False
+        self.whole: list[bytes] = []  # every line that a scripted relay was sent
 
     async def handle_RCPT(self, _: SMTP, __: Session, envelope: Envelope, address: str, ___: Any) -> str:  # noqa: N802 (aiosmtpd's name)
         if self.is_away:
@@ -92,6 +95,37 @@ def relay(
         loop.call_soon_threadsafe(server.close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+
+
+@contextmanager
+def scripted_relay(answers: Mapping[bytes, str], late: float = 0.0) -> Iterator[Inbox]:
+    """Run a relay whose answers the test says by command, `.` for the whole mail: "" for none, "drop" to hang up."""
+    inbox = Inbox()
+
+    class Talk(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 relay\r\n")
+            in_data = False
+            for line in (raw.rstrip(b"\r\n") for raw in self.rfile):
+                inbox.whole.append(line)
+                if in_data and line != b".":
+                    continue
+                word = line.split(b" ")[0].upper()
+                in_data = word == b"DATA"
+                answer = answers.get(word, "354 go on" if in_data else "250 ok")
+                if word == b".":
+                    time.sleep(late)
+                if answer == "drop":
+                    return
+                if answer:
+                    self.wfile.write(f"{answer}\r\n".encode())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talk) as server:
+        inbox.port = server.server_address[1]
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield inbox
+        server.shutdown()
 
 
 class Hook(http.server.BaseHTTPRequestHandler):

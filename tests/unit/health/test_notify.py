@@ -15,10 +15,15 @@ import pytest
 from health.jobs.explain import explain
 from health.jobs.model import Job, Page, World
 from health.notify import words
-from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
+from health.notify.channels import (
+    ChannelDownError,
+    MessageDeferredError,
+    MessageRefusedError,
+    MessageUnansweredError,
+)
 from health.notify.limits import HOUR, MessageLimits
 from health.notify.notices import JobNotice, parse, recipients
-from health.notify.service import KEEP, Notifier
+from health.notify.service import KEEP, Notifier, deliver
 from health.notify.settings import MailSettings, NotifySettings, WebhookFormat, WebhookSettings, load
 from health.notify.spool import MOST_QUEUED, NotifySpool
 from init.errors import ConfigError, InitError
@@ -173,6 +178,24 @@ def test_a_message_says_the_first_lines_of_the_page_and_has_no_header_of_a_user(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "=?unicode_escape?q?=5Cud800?=",
+        "=?utf-8?q?=0D=0AReply-To:_x@e.vil=0D=0A=0D=0AText?=",
+        "==??utf-8?b?DQpSZXBseS1UbzogeEBlLnZpbA0KDQpUZXh0?=",
+        "=?utf-8?q?x?= =?utf-8?q?=0A?=",
+    ],
+)
+def test_a_name_that_is_an_encoded_word_is_decoded_by_nobody(name: str) -> None:
+    message = words.of_job(replace(NOTICE, name=name), None, "c")
+    head, _, body = words.email(message, MAIL, ("alice@example.org",), "1", NOW).decode().partition("\r\n\r\n")
+    assert "\nreply-to" not in head.lower()
+    names = [line.partition(":")[0] for line in head.splitlines() if line[:1] != " "]
+    assert len(names) == len(set(names)) == 9
+    assert body.replace("\r\n", "\n").startswith("Job 12 (") or "base64" in head
+
+
 def test_a_webhook_mentions_nobody_and_formats_nothing() -> None:
     message = words.of_job(replace(NOTICE, name='<!everyone> <@U1> @channel *b* "'), None, "c")
     slack = words.payload(message, WebhookFormat.SLACK)
@@ -294,6 +317,72 @@ def test_one_message_that_is_refused_or_deferred_stops_no_other(tmp_path: Path) 
     service.turn(SETTINGS, NOW + wait + 1)
     assert [subject[:6] for subject in sender.subjects()] == ["Job 3 ", "Job 2 "]
     assert 'minivm_notify_refused_total{channel="mail"} 1' in service.metrics(SETTINGS)
+
+
+def test_a_message_that_no_mail_can_be_made_of_stops_no_other(tmp_path: Path) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+    (tmp_path / "mail").mkdir()
+    whole = {"subject": "x", "text": "x", "at": NOW, "to": ["a@example.org"]}
+    wrong: list[dict[str, Any]] = [
+        {"text": "\udc80"}, {"to": ["a\r\nb@x"]}, {"to": 7}, {"fields": 7}, {"at": "x"}, {"at": 1e300},
+    ]  # fmt: skip
+    for number, part in enumerate(wrong):
+        (tmp_path / "mail" / f"0-{number}.json").write_text(json.dumps(whole | part))
+
+    def send(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str:
+        with pytest.raises(MessageRefusedError):  # the relay is not called: nothing listens there
+            deliver(settings, channel, data)
+        raise MessageRefusedError("as it was")
+
+    service = Notifier(spool, page_of, send, log=lambda _: None)
+    service.turn(SETTINGS, NOW)
+    assert not spool.queue("mail")
+    record(spool, 1)
+    (tmp_path / "mail" / "0-0.json").write_text(json.dumps(whole))
+    sender.fails = lambda data: RuntimeError("a defect") if data["subject"] == "x" else None
+    service = notifier(spool, sender)
+    service.turn(SETTINGS, NOW)
+    assert len(sender.sent) == 1 and spool.queue("mail") == ["0-0.json"]
+
+
+def test_a_record_or_a_page_with_a_defect_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+    asked: list[str] = []
+
+    def explain_wrongly(job: str, _: str) -> Page | None:
+        asked.append(job)
+        raise RuntimeError("a defect")
+
+    record(spool, 1)
+    record(spool, 2)
+    record(spool, 3)
+    of_job = words.of_job
+
+    def of_some(notice: JobNotice, page: Page | None, cluster: str) -> words.JobMessage:
+        if notice.job == "2":
+            raise RuntimeError("a defect")
+        return of_job(notice, page, cluster)
+
+    monkeypatch.setattr(words, "of_job", of_some)
+    notifier(spool, sender, explain_wrongly).turn(SETTINGS, NOW)
+    assert [data["fields"]["job"] for data in sender.sent] == ["1", "3"] and asked == ["1", "2", "3"]
+    assert not spool.records(NOW)
+
+
+def test_an_unanswered_message_is_given_up_after_some_tries(tmp_path: Path) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+    sender.fails = lambda data: MessageUnansweredError("no answer") if data["subject"][:6] == "Job 1 " else None
+    tries: list[float] = []
+    service = notifier(spool, sender)
+    record(spool, 1)
+    record(spool, 2)
+    now = NOW
+    while (wait := service.turn(SETTINGS, now)) is not None:
+        tries.append(now)
+        now += wait
+    assert sender.subjects()[0][:6] == "Job 2 " and len(sender.sent) == 1
+    assert len(tries) == 4 and now - NOW > HOUR, "the relay may be ill for an hour"
+    assert not spool.queue("mail") and 'minivm_notify_refused_total{channel="mail"} 1' in service.metrics(SETTINGS)
 
 
 def test_a_recipient_that_is_no_address_is_refused_and_the_webhook_hears_of_the_job(tmp_path: Path) -> None:

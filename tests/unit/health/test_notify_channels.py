@@ -12,12 +12,13 @@ from health.notify.channels import (
     ChannelDownError,
     MessageDeferredError,
     MessageRefusedError,
+    MessageUnansweredError,
     send_mail,
     send_webhook,
 )
 from health.notify.settings import MailSettings, WebhookFormat, WebhookSettings
 from health.notify.words import JobMessage
-from tests.support.mail_relay import PASSWORD, USER, Inbox, certificate, context, receiver, relay
+from tests.support.mail_relay import PASSWORD, USER, Inbox, certificate, context, receiver, relay, scripted_relay
 
 ALICE = ("alice@example.org",)
 MESSAGE = JobMessage("Job 12 (Lærning) on c: Failed", "It ended.\n.\nline", {"user": "alice", "job": "12"})
@@ -93,6 +94,28 @@ def test_a_relay_that_is_away_or_silent_ends_in_time(monkeypatch: pytest.MonkeyP
             send(settings(inbox))
     with pytest.raises(ChannelDownError, match="Connection refused"):
         send(settings(inbox))
+
+
+@pytest.mark.parametrize("answer", ["500 no", "", "drop"])
+def test_a_mail_that_was_taken_is_sent_whatever_quit_is_answered(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "LEAVE_WAIT", 0.2)
+    with scripted_relay({b"QUIT": answer}) as inbox:
+        assert send(settings(inbox)) == "250 ok"
+
+
+@pytest.mark.parametrize("answer", ["", "drop"])
+def test_a_mail_without_an_answer_may_have_been_taken(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "LAST_WAIT", 0.3)
+    with scripted_relay({b".": answer}) as inbox, pytest.raises(MessageUnansweredError):
+        send(settings(inbox))
+
+
+def test_the_answer_to_a_whole_mail_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "WAIT", 0.5)
+    monkeypatch.setattr(channels, "DEADLINE", 0.6)
+    with scripted_relay({}, late=1.0) as inbox:
+        assert send(settings(inbox)) == "250 ok"
+    assert inbox.whole[inbox.whole.index(b"It ended.") :] == [b"It ended.", b"..", b"line", b".", b"quit"]
 
 
 def test_a_webhook_gets_json_over_verified_tls(keys: tuple[Path, Path]) -> None:
