@@ -134,6 +134,8 @@ class ShowStates:
     uid: str
     conditions: tuple[KubeCondition, ...]
     removed: tuple[str, ...] = ()
+    # The pod shows a drain, by which programs may delete it: shown before the states of pods that have none.
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,14 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     )
     changes, refused = _not_refused(changes, memory, now)
     changes = pods_in_turn(changes, refused, memory.paces)
-    changes.sort(key=lambda change: (isinstance(change, LAST), action_key(change) in refused, _is_creation(change)))
+    changes.sort(
+        key=lambda change: (
+            isinstance(change, LAST),
+            not getattr(change, "urgent", False),
+            action_key(change) in refused,
+            _is_creation(change),
+        )
+    )
     made = _within_rate(changes, refused, policy, notices)
     workers = list(snapshot.workers())
     after = FleetMemory(
@@ -181,6 +188,7 @@ def _without_slurm(
         notices,
         fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
         conditions.show_outage(kubernetes, since, now, policy),
+        slinky.hold(kubernetes, policy),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
@@ -309,9 +317,11 @@ def _actions(
         if name in pool_plan.named and isinstance(guard, Free):
             guard = None  # it may be taken back now: freeing it in each pass would never end
         drain = decide_drain(worker, count, _mark(worker, memory))
-        yield from filter(
-            None, [drain, guard, conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy)]
-        )
+        if isinstance(drain, Undrain) and slinky.shows_drain(worker.pod):
+            drain = None  # programs that delete drained pods are to see its end first
+        ends = worker.slurm is not None and worker.slurm.by_fleet and not count
+        shown = (conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy, ends=ends))
+        yield from filter(None, [drain, guard, *shown])
         yield from orphans.restart(worker, slurm, memory.lost.get(name), now, policy)
         if pool_plan.unsure or name in pool_plan.named:
             continue

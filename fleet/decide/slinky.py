@@ -1,18 +1,19 @@
 """The words of Slinky's operator, for programs that were written for it: NVSentinel's drainer and drain monitor.
 
 They read the state of a pod's node in Slurm from conditions of the pod, one for each base state and flag. NVSentinel's
-drainer deletes a pod that shows Drain and no busy state, so all conditions of a pod change in one patch, and all of
-them come from one record of slurmctld. They stay as they are while slurmctld does not answer: no job starts then.
+drainer deletes a pod that shows Drain and no busy state. So all conditions of a pod change in one patch and come from
+one record of slurmctld, Drain ends before the fleet undrains, and what is not known counts as busy. Its drain monitor
+takes the end of Drain for a machine that is well again, so an outage of slurmctld does not end it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from fleet.decide.actions import ShowStates
 from fleet.policy import Policy
 from fleet.reasons import LIFTED
-from fleet.world.kubernetes import KubeCondition, KubePod
+from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView
 from fleet.world.slurm import SlurmNode, SlurmView
 from fleet.world.snapshot import Worker
 
@@ -26,6 +27,8 @@ FLAGS = {
     "COMPLETING": "Completing", "DRAIN": "Drain", "FAIL": "Fail", "INVALID": "Invalid", "INVALID_REG": "InvalidReg",
     "MAINTENANCE": "Maintenance", "NOT_RESPONDING": "NotResponding", "UNDRAIN": "Undrain",
 }  # fmt: skip
+BUSY = ("Allocated", "Mixed", "Completing")
+DRAIN = f"{PREFIX}Drain"
 # Programs take a drain whose reason does not begin so for a fault of the machine, and let it be repaired.
 OWN_REASON = "slurm-operator: "
 MOST = 1024
@@ -33,8 +36,11 @@ MOST = 1024
 POD_CORDON, YES = "nodeset.slinky.slurm.net/pod-cordon", "true"
 
 
-def show_states(worker: Worker, slurm: SlurmView, policy: Policy) -> ShowStates | None:
-    """Return the conditions that differ from the node's state in Slurm. They are removed when the policy is off."""
+def show_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends: bool = False) -> ShowStates | None:
+    """Return the conditions that differ from the node's state in Slurm. They are removed when the policy is off.
+
+    `ends`: the fleet is about to undrain the node.
+    """
     pod = worker.pod
     if pod.deleting:
         return None
@@ -43,21 +49,40 @@ def show_states(worker: Worker, slurm: SlurmView, policy: Policy) -> ShowStates 
         return ShowStates(pod.name, pod.uid, (), tuple(sorted(shown))) if shown else None
     if worker.slurm is None:
         return None
-    wanted = _conditions(worker.slurm, bool(slurm.holding(worker.name)))
+    jobs = slurm.holding(worker.name)
+    # A pod that may be evicted was found without jobs; jobs are not asked for again.
+    is_held = bool(jobs) or (jobs is None and worker.slurm.drained and not pod.free)
+    wanted = _conditions(worker.slurm, is_held)
+    if ends:
+        wanted.pop(DRAIN, None)
     changed = [each for type_, each in wanted.items() if _differs(each, shown.get(type_))]
     # Programs read a missing condition as False, so a state that never was needs no condition.
     over = [type_ for type_, each in shown.items() if type_ not in wanted and each.status == "True"]
     changed += [KubeCondition(type_, "False", "", "") for type_ in over]
-    return ShowStates(pod.name, pod.uid, tuple(changed)) if changed else None
+    return ShowStates(pod.name, pod.uid, tuple(changed), urgent=shows_drain(pod)) if changed else None
 
 
-def _conditions(node: SlurmNode, is_held: bool) -> Mapping[str, KubeCondition]:
+def shows_drain(pod: KubePod) -> bool:
+    shown = pod.conditions.get(DRAIN)
+    return shown is not None and shown.status == "True"
+
+
+def hold(kubernetes: KubernetesView, policy: Policy) -> Iterator[ShowStates]:
+    """Show each drained pod as busy while slurmctld does not answer: a person may have resumed its node."""
+    for pod in kubernetes.pods.values() if policy.slinky else ():
+        shown = (pod.conditions.get(f"{PREFIX}{state}") for state in BUSY)
+        if shows_drain(pod) and not pod.deleting and not any(each and each.status == "True" for each in shown):
+            busy = KubeCondition(f"{PREFIX}Mixed", "True", "", "slurmctld does not answer: jobs may run")
+            yield ShowStates(pod.name, pod.uid, (busy,), urgent=True)
+
+
+def _conditions(node: SlurmNode, is_held: bool) -> dict[str, KubeCondition]:
     flags = node.record.flags | (set() if node.record.responds else {"NOT_RESPONDING"})
     base = next((BASES[flag] for flag in BASES if flag in flags), "Unknown")
     # A suspended job has its node though its processors are free: the pod must not look free either.
-    if base == "Idle" and (is_held or node.record.allocated > 0):
-        base = "Mixed"
-    states = [base, *(FLAGS[flag] for flag in FLAGS if flag in flags)]
+    is_busy = base not in BUSY and (is_held or node.record.allocated > 0)
+    states = [base] if not is_busy else ["Mixed"] if base == "Idle" else [base, "Mixed"]
+    states += [FLAGS[flag] for flag in FLAGS if flag in flags]
     reason = "" if node.reason == LIFTED else node.reason
     text = f"{OWN_REASON if node.by_fleet else ''}{reason}"[:MOST]
     return {f"{PREFIX}{state}": KubeCondition(f"{PREFIX}{state}", "True", "", text) for state in states}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from fleet.decide.actions import Drain, ShowStates
+from fleet.decide.slinky import show_states
 from fleet.policy import Policy, policy
+from fleet.world.slurm import parse_slurm
 from tests.fleet_world import Worlds
 
 ON = Policy(slinky=True)
@@ -113,16 +116,57 @@ def test_a_drain_of_a_person_survives_a_pod_cordon() -> None:
     assert worlds.slurm["w1"].drained_by == "person" and worlds.slurm["w1"].reason == "fan 3"
 
 
-def test_an_outage_changes_no_state() -> None:
-    """A monitor reads a lifted Drain as a machine that is well again."""
+def test_an_outage_ends_no_drain_and_a_drained_pod_counts_as_busy() -> None:
+    """A monitor reads a lifted Drain as a machine that is well again; a person may resume the node meanwhile."""
     worlds = Worlds(policy=ON)
     worlds.slurm["w0"].drained_by, worlds.slurm["w0"].reason = "person", "fan 3"
     settle(worlds)
-    before = dict(worlds.pods["w0"].states)
+    before = {name: dict(pod.states) for name, pod in worlds.pods.items()}
     for _ in range(5):
         worlds.now += 60
         worlds.look(blind="slurm")
-    assert worlds.pods["w0"].states == before
+    assert worlds.pods["w0"].states["SlurmNodeStateDrain"] == ("True", "fan 3") and not is_drained(worlds, "w0")
+    assert worlds.pods["w1"].states == before["w1"]
+    settle(worlds)
+    assert is_drained(worlds, "w0")
+
+
+def test_a_drain_ends_on_the_pod_before_it_ends_in_slurm() -> None:
+    worlds = Worlds(policy=ON)
+    worlds.nodes["n0"].cordoned = True
+    settle(worlds)
+    assert is_drained(worlds, "w0")
+    worlds.nodes["n0"].cordoned = False
+    seen = True
+    while worlds.slurm["w0"].drained_by:
+        seen = is_drained(worlds, "w0")
+        assert worlds.look()
+    assert not seen, "at the pass that undrains"
+
+
+@pytest.mark.parametrize("states", [["IDLE", "DRAIN"], ["DOWN", "DRAIN"]])
+@pytest.mark.parametrize("jobs", [None, {"w0": ("7",)}])
+def test_what_may_have_a_job_is_busy(states: list[str], jobs: dict[str, tuple[str, ...]] | None) -> None:
+    worlds = Worlds(policy=ON)
+    node = {"name": "w0", "state": states, "reason": "fan 3", "address": "w0", "comment": "", "alloc_cpus": 0}
+    number = {"set": True, "infinite": False, "number": 1}
+    side = parse_slurm([{**node, "reason_changed_at": number, "slurmd_start_time": number}])
+    worker = replace(next(iter(worlds.world().workers())), slurm=side.nodes["w0"])
+    shown = show_states(worker, replace(side, jobs=jobs), ON)
+    assert shown is not None and "SlurmNodeStateMixed" in {each.type for each in shown.conditions}
+    free = show_states(worker, replace(side, jobs={}), ON)
+    assert free is not None and "SlurmNodeStateMixed" not in {each.type for each in free.conditions}
+
+
+def test_the_end_of_a_drain_waits_for_no_crowd_of_jobs() -> None:
+    worlds = Worlds(size=40, policy=Policy(slinky=True, rate=1))
+    for _ in range(60):
+        worlds.look()
+    worlds.pods["w39"].states["SlurmNodeStateDrain"] = ("True", "fan 3")
+    for name in worlds.names:
+        worlds.slurm[name].jobs.add(7)
+    worlds.look()
+    assert worlds.pods["w39"].states["SlurmNodeStateDrain"][0] == "False"
 
 
 def test_switched_off_no_state_is_left() -> None:
