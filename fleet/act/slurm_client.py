@@ -29,8 +29,9 @@ WITHIN_S = 20.0
 MOST_BYTES = 256 << 20
 # A server that works on an answer still acknowledges data; one that does not is gone.
 GONE_MS = 5000
-# For the reason in the comments of all jobs of a node that is set down.
-EXPLAINS_S = 5.0
+# After so many seconds for reasons in jobs' comments, further nodes are set down without, until a minute is over:
+# users decide how long the list of jobs is, and a rack may die at a time.
+EXPLAINS_S, EXPLAINS_AGAIN_S = 5.0, 60.0
 UNCHANGED = 304
 # slurmrestd does not report deleted nodes as a change, so all nodes are requested so often.
 WHOLE_S = 60.0
@@ -73,6 +74,7 @@ class SlurmClient:
         self._last = SlurmView()  # the same object as long as nothing changes
         self._whole_at = 0.0  # when all nodes were requested; monotonic
         self._asked = 0  # slurmctld's clock at its last answer
+        self._explaining_since, self._explained_s = -EXPLAINS_AGAIN_S - 1.0, 0.0
         # One connection for each thread, kept: slurmrestd resolves the name of each new peer, and answers nobody until
         # that is done or has timed out.
         self._local = threading.local()
@@ -145,9 +147,14 @@ class SlurmClient:
 
         A site's own comment stays. True: it took time. An error keeps no dead machine from being given up.
         """
+        begun = time.monotonic()
+        if begun - self._explaining_since > EXPLAINS_AGAIN_S:
+            self._explaining_since, self._explained_s = begun, 0.0
+        if self._explained_s >= EXPLAINS_S:
+            return False
         why = f"the fleet sets node {act.name} down ({words_of(act.reason)})"
         text = f"minivm: {why}: the job is requeued, or ended where it cannot be requeued"
-        until = time.monotonic() + EXPLAINS_S
+        until = begun + EXPLAINS_S - self._explained_s
         try:
             for job in slurm.jobs_on(act.name, self._list("jobs")):
                 if time.monotonic() > until:
@@ -155,6 +162,8 @@ class SlurmClient:
                 self._call("POST", f"job/{job}", {"admin_comment": text})
         except FleetError:
             pass
+        finally:
+            self._explained_s += time.monotonic() - begun
         return True
 
     def is_unchanged(self, name: str, was: Precondition | None) -> bool:

@@ -193,6 +193,24 @@ def test_jobs_of_a_node_that_is_given_up_get_the_reason_before_slurm_ends_them(r
     assert posted[:-1] == (told[:1] if refuses else told)
 
 
+def test_reasons_for_jobs_do_not_hold_up_the_next_dead_machine(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of jobs that takes all of the time is asked for once in a while, not for each node of a dead rack."""
+    monkeypatch.setattr(adapter, "EXPLAINS_S", 0.05)
+
+    def answers(method: str, path: str) -> Answer:
+        if path.endswith("/jobs/"):
+            threading.Event().wait(0.1)
+            return 200, json.dumps({"jobs": JOBS}).encode()
+        return nodes(NODE)
+
+    rest.answers = answers
+    for _ in range(3):
+        assert rest.client.change(Drain("w1", "minivm: fleet: dead: node n1 is given up", None, SEEN, down=True))
+    assert sum(path.endswith("/jobs/") for _, path, _ in rest.asked) == 1
+    downs = [body for method, path, body in rest.asked if method == "POST" and path.endswith("/node/w1")]
+    assert len(downs) == 3
+
+
 def test_a_node_that_is_deleted_is_gone_though_nothing_says_so(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmrestd 24.11: its nodes are unchanged then, and what it says of one that it does not know is "No error"."""
     rest.client.look(jobs=False)
