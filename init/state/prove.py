@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ground.files import read_plain
+from ground.files import locked, read_plain
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
@@ -227,7 +227,7 @@ def throw_away(
     files = {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
     check_fits(manifest, f"ClusterName={manifest.cluster}\n", _release(pod), file)
     until = time.monotonic() + within
-    files = {**files, **(conf or {})}
+    files = dict(conf or files)
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
         ports = dict(zip(("slurmctld", "slurmdbd", "closed", "spare"), numbers, strict=True))
         values = {**ports, "root": root, "user": USER}
@@ -255,13 +255,30 @@ def _temporary(copy: Path) -> Iterator[Path]:
     needed = sum(path.stat().st_size * (8 if path.name == ACCOUNTING else 1) for path in copy.iterdir())
     check_room(ROOT, needed + (200 << 20), "prove the copy")
     for left in ROOT.glob("minivm-proof-*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a proof that was killed: the lock of the copies is held
+        with _lock(left) as is_over:
+            if is_over:
+                shutil.rmtree(left, ignore_errors=True)  # of a proof that was killed
     root = Path(tempfile.mkdtemp(prefix="minivm-proof-", dir=ROOT))
     try:
-        os.chown(root, *user(USER))
-        yield root
+        with _lock(root):
+            os.chown(root, *user(USER))
+            yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[bool]:
+    """Hold the lock of a throw-away's directory; yield False if another proof or rehearsal holds it."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield locked(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

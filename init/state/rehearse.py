@@ -46,20 +46,23 @@ def rehearse(
     """Start the copy with this image's Slurm; CopyError if a daemon does not start. `conf`: slurm.conf and others."""
     copies.verify(directory, manifest)
     prove.check_here(manifest)
+    if (expected := prove.listed_jobs(directory, manifest)) is None:
+        why = "slurmctld did not list its jobs while this copy was made, so nothing can be compared"
+        raise CopyError(f"rehearse {manifest.name}", why, hint="minivm state save, and rehearse that copy")
     with prove.throw_away(pod, directory, manifest, within, conf) as (daemons, _, until):
         restored = prove.restored_jobs(daemons, until)
         answer = daemons.ask(*PARTITIONS)
         database = sum(path.stat().st_size for path in (daemons.root / "mysql").rglob("*") if path.is_file())
         took = dict(daemons.took)
-    expected = prove.listed_jobs(directory, manifest)
-    jobs = _lost_jobs(expected, restored) if expected else []
-    there = set(answer.stdout.split())
-    gone = sorted(_partitions(directory, manifest) - there) if answer.returncode == 0 else []
+    if answer.returncode:
+        raise CopyError(f"rehearse {manifest.name}", f"sinfo: {answer.stderr.strip()[-300:]}")
+    jobs = _lost_jobs(expected, restored)
+    gone = sorted(_partitions(directory, manifest) - set(answer.stdout.split()))
     return Rehearsal(
         release=_release(pod),
-        same=len(expected.settled) - len(jobs) if expected else 0,
+        same=len(expected.settled) - len(jobs),
         losses=(*(f"partition {name} would be gone" for name in gone), *jobs),
-        notes=tuple(_notes(manifest, expected, restored, took, database)),
+        notes=tuple(_notes(manifest, expected, took, database)),
     )
 
 
@@ -86,17 +89,9 @@ def _partitions(directory: Path, manifest: Manifest) -> set[str]:
     return {name for key, _, name in words if key.lower() == "partitionname" and name.lower() != "default"}
 
 
-def _notes(
-    manifest: Manifest,
-    expected: copies.Around | None,
-    restored: Mapping[str, str],
-    took: Mapping[str, float],
-    database: int,
-) -> list[str]:
+def _notes(manifest: Manifest, expected: copies.Around, took: Mapping[str, float], database: int) -> list[str]:
     notes = []
-    if expected is None:
-        notes.append(f"{len(restored)} unfinished jobs; the copy has no list to compare with")
-    elif expected.changing:
+    if expected.changing:
         notes.append(f"{len(expected.changing)} jobs changed while the copy was made and were not compared")
     if manifest.has_accounting:
         notes.append(f"accounting: slurmdbd answered after {took['slurmdbd']:.1f} s; {database // MIB} MiB on disk")
