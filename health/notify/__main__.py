@@ -14,7 +14,7 @@ from health.jobs.model import safe
 from health.notify import words
 from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
 from health.notify.notices import recipients
-from health.notify.service import Notifier, deliver, explainer, publish
+from health.notify.service import DOWN, Notifier, deliver, explainer, publish
 from health.notify.settings import FILE, NotifySettings, load
 from health.notify.spool import NotifySpool
 from health.tell import tell
@@ -56,9 +56,9 @@ def send_test(settings: NotifySettings, user: str) -> int:
     code = 0
     message = words.of_test(user, settings.cluster)
     for channel in settings.channels():
-        to = recipients(user, settings.mail.domain) if settings.mail else ()
+        to = recipients(user, settings.mail.domain, settings.mail.domains) if settings.mail else ()
         if channel == "mail" and not to:
-            print(f"mail: {safe(user, 80)!r} is no user and no address")
+            print(f"mail: {safe(user, 80)!r} is no user and no address of a domain in notifications.mail.domains")
             code = 1
             continue
         data = {"subject": message.subject, "text": message.text, "fields": message.fields, "to": to}
@@ -106,11 +106,15 @@ def step(notifier: Notifier) -> tuple[float | None, str]:
     try:
         settings = load()
     except InitError as error:
-        return None, safe(str(error), 300)
+        with suppress(OSError):
+            publish(DOWN)
+        return 60.0, safe(str(error), 300)  # a Secret that comes later is not watched
     try:
         wait = notifier.turn(settings, time.time())
         problem = notifier.problem(settings)
     except OSError as error:
+        with suppress(OSError):
+            publish(notifier.metrics(settings))
         return 60.0, f"{error.filename or 'the spool'}: {error.strerror}"
     with suppress(OSError):
         publish(notifier.metrics(settings))

@@ -23,6 +23,7 @@ DEADLINE = 40.0  # for all of a message: a server that sends a byte a second is 
 LAST_WAIT = 60.0  # for the answer to a whole mail, which the relay may check first
 LEAVE_WAIT = 2.0  # for the answer to QUIT, which changes nothing
 SHOWN = 200
+MOST_READ = 8192  # of an answer, so that a cut leaves no part of a secret in what is shown
 REFUSES_MESSAGE = (400, 413, 415, 422)
 MOST_RETRY_AFTER = 3600.0
 
@@ -40,11 +41,14 @@ class MessageUnansweredError(MessageDeferredError):
 
 
 class ChannelDownError(Exception):
-    """No message goes this way now. `after` is when the server wants the next try, in seconds."""
+    """No message goes this way now. `after` is when the server wants the next try, in seconds.
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
+    `kind` is for pages that anybody reads: it quotes nothing that the server said.
+    """
+
+    def __init__(self, why: str, kind: str = "not reached", after: float = 0.0) -> None:
         super().__init__(why)
-        self.after = after
+        self.kind, self.after = kind, after
 
 
 def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes) -> str:
@@ -57,16 +61,18 @@ def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes)
                 _hand_over(client, settings.sender, to, data)
         except smtplib.SMTPAuthenticationError as error:
             why = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
-            raise ChannelDownError(_masked(why, settings.password)) from None
+            raise ChannelDownError(_shown(why, settings.password), _kind(error)) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise ChannelDownError(f"the relay lacks what the settings want: {one_line(str(error))[:SHOWN]}") from None
+            raise ChannelDownError(
+                _shown(f"the relay lacks what the settings want: {error}"), "no TLS or login"
+            ) from None
         except (OSError, ValueError, smtplib.SMTPException) as error:
-            raise ChannelDownError(_masked(_why(error), settings.password)) from None
+            raise ChannelDownError(_shown(_why(error), settings.password), _kind(error)) from None
         try:
             with _deadline(LAST_WAIT):
                 code, said = client.getreply()
         except (OSError, ValueError, smtplib.SMTPException) as error:
-            raise MessageUnansweredError(_why(error)) from None
+            raise MessageUnansweredError(_shown(_why(error), settings.password)) from None
     if code != 250:
         _refuse(code, said)
     return _answer(code, said)
@@ -103,7 +109,7 @@ def _hand_over(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: byt
     client.ehlo_or_helo_if_needed()
     code, said = client.mail(sender)
     if code != 250:
-        raise ChannelDownError(f"the relay refuses the sender {sender}: {_answer(code, said)}")
+        raise ChannelDownError(f"the relay refuses the sender {sender}: {_answer(code, said)}", f"SMTP {code}")
     answers = [client.rcpt(address) for address in to]
     if not any(code in (250, 251) for code, _ in answers):
         code, said = answers[0]
@@ -118,7 +124,7 @@ def _hand_over(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: byt
 
 def _refuse(code: int, said: bytes | str) -> NoReturn:
     if code == 421:
-        raise ChannelDownError(f"the relay ends the connection: {_answer(code, said)}")
+        raise ChannelDownError(f"the relay ends the connection: {_answer(code, said)}", f"SMTP {code}")
     raise (MessageRefusedError if code >= 500 else MessageDeferredError)(_answer(code, said))
 
 
@@ -130,6 +136,8 @@ def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) ->
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     host = parts.hostname or ""
+    values = [part.partition("=")[2] for part in parts.query.split("&")]
+    secrets = (parts.path, parts.query, parts.password or "", *parts.path.split("/"), *values)
     try:
         with _deadline(DEADLINE):
             if parts.scheme == "https":
@@ -143,17 +151,18 @@ def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) ->
                 way.request("POST", path, json.dumps(body).encode(), headers)
                 answer = way.getresponse()
                 said = f"HTTP {answer.status} {answer.reason}"
-                text = answer.read(SHOWN).decode(errors="replace")
+                text = answer.read(MOST_READ).decode(errors="replace")
             finally:
                 way.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ChannelDownError(_masked(_why(error), parts.path, parts.query, parts.password or "")) from None
-    shown = _masked(one_line(f"{said} {text}".strip())[:SHOWN], parts.path, parts.query, parts.password or "")
+        raise ChannelDownError(_shown(_why(error), *secrets), _kind(error)) from None
+    shown = _shown(f"{said} {text}".strip(), *secrets)
     if 200 <= answer.status < 300:
         return shown
     if answer.status in REFUSES_MESSAGE:
         raise MessageRefusedError(shown)
-    raise ChannelDownError(f"the webhook answers {shown}", _retry_after(answer.headers.get("Retry-After", "")))
+    after = _retry_after(answer.headers.get("Retry-After", ""))
+    raise ChannelDownError(f"the webhook answers {shown}", f"HTTP {answer.status}", after)
 
 
 def tls(ca: str) -> ssl.SSLContext:
@@ -185,12 +194,24 @@ def _deadline(within: float) -> Iterator[None]:
 
 def _why(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {one_line(error.verify_message)[:SHOWN]}"
+        return f"its certificate is refused: {error.verify_message}"
     late = error if isinstance(error, TimeoutError) else error.__context__  # smtplib makes another error of it
     if isinstance(late, TimeoutError):
-        return f"no answer: {one_line(str(late))[:SHOWN]}"
+        return f"no answer: {late}"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return one_line(text or type(error).__name__)[:SHOWN]
+    return text or type(error).__name__
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"SMTP {error.smtp_code}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "its certificate is refused"
+    if isinstance(error, TimeoutError) or isinstance(error.__context__, TimeoutError):
+        return "no answer"
+    if isinstance(error, ValueError):
+        return "wrong settings"
+    return (isinstance(error, OSError) and error.strerror) or "not reached"
 
 
 def _answer(code: int, said: bytes | str) -> str:
@@ -198,11 +219,12 @@ def _answer(code: int, said: bytes | str) -> str:
     return f"{code} {one_line(text)}"[:SHOWN]
 
 
-def _masked(text: str, *secrets: str) -> str:
-    for secret in secrets:
+def _shown(text: str, *secrets: str) -> str:
+    """Return text for logs without the secrets, which are longest first so that none is left in part."""
+    for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
         if len(secret) > 3:
             text = text.replace(secret, "***")
-    return text
+    return one_line(text)[:SHOWN]
 
 
 def _retry_after(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 HOUR = 3600.0
 MOST_KEPT = 2000  # users and recipients with a count; beyond that messages are lost, which is counted
+MOST_RECIPIENTS = 20  # of a user
 MOST_EVENTS = 8
 
 
@@ -52,13 +53,15 @@ class MessageLimits:
         mine, everyone = self._window(user, now), self._window("", now)
         return mine.used + more < self.per_user and everyone.used + more < self.total
 
-    def take(self, user: str, now: float) -> None:
-        """Count a message."""
-        self._window(user, now).used += 1
-        self._window("", now).used += 1
+    def take(self, user: str, now: float, number: int = 1) -> None:
+        """Count a message, once for each of its recipients."""
+        self._window(user, now).used += number
+        self._window("", now).used += number
 
     def hold(self, user: str, to: str, event: str, now: float) -> None:
-        """Count a message for the digest."""
+        """Count a message for the digest. A user with many recipients gets the rest of the counts."""
+        if (user, to) not in self.held and sum(owner == user for owner, _ in self.held) >= MOST_RECIPIENTS:
+            to = user
         held = self.held.get((user, to))
         if held is None:
             if len(self.held) >= MOST_KEPT:
@@ -80,6 +83,11 @@ class MessageLimits:
                 ready.append(Digest(user, to, held.counts))
                 del self.held[user, to]
         return ready
+
+    def put_back(self, digests: list[Digest], now: float) -> None:
+        """Take back digests that could not be kept; they are due at once."""
+        for digest in digests:
+            self.held[digest.user, digest.to] = HeldMessages(now - HOUR, dict(digest.counts))
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until a digest may go; None without any."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from health.jobs.model import safe
 
-# An address that goes into an SMTP command and a header as it is: no quotes, no options, no spaces.
-ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{0,63}@[A-Za-z0-9][A-Za-z0-9.-]{0,189}", re.ASCII)
+# An address that goes into an SMTP command and a header as it is: no quotes, no options, no spaces,
+# no `%` and `!` by which a relay would send it on, no `?` of encoded words.
+ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.#$&'*+/=^_`{|}~-]{0,63}@[A-Za-z0-9][A-Za-z0-9.-]{0,189}", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 MOST_RECIPIENTS = 5
 LONGEST = 16 * 1024
@@ -68,12 +69,18 @@ def parse(name: str, data: bytes) -> JobNotice | None:
     )
 
 
-def recipients(to: str, domain: str) -> tuple[str, ...]:
-    """Return the addresses of `--mail-user`, whose bare names get the domain; empty if one of them is none."""
+def recipients(to: str, domain: str, domains: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the addresses of `--mail-user`, whose bare names get the domain.
+
+    Empty if one of them is no address, or of neither the domain nor one of the other domains; "*" is any.
+    """
     found = []
+    allowed = {name.lower() for name in (domain, *domains)}
     for part in to.split(","):
         address = f"{part}@{domain}" if NAME.fullmatch(part) else part
         if not ADDRESS.fullmatch(address) or ".." in address:
+            return ()
+        if "*" not in allowed and address.rpartition("@")[2].lower() not in allowed:
             return ()
         found.append(address)
     return tuple(dict.fromkeys(found)) if len(found) <= MOST_RECIPIENTS else ()

@@ -27,13 +27,16 @@ from health.notify.settings import NotifySettings
 from health.notify.spool import NotifySpool
 from health.notify.words import JobMessage
 from init.errors import InitError
+from init.slurm.client import SlurmError
 
 METRICS = Path("/run/minivm/metrics.d/notify.prom")
+DOWN = "\n".join(family("minivm_notify_up", "0 if the channel takes no messages.", [({"channel": "all"}, "0")])) + "\n"
 SETTLE = 5.0  # seconds in which accounting learns of a job's end
 MOST_RECORDS = 1000  # in one turn
 PATIENCE = 20.0  # seconds for one kind of work, for the other kinds wait
 FIRST_BACKOFF, MOST_BACKOFF = 15.0, 900.0
 KEEP = 3 * 86400.0
+MOST_DOWNS = 3
 MOST_TRIES = 4  # of a message that a relay took without an answer, or that the service cannot send
 Explain = Callable[[str, str], Page | None]
 Send = Callable[[NotifySettings, str, dict[str, Any]], str]
@@ -46,6 +49,7 @@ class ChannelState:
     retry_at: float = 0.0
     deferred: dict[str, float] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
+    downs: dict[str, int] = field(default_factory=dict)  # how often the channel was down for a message
     sent: int = 0
     refused: int = 0
     dropped: int = 0
@@ -72,11 +76,19 @@ class Notifier:
     def turn(self, settings: NotifySettings, now: float) -> float | None:
         """Return the seconds until there is something to do without a new record; None: never."""
         self.limits.per_user, self.limits.total = settings.per_user, settings.total
-        waits = [self._take(settings, now), self._digests(settings, now)]
+        waits: list[float | None] = []
+        failed: OSError | None = None
+        for work in (self._take, self._digests):
+            try:
+                waits.append(work(settings, now))
+            except OSError as error:  # a full disk: what waits there can go, which makes room
+                failed = error
         waits += [self._send_all(settings, channel, now) for channel in settings.channels()]
         if lost := self.spool.take_lost():
             self.lost += lost
             self.log(f"{lost} messages found no room in {self.spool.new} and are lost")
+        if failed is not None:
+            raise failed
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _take(self, settings: NotifySettings, now: float) -> float | None:
@@ -84,6 +96,7 @@ class Notifier:
         until = self.clock() + PATIENCE
         young: dict[str, int] = {}
         done: list[str] = []
+        failed: OSError | None = None
         self._can_ask = True
         names = self.spool.records(now)
         for name in names[:MOST_RECORDS]:
@@ -92,14 +105,19 @@ class Notifier:
             try:
                 if self._take_one(settings, name, now, young):
                     done.append(name)
-            except OSError:
-                raise
+            except OSError as error:
+                failed = error
+                break
             except Exception as error:  # a defect, which must not stop all other messages
                 self.log(f"record {safe(name, 60)} makes no message: {safe(repr(error), 300)}; removed")
                 done.append(name)
         if done:
-            self.spool.save_limits(self.limits.as_json())
-            self.spool.remove_records(done)
+            try:
+                self.spool.save_limits(self.limits.as_json())
+            finally:
+                self.spool.remove_records(done)
+        if failed is not None:
+            raise failed
         if len(names) > len(done) + sum(young.values()):
             return 0.0
         return SETTLE if young else None
@@ -115,9 +133,9 @@ class Notifier:
             young[notice.user] = young.get(notice.user, 0) + 1
             return False
         else:
-            self.limits.take(notice.user, now)
             message = words.of_job(notice, self._page(notice), settings.cluster)
-            self._put(settings, notice.id, notice.to, notice.user, message, now)
+            number = self._put(settings, notice.id, notice.to, notice.user, message, now)
+            self.limits.take(notice.user, now, number)
         return True
 
     def _page(self, notice: JobNotice) -> Page | None:
@@ -131,7 +149,7 @@ class Notifier:
             page = self.explain(notice.job, notice.user)
         except InitError as error:
             self.log(f"job {notice.job}: the message has no cause: {safe(str(error), 300)}")
-            self._can_ask = False
+            self._can_ask = not isinstance(error, SlurmError)  # slurmctld is away; else this job alone is unknown
             return None
         except Exception as error:  # a defect, which costs the cause and no message
             self.log(f"job {notice.job}: the message has no cause: {safe(repr(error), 300)}")
@@ -142,25 +160,31 @@ class Notifier:
         digests = self.limits.due(now)
         for number, digest in enumerate(digests):
             message = words.of_digest(digest, settings.cluster)
-            self._put(settings, f"{int(now * 1e9):020d}-{number}", digest.to, digest.user, message, now)
+            try:
+                self._put(settings, f"{int(now * 1e9):020d}-{number}", digest.to, digest.user, message, now)
+            except OSError:
+                self.limits.put_back(digests[number:], now)
+                raise
         if digests:
             self.spool.save_limits(self.limits.as_json())
         return self.limits.next_due(now)
 
-    def _put(self, settings: NotifySettings, name: str, to: str, user: str, message: JobMessage, now: float) -> None:
+    def _put(self, settings: NotifySettings, name: str, to: str, user: str, message: JobMessage, now: float) -> int:
+        """Queue a message for each channel; return how many messages it counts as."""
         data = {**asdict(message), "at": now, "to": []}
         for channel in settings.channels():
             state = self._state(channel)
             if channel == "mail" and settings.mail is not None:
-                data["to"] = recipients(to, settings.mail.domain)
+                data["to"] = recipients(to, settings.mail.domain, settings.mail.domains)
                 if not data["to"]:
                     state.refused += 1
-                    self.log(f"a message of {user} is not sent: --mail-user={safe(to, 80)!r} is no address")
+                    self.log(f"a message of {user} is not sent: --mail-user={safe(to, 80)!r} is no allowed address")
                     continue
             if not self.spool.has_room(channel):
                 state.dropped += 1
                 continue
             self.spool.put(channel, name, data)
+        return max(1, len(data["to"]))
 
     def _send_all(self, settings: NotifySettings, channel: str, now: float) -> float | None:
         state = self._state(channel)
@@ -172,7 +196,9 @@ class Notifier:
         waiting = set(names)
         state.deferred = {name: at for name, at in state.deferred.items() if name in waiting}
         state.tries = {name: tries for name, tries in state.tries.items() if name in waiting}
+        state.downs = {name: downs for name, downs in state.downs.items() if name in waiting}
         ready = [name for name in names if state.deferred.get(name, 0.0) <= now]
+        ready.sort(key=lambda name: state.downs.get(name, 0))
         until = self.clock() + PATIENCE
         for number, name in enumerate(ready):
             if number and self.clock() > until:
@@ -202,9 +228,13 @@ class Notifier:
         except ChannelDownError as error:
             state.backoff = min(MOST_BACKOFF, max(FIRST_BACKOFF, 2 * state.backoff))
             state.retry_at = now + max(state.backoff, error.after)
-            if state.problem != str(error):
+            if state.problem != error.kind:
                 self.log(f"{channel}: {place}: {error}; tried again")
-            state.problem = str(error)
+            state.problem = error.kind
+            # It may be the message: the next try takes another one, and this one waits after some.
+            state.downs[name] = state.downs.get(name, 0) + 1
+            if state.downs[name] >= MOST_DOWNS:
+                state.deferred[name] = now + MOST_BACKOFF
             return False
         except Exception as error:  # a defect, which must not stop all other messages
             return self._try_again(channel, state, name, now, f"a message cannot be sent: {safe(repr(error), 300)}")
@@ -236,7 +266,7 @@ class Notifier:
             state, waiting = self._state(channel), len(self.spool.queue(channel))
             if state.problem:
                 parts.append(f"{settings.place(channel)}: {state.problem} ({'many' if waiting > 99 else waiting} wait)")
-        return "; ".join(parts)
+        return f"{', '.join(parts)}; `minivm notify test USER` shows the answer" if parts else ""
 
     def metrics(self, settings: NotifySettings) -> str:
         states = {channel: self._state(channel) for channel in settings.channels()}

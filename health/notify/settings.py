@@ -35,6 +35,7 @@ class MailSettings:
     domain: str  # of a recipient without one
     user: str = ""
     password: str = field(default="", repr=False)
+    domains: tuple[str, ...] = ()  # of recipients, besides `domain`; "*" is any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,10 @@ def load(file: Path = FILE, secret: Path = SECRET) -> NotifySettings:
     if not isinstance(data, dict):
         raise ConfigError("read the settings of notifications", "wanted a JSON object", file=str(file))
     root = Reader(data, "the settings of notifications", str(file))
-    root.only("cluster", "mail", "webhook", "ca", "perUser", "total")
+    root.only("cluster", "mail", "webhook", "ca", "perUser", "total", "secret")
+    if (name := root.text("secret")) and not any(_secret(secret, key) for key in ("user", "password", "url")):
+        why = f"the Secret {name} is missing or has none of the keys user, password and url"
+        raise ConfigError("read the settings of notifications", why, hint="create it in the cluster's namespace")
     return NotifySettings(
         root.text("cluster"),
         _mail(root.sub("mail"), secret) if root.has("mail") else None,
@@ -86,7 +90,7 @@ def load(file: Path = FILE, secret: Path = SECRET) -> NotifySettings:
 
 
 def _mail(part: Reader, secret: Path) -> MailSettings:
-    part.only("relay", "from", "domain")
+    part.only("relay", "from", "domain", "domains")
     match = RELAY.fullmatch(part.text("relay"))
     if not match:
         part.fail("relay", f"found {part.text('relay')!r}", "smtp://HOST, starttls://HOST or smtps://HOST, with :PORT")
@@ -98,7 +102,7 @@ def _mail(part: Reader, secret: Path) -> MailSettings:
     if user and mode == "smtp":
         part.fail("relay", "a password over smtp:// would be readable on the network", "starttls:// or smtps://")
     domain = part.text("domain") or sender.rpartition("@")[2]
-    return MailSettings(mode, host, port, sender, domain, user, password)
+    return MailSettings(mode, host, port, sender, domain, user, password, part.texts("domains"))
 
 
 def _webhook(part: Reader, secret: Path) -> WebhookSettings:

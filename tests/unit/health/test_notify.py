@@ -27,6 +27,7 @@ from health.notify.service import KEEP, Notifier, deliver
 from health.notify.settings import MailSettings, NotifySettings, WebhookFormat, WebhookSettings, load
 from health.notify.spool import MOST_QUEUED, NotifySpool
 from init.errors import ConfigError, InitError
+from init.slurm.client import SlurmError
 from init.view import handed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -145,10 +146,17 @@ def test_a_full_spool_is_counted_and_told_to_slurmctld(tmp_path: Path) -> None:
         ("a@" + "x" * 10_000, ()),
         (",".join(["a", "b", "c", "d", "e", "f"]), ()),
         ("alice,-x", ()),
+        ("alice@EXAMPLE.org", ("alice@EXAMPLE.org",)),
+        ("alice@y.org", ()),
+        ("alice@sub.example.org", ()),
+        ("victim%y.org@example.org", ()),
+        ("y.org!victim@example.org", ()),
+        ("a=?utf-8?q?x?=@example.org", ()),
     ],
 )
 def test_a_recipient_is_an_address_or_none(to: str, found: tuple[str, ...]) -> None:
-    assert recipients(to, "example.org") == found
+    assert recipients(to, "example.org", ("x.org",)) == found
+    assert recipients("eve@anywhere.net", "example.org", ("*",)) == ("eve@anywhere.net",)
 
 
 def test_an_array_is_told_as_one_or_by_its_tasks() -> None:
@@ -270,7 +278,7 @@ def test_a_slurmctld_that_does_not_answer_delays_no_message(tmp_path: Path) -> N
 
     def explain_none(job: str, _: str) -> Page | None:
         asked.append(job)
-        raise InitError("ask slurmctld", "no answer")
+        raise SlurmError("ask slurmctld", "no answer")
 
     record(spool, 1, SLURM_JOB_EXIT_CODE_MAX="3")
     record(spool, 2)
@@ -279,15 +287,78 @@ def test_a_slurmctld_that_does_not_answer_delays_no_message(tmp_path: Path) -> N
     assert "Exit code: 3." in sender.sent[0]["text"]
 
 
+def test_a_job_that_slurm_forgot_takes_no_cause_from_another(tmp_path: Path) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+
+    def explain_some(job: str, user: str) -> Page | None:
+        if job == "1":
+            raise InitError("explain job 1", "Slurm knows no such job")
+        return page_of(job, user)
+
+    record(spool, 1)
+    record(spool, 2)
+    notifier(spool, sender, explain_some).turn(SETTINGS, NOW)
+    assert ["Cause:" in data["text"] for data in sender.sent] == [False, True]
+
+
+def test_a_full_disk_stops_no_message_that_waits_and_counts_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+    service = notifier(spool, sender)
+    sender.fails = lambda _: ChannelDownError("away")
+    record(spool, 1)
+    service.turn(SETTINGS, NOW)
+    sender.fails = lambda _: None
+    put = spool.put
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spool, "put", full)
+    record(spool, 2)
+    for second in (30, 60, 90, 120):
+        with pytest.raises(OSError, match="No space left"):
+            service.turn(SETTINGS, NOW + second)
+    assert [subject[:6] for subject in sender.subjects()] == ["Job 1 "]
+    monkeypatch.setattr(spool, "put", put)
+    service.turn(SETTINGS, NOW + 150)
+    assert [subject[:6] for subject in sender.subjects()] == ["Job 1 ", "Job 2 "]
+    service.limits.hold("bob", "bob", "Failed", NOW)
+    monkeypatch.setattr(spool, "put", full)
+    with pytest.raises(OSError, match="No space left"):
+        service.turn(SETTINGS, NOW + HOUR)
+    monkeypatch.setattr(spool, "put", put)
+    service.turn(SETTINGS, NOW + 3 * HOUR)
+    assert sender.subjects()[2:] == ["And 1 more messages about your jobs on c"]
+
+
+def test_a_message_that_the_server_never_takes_stops_no_other(tmp_path: Path) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+    sender.fails = lambda data: ChannelDownError("HTTP 500") if data["subject"][:6] == "Job 1 " else None
+    service = notifier(spool, sender)
+    record(spool, 1)
+    now = NOW
+    for number in range(2, 20):
+        record(spool, number, SLURM_JOB_USER=f"u{number}", TO="u")
+        wait = service.turn(replace(SETTINGS, total=100), now)
+        assert wait is not None and wait <= 900
+        now += wait
+    assert len(sender.sent) >= 17 and len(spool.queue("mail")) <= 2
+    sender.fails = lambda _: None
+    service.turn(replace(SETTINGS, total=100), now + 900)
+    assert not spool.queue("mail"), "it is not lost"
+
+
 def test_a_relay_that_is_away_is_tried_less_and_less_often_and_loses_nothing(tmp_path: Path) -> None:
     spool, sender = spool_of(tmp_path), Sender()
-    sender.fails = lambda _: ChannelDownError("535 wrong password")
+    sender.fails = lambda _: ChannelDownError("535 wrong password p-word", "SMTP 535")
     lines: list[str] = []
     service = Notifier(spool, page_of, sender, log=lines.append)
     record(spool, 1)
     record(spool, 2)
     assert service.turn(SETTINGS, NOW) == 15.0
-    assert service.problem(SETTINGS) == "relay relay:25: 535 wrong password (2 wait)"
+    assert service.problem(SETTINGS) == "relay relay:25: SMTP 535 (2 wait); `minivm notify test USER` shows the answer"
     assert 'minivm_notify_up{channel="mail"} 0' in service.metrics(SETTINGS)
     assert service.turn(SETTINGS, NOW + 5) == 10.0
     assert service.turn(SETTINGS, NOW + 15) == 30.0
@@ -299,7 +370,7 @@ def test_a_relay_that_is_away_is_tried_less_and_less_often_and_loses_nothing(tmp
     assert len(sender.sent) == 2 and service.problem(SETTINGS) == "" and "again" in lines[-1]
     assert 'minivm_notify_up{channel="mail"} 1' in service.metrics(SETTINGS)
     assert service.turn(SETTINGS, NOW + 46) is None
-    sender.fails = lambda _: ChannelDownError("429", 3000.0)
+    sender.fails = lambda _: ChannelDownError("429", after=3000.0)
     record(spool, 3)
     assert service.turn(SETTINGS, NOW + 50) == 3000.0
 
@@ -393,7 +464,7 @@ def test_a_recipient_that_is_no_address_is_refused_and_the_webhook_hears_of_the_
     service = Notifier(spool, page_of, sender, log=lines.append)
     service.turn(both, NOW)
     assert [data["channel"] for data in sender.sent] == ["webhook"]
-    assert lines == ["a message of alice is not sent: --mail-user='-oQ/etc/passwd' is no address"]
+    assert lines == ["a message of alice is not sent: --mail-user='-oQ/etc/passwd' is no allowed address"]
     sender.fails = lambda _: ChannelDownError("500")
     record(spool, 2)
     service.turn(both, NOW)
@@ -442,6 +513,37 @@ def test_queues_are_bounded_and_old_messages_end(tmp_path: Path) -> None:
     assert not spool.queue("mail") and not sender.sent
 
 
+def test_a_message_counts_once_for_each_recipient(tmp_path: Path) -> None:
+    spool, sender = spool_of(tmp_path), Sender()
+    service = notifier(spool, sender)
+    for number in (1, 2, 3):
+        record(spool, number, TO="a,b,c,d")
+    service.turn(SETTINGS, NOW)
+    assert len(sender.sent) == 1
+
+
+def test_a_user_with_many_recipients_leaves_room_to_others() -> None:
+    limits = MessageLimits(1, 1)
+    for number in range(3000):
+        limits.hold("eve", f"r{number}@x", "Failed", NOW)
+    limits.hold("bob", "bob", "Failed", NOW)
+    assert ("bob", "bob") in limits.held and not limits.lost
+    assert len(limits.held) <= 22 and sum(held.counts["Failed"] for held in limits.held.values()) == 3001
+    assert limits.held["eve", "eve"].counts["Failed"] == 2980
+
+
+def test_a_users_flood_of_records_leaves_room_to_others(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path)
+    for number in range(200):
+        (spool.new / f"{number:020d}-7-eve").touch()
+        (spool.new / f"{number:020d}-7-b-eve").touch()
+    eve = mailprog(tmp_path, "-s", "x", "eve", SLURM_JOB_ID="1", SLURM_JOB_USER="eve")
+    assert eve.returncode == 1 and "200 messages of eve wait there" in eve.stderr
+    assert mailprog(tmp_path, "-s", "x", "a", SLURM_JOB_ID="1", SLURM_JOB_USER="../a\n/b").returncode == 0
+    assert mailprog(tmp_path, "-s", "x", "a", SLURM_JOB_ID="1", SLURM_JOB_USER="").returncode == 0
+    assert [name.partition("-")[2].partition("-")[2] for name in spool.records(NOW)[-2:]] == [".._a__b", ""]
+
+
 def test_limits_are_bounded() -> None:
     limits = MessageLimits(1, 1)
     limits.take("u", NOW)
@@ -471,6 +573,7 @@ def test_settings_come_from_the_chart_and_the_secret(tmp_path: Path) -> None:
     found = settings_of(tmp_path, data, user="u", password="p-word", url="https://hooks.x.org/T0K3N")
     assert found.mail == MailSettings("starttls", "fd00::1", 587, "slurm@x.org", "x.org", "u", "p-word")
     assert found.webhook is not None and found.webhook.url == "https://hooks.x.org/T0K3N"
+    assert found.mail.domains == ()
     assert "p-word" not in repr(found) and "T0K3N" not in repr(found)
 
 
@@ -485,6 +588,7 @@ def test_settings_come_from_the_chart_and_the_secret(tmp_path: Path) -> None:
         ({"webhook": {"format": "slack"}}, {}, "is no http(s) URL"),
         ({"webhook": {"format": "slack"}}, {"url": "file:///etc/passwd"}, "is no http(s) URL"),
         ({"webhook": {"format": "slack"}}, {"url": "https://x/a b"}, "is no http(s) URL"),
+        ({"mail": {"relay": "smtp://relay", "from": "a@b"}, "secret": "mine"}, {}, "the Secret mine"),
         ({"webhook": {"format": "irc"}}, {"url": "https://x/"}, "slack"),
     ],
 )

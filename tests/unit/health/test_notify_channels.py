@@ -66,6 +66,7 @@ def test_a_wrong_password_is_told_and_not_shown(keys: tuple[Path, Path]) -> None
         with pytest.raises(ChannelDownError, match="the relay refuses the user or the password: 535") as error:
             send(settings(inbox, "starttls", password="wrong-and-secret"), keys[1].read_text())
         assert "wrong-and-secret" not in str(error.value)
+        assert error.value.kind == "SMTP 535"
         assert "wrong-and-secret" not in repr(settings(inbox, password="wrong-and-secret"))
         with pytest.raises(ChannelDownError, match=r"the relay refuses the sender slurm@example\.org: 530"):
             send(settings(inbox))
@@ -92,8 +93,12 @@ def test_a_relay_that_is_away_or_silent_ends_in_time(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(channels, "DEADLINE", 0.3)
         with pytest.raises(ChannelDownError, match=r"no answer: not done within 0\.3 s"):
             send(settings(inbox))
-    with pytest.raises(ChannelDownError, match="Connection refused"):
+    with pytest.raises(ChannelDownError, match="Connection refused") as error:
         send(settings(inbox))
+    assert error.value.kind == "Connection refused"
+    with scripted_relay({b"MAIL": "555 <script> T0K3N"}) as inbox, pytest.raises(ChannelDownError) as error:
+        send(settings(inbox))
+    assert error.value.kind == "SMTP 555"
 
 
 @pytest.mark.parametrize("answer", ["500 no", "", "drop"])
@@ -141,6 +146,16 @@ def test_what_a_webhook_answers_decides(status: int, error: type[Exception]) -> 
         with pytest.raises(error) as raised:
             send_webhook(WebhookSettings(WebhookFormat.JSON, f"http://me:pass-word@{place}/T0K3N"), "", {})
         assert [authorization[:6] for _, _, authorization in kind.got] == ["Basic "], "a redirect is not followed"
+    assert "pass-word" not in str(raised.value)
     assert str(status) in str(raised.value) and "T0K3N" not in str(raised.value)
     if isinstance(raised.value, ChannelDownError):
-        assert raised.value.after == 77.0
+        assert raised.value.after == 77.0 and raised.value.kind == f"HTTP {status}"
+
+
+def test_a_webhooks_answer_shows_no_part_of_its_url() -> None:
+    with receiver(404) as (place, _):
+        hook = WebhookSettings(WebhookFormat.JSON, f"http://{place}/services/T0K3N/{'B' * 190}/s3cr3t?key=v4lue")
+        with pytest.raises(ChannelDownError) as raised:
+            send_webhook(hook, "", {"a": 1})
+    for part in ("T0K3N", "BBBB", "s3cr3t", "v4lue"):
+        assert part not in str(raised.value)
