@@ -72,8 +72,12 @@ end
 
 -- A user's name or an address, as the service that sends the mail takes them: it asks again, for anybody can leave this out.
 local function is_recipient(text)
-    local before, domain = text:match("^([%w_][%w.!#$%%&'*+/=?^_`{|}~-]*)@([%w][%w.-]*)$")
-    if before then return #before <= 64 and #domain <= 190 and not text:find("..", 1, true) end
+    local before, domain = text:match("^([%w_][%w.#$&'*+/=^_`{|}~-]*)@([%w][%w.-]*)$")
+    if before then
+        local is_known = false
+        for _, name in ipairs(has.domains) do is_known = is_known or name == "*" or name:lower() == domain:lower() end
+        return is_known and #before <= 64 and #domain <= 190 and not text:find("..", 1, true)
+    end
     return #text <= 64 and text:find("^[%w_][%w._-]*$") ~= nil
 end
 
@@ -121,7 +125,8 @@ function slurm_cli_pre_submit(options, component)
     end
     local to = options["mail-user"]
     if is_wanted and has.addresses and to ~= nil and to ~= "" and not are_recipients(to) then
-        slurm.log_error("minivm: --mail-user: expected a user's name or ADDRESS@DOMAIN, five at most with commas between; nothing was submitted")
+        slurm.log_error("minivm: --mail-user: expected a user's name or an address at %s, five at most with commas between; nothing was submitted",
+            table.concat(has.domains, ", "))
         return slurm.ERROR
     end
     if has.brings_back and options["type"] == "sbatch" then send_options(options) end

@@ -354,8 +354,9 @@ yes
 {{- define "minivm.notify.json" -}}
 {{- $n := .Values.notifications -}}
 {{- $file := dict "cluster" .Values.clusterName "ca" $n.ca "perUser" (int $n.perUser) "total" (int $n.total) -}}
-{{- if $n.mail.relay }}{{ $_ := set $file "mail" (dict "relay" $n.mail.relay "from" $n.mail.from "domain" $n.mail.domain) }}{{ end -}}
+{{- if $n.mail.relay }}{{ $_ := set $file "mail" (dict "relay" $n.mail.relay "from" $n.mail.from "domain" $n.mail.domain "domains" $n.mail.domains) }}{{ end -}}
 {{- if $n.webhook.format }}{{ $_ := set $file "webhook" (dict "format" $n.webhook.format) }}{{ end -}}
+{{- if $n.existingSecret }}{{ $_ := set $file "secret" $n.existingSecret }}{{ end -}}
 {{- $file | toJson -}}
 {{- end -}}
 
@@ -366,7 +367,7 @@ yes
 {{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
 {{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}{{ if .Values.notifications.mail.relay }}, domains = {"{{ join "\", \"" (append .Values.notifications.mail.domains (or .Values.notifications.mail.domain (last (splitList "@" .Values.notifications.mail.from)))) }}"}{{ end }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

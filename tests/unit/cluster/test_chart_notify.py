@@ -14,7 +14,13 @@ from cluster.errors import ClusterError
 from health.notify.settings import load
 from tests.support.rendered_chart import render
 
-MAIL = {"relay": "starttls://mail.example.org:587", "from": "slurm@example.org", "user": "u", "password": "p-word"}
+MAIL = {
+    "relay": "starttls://mail.example.org:587",
+    "from": "slurm@example.org",
+    "user": "u",
+    "password": "p-word",
+    "domains": ["x.org"],
+}
 HOOK = {"format": "slack", "url": "https://hooks.example.org/T0K3N"}
 ON = {"mail": MAIL, "webhook": HOOK, "ca": "PEM\n", "perUser": 7}
 
@@ -37,7 +43,7 @@ def test_the_service_reads_what_the_chart_writes_and_only_the_secret_has_secrets
     found = objects({"notifications": ON})
     config = found["ConfigMap", "slurm-config"]["data"]
     assert "MailProg=/usr/libexec/minivm/mail\n" in config["slurm.conf"]
-    assert "mail = true, addresses = true" in config["cli_filter.lua"]
+    assert 'mail = true, addresses = true, domains = {"x.org", "example.org"}' in config["cli_filter.lua"]
     secret = found["Secret", "slurm-notify"]["data"]
     (tmp_path / "notify.json").write_text(config["notify.json"])
     for name, text in secret.items():
@@ -45,6 +51,7 @@ def test_the_service_reads_what_the_chart_writes_and_only_the_secret_has_secrets
     settings = load(tmp_path / "notify.json", tmp_path)
     assert settings.mail is not None and settings.webhook is not None
     assert (settings.mail.user, settings.mail.password, settings.webhook.url) == ("u", "p-word", HOOK["url"])
+    assert settings.mail.domains == ("x.org",)
     assert (settings.cluster, settings.ca, settings.per_user, settings.total) == ("minivm", "PEM\n", 7, 500)
     rest = json.dumps([item for (kind, _), item in found.items() if kind != "Secret"])
     assert "p-word" not in rest and "T0K3N" not in rest
@@ -57,8 +64,9 @@ def test_a_secret_of_the_site_is_mounted_and_a_relay_without_a_password_needs_no
     mail = {"relay": "smtp://mail", "from": "slurm@example.org"}
     found = objects({"notifications": {"existingSecret": "mine", "mail": mail, "webhook": {"format": "teams"}}})
     volumes = found["StatefulSet", "slurm-controller"]["spec"]["template"]["spec"]["volumes"]
-    assert {"name": "notify", "secret": {"secretName": "mine", "defaultMode": 0o400}} in volumes
+    assert {"name": "notify", "secret": {"secretName": "mine", "defaultMode": 0o400, "optional": True}} in volumes
     assert ("Secret", "slurm-notify") not in found
+    assert json.loads(found["ConfigMap", "slurm-config"]["data"]["notify.json"])["secret"] == "mine"
     found = objects({"notifications": {"mail": mail}})
     volumes = found["StatefulSet", "slurm-controller"]["spec"]["template"]["spec"]["volumes"]
     assert not [volume for volume in volumes if volume["name"] == "notify"]
