@@ -83,7 +83,8 @@ class Notifier:
                 waits.append(work(settings, now))
             except OSError as error:  # a full disk: what waits there can go, which makes room
                 failed = error
-        waits += [self._send_all(settings, channel, now) for channel in settings.channels()]
+        for channel in settings.channels():
+            waits.append(60.0 if channel in settings.problems else self._send_all(settings, channel, now))
         if lost := self.spool.take_lost():
             self.lost += lost
             self.log(f"{lost} messages found no room in {self.spool.new} and are lost")
@@ -264,8 +265,8 @@ class Notifier:
         parts = []
         for channel in settings.channels():
             state, waiting = self._state(channel), len(self.spool.queue(channel))
-            if state.problem:
-                parts.append(f"{settings.place(channel)}: {state.problem} ({'many' if waiting > 99 else waiting} wait)")
+            if problem := safe(settings.problems.get(channel, state.problem), 300):
+                parts.append(f"{settings.place(channel)}: {problem} ({'many' if waiting > 99 else waiting} wait)")
         return f"{', '.join(parts)}; `minivm notify test USER` shows the answer" if parts else ""
 
     def metrics(self, settings: NotifySettings) -> str:
@@ -274,7 +275,7 @@ class Notifier:
         def samples(value: Callable[[str, ChannelState], float]) -> list[tuple[dict[str, str], str]]:
             return [({"channel": name}, f"{value(name, state):g}") for name, state in states.items()]
 
-        up = samples(lambda _, state: not state.problem)
+        up = samples(lambda name, state: not state.problem and name not in settings.problems)
         waiting = samples(lambda name, _: len(self.spool.queue(name)))
         sent, refused = samples(lambda _, state: state.sent), samples(lambda _, state: state.refused)
         held = sum(sum(held.counts.values()) for held in self.limits.held.values())
@@ -292,6 +293,8 @@ class Notifier:
 
 def deliver(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str:
     """Send a queued message by one channel; return the server's answer."""
+    if channel in settings.problems:
+        raise ChannelDownError(settings.problems[channel], "wrong settings")
     to: tuple[str, ...] = ()
     try:
         message = JobMessage(data["subject"], data["text"], dict(data["fields"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -54,9 +55,11 @@ class NotifySettings:
     ca: str = ""
     per_user: int = 20  # messages an hour
     total: int = 500
+    problems: Mapping[str, str] = field(default_factory=dict)  # of a channel whose settings are wrong: messages wait
 
     def channels(self) -> tuple[str, ...]:
-        return tuple(name for name, part in (("mail", self.mail), ("webhook", self.webhook)) if part is not None)
+        parts = {"mail": self.mail, "webhook": self.webhook}
+        return tuple(name for name, part in parts.items() if part is not None or name in self.problems)
 
     def place(self, channel: str) -> str:
         """Name a channel's server for people, without credentials."""
@@ -79,13 +82,22 @@ def load(file: Path = FILE, secret: Path = SECRET) -> NotifySettings:
     if (name := root.text("secret")) and not any(_secret(secret, key) for key in ("user", "password", "url")):
         why = f"the Secret {name} is missing or has none of the keys user, password and url"
         raise ConfigError("read the settings of notifications", why, hint="create it in the cluster's namespace")
+    mail = _mail(root.sub("mail"), secret) if root.has("mail") else None
+    webhook, problems = None, {}
+    try:
+        webhook = _webhook(root.sub("webhook"), secret) if root.has("webhook") else None
+    except ConfigError as error:
+        if mail is None:
+            raise
+        problems["webhook"] = str(error)
     return NotifySettings(
         root.text("cluster"),
-        _mail(root.sub("mail"), secret) if root.has("mail") else None,
-        _webhook(root.sub("webhook"), secret) if root.has("webhook") else None,
+        mail,
+        webhook,
         root.text("ca"),
         root.number("perUser", 20, least=1),
         root.number("total", 500, least=1),
+        problems,
     )
 
 

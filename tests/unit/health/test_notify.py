@@ -577,6 +577,25 @@ def test_settings_come_from_the_chart_and_the_secret(tmp_path: Path) -> None:
     assert "p-word" not in repr(found) and "T0K3N" not in repr(found)
 
 
+def test_a_webhook_without_a_url_stops_no_mail(tmp_path: Path) -> None:
+    data = {"cluster": "c", "mail": {"relay": "smtp://relay", "from": "slurm@example.org"}}
+    wrong = settings_of(tmp_path, data | {"webhook": {"format": "slack"}})
+    (tmp_path / "spool").mkdir()
+    spool, sender = spool_of(tmp_path / "spool"), Sender()
+    service = notifier(spool, sender)
+    assert service.turn(wrong, NOW) == 60.0, "the Secret may come"
+    assert service.problem(wrong).startswith("webhook: ") and "is no http(s) URL" in service.problem(wrong)
+    assert 'minivm_notify_up{channel="webhook"} 0' in service.metrics(wrong)
+    record(spool, 1)
+    service.turn(wrong, NOW)
+    assert [data["channel"] for data in sender.sent] == ["mail"]
+    with pytest.raises(ChannelDownError, match="is no http"):
+        deliver(wrong, "webhook", {"subject": "x", "text": "x", "fields": {}, "to": [], "id": "1", "at": NOW})
+    right = settings_of(tmp_path, data | {"webhook": {"format": "slack"}}, url="https://hooks.x.org/T0K3N")
+    service.turn(right, NOW + 60)
+    assert [data["channel"] for data in sender.sent] == ["mail", "webhook"] and service.problem(right) == ""
+
+
 @pytest.mark.parametrize(
     ("data", "secret", "reason"),
     [
