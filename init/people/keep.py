@@ -3,8 +3,8 @@
     python3 -I -m init.people.keep [--boot]
 
 A file that cannot be read changes nothing: the last good one counts, and its times of expiry too. Exit code 1 and one
-line, which becomes the reason for which the pod is degraded. With --boot the exit code is 0 if people of an earlier
-file are known: only a pod without people waits for a better file.
+line, which becomes the reason for which the pod is degraded. With --boot the exit code is 0 unless the file is refused
+and nobody else is known: only then does the pod wait for a better file.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from init.records import record, replace
 MOUNT = f"{MOUNTS}/people"
 # On the controller it is on the state volume: a uid that was seen once is known to each later pod.
 STATE = "/var/lib/minivm/people"
+# The file by which a pod has a directory service.
+DIRECTORY = "secrets/sssd/sssd.conf"
 # Where no directory service and no chart says it.
 HOMES = "/home"
 DAMAGED = "state.json.damaged"
@@ -148,7 +150,7 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
 
 
 def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
-    """Do it all once; return what is wrong, and whether people of the file or of an earlier one are known."""
+    """Do it all once; return what is wrong, and whether people can use the pod all the same."""
     problems = []
     with alone(pod):
         before = state = load(pod)
@@ -169,7 +171,9 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
         finally:
             end_sessions(pod, before, state, now)
     problems += state.problems
-    return problems, bool(state.people.users) or not problems
+    # An absent file may come later, and a directory may know everybody.
+    is_usable = not state.problems or pod.path(f"{MOUNTS}/{DIRECTORY}").exists()
+    return problems, bool(state.people.users) or is_usable
 
 
 def in_both(before: PeopleList, after: PeopleList) -> PeopleList:
@@ -232,12 +236,12 @@ def told(problems: Iterable[str]) -> str:
 
 def main(arguments: list[str]) -> int:
     try:
-        problems, is_known = keep(Pod(os.environ), time.time())
+        problems, is_usable = keep(Pod(os.environ), time.time())
     except (InitError, OSError) as error:
-        problems, is_known = [str(error)], False
+        problems, is_usable = [str(error)], False
     if text := told(problems):
         print(text)
-        return 0 if "--boot" in arguments and is_known else 1
+        return 0 if "--boot" in arguments and is_usable else 1
     return 0
 
 

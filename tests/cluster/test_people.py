@@ -150,20 +150,6 @@ def test_a_wrong_file_or_uid_changes_nothing_and_is_told(lab: Lab) -> None:
     )
 
 
-def test_a_new_pod_with_a_wrong_file_is_not_ready_before_a_good_one_comes(lab: Lab) -> None:
-    """A roll-out with a mistake in the file stops at its first pod, before anybody is locked out."""
-    good = lab.mounted()[0].read_text()
-    lab.write(good.replace("15001", "0", 1))
-    kubelet = lab.world.cluster.kubelet
-    assert lab.world.cluster.exec(LOGIN, ["rm", "/var/lib/minivm/people/state.json"])[0] == 0
-    kubelet.api.restart(lab.world.running(LOGIN).container)
-    lab.world.wait_for_reason(LOGIN, "wanted 1000 to 59999")
-    assert not lab.world.row(LOGIN).ready
-    lab.write(good)
-    until(lambda: lab.world.row(LOGIN).ready, "the good file counts", within=90)
-    assert lab.say("bob", "id -u") == "15002\n"
-
-
 def test_a_removed_person_s_sessions_end_and_jobs_go_on(lab: Lab) -> None:
     job = lab.say("ada", "sbatch --parsable -o /dev/null --wrap 'sleep 600'").strip()
     until(lambda: "RUNNING" in lab.world.slurm("scontrol", "show", "job", job), "ada's job runs")

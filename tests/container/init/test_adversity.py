@@ -105,6 +105,19 @@ def test_a_wrong_munge_key_is_named_by_the_controller_that_rejects_it(site: Worl
     pod.wait_ready()
 
 
+def test_a_login_pod_that_nobody_could_use_waits_for_a_people_file_without_mistakes(site: World, mounts: Path) -> None:
+    """A roll-out with a mistake in the file stops at its first pod, before anybody is locked out."""
+    file = mounts / "people" / "people.yaml"
+    file.parent.mkdir()
+    text = "groups: [{{name: lab, gid: 20000}}]\nusers: [{{name: ada, uid: {uid}, group: lab, keys: []}}]\n"
+    file.write_text(text.format(uid=0))
+    pod = site.pod("login", "nobodylogin", mounts=mounts)
+    pod.wait_reason("wanted 1000 to 59999")
+    file.write_text(text.format(uid=15001))
+    pod.wait_ready()
+    assert pod.run("id", "-u", "ada").strip() == "15001"
+
+
 def test_a_wrong_munge_key_on_a_login_pod(site: World, mounts: Path) -> None:
     key_file(mounts).write_bytes(os.urandom(128))
     pod = site.pod("login", "wronglogin", mounts=mounts)

@@ -75,8 +75,20 @@ def test_only_a_pod_without_people_waits_for_a_better_file(here: Here) -> None:
     here.mount(people(ada()))
     assert keep.keep(here.pod, NOW) == ([], True)
     here.mount(b"users: [")
-    problems, is_known = keep.keep(here.pod, NOW)
-    assert problems and is_known
+    problems, is_usable = keep.keep(here.pod, NOW)
+    assert problems and is_usable
+
+
+def test_no_pod_waits_for_an_absent_file_or_beside_a_directory(here: Here) -> None:
+    here.mount(None)
+    problems, is_usable = keep.keep(here.pod, NOW)
+    assert problems and is_usable, "a ConfigMap may come later"
+    here.mount(b"users: [")
+    assert keep.keep(here.pod, NOW)[1] is False
+    directory = here.root / "mnt/minivm/secrets/sssd/sssd.conf"
+    directory.parent.mkdir(parents=True)
+    directory.touch()
+    assert keep.keep(here.pod, NOW)[1] is True, "the directory's people log in"
 
 
 def test_a_key_and_a_person_expire_without_a_change_of_the_file(here: Here) -> None:
