@@ -201,7 +201,8 @@ def test_a_name_that_is_an_encoded_word_is_decoded_by_nobody(name: str) -> None:
     assert "\nreply-to" not in head.lower()
     names = [line.partition(":")[0] for line in head.splitlines() if line[:1] != " "]
     assert len(names) == len(set(names)) == 9
-    assert body.replace("\r\n", "\n").startswith("Job 12 (") or "base64" in head
+    if "base64" not in head:
+        assert body.replace("\r\n", "\n").startswith("Job 12 (")
 
 
 def test_a_webhook_mentions_nobody_and_formats_nothing() -> None:
