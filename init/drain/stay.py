@@ -115,15 +115,24 @@ class Stay:
         try:
             path = f"/api/v1/namespaces/{os.environ.get('MINIVM_POD_NAMESPACE', '')}/pods/{self.pod}"
             item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path)
-            grace = (item.get("metadata") or {}).get("deletionGracePeriodSeconds")
+            metadata = item.get("metadata") or {}
+            grace = metadata.get("deletionGracePeriodSeconds")
             conditions = (item.get("status") or {}).get("conditions") or ()
-            if any(each.get("type") == "DisruptionTarget" and each.get("status") == "True" for each in conditions):
-                self.why = "leaves its machine, which is being emptied"
+            reasons = {each.get("reason") for each in conditions
+                       if each.get("type") == "DisruptionTarget" and each.get("status") == "True"}  # fmt: skip
         except (InitError, OSError, AttributeError) as error:
-            report_change(f"{error}")
+            log_change(f"{error}")
             return
+        if reasons:
+            self.why = "leaves its machine, which is being emptied"
+        # The kubelet's own ends leave the object's grace period as it is: a probe that failed, an eviction, a shutdown.
+        if not metadata.get("deletionTimestamp"):
+            self.why = "must stop"
+        if "TerminationByKubelet" in reasons or not metadata.get("deletionTimestamp"):
+            short = _seconds("MINIVM_SHORT_GRACE_SECONDS")
+            grace = min(short, grace) if isinstance(grace, int) else short
         # A full grace period is known already; `kubectl delete --grace-period` and evictions give less.
-        if isinstance(grace, int) and grace < min(self.grace, _full_grace()):
+        if isinstance(grace, int | float) and grace < min(self.grace, _seconds("MINIVM_GRACE_SECONDS")):
             self.grace = grace
             allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
             self.deadline.shorten(allowed)
@@ -140,7 +149,7 @@ class Stay:
             if self.returning is None:
                 NOLOGIN.write_text(REFUSAL)
         except OSError as error:  # a user may have filled the disk: the sessions still get their time
-            report_change(f"cannot refuse new logins: {error.strerror}")
+            log_change(f"cannot refuse new logins: {error.strerror}")
         self.returning = names
 
     def _tell(self, paths: Collection[Path]) -> None:
@@ -239,21 +248,28 @@ def _owners(sessions: Collection[int]) -> set[int]:
     return found
 
 
-def _full_grace() -> float:
+def _seconds(name: str) -> float:
     try:
-        return float(os.environ.get("MINIVM_GRACE_SECONDS") or "inf")
+        return float(os.environ.get(name) or "inf")
     except ValueError:
         return float("inf")
 
 
-_last: list[str] = []
+_last = {"report": "", "log": ""}
 
 
 def report_change(text: str) -> None:
     """Report what the line before did not say."""
-    if _last != [text]:
-        _last[:] = [text]
+    if _last["report"] != text:
+        _last["report"] = text
         report(text)
+
+
+def log_change(text: str) -> None:
+    """Log an error once; the status still says how many people stay."""
+    if _last["log"] != text:
+        _last["log"] = text
+        print(text, flush=True)
 
 
 def clock(moment: float) -> str:

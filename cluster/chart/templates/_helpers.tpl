@@ -341,11 +341,11 @@ are a Deployment's: a right is for pods by name, and theirs are known to nobody.
 {{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") (not (and (eq .role "login") (int .root.Values.login.keepSeconds))) }}yes{{ end -}}
 {{- end -}}
 
-{{/* The content of a projected volume: the account's token and how to reach the API server. */}}
+{{/* The content of a projected volume: the account's token, for `seconds` if named, and how to reach the API server. */}}
 {{- define "minivm.apiToken" -}}
 defaultMode: 0400
 sources:
-  - serviceAccountToken: {path: token, expirationSeconds: 3607}
+  - serviceAccountToken: {path: token, expirationSeconds: {{ .seconds | default 3607 }}}
   - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
   - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}

@@ -16,6 +16,7 @@ import pytest
 from init.drain import deadline as drain
 from init.drain import login as drain_login
 from init.drain import sessions, stay
+from init.pod.api_server import ApiError
 from tests.process.init_world import PYTHON
 from tests.waiting import until
 
@@ -200,30 +201,78 @@ def test_a_person_who_never_leaves_is_told_again_and_ends_at_the_limit(
 def test_a_shorter_grace_period_of_the_pod_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`kubectl delete --grace-period`, an eviction, an uninstall."""
     looks = Looks(monkeypatch, tmp_path, last=10**9, keepers=False)
-    (tmp_path / "account").mkdir()
-    (tmp_path / "account" / "token").write_text("t")
     answers: list[dict[str, object]] = [
-        {"metadata": {"deletionGracePeriodSeconds": 43200}, "status": {}},
-        {"metadata": {"deletionGracePeriodSeconds": 12},
+        {"metadata": {"deletionTimestamp": "t", "deletionGracePeriodSeconds": 43200}, "status": {}},
+        {"metadata": {"deletionTimestamp": "t", "deletionGracePeriodSeconds": 12},
          "status": {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}},
-        {"metadata": {"deletionGracePeriodSeconds": 43200}},
+        {"metadata": {"deletionTimestamp": "t", "deletionGracePeriodSeconds": 43200}},
     ]  # fmt: skip
-
-    class Server:
-        def __init__(self, *_: object) -> None: ...
-
-        def ask(self, *_: object) -> dict[str, object]:
-            return answers.pop(0) if len(answers) > 1 else answers[0]
-
-    monkeypatch.setattr(stay, "ApiServer", Server)
-    monkeypatch.setattr(stay, "ASK_EVERY", 0.1)
-    monkeypatch.setattr(stay, "budget", lambda env, _: float(env["MINIVM_GRACE_SECONDS"]) / 10)
-    monkeypatch.setenv("MINIVM_GRACE_SECONDS", "43200")
+    answering(monkeypatch, tmp_path, answers)
     deadline = drain.Deadline(43000.0)
     stay.Stay(deadline, 5.0, "login-old", "").run()
     assert deadline.left < 2
     assert re.search(r"\b1[12] h\b", looks.said[0])
     assert "leaves its machine" in looks.said[-1] and "h " not in looks.said[-1].split("(for")[1].split(")")[0]
+
+
+def deleted(reason: str) -> dict[str, object]:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    return {"metadata": {"deletionTimestamp": "t", "deletionGracePeriodSeconds": 43200},
+            "status": {"conditions": [condition]}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("item", "is_short"),
+    [
+        ({"metadata": {}}, True),  # a failed liveness probe, an eviction by the kubelet, `minivm drain` by hand
+        (deleted("TerminationByKubelet"), True),
+        (deleted("EvictionByEvictionAPI"), False),
+    ],
+)
+def test_an_end_that_nobody_asked_kubernetes_for_is_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, item: dict[str, object], is_short: bool
+) -> None:
+    """A machine that shuts down gives a pod the kubelet's time, and the pod's object says nothing of it."""
+    Looks(monkeypatch, tmp_path, last=10**9, keepers=False)
+    answering(monkeypatch, tmp_path, [item])
+    monkeypatch.setenv("MINIVM_SHORT_GRACE_SECONDS", "60")
+    deadline = drain.Deadline(43000.0)
+    leaving = stay.Stay(deadline, 5.0, "login-old", "")
+    leaving._ask()
+    assert (deadline.left < 60) is is_short
+
+
+def test_an_error_is_logged_once_and_hides_nobody_in_the_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The account has lost its right, as after an upgrade to `keepSeconds: 0`."""
+    Looks(monkeypatch, tmp_path, last=20, keepers=False)
+    answering(monkeypatch, tmp_path, [])
+    said: list[str] = []
+    monkeypatch.setattr(stay, "_last", {"report": "", "log": ""})
+    monkeypatch.setattr(stay, "report", said.append)
+    stay.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
+    assert capsys.readouterr().out.count("403") == 1
+    assert [line.partition(" until")[0] for line in said] == ["1 person stays", "all sessions have ended"]
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, items: list[dict[str, object]]) -> None:
+    """Let an API server tell these of the pod, the last one for ever; without one it refuses."""
+    (tmp_path / "account").mkdir()
+    (tmp_path / "account" / "token").write_text("t")
+
+    class Server:
+        def __init__(self, *_: object) -> None: ...
+
+        def ask(self, *_: object) -> dict[str, object]:
+            if not items:
+                raise ApiError("see when this pod must end", "403 no", status=403)
+            return items.pop(0) if len(items) > 1 else items[0]
+
+    monkeypatch.setattr(stay, "ApiServer", Server)
+    monkeypatch.setattr(stay, "ASK_EVERY", 0.1)
+    monkeypatch.setattr(stay, "budget", lambda env, _: float(env["MINIVM_GRACE_SECONDS"]) / 10)
+    monkeypatch.setenv("MINIVM_GRACE_SECONDS", "43200")
 
 
 def test_user_ids_without_a_name_hide_nobody_and_a_dead_directory_is_asked_again(

@@ -322,6 +322,15 @@ def test_login_pods_that_keep_their_sessions_have_new_ones_beside_them(tmp_path:
             assert spec["terminationGracePeriodSeconds"] == 43200 == int(env["MINIVM_GRACE_SECONDS"])
             assert env["MINIVM_KEEP_SESSIONS"] == "yes" and spec["subdomain"] == "slurm-login"
             assert "readinessGates" not in spec
+            # What is no planned end has the ordinary grace: a hung PID 1 is not waited for for hours.
+            assert env["MINIVM_SHORT_GRACE_SECONDS"] == "60"
+            (main, *_) = spec["containers"]
+            assert {main[each]["terminationGracePeriodSeconds"] for each in ("livenessProbe", "startupProbe")} == {60}
+            # A kubelet renews a token after a day or four fifths of its time, and none of a pod that leaves.
+            (own,) = [each for each in spec["volumes"] if each["name"] == "own-pod"]
+            (seconds,) = [each["serviceAccountToken"]["expirationSeconds"] for each in own["projected"]["sources"]
+                          if "serviceAccountToken" in each]  # fmt: skip
+            assert seconds - min(24 * 3600, seconds * 4 // 5) > 43200
             names.append(spec["hostname"])
     assert len(set(names)) == 6 and all(len(name) <= 63 for name in names)
     roles = {item["metadata"]["name"] for item in kind(documents, "Role")}
