@@ -24,6 +24,7 @@ from init.slurm.node import PREFIX
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
 MOST = 6
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
+BACK_FOR = re.compile(rf"{PREFIX} job (\d+) again,(?: first job (\d+),)?", re.ASCII)
 UNKNOWN_JOB = ("Invalid job id", "invalid job id")
 NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
 SAMPLED = 60.0  # slurmstepd's figures are nonsense before its second sample
@@ -144,8 +145,8 @@ def _brought_back(asker: Asker, number: str) -> list[Job]:
         jobs = asker.queue("--me")
     except SlurmError:
         return []
-    start = f"{PREFIX} job {number} again,"
-    return [job for job in jobs if job.user == asker.user and job.admin_comment.startswith(start)]
+    back = ((job, BACK_FOR.match(job.admin_comment)) for job in jobs if job.user == asker.user)
+    return [job for job, match in back if match and number in match.groups()]
 
 
 def _by_name(asker: Asker, name: str) -> list[Job]:

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 
@@ -73,7 +74,8 @@ def _keep_lost_jobs(pod: Pod, state: Path, release: Release) -> Iterator[str]:
         unsaved = not any(os.path.lexists(state / f"{JOBS}{end}") for end in ("", OLD))
         following = next_job(head, release) if head is not None else 1 if unsaved else None
         if following is not None:
-            yield from lost_jobs.keep(state, following, pod.path(lost_jobs.LOST))
+            owners_told = partial(lost_jobs.tells_owners, pod)
+            yield from lost_jobs.keep(state, following, pod.path(lost_jobs.LOST), owners_told)
     except OSError as error:
         yield f"lost jobs are not kept: {error.strerror or error}"
 

@@ -17,7 +17,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ground.files import read_json, read_plain, write_json, write_whole
@@ -33,6 +33,7 @@ SCRIPT, ENVIRONMENT, LEDGER = "script", "environment", "job.json"
 FILTER = "job_submit.lua"
 # In the chart's job_submit.lua: by these the owner in an environment is slurmctld's own word, not the user's.
 TRUSTED = (b"local has = {brings_back = true,", b'env["MINIVM_JOB_OWNER"] =')
+NOT_TOLD = "without the chart's job_submit.lua and slurm.bringBackJobs nobody knows their owners"
 # Bounds of what is kept: a flood of submissions must not fill the state's volume.
 MOST_JOBS = 5000
 MOST_BYTES = 512 << 20
@@ -54,6 +55,7 @@ class OwnedSubmission:
     name: str
     options: str  # of the chart's cli_filter.lua; "" if the job did not come by it
     again: int  # the lost job of which this one is the second submission; 0: none
+    first: int = 0  # the lost job that was submitted by a person, if that second submission was lost, too
 
 
 @record(frozen=True, slots=True)
@@ -100,8 +102,11 @@ def find(state: Path, following: int) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-def keep(state: Path, following: int, directory: Path) -> Iterator[str]:
-    """Copy the lost jobs' files, and say what was kept and what was not. Safe to repeat after any cut."""
+def keep(state: Path, following: int, directory: Path, owners_told: Callable[[], bool] = lambda: True) -> Iterator[str]:
+    """Copy the lost jobs' files, and say what was kept and what was not. Safe to repeat after any cut.
+
+    What slurmctld ran with tells now, and not later, if the owners in these files are its own word.
+    """
     lost = find(state, following)
     if not lost:
         return
@@ -109,7 +114,7 @@ def keep(state: Path, following: int, directory: Path) -> Iterator[str]:
 
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     forget(directory)
-    shelf = Shelf(directory)
+    shelf = Shelf(directory, owners_told())
     # Side by side: each file is synced to the volume, which takes ten times as long one after the other.
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = dict(zip(lost, pool.map(lambda job: shelf.keep(job, state / lost[job]), lost), strict=True))
@@ -117,6 +122,8 @@ def keep(state: Path, following: int, directory: Path) -> Iterator[str]:
     problems = [f"job {job}: {why}" for job, why in outcomes.items() if why]
     if kept:
         yield f"kept the scripts of {len(kept)} jobs, from {kept[0]} to {kept[-1]}, that slurmctld had not saved"
+    if kept and not shelf.owners_told:
+        yield f"none of them is brought back: {NOT_TOLD}"
     if problems:
         yield f"{len(problems)} lost jobs are not kept: {'; '.join(problems[:3])}"
 
@@ -124,8 +131,9 @@ def keep(state: Path, following: int, directory: Path) -> Iterator[str]:
 class Shelf:
     """The directory of the kept jobs, with its bounds."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, owners_told: bool) -> None:
         self.directory = directory
+        self.owners_told = owners_told
         self.there = {entry.name for entry in directory.iterdir()}
         self.used = sum(file.stat().st_size for file in directory.glob("job-*/*"))
         self.lock = threading.Lock()
@@ -140,7 +148,7 @@ class Shelf:
                     return ""
                 self._take_room(sum(len(data) for data in files.values()))
                 self.there.add(name)
-            _put(self.directory, name, job, files)
+            _put(self.directory, name, job, files, "" if self.owners_told else NOT_TOLD)
         except OSError as error:
             return error.strerror or str(error)
         return ""
@@ -162,13 +170,13 @@ def forget(directory: Path) -> None:
                 shutil.rmtree(entry)
 
 
-def _put(directory: Path, name: str, job: int, files: dict[str, bytes]) -> None:
+def _put(directory: Path, name: str, job: int, files: dict[str, bytes], refused: str) -> None:
     partial = directory / f".{name}.{os.urandom(4).hex()}"
     partial.mkdir(mode=0o700)
     try:
         for file, data in files.items():
             write_whole(partial / file, data, 0o600)
-        LostJob(partial, job, "kept").put("kept")
+        LostJob(partial, job, "kept").put("refused" if refused else "kept", why=refused)
         partial.rename(directory / name)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -215,14 +223,19 @@ def submission_of(pairs: list[bytes]) -> OwnedSubmission | None:
     owner = _OWNER.fullmatch(value_of(pairs, "MINIVM_JOB_OWNER"))
     if owner is None:
         return None
-    again = number(value_of(pairs, "MINIVM_BROUGHT_BACK").partition(" ")[0]) or 0
+    again, _, first = value_of(pairs, "MINIVM_JOB_AGAIN").partition(" ")
     directory, name, options = (value_of(pairs, f"MINIVM_JOB_{what}") for what in ("DIR", "NAME", "OPTIONS"))
-    return OwnedSubmission(int(owner[1]), int(owner[2]), directory, name, options, again)
+    return OwnedSubmission(
+        int(owner[1]), int(owner[2]), directory, name, options, number(again) or 0, number(first) or 0
+    )
 
 
 def tells_owners(pod: Pod) -> bool:
-    """Tell if slurmctld ran, and will run, with the chart's job_submit.lua: without, any user could name any owner."""
-    good = LastGoodConfig(pod).good()
+    """Tell if slurmctld ran, and will run, with the chart's job_submit.lua: without, any user could name any owner.
+
+    Where nothing tells what slurmctld ran with, that is no.
+    """
+    good = LastGoodConfig(pod).good() or {}
     installed = {
         "slurm.conf": read_plain(pod.path(CONFIGURATION), 1 << 20) or b"",
         FILTER: read_plain(pod.path(CONFIGURATION).with_name(FILTER), 1 << 20) or b"",
@@ -230,7 +243,7 @@ def tells_owners(pod: Pod) -> bool:
     return all(
         "lua" in words(setting(files.get("slurm.conf", b"").decode(errors="replace"), "JobSubmitPlugins"))
         and all(line in files.get(FILTER, b"") for line in TRUSTED)
-        for files in (installed, installed if good is None else good)
+        for files in (installed, good)
     )
 
 

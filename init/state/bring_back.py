@@ -106,12 +106,12 @@ def words_of(options: Mapping[str, object]) -> tuple[str, list[str]]:
     return (words[0], words[1:]) if words and "wrap" not in options else ("", [])
 
 
-def environment_for(pairs: Sequence[bytes], lost: int, *, complete: bool) -> bytes:
+def environment_for(pairs: Sequence[bytes], lost: int, first: int = 0, *, complete: bool) -> bytes:
     """Return the job's environment as sbatch reads it, with what job_submit.lua puts in its place again."""
     own = (b"MINIVM_BROUGHT_BACK=", b"MINIVM_WAS_", b"MINIVM_JOB_")
     kept = [pair for pair in pairs if not pair.startswith(own)]
     told = [b"MINIVM_WAS_" + pair for pair in kept if pair.startswith((b"SLURM_", b"HOSTNAME="))]
-    mark = f"MINIVM_BROUGHT_BACK={lost}{'' if complete else ' unknown'}".encode()
+    mark = f"MINIVM_BROUGHT_BACK={lost}{f' {first}' if first else ''}{'' if complete else ' unknown'}".encode()
     return b"".join(pair + b"\0" for pair in (*kept, *told, mark))
 
 
@@ -134,8 +134,8 @@ class Bringer:
         if not waiting:
             return
         if not lost_jobs.tells_owners(self.pod):
-            log(f"{len(waiting)} lost jobs are not brought back: without the chart's job_submit.lua and "
-                f"slurm.bringBackJobs nobody knows their owners; their scripts are in {self.directory}")  # fmt: skip
+            log(f"{len(waiting)} lost jobs are not brought back: {lost_jobs.NOT_TOLD}; "
+                f"their scripts are in {self.directory}")  # fmt: skip
             return
         back = already_back(client.run(LIST, self.controller, within=WITHIN_S))
         for lost in waiting:
@@ -164,6 +164,8 @@ class Bringer:
             return self._end(lost, 0, f"there is no user {submission.uid} (any more)")
         if not submission.uid:
             return self._end(lost, 0, "it is a job of root")
+        if submission.gid not in os.getgrouplist(owner.pw_name, owner.pw_gid):
+            return self._end(lost, 0, f"{owner.pw_name} is not (any more) in group {submission.gid}")
         try:
             number_, why = self._submit(lost.put("submitting", why=lost.why), pairs, submission, owner)
         except subprocess.TimeoutExpired:
@@ -199,7 +201,8 @@ class Bringer:
             script = work / (re.sub(r"[^\w.+-]", "_", Path(name).name)[:100] or SCRIPT)
             data = read_plain(lost.place / SCRIPT, LARGEST_FILE) or b""
             write_whole(script, data.removesuffix(b"\0"), 0o400, ids)
-            environment = environment_for(pairs, lost.job, complete=options is not None and not unknown)
+            complete = options is not None and not unknown
+            environment = environment_for(pairs, lost.job, submission.first or submission.again, complete=complete)
             write_whole(work / "environment", environment, 0o400, ids)
             argv = [SBATCH, "--parsable", "--hold", f"--export-file={work / 'environment'}", *known,
                     "--export=ALL",  # without it Slurm 26.05 leaves the file's variables out

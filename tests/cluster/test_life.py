@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -151,7 +152,8 @@ done
 """
 AGAIN = """#!/bin/sh
 #SBATCH --mem=64M
-printf '%s|' "$1" "$WORD" "$SLURM_SUBMIT_DIR" "$SLURM_SUBMIT_HOST" "$PWD" "$SLURM_MEM_PER_NODE"
+printf '%s|' "$1" "$WORD" "$SLURM_SUBMIT_DIR" "$SLURM_SUBMIT_HOST" "$PWD" "$SLURM_MEM_PER_NODE" \\
+    "$MINIVM_BROUGHT_BACK$MINIVM_WAS_SLURM_UMASK"
 """
 
 
@@ -188,13 +190,21 @@ def test_jobs_that_slurmctld_forgot_are_back_held_once_and_as_they_were(healthy:
         assert row[4] == "JobHeldUser" and row[5].startswith("minivm: job ")
     name, number = back[-1][0].split()[1], back[-1][6]
     assert "which may have run" in alice(f"minivm job {number}")
-    was = back[-1][5].split()[2]
-    if was in old:  # the second kill forgot second submissions: the number of the first one is in none
-        assert f"Job {number}" in alice(f"minivm job {was}")
+    (was,) = old & set(re.findall(r" job ([0-9]+)", back[-1][5]))  # the second kill forgot second submissions, too
+    assert f"Job {number}" in alice(f"minivm job {was}")
     alice(f"scontrol update jobid={number} starttime=now; scontrol release {number}")
     written = until(lambda: alice(f"cat again-{name}.txt 2>/dev/null || true"), "it has run")
-    assert written == f"arg {name}|a\\tb|/home/alice|slurm-login-0|/home/alice|64|"
+    assert written == f"arg {name}|a\\tb|/home/alice|slurm-login-0|/home/alice|64||"
     alice(f"scancel --user=alice; rm -f again*; : {first}")
+
+
+def test_a_job_with_many_arguments_runs(healthy: World, alice: Researcher) -> None:
+    """The filters keep the arguments in one variable of the job, where 128 KiB would let no program start."""
+    alice(
+        "bash -c 'cat > many.sh; sbatch -o many.txt many.sh $(seq 100000 130000)'", stdin='#!/bin/sh\n/bin/echo "$#"\n'
+    )
+    assert until(lambda: alice("cat many.txt 2>/dev/null || true"), "it has run").strip() == "30001"
+    alice("rm -f many.sh many.txt")
 
 
 def test_workers_roll_to_a_new_image_while_an_array_runs(healthy: World, alice: Researcher, tmp_path: Path) -> None:

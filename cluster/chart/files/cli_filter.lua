@@ -3,6 +3,7 @@
 -- this file.
 
 local SHOWN = 12
+local LONGEST = 65536 -- bytes: one variable of 128 KiB, and no program of the job starts
 
 -- Inside a step that srun started? The environment does not tell: sbatch hands a step's variables on to the next job.
 local function in_a_step()
@@ -97,7 +98,9 @@ end
 -- job_submit.lua takes them out again and keeps them beside the job's script. Slurm's own text has no line break.
 local function send_options(options)
     local made, text = pcall(slurm.json_cli_options, options)
-    if made and text and not text:find("\n") then options["extra"] = "minivm:" .. text .. "\n" .. (options["extra"] or "") end
+    if made and text and #text <= LONGEST and not text:find("\n") then
+        options["extra"] = "minivm:" .. text .. "\n" .. (options["extra"] or "")
+    end
 end
 
 function slurm_cli_pre_submit(options, component)

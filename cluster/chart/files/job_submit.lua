@@ -1,6 +1,8 @@
 -- Made by the chart, which sets `has` above. slurmctld runs these functions for each job, before it answers. A
 -- job_submit.lua in slurm.files, or slurm.config.JobSubmitPlugins, replaces this file.
 
+local LONGEST = 65536 -- bytes: one variable of 128 KiB, and no program of the job starts
+
 -- What sbatch tells of its own surroundings: of a job that is brought back, those of the first submission.
 local TOLD = {
   "HOSTNAME", "SLURM_EXPORT_ENV", "SLURM_PRIO_PROCESS", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_UMASK",
@@ -15,20 +17,27 @@ local function keep_submission(job)
   if options then job.extra = extra end
   local env = job.environment
   if not (has.brings_back and job.script and env) then return end
-  local again, note = (env["MINIVM_BROUGHT_BACK"] or ""):match("^(%d+)( ?%l*)$")
+  -- What marks a job that is back is emptied: the job's own submissions inherit its environment.
+  local again, first, note = (env["MINIVM_BROUGHT_BACK"] or ""):match("^(%d+) ?(%d*) ?(%l*)$")
   if again then
-    job.admin_comment = ("minivm: job %s again, held: slurmctld was killed before it had saved that job, which may have run%s. "
-      .. "Run it: scontrol release; or scancel"):format(again, note == " unknown" and "; only its #SBATCH options are known" or "")
-    for _, name in ipairs(TOLD) do
-      local value = env["MINIVM_WAS_" .. name]
-      if value then env[name] = value end
+    job.admin_comment = ("minivm: job %s again,%s held: slurmctld was killed before it had saved that job, which may have run%s. "
+      .. "Run it: scontrol release; or scancel"):format(again, first ~= "" and (" first job %s,"):format(first) or "",
+      note == "unknown" and "; only its #SBATCH options are known" or "")
+    env["MINIVM_BROUGHT_BACK"] = ""
+  end
+  for _, name in ipairs(TOLD) do
+    local value = env["MINIVM_WAS_" .. name]
+    if value and value ~= "" then
+      if again then env[name] = value end
+      env["MINIVM_WAS_" .. name] = ""
     end
   end
+  env["MINIVM_JOB_AGAIN"] = again and (first ~= "" and again .. " " .. first or again) or ""
   env["MINIVM_JOB_OWNER"] = ("%d:%d"):format(job.user_id, job.group_id)
   env["MINIVM_JOB_DIR"] = job.work_dir or "/"
   env["MINIVM_JOB_NAME"] = job.name or ""
   -- A component of a heterogeneous job is no job by itself: its options do not tell that.
-  env["MINIVM_JOB_OPTIONS"] = job.het_job_offset == slurm.NO_VAL and options or ""
+  env["MINIVM_JOB_OPTIONS"] = job.het_job_offset == slurm.NO_VAL and options and #options <= LONGEST and options or ""
 end
 
 -- A job that asks for a login shell's environment (--export=NONE, --get-user-env) would have slurmd make a PID namespace

@@ -172,8 +172,11 @@ def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -
 
 
 @pytest.mark.parametrize("records", [[], [recorded(12, "PENDING")]])
-def test_a_lost_job_that_was_submitted_again_is_shown_by_its_old_number(records: list[dict[str, object]]) -> None:
-    comment = "minivm: job 12 again, held: slurmctld was killed before it had saved that job. Run it: scontrol release"
+@pytest.mark.parametrize("again", ["job 12 again, held:", "job 21 again, first job 12, held:"])
+def test_a_lost_job_that_was_submitted_again_is_shown_by_its_old_number(
+    records: list[dict[str, object]], again: str
+) -> None:
+    comment = f"minivm: {again} slurmctld was killed before it had saved that job. Run it: scontrol release"
     mine = [
         queued(34, admin_comment=comment, state_reason="JobHeldUser"),
         queued(35, admin_comment="minivm: job 1 again,"),
@@ -186,7 +189,7 @@ def test_a_lost_job_that_was_submitted_again_is_shown_by_its_old_number(records:
             return super().__call__(argv)
 
     (item,) = look(asker(Back(sacct=records)), "12")
-    assert item.job.shown == "34" and "job 12 again, held" in page(item)
+    assert item.job.shown == "34" and again in page(item)
     if records:
         (item,) = look(asker(Back(sacct=[recorded(12, "COMPLETED")])), "12")
         assert item.job.shown == "12", "that one has ended"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from init.state import bring_back
 from tests.support.rendered_chart import render
 
 SCRIPT_TEXT = b"#!/bin/sh\ntrue\n\0"
+ME = pwd.getpwuid(os.getuid() or 1)
+OWN = f"{ME.pw_uid}:{ME.pw_gid}"
 OWNED = {"MINIVM_JOB_OWNER": "1001:100", "MINIVM_JOB_DIR": "/home/ann", "MINIVM_JOB_NAME": "n"}
 
 
@@ -154,15 +157,34 @@ def configured(root: Path, **slurm: object) -> Pod:
     return Pod({}, root)
 
 
+def ran_with(pod: Pod) -> Pod:
+    names = ("slurm.conf", "job_submit.lua")
+    LastGoodConfig(pod).keep({name: pod.path(f"/etc/slurm/{name}").read_bytes() for name in names})
+    return pod
+
+
 def test_owners_are_believed_with_the_charts_own_filter_alone(tmp_path: Path) -> None:
-    assert tells_owners(configured(tmp_path / "a"))
-    assert not tells_owners(configured(tmp_path / "b", bringBackJobs=False))
-    assert not tells_owners(configured(tmp_path / "c", bringBackJobs=False, version="26.05")), "that one has the file"
-    assert not tells_owners(configured(tmp_path / "d", files={"job_submit.lua": "-- ours\n"}))
-    assert not tells_owners(configured(tmp_path / "e", config={"JobSubmitPlugins": "all_partitions"}))
-    pod = configured(tmp_path / "a")
+    assert tells_owners(ran_with(configured(tmp_path / "a")))
+    assert not tells_owners(ran_with(configured(tmp_path / "b", bringBackJobs=False)))
+    assert not tells_owners(ran_with(configured(tmp_path / "c", bringBackJobs=False, version="26.05"))), (
+        "that one has the file"
+    )
+    assert not tells_owners(ran_with(configured(tmp_path / "d", files={"job_submit.lua": "-- ours\n"})))
+    assert not tells_owners(ran_with(configured(tmp_path / "e", config={"JobSubmitPlugins": "all_partitions"})))
+    pod = configured(tmp_path / "f")
+    assert not tells_owners(pod), "nothing tells what slurmctld ran with"
     LastGoodConfig(pod).keep({"slurm.conf": b"JobSubmitPlugins=lua\n", "job_submit.lua": b"-- ours\n"})
     assert not tells_owners(pod), "slurmctld ran with another one"
+
+
+def test_owners_that_slurmctld_did_not_tell_are_never_believed(slurm: Slurm, state: Path) -> None:
+    """The filter may come later: whatever a job's environment named until then is the user's own word."""
+    shelf = slurm.pod.path(lost_jobs.LOST)
+    shutil.rmtree(shelf)
+    said = list(keep(state, 8, shelf, lambda: False))
+    assert "none of them is brought back" in said[1]
+    list(keep(state, 8, shelf, lambda: True))
+    assert {state for _, state, _ in slurm.run()} == {"refused"} and not slurm.submitted
 
 
 def test_options_become_words_of_sbatch_and_no_others() -> None:
@@ -193,13 +215,16 @@ def test_the_environment_is_the_first_one_with_what_restores_it() -> None:
         b"A=1\n2\0SLURM_SUBMIT_DIR=/x\0HOSTNAME=l\0MINIVM_WAS_SLURM_SUBMIT_DIR=/x\0MINIVM_WAS_HOSTNAME=l\0"
         b"MINIVM_BROUGHT_BACK=8 unknown\0"
     )
+    assert bring_back.environment_for([], 8, 5, complete=True) == b"MINIVM_BROUGHT_BACK=8 5\0"
+    found = submission_of(variables(saved(**OWNED, MINIVM_JOB_AGAIN="8 5", MINIVM_BROUGHT_BACK="7")))
+    assert found is not None and (found.again, found.first) == (8, 5)
 
 
 def test_a_submission_without_answer_is_found_by_its_owner_and_comment() -> None:
     text = "11_[1-3%2]|1001|minivm: job 8 again, held: x|\n12|1002|minivm: job 8 again, y|\n13|1001|(null)|\nrubbish\n"
     assert bring_back.already_back(text) == {(8, 1001): 11, (8, 1002): 12}
     filters = (Path(__file__).resolve().parents[3] / "cluster/chart/files/job_submit.lua").read_text()
-    assert "minivm: job %s again, held" in filters
+    assert "minivm: job %s again,%s held" in filters
 
 
 class Slurm:
@@ -230,9 +255,9 @@ class Slurm:
 @pytest.fixture
 def slurm(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     pod = Pod({}, tmp_path)
-    owner = {"MINIVM_JOB_OWNER": f"{os.getuid() or 1}:0"}
+    owner = {"MINIVM_JOB_OWNER": OWN}
     put(state, 8, environment=saved(**OWNED | owner))
-    put(state, 9, environment=saved(**OWNED | owner, MINIVM_BROUGHT_BACK="7"))
+    put(state, 9, environment=saved(**OWNED | owner, MINIVM_JOB_AGAIN="7"))
     put(state, 10, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": "3999999999:5"}))
     put(state, 11, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": "0:0"}))
     put(state, 12, environment=saved(A="1"))
@@ -244,6 +269,15 @@ def test_each_job_is_submitted_once(slurm: Slurm) -> None:
     ends = [(8, "back", 108), (9, "back", 109), (10, "refused", 0), (11, "refused", 0), (12, "refused", 0)]
     assert slurm.run() == ends and slurm.run() == ends
     assert slurm.submitted == [8, 9]
+
+
+def test_a_group_that_is_not_the_owners_is_refused(slurm: Slurm, state: Path) -> None:
+    shutil.rmtree(slurm.pod.path(lost_jobs.LOST))
+    shutil.rmtree(state)
+    other = next(gid for gid in range(70000, 80000) if gid not in os.getgrouplist(ME.pw_name, ME.pw_gid))
+    put(state, 8, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": f"{ME.pw_uid}:{other}"}))
+    list(keep(state, 8, slurm.pod.path(lost_jobs.LOST)))
+    assert slurm.run() == [(8, "refused", 0)] and not slurm.submitted
 
 
 def test_a_submission_whose_answer_was_cut_is_not_repeated(slurm: Slurm) -> None:
@@ -266,7 +300,7 @@ def test_a_submission_that_hangs_keeps_no_other_up_and_is_given_up(slurm: Slurm)
 
 def test_a_second_submission_that_was_lost_too_comes_back_instead_of_the_first(slurm: Slurm, state: Path) -> None:
     shutil.rmtree(state)
-    put(state, 7, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": f"{os.getuid() or 1}:0"}))
+    put(state, 7, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": OWN}))
     list(keep(state, 7, slurm.pod.path(lost_jobs.LOST)))
     assert slurm.run()[:3] == [(7, "back", 9), (8, "back", 108), (9, "back", 109)]
     assert slurm.submitted == [8, 9]

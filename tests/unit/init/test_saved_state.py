@@ -18,7 +18,7 @@ from images.make.code import slurm_json
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import saved_state
-from init.slurm import accounting
+from init.slurm import accounting, lost_jobs
 from init.slurm import place as saved
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -229,3 +229,12 @@ def test_what_cannot_be_repaired_keeps_slurmctld_from_nothing(here: Here, monkey
     assert here.run() == "whole"
     monkeypatch.setattr(saved_state, "finish_saves", lambda state: (_ for _ in ()).throw(OSError("read-only")))
     assert here.run() == "the saved state stays as it is: read-only"
+
+
+def test_a_lost_job_without_the_charts_filter_is_kept_and_never_brought_back(here: Here) -> None:
+    here.put(job_state=jobs(8))
+    (here.state / "hash.8/job.8").mkdir(parents=True)
+    (here.state / "hash.8/job.8/script").write_bytes(b"#!/bin/sh\n\0")
+    (here.state / "hash.8/job.8/environment").write_bytes(b"\x01\0\0\0MINIVM_JOB_OWNER=1001:0\0")
+    assert "none of them is brought back: without the chart's job_submit.lua" in here.run()
+    assert [lost.state for lost in lost_jobs.entries(here.pod.path(lost_jobs.LOST))] == ["refused"]

@@ -1,0 +1,80 @@
+"""The chart's filters keep a job's submission beside its script, and change nothing else for it or for its own jobs."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from cluster.change.pinning import newest_here
+from images.engine.docker import DockerEngine
+from tests.container.conftest import IMAGES
+from tests.support.rendered_chart import render
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+# The image's own Lua, as Slurm's plug-ins load it.
+RUN = """
+import ctypes, ctypes.util, glob, os
+(path, *_) = glob.glob("/usr/lib/*/liblua5.[0-9].so.0")
+lua = ctypes.CDLL(path)
+lua.luaL_newstate.restype = lua.lua_tolstring.restype = ctypes.c_void_p
+lua.lua_tolstring.restype = ctypes.c_char_p
+state = ctypes.c_void_p(lua.luaL_newstate())
+lua.luaL_openlibs(state)
+failed = lua.luaL_loadstring(state, os.environ["LUA"].encode()) or lua.lua_pcall(state, 0, 0, 0)
+assert not failed, lua.lua_tolstring(state, -1, None)
+"""
+SLURM = """
+slurm = {SUCCESS = 0, ERROR = -1, NO_VAL = 4294967294, log_info = print, log_error = print}
+slurm.json_cli_options = function(options) return sent end
+"""
+JOB = 'job = {script = "x", user_id = 5, group_id = 6, work_dir = "/w", name = "n", het_job_offset = slurm.NO_VAL}\n'
+
+
+def said(name: str, lua: str) -> list[str]:
+    """Run the chart's filter in the controller's image, and the lines after it; return what these print."""
+    tags = newest_here(DockerEngine().client, IMAGES, slurm="24.11", variant="debian")
+    if "controller" not in tags:
+        pytest.skip(f"no controller image under {IMAGES}")
+    documents = render({"accounting": {"mode": "none"}}, release="slurm", namespace="hpc")
+    (text,) = [item["data"][name] for item in documents if item["metadata"]["name"] == "slurm-config"]
+    line = ["docker", "run", "--rm", "--network=none", "--entrypoint=/opt/minivm/bin/python3", "-e", "LUA",
+            f"{IMAGES}/controller:{tags['controller']}", "-c", RUN]  # fmt: skip
+    env = {"PATH": "/usr/bin:/bin", "LUA": f"{SLURM}{text}\n{lua}\nio.stdout:flush()"}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_long_arguments_are_not_sent_where_they_would_keep_the_job_from_running() -> None:
+    """One variable of 128 KiB fails every execve of the job."""
+    call = 'o = {type = "sbatch"}; sent = ("x"):rep(%d); slurm_cli_pre_submit(o, 0); print(#(o.extra or ""))\n'
+    assert said("cli_filter.lua", call % 60000 + call % 70000) == [str(60000 + len("minivm:\n")), "0"]
+
+
+def test_long_options_are_not_kept_whatever_sends_them() -> None:
+    call = 'job.environment = {}; job.extra = "minivm:" .. ("x"):rep(%d) .. "\\nmine"; slurm_job_submit(job)\n'
+    call += "print(#job.environment.MINIVM_JOB_OPTIONS, job.extra)\n"
+    assert said("job_submit.lua", JOB + call % 60000 + call % 70000) == ["60000\tmine", "0\tmine"]
+
+
+def test_what_marks_a_job_that_is_back_does_not_reach_the_jobs_that_it_submits() -> None:
+    lua = (
+        JOB
+        + """
+    local env = {MINIVM_BROUGHT_BACK = "8 unknown", MINIVM_WAS_SLURM_UMASK = "0027", SLURM_UMASK = "0022"}
+    job.environment = env
+    slurm_job_submit(job)
+    print(job.admin_comment:match("^minivm: job 8 again, ") ~= nil, env.SLURM_UMASK, env.MINIVM_JOB_AGAIN)
+    job.admin_comment, env.SLURM_UMASK = nil, "0077"
+    slurm_job_submit(job)
+    env.MINIVM_BROUGHT_BACK = "9 8"
+    slurm_job_submit(job)
+    print(job.admin_comment:match("^minivm: job 9 again, first job 8, held: ") ~= nil, env.MINIVM_JOB_AGAIN)
+    job.admin_comment = nil
+    slurm_job_submit(job)
+    print(job.admin_comment, env.SLURM_UMASK, "[" .. env.MINIVM_JOB_AGAIN .. env.MINIVM_BROUGHT_BACK .. "]")
+    """
+    )
+    assert said("job_submit.lua", lua) == ["true\t0027\t8", "true\t9 8", "nil\t0077\t[]"]
