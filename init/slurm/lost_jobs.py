@@ -17,6 +17,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,7 @@ NOT_TOLD = "without the chart's job_submit.lua and slurm.bringBackJobs nobody kn
 MOST_JOBS = 5000
 MOST_BYTES = 512 << 20
 LARGEST_FILE = 32 << 20
+SHARE = 4  # one owner gets this part of both: a quarter
 FREE_BYTES = 256 << 20  # room that stays for slurmctld
 KEPT_S = 14 * 86400.0
 AT_ONCE = 16
@@ -65,12 +67,18 @@ class LostJob:
     state: str  # kept, submitting, back, refused
     back_as: int = 0
     why: str = ""
+    owner: int = -1  # a user id; -1: slurmctld did not tell
 
     def put(self, state: str, back_as: int = 0, why: str = "") -> LostJob:
         """Write the ledger before the step that it names."""
         data = {"job": self.job, "state": state, "backAs": back_as, "why": why[:500], "time": time.time()}
-        write_json(self.place / LEDGER, data, 0o600)
-        return LostJob(self.place, self.job, state, back_as, why)
+        write_json(self.place / LEDGER, data | {"owner": self.owner}, 0o600)
+        return LostJob(self.place, self.job, state, back_as, why, self.owner)
+
+    def drop_files(self) -> None:
+        """Remove what a job that is back needs no more; its ledger stays."""
+        for name in (SCRIPT, ENVIRONMENT):
+            (self.place / name).unlink(missing_ok=True)
 
 
 def entries(directory: Path) -> list[LostJob]:
@@ -83,7 +91,10 @@ def entries(directory: Path) -> list[LostJob]:
                 state, back_as = data.get("state"), data.get("backAs")
                 state = state if state in ("kept", "submitting", "back", "refused") else "submitting"
                 back_as = back_as if isinstance(back_as, int) else 0
-                found.append(LostJob(entry, number(match[1]) or 0, str(state), back_as, str(data.get("why", ""))))
+                owner = data.get("owner")
+                owner = owner if isinstance(owner, int) else -1
+                job, why = number(match[1]) or 0, str(data.get("why", ""))
+                found.append(LostJob(entry, job, str(state), back_as, why, owner))
     return sorted(found, key=lambda lost: lost.job)
 
 
@@ -135,7 +146,12 @@ class Shelf:
         self.directory = directory
         self.owners_told = owners_told
         self.there = {entry.name for entry in directory.iterdir()}
-        self.used = sum(file.stat().st_size for file in directory.glob("job-*/*"))
+        self.jobs: Counter[int] = Counter()  # by owner, as the bytes
+        self.used: Counter[int] = Counter()
+        for lost in entries(directory):
+            sizes = [path.stat().st_size for name in (SCRIPT, ENVIRONMENT) if (path := lost.place / name).is_file()]
+            self.jobs[lost.owner] += bool(sizes)
+            self.used[lost.owner] += sum(sizes)
         self.lock = threading.Lock()
 
     def keep(self, job: int, place: Path) -> str:
@@ -143,23 +159,32 @@ class Shelf:
         try:
             files, stamp = _read(place)
             name = f"job-{job}-{stamp}"
+            submission = submission_of(variables(files[ENVIRONMENT])) if self.owners_told else None
+            owner = submission.uid if submission else -1
             with self.lock:
                 if name in self.there:
                     return ""
-                self._take_room(sum(len(data) for data in files.values()))
+                self._take_room(sum(len(data) for data in files.values()), owner)
                 self.there.add(name)
-            _put(self.directory, name, job, files, "" if self.owners_told else NOT_TOLD)
+            refused = "" if self.owners_told else NOT_TOLD
+            _put(LostJob(self.directory / name, job, "kept", why=refused, owner=owner), files)
         except OSError as error:
             return error.strerror or str(error)
         return ""
 
-    def _take_room(self, size: int) -> None:
-        if len(self.there) >= MOST_JOBS or self.used + size > MOST_BYTES:
-            raise OSError(f"{self.directory} has {len(self.there)} jobs of {self.used >> 20} MiB already")
+    def _take_room(self, size: int, owner: int) -> None:
+        jobs, used = self.jobs.total(), self.used.total()
+        if jobs >= MOST_JOBS or used + size > MOST_BYTES:
+            raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB already")
+        jobs, used = self.jobs[owner], self.used[owner]
+        if jobs >= MOST_JOBS // SHARE or used + size > MOST_BYTES // SHARE:
+            whose = "an owner that is not known" if owner < 0 else f"user {owner}"
+            raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB of {whose} already")
         room = os.statvfs(self.directory)
         if room.f_bavail * room.f_frsize - size < FREE_BYTES:
             raise OSError(f"{self.directory} has less than {FREE_BYTES >> 20} MiB of room")
-        self.used += size
+        self.jobs[owner] += 1
+        self.used[owner] += size
 
 
 def forget(directory: Path) -> None:
@@ -170,14 +195,14 @@ def forget(directory: Path) -> None:
                 shutil.rmtree(entry)
 
 
-def _put(directory: Path, name: str, job: int, files: dict[str, bytes], refused: str) -> None:
-    partial = directory / f".{name}.{os.urandom(4).hex()}"
+def _put(lost: LostJob, files: dict[str, bytes]) -> None:
+    partial = lost.place.with_name(f".{lost.place.name}.{os.urandom(4).hex()}")
     partial.mkdir(mode=0o700)
     try:
         for file, data in files.items():
             write_whole(partial / file, data, 0o600)
-        LostJob(partial, job, "kept").put("refused" if refused else "kept", why=refused)
-        partial.rename(directory / name)
+        LostJob(partial, lost.job, "kept", owner=lost.owner).put("refused" if lost.why else "kept", why=lost.why)
+        partial.rename(lost.place)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -18,6 +18,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from init.slurm.lost_jobs import ENVIRONMENT, LARGEST_FILE, LOST, SCRIPT, LostJo
 SBATCH = "/usr/bin/sbatch"
 WORK = "/run/minivm/lost-jobs"
 WITHIN_S = 40.0
+TRIED_S = 2 * 3600.0  # a refusal is final then: the directory of users or an account may have been away
+NO_ANSWER = "sbatch had no answer"
 MEMORY = 1 << 30
 COLUMNS = "jobarrayid:|,userid:|,admin_comment:|"
 LIST = (client.SQUEUE, "--noheader", "--all", "--states=all", "--Format", COLUMNS)
@@ -121,6 +124,10 @@ def already_back(text: str) -> dict[tuple[int, int], int]:
     return {(int(match[3]), int(match[2])): int(match[1]) for match in matches if match}
 
 
+def _was_silent(lost: LostJob) -> bool:
+    return lost.why.startswith(NO_ANSWER)
+
+
 class Bringer:
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
@@ -128,8 +135,12 @@ class Bringer:
         self.controller = client.address(pod.env)
         self.entries = lost_jobs.entries(self.directory)
         self.new_numbers = {lost.job: lost.back_as for lost in self.entries if lost.back_as}
+        self.silent = {lost.owner for lost in self.entries if lost.state == "submitting" and _was_silent(lost)}
 
     def run(self) -> None:
+        for lost in self.entries:
+            if lost.state == "back":
+                lost.drop_files()
         waiting = [lost for lost in self.entries if lost.state in ("kept", "submitting")]
         if not waiting:
             return
@@ -137,22 +148,32 @@ class Bringer:
             log(f"{len(waiting)} lost jobs are not brought back: {lost_jobs.NOT_TOLD}; "
                 f"their scripts are in {self.directory}")  # fmt: skip
             return
-        back = already_back(client.run(LIST, self.controller, within=WITHIN_S))
+        back = self._listed()
         for lost in waiting:
             submission = self._read(lost)[1]
             if submission is not None and 0 < submission.again < lost.job:
                 # This one is a second submission, which was lost, too: it comes back instead of the first.
                 back.setdefault((submission.again, submission.uid), lost.job)
-        silent = [lost.job for lost in waiting if not self._bring(lost, back)]
-        if silent:
-            raise UnclearError("bring lost jobs back", f"sbatch had no answer for {len(silent)}, first {silent[0]}")
+        # The jobs of a user of whom one hangs come last: each may take that long.
+        missing, last = [], []
+        for lost in waiting:
+            if lost.owner in self.silent:
+                last.append(lost)
+            elif not self._bring(lost, back):
+                missing.append(lost.job)
+        missing += [lost.job for lost in last if not self._bring(lost, back)]
+        if missing:
+            raise UnclearError("bring lost jobs back", f"{len(missing)} are not back yet, first {min(missing)}")
+
+    def _listed(self) -> dict[tuple[int, int], int]:
+        return already_back(client.run(LIST, self.controller, within=WITHIN_S))
 
     def _read(self, lost: LostJob) -> tuple[list[bytes], OwnedSubmission | None]:
         pairs = lost_jobs.variables(read_plain(lost.place / ENVIRONMENT, LARGEST_FILE) or b"")
         return pairs, lost_jobs.submission_of(pairs)
 
     def _bring(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> bool:
-        """Submit one job; return False if the outcome is unknown: the other jobs do not wait for it."""
+        """Submit one job; return False if it is to be tried again: the other jobs do not wait for it."""
         pairs, submission = self._read(lost)
         if submission is None:
             return self._end(lost, 0, "its owner is not known")
@@ -161,25 +182,45 @@ class Bringer:
         try:
             owner = pwd.getpwuid(submission.uid)
         except KeyError:
-            return self._end(lost, 0, f"there is no user {submission.uid} (any more)")
+            return self._refused(lost, f"there is no user {submission.uid} (any more)")
         if not submission.uid:
             return self._end(lost, 0, "it is a job of root")
         if submission.gid not in os.getgrouplist(owner.pw_name, owner.pw_gid):
-            return self._end(lost, 0, f"{owner.pw_name} is not (any more) in group {submission.gid}")
+            return self._refused(lost, f"{owner.pw_name} is not (any more) in group {submission.gid}")
         try:
             number_, why = self._submit(lost.put("submitting", why=lost.why), pairs, submission, owner)
         except subprocess.TimeoutExpired:
-            why = f"sbatch had no answer within {WITHIN_S:g} s"
-            if lost.why != why:
-                lost.put("submitting", why=why)
-                return False
+            return self._unclear(lost, submission, f"{NO_ANSWER} within {WITHIN_S:g} s")
+        except UnclearError as error:
+            return self._unclear(lost, submission, f"{NO_ANSWER}: {error.why}")
+        except OSError as error:
+            number_, why = 0, error.strerror or str(error)
+        return self._end(lost, number_) if number_ else self._refused(lost, why)
+
+    def _unclear(self, lost: LostJob, submission: OwnedSubmission, why: str) -> bool:
+        """Give a job up after two tries without answer, where slurmctld itself answers: the user may be the cause."""
+        self.silent.add(lost.owner)
+        if number_ := self._listed().get((lost.job, submission.uid)):
+            return self._end(lost, number_)
+        if _was_silent(lost):
             return self._end(lost, 0, f"{why}, twice")
-        return self._end(lost, number_, why)
+        lost.put("submitting", why=why)
+        return False
+
+    def _refused(self, lost: LostJob, why: str) -> bool:
+        """Try again for some hours after the job was kept."""
+        kept = (lost.place / SCRIPT).stat().st_mtime if (lost.place / SCRIPT).is_file() else 0.0
+        if not 0 <= time.time() - kept < TRIED_S:
+            return self._end(lost, 0, why)
+        if not lost.why:
+            log(f"lost job {lost.job} is not back yet: {why}; it is tried for {TRIED_S / 3600:g} h")
+        lost.put("submitting", why=why)
+        return False
 
     def _end(self, lost: LostJob, number_: int, why: str = "") -> bool:
         if number_:
             self.new_numbers[lost.job] = number_
-            lost.put("back", number_)
+            lost.put("back", number_).drop_files()
             log(f"job {lost.job} is back as job {number_}, held")
         else:
             lost.put("refused", why=why)

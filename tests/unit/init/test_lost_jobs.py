@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,11 +133,37 @@ def test_what_is_no_whole_job_is_told_and_keeps_nothing_up(
 
 @pytest.mark.parametrize("bound", ["MOST_JOBS", "MOST_BYTES", "FREE_BYTES"])
 def test_what_is_kept_is_bounded(state: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(lost_jobs, "SHARE", 1)
     monkeypatch.setattr(lost_jobs, bound, {"MOST_JOBS": 2, "MOST_BYTES": 250, "FREE_BYTES": 1 << 60}[bound])
     put(state, *range(8, 13))
     said = list(keep(state, 8, kept))
     assert len(entries(kept)) == {"MOST_JOBS": 2, "MOST_BYTES": 2, "FREE_BYTES": 0}[bound]
     assert f"{5 - len(entries(kept))} lost jobs are not kept" in said[-1]
+
+
+@pytest.mark.parametrize("bound", ["MOST_JOBS", "MOST_BYTES"])
+def test_one_owner_gets_a_part_of_the_room(
+    state: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(lost_jobs, bound, {"MOST_JOBS": 8, "MOST_BYTES": 1000}[bound])
+    put(state, *range(8, 13))
+    assert "2 jobs of 0 MiB of user 1001 already" in list(keep(state, 8, kept))[-1]
+    put(state, 13, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": "1002:100"}))
+    list(keep(state, 8, kept))
+    assert sorted(lost.owner for lost in entries(kept)) == [1001, 1001, 1002]
+
+
+def test_a_job_that_is_back_takes_no_room(slurm: Slurm, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.run()
+    shelf = slurm.pod.path(lost_jobs.LOST)
+    assert sorted({path.parent.name.split("-")[1] for path in shelf.glob(f"*/{SCRIPT}")}) == ["10", "11", "12"]
+    monkeypatch.setattr(lost_jobs, "MOST_JOBS", 4 * lost_jobs.SHARE)
+    put(state, 13, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": OWN}))
+    assert list(keep(state, 8, shelf)) and [lost.job for lost in entries(shelf)] == [8, 9, 10, 11, 12, 13]
+    first = entries(shelf)[0].place
+    (first / SCRIPT).write_bytes(b"")  # cut between the ledger and the removal
+    slurm.run()
+    assert not (first / SCRIPT).exists()
 
 
 def test_the_owner_is_what_slurmctld_wrote_first() -> None:
@@ -252,6 +279,12 @@ class Slurm:
         return [(lost.job, lost.state, lost.back_as) for lost in entries(self.pod.path(lost_jobs.LOST))]
 
 
+def age(pod: Pod, at: float = 1.0) -> None:
+    """Let the jobs be kept so long ago that a refusal is final."""
+    for script in pod.path(lost_jobs.LOST).glob(f"*/{SCRIPT}"):
+        os.utime(script, (at, at))
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     pod = Pod({}, tmp_path)
@@ -262,6 +295,7 @@ def slurm(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm
     put(state, 11, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": "0:0"}))
     put(state, 12, environment=saved(A="1"))
     list(keep(state, 8, pod.path(lost_jobs.LOST)))
+    age(pod)
     return Slurm(monkeypatch, pod)
 
 
@@ -277,6 +311,7 @@ def test_a_group_that_is_not_the_owners_is_refused(slurm: Slurm, state: Path) ->
     other = next(gid for gid in range(70000, 80000) if gid not in os.getgrouplist(ME.pw_name, ME.pw_gid))
     put(state, 8, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": f"{ME.pw_uid}:{other}"}))
     list(keep(state, 8, slurm.pod.path(lost_jobs.LOST)))
+    age(slurm.pod)
     assert slurm.run() == [(8, "refused", 0)] and not slurm.submitted
 
 
@@ -292,10 +327,53 @@ def test_a_submission_whose_answer_was_cut_is_not_repeated(slurm: Slurm) -> None
 def test_a_submission_that_hangs_keeps_no_other_up_and_is_given_up(slurm: Slurm) -> None:
     slow = subprocess.TimeoutExpired("sbatch", 40)
     slurm.answers = [slow, (109, ""), slow]
-    with pytest.raises(bring_back.UnclearError, match="no answer for 1, first 8"):
+    with pytest.raises(bring_back.UnclearError, match="1 are not back yet, first 8"):
         slurm.run()
     assert slurm.run()[:2] == [(8, "refused", 0), (9, "back", 109)]
     assert slurm.submitted == [8, 9, 8]
+
+
+def test_what_a_user_can_make_sbatch_say_stops_no_return(slurm: Slurm) -> None:
+    """`sbatch --nodes="timed out"` is refused with these words, whatever slurmctld does."""
+    unclear = bring_back.UnclearError("bring lost jobs back", "slurm-controller cannot be reached")
+    slurm.answers = [unclear, (109, ""), unclear]
+    with pytest.raises(bring_back.UnclearError):
+        slurm.run()
+    assert slurm.run()[:2] == [(8, "refused", 0), (9, "back", 109)]
+
+
+def test_where_slurmctld_is_away_no_job_is_given_up(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        slurm.answers = [subprocess.TimeoutExpired("sbatch", 40)]
+        answers = [lambda: "", lambda: (_ for _ in ()).throw(client.SlurmError("ask slurmctld", "it is away"))]
+        monkeypatch.setattr(client, "run", lambda *_, answers=answers, **__: answers.pop(0)())
+        with pytest.raises(client.SlurmError, match="away"):
+            slurm.run()
+    monkeypatch.setattr(client, "run", lambda *_, **__: "")
+    assert slurm.run()[:2] == [(8, "back", 108), (9, "back", 109)]
+
+
+def test_the_other_jobs_of_a_user_of_whom_one_hangs_come_last(slurm: Slurm, state: Path) -> None:
+    other = next(each for each in pwd.getpwall() if each.pw_uid not in (0, ME.pw_uid))
+    put(state, 13, environment=saved(**OWNED | {"MINIVM_JOB_OWNER": f"{other.pw_uid}:{other.pw_gid}"}))
+    list(keep(state, 8, slurm.pod.path(lost_jobs.LOST)))
+    slow = subprocess.TimeoutExpired("sbatch", 40)
+    slurm.answers = [slow, slow, slow]
+    with pytest.raises(bring_back.UnclearError):
+        slurm.run()
+    assert slurm.submitted == [8, 13, 9]
+
+
+@pytest.mark.parametrize("answer", [(0, "Slurm refuses it: Invalid account"), OSError(28, "No space left on device")])
+def test_a_refusal_is_final_after_hours_alone(slurm: Slurm, answer: Exception | tuple[int, str]) -> None:
+    age(slurm.pod, time.time())
+    for _ in range(3):
+        slurm.answers = [answer]
+        with pytest.raises(bring_back.UnclearError, match="2 are not back yet, first 8"):
+            slurm.run()
+    age(slurm.pod)
+    slurm.answers = [answer]
+    assert [state for _, state, _ in slurm.run()][:3] == ["refused", "back", "refused"]
 
 
 def test_a_second_submission_that_was_lost_too_comes_back_instead_of_the_first(slurm: Slurm, state: Path) -> None:
