@@ -33,6 +33,7 @@ ACCOUNT = Path("/mnt/minivm/secrets/api")
 SETTLE = 5.0
 LOOK_EVERY = 2.0
 ASK_EVERY = 10.0
+ANSWER = 10.0  # of the API server, at most
 NOTICES = (3600.0, 600.0, 60.0)  # seconds before the end
 WRITERS, PATIENCE = 8, 10.0
 NAME = re.compile(r"[^\s:#][^\n:]{0,255}")
@@ -109,7 +110,7 @@ class Stay:
     def _ask(self) -> None:
         """Learn from Kubernetes if the pod must end earlier, and if because of its machine."""
         now = time.monotonic()
-        if now < self.asked + ASK_EVERY or not (ACCOUNT / "token").exists():
+        if now < self.asked + ASK_EVERY or self.left < ANSWER or not (ACCOUNT / "token").exists():
             return
         self.asked = now
         try:

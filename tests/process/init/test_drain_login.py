@@ -242,6 +242,19 @@ def test_an_end_that_nobody_asked_kubernetes_for_is_short(
     assert (deadline.left < 60) is is_short
 
 
+def test_a_silent_api_server_takes_no_time_of_the_interactive_jobs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A request may last ten seconds, and so it is not begun where less is left for the people."""
+    Looks(monkeypatch, tmp_path, last=10**9, keepers=False)
+    items = [deleted("EvictionByEvictionAPI")] * 2
+    answering(monkeypatch, tmp_path, items)
+    stay.Stay(drain.Deadline(14.9), 5.0, "login-old", "")._ask()
+    assert len(items) == 2
+    stay.Stay(drain.Deadline(30.0), 5.0, "login-old", "")._ask()
+    assert len(items) == 1
+
+
 def test_an_error_is_logged_once_and_hides_nobody_in_the_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
