@@ -4,8 +4,9 @@
 
 Each StatefulSet is scaled to zero and each WorkerPool is deleted: Kubernetes then stops their pods, and each drains
 itself in its grace. `Deployment/NAME=GRACE` is that of login pods which would keep their sessions for hours: it is
-scaled to zero, and its pods, leaving ones too, end within GRACE seconds. The Job ends once no pod matches SELECTOR, or
-after SECONDS: the uninstall goes on then, and ends what is left.
+scaled to zero, and its pods, leaving ones too, end within GRACE seconds. `Leaving/SELECTOR=GRACE` gives that end to the
+leaving pods alone: those of a Deployment that is gone. The Job ends once no pod matches SELECTOR, or after SECONDS: the
+uninstall goes on then, and ends what is left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from init.pod.api_server import ACCOUNT, ApiError, ApiServer
 
 PAUSE = 1.0
 MERGE = "application/merge-patch+json"
-KINDS = ("StatefulSet", "WorkerPool", "Deployment")
+KINDS = ("StatefulSet", "WorkerPool", "Deployment", "Leaving")
 
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[tuple[str, str]]]:
@@ -30,8 +31,9 @@ def parse(words: Sequence[str]) -> tuple[int, str, list[tuple[str, str]]]:
         raise ValueError("SECONDS SELECTOR [KIND/NAME]...")
     pools = [(kind, name) for kind, _, name in (word.partition("/") for word in words[2:])]
     for kind, name in pools:
-        grace = number(name.partition("=")[2]) if kind == "Deployment" else 0
-        if kind not in KINDS or not name or grace is None:
+        of, _, grace = name.rpartition("=")
+        is_ended = kind in ("Deployment", "Leaving")
+        if kind not in KINDS or not name or (is_ended and (not of or number(grace) is None)):
             raise ValueError(f"{kind}/{name}")
     return seconds, words[1], pools
 
@@ -47,10 +49,12 @@ def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
             name, _, grace = name.partition("=")
             path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
             scale = server.ask("PATCH", f"{path}?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}, MERGE)
-            found = pods(server, namespace, scale["status"]["selector"])
-            for pod in found:
-                end_within(server, namespace, pod, int(grace))
-            return f"scaled to zero; {len(found)} pods end within {grace} s"
+            found = end_within(server, namespace, pods(server, namespace, scale["status"]["selector"]), int(grace))
+            return f"scaled to zero; {found} pods end within {grace} s"
+        if kind == "Leaving":
+            selector, _, grace = name.rpartition("=")
+            found = end_within(server, namespace, pods(server, namespace, selector, leaving=True), int(grace))
+            return f"{found} pods end within {grace} s"
         path = f"/apis/minivm.io/v1alpha1/namespaces/{namespace}/workerpools/{name}"
         server.ask("DELETE", path, {"propagationPolicy": "Background"})
         return "deleted"
@@ -60,18 +64,21 @@ def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
         raise
 
 
-def end_within(server: ApiServer, namespace: str, pod: str, grace: int) -> None:
-    """Shorten a pod's grace period, also of a pod that is leaving."""
-    try:
-        server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod}", {"gracePeriodSeconds": grace})
-    except ApiError as error:
-        if not error.missing:
-            raise
+def end_within(server: ApiServer, namespace: str, names: Sequence[str], grace: int) -> int:
+    """Shorten the grace period of pods, also of those that are leaving, and return their count."""
+    for pod in names:
+        try:
+            server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod}", {"gracePeriodSeconds": grace})
+        except ApiError as error:
+            if not error.missing:
+                raise
+    return len(names)
 
 
-def pods(server: ApiServer, namespace: str, selector: str) -> list[str]:
+def pods(server: ApiServer, namespace: str, selector: str, *, leaving: bool = False) -> list[str]:
     found = server.ask("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}")
-    return sorted(str(item["metadata"]["name"]) for item in found.get("items") or ())
+    every = [item["metadata"] for item in found.get("items") or ()]
+    return sorted(str(item["name"]) for item in every if item.get("deletionTimestamp") or not leaving)
 
 
 def run(server: ApiServer, namespace: str, seconds: float, selector: str, pools: Sequence[tuple[str, str]]) -> int:

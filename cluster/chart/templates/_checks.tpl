@@ -101,6 +101,9 @@
 {{- end -}}
 
 {{- define "minivm.checks.parts" -}}
+{{- with .Values.login -}}
+  {{- if and (int .keepSeconds) (lt (int .keepSeconds) (int .graceSeconds)) }}{{ fail (printf "login.keepSeconds: 0, or at least login.graceSeconds (%d), not %d" (int .graceSeconds) (int .keepSeconds)) }}{{ end -}}
+{{- end -}}
 {{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
   {{- range $label, $_ := $settings.podLabels -}}
     {{- if regexMatch "^(app.kubernetes.io|minivm.io)/" $label }}{{ fail (printf "%s.podLabels: %s is a label that minivm sets: choose another name" $field $label) }}{{ end -}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from cluster.errors import ClusterError
 from cluster.rendered.render import CHART, Document
 from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy
+from init.helpers.retire_workers import parse as parse_retirement
 from tests.support.rendered_chart import render, render_texts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -272,6 +274,9 @@ def hooks(tmp_path: Path, values: dict[str, Any]) -> dict[str, Document]:
     return {item["kind"]: item for item in documents}
 
 
+LEAVING = "Leaving/app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm,app.kubernetes.io/component=login=60"
+
+
 def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
     pools = {"cpu": {}, "gpu": {"kind": "WorkerPool", "graceSeconds": 900, "drainSeconds": 800}}
     fleet = {"enabled": True, "workerPools": {"enabled": True}}
@@ -279,7 +284,7 @@ def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
     assert set(found) == {"ServiceAccount", "Role", "RoleBinding", "Job"}
     (container,) = found["Job"]["spec"]["template"]["spec"]["containers"]
     limit, selector, *stopped = container["args"]
-    assert (limit, stopped) == ("930", ["StatefulSet/slurm-cpu", "WorkerPool/slurm-gpu"])
+    assert (limit, stopped) == ("930", ["StatefulSet/slurm-cpu", "WorkerPool/slurm-gpu", LEAVING])
     labels = dict(pair.split("=") for pair in selector.split(","))
     (pool,) = (
         item for item in kind(list(rendered("minimal")), "StatefulSet") if item["metadata"]["name"].endswith("-worker")
@@ -296,6 +301,7 @@ def test_an_uninstall_stops_the_workers_first(tmp_path: Path) -> None:
             "resourceNames": ["slurm-cpu"],
         },
         {"apiGroups": ["minivm.io"], "resources": ["workerpools"], "verbs": ["delete"], "resourceNames": ["slurm-gpu"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
     # The account exists before the Job, and is deleted with it.
@@ -336,7 +342,27 @@ def test_login_pods_that_keep_their_sessions_have_new_ones_beside_them(tmp_path:
     roles = {item["metadata"]["name"] for item in kind(documents, "Role")}
     assert "slurm-login-stay" in roles and "slurm-pod-conditions-login" not in roles
     job = hooks(tmp_path, values)["Job"]["spec"]["template"]["spec"]["containers"][0]
-    assert job["args"][-2:] == ["Deployment/slurm-login-0=60", "Deployment/slurm-login-1=60"]
+    assert job["args"][-3:-1] == ["Deployment/slurm-login-0=60", "Deployment/slurm-login-1=60"]
+
+
+def test_an_uninstall_ends_login_pods_that_leave_since_older_values(tmp_path: Path) -> None:
+    """`keepSeconds` back at 0: pods that leave are nobody's, and would stay for hours beside nothing."""
+    documents = render({"login": {"keepSeconds": 43200}}, release="slurm", namespace="hpc")
+    (made,) = [item for item in kind(documents, "Deployment") if "login" in item["metadata"]["name"]]
+    found = hooks(tmp_path, {})
+    word = found["Job"]["spec"]["template"]["spec"]["containers"][0]["args"][-1]
+    _, _, words = parse_retirement(["1", "app=x", word])
+    selector, _, grace = words[0][1].rpartition("=")
+    labels = dict(pair.split("=") for pair in selector.split(","))
+    assert words[0][0] == "Leaving" and grace == "60"
+    assert labels.items() <= made["spec"]["template"]["metadata"]["labels"].items()
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]} in found["Role"]["rules"]
+
+
+@pytest.mark.parametrize(("seconds", "is_taken"), [(0, True), (19, False), (59, False), (60, True), (82800, True)])
+def test_sessions_are_not_kept_for_less_than_a_pods_ordinary_end(seconds: int, is_taken: bool) -> None:
+    with contextlib.nullcontext() if is_taken else pytest.raises(ClusterError, match="keepSeconds: 0, or at least"):
+        render({"login": {"keepSeconds": seconds}}, release="slurm", namespace="hpc")
 
 
 def test_no_worker_mounts_the_logins_host_keys() -> None:

@@ -39,7 +39,9 @@ class Pods:
                 outer.asked.append((self.command, self.path, json.loads(self.rfile.read(length)) if length else None))
                 status = outer.refuse.pop(0) if outer.refuse else 200
                 look = outer.looks.pop(0) if self.command == "GET" and len(outer.looks) > 1 else outer.looks[0]
-                items = {"items": [{"metadata": {"name": name}} for name in look], "status": {"selector": "role=login"}}
+                pods = [{"metadata": {"name": name} | ({"deletionTimestamp": "t"} if "leaving" in name else {})}
+                        for name in look]  # fmt: skip
+                items = {"items": pods, "status": {"selector": "role=login"}}
                 found = items if status == 200 else {"message": "no"}
                 data = json.dumps(found).encode()
                 self.send_response(status)
@@ -101,6 +103,18 @@ def test_login_pods_that_keep_sessions_for_hours_get_their_ordinary_grace(api: P
     ]
 
 
+def test_login_pods_that_leave_since_older_values_get_their_ordinary_grace(api: Pods) -> None:
+    """Those of a Deployment that is gone: `keepSeconds` is 0 by now, or there are fewer replicas."""
+    api.looks = [["slurm-login-0", "slurm-login-0-leaving"], []]
+    assert api.run(pools=[("Leaving", "app=x,role=login=60")]) == 0
+    pods = "/api/v1/namespaces/hpc/pods"
+    assert api.asked == [
+        ("GET", f"{pods}?labelSelector=app%3Dx%2Crole%3Dlogin", None),
+        ("DELETE", f"{pods}/slurm-login-0-leaving", {"gracePeriodSeconds": 60}),
+        LOOK,
+    ]
+
+
 def test_an_uninstall_is_not_held_up_for_ever(api: Pods, capsys: pytest.CaptureFixture[str]) -> None:
     api.looks = [["slurm-worker-0"]]
     assert api.run(seconds=0.1) == 0
@@ -117,7 +131,12 @@ def test_a_missing_right_stops_the_uninstall_and_tells_the_way_out(
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["60"], ["x", "app=x"], *(["60", "app=x", pool] for pool in ("Deployment/a", "Job/a", "WorkerPool/"))],
+    [
+        [],
+        ["60"],
+        ["x", "app=x"],
+        *(["60", "app=x", pool] for pool in ("Deployment/a", "Leaving/a=b", "Leaving/=60", "Job/a", "WorkerPool/")),
+    ],
 )
 def test_wrong_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -129,3 +148,5 @@ def test_arguments_are_as_the_chart_writes_them() -> None:
     assert retire_workers.parse(words) == (150, "app=x", POOLS)
     words = ["150", "app=x", "Deployment/slurm-login=60"]
     assert retire_workers.parse(words) == (150, "app=x", [("Deployment", "slurm-login=60")])
+    words = ["150", "app=x", "Leaving/app.kubernetes.io/name=x,role=login=60"]
+    assert retire_workers.parse(words)[2] == [("Leaving", "app.kubernetes.io/name=x,role=login=60")]
