@@ -22,6 +22,7 @@ from cluster.rendered.render import CHART, Document
 from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy
 from init.helpers.retire_workers import parse as parse_retirement
+from tests.helm import rendered_for
 from tests.support.rendered_chart import render, render_texts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -343,6 +344,14 @@ def test_login_pods_that_keep_their_sessions_have_new_ones_beside_them(tmp_path:
     assert "slurm-login-stay" in roles and "slurm-pod-conditions-login" not in roles
     job = hooks(tmp_path, values)["Job"]["spec"]["template"]["spec"]["containers"][0]
     assert job["args"][-3:-1] == ["Deployment/slurm-login-0=60", "Deployment/slurm-login-1=60"]
+
+
+@pytest.mark.parametrize(("version", "seconds"), [("v1.24.17", None), ("v1.25.0-gke.1", 60)])
+def test_a_probe_names_a_grace_period_where_kubernetes_knows_it(version: str, seconds: int | None) -> None:
+    texts = rendered_for(version, {"login": {"keepSeconds": 43200}}, release="slurm", namespace="hpc")
+    (made,) = (yaml.safe_load(text) for name, text in texts.items() if name.endswith("/login.yaml"))
+    probes = made["spec"]["template"]["spec"]["containers"][0]
+    assert probes["livenessProbe"].get("terminationGracePeriodSeconds") == seconds
 
 
 def test_an_uninstall_ends_login_pods_that_leave_since_older_values(tmp_path: Path) -> None:
