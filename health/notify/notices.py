@@ -19,7 +19,7 @@ ENDS = ("Ended", "Failed", "Invalid dependency", "Reached time limit")
 
 @dataclass(frozen=True, slots=True)
 class JobNotice:
-    """What Slurm wants a person to be told."""
+    """One event of a job, as slurmctld hands it to the MailProg."""
 
     id: str  # the record's name
     to: str

@@ -223,11 +223,9 @@ def throw_away(
     Also yields what the restored database holds, and the time at which slurmctld must answer.
     """
     file = str(directory / manifest.name / copies.MANIFEST)
-    texts = json.loads(read_plain(directory / manifest.name / CONFIG, LARGEST_LIST) or b"{}")
-    files = {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
     check_fits(manifest, f"ClusterName={manifest.cluster}\n", _release(pod), file)
     until = time.monotonic() + within
-    files = dict(conf or files)
+    files = conf or copied_files(directory, manifest)
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
         ports = dict(zip(("slurmctld", "slurmdbd", "closed", "spare"), numbers, strict=True))
         values = {**ports, "root": root, "user": USER}
@@ -344,6 +342,12 @@ def restored_jobs(daemons: Daemons, until: float) -> dict[str, str]:
 
     daemons.wait("an answer", answers, until)
     return restored
+
+
+def copied_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
+    """Return the copy's slurm.conf and the files beside it."""
+    texts = json.loads(read_plain(directory / manifest.name / CONFIG, LARGEST_LIST) or b"{}")
+    return {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
 
 
 def listed_jobs(directory: Path, manifest: Manifest) -> copies.Around | None:

@@ -6,7 +6,6 @@ is written beside the copy, so a rehearsal may run in a container that has the c
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -16,10 +15,10 @@ from pathlib import Path
 from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import Pod
-from init.slurm.conf import whole_lines
+from init.slurm.conf import read as conf_of
 from init.slurm.place import known
 from init.state import copies, prove
-from init.state.copies import CONFIG, CopyError, Manifest
+from init.state.copies import CopyError, Manifest
 
 WITHIN = 3600.0  # slurmdbd converts its tables before it answers
 PARTITIONS = ("/usr/bin/sinfo", "--all", "--noheader", "--format=%R")
@@ -30,7 +29,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What this image's Slurm makes of the copy."""
+    """Outcome of a rehearsal: what this image's Slurm keeps of a copy."""
 
     release: str
     same: int
@@ -57,7 +56,8 @@ def rehearse(
     if answer.returncode:
         raise CopyError(f"rehearse {manifest.name}", f"sinfo: {answer.stderr.strip()[-300:]}")
     jobs = _lost_jobs(expected, restored)
-    gone = sorted(_partitions(directory, manifest) - set(answer.stdout.split()))
+    before = conf_of(prove.copied_files(directory, manifest)).partitions
+    gone = sorted(before.keys() - set(answer.stdout.split()))
     return Rehearsal(
         release=_release(pod),
         same=len(expected.settled) - len(jobs),
@@ -79,14 +79,6 @@ def _lost_jobs(expected: copies.Around, restored: Mapping[str, str]) -> list[str
 def _release(pod: Pod) -> str:
     release = known(pod)
     return release.name if release else "unknown"
-
-
-def _partitions(directory: Path, manifest: Manifest) -> set[str]:
-    """Return the names of the partitions in the copy's configuration."""
-    texts = json.loads(read_plain(directory / manifest.name / CONFIG, prove.LARGEST_LIST) or b"{}")
-    files = {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
-    words = (line.split()[0].partition("=") for line in whole_lines(files) if line.strip())
-    return {name for key, _, name in words if key.lower() == "partitionname" and name.lower() != "default"}
 
 
 def _notes(manifest: Manifest, expected: copies.Around, took: Mapping[str, float], database: int) -> list[str]:

@@ -39,7 +39,7 @@ def context(key: Path, cert: Path) -> ssl.SSLContext:
 
 
 class Inbox:
-    """What the relay took, and what it answers to a recipient instead: answers["bob@x"] = "550 no such user"."""
+    """Mails that the relay took, and its refusals by recipient: answers["bob@x"] = "550 no such user"."""
 
     def __init__(self) -> None:
         self.mails: list[tuple[list[str], EmailMessage]] = []

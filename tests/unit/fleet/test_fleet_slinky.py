@@ -1,4 +1,4 @@
-"""What programs made for Slinky's operator read from a worker's pod, and what they write to it."""
+"""Pod conditions for programs made for Slinky's operator, and the annotation by which they cordon a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rehearsal of another Slurm tells, and which files it takes."""
+"""Report of a rehearsal of another Slurm, and the files that replace the copy's."""
 
 from __future__ import annotations
 
