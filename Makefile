@@ -80,7 +80,7 @@ lint: .venv/ready    ## ruff and mypy
 	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m mypy
 
-map: .venv/ready     ## docs/architecture.md: its list of modules, by what they say of themselves
+map: .venv/ready     ## each module with its first sentence; writes the folders into docs/architecture.md
 	@$(PY) -m tests.unit.test_map
 
 up: images           ## a whole cluster on this machine

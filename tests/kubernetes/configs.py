@@ -83,8 +83,19 @@ def proxy(machine: Machine, keys: Path, node: str) -> dict[str, Any]:
     }
 
 
-def kubelet(machine: Machine, keys: Path) -> dict[str, Any]:
-    return {
+# The first release whose kubelet reads the runtime's socket from its file, and the first that refuses cgroup v1 unless
+# it is allowed.
+SOCKET_IN_FILE, REFUSES_CGROUP_V1 = 27, 31
+RUNTIME_SOCKET = "unix:///run/containerd/containerd.sock"
+
+
+def kubelet(machine: Machine, keys: Path, minor: int) -> dict[str, Any]:
+    later: dict[str, Any] = {}
+    if minor >= SOCKET_IN_FILE:
+        later["containerRuntimeEndpoint"] = RUNTIME_SOCKET
+    if minor >= REFUSES_CGROUP_V1:
+        later["failCgroupV1"] = False
+    return later | {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "failSwapOn": False,
@@ -116,14 +127,16 @@ def kubelet(machine: Machine, keys: Path) -> dict[str, Any]:
     }
 
 
-def kubelet_words(machine: Machine, keys: Path) -> Words:
-    return (
+def kubelet_words(machine: Machine, keys: Path, minor: int) -> Words:
+    words = (
         "kubelet", f"--config={machine.state}/kubelet.json", f"--kubeconfig={keys}/{machine.name}.conf",
         f"--hostname-override={machine.name}", f"--node-ip={machine.address}", "--root-dir=/var/lib/kubelet", "--v=2",
-        "--container-runtime=remote", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
-        # It takes no image away that it knows to be this one.
-        f"--pod-infra-container-image={plan.PAUSE}",
     )  # fmt: skip
+    if minor >= SOCKET_IN_FILE:
+        return words
+    # The kubelet never removes the image that it knows to be the pause container's.
+    runtime = ("--container-runtime=remote", f"--container-runtime-endpoint={RUNTIME_SOCKET}")
+    return (*words, *runtime, f"--pod-infra-container-image={plan.PAUSE}")
 
 
 def containerd(machine: Machine, programs: Programs) -> str:

@@ -170,8 +170,8 @@ class Lab:
 
     def start_kubelet(self, node: Machine, **changes: object) -> None:
         """With what its configuration says, but for the changes."""
-        write(node.state / "kubelet.json", json.dumps(configs.kubelet(node, self.keys) | changes))
-        self.daemon(node, configs.kubelet_words(node, self.keys))
+        write(node.state / "kubelet.json", json.dumps(configs.kubelet(node, self.keys, self.programs.minor) | changes))
+        self.daemon(node, configs.kubelet_words(node, self.keys, self.programs.minor))
         # Until then nobody gets a word into its pods.
         self.wait(120, f"the kubelet of {node.name}", lambda: listens(node.address, configs.KUBELET_PORT))
 

@@ -1,10 +1,15 @@
-"""The programs of a Kubernetes: built once a machine from the distribution's archive, kept by a hash of the recipe."""
+"""The programs of a Kubernetes: built once a machine from the distribution's archive, kept by a hash of the recipe.
+
+`MINIVM_KUBERNETES_PROGRAMS` names a directory with the programs of another release instead: `bin/` and `cni/`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -18,6 +23,10 @@ from tests.kubernetes.errors import LabError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+# A directory with `bin` and `cni` of another release, or empty.
+GIVEN = os.environ.get("MINIVM_KUBERNETES_PROGRAMS", "")
+NEEDED = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "etcd",
+          "containerd", "containerd-shim-runc-v2", "ctr", "runc", "pause")  # fmt: skip
 # Never committed; a worktree may share another one's.
 KEPT = Path(os.environ.get("MINIVM_KUBERNETES", ROOT / "build" / "kubernetes"))
 RECIPE = (HERE / "build.sh", HERE / "pause.go")
@@ -38,8 +47,21 @@ class Programs:
     def cni(self) -> Path:
         return self.root / "cni"
 
+    @property
+    def minor(self) -> int:
+        """The minor release: 20 of 1.20."""
+        return minor_release(self.bin / "kubectl")
+
+
+@functools.cache
+def minor_release(kubectl: Path) -> int:
+    shown = subprocess.run([kubectl, "version", "--client", "-o", "json"], capture_output=True, text=True, check=True)
+    return int(json.loads(shown.stdout)["clientVersion"]["minor"].rstrip("+"))
+
 
 def programs() -> Programs:
+    if GIVEN:
+        return Programs(Path(GIVEN).resolve())
     digest = hashlib.sha256(platform.machine().encode())
     for part in RECIPE:
         digest.update(part.read_bytes())
@@ -51,7 +73,7 @@ def built() -> bool:
 
 
 def refusal(release: Path = Path("/etc/os-release")) -> str:
-    """Why they cannot be built here; empty where they can."""
+    """Say why they cannot be built here, or return an empty text."""
     lines = release.read_text().splitlines() if release.exists() else []
     if f"VERSION_CODENAME={RELEASE}" not in lines:
         return "only Debian 12's archive holds the source of a whole Kubernetes, and this is another system"
@@ -59,8 +81,11 @@ def refusal(release: Path = Path("/etc/os-release")) -> str:
 
 
 def build() -> Programs:
-    """Built, whatever it takes: minutes the first time, nothing ever after. Two at once build once."""
+    """Return the programs, built if need be: minutes the first time, nothing later. Two calls at once build once."""
     wanted = programs()
+    if GIVEN:
+        check(wanted)
+        return wanted
     KEPT.mkdir(parents=True, exist_ok=True)
     with locked(KEPT / "building"):
         if wanted.root.is_dir():
@@ -78,6 +103,13 @@ def build() -> Programs:
         unfinished.rename(wanted.root)
         remove(work)
     return wanted
+
+
+def check(given: Programs) -> None:
+    """Refuse a directory of programs that lacks one."""
+    if lacking := [name for name in NEEDED if not (given.bin / name).is_file()]:
+        hint = "`python -m tests.kubernetes build` shows a whole one: programs of Kubernetes, etcd, containerd, runc"
+        raise LabError("use MINIVM_KUBERNETES_PROGRAMS", f"{given.bin} lacks {', '.join(lacking)}", hint=hint)
 
 
 def beside() -> subprocess.Popen[bytes]:

@@ -1,7 +1,7 @@
 """The module map and the walks of docs/architecture.md.
 
-The map names every module once, with the module's own summary, and the walks name existing files. `make map` runs this
-file and writes the map.
+The map names every folder with its summary and its modules, and the walks name existing files. `make map` runs this
+file: it writes the map and prints each module with the first sentence of its docstring.
 """
 
 from __future__ import annotations
@@ -26,15 +26,6 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<=[.?])\s+(?=[A-Z$])", paragraph, maxsplit=1)[0]
 
 
-def summary(path: Path) -> str:
-    """Return the first clause of the first sentence, if it has some words of its own, without its article."""
-    short = first_sentence(path)
-    for separator, least in (("[:;] | \\(", 2), (", ", 3)):
-        head = re.split(separator, short, maxsplit=1)[0]
-        short = head if len(head.split()) >= least else short
-    return re.sub(r"^(?:The|An?) (\w)", lambda start: start[1].upper(), short.removesuffix("."))
-
-
 def rooms(package: Path) -> Iterator[Path]:
     """Yield the package's own folder, then its folders from the bottom up, each followed by its subfolders."""
     for names in FLOORS[package.name]:
@@ -44,17 +35,25 @@ def rooms(package: Path) -> Iterator[Path]:
                 yield from sorted(path.parent for path in room.rglob("*/__init__.py"))
 
 
-def module_map() -> str:
+def modules(room: Path) -> list[Path]:
+    return [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
+
+
+def folder_map() -> str:
+    """Name each folder with its summary and its modules, one folder a line."""
     lines = []
     for package in PRODUCT:
         for room in rooms(ROOT / package):
-            name = f"`{room.relative_to(ROOT)}/`"
-            about = summary(room / "__init__.py") + "."
-            lines += [f"### {name}" if room.name == package else f"**{name}**", "", about, ""]
-            modules = [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
-            lines += [f"- `{path.name}`: {summary(path)}" for path in modules]
-            lines.append("")
+            names = ", ".join(path.stem for path in modules(room) if path.stem != "__main__")
+            lines.append(f"- `{room.relative_to(ROOT)}/`: {first_sentence(room / '__init__.py')} *{names}*")
+        lines.append("")
     return "\n".join(lines)
+
+
+def module_map() -> str:
+    """Name each module with the first sentence of its docstring, one module a line."""
+    paths = [path for package in PRODUCT for room in rooms(ROOT / package) for path in modules(room)]
+    return "\n".join(f"{path.relative_to(ROOT)}: {first_sentence(path)}" for path in paths)
 
 
 def walks() -> str:
@@ -63,7 +62,7 @@ def walks() -> str:
 
 def test_the_map_is_what_the_modules_say() -> None:
     shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    assert shown.splitlines() == module_map().splitlines(), "`make map` writes it anew"
+    assert shown.splitlines() == folder_map().splitlines(), "`make map` writes it anew"
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -87,4 +86,5 @@ def test_the_walks_pass_through_files_that_are_there() -> None:
 
 if __name__ == "__main__":
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + module_map() + END + rest.partition(END)[2])
+    PAGE.write_text(before + BEGIN + folder_map() + END + rest.partition(END)[2])
+    print(module_map())
