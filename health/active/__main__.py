@@ -53,6 +53,8 @@ COMMENT = re.compile(r"active-check ([\w.-]+) suspects=([\w.,-]+) partners=([\w.
 HARMLESS = frozenset({"IDLE", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "CLOUD"})
 # Reasons of jobs that start when nodes are free.
 WAITS_FOR_NODES = frozenset({"None", "Resources", "Priority"})
+# A job that starts later than this does not wait for a check; nor does one whose start is unknown for so long.
+SOON_S, UNKNOWN_S = 300.0, 3600.0
 ENDED = {
     "CD": JobResult.PASSED,
     **dict.fromkeys(("PR", "CA", "NF", "BF", "DL"), JobResult.CANCELLED),
@@ -167,8 +169,8 @@ def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs
     user = pwd.getpwuid(os.geteuid()).pw_name
     own = client.run([client.SQUEUE, "--all", "--noheader", f"--user={user}", f"--partition={PARTITION}",
                       "--states=all", f"--Format={shape}"], controller)  # fmt: skip
-    waiting = client.run([client.SQUEUE, "--all", "--noheader", "--states=PD", "--Format=partition:|,reason:|"],
-                         controller)  # fmt: skip
+    shape = "partition:|,reason:|,starttime:|,eligibletime:|"
+    waiting = client.run([client.SQUEUE, "--all", "--noheader", "--states=PD", f"--Format={shape}"], controller)
     text = client.run([client.SCONTROL, "--oneliner", "show", "node"], controller)
     nodes = [parse(line) for line in text.splitlines() if line.startswith("NodeName=")]
     inside = [node for node in nodes if PARTITION in dict(node.shown).get("Partitions", "").split(",")]
@@ -176,15 +178,32 @@ def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs
         declared.checks,
         parse_jobs(own, now),
         tuple(parse_node(node, now) for node in inside),
-        users_wait(waiting.splitlines()),
+        awaited(waiting.splitlines(), nodes, now),
         settings(env),
     )
 
 
-def users_wait(lines: Iterable[str]) -> bool:
-    """Tell if a job outside of the partition waits for nodes, from lines PARTITION|REASON|."""
-    pairs = [line.split("|")[:2] for line in lines if "|" in line]
-    return any(partition != PARTITION and reason.strip() in WAITS_FOR_NODES for partition, reason in pairs)
+def awaited(lines: Iterable[str], nodes: Iterable[Node], now: float) -> frozenset[str]:
+    """Return the nodes of partitions whose jobs may start soon, from lines PARTITIONS|REASON|START|ELIGIBLE|."""
+    partitions: set[str] = set()
+    for line in lines:
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) >= 4 and _starts_soon(fields[1], fields[2], fields[3], now):
+            partitions.update(fields[0].split(","))
+    partitions.discard(PARTITION)
+    return frozenset(
+        node.name for node in nodes if partitions.intersection(dict(node.shown).get("Partitions", "").split(","))
+    )
+
+
+def _starts_soon(reason: str, start: str, eligible: str, now: float) -> bool:
+    begins = _time(start)
+    if reason == "BeginTime":
+        return 0 < begins < now + SOON_S
+    if reason not in WAITS_FOR_NODES:
+        return False
+    # A job that takes idle nodes has long started: this one waits for more of them.
+    return begins < now + SOON_S if begins else now - (_time(eligible) or now) < UNKNOWN_S
 
 
 def report(turn: Turn) -> dict[str, object]:

@@ -40,6 +40,8 @@ class Culprit:
     name: str
     # Further tests of this part, all of which failed.
     failures: int
+    # Time of the verdict; 0: now.
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _check(data: Mapping[str, object]) -> CheckState:
     fields = dict(data)
     machines = {str(name): MachineResult(**item) for name, item in fields.pop("machines").items()}  # type: ignore[attr-defined]  # caught
     sweep = fields.pop("sweep")
-    culprits = tuple(Culprit(Part(item["part"]), item["name"], item["failures"]) for item in fields.pop("culprits"))  # type: ignore[attr-defined]  # caught
+    culprits = tuple(Culprit(**{**item, "part": Part(item["part"])}) for item in fields.pop("culprits"))  # type: ignore[attr-defined]  # caught
     return CheckState(machines, _sweep(sweep) if sweep else None, culprits=culprits, **fields)  # type: ignore[arg-type]  # caught
 
 

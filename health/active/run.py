@@ -47,6 +47,8 @@ class ActiveRecord:
     failures: int = 0
     commit: str = ""
     job: str = ""
+    # How long the result counts.
+    period_s: float = 86400.0
     # What the check remembers.
     state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,21 +58,22 @@ def read_record(check: str, directory: Path = RESULTS) -> ActiveRecord:
     data = read_json(directory / f"{check}.json")
     try:
         state, at, failures = data.get("state", {}), float(data["at"]), int(data["failures"])
-        if not isinstance(state, dict) or not math.isfinite(at) or failures < 0:
+        period_s = float(data.get("period_s", 86400.0))
+        if not isinstance(state, dict) or not math.isfinite(at + period_s) or failures < 0:
             return ActiveRecord(check)
         texts = {key: str(data.get(key, "")) for key in ("result", "reason", "commit", "job")}
-        return ActiveRecord(check, at=at, failures=failures, state=state, **texts)
+        return ActiveRecord(check, at=at, failures=failures, period_s=period_s, state=state, **texts)
     except (KeyError, TypeError, ValueError, OverflowError):
         return ActiveRecord(check)
 
 
-def after(before: ActiveRecord, judged: Judged, job: str) -> ActiveRecord:
+def after(before: ActiveRecord, judged: Judged, job: str, period_s: float) -> ActiveRecord:
     """Return the record after a run. What could not be measured neither counts nor clears a failure."""
     verdict = judged.verdict
     counts = {Result.OK: 0, Result.PROBLEM: before.failures + 1, Result.UNKNOWN: before.failures}
     return ActiveRecord(
         verdict.check, verdict.result.value, verdict.reason, verdict.at, counts[verdict.result], verdict.commit, job,
-        judged.state,
+        period_s, judged.state,
     )  # fmt: skip
 
 
@@ -92,12 +95,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--group", default="", help="the machines under test, this node first")
     parser.add_argument("--partners", default="", help="machines that are known to be good")
     parser.add_argument("--passed", default="", help="record that the check passed here, with this reason")
+    parser.add_argument("--period", type=float, default=86400.0, help="how long that pass counts, in seconds")
     options = parser.parse_args(arguments)
     job = os.environ.get("SLURM_JOB_ID", "")
     before = read_record(options.check)
     if options.passed:
         reason = options.passed[:300]
-        save(replace(before, result=Result.OK.value, reason=reason, at=time.time(), failures=0, job=job))
+        save(replace(before, result=Result.OK.value, reason=reason, at=time.time(), failures=0, job=job,
+                     period_s=options.period))  # fmt: skip
         return 0
     suspects = [name for name in options.group.split(",") if name]
     peers = [*suspects[1:], *(name for name in options.partners.split(",") if name)]
@@ -116,19 +121,19 @@ def main(arguments: list[str]) -> int:
         return 1
     passed = judged.verdict.result is Result.OK
     if passed or len(suspects) <= 1:
-        save(after(before, judged, job))
+        save(after(before, judged, job, module.CHECK.period_s))
     if passed and peers:
-        _record_pass(options.check, peers, judged.verdict.reason)
+        _record_pass(options.check, peers, judged.verdict.reason, module.CHECK.period_s)
     print(f"{options.check}: {judged.verdict.result}: {judged.verdict.reason}", flush=True)
     return {Result.OK: 0, Result.PROBLEM: UNFIT, Result.UNKNOWN: 1}[judged.verdict.result]
 
 
-def _record_pass(check: str, peers: list[str], reason: str) -> None:
+def _record_pass(check: str, peers: list[str], reason: str, period_s: float) -> None:
     """Record the pass on the other nodes too; without it they only show an older result."""
     command = [
         "srun", "--overlap", "--mpi=none", f"--nodes={len(peers)}", f"--ntasks={len(peers)}", "--ntasks-per-node=1",
         f"--nodelist={','.join(peers)}", sys.executable, "-I", "-m", "health.active.run", check,
-        f"--passed={reason or 'passed'}",
+        f"--passed={reason or 'passed'}", f"--period={period_s:g}",
     ]  # fmt: skip
     environment = {key: os.environ[key] for key in ("PATH", *OF_THE_JOB) if key in os.environ}
     try:

@@ -75,8 +75,8 @@ class ActiveInputs:
     checks: Mapping[str, Needs]
     jobs: tuple[ActiveJob, ...]
     nodes: tuple[ActiveNode, ...]
-    # True if a user's job waits for nodes.
-    users_wait: bool
+    # Nodes for which users' jobs wait that may start soon.
+    awaited: frozenset[str] = frozenset()
     settings: ActiveSettings = ActiveSettings()
 
 
@@ -93,6 +93,7 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
         if job.id not in memory.taken:
             memory = _take(memory, job, now)
     flying = [job for job in inputs.jobs if job.result is JobResult.IN_FLIGHT]
+    memory = _by_this_clock(memory, now)
     memory = replace(
         memory,
         # What slurmctld has forgotten cannot come again.
@@ -103,10 +104,12 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
     idle = [
         node.machine
         for node in inputs.nodes
-        if node.is_idle and now - node.idle_since >= inputs.settings.idle_s and node.machine.name not in busy
+        if node.is_idle
+        and now - node.idle_since >= inputs.settings.idle_s
+        and node.machine.name not in busy | inputs.awaited
     ]
     places = [node.machine for node in inputs.nodes]
-    memory = _without_gone(memory, places)
+    memory = _current(memory, inputs.checks, places, now)
     wanted: list[Submission] = []
     for check, needs in sorted(inputs.checks.items()):
         if needs.nodes > 1:
@@ -116,9 +119,6 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
             tests = _singles(memory.of(check), needs, idle, now)
         if not _rests(memory.of(check), now):
             wanted += [Submission(check, needs, test) for test in tests]
-    cancel = tuple(job.id for job in flying if job.waits_s > START_S or (job.waits_s and inputs.users_wait))
-    if inputs.users_wait:
-        return Turn(memory, (), cancel)
     free = {machine.name for machine in idle}
     possible = [item for item in wanted if free.issuperset(item.test.machines)]
     leaves = {machine.name: machine.leaf for machine in places}
@@ -126,17 +126,58 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
     allowed = set(admitted)
     # Two checks may want the same group: the first runs now.
     chosen = {item.test: item for item in reversed(possible) if item.test in allowed}
-    return Turn(memory, tuple(chosen[test] for test in admitted), cancel)
+    return Turn(memory, tuple(chosen[test] for test in admitted), _to_cancel(flying, inputs.awaited))
 
 
-def _without_gone(memory: PlanMemory, places: list[PlacedMachine]) -> PlanMemory:
-    """Forget machines that slurmctld no longer knows."""
+def _to_cancel(flying: Iterable[ActiveJob], awaited: frozenset[str]) -> tuple[str, ...]:
+    """Return the waiting checks that lost their nodes, that a user's job waits for, or that were submitted twice.
+
+    An sbatch that outlives a killed planner may reach slurmctld after the next planner has asked for the jobs.
+    """
+    known: set[tuple[str, frozenset[str]]] = set()
+    cancel = []
+    for job in sorted(flying, key=lambda job: job.waits_s > 0):
+        test = (job.check, frozenset(job.test.suspects))
+        if job.waits_s and (job.waits_s > START_S or test in known or awaited.intersection(job.test.machines)):
+            cancel.append(job.id)
+        known.add(test)
+    return tuple(cancel)
+
+
+def _by_this_clock(memory: PlanMemory, now: float) -> PlanMemory:
+    """Forget a check's state from the future, whose age is not known: the clock was set back."""
+    for check, state in memory.checks.items():
+        times = [
+            state.began,
+            state.broken_at,
+            *(time for item in state.machines.values() for time in (item.at, item.tried)),
+        ]
+        if max(times) > now:
+            memory = memory.with_check(check, CheckState(number=state.number))
+    return memory
+
+
+def _current(memory: PlanMemory, checks: Mapping[str, Needs], places: list[PlacedMachine], now: float) -> PlanMemory:
+    """Forget machines that slurmctld no longer knows, and end verdicts that are older than the check's period."""
     known = {machine.name for machine in places} | {machine.leaf for machine in places}
     for check, state in memory.checks.items():
-        machines = {name: item for name, item in state.machines.items() if name in known}
-        culprits = tuple(item for item in state.culprits if item.name in known)
+        period = checks[check].period_s
+        machines = {
+            name: replace(item, failures=0) if item.failures and now - item.at > period else item
+            for name, item in state.machines.items()
+            if name in known
+        }
+        culprits = tuple(item for item in state.culprits if item.name in known and now - item.at <= period)
         memory = memory.with_check(check, replace(state, machines=machines, culprits=culprits))
     return memory
+
+
+def _is_due(last: MachineResult, needs: Needs, now: float) -> bool:
+    """Tell if a machine is due: a first failure soon, later ones before their verdict ends."""
+    again: float = needs.period_s
+    if last.at and not last.passed:
+        again = RETRY_S if last.failures == 1 else needs.period_s / 2
+    return now - last.at >= again and now - last.tried >= RETRY_S
 
 
 def _of(jobs: Iterable[ActiveJob], check: str) -> list[GroupTest]:
@@ -175,8 +216,7 @@ def _singles(state: CheckState, needs: Needs, idle: Iterable[PlacedMachine], now
     due = []
     for machine in idle:
         last = state.machines.get(machine.name, MachineResult())
-        again = RETRY_S if last.failures == 1 else needs.period_s
-        if now - last.at >= again and now - last.tried >= RETRY_S:
+        if _is_due(last, needs, now):
             due.append((last.at, machine.name))
     return [GroupTest((name,)) for _, name in sorted(due)]
 
@@ -221,11 +261,13 @@ def _sweep(
         ]
     passed = {name for item in current.results if item.passed for name in item.test.machines}
     leaves = {known[name].leaf for name in passed if name in known}
-    kept = tuple(
-        old for old in state.culprits
-        if old.name not in (passed if old.part is Part.MACHINE else leaves) and old not in diagnosis.culprits
-    )  # fmt: skip
-    culprits = (*kept, *(new for new in diagnosis.culprits if all(new.name != old.name for old in kept)))
+    new = {(item.part, item.name): replace(item, at=now) for item in diagnosis.culprits}
+    kept = (
+        old
+        for old in state.culprits
+        if old.name not in (passed if old.part is Part.MACHINE else leaves) and (old.part, old.name) not in new
+    )
+    culprits = (*kept, *new.values())
     machines = dict(state.machines)
     for name in {name for group in current.groups for name in group.suspects} - passed:
         machines[name] = MachineResult(now, False)
@@ -234,11 +276,7 @@ def _sweep(
 
 def _due_machines(state: CheckState, needs: Needs, idle: list[PlacedMachine], now: float) -> list[PlacedMachine]:
     """Return the idle machines that are due for a round; to a single one add another."""
-    due = []
-    for machine in idle:
-        last = state.machines.get(machine.name, MachineResult())
-        if now - last.at >= needs.period_s and now - last.tried >= RETRY_S:
-            due.append(machine)
+    due = [machine for machine in idle if _is_due(state.machines.get(machine.name, MachineResult()), needs, now)]
     if len(due) == 1:
         due += sorted((item for item in idle if item != due[0]), key=lambda item: item.leaf != due[0].leaf)[:1]
     return due if len(due) > 1 else []

@@ -21,6 +21,8 @@ CHECK = Check(
 # A test that fails once proves nothing.
 FAILURES = 2
 SHOWN = 300
+# The period of a record of an older release.
+DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class ActiveResult:
     reason: str
     at: float
     failures: int
+    period_s: float
+
+    def is_stale(self, now: float) -> bool:
+        """Tell if the result is older than the check's period, or from a clock that was ahead."""
+        return not -self.period_s <= now - self.at <= self.period_s
 
 
 def parse(inputs: Inputs) -> list[ActiveResult]:
@@ -39,25 +46,26 @@ def parse(inputs: Inputs) -> list[ActiveResult]:
     for line in lines[1:-1]:
         try:
             results.append(_result(json.loads(line)))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise Unreadable(f"active_results: {type(error).__name__}: {error}: {line[:80]}") from error
     return results
 
 
 def _result(data: Mapping[str, object]) -> ActiveResult:
-    at, failures = data["at"], data["failures"]
-    if not isinstance(at, int | float) or not isinstance(failures, int):
-        raise ValueError("wanted numbers for at and failures")
-    return ActiveResult(str(data["check"])[:100], str(data["reason"])[:SHOWN], float(at), failures)
+    at, failures, period_s = data["at"], data["failures"], data.get("period_s", DAY)
+    if not isinstance(at, int | float) or not isinstance(failures, int) or not isinstance(period_s, int | float):
+        raise ValueError("wanted numbers for at, failures and period_s")
+    return ActiveResult(str(data["check"])[:100], str(data["reason"])[:SHOWN], float(at), failures, float(period_s))
 
 
 def judge(measured: list[ActiveResult], context: Context) -> Iterable[Finding]:
     passed = []
     for result in measured:
         hours = max(0.0, context.now - result.at) / 3600
-        if result.failures >= FAILURES:
+        if result.failures >= FAILURES and not result.is_stale(context.now):
             reason = f"{result.check}: {result.reason} ({hours:.0f} h ago, failed {result.failures} times)"
             yield problem(reason, subject=result.check, measured=result.failures)
         else:
-            passed.append(f"{result.check} {hours:.0f} h ago{', failed once' if result.failures else ''}")
+            words = ", stale" if result.is_stale(context.now) else ", failed once" if result.failures else ""
+            passed.append(f"{result.check} {hours:.0f} h ago{words}")
     yield ok(f"active checks: {', '.join(passed) or 'none has run here'}")

@@ -24,6 +24,9 @@ TREE = Path(__file__).resolve().parents[3] / "scripts"
 CHECKS = load_checks(TREE, kind="active.d").checks
 
 
+DAY = 86400.0
+
+
 def judged(result: Result, state: dict[str, object] | None = None) -> Judged:
     return Judged(Verdict("cpu", result, Class.MANUAL, "words", at=5.0, commit="c"), state or {})
 
@@ -107,12 +110,12 @@ def test_only_a_measured_result_counts_or_clears_a_failure() -> None:
     for result, failures in [
         (Result.PROBLEM, 1), (Result.UNKNOWN, 1), (Result.PROBLEM, 2), (Result.OK, 0), (Result.UNKNOWN, 0),
     ]:  # fmt: skip
-        record = after(record, judged(result), "7")
+        record = after(record, judged(result), "7", DAY)
         assert record.failures == failures
 
 
 def test_a_record_is_read_back_and_a_damaged_one_is_none(tmp_path: Path) -> None:
-    record = after(ActiveRecord("cpu"), judged(Result.PROBLEM, {"rates": [1.0]}), "7")
+    record = after(ActiveRecord("cpu"), judged(Result.PROBLEM, {"rates": [1.0]}), "7", 3600.0)
     save(record, tmp_path)
     assert read_record("cpu", tmp_path) == record
     for text in ("", "[]", "{}", '{"at": "x", "failures": 1}', '{"at": 1e999, "failures": 1}', "[" * 100_000):
@@ -124,12 +127,25 @@ def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:
     module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
     record = ActiveRecord("cpu")
     for expected in (Result.OK, Result.PROBLEM):
-        record = after(record, judged(Result.PROBLEM), "7")
+        record = after(record, judged(Result.PROBLEM), "7", DAY)
         save(record, tmp_path)
         captures = {"active_results": active_results(tmp_path)}
         done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 9.0, {}), {})
         assert done.verdict.result is expected
     assert done.verdict.class_ is Class.MANUAL
+
+
+@pytest.mark.parametrize(("age", "words"), [(59.0, ""), (61.0, "cpu 0 h ago, stale"), (-61.0, "cpu 0 h ago, stale")])
+def test_a_result_older_than_its_period_is_stale_and_its_verdict_ends(age: float, words: str, tmp_path: Path) -> None:
+    module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
+    record = ActiveRecord("cpu")
+    for _ in range(2):
+        record = after(record, judged(Result.PROBLEM), "7", 60.0)
+    save(record, tmp_path)
+    captures = {"active_results": active_results(tmp_path)}
+    done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", record.at + age, {}), {})
+    assert done.verdict.result is (Result.OK if words else Result.PROBLEM)
+    assert words in done.verdict.reason
 
 
 def test_a_damaged_result_is_unknown_and_none_is_ok(tmp_path: Path) -> None:

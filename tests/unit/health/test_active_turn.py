@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,15 @@ class Simulation:
     now: float = 1e9
     memory: PlanMemory = field(default_factory=PlanMemory)
     jobs: dict[str, tuple[Submission, float, JobResult]] = field(default_factory=dict)
-    users_wait: bool = False
+    awaited: frozenset[str] = frozenset()
+    # Submissions of a killed planner that reach slurmctld after the next planner has asked for the jobs.
+    late: list[Submission] = field(default_factory=list)
     ran: list[Submission] = field(default_factory=list)
+    waiting: dict[str, tuple[Submission, float]] = field(default_factory=dict)
     count: int = 0
 
     def inputs(self) -> ActiveInputs:
+        self.start_waiting()
         busy = {name for item, end, _ in self.jobs.values() if end > self.now for name in item.test.machines}
         nodes = tuple(
             ActiveNode(PlacedMachine(name, ("/", f"r{i // self.per_leaf}")), name not in busy, self.now - 100)
@@ -57,21 +62,44 @@ class Simulation:
             for id_, (item, end, result) in self.jobs.items()
             if end + 300 > self.now
         )
-        return ActiveInputs(CHECKS, jobs, nodes, self.users_wait, SETTINGS)
+        waiting = tuple(
+            ActiveJob(id_, item.check, item.test, JobResult.IN_FLIGHT, waits_s=self.now - since)
+            for id_, (item, since) in self.waiting.items()
+        )
+        return ActiveInputs(CHECKS, jobs + waiting, nodes, self.awaited, SETTINGS)
 
-    def turn(self, killed_after: int | None = None) -> None:
-        """Take a turn; with a number, the planner is killed after so many submissions, its memory unwritten."""
+    def start_waiting(self) -> None:
+        for id_, (item, _) in list(self.waiting.items()):
+            running = {name for other, end, _ in self.jobs.values() if end > self.now for name in other.test.machines}
+            if not running.intersection(item.test.machines):
+                del self.waiting[id_]
+                self.run(id_, item)
+
+    def run(self, id_: str, submission: Submission) -> None:
+        sick = self.bad.get(submission.check, set()).intersection(submission.test.machines)
+        result = JobResult.FAILED if sick else JobResult.PASSED
+        self.jobs[id_] = (submission, self.now + 2.5 * TICK, result)
+        self.ran.append(submission)
+
+    def turn(self, killed_after: int | None = None, late: bool = False) -> None:
+        """Take a turn; with a number, the planner is killed after so many submissions, its memory unwritten.
+
+        With `late`, its memory is written, and its next submission reaches slurmctld in the next turn.
+        """
         inputs = self.inputs()
         turn = decide(self.memory, inputs, self.now)
+        for id_ in turn.cancel:
+            self.waiting.pop(id_, None)
         for submission in turn.submit[:killed_after]:
             running = {name for item, end, _ in self.jobs.values() if end > self.now for name in item.test.machines}
             assert not running.intersection(submission.test.machines), "a machine runs two checks"
             self.count += 1
-            sick = self.bad.get(submission.check, set()).intersection(submission.test.machines)
-            result = JobResult.FAILED if sick else JobResult.PASSED
-            self.jobs[str(self.count)] = (submission, self.now + 2.5 * TICK, result)
-            self.ran.append(submission)
-        if killed_after is None:
+            self.run(str(self.count), submission)
+        for submission in self.late:
+            self.count += 1
+            self.waiting[str(self.count)] = (submission, self.now - 1)
+        self.late = list(turn.submit[killed_after or 0 :][:1]) if late else []
+        if killed_after is None or late:
             self.memory = turn.memory
         self.now += TICK
 
@@ -92,6 +120,18 @@ def test_every_idle_machine_is_tested_once_a_period_by_every_check() -> None:
     for _ in range(200):
         slurm.turn()
     assert sorted(name for item in slurm.ran if item.check == "tcp" for name in item.test.suspects) == names(16)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_submission_that_outlives_its_planner_runs_once(seed: int) -> None:
+    dice = random.Random(seed)
+    slurm = Simulation(names(16))
+    for _ in range(300):
+        killed = dice.random() < 0.3
+        slurm.turn(dice.randint(0, 2) if killed else None, late=killed)
+    for check in CHECKS:
+        tested = [name for item in slurm.ran if item.check == check for name in item.test.machines]
+        assert sorted(tested) == names(16)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -132,19 +172,62 @@ def test_a_check_that_fails_everywhere_blames_no_machine() -> None:
     assert findings(slurm.memory.of("tcp")) == ()
 
 
-def test_while_a_users_job_waits_no_check_starts() -> None:
-    slurm = Simulation(names(8), users_wait=True)
-    for _ in range(10):
+def test_on_a_node_for_which_a_users_job_waits_no_check_starts() -> None:
+    slurm = Simulation(names(8), awaited=frozenset(names(4)))
+    for _ in range(60):
         slurm.turn()
-    assert not slurm.ran
+    assert {name for item in slurm.ran for name in item.test.machines} == set(names(8)) - set(names(4))
 
 
-def test_a_check_that_waits_is_cancelled() -> None:
-    job = ActiveJob("7", "cpu", GroupTest(("n00",)), JobResult.IN_FLIGHT, waits_s=31)
-    inputs = ActiveInputs(CHECKS, (job,), (), users_wait=False)
-    assert decide(PlanMemory(), inputs, 1e9).cancel == ("7",)
-    inputs = ActiveInputs(CHECKS, (job,), (), users_wait=True)
-    assert decide(PlanMemory(), inputs, 1e9).cancel == ("7",)
+def test_a_check_that_waits_too_long_or_for_an_awaited_node_or_twice_is_cancelled() -> None:
+    def flying(id_: str, waits_s: float, name: str = "n00") -> ActiveJob:
+        return ActiveJob(id_, "cpu", GroupTest((name,)), JobResult.IN_FLIGHT, waits_s)
+
+    def cancelled(*jobs: ActiveJob, awaited: frozenset[str] = frozenset()) -> tuple[str, ...]:
+        return decide(PlanMemory(), ActiveInputs(CHECKS, jobs, (), awaited), 1e9).cancel
+
+    assert cancelled(flying("7", 31)) == ("7",)
+    assert cancelled(flying("7", 1)) == ()
+    assert cancelled(flying("7", 1), awaited=frozenset({"n00"})) == ("7",)
+    assert cancelled(flying("7", 0), awaited=frozenset({"n00"})) == (), "slurmctld itself ends a running check"
+    assert cancelled(flying("7", 1), flying("8", 0)) == ("7",)
+    assert cancelled(flying("7", 2), flying("8", 1)) == ("8",)
+    assert cancelled(flying("7", 0), flying("8", 1, "n01")) == ()
+
+
+def test_a_verdict_ends_with_the_period_of_its_result() -> None:
+    slurm = Simulation(names(8), {"tcp": {"n05"}, "cpu": {"n01"}})
+    for _ in range(200):
+        slurm.turn()
+    assert findings(slurm.memory.of("tcp"))
+    assert findings(slurm.memory.of("cpu"))
+    # The machines are drained: no test runs on them.
+    slurm.now += 86400
+    slurm.awaited = frozenset(names(8))
+    slurm.turn()
+    assert not findings(slurm.memory.of("tcp"))
+    assert not findings(slurm.memory.of("cpu"))
+
+
+def test_a_machine_that_stays_bad_is_tested_again_before_its_verdict_ends() -> None:
+    slurm = Simulation(names(8), {"tcp": {"n05"}, "cpu": {"n01"}})
+    for _ in range(200):
+        slurm.turn()
+    for _ in range(int(1.2 * 86400 / TICK)):
+        slurm.turn()
+        assert [item.name for item in findings(slurm.memory.of("cpu"))] == ["n01"]
+        assert [item.name for item in findings(slurm.memory.of("tcp"))] == ["n05"]
+
+
+def test_a_clock_that_was_set_back_stops_no_check() -> None:
+    slurm = Simulation(names(8), now=2e9)
+    for _ in range(200):
+        slurm.turn()
+    slurm.now, slurm.jobs = 1e9, {}
+    slurm.ran.clear()
+    for _ in range(200):
+        slurm.turn()
+    assert {name for item in slurm.ran for name in item.test.machines} == set(names(8))
 
 
 def test_a_broken_check_rests() -> None:
@@ -152,19 +235,19 @@ def test_a_broken_check_rests() -> None:
     now = 1e9
     for number in range(3):
         job = ActiveJob(str(number), "cpu", GroupTest(("n00",)), JobResult.NONE)
-        memory = decide(memory, ActiveInputs({"cpu": Needs()}, (job,), nodes, False), now).memory
+        memory = decide(memory, ActiveInputs({"cpu": Needs()}, (job,), nodes), now).memory
         now += 3600
-    assert decide(memory, ActiveInputs({"cpu": Needs()}, (), nodes, False), now).submit == ()
-    assert decide(memory, ActiveInputs({"cpu": Needs()}, (), nodes, False), now + 7 * 3600).submit
+    assert decide(memory, ActiveInputs({"cpu": Needs()}, (), nodes), now).submit == ()
+    assert decide(memory, ActiveInputs({"cpu": Needs()}, (), nodes), now + 7 * 3600).submit
 
 
 def test_a_cancelled_check_is_tried_again_later_and_proves_nothing() -> None:
     nodes = (ActiveNode(PlacedMachine("n00"), True, 0.0),)
     job = ActiveJob("1", "cpu", GroupTest(("n00",)), JobResult.CANCELLED)
-    turn = decide(PlanMemory(), ActiveInputs({"cpu": Needs()}, (job,), nodes, False), 1e9)
+    turn = decide(PlanMemory(), ActiveInputs({"cpu": Needs()}, (job,), nodes), 1e9)
     assert turn.submit == ()
     assert turn.memory.of("cpu").broken == 0
-    assert decide(turn.memory, ActiveInputs({"cpu": Needs()}, (job,), nodes, False), 1e9 + 601).submit
+    assert decide(turn.memory, ActiveInputs({"cpu": Needs()}, (job,), nodes), 1e9 + 601).submit
 
 
 def test_the_memory_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> None:
@@ -181,10 +264,7 @@ def test_the_memory_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> N
 
 def test_a_gone_machine_is_forgotten() -> None:
     state = CheckState({"gone": MachineResult(1.0, True)})
-    assert (
-        "gone"
-        not in decide(PlanMemory({"cpu": state}), ActiveInputs(CHECKS, (), (), False), 1e9).memory.of("cpu").machines
-    )
+    assert "gone" not in decide(PlanMemory({"cpu": state}), ActiveInputs(CHECKS, (), ()), 1e9).memory.of("cpu").machines
 
 
 # The service around the turns.
@@ -240,6 +320,33 @@ def test_a_wrong_setting_is_named(env: dict[str, str]) -> None:
         service.settings(env)
 
 
-def test_only_jobs_that_wait_for_nodes_hold_checks_back() -> None:
-    assert service.users_wait(["all|Resources|"])
-    assert not service.users_wait(["minivm-active|Resources|", "all|Dependency|", "all|JobHeldUser|", ""])
+SOON, LATER, BEFORE = "2026-11-26T20:04:00", "2026-11-26T21:00:00", "2026-11-26T18:00:00"
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [
+        ("gpu|Resources|N/A|2026-11-26T19:59:00|", "gpu-0 both-0"),
+        ("all|Priority|N/A|2026-11-26T19:59:00|", "cpu-0 both-0"),
+        ("gpu,all|None|N/A|N/A|", "gpu-0 cpu-0 both-0"),
+        (f"gpu|Resources|{SOON}|{BEFORE}|", "gpu-0 both-0"),
+        (f"gpu|Resources|{LATER}|{BEFORE}|", ""),
+        (f"gpu|Resources|N/A|{BEFORE}|", ""),
+        (f"gpu|BeginTime|{SOON}|{SOON}|", "gpu-0 both-0"),
+        (f"gpu|BeginTime|{LATER}|{LATER}|", ""),
+        ("gpu|BeginTime|N/A|N/A|", ""),
+        (f"gpu|Dependency|N/A|{BEFORE}|", ""),
+        ("gpu|JobHeldUser|N/A|N/A|", ""),
+        ("minivm-active|Resources|N/A|N/A|", ""),
+        ("no-such|Resources|N/A|N/A|", ""),
+        ("nonsense", ""),
+        ("", ""),
+    ],
+)
+def test_a_job_that_may_start_soon_holds_checks_back_on_the_nodes_of_its_partitions(line: str, nodes: str) -> None:
+    shown = [
+        parse(f"NodeName={name} CPUAlloc=0 State=IDLE Partitions={partitions},minivm-active")
+        for name, partitions in (("gpu-0", "gpu"), ("cpu-0", "all"), ("both-0", "all,gpu"))
+    ]
+    now = datetime.fromisoformat("2026-11-26T20:00:00").timestamp()
+    assert service.awaited([line], shown, now) == frozenset(nodes.split())
