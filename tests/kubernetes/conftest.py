@@ -28,7 +28,7 @@ ORDER = (
     "test_fleet_topology", "test_fleet_blocks", "test_fleet_pools", "test_fleet_template", "test_fleet_elastic",
     "test_fleet_lend", "test_two_controllers", "test_core", "test_how_to", "test_operations", "test_configuration",
     "test_logins", "test_policies", "test_releases", "test_containment", "test_fleet_workers", "test_fleet_per_node",
-    "test_faults", "test_machines", "test_fleet_installed",
+    "test_faults", "test_machines", "test_fleet_installed", "test_conformance",
 )  # fmt: skip
 GIVEN = os.environ.get("KUBECONFIG", "")
 

@@ -73,7 +73,8 @@ def test_the_suite_needs_pytest_and_yaml_only() -> None:
             for name in names:
                 top = name.partition(".")[0]
                 assert top in sys.stdlib_module_names | MAY, f"{path.name}: {name}"
-                assert top != "tests" or name.startswith("tests.conformance"), f"{path.name}: {name}"
+                if top == "tests":
+                    assert name.startswith("tests.conformance"), f"{path.name}: {name}"
 
 
 def run(tmp_path: Path, world: str, adapter: dict[str, object], *words: str) -> dict[str, dict[str, str]]:
@@ -121,7 +122,7 @@ def test_each_adapter_is_read_and_names_checks_that_exist(path: Path) -> None:
     names = {check_name(name) for name in checks()}
     assert set(adapter.not_offered) | set(adapter.not_tried) <= names
     assert "${" not in repr(adapter)
-    assert adapter.product == "minivm" or "not run" in adapter.note
+    assert ("not run" in adapter.note) == (adapter.product != "minivm")
 
 
 def test_names_are_substituted_and_unknown_ones_refused(tmp_path: Path) -> None:
