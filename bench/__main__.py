@@ -10,7 +10,7 @@ import sys
 
 AREAS = (
     "images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
-    "kubernetes", "controller", "fleet",
+    "kubernetes", "controller", "fleet", "active",
 )  # fmt: skip
 
 

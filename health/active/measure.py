@@ -33,6 +33,10 @@ CHUNK = MIB // 4
 PORTS = range(60001, 63001)
 PATIENCE_S = 30.0
 STRANGER_S = 3.0
+# For what a slow link has not delivered yet; what has come by then is its rate.
+LATE_S = 6.0
+# Exit code of a peer without a connection, and the time in which it tries to connect.
+NO_WAY, CONNECT_S = 75, 8.0
 TOKEN = "MINIVM_ACTIVE_TOKEN"  # the variable's name
 
 
@@ -99,18 +103,26 @@ def listen() -> socket.socket:
 
 
 def send_for(connection: socket.socket, seconds: float) -> None:
+    """Send for some seconds; a link that takes nothing more for LATE_S is left."""
     block = bytes(CHUNK)
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        connection.sendall(block)
-    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(LATE_S)
+    with suppress(OSError):
+        while time.monotonic() < until:
+            connection.sendall(block)
+        connection.shutdown(socket.SHUT_WR)
 
 
 def receive_all(connection: socket.socket) -> float:
-    """Read until the sender is done; return MB/s."""
+    """Read until the sender is done or its time is up; return MB/s."""
     buffer, size, start = bytearray(CHUNK), 0, time.monotonic()
-    while count := connection.recv_into(buffer):
-        size += count
+    until = start + SECONDS + LATE_S
+    with suppress(OSError):
+        while (left := until - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (count := connection.recv_into(buffer)):
+                break
+            size += count
     return size / 1e6 / max(time.monotonic() - start, 1e-9)
 
 
@@ -131,7 +143,7 @@ def tcp() -> Iterator[tuple[str, float]]:
         raise OSError("MINIVM_PEERS names no node")
     token = secrets.token_hex(16)
     with listen() as server:
-        server.settimeout(PATIENCE_S)
+        server.settimeout(1.0)
         # srun gives every task the address of the node where it runs itself: this one.
         command = [
             "srun", "--overlap", "--mpi=none", "--kill-on-bad-exit=1", f"--nodes={len(peers)}",
@@ -139,10 +151,18 @@ def tcp() -> Iterator[tuple[str, float]]:
             sys.executable, "-I", "-m", "health.active.measure", "tcp-peer", str(server.getsockname()[1]),
         ]  # fmt: skip
         with subprocess.Popen(command, env={**os.environ, TOKEN: token}, stdout=subprocess.DEVNULL) as step:
+            # Two connections for each peer, one for each direction; they are measured one after the other.
+            missing = {f"{direction}_{name}" for name in peers for direction in ("from", "to")}
             try:
-                # Two connections for each peer, one for each direction; they are measured one after the other.
-                for _ in range(2 * len(peers)):
-                    yield accept(server, token)
+                while missing:
+                    part, rate = accept(server, token, step)
+                    missing.discard(part)
+                    yield part, rate
+            except TimeoutError:
+                # The step runs, and its peers find no way here: that is a rate, and a step that did not start is none.
+                if step.wait(5.0) != NO_WAY:
+                    raise
+                yield from ((part, 0.0) for part in sorted(missing))
             finally:
                 # srun ends its step's tasks when it is asked to end.
                 with suppress(subprocess.TimeoutExpired):
@@ -150,10 +170,16 @@ def tcp() -> Iterator[tuple[str, float]]:
                 step.terminate()
 
 
-def accept(server: socket.socket, token: str) -> tuple[str, float]:
-    """Measure with the next peer that connects and has the token."""
+def accept(server: socket.socket, token: str, step: subprocess.Popen[bytes]) -> tuple[str, float]:
+    """Measure with the next peer that connects and has the token; TimeoutError if none comes or the step has ended."""
+    until = time.monotonic() + PATIENCE_S
     while True:
-        connection, _ = server.accept()
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            if step.poll() is not None or time.monotonic() > until:
+                raise
+            continue
         with connection:
             # Any program of the network may connect; it must not cost the test its time.
             connection.settimeout(STRANGER_S)
@@ -163,32 +189,50 @@ def accept(server: socket.socket, token: str) -> tuple[str, float]:
                 continue
             if len(words) != 3 or not hmac.compare_digest(words[0].encode(), token.encode()):
                 continue
-            connection.settimeout(PATIENCE_S)
             _, direction, name = words
-            if direction == "from":
-                connection.sendall(b"go\n")
-                return f"from_{name}", receive_all(connection)
-            connection.sendall(b"go\n")
-            send_for(connection, SECONDS)
-            return f"to_{name}", float(read_line(connection))
+            return f"{direction}_{name}", measure(connection, direction)
+
+
+def measure(connection: socket.socket, direction: str) -> float:
+    """Return the rate to or from a peer; 0 if the connection breaks."""
+    try:
+        connection.settimeout(LATE_S)
+        connection.sendall(b"go\n")
+        if direction == "from":
+            return receive_all(connection)
+        send_for(connection, SECONDS)
+        connection.settimeout(PATIENCE_S)
+        return float(read_line(connection))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def tcp_peer(port: int) -> None:
     """Send to the measuring node, then receive from it."""
     token, name = os.environ[TOKEN], os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     address = (os.environ["SLURM_LAUNCH_NODE_IPADDR"], port)
+    is_broken = False
     for direction in ("from", "to"):
-        with socket.create_connection(address, PATIENCE_S) as connection:
-            connection.sendall(f"{token} {direction} {name}\n".encode())
-            # The measuring node serves one connection after the other.
-            connection.settimeout(PATIENCE_S * 4)
-            read_line(connection)
-            if direction == "from":
-                send_for(connection, SECONDS)
-                with suppress(OSError):
-                    connection.recv(1)
-            else:
-                connection.sendall(f"{receive_all(connection):.1f}\n".encode())
+        try:
+            with socket.create_connection(address, CONNECT_S) as connection:
+                exchange(connection, direction, f"{token} {direction} {name}\n")
+        except OSError as error:
+            print(f"{name} has no connection to {address[0]}: {error}", file=sys.stderr)
+            is_broken = True
+    if is_broken:
+        sys.exit(NO_WAY)
+
+
+def exchange(connection: socket.socket, direction: str, hello: str) -> None:
+    connection.sendall(hello.encode())
+    # The measuring node serves one connection after the other.
+    connection.settimeout(PATIENCE_S * 4)
+    read_line(connection)
+    if direction == "from":
+        send_for(connection, SECONDS)
+        connection.recv(1)
+    else:
+        connection.sendall(f"{receive_all(connection):.1f}\n".encode())
 
 
 PROGRAMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
