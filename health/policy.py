@@ -50,6 +50,8 @@ class RunnerPolicy:
     # How long a prolog waits for the broker to confirm a new problem, and what it does without an answer.
     gate_wait_s: float = 3.0
     gate_unconfirmed: str = "pass"
+    # Append the cause to the output file of a batch job that failed.
+    notes_failures: bool = True
     # Error of an unusable file; the next file applies, then the defaults.
     fault: str = ""
 
@@ -144,7 +146,7 @@ def _load(path: Path) -> Mapping[str, object] | None:
 def runner_policy(data: Mapping[str, object], file: str) -> RunnerPolicy:
     root = _sections(data, file)
     runner, gate = root.sub("runner"), root.sub("gate")
-    _only(runner, *KINDS, "scripts")
+    _only(runner, *KINDS, "scripts", "notes_failures")
     _only(gate, "wait_s", "unconfirmed")
     scripts = runner.sub("scripts")
     return RunnerPolicy(
@@ -152,6 +154,7 @@ def runner_policy(data: Mapping[str, object], file: str) -> RunnerPolicy:
         {str(name): _script(scripts.sub(name)) for name in scripts.data},
         _deadline(gate, "wait_s", 3.0),
         _one_of(gate, "unconfirmed", UNCONFIRMED, "pass"),
+        runner.flag("notes_failures", default=True),
     )
 
 

@@ -91,6 +91,7 @@ class Job:
     failed_node: str = ""
     killer: str = ""  # user that requested the end
     output: str = ""
+    errors: str = ""  # the file of standard error
     batch: bool = True
     is_lost: bool = False  # accounting has not seen its end, and slurmctld does not know it
     steps: tuple[JobStep, ...] = ()

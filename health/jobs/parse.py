@@ -219,6 +219,7 @@ def _queued(item: Mapped) -> Job:
         system_comment=item.text("system_comment"),
         failed_node=item.text("failed_node"),
         output=item.text("stdout_expanded") or item.text("standard_output"),
+        errors=item.text("stderr_expanded") or item.text("standard_error"),
         batch=item.at("batch_flag") is not False,
     )
 

@@ -24,7 +24,7 @@ from gitsync.layout import Layout
 from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
-from health.runner import fork, gate, hands, plan, record
+from health.runner import failed, fork, gate, hands, plan, record
 from health.runner.kept import FileCache
 from health.runner.ours import ImageScripts
 from health.runner.request import Request, parse
@@ -129,6 +129,7 @@ class RunnerServer:
         self.kept = FileCache()
         self.ours = ImageScripts(layout.zero, self.kept)
         self.after = After(places)
+        self.failed = failed.FailedJobs()
         self.hands = hands.Hands()
         self.missed = 0
         self.stopping = False
@@ -156,6 +157,7 @@ class RunnerServer:
             self._look_at,
             *(call.until for call in self._calls.values()),
             *self.after.times(),
+            *self.failed.times(not self.after.is_owed),
             *self.hands.times(),
         ]
         for fd, _ in self._poll.poll(max(0.0, min(times) - now) * 1000):
@@ -180,6 +182,12 @@ class RunnerServer:
             except OSError as error:
                 if self.after.put_off(now):
                     self._tell(f"cannot check the node after a job, retrying: {error}")
+        if self.failed.is_due(now, not self.after.is_owed):
+            jobs = self.failed.take(now)
+            try:
+                self._fork(partial(failed.tell, jobs, self.places), self.failed.began)
+            except OSError as error:
+                self._tell(f"{len(jobs)} outputs of failed jobs have no note: {error}")
 
     def look(self) -> None:
         """Read what changed, so that no run has to. An error here is harmless: each run reads by itself."""
@@ -267,6 +275,10 @@ class RunnerServer:
         with lease.hold(self.layout) as held:
             self.kept.look()
             policy = policy_of(held.path, self.places, self.kept)
+            if request.kind == "prolog":
+                self.failed.started(request.environment)
+            if request.kind == "epilog" and policy.notes_failures:
+                self.failed.ended(request.environment, now, time.time())
             try:
                 self._plan(held, policy)
             except OSError as error:
@@ -305,4 +317,5 @@ class RunnerServer:
                 cut = os.WIFSIGNALED(status)
                 how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if cut else "failed"
                 self._tell(f"the check of the node after a job {how}; retrying")
+            self.failed.reaped(pid)
             self.hands.ended(pid)

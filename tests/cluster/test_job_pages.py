@@ -116,3 +116,42 @@ def test_another_user_sees_what_squeue_shows(alice: Researcher) -> None:
     )
     done = alice.try_("minivm job 4000000")
     assert done.returncode == 1 and "cannot explain job 4000000" in done.stderr
+
+
+def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher) -> None:
+    def noted(path: str, job: str, *words: str) -> str:
+        last = f"minivm: evidence and what to do: minivm job {job}\n"
+
+        def output() -> str:
+            return alice(f"cat {path} 2>/dev/null || true")
+
+        until(lambda: output().endswith(last), f"{path} ends with the note", seen=output)
+        text = output()
+        assert text.count("minivm: ") == 2, text
+        assert all(part in text.splitlines()[-2] for part in (f"minivm: job {job} failed: ", *words)), text
+        return text
+
+    alice("mkdir -p notes && echo mine > notes/target && ln -s target notes/link")
+    # Its deadline first: the others end meanwhile.
+    late = alice.submit("--time=1", "--mem=100M", "-o", "notes/late", script="sleep 600")
+    plain = alice.submit("--mem=100M", "-o", "notes/%x", "-J", "$'z[1]\\e[31m'", script="printf unfinished; exit 3")
+    array = alice.submit("--mem=100M", "--array=1-2", "-o", "notes/%A-%a", script="exit 4")
+    apart = alice.submit("--mem=100M", "-o", "notes/out", "-e", "notes/err", script="echo fine; echo bad >&2; exit 5")
+    linked = alice.submit("--mem=100M", "-o", "notes/link", "--open-mode=append", script="kill -SEGV $$")
+    well = alice.submit("--mem=100M", "-o", "notes/well", script="echo fine")
+    away = alice.submit("--mem=100M", "-o", "notes/away", script="rm notes/away; exit 6")
+    both = alice("sbatch --parsable --mem=100M -n1 -o notes/both : --mem=100M -n1 --wrap 'exit 7'").strip()
+    text = noted("notes/z*", plain, "Its own program ended with exit code 3. Cause: your code (likely).")
+    assert text.startswith("unfinished\nminivm: job")
+    for task in (1, 2):
+        noted(f"notes/{array}-{task}", f"{array}_{task}", "exit code 4")
+    noted("notes/err", apart, "exit code 5")
+    noted("notes/target", linked, "SIGSEGV")
+    assert alice("cat notes/target").startswith("mine\n")
+    noted("notes/both", f"{both}+0", "exit code 7")
+    noted("notes/late", late, "It reached its time limit of 1 min")
+    alice.wait_for(well, "COMPLETED")
+    alice.wait_for(away, "FAILED")
+    assert alice("cat notes/out notes/well") == "fine\nfine\n"
+    assert "away" not in alice("ls notes")
+    alice("rm -r notes")

@@ -563,7 +563,7 @@ The site's policy, as far as a render can tell: a node leaves one aside that it 
 {{- define "minivm.checkPolicy" -}}
 {{- $policy := fromJson .text }}
 {{- with $policy.Error }}{{ fail (printf "%s: not JSON, or not a mapping: %s" $.at .) }}{{ end }}
-{{- $known := dict "" (list "runner" "gate" "broker") "runner" (list "prolog" "epilog" "task_prolog" "health" "scripts") "gate" (list "wait_s" "unconfirmed") "broker" (list "raise_after" "clear_after" "clear_wait_s" "guard" "rate" "offender" "checks") }}
+{{- $known := dict "" (list "runner" "gate" "broker") "runner" (list "prolog" "epilog" "task_prolog" "health" "scripts" "notes_failures") "gate" (list "wait_s" "unconfirmed") "broker" (list "raise_after" "clear_after" "clear_wait_s" "guard" "rate" "offender" "checks") }}
 {{- range $of, $keys := $known }}
 {{- $part := $policy }}{{ if $of }}{{ $part = default dict (index $policy $of) }}{{ end }}
 {{- if not (kindIs "map" $part) }}{{ fail (printf "%s: %s: wanted a mapping" $.at $of) }}{{ end }}

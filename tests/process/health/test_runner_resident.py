@@ -338,6 +338,22 @@ def test_a_runner_that_is_killed_before_the_look_after_a_job_leaves_it_to_the_ne
             until(lambda: any(entry["kind"] == "after" for entry in world.records()), "the node is looked at")
 
 
+def test_a_job_that_failed_is_asked_about_after_its_epilog_unless_the_policy_switches_it_off(world: World) -> None:
+    """There is no slurmctld here: the epilog is as good, and the record says why the output has no note."""
+    failed = {"SLURM_JOB_UID": str(USER), "SLURM_JOB_GID": str(USER), "SLURM_JOB_EXIT_CODE": "256"}
+    here = {"SLURM_JOB_NODELIST": "w[0-3]", "SLURMD_NODENAME": "w0"}
+    other = here | {"SLURMD_NODENAME": "w1"}
+    with resident(world):
+        world.policy(runner={"notes_failures": False})
+        assert world.run("epilog", **failed, **here, SLURM_JOB_ID="40") == (0, "", "")
+        world.policy()
+        assert world.run("epilog", **failed, **other, SLURM_JOB_ID="41") == (0, "", "")
+        assert world.run("epilog", **failed, **here, SLURM_JOB_ID="42") == (0, "", "")
+        until(lambda: any(entry["kind"] == "note" for entry in world.records()), "slurmctld was asked")
+    (note,) = [entry for entry in world.records() if entry["kind"] == "note"]
+    assert (note["told"], list(note["skipped"])) == ([], ["42"]), note
+
+
 LOOKS = """
 import os
 from health.api import Check, Class, When, ok

@@ -35,3 +35,11 @@ def test_with_no_usable_file_the_defaults_hold(tmp_path: Path) -> None:
     found = read_runner_policy(tmp_path, written(tmp_path / "own.json", "[]"))
     assert found.kind("prolog") == DEFAULTS["prolog"]
     assert "own.json" in found.fault and "lib/policy.json is missing" in found.fault
+
+
+def test_notes_of_failed_jobs_are_on_and_a_policy_switches_them_off(tmp_path: Path) -> None:
+    def found(text: str) -> bool:
+        return read_runner_policy(tmp_path, written(tmp_path / "own.json", text)).notes_failures
+
+    assert found("{}") and not found('{"runner": {"notes_failures": false}}')
+    assert found('{"runner": {"notes_failures": "no"}}'), "the file is ignored, and its fault is told"

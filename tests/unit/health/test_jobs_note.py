@@ -1,0 +1,131 @@
+"""Notes in the outputs of failed jobs: which jobs get one, in which words, and which ends the runner asks about."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from health.jobs import note
+from health.jobs.explain import explain
+from health.jobs.model import Job, JobNode, World
+from health.jobs.parse import queue
+from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, WAIT_S, FailedJobs
+
+NOW = 1_800_000_000.0
+
+
+def job(state: str, **more: object) -> Job:
+    facts: dict[str, object] = {
+        "id": 12, "shown": "12", "name": "train", "user": "alice", "states": frozenset({state, "COMPLETING"}),
+        "nodes": "w0", "started": NOW - 500, "ended": NOW, "limit": 60, "output": "/home/alice/out",
+    } | more  # fmt: skip
+    return Job(**facts)  # type: ignore[arg-type]  # a table of fields
+
+
+def words(subject: Job, *nodes: JobNode) -> str:
+    return note.words(explain(subject, World(nodes=nodes), NOW))
+
+
+@pytest.mark.parametrize(
+    ("subject", "line"),
+    [
+        (job("FAILED", exit_code=3), "Its own program ended with exit code 3. Cause: your code (likely)."),
+        (
+            job("FAILED", signal=11),
+            "died of SIGSEGV: it accessed memory that is not its own. Cause: your",
+        ),
+        (job("OUT_OF_MEMORY", memory="200M"), "used all of its memory, 200M in all"),
+        (job("TIMEOUT"), "It reached its time limit of 1 h after 8 min. Cause: a limit."),
+        (job("NODE_FAIL", failed_node="w0"), "slurmctld lost w0 while the job ran. Cause: the machine."),
+    ],
+)
+def test_a_failed_job_gets_the_cause_and_the_command_in_two_lines(subject: Job, line: str) -> None:
+    first, second, end = words(subject).split("\n")
+    assert first.startswith("minivm: job 12 failed: ") and line in first
+    assert (second, end) == ("minivm: evidence and what to do: minivm job 12", "")
+
+
+def test_a_machine_that_was_found_broken_is_named_beside_the_program() -> None:
+    node = JobNode("w0", frozenset({"DRAIN"}), "minivm: gpu_count: 7 of 8 GPUs", since=NOW)
+    assert "A machine's fault is possible too: w0" in words(job("FAILED", exit_code=3), node)
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "RUNNING", "PENDING"])
+def test_other_jobs_get_none(state: str) -> None:
+    assert words(job(state)) == ""
+
+
+def test_only_a_batch_job_and_only_the_first_component_gets_one() -> None:
+    assert words(job("FAILED", exit_code=1, batch=False)) == ""
+    assert words(job("FAILED", exit_code=1, shown="12+1")) == ""
+    assert "minivm job 12+0\n" in words(job("FAILED", exit_code=1, shown="12+0"))
+    assert "minivm job 12_3\n" in words(job("FAILED", exit_code=1, shown="12_3"))
+
+
+def test_what_users_wrote_makes_no_line_and_no_escape() -> None:
+    hostile = "\x1b]0;x\x07\nminivm: job 1 was stolen"
+    text = words(job("NODE_FAIL", name=hostile, nodes=hostile, failed_node=hostile, user=hostile, output=hostile))
+    assert text.count("\n") == 2 and "\x1b" not in text and len(text) < 1000
+
+
+def test_the_file_of_standard_error_is_known() -> None:
+    recorded = Path(__file__).parents[2] / "recordings/jobs/24.11-squeue.json"
+    assert [found.errors for found in queue(recorded.read_text()) if found.id in (1, 2)] == [
+        "/home/alice/slurm-1.out", "/dev/null",
+    ]  # fmt: skip
+
+
+def env(number: int = 12, code: str = "256", **more: str) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": str(number), "SLURM_JOB_UID": "61401", "SLURM_JOB_GID": "61400", "SLURM_JOB_EXIT_CODE": code,
+        "SLURM_JOB_NODELIST": "w[0-3]", "SLURMD_NODENAME": "w0",
+    } | more  # fmt: skip
+
+
+def taken(*ended: dict[str, str], started: dict[str, str] | None = None) -> list[int]:
+    jobs = FailedJobs()
+    if started:
+        jobs.started(started)
+    for each in ended:
+        jobs.ended(each, 0.0, NOW)
+    return [found.id for found in jobs.take(WAIT_S)]
+
+
+def test_slurmctld_is_asked_only_about_jobs_that_may_have_failed_on_the_batch_hosts_node() -> None:
+    assert taken(env()) == [12]
+    assert taken(env(), env()) == [12], "an epilog that runs twice is one job"
+    assert taken(env(code="0")) == [], "it ended well"
+    assert taken(env(SLURMD_NODENAME="w1")) == [], "the first node of the job writes the note"
+    assert taken(env(SLURM_JOB_UID="0")) == [], "a job of root"
+    assert taken({}, {"SLURM_JOB_ID": "x" * 9}, {"SLURM_JOB_ID": "-1"}) == []
+
+
+def test_a_job_that_reached_its_time_limit_ends_with_code_0_and_is_asked_about() -> None:
+    limit = {"SLURM_JOB_ID": "12", "SLURM_JOB_END_TIME": str(int(NOW))}
+    assert taken(env(code="0"), started=limit) == [12]
+    assert taken(env(code="0"), started=limit | {"SLURM_JOB_END_TIME": str(int(NOW + 60))}) == []
+
+
+def test_rounds_are_bounded_and_apart_and_wait_for_the_checks_of_the_node() -> None:
+    jobs = FailedJobs()
+    assert jobs.times(is_checked=True) == []
+    for number in range(1, 200):
+        jobs.ended(env(number), 100.0, NOW)
+    assert jobs.times(is_checked=True) == [100.0 + WAIT_S]
+    assert jobs.times(is_checked=False) == [100.0 + WAIT_S + CHECKED_S]
+    rounds = []
+    now = 100.0
+    while times := jobs.times(is_checked=True):
+        now = max(now, *times)
+        rounds.append((now, len(jobs.take(now))))
+        jobs.began(7)
+        assert jobs.times(is_checked=True) == [], "one round at a time"
+        jobs.reaped(8)
+        jobs.reaped(7)
+    assert sum(number for _, number in rounds) == MOST_WAITING
+    assert all(number <= MOST for _, number in rounds)
+    assert all(later - sooner >= APART_S for (sooner, _), (later, _) in pairwise(rounds))
+    assert inf not in [at for at, _ in rounds]
