@@ -57,6 +57,7 @@ class Commands(click.Group):
         "status": ("cluster.cli", "Show each pod: ready, or why not."),
         "scripts": ("cluster.cli", "Try a directory of scripts: every pod takes it, or says why not."),
         "delete": ("cluster.cli", "Delete a pod, as kubectl does: a new one of its name replaces it."),
+        "hand-over": ("cluster.cli", "Let the standby of two controllers act."),
         "config": ("cluster.cli", "Show what a changed slurm.conf would do to the cluster."),
         "down": ("cluster.cli", "Stop the cluster."),
     }
@@ -75,7 +76,7 @@ class Commands(click.Group):
             return super().get_command(ctx, name)
         import importlib
 
-        command: click.Command = getattr(importlib.import_module(self.LATE[name][0]), name)
+        command: click.Command = getattr(importlib.import_module(self.LATE[name][0]), name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -379,6 +379,19 @@ def scripts(name: str, timeout: float, tree: Path) -> None:
     sys.exit(1 if refused else 0)
 
 
+@click.command("hand-over")
+@name_option
+def hand_over(name: str) -> None:
+    """Let the standby of two controllers act at once, and wait until its slurmctld answers; exit code 1 if not."""
+    from cluster.local import LocalCluster
+    from cluster.slurm_conf import CONTROLLER
+
+    cluster = LocalCluster.saved(connect(), name)
+    code, text = cluster.run_slurm(CONTROLLER, ["minivm", "hand-over"])
+    click.echo(text, nl=False)
+    sys.exit(code)
+
+
 # `build.py config`: the controller's `minivm config`, for values that are not applied yet.
 
 

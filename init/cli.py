@@ -250,6 +250,25 @@ drain_action(
 drain_action("resume", "Take a drain back.")
 
 
+@main.command("hand-over")
+@click.option("--to", "wanted", default="", help="The pod that takes over, such as slurm-controller-1.")
+@JSON
+def hand_over(wanted: str, as_json: bool) -> None:
+    """In the controller's pod that acts: let a standby act at once, and wait until its slurmctld answers."""
+    from init.pod.pod import Pod
+    from init.records import fields
+    from init.state import hand_over as planned
+
+    def report(text: str) -> None:
+        click.echo(text, err=as_json)
+
+    done = planned.hand_over(Pod(os.environ), wanted, report=report)
+    if as_json:
+        emit(fields(done))
+        return
+    click.echo(str(done))
+
+
 @main.command()
 @SERVICE
 @click.pass_context

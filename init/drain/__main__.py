@@ -14,12 +14,11 @@ from init.drain.deadline import Deadline, allowed_by_pid_1, budget
 from init.errors import InitError
 from init.slurm import client
 
-USAGE = "usage: python3 -I -m init.drain worker|login [--resume]"
+USAGE = "usage: python3 -I -m init.drain worker|login|controller [--resume]"
 
 
 def main(arguments: Sequence[str]) -> int:
-    # The controller has no drain: slurmctld saves its state when stopped, and jobs run on without it.
-    roles = {"worker": "init.drain.worker", "login": "init.drain.login"}
+    roles = {"worker": "init.drain.worker", "login": "init.drain.login", "controller": "init.drain.controller"}
     if not arguments or arguments[0] not in roles or arguments[1:] not in ([], ["--resume"]):
         print(USAGE, file=sys.stderr)
         return 2

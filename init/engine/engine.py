@@ -109,7 +109,11 @@ class Engine(Services):
     def down(self, name: str, now: float) -> Todo:
         return self.leave(name, Then.STOP, now)
 
-    def again(self, name: str, now: float) -> Todo:
+    def again(self, name: str, now: float, *, bound: bool = False) -> Todo:
+        """Restart a service; with `bound` also what is bound to it, which stops gently before it."""
+        for other in order.bound_to(self.specs, name) if bound else ():
+            if self.states[other].phase is not Phase.STOPPED:
+                self.leaving.setdefault(other, Then.AGAIN)
         if idle(self.states[name]) and self.states[name].phase is not Phase.READY:
             return self.up(name, now)
         return self.leave(name, Then.AGAIN, now)
@@ -187,12 +191,12 @@ class Engine(Services):
                     todo += self._advance(name, Down(then, self.ending.grace(self.spec(name))), now)
                     moved = True
                 moved |= self._let_go()
-            for name in order.unbound(self.specs, self.states):
+            for name in order.unbound(self.specs, self.states, now):
                 todo += self._advance(name, Lost(), now)
                 moved = True
             if self.phase in (PodPhase.BOOT, PodPhase.RUNNING, PodPhase.DRAINING):
                 for name in order.startable(self.specs, self.states):
-                    if name not in self.leaving:
+                    if self.leaving.keys().isdisjoint((name, *self.specs[name].bound_to)):
                         todo += self._advance(name, Go(), now)
                         moved = True
         self._conclude(now)

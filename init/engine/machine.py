@@ -309,6 +309,8 @@ def _down(
 def _lost(state: State, now: float) -> Step:
     """Kill its process without a chance to write anything more; it starts again when what it is bound to is back."""
     state = replace(state, ready_at=None, reloading=False)
+    if state.phase is Phase.STOPPING:
+        return replace(state, deadline=now + LOST_WAIT), [Kill(state.pid, "KILL")]
     if state.spawning:  # not forked yet: it gets TERM then, and KILL a moment later
         return replace(state, phase=Phase.STOPPING, since=now, then=Then.AGAIN, deadline=now + LOST_WAIT), [Unwatch()]
     if state.phase is Phase.HANDOVER:

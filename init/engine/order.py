@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.engine.states import Phase, idle, satisfied
+from init.engine.states import LOST_WAIT, Phase, idle, satisfied
 from init.plan import graph
 
 TYPE_CHECKING = False
@@ -53,16 +53,28 @@ def on_standby(specs: Mapping[str, Service], states: Mapping[str, State]) -> fro
     return frozenset(waiting)
 
 
-def unbound(specs: Mapping[str, Service], states: Mapping[str, State]) -> list[str]:
-    """Return the started services that are bound to one that is no longer ready."""
+def bound_to(specs: Mapping[str, Service], name: str) -> frozenset[str]:
+    """Return the services that are bound to this one, and those bound to them."""
+    found: set[str] = set()
+    while more := {other for other, spec in specs.items() if not {name, *found}.isdisjoint(spec.bound_to)} - found:
+        found |= more
+    return frozenset(found)
+
+
+def unbound(specs: Mapping[str, Service], states: Mapping[str, State], now: float) -> list[str]:
+    """Return the services that are bound to one that is no longer ready: started, or still stopping gently."""
     return [
         name
         for name, spec in specs.items()
         if name in states
-        and states[name].phase in _BOUND
-        and states[name].then is None
+        and ((states[name].phase in _BOUND and states[name].then is None) or _stops_gently(states[name], now))
         and any(other in states and not satisfied(states[other]) for other in spec.bound_to)
     ]
+
+
+def _stops_gently(state: State, now: float) -> bool:
+    late = state.deadline is not None and state.deadline > now + LOST_WAIT
+    return state.phase is Phase.STOPPING and state.pid != 0 and late
 
 
 # What a bound service may be when its lease ends. One that a person stopped stays stopped.

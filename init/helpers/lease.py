@@ -6,7 +6,11 @@ matter; and PID 1's watchdog ends a stopped service, so that this one does not m
 on a suspended machine, slurmctld is stopped too: after waking it lives until the first of the two has looked at its
 clock, and writes only into the directory of its own, former term (`init.helpers.terms`).
 
-The volume may hang: one thread reads and writes it, another looks at the clock.
+The volume may hang: one thread reads and writes it, another looks at the clock, a third tells the other controllers of
+this pod's readiness (`init.state.standby`).
+
+A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes it into its term, and releases
+the term to that pod once PID 1 has stopped slurmctld and then this service.
 """
 
 from __future__ import annotations
@@ -28,10 +32,11 @@ from ground.sockets import notify
 from init.errors import InitError
 from init.pod.helper import log
 from init.pod.pod import Pod
-from init.records import replace
-from init.slurm.place import HELD, base
-from init.state import lease
-from init.state.lease import Contest, Terms
+from init.records import record, replace
+from init.slurm.place import HELD, base, known
+from init.state import lease, standby
+from init.state.lease import Contest, Term, Terms
+from init.state.standby import Standby
 
 # An address that moves to the active pod, on a network whose pods share one link, as on one machine.
 #
@@ -90,12 +95,30 @@ def announcement(own: bytes, address: bytes) -> bytes:
 
 
 LOOK_S = 0.5  # between two looks of a contender
+HEIR_LOOK_S = 0.05  # the same, of a pod that is to take over
+BEGUN_S = 0.1  # between two looks if the slurmctld of a new term is ready
 TICK_S = 0.1  # between two looks at the clock
 GONE_S = 2.0  # for slurmctld to be gone after KILL
 DAEMONS = ("slurmctld", "slurmscriptd")
 # `holder`: the holder takes the address of the controller's name itself. `endpointslice`: `init.state.address` does.
 MOVES = "MINIVM_LEASE_ADDRESS"
 PROC = Path("/proc")
+
+
+@record(frozen=True, slots=True)
+class Takeover:
+    """How this pod came to its term."""
+
+    term: int
+    former: str
+    planned: bool  # the former holder released its term
+    since: float  # its last sign of life, or its announcement
+
+    def describe(self, at: float) -> str:
+        how = "handed over by" if self.planned else "took over from"
+        return (
+            f"{how} {self.former} in {at - self.since:.1f} s, {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}"
+        )
 
 
 class Keeper(threading.Thread):
@@ -108,10 +131,20 @@ class Keeper(threading.Thread):
         self.contest = Contest()
         self.error = ""
         self.leaving = threading.Event()
+        self.heir = ""  # requested by root
+        self.serving = 0  # the term in which slurmctld is ready
+        self.takeover: Takeover | None = None  # of the term that this pod has
+        self._nudged = threading.Event()
+        self._announced = (0, lease.NEVER)  # the term that names this pod as its heir, and since when
         self._beat = 0
+
+    def nudge(self) -> None:
+        """End the pause between two turns."""
+        self._nudged.set()
 
     def run(self) -> None:
         while not self.leaving.is_set():
+            self._nudged.clear()
             try:
                 pause = self.turn()
                 self.error = ""
@@ -120,10 +153,11 @@ class Keeper(threading.Thread):
                 if text != self.error:
                     log(text)
                 self.error = text
-            self.leaving.wait(pause)
+            if not self.leaving.is_set():
+                self._nudged.wait(pause)
         with suppress(OSError):
             if self.contest.holds(lease.now()):
-                self.store.renew(self.contest.mine, self.holder, self.life, self._beat + 1, released=True)
+                self._renew(released=True)
 
     def turn(self) -> float:
         """Renew the term of this pod, or look if it may have the next one; return the pause until the next turn."""
@@ -131,22 +165,37 @@ class Keeper(threading.Thread):
         if self.contest.lapsed(begun):
             self.contest = replace(self.contest, mine=0, looked=lease.NEVER)
         if self.contest.mine:
-            self._beat += 1
-            self.store.renew(self.contest.mine, self.holder, self.life, self._beat)
+            self._renew(released=False)
             newest = self.store.last()
             self.contest = lease.after_renewal(self.contest, begun, lease.now(), newest=newest)
             return lease.RENEW_S
         seen = self.store.newest()
         self.contest = lease.after_look(self.contest, seen, begun, lease.now())
+        is_heir = seen is not None and seen.heir == self.holder
+        if seen is not None and is_heir and self._announced[0] != seen.number:
+            self._announced = seen.number, self.contest.since
         begun = lease.now()
-        wanted = lease.next_term(self.contest, self.life, begun, first=self.first)
+        wanted = lease.next_term(self.contest, self.life, begun, first=self.first, holder=self.holder)
         mine = self.store.claim(wanted, self.holder, self.life) if wanted else None
         if mine is None:
-            return LOOK_S
+            return HEIR_LOOK_S if is_heir else LOOK_S
         former = self.store.term(seen.number) if seen else None
         self._beat = 0
+        self.takeover = self._takeover(seen, mine.number)
         self.contest = lease.after_claim(self.contest, mine, former, begun, lease.now())
         return lease.RENEW_S
+
+    def _renew(self, *, released: bool) -> None:
+        self._beat += 1
+        mine = self.contest.mine
+        serves = self.serving == mine and not released
+        self.store.renew(mine, self.holder, self.life, self._beat, released=released, serves=serves, heir=self.heir)
+
+    def _takeover(self, seen: Term | None, mine: int) -> Takeover | None:
+        if seen is None or seen.alone:
+            return None
+        since = self._announced[1] if self._announced[0] == seen.number else self.contest.since
+        return Takeover(mine, seen.holder or "an unknown pod", seen.released, since)
 
     def describe(self) -> str:
         """Return for what this pod stands by."""
@@ -163,9 +212,13 @@ class Keeper(threading.Thread):
 class LeaseKeeper:
     """The thread that looks at the clock: it makes this pod active, and ends that in time."""
 
-    def __init__(self, keeper: Keeper, held: Path, address: MovingAddress | None) -> None:
-        self.keeper, self.held, self.address = keeper, held, address
+    def __init__(
+        self, keeper: Keeper, held: Path, address: MovingAddress | None, request: Path = Path(standby.REQUEST)
+    ) -> None:
+        self.keeper, self.held, self.address, self.request = keeper, held, address, request
         self.active = 0  # the term
+        self.begun: tuple[int, str] = (0, "")  # a term, and how it began, once its slurmctld is ready
+        self.turned = threading.Event()  # a term has begun
         self._until = lease.NEVER
         self._told = ""
 
@@ -173,6 +226,10 @@ class LeaseKeeper:
         """Look at the clock once; False if this pod cannot act, or contends no more: another pod must."""
         contest = self.keeper.contest
         holds = contest.holds(lease.now())
+        heir = standby.requested_heir(self.request, lease.now()) if holds else ""
+        if heir != self.keeper.heir:
+            self.keeper.heir = heir
+            self.keeper.nudge()
         if self.active and not (holds and contest.mine == self.active):
             self.lose()
         if holds and not self.active:
@@ -183,6 +240,8 @@ class LeaseKeeper:
             if self.address:
                 self.address.announce()
         self._until = contest.until
+        if self.active and self.begun[0] == self.active and self.begun[1]:
+            self.tell(f"STATUS=active, term {self.active}: {self.begun[1]}")
         if not self.active:
             text = self.keeper.describe()
             # A volume that does not answer is a fault; to wait for another pod is none.
@@ -199,6 +258,7 @@ class LeaseKeeper:
             log(f"term {contest.mine} cannot begin: {error.strerror or error}")
             return False
         self.active = contest.mine
+        self.turned.set()
         log(f"active, term {self.active}")
         self.tell(f"READY=1\nSTATUS=active, term {self.active}")
         return True
@@ -220,6 +280,7 @@ class LeaseKeeper:
         self.leave_address()
         if gone:
             self.keeper.leaving.set()
+            self.keeper.nudge()
             self.keeper.join(lease.WITHIN_S)
 
     def leave_address(self) -> None:
@@ -233,6 +294,42 @@ class LeaseKeeper:
         if text != self._told:
             notify(text)
         self._told = text
+
+
+class PodReporter(threading.Thread):
+    """The thread that asks PID 1 of this pod: a standby reports to the others, a new holder learns when it serves."""
+
+    def __init__(self, service: LeaseKeeper, page: str, protocol: int) -> None:
+        super().__init__(daemon=True)
+        self.service, self.page, self.protocol = service, page, protocol
+        self.store, self.pod = service.keeper.store, service.keeper.holder
+        self._beat = 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                pause = self.turn()
+            except OSError:  # the volume's; the keeper's thread says it
+                pause = standby.REPORT_S
+            self.service.turned.wait(pause)
+            self.service.turned.clear()
+
+    def turn(self) -> float:
+        active, takeover = self.service.active, self.service.keeper.takeover
+        if not active:
+            self._beat += 1
+            ready, why = standby.of_page(standby.read_page(self.page))
+            standby.publish(self.store.directory, Standby(self.pod, ready=ready, why=why, protocol=self.protocol),
+                            self._beat)  # fmt: skip
+            return standby.REPORT_S
+        if self.service.begun[0] == active:
+            return standby.REPORT_S
+        if standby.serves(standby.read_page(self.page)):
+            how = takeover.describe(lease.now()) if takeover is not None and takeover.term == active else ""
+            self.service.begun = active, how
+            self.service.keeper.serving = active
+            self.service.keeper.nudge()
+        return BEGUN_S
 
 
 def kill_daemons(within: float = GONE_S) -> bool:
@@ -276,10 +373,11 @@ def moving_address(pod: Pod) -> MovingAddress | None:
     return MovingAddress(socket.gethostbyname(pod.controller[0]))
 
 
-def serve(service: LeaseKeeper) -> int:
+def serve(service: LeaseKeeper, reporter: PodReporter) -> int:
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     service.keeper.start()
+    reporter.start()
     while not ending.wait(TICK_S):
         if not service.tick():
             service.end()
@@ -296,7 +394,10 @@ def main(words: list[str]) -> int:
     try:
         life = own_life(held.parent)
         address = moving_address(pod)
-        service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), held, address)
+        request = held.parent / Path(standby.REQUEST).name if words else pod.path(standby.REQUEST)
+        service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), held, address, request)
+        release = known(pod)
+        reporter = PodReporter(service, pod.setting("MINIVM_HTTP"), release.protocol if release else 0)
         # What a former process of this service left: it may have been killed before it could kill slurmctld.
         if not kill_daemons():
             log("a slurmctld of this pod does not die")
@@ -306,7 +407,7 @@ def main(words: list[str]) -> int:
     except (InitError, OSError) as error:
         log(f"cannot contend for the lease: {error}")
         return 1
-    return serve(service)
+    return serve(service, reporter)
 
 
 if __name__ == "__main__":

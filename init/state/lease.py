@@ -53,6 +53,8 @@ class Term:
     life: str = ""  # of the holder's container
     released: bool = False
     alone: bool = False  # of a cluster with one controller, which renews nothing
+    serves: bool = False  # its slurmctld is ready, and clients are led to it
+    heir: str = ""  # the pod to which the holder hands over; no other may follow while LASTS_S has not passed
 
 
 @record(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def after_look(contest: Contest, newest: Term | None, begun: float, ended: float
     return replace(contest, seen=newest, since=contest.since if same else ended, looked=begun)
 
 
-def next_term(contest: Contest, life: str, at: float, *, first: bool) -> int:
+def next_term(contest: Contest, life: str, at: float, *, first: bool, holder: str = "") -> int:
     """Return the term that this pod may claim now, or 0.
 
     Pod 0 alone (`first`) begins after a single controller: the pod that replaces that controller has its name, and no
@@ -93,6 +95,8 @@ def next_term(contest: Contest, life: str, at: float, *, first: bool) -> int:
         return 0
     if newest is None or newest.alone:
         return (newest.number if newest else 0) + 1 if first else 0
+    if newest.heir and newest.heir != holder and at - contest.since < LASTS_S:
+        return 0
     if newest.released or (newest.life and newest.life == life) or at - contest.since >= LASTS_S:
         return newest.number + 1
     return 0
@@ -140,7 +144,7 @@ class Terms:
             data = None
         data = data if isinstance(data, dict) else {}
         return Term(wanted, text, str(data.get("holder", "")), str(data.get("life", "")), data.get("released") is True,
-                    data.get("alone") is True)  # fmt: skip
+                    data.get("alone") is True, data.get("serves") is True, str(data.get("heir", "")))  # fmt: skip
 
     def claim(self, wanted: int, holder: str, life: str, *, alone: bool = False) -> Term | None:
         """Create a term; None if another pod has it. OSError from a volume that cannot link files."""
@@ -158,7 +162,10 @@ class Terms:
         self._prune(wanted)
         return self.term(wanted)
 
-    def renew(self, mine: int, holder: str, life: str, beat: int, *, released: bool = False) -> None:
+    def renew(
+        self, mine: int, holder: str, life: str, beat: int, *, released: bool = False, serves: bool = False,
+        heir: str = "",
+    ) -> None:  # fmt: skip
         """Write the file of an own term. The term of another pod is never written.
 
         In place, at one length: a renamed file could stay unseen on another machine of an NFS volume, for as long as
@@ -166,7 +173,7 @@ class Terms:
         """
         fd = os.open(self._file(mine), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, _content(holder, life, beat, released=released), 0)
+            os.pwrite(fd, _content(holder, life, beat, released=released, serves=serves, heir=heir), 0)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -187,8 +194,12 @@ class Terms:
                 self._file(old).unlink(missing_ok=True)
 
 
-def _content(holder: str, life: str, beat: int, *, released: bool = False, alone: bool = False) -> bytes:
-    content: dict[str, object] = {"holder": holder, "life": life, "beat": beat, "released": released, "alone": alone}
+def _content(
+    holder: str, life: str, beat: int, *, released: bool = False, alone: bool = False, serves: bool = False,
+    heir: str = "",
+) -> bytes:  # fmt: skip
+    content: dict[str, object] = {"holder": holder, "life": life, "beat": beat, "released": released, "alone": alone,
+                                  "serves": serves, "heir": heir}  # fmt: skip
     return json.dumps(content).encode().ljust(LENGTH) + b"\n"
 
 

@@ -119,7 +119,9 @@ def test_the_second_one_stands_by_and_both_are_ready(pair: Pair) -> None:
 
 def gone_by(how: str, pair: Pair, active: str) -> None:
     cluster = pair.world.cluster
-    if how == "deleted":
+    if how == "handed over":
+        print(pair.world.run(active, "minivm", "hand-over"))
+    elif how == "deleted":
         cluster.delete(active)
     elif how == "killed":
         cluster.delete(active, force=True)
@@ -136,7 +138,7 @@ def gone_by(how: str, pair: Pair, active: str) -> None:
             api.unpause(container)
 
 
-@pytest.mark.parametrize("how", ["deleted", "killed", "slurmctld's lease is killed", "stopped"])
+@pytest.mark.parametrize("how", ["handed over", "deleted", "killed", "slurmctld's lease is killed", "stopped"])
 def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> None:
     before, active = pair.jobs(), pair.active()
     pair.ann(
@@ -158,8 +160,43 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> Non
     assert lost == unsaved and before <= jobs
     until(lambda: lost <= pair.brought_back(), "all of them are back", seen=lambda: lost - pair.brought_back())
     assert len(set(pair.terms())) == len(pair.terms())
-    if how == "deleted":
+    if how in ("deleted", "handed over"):
         assert not lost
+
+
+def refused(pair: Pair, pod: str, *words: str) -> str:
+    code, text = pair.world.cluster.exec(pod, ["minivm", "hand-over", *words])
+    assert code == 1, text
+    return text
+
+
+def test_a_hand_over_without_a_healthy_standby_is_refused_and_changes_nothing(pair: Pair) -> None:
+    active = pair.active()
+    (stands_by,) = set(pair.turns()) - {active}
+    before = pair.terms()
+    assert f"{stands_by} does not act: {active} has term" in refused(pair, stands_by)
+    assert "slurm-controller-7 has never stood by" in refused(pair, active, "--to", "slurm-controller-7")
+    code, text = pair.world.cluster.exec(active, ["minivm", "hand-over"], user="nobody")
+    assert code == 1 and "run this as root" in text
+    pair.world.run(stands_by, "minivm", "stop", "sssd")
+    try:
+        until(lambda: "sssd" in refused(pair, active), "it is refused for sssd", within=30)
+    finally:
+        pair.world.run(stands_by, "minivm", "start", "sssd")
+    pair.world.run(stands_by, "pkill", "-STOP", "-f", "init.helpers.lease")
+    assert f"{stands_by} does not report" in refused(pair, active)
+    pair.world.run(stands_by, "pkill", "-CONT", "-f", "init.helpers.lease")
+    assert pair.terms() == before and pair.active() == active
+
+
+def test_a_hand_over_that_is_killed_at_any_moment_loses_nothing(pair: Pair) -> None:
+    held = pair.ann.submit("-H", "-o", "/dev/null", script="true")
+    for seconds in ("0.3", "0.8", "1.2", "1.6", "2.0", "2.5", "3.0"):
+        active = pair.active()
+        pair.world.cluster.exec(active, ["timeout", "-s", "KILL", seconds, "minivm", "hand-over"])
+        print(f"killed after {seconds} s: {active}, then {pair.active()}")
+        assert held in pair.jobs()
+    assert len(set(pair.terms())) == len(pair.terms())
 
 
 def test_one_again_keeps_every_job(pair: Pair) -> None:

@@ -131,13 +131,17 @@ def pair(kubernetes: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> It
         kubernetes("delete", "namespace", made.namespace)
 
 
-def switch_on(release: Pair, folder: Path) -> None:
+def as_written(release: Pair, folder: Path, *, hand_over: bool) -> str:
+    """Follow the page's commands: those of the hand-over, or those that switch it on."""
     directory = programs(folder / "bin")
     (directory / "kubectl").write_text(f'#!/bin/sh\nexec {" ".join(release.kubernetes.client)} "$@"\n')
     env = os.environ | {"PATH": f"{directory}:{os.environ['PATH']}"}
-    for block in blocks(PAGE):
-        if block.needs:
-            follow(block, env, folder)
+    wanted = [block for block in blocks(PAGE) if block.needs and ("hand-over" in block.text) is hand_over]
+    return "".join(follow(block, env, folder) for block in wanted)
+
+
+def switch_on(release: Pair, folder: Path) -> None:
+    as_written(release, folder, hand_over=False)
     release.upgrade(**two("slurm-state"))
 
 
@@ -161,8 +165,10 @@ def test_they_are_on_two_machines_and_may_write_one_endpointslice(pair: Pair) ->
     assert answers == ["yes", "no", "no", "no"]
 
 
-def gone_by(how: str, pair: Pair, acts: str, lab: Lab | None) -> None:
-    if how == "deleted":
+def gone_by(how: str, pair: Pair, acts: str, lab: Lab | None, folder: Path) -> None:
+    if how == "handed over":
+        print(as_written(pair, folder, hand_over=True))
+    elif how == "deleted":
         pair.kubectl("delete", "pod", f"{pair.name}-{acts}", "--wait=false")
     elif how == "rolled":
         pair.kubectl("rollout", "restart", f"statefulset/{pair.name}-controller")
@@ -176,8 +182,8 @@ def gone_by(how: str, pair: Pair, acts: str, lab: Lab | None) -> None:
         lab.power_cut(node)
 
 
-@pytest.mark.parametrize("how", ["deleted", "rolled", "lease killed", "machine dies"])
-def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> None:
+@pytest.mark.parametrize("how", ["handed over", "deleted", "rolled", "lease killed", "machine dies"])
+def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str, tmp_path: Path) -> None:
     lab = pair.kubernetes.lab
     if how == "machine dies" and not lab:
         pytest.skip("these machines are not ours to break")
@@ -189,7 +195,7 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> Non
     until(lambda: len(pair.taken()) > 3, "jobs are taken", within=120)
     time.sleep(UNSAVED_S)
     gone = time.time()
-    gone_by(how, pair, acts, lab)
+    gone_by(how, pair, acts, lab, tmp_path)
     try:
         until(lambda: pair.taken()[-1][1] > gone + 15, "jobs are taken again", within=180, seen=pair.turns)
         if how == "machine dies":
@@ -210,7 +216,7 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> Non
         f" {len(twice)} of their numbers given again"
     )
     assert before <= jobs and lost <= unsaved and not twice
-    if how in ("deleted", "rolled"):
+    if how in ("handed over", "deleted", "rolled"):
         assert not lost
     pair.both()
 

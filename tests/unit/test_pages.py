@@ -51,7 +51,7 @@ BLOCKS = {
     "rotate-keys": {},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
     "switch-on-the-fleet": {"values": 3, "needs kubernetes": 5},
-    "two-controllers": {"values": 1, "needs kubernetes": 2},  # tests/kubernetes/test_two_controllers.py
+    "two-controllers": {"values": 1, "needs kubernetes": 3},  # tests/kubernetes/test_two_controllers.py
     "upgrade": {"runs": 3, "shown": 1, "needs a name": 1},
     "use-programs-made-for-slinky": {"values": 1},  # tests/kubernetes/test_fleet.py
     "watch-the-fleet": {"needs kubernetes": 1},

@@ -187,9 +187,13 @@ class Requests:
     # Requests.
 
     def _bring(self, caller: Connection, request: Request) -> None:
-        name, engine = self._running_only(request), self._core.engine
-        act = {"start": engine.up, "stop": engine.down, "restart": engine.again}[text(request, "op")]
-        self._core.perform(act(name, self._core.poller.now()))
+        bound, engine, now = request.get("bound") is True, self._core.engine, self._core.poller.now()
+        name = self._running_only(request, PodPhase.DRAINING if bound else PodPhase.RUNNING)
+        if text(request, "op") == "restart" and bound:
+            self._core.perform(engine.again(name, now, bound=True))
+        else:
+            act = {"start": engine.up, "stop": engine.down, "restart": engine.again}[text(request, "op")]
+            self._core.perform(act(name, now))
         self._answer_when_stable(caller, request, name)
 
     def _reload(self, caller: Connection, request: Request) -> None:
@@ -351,8 +355,8 @@ class Requests:
                 caller.answered()
         self._look.tell_watchers()
 
-    def _running_only(self, request: Request) -> str:
-        if self._core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
+    def _running_only(self, request: Request, also: PodPhase = PodPhase.RUNNING) -> str:
+        if self._core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING, also):
             raise RequestError(f"{request['op']}", f"the pod is {self._core.engine.phase.value}")
         name = named(self._core, request)
         self._core.logs.log(f"{name}: {request['op']} was asked for", aloud=False)

@@ -189,3 +189,38 @@ def test_everything_that_speaks_for_the_cluster_is_bound_to_the_lease() -> None:
     held = order.on_standby({item.name: item for item in plan.services}, states)
     assert {"slurmctld", "slurmdbd", "slurmrestd", "slurm-config", "serving", "node-records", "term"} <= held
     assert not held & {"pod", "munged", "sssd", "keys", "room", "gitsync", "clockwatch", "supervisor", "conditions"}
+
+
+def test_a_gentle_restart_stops_what_is_bound_first_and_starts_nothing_before_the_next_turn() -> None:
+    pod = active()
+    before = dict(pod.pids)
+    pod.take(pod.engine.again("lease", 5.0, bound=True), 5.0)
+    assert pod.killed == [("daemon", "TERM")]
+    assert pod.phases()["check"] is Phase.WAITING and pod.phases()["lease"] is Phase.READY
+    pod.tell("lease", Notified(watchdog=True), 6.0)
+    pod.ends("daemon", 6.1)
+    assert pod.killed == [("daemon", "TERM"), ("lease", "TERM")] and pod.phases()["config"] is Phase.WAITING
+    assert pod.pids == before
+    pod.ends("lease", 6.2)
+    assert pod.pids["lease"] != before["lease"] and pod.pids["daemon"] == before["daemon"]
+    pod.tell("lease", Notified(standby=True), 6.3)
+    assert reasons.snapshot(pod.engine, "p", 6.4).ready
+    pod.tell("lease", Notified(ready=True), 9.0)
+    assert pod.pids["config"] != before["config"] and pod.killed == [("daemon", "TERM"), ("lease", "TERM")]
+
+
+def test_a_lease_that_hangs_during_a_gentle_restart_is_a_lost_turn() -> None:
+    pod = active()
+    pod.take(pod.engine.again("lease", 2.0, bound=True), 2.0)
+    pod.take(pod.engine.tick(4.9), 4.9)
+    assert pod.killed == [("daemon", "TERM")]
+    pod.take(pod.engine.tick(5.0), 5.0)
+    assert ("daemon", "KILL") in pod.killed and ("lease", "ABRT") in pod.killed
+    assert pod.killed.count(("daemon", "KILL")) == 1
+
+
+def test_a_gentle_restart_leaves_what_a_person_stopped() -> None:
+    pod = active()
+    pod.take(pod.engine.down("check", 2.0), 2.0)
+    pod.take(pod.engine.again("lease", 5.0, bound=True), 5.0)
+    assert pod.phases()["check"] is Phase.STOPPED
