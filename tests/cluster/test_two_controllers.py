@@ -191,7 +191,7 @@ def test_a_hand_over_without_a_healthy_standby_is_refused_and_changes_nothing(pa
 
 def test_a_hand_over_that_is_killed_at_any_moment_loses_nothing(pair: Pair) -> None:
     held = pair.ann.submit("-H", "-o", "/dev/null", script="true")
-    for seconds in ("0.3", "0.8", "1.2", "1.6", "2.0", "2.5", "3.0"):
+    for seconds in ("0.5", "1.2", "2.0", "2.5", "3.0", "3.5", "4.0"):
         active = pair.active()
         pair.world.cluster.exec(active, ["timeout", "-s", "KILL", seconds, "minivm", "hand-over"])
         print(f"killed after {seconds} s: {active}, then {pair.active()}")
