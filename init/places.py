@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 PLAN = "/etc/minivm/plan.json"
 SOCKET = "/run/minivm/control.sock"
+PEOPLE_FILE = "people.yaml"
+# A copy newer than the mounted file: a login pod that leaves reads it from the API server.
+LATEST_PEOPLE = "/run/minivm/people/latest.yaml"
 REFUSED = "refused: "  # prefix of a line by the drop-ins' reader about a file that it ignored
 
 

@@ -4,11 +4,16 @@ A person stays while he has an ssh session, tmux or screen; a process in the bac
 on meanwhile. The stay ends with the last person, or with the pod's grace period: Kubernetes may shorten that, so the
 pod looks at its own object. A person with tmux or screen may log in here again, and finds this pod by a file in his
 home, which is written with his rights alone and which only his own login shows.
+
+The kubelet renews no mounted file of a pod that leaves. So the pod reads people.yaml from the API server: a person who
+loses access loses the sessions here too.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import re
 import subprocess
@@ -16,13 +21,15 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ground.commands import ran
 from ground.files import write_whole
 from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report, status_of
 from init.drain.sessions import DEV, find_keepers, find_sessions, tell, terminals
 from init.errors import InitError
-from init.pod.api_server import ApiServer
+from init.places import LATEST_PEOPLE, PEOPLE_FILE
+from init.pod.api_server import ApiError, ApiServer
 
 NOLOGIN = Path("/run/nologin")
 # The people whom /etc/pam.d/sshd lets in all the same.
@@ -36,6 +43,8 @@ ASK_EVERY = 10.0
 ANSWER = 10.0  # of the API server, at most
 NOTICES = (3600.0, 600.0, 60.0)  # seconds before the end
 WRITERS, PATIENCE = 8, 10.0
+# The object of people.yaml in this namespace, such as `configmaps/slurm-people`; empty without people.
+PEOPLE = "MINIVM_PEOPLE_OBJECT"
 NAME = re.compile(r"[^\s:#][^\n:]{0,255}")
 # $1 the home, $2 the pod, $3 the record; without a record the file goes. Runs with the person's rights alone.
 RECORD = """
@@ -61,6 +70,7 @@ def is_wanted(env: Mapping[str, str]) -> bool:
 
 def forget() -> None:
     RETURNING.unlink(missing_ok=True)
+    Path(LATEST_PEOPLE).unlink(missing_ok=True)
 
 
 class Stay:
@@ -74,12 +84,14 @@ class Stay:
         self.told: set[Path] = set()
         self.returning: str | None = None
         self.records = Records(pod, address)
+        self.people = PeopleReader(os.environ.get(PEOPLE, ""))
         self._plan_notices()
 
     def run(self) -> None:
         settled = time.monotonic() + SETTLE
         while self.left:
             self._ask()
+            self.people.read(self.left)
             sessions, keepers = find_sessions(), find_keepers()
             is_settled = time.monotonic() >= settled
             if is_settled and not (sessions or keepers) and self.returning == "":
@@ -114,8 +126,7 @@ class Stay:
             return
         self.asked = now
         try:
-            path = f"/api/v1/namespaces/{os.environ.get('MINIVM_POD_NAMESPACE', '')}/pods/{self.pod}"
-            item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path)
+            item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path_of(f"pods/{self.pod}"))
             metadata = item.get("metadata") or {}
             grace = metadata.get("deletionGracePeriodSeconds")
             conditions = (item.get("status") or {}).get("conditions") or ()
@@ -163,6 +174,48 @@ class Stay:
             "New logins go to another pod. Save your work and log out; srun, salloc and tmux end with this pod."
         )
         self.told.update(tell(sorted(set(paths) - self.told), text))
+
+
+class PeopleReader:
+    """Copy the cluster's people.yaml to where the service `people` looks first, each time it changes.
+
+    Without the object or its key nothing changes, as with an absent file.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked = float("-inf")
+        self.digest = b""
+
+    def read(self, left: float) -> None:
+        now = time.monotonic()
+        if not self.name or now < self.asked + ASK_EVERY or left < ANSWER or not (ACCOUNT / "token").exists():
+            return
+        self.asked = now
+        try:
+            item = ApiServer(f"read the people of {self.name}", ACCOUNT).ask("GET", path_of(self.name))
+            text = people_text(self.name, item)
+            digest = hashlib.sha256(text or b"").digest()
+            if text is not None and digest != self.digest:
+                write_whole(Path(LATEST_PEOPLE), text, mode=0o600)
+                self.digest = digest
+        except (InitError, OSError, AttributeError, TypeError, ValueError) as error:
+            if not (isinstance(error, ApiError) and error.missing):
+                log_change(f"{error}; a person who lost access since this pod leaves keeps sessions here")
+
+
+def path_of(name: str) -> str:
+    return f"/api/v1/namespaces/{os.environ.get('MINIVM_POD_NAMESPACE', '')}/{name}"
+
+
+def people_text(name: str, item: Mapping[str, Any]) -> bytes | None:
+    """Return people.yaml of a ConfigMap or Secret; None without that key."""
+    text, encoded = (item.get("data") or {}).get(PEOPLE_FILE), (item.get("binaryData") or {}).get(PEOPLE_FILE)
+    if name.startswith("secrets/"):
+        text, encoded = None, text
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    return None if text is None else text.encode()
 
 
 class Records:

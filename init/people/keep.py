@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from ground.errors import one_line
 from ground.files import locked, read_json, write_json
@@ -26,7 +27,7 @@ from init.errors import InitError
 from init.people import files, read, sessions
 from init.people.ids import Settled, Taken, settle
 from init.people.spec import FILE, IDS, NOBODY, PeopleList, from_state, has_access, to_state
-from init.places import PLAN
+from init.places import LATEST_PEOPLE, PLAN
 from init.pod.pod import MOUNTS, Pod, write
 from init.records import record, replace
 
@@ -155,7 +156,7 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
     with alone(pod):
         before = state = load(pod)
         try:
-            state = take(state, read.read_bytes(pod.path(f"{MOUNT}/{FILE}")), taken_here(pod))
+            state = take(state, read.read_bytes(source(pod)), taken_here(pod))
         except InitError as error:
             problems.append(f"{error}; mount a ConfigMap or Secret with the key {FILE}; the people before stay")
         if pod.path(f"{STATE}/{DAMAGED}").exists():
@@ -174,6 +175,12 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
     # An absent file may come later, and a directory may know everybody.
     is_usable = not state.problems or pod.path(f"{MOUNTS}/{DIRECTORY}").exists()
     return problems, bool(state.people.users) or is_usable
+
+
+def source(pod: Pod) -> Path:
+    """Return the file to read: the kubelet renews no mounted file of a pod that leaves, so a newer copy counts."""
+    latest = pod.path(LATEST_PEOPLE)
+    return latest if latest.exists() else pod.path(f"{MOUNT}/{FILE}")
 
 
 def in_both(before: PeopleList, after: PeopleList) -> PeopleList:

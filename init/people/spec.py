@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from init.places import PEOPLE_FILE
 from init.records import record
 
 TYPE_CHECKING = False
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-FILE = "people.yaml"
+FILE = PEOPLE_FILE
 # Below 1000 are system users. Debian keeps 60000 to 65533 for fixed and dynamic system users, minivm's among them, and
 # 64500 to 64999 are the epilog's; 65534 is nobody, and 65535 and the last number mean "none" to system calls.
 IDS = (range(1000, 60000), range(65536, 2**31 - 1))

@@ -29,10 +29,10 @@ def logins(release: Release, *, leaving: bool = False) -> dict[str, str]:
     }
 
 
-def rolled(release: Release, **login: object) -> None:
+def rolled(release: Release, people: dict[str, object] | None = None, **login: object) -> None:
     """Roll the login pod and wait for the new one; the old one may stay."""
     before = set(logins(release))
-    release.upgrade(login=login)
+    release.upgrade(login=login, **({} if people is None else {"people": people}))
     until(lambda: set(logins(release)) - before and not set(logins(release)) & before, "another login pod is there",
           within=180, seen=release.why)  # fmt: skip
 
@@ -46,7 +46,7 @@ def keeping(installed: Release) -> Iterator[Release]:
     values = copy.deepcopy(installed.over)
     installed.shut()
     try:
-        rolled(installed, keepSeconds=900)
+        rolled(installed, people(installed, "carol", "dave"), keepSeconds=900)
         yield installed
     finally:
         installed.over = values
@@ -122,6 +122,32 @@ def test_a_leaving_login_pod_is_told_of_an_earlier_end_and_keeps_to_it(keeping: 
     until(lambda: stays(release, old) not in ("", first), "it tells the earlier end", within=40, seen=release.why)
     until(lambda: old not in logins(release, leaving=True), "the pod has ended", within=120, seen=release.why)
     print(f"a pod with tmux was gone {time.monotonic() - begun:.1f} s after it got 60 s")
+
+
+def test_a_person_who_loses_access_loses_the_session_on_a_leaving_pod(keeping: Release) -> None:
+    """The kubelet brings a pod that leaves no new file; the pod reads the people from the API server."""
+    release, key = keeping, keeping.key("carol")
+    ((old, address),) = logins(release).items()
+    there = Door(release, address, 22).begin("carol", "echo in; exec sleep 3000", key=key)
+    try:
+        assert there.stdout and there.stdout.readline() == "in\n", there.communicate(timeout=60)
+        rolled(release, env={"MINIVM_USER_ROLLED": "again"})
+        until(lambda: stays(release, old), "carol stays", within=60, seen=release.why)
+        assert there.poll() is None
+        release.upgrade(people=people(release, "dave"))
+        assert there.wait(timeout=120), "her session has ended"
+        until(lambda: old not in logins(release, leaving=True), "the old pod ends", within=90, seen=release.why)
+    finally:
+        there.kill()
+        there.communicate()
+
+
+def people(release: Release, *names: str) -> dict[str, object]:
+    """Build a people.yaml, each person with the key of that name."""
+    keys = {name: release.key(name).with_suffix(".pub").read_text().strip() for name in names}
+    uids = {"carol": 20003, "dave": 20004}
+    users = [{"name": name, "uid": uids[name], "group": "lab", "keys": [key]} for name, key in keys.items()]
+    return {"groups": [{"name": "lab", "gid": 20000}], "users": users}
 
 
 def stays(release: Release, pod: str) -> str:

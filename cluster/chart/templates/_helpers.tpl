@@ -145,6 +145,11 @@ cluster cannot know, and refuses. The answer is kept beside the values, for one 
 {{- with .Values.people }}{{ if or .existingConfigMap .existingSecret .users .groups }}yes{{ end }}{{ end -}}
 {{- end -}}
 
+{{/* The name of the ConfigMap of people.yaml where no Secret has it. */}}
+{{- define "minivm.peopleConfigMap" -}}
+{{- default (printf "%s-people" (include "minivm.fullname" .)) .Values.people.existingConfigMap -}}
+{{- end -}}
+
 {{/*
 One of the keys that the cluster makes itself, as JSON: include "minivm.key" (dict "root" $ "name" "munge") | fromJson
   secret  the Secret of the chart's own, empty where there is none: an existing one is named, or nothing needs it
@@ -475,7 +480,7 @@ initContainers: {{ toJson . }}
   {{- if .root.Values.people.existingSecret }}
   secret: {secretName: {{ .root.Values.people.existingSecret }}, defaultMode: 0400, optional: true}
   {{- else }}
-  configMap: {name: {{ default (printf "%s-people" (include "minivm.fullname" .root)) .root.Values.people.existingConfigMap }}, defaultMode: 0400, optional: true}
+  configMap: {name: {{ include "minivm.peopleConfigMap" .root }}, defaultMode: 0400, optional: true}
   {{- end }}
 {{- end }}
 {{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
@@ -267,6 +268,42 @@ def test_an_error_is_logged_once_and_hides_nobody_in_the_status(
     stay.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
     assert capsys.readouterr().out.count("403") == 1
     assert [line.partition(" until")[0] for line in said] == ["1 person stays", "all sessions have ended"]
+
+
+@pytest.mark.parametrize("kind", ["configmaps", "secrets"])
+def test_a_leaving_pod_reads_the_cluster_s_people(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    """The kubelet renews no file of a pod that leaves: a person who lost access would keep his sessions there."""
+    latest = tmp_path / "latest.yaml"
+    monkeypatch.setattr(stay, "LATEST_PEOPLE", str(latest))
+    monkeypatch.setattr(stay, "ACCOUNT", tmp_path / "account")
+
+    def item(text: str) -> dict[str, object]:
+        return {"data": {"people.yaml": base64.b64encode(text.encode()).decode() if kind == "secrets" else text}}
+
+    items: list[dict[str, object]] = [item("users: [a]"), item("users: []"), {"data": {}}, {"data": None}, {"data": []}]
+    answering(monkeypatch, tmp_path, items)
+    monkeypatch.setattr(stay, "ASK_EVERY", 0.0)
+    reader = stay.PeopleReader(f"{kind}/slurm-people")
+    for text in ("users: [a]", "users: []", "users: []", "users: []", "users: []"):
+        reader.read(60)
+        assert latest.read_text() == text, "without the key the people before stay"
+        assert latest.stat().st_mode & 0o777 == 0o600
+    stay.forget()
+    assert not latest.exists()
+
+
+def test_people_are_read_only_where_the_chart_names_them_and_with_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stay, "LATEST_PEOPLE", str(tmp_path / "latest.yaml"))
+    monkeypatch.setattr(stay, "ACCOUNT", tmp_path / "account")
+    monkeypatch.setattr(stay, "_last", {"report": "", "log": ""})
+    answering(monkeypatch, tmp_path, [])
+    stay.PeopleReader("").read(60)
+    stay.PeopleReader("secrets/slurm-people").read(5)
+    assert capsys.readouterr().out == ""
+    stay.PeopleReader("secrets/slurm-people").read(60)
+    assert "403" in capsys.readouterr().out and not (tmp_path / "latest.yaml").exists()
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, items: list[dict[str, object]]) -> None:

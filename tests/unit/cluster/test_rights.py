@@ -26,7 +26,8 @@ CASES: tuple[dict[str, Any], ...] = (
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}},
     {"accounting": {"mode": "none"}, "controller": {"replicas": 2, "persistence": {"existingClaim": "state"}}},
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
-    {"login": {"keepSeconds": 43200}},
+    {"login": {"keepSeconds": 43200}, "people": {"existingConfigMap": "lab"}},
+    {"login": {"keepSeconds": 43200}, "people": {"existingSecret": "lab"}},
     {
         "secrets": {"sshHostKeys": {"existingSecret": "brought"}},
         "workers": {"pools": {"gpu": {"kind": "WorkerPool", "replicas": 1}}},

@@ -79,6 +79,19 @@ def test_only_a_pod_without_people_waits_for_a_better_file(here: Here) -> None:
     assert problems and is_usable
 
 
+def test_a_newer_copy_counts_before_the_mounted_file(here: Here) -> None:
+    """A login pod that leaves has no newer mounted file; the copy goes when its drain is taken back."""
+    here.mount(people(ada(), BOB))
+    assert here.run() == [] and set(here.keys()) == {"ada", "bob"}
+    latest = here.root / "run/minivm/people/latest.yaml"
+    latest.write_bytes(people(BOB))
+    assert here.run() == [] and set(here.keys()) == {"bob"}
+    latest.write_bytes(b"users: [")
+    assert here.run() and set(here.keys()) == {"bob"}
+    latest.unlink()
+    assert here.run() == [] and set(here.keys()) == {"ada", "bob"}
+
+
 def test_no_pod_waits_for_an_absent_file_or_beside_a_directory(here: Here) -> None:
     here.mount(None)
     problems, is_usable = keep.keep(here.pod, NOW)
