@@ -31,6 +31,8 @@ CAUSES = (
     ),
     SlurmDrainCause(re.compile("SlurmdSpoolDir is full"), "root", 60.0),
     SlurmDrainCause(re.compile("batch job complete failure"), "slurm", 60.0),
+    # A killed slurmctld started a job that it had not saved as running; the node refused the second start.
+    SlurmDrainCause(re.compile("Duplicate jobid"), "slurm", 30.0),
     SlurmDrainCause(re.compile("Prolog error|Epilog error|Job env setup error"), "slurm", 600.0),
     # slurmctld keeps the reason of a pod's return when it drains a node, and a person's drain has a reason of its own.
     SlurmDrainCause(re.compile(re.escape(BACK)), "root", 600.0),

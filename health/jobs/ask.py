@@ -19,12 +19,10 @@ from health.jobs.explain import explain, withhold
 from health.jobs.model import ENDED, Job, Page, World, listed
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
-from init.slurm.node import PREFIX
 
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
 MOST = 6
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
-BACK_FOR = re.compile(rf"{PREFIX} job (\d+) again,(?: first job (\d+),)?", re.ASCII)
 UNKNOWN_JOB = ("Invalid job id", "invalid job id")
 NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
 SAMPLED = 60.0  # slurmstepd's figures are nonsense before its second sample
@@ -145,7 +143,7 @@ def _brought_back(asker: Asker, number: str) -> list[Job]:
         jobs = asker.queue("--me")
     except SlurmError:
         return []
-    back = ((job, BACK_FOR.match(job.admin_comment)) for job in jobs if job.user == asker.user)
+    back = ((job, pending.BACK_FOR.match(job.admin_comment)) for job in jobs if job.user == asker.user)
     return [job for job, match in back if match and number in match.groups()]
 
 

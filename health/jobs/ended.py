@@ -30,6 +30,7 @@ from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
 
 SACCT = "sacct"
+TWICE_S = 60.0  # from a refused second start to the end of the job
 AFTER = 900.0  # a check may see a machine's fault minutes after the job has died of it
 NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it cannot open
 SHELL = {126: "a command could not be executed", 127: "a command was not found"}
@@ -271,9 +272,19 @@ def _cancelled(job: Job, world: World) -> Answer:
     if job.killer == job.user:
         return Answer(f"Its own user, {safe(job.user, 40)}, cancelled it {when}.", JobCause.PERSON)
     if job.killer in ("root", "slurm"):
+        twice = [node for node in _hosts(job, world) if node.reason == machines.STARTED_TWICE]
+        if any(abs(node.since - job.ended) <= TWICE_S for node in twice):
+            return Answer(
+                "Slurm ended it: slurmctld was killed just after it had started it, started it again, and the node"
+                " refused that. With --no-requeue it does not run again.",
+                JobCause.CLUSTER,
+                Sure.LIKELY,
+                machines.facts(twice),
+                ("look at the output of the first run, and submit it again",),
+            )
         return Answer(
             f"{job.killer} cancelled it {when}: an operator, or Slurm itself (an invalid dependency, a failed prolog of"
-            " srun or salloc).",
+            " srun or salloc, a second start after a kill of slurmctld).",
             JobCause.PERSON,
             Sure.POSSIBLE,
             advice=("ask an operator",),

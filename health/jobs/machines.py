@@ -13,6 +13,9 @@ from init.slurm.node import ADDED, FRESH, PREFIX, SILENT, STOPPING
 ASLEEP = "grows again when jobs ask"  # the fleet's reason for a pod of an elastic pool that sleeps
 FLEET = f"{PREFIX} fleet:"
 MOST = 6  # nodes listed one by one
+# slurmctld drains a node with these words that refuses to start a job again while the job's first start goes on there.
+# That happens after a kill of slurmctld which had started the job and not yet saved that.
+STARTED_TWICE = "Duplicate jobid"
 SLURM = (
     "Prolog error",
     "Epilog error",
@@ -32,7 +35,8 @@ def is_asleep(node: JobNode) -> bool:
 def cause_of(node: JobNode) -> tuple[JobCause, Sure]:
     """Return what keeps a node from jobs: its own fault, the cluster's care, or a person."""
     reason = node.reason
-    if is_asleep(node) or reason.split(ADDED)[0] in (STOPPING, FRESH) or reason.startswith(FLEET):
+    is_ours = is_asleep(node) or reason.split(ADDED)[0] in (STOPPING, FRESH) or reason.startswith(FLEET)
+    if is_ours or reason == STARTED_TWICE:
         return JobCause.CLUSTER, Sure.CERTAIN
     if reason.startswith(PREFIX):
         return JobCause.MACHINE, Sure.CERTAIN

@@ -33,6 +33,8 @@ from init.slurm.node import PREFIX
 
 SQUEUE = "squeue"
 SHOWN = 4  # runs
+# The AdminComment of a job that minivm submitted again, and the jobs that slurmctld had lost.
+BACK_FOR = re.compile(rf"{PREFIX} job (\d+) again,(?: first job (\d+),)?", re.ASCII)
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
 _DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d+)?(?:\((\w+)\))?", re.ASCII)
 # Reasons that say all by themselves: sentence, cause, advice. {id} is the job's number.
@@ -307,13 +309,9 @@ def _queueing(job: Job, fit: Fit | None) -> Answer:
 def _dependency(job: Job, world: World, now: float) -> Answer:
     parts = _DEPENDENCY.findall(job.dependency[:8192])
     failed = [f"{kind}:{number}" for kind, number, _, state in parts if state == "failed"]
-    known = {other.id: other for other in world.others or ()}
     facts = [Fact(f"--dependency={safe(job.dependency)}", SQUEUE)] if job.dependency else []
-    for _, number, _, _ in parts[:6]:
-        other = known.get(int(number))
-        state = f"is {other.state.lower()}" if other else "has ended and left slurmctld's memory, or never existed"
-        if world.others is not None:
-            facts.append(Fact(f"job {number} {state}", SQUEUE))
+    for _, number, _, _ in parts[:6] if world.others is not None else ():
+        facts.append(_depended(number, world.others or ()))
     if job.reason == "DependencyNeverSatisfied" or failed:
         what = f" ({listed(failed)})" if failed else ""
         return Answer(
@@ -333,19 +331,50 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
     return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
 
 
+def _depended(number: str, others: Sequence[Job]) -> Fact:
+    """Describe a job that another one depends on; of an array the task that did not end well."""
+    jobs = [other for other in others if str(other.id) == number or other.shown.partition("_")[0] == number]
+    bad = [other for other in jobs if other.has_ended and other.state != "COMPLETED"]
+    for other in (bad or jobs)[:1]:
+        code = f" with exit code {other.exit_code}" if bad and other.exit_code else ""
+        return Fact(f"job {safe(other.shown, 40)} is {safe(other.state, 40).lower()}{code}", SQUEUE)
+    return Fact(f"job {number} has ended and left slurmctld's memory, or never existed: minivm job {number}", SQUEUE)
+
+
 def _held(job: Job, world: World, now: float) -> Answer:
+    if (match := BACK_FOR.match(job.admin_comment)) and not job.restarts:
+        return Answer(
+            f"minivm submitted it again, held: slurmctld was killed before it had saved job {match[1]}, which may have"
+            " run.",
+            JobCause.CLUSTER,
+            advice=(
+                "look at the output of the first run",
+                f"run it: scontrol release {job.shown}",
+                f"or drop it: scancel {job.shown}",
+            ),
+        )
     if "launch failed" in job.detail.lower():
         last = world.history[-1] if world.history else None
         where = f" on {safe(last.nodes, 80)}" if last and last.nodes else ""
         hosts = set(expanded(last.nodes)) if last else set()
         nodes = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
+        if any(node.reason == machines.STARTED_TWICE for node in nodes):
+            return Answer(
+                f"It is held: slurmctld was killed just after it had started it{where}, started it again, and the node"
+                " refused that. The first run has ended.",
+                JobCause.CLUSTER,
+                Sure.LIKELY,
+                machines.facts(nodes),
+                ("look at the output of the first run", f"run it again: scontrol release {job.shown}"),
+            )
+        missing = () if last else ("on which node: accounting has no record of that run",)
         return Answer(
-            f"It is held because its launch failed{where}; it never ran its own code.",
+            f"It is held because its launch failed{where}.",
             JobCause.MACHINE if nodes else JobCause.CLUSTER,
             Sure.LIKELY,
             machines.facts(nodes),
             (f"release it: scontrol release {job.shown}", "if it happens again, tell an operator the node"),
-            () if last else ("on which node: accounting has no record of that run",),
+            (*missing, "whether an earlier start ran, as after a kill of slurmctld: its output shows that"),
         )
     again = " after a requeue" if "requeue" in job.detail.lower() or "REQUEUE_HOLD" in job.states else ""
     if job.reason == "JobHeldUser":

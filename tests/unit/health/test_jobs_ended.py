@@ -89,6 +89,14 @@ def test_each_end(state: str, changes: dict[str, Any], words: str, cause: JobCau
     assert facts(answer).startswith(f"state {state}, exit code")
 
 
+@pytest.mark.parametrize(("since", "is_twice"), [(NOW, True), (NOW - 30, True), (NOW - 3600, False)])
+def test_a_second_start_after_a_kill_of_slurmctld_is_no_person_s_doing(since: float, is_twice: bool) -> None:
+    node = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason="Duplicate jobid", author="slurm", since=since)
+    answer = ended("CANCELLED", World(nodes=(node,)), killer="root", ended=NOW)
+    assert ("slurmctld was killed just after it had started it" in answer.headline) is is_twice
+    assert answer.cause is (JobCause.CLUSTER if is_twice else JobCause.PERSON)
+
+
 @pytest.mark.parametrize("changes", [{"exit_code": 3}, {"signal": 11}, {"exit_code": 137}])
 def test_a_machine_found_broken_meanwhile_makes_the_program_s_fault_doubtful(changes: dict[str, Any]) -> None:
     answer = ended("FAILED", World(nodes=(SICK,)), **changes)

@@ -71,6 +71,16 @@ def test_every_reason_has_a_sentence_and_a_cause(reason: str) -> None:
     assert facts(answer).startswith(f"the reason is {reason}")
 
 
+def test_a_dependency_on_an_array_names_the_task_that_failed() -> None:
+    """Every task has a job id of its own; the first that squeue lists may be one that ended well."""
+    tasks = [replace(JOB, id=20 + task, shown=f"8_{task}", states=frozenset({"COMPLETED"})) for task in (1, 2, 4)]
+    tasks.append(replace(JOB, id=8, shown="8_3", states=frozenset({"FAILED"}), exit_code=3))
+    answer = why("DependencyNeverSatisfied", World(others=tuple(tasks)), dependency="afterok:8_*(failed)")
+    assert "job 8_3 is failed with exit code 3" in facts(answer), answer
+    gone = why("DependencyNeverSatisfied", World(others=()), dependency="afterok:8_*(failed)")
+    assert "minivm job 8" in facts(gone)
+
+
 def test_an_unknown_reason_is_said_to_be_unknown() -> None:
     answer = why("FromTheFuture")
     assert answer.cause is JobCause.UNKNOWN and "FromTheFuture" in answer.headline
@@ -249,6 +259,20 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
             World(nodes=(DRAINED,), history=(replace(JOB, nodes="w0"),)),
             "its launch failed on w0",
             JobCause.MACHINE,
+        ),
+        (
+            "JobHeldAdmin",
+            {"detail": "launch failed requeued held"},
+            World(nodes=(replace(DRAINED, reason="Duplicate jobid"),), history=(replace(JOB, nodes="w0"),)),
+            "slurmctld was killed just after it had started it on w0, started it again",
+            JobCause.CLUSTER,
+        ),
+        (
+            "JobHeldUser",
+            {"admin_comment": "minivm: job 51 again, held: slurmctld was killed before it had saved that job"},
+            World(),
+            "slurmctld was killed before it had saved job 51, which may have run.",
+            JobCause.CLUSTER,
         ),
         ("JobHeldUser", {"detail": "job_requeued_in_held_state"}, World(), "held after a requeue", JobCause.PERSON),
         ("BeginTime", {"eligible": NOW + 7200}, World(), "(in 2 h) because of --begin", JobCause.REQUEST),

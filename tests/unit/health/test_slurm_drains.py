@@ -41,6 +41,8 @@ def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> 
         (drain("Job step not running"), True),
         (drain("SlurmdSpoolDir is full"), True),
         (drain("batch job complete failure", "slurm"), True),
+        (drain("Duplicate jobid", "slurm"), True),
+        (drain("Duplicate jobid", "ann"), False),
         (drain("Prolog error", "slurm"), True),
         (drain("Epilog error", "slurm"), True),
         (drain(STILL), True),
