@@ -152,7 +152,9 @@ def _by_name(asker: Asker, name: str) -> list[Job]:
     if jobs or "," in name:
         return jobs
     found = _accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
-    return [job for job in _latest(found, "") if job.name == name and job.user == asker.user]
+    # slurmctld has just said that it does not know them.
+    named = [job for job in _latest(found, "") if job.name == name and job.user == asker.user]
+    return [replace(job, is_lost=not job.has_ended) for job in named]
 
 
 def _selected(jobs: Sequence[Job], wanted: str) -> list[Job]:

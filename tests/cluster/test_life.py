@@ -198,36 +198,6 @@ def test_jobs_that_slurmctld_forgot_are_back_held_once_and_as_they_were(healthy:
     alice(f"scancel --user=alice; rm -f again*; : {first}")
 
 
-def test_a_job_that_a_killed_slurmctld_starts_twice_is_explained_and_its_node_comes_back(
-    healthy: World, alice: Researcher
-) -> None:
-    """A slurmctld that is killed before it has saved a start starts that job again, and the node refuses it."""
-    first = alice.submit("--exclusive", "-N2", "-o", "/dev/null", script="sleep 900")
-    alice.wait_for(first, "RUNNING")
-    held = alice.submit("-N1", "-o", "twice.txt", script="date; sleep 900")
-    lost = alice.submit("-N1", "--no-requeue", "-o", "/dev/null", script="sleep 900")
-    # In one go: the next save comes 5 s after the one that has both as waiting.
-    kill = f"""
-        saved() {{ stat -c %y /var/spool/slurmctld/job_state; }}
-        before=$(saved); while [ "$(saved)" = "$before" ]; do sleep 0.1; done
-        scancel {first}
-        until [ "$(squeue -h -t R -j {held},{lost} | wc -l)" = 2 ]; do sleep 0.1; done
-        pkill -KILL -x slurmctld
-    """
-    healthy.run("slurm-controller-0", "timeout", "60", "bash", "-c", kill)
-    try:
-        until(lambda: "Duplicate jobid" in healthy.slurm("sinfo", "-hR"), "the node refused", within=60,
-              seen=lambda: healthy.slurm("squeue"))  # fmt: skip
-        shown = until(lambda: (text := alice(f"minivm job {held}")) and "It is held" in text and text, "it is held")
-        assert "slurmctld was killed just after it had started it" in shown and "Cause: the cluster" in shown, shown
-        shown = alice(f"minivm job {lost}")
-        assert "With --no-requeue it does not run again" in shown, shown
-        until(lambda: "Duplicate jobid" not in healthy.slurm("sinfo", "-hR"), "the broker lifts it", within=120)
-    finally:
-        alice("scancel --user=alice; rm -f twice.txt")
-    healthy.wait_ready()
-
-
 def test_a_job_with_many_arguments_runs(healthy: World, alice: Researcher) -> None:
     """The filters keep the arguments in one variable of the job, where 128 KiB would let no program start."""
     submit = "cat > many.sh; sbatch -o many.txt many.sh $(seq -f data/%0080g.fastq 2000)"

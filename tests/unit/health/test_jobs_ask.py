@@ -165,6 +165,8 @@ def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -
     text = page(item)
     assert "Job 12 (train): LOST" in text and "Slurm has lost it" in text and "nothing is wrong" not in text
     assert "submit it again" in text and len(slurm.calls) == 3
+    (item,) = look(asker(Slurm(squeue=[], sacct=[recorded(12, state)])), "train")
+    assert "Job 12 (train): LOST" in page(item), "also by its name"
     # Without an answer from slurmctld nothing is known of that.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
     (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
