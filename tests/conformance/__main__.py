@@ -7,12 +7,13 @@ cluster is disturbed and put back: use one that nobody works on, or --gentle. Fu
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.adapter import AdapterError, load
+from tests.conformance.adapter import AdapterError, load, pairs
 from tests.conformance.report import Report, as_json, table
 
 HERE = Path(__file__).resolve().parent
@@ -28,9 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gentle", action="store_true", help="leave out the checks that disturb the cluster")
     asked, rest = parser.parse_known_args(arguments)
     try:
-        adapter = load(asked.adapter, dict(name.partition("=")[::2] for name in asked.name))
+        adapter = load(asked.adapter, pairs(asked.name))
     except AdapterError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        # Before the run, not after half an hour.
+        (asked.json or Path(os.devnull)).touch()
+    except OSError as error:
+        print(f"error: cannot write the report: {error}", file=sys.stderr)
         return 2
     report = Report()
     own = ["-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE)]

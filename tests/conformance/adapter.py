@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,14 @@ def load(path: Path, names: Mapping[str, str] | None = None) -> Adapter:
     except (KeyError, ValueError) as error:
         raise AdapterError(f"{path}: cannot substitute {error}: names has {', '.join(known) or 'nothing'}") from error
     return reader.adapter(whole)
+
+
+def pairs(names: Sequence[str]) -> dict[str, str]:
+    """Read NAME=VALUE of the command line."""
+    for name in names:
+        if "=" not in name:
+            raise AdapterError(f"--name {name}: expected NAME=VALUE, such as --name namespace=slurm")
+    return dict(name.partition("=")[::2] for name in names)
 
 
 def substituted(value: Any, names: Mapping[str, str]) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ KUBECTL = "kubectl"
 NOT_REACHED = ("error dialing backend", "pod does not exist", "container not found", "unable to upgrade connection")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 NOT_OFFERED, NOT_TRIED = "not offered: ", "not tried: "
-JOB_NAME = "conformance"
 
 
 def not_offered(why: str) -> NoReturn:
@@ -41,6 +41,8 @@ def not_tried(why: str) -> NoReturn:
 class Cluster:
     adapter: Adapter
     jobs: list[str] = field(default_factory=list)
+    # Of all jobs of this run and of no others.
+    job_name: str = field(default_factory=lambda: f"conformance-{secrets.token_hex(4)}")
 
     # Kubernetes
 
@@ -138,11 +140,11 @@ class Cluster:
         return self.run_in(who.role, *who.command, *command, stdin=stdin).strip()
 
     def srun(self, *words: str, stdin: str = "") -> str:
-        return self.as_user("srun", f"--job-name={JOB_NAME}", "--chdir=/tmp", *words, stdin=stdin)
+        return self.as_user("srun", f"--job-name={self.job_name}", "--chdir=/tmp", *words, stdin=stdin)
 
     def submit(self, *options: str, script: str = "true") -> str:
         """Submit a batch job as the user; it is cancelled when the check ends."""
-        words = ("sbatch", "--parsable", f"--job-name={JOB_NAME}", "--chdir=/tmp", "--output=/dev/null", *options)
+        words = ("sbatch", "--parsable", f"--job-name={self.job_name}", "--chdir=/tmp", "--output=/dev/null", *options)
         job = self.as_user(*words, stdin=f"#!/bin/sh\n{script}\n").partition(";")[0]
         assert re.fullmatch(r"[0-9]+", job), f"sbatch answered {job!r}: expected the job's number"
         self.jobs.append(job)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import report
-from tests.conformance.adapter import load
+from tests.conformance.adapter import load, pairs
 from tests.conformance.cluster import Cluster, not_offered, not_tried
 
 HERE = Path(__file__).resolve().parent
@@ -37,8 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def whole(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if not (path := request.config.getoption("--adapter", default="")):
         pytest.skip("no adapter: python -m tests.conformance --adapter FILE")
-    names = dict(name.partition("=")[::2] for name in request.config.getoption("--name", default=[]))
-    yield Cluster(load(Path(path), names))
+    names = pairs(request.config.getoption("--name", default=[]))
+    found = Cluster(load(Path(path), names))
+    yield found
+    # What an interrupted check left: the name is this run's alone.
+    found.attempt_as(found.adapter.administrator, "scancel", f"--name={found.job_name}")
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +58,8 @@ def cluster(whole: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]
     if disturbs:
         whole.wait_quiet()
     yield whole
-    whole.cancel_jobs()
-    if disturbs:
-        whole.wait_quiet()
+    try:
+        if disturbs:
+            whole.wait_quiet()
+    finally:
+        whole.cancel_jobs()

@@ -96,7 +96,9 @@ def table(results: Sequence[Result]) -> str:
     for group in dict.fromkeys(result.group for result in results):
         lines.append(f"\n{GROUPS.get(group, group)}")
         for result in (each for each in results if each.group == group):
-            why = next(iter(result.detail.splitlines()), "")[:120]
+            # What a cluster says may hold sequences that a terminal obeys.
+            first = next(iter(result.detail.splitlines()), "")[:120]
+            why = "".join(character if character.isprintable() else "?" for character in first)
             lines.append(f"  {result.check:{width}}  {result.outcome:11}  {result.seconds:6.1f} s  {why}".rstrip())
     return "\n".join(lines)
 

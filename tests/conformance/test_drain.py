@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.conformance.cluster import Cluster, is_ready, name_of, not_tried, takes_jobs, uid_of
+from tests.conformance.cluster import Cluster, fields, is_ready, name_of, not_tried, takes_jobs, uid_of
 
 REASON = "conformance: look at the fan"
 
@@ -14,9 +14,15 @@ def drain(cluster: Cluster, node: str) -> None:
 
 
 def resume(cluster: Cluster, node: str) -> None:
-    """End a drain if there is one: a node that is not drained cannot be resumed."""
-    if "DRAIN" in cluster.nodes().get(node, {}).get("State", ""):
-        cluster.as_admin("scontrol", "update", f"nodename={node}", "state=resume")
+    """End a drain if there is one, also where slurmctld does not answer at once."""
+    who = cluster.adapter.administrator
+
+    def resumed() -> bool:
+        cluster.attempt_as(who, "scontrol", "update", f"nodename={node}", "state=resume")
+        found = cluster.attempt_as(who, "scontrol", "-o", "show", "node", node)
+        return found.returncode == 0 and "DRAIN" not in fields(found.stdout).get("State", "DRAIN")
+
+    cluster.until(resumed, f"{node} is resumed", seen=cluster.overview)
 
 
 def test_a_drained_node_ends_its_job_and_starts_none(cluster: Cluster) -> None:

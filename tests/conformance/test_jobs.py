@@ -20,7 +20,9 @@ def test_a_jobs_exit_code_is_kept(cluster: Cluster) -> None:
 def test_srun_brings_back_output_and_exit_code(cluster: Cluster) -> None:
     """`srun` writes what its task writes, and ends as it ends."""
     assert cluster.srun("sh", "-c", "echo out of $SLURMD_NODENAME").startswith("out of ")
-    done = cluster.attempt_as(cluster.adapter.user, "srun", "--chdir=/tmp", "sh", "-c", "exit 4")
+    done = cluster.attempt_as(
+        cluster.adapter.user, "srun", f"--job-name={cluster.job_name}", "--chdir=/tmp", "sh", "-c", "exit 4"
+    )
     assert done.returncode == 4, done
 
 
@@ -116,7 +118,18 @@ def test_a_job_is_confined_to_its_memory(cluster: Cluster) -> None:
     before = restarts(cluster, pod)
     # tail keeps a line that does not end: 400 MiB.
     hungry = "head -c 400M /dev/zero | tail >/dev/null; sleep 45"
-    done = cluster.attempt_as(cluster.adapter.user, "srun", "--chdir=/tmp", "-w", node, "--mem=64M", "sh", "-c", hungry)
+    done = cluster.attempt_as(
+        cluster.adapter.user,
+        "srun",
+        f"--job-name={cluster.job_name}",
+        "--chdir=/tmp",
+        "-w",
+        node,
+        "--mem=64M",
+        "sh",
+        "-c",
+        hungry,
+    )
     assert done.returncode != 0, "the step had 400 MiB of memory, and had asked for 64"
     assert restarts(cluster, pod) == before
 
@@ -142,7 +155,16 @@ def test_a_requeued_job_starts_again(cluster: Cluster) -> None:
 
 def test_an_allocation_can_be_used_interactively(cluster: Cluster) -> None:
     """`salloc` gives an allocation, and `srun` in it runs there."""
-    words = ("salloc", "--job-name=conformance", "--chdir=/tmp", "-N1", "srun", "sh", "-c", "echo job $SLURM_JOB_ID")
+    words = (
+        "salloc",
+        f"--job-name={cluster.job_name}",
+        "--chdir=/tmp",
+        "-N1",
+        "srun",
+        "sh",
+        "-c",
+        "echo job $SLURM_JOB_ID",
+    )
     assert "job " in cluster.as_user(*words)
 
 
@@ -172,7 +194,7 @@ def test_a_directory_is_shared_by_logins_and_workers(cluster: Cluster) -> None:
         not_offered("the adapter names no shared_directory")
     path = f"{shared}/.conformance-{cluster.as_user('sh', '-c', 'echo $$')}"
     try:
-        cluster.srun("sh", "-c", f'echo written >"{path}"')
+        cluster.srun("sh", "-c", 'echo written >"$0"', path)
         assert cluster.as_user("cat", path) == "written"
     finally:
         cluster.as_user("rm", "-f", path)

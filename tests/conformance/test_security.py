@@ -95,7 +95,15 @@ def test_a_user_cannot_submit_as_another_user(cluster: Cluster) -> None:
     """`sbatch --uid` of a user is refused."""
     if cluster.as_user("id", "-u") == "0":
         not_offered("the adapter's user is root, who may")
-    done = cluster.attempt_as(cluster.adapter.user, "sbatch", "--uid=1", "--hold", "--chdir=/tmp", "--wrap=true")
+    done = cluster.attempt_as(
+        cluster.adapter.user,
+        "sbatch",
+        "--uid=1",
+        "--hold",
+        "--chdir=/tmp",
+        f"--job-name={cluster.job_name}",
+        "--wrap=true",
+    )
     assert done.returncode != 0, done
 
 

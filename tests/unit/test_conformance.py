@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tests.conformance import conftest
-from tests.conformance.adapter import Adapter, AdapterError, Field, load
-from tests.conformance.report import GROUPS, Report, check_name
+from tests.conformance.adapter import Adapter, AdapterError, Field, load, pairs
+from tests.conformance.report import GROUPS, Report, Result, check_name, table
 
 SUITE = Path(__file__).resolve().parents[1] / "conformance"
 ROOT = SUITE.parents[1]
@@ -131,6 +131,9 @@ def test_names_are_substituted_and_unknown_ones_refused(tmp_path: Path) -> None:
     assert adapter.scale == Field("statefulset/blue-worker", ("spec", "replicas"))
     with pytest.raises(AdapterError, match="names has no 'relase': did you mean release"):
         load(SUITE / "adapters/minivm.yaml", {"relase": "x"})
+    assert pairs(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
+    with pytest.raises(AdapterError, match="--name release: expected NAME=VALUE"):
+        pairs(["release"])
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,11 @@ def test_a_field_is_read_and_written_by_its_path() -> None:
     assert field.value_in({"data": {"slurm.conf": "b"}}) == "b"
     assert field.value_in({"data": None}) is None
     assert Adapter.__dataclass_fields__["node_name"].default == ("metadata", "name")
+
+
+def test_the_table_holds_nothing_that_a_terminal_obeys() -> None:
+    result = Result("jobs", "a_check", "", "failed", "red \x1b[31m\nsecond line", 1.0)
+    assert table([result]) == "\nsubmission and jobs\n  a_check  failed          1.0 s  red ?[31m"
 
 
 def test_the_report_keeps_the_worst_of_a_checks_phases() -> None:
