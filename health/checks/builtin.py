@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import select
@@ -23,6 +22,7 @@ from pathlib import Path
 from ground.errors import one_line
 from ground.files import read_json, write_json
 from health.api import Capture, Failure
+from health.checks.active_results import active_results
 from health.checks.processes import is_there, kept_waiting, processes, start_of, waiting
 
 KMSG_LIMIT = 1024 * 1024
@@ -38,8 +38,6 @@ MOUNTS = Path("/proc/self/mounts")
 SLURM_KEYS = ("/etc/slurm/slurm.key", "/etc/slurm/slurm.jwks")
 NCCL_LOGS = Path("/var/log/minivm/jobs")
 MOST_LOGS = 1000  # per job: NCCL writes one log per process of this node
-ACTIVE_RESULTS = Path("/var/lib/minivm/active")
-MOST_RESULTS = 100
 ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
 
 
@@ -285,15 +283,6 @@ def _newest_log(directory: Path) -> list[tuple[float, str]]:
                 if entry.name.startswith("nccl") and entry.is_file(follow_symlinks=False):
                     logs.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
     return [max(logs)] if logs else []
-
-
-def active_results(directory: Path = ACTIVE_RESULTS) -> Capture:
-    """Print the last result of each active check as one line of JSON; a file that is none shows as `null`."""
-    lines = []
-    for path in sorted(directory.glob("[!.]*.json"))[:MOST_RESULTS]:
-        data = read_json(path)
-        lines.append(json.dumps({"check": path.stem, **data} if data else None))
-    return Capture("\n".join([f"active results {len(lines)}", *lines, "end", ""]))
 
 
 BUILTINS: dict[str, Callable[[], Capture]] = {

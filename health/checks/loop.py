@@ -27,6 +27,7 @@ from ground.sockets import notify
 from health import deep
 from health.api import When
 from health.ask import ask_broker
+from health.checks.active_results import active_metrics
 from health.checks.select import Asked, due
 from health.deep import DeepState, Word
 from health.index import read_index
@@ -132,7 +133,7 @@ def report(shown: str, now: float) -> str:
     """Update the pod's condition and metrics; return the sentence that the pod shows now."""
     places = Places.from_environment()
     verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
-    write_metrics(places.metrics, metrics(verdicts, now))
+    write_metrics(places.metrics, metrics(verdicts, now) + active_metrics())
     text = sentence(verdicts, now)
     return text if text == shown or tell(text) else shown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from gitsync.errors import GitsyncError
 from health.active import measure
 from health.active.run import ActiveRecord, after, read_record, save
 from health.api import Capture, Class, Command, Result
-from health.checks.builtin import active_results
+from health.checks.active_results import active_metrics, active_results
 from health.checks.cases import examine
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
 from health.checks.needs import Needs, list_active_checks, read_needs
 from health.verdict import Verdict
+from init.view.handed import open_metrics
 
 TREE = Path(__file__).resolve().parents[3] / "scripts"
 CHECKS = load_checks(TREE, kind="active.d").checks
@@ -157,6 +159,32 @@ def test_a_damaged_result_is_unknown_and_none_is_ok(tmp_path: Path) -> None:
         done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 9.0, {}), {})
         assert done.verdict.result is result
         assert not done.broken
+
+
+def test_metrics_have_time_failures_and_period_of_each_result(tmp_path: Path) -> None:
+    assert active_metrics(tmp_path) == ""
+    save(ActiveRecord("cpu", at=1e9, failures=2, period_s=3600.0), tmp_path)
+    text = active_metrics(tmp_path)
+    assert 'minivm_health_active_at_seconds{check="cpu"} 1000000000\n' in text
+    assert 'minivm_health_active_failures{check="cpu"} 2\n' in text
+    assert 'minivm_health_active_period_seconds{check="cpu"} 3600\n' in text
+    assert open_metrics(text, "minivm_health_"), "PID 1 passes them on"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"at": "x"}', '{"at": 1e999, "failures": 1, "period_s": 1}', "[" * 99_999]
+)
+def test_metrics_skip_a_damaged_result(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cpu.json").write_text(text)
+    assert active_metrics(tmp_path) == ""
+
+
+def test_a_result_that_is_no_plain_file_stops_no_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    (tmp_path / "b.json").symlink_to("/dev/zero")
+    (tmp_path / "c.json").write_text("{" + " " * 100_000)
+    assert active_metrics(tmp_path) == ""
+    assert active_results(tmp_path).text.splitlines()[1:-1] == ["null"] * 3
 
 
 def test_by_default_the_broker_shows_active_checks_and_drains_nothing() -> None:
