@@ -95,6 +95,11 @@ class Fabric:
             # Slurm counts a check as use of the node.
             self.idle_since.update(dict.fromkeys(item.test.machines, end))
         self.now += max(TURN_S, len(started) * SBATCH_S)
+        if not started:
+            # Nothing changes before the next test ends or the next machine has been idle for long enough.
+            ends = [end for _, _, end in self.jobs]
+            ends += [since + self.settings.idle_s for since in self.idle_since.values()]
+            self.now = max(self.now, min((end for end in ends if end >= self.now - TURN_S), default=self.now))
 
     def sweep(self, most_turns: int = 3000) -> float:
         """Take turns until every rail has had its round; return the minutes."""

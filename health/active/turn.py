@@ -101,12 +101,11 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
         checks={name: state for name, state in memory.checks.items() if name in inputs.checks},
     )
     busy = {name for job in flying for name in job.test.machines}
+    taken = busy | inputs.awaited
     idle = [
         node.machine
         for node in inputs.nodes
-        if node.is_idle
-        and now - node.idle_since >= inputs.settings.idle_s
-        and node.machine.name not in busy | inputs.awaited
+        if node.is_idle and now - node.idle_since >= inputs.settings.idle_s and node.machine.name not in taken
     ]
     places = [node.machine for node in inputs.nodes]
     memory = _current(memory, inputs.checks, places, now)
