@@ -201,7 +201,8 @@ def measure(connection: socket.socket, direction: str) -> float:
         if direction == "from":
             return receive_all(connection)
         send_for(connection, SECONDS)
-        connection.settimeout(PATIENCE_S)
+        # The peer reports at the latest then.
+        connection.settimeout(2 * LATE_S)
         return float(read_line(connection))
     except (OSError, ValueError):
         return 0.0

@@ -96,6 +96,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--partners", default="", help="machines that are known to be good")
     parser.add_argument("--passed", default="", help="record that the check passed here, with this reason")
     parser.add_argument("--period", type=float, default=86400.0, help="how long that pass counts, in seconds")
+    parser.add_argument("--keep-nothing", action="store_true", help="record no result on any node")
     options = parser.parse_args(arguments)
     job = os.environ.get("SLURM_JOB_ID", "")
     before = read_record(options.check)
@@ -120,9 +121,11 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     passed = judged.verdict.result is Result.OK
-    if passed or len(suspects) <= 1:
+    if options.keep_nothing:
+        pass
+    elif passed or len(suspects) <= 1:
         save(after(before, judged, job, module.CHECK.period_s))
-    if passed and peers:
+    if passed and peers and not options.keep_nothing:
         _record_pass(options.check, peers, judged.verdict.reason, module.CHECK.period_s)
     print(f"{options.check}: {judged.verdict.result}: {judged.verdict.reason}", flush=True)
     return {Result.OK: 0, Result.PROBLEM: UNFIT, Result.UNKNOWN: 1}[judged.verdict.result]

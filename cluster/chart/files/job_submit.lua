@@ -40,6 +40,33 @@ local function keep_submission(job)
   env["MINIVM_JOB_OPTIONS"] = job.het_job_offset == slurm.NO_VAL and options and #options <= LONGEST and options or ""
 end
 
+local SHELLS = {bash = true, dash = true, ksh = true, sh = true, zsh = true}
+local PREFLIGHT = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || exit $?\n"
+
+-- Tell if the job has the constraint `preflight`, which is a wish and no feature of a node, and remove it.
+local function asks_for_preflight(job)
+  local features = job.features or ""
+  local rest = ("&" .. features .. "&"):gsub("&preflight&", "&", 1)
+  if #rest == #features + 2 then return false end
+  job.features = rest:sub(2, -2)
+  return true
+end
+
+-- A shell script of a job of many nodes tests them before its first command, at each start.
+local function test_nodes_first(job)
+  if not has.preflight then return end
+  local nodes = job.min_nodes ~= slurm.NO_VAL and job.min_nodes or 1
+  local wanted = asks_for_preflight(job) or (has.preflight > 0 and nodes >= has.preflight)
+  local first, rest = (job.script or ""):match("^(#![^\n]*\n)(.*)$")
+  if not wanted or not first or rest:sub(1, #PREFLIGHT) == PREFLIGHT then return end
+  for word in first:sub(3):gmatch("%S+") do
+    if SHELLS[word:match("[^/]+$")] then
+      job.script = first .. PREFLIGHT .. rest
+      return
+    end
+  end
+end
+
 -- A job that asks for a login shell's environment (--export=NONE, --get-user-env) would have slurmd make a PID namespace
 -- for it, and end where its pod must not: releases without GetEnvTimeout cannot be told not to. So slurmd does not see
 -- the wish, and the task prolog grants it, as the user, in his job.
@@ -47,6 +74,7 @@ function slurm_job_submit(job, partitions, uid)
   if has.hides_user_env and job.environment and job.environment["SLURM_GET_USER_ENV"] == "1" then
     job.environment["SLURM_GET_USER_ENV"] = "task_prolog"
   end
+  test_nodes_first(job)
   keep_submission(job)
   return slurm.SUCCESS
 end

@@ -209,13 +209,14 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $said := include "minivm.slurm.says" (dict "key" "JobSubmitPlugins" "lines" dict "root" .) -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") $said (hasKey (include "minivm.slurm.site" . | fromJson) "jobsubmitplugins") -}}
-{{- if and (or .Values.slurm.bringBackJobs (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
+{{- if and $site .Values.activeChecks.preflight.enabled }}{{ fail "activeChecks.preflight.enabled: the chart's job_submit.lua puts the test into jobs, and yours replaces it: disable preflight, and add `minivm preflight || exit` to scripts in your own" }}{{ end -}}
+{{- if and (or .Values.slurm.bringBackJobs .Values.activeChecks.preflight.enabled (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
 {{- end -}}
 
 {{/* What job_submit.lua asks of the cluster, as a line of Lua. */}}
 {{- define "minivm.jobFilterHas" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}}
+local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}{{ if .Values.activeChecks.preflight.enabled }}, preflight = {{ .Values.activeChecks.preflight.nodes }}{{ end }}}
 {{- end -}}
 
 {{/* slurmd mounts a job's own /tmp itself: without the right to, it takes jobs, and every one of them fails. */}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,12 @@ slurm.json_cli_options = function(options) return sent end
 JOB = 'job = {script = "x", user_id = 5, group_id = 6, work_dir = "/w", name = "n", het_job_offset = slurm.NO_VAL}\n'
 
 
-def said(name: str, lua: str) -> list[str]:
+def said(name: str, lua: str, values: dict[str, Any] | None = None) -> list[str]:
     """Run the chart's filter in the controller's image, and the lines after it; return what these print."""
     tags = newest_here(DockerEngine().client, IMAGES, slurm="24.11", variant="debian")
     if "controller" not in tags:
         pytest.skip(f"no controller image under {IMAGES}")
-    documents = render({"accounting": {"mode": "none"}}, release="slurm", namespace="hpc")
+    documents = render({"accounting": {"mode": "none"}, **(values or {})}, release="slurm", namespace="hpc")
     (text,) = [item["data"][name] for item in documents if item["metadata"]["name"] == "slurm-config"]
     line = ["docker", "run", "--rm", "--network=none", "--entrypoint=/opt/minivm/bin/python3", "-e", "LUA",
             f"{IMAGES}/controller:{tags['controller']}", "-c", RUN]  # fmt: skip
@@ -78,3 +79,34 @@ def test_what_marks_a_job_that_is_back_does_not_reach_the_jobs_that_it_submits()
     """
     )
     assert said("job_submit.lua", lua) == ["true\t0027\t8", "true\t9 8", "nil\t0077\t[]"]
+
+
+def preflight(nodes: int, lua: str) -> list[str]:
+    lua = "for _, job in ipairs({" + lua + "}) do slurm_job_submit(job); print(job.features, job.script) end"
+    return said("job_submit.lua", lua, {"activeChecks": {"preflight": {"enabled": True, "nodes": nodes}}})
+
+
+def test_a_job_that_asks_for_it_or_has_many_nodes_tests_them_first() -> None:
+    line = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || exit $?"
+    wanted = '{min_nodes = slurm.NO_VAL, features = "gpu&preflight", script = "#!/bin/bash -l\\nwork\\n"}'
+    large = '{min_nodes = 4, script = "#!/usr/bin/env bash\\nwork\\n"}'
+    assert preflight(4, f"{wanted}, {large}") == [
+        "gpu\t#!/bin/bash -l", line, "work", "", "nil\t#!/usr/bin/env bash", line, "work", "",
+    ]  # fmt: skip
+
+
+def test_other_jobs_are_left_as_they_are() -> None:
+    line = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || exit $?"
+    small = '{min_nodes = 3, features = "preflighted", script = "#!/bin/sh\\nwork"}'
+    python = '{min_nodes = 4, script = "#!/usr/bin/python3\\nwork"}'
+    tested = f'{{min_nodes = 4, script = "#!/bin/sh\\n{line}\\nwork"}}'
+    interactive = "{min_nodes = 4}"
+    assert preflight(4, f"{small}, {python}, {tested}, {interactive}") == [
+        "preflighted\t#!/bin/sh", "work", "nil\t#!/usr/bin/python3", "work", "nil\t#!/bin/sh", line, "work", "nil\tnil",
+    ]  # fmt: skip
+    assert preflight(0, '{min_nodes = 99, script = "#!/bin/sh\\nwork"}') == ["nil\t#!/bin/sh", "work"]
+
+
+def test_without_preflight_the_constraint_is_slurms_own() -> None:
+    lua = JOB + 'job.features = "preflight"; slurm_job_submit(job); print(job.features, job.script)'
+    assert said("job_submit.lua", lua) == ["preflight\tx"]

@@ -50,6 +50,18 @@ def test_the_controller_gets_the_settings() -> None:
     assert env["MINIVM_ACTIVE_ACCOUNT"] == "ops"
 
 
+@pytest.mark.parametrize("slurm", [{"files": {"job_submit.lua": "x"}}, {"config": {"JobSubmitPlugins": "lua"}}])
+def test_preflight_is_refused_beside_a_filter_of_the_site(slurm: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError, match=r"activeChecks\.preflight\.enabled"):
+        render({"activeChecks": {"preflight": {"enabled": True}}, "slurm": slurm}, release="slurm", namespace="hpc")
+
+
+def test_preflight_brings_the_filter_that_it_needs() -> None:
+    values = {"activeChecks": {"preflight": {"enabled": True}}, "slurm": {"bringBackJobs": False}}
+    assert "JobSubmitPlugins=lua" in slurm_conf(values)
+    assert "minivm-active" not in slurm_conf(values)
+
+
 FLEET = {"enabled": True, "workerPools": {"enabled": True}}
 ELASTIC = {"kind": "WorkerPool", "elastic": {"min": 1, "max": 2}}
 
