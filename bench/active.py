@@ -37,7 +37,7 @@ def placed(machines: int, per_leaf: int) -> tuple[PlacedMachine, ...]:
 
 
 @dataclass
-class Fabric:
+class SimulatedFabric:
     """Idle machines with one link a rail. A rail has leaf switches of its own."""
 
     machines: tuple[PlacedMachine, ...]
@@ -135,7 +135,7 @@ def break_some(machines: tuple[PlacedMachine, ...], rails: int, links: int, dice
 def main() -> int:
     machines = placed(int(os.environ.get("MINIVM_BENCH_MACHINES", "10000")), 32)
     rails, links = 8, 2
-    fabric = Fabric(machines, rails, break_some(machines, rails, links, random.Random(1)))
+    fabric = SimulatedFabric(machines, rails, break_some(machines, rails, links, random.Random(1)))
     minutes = fabric.sweep()
     told = fabric.told()
     further = max(fabric.further(check) for check in fabric.checks)

@@ -40,7 +40,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class GroupOutcome:
     """Result of one group test; None: none."""
 
     passed: bool | None
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def examine(
-    nodes: Sequence[str], test: Callable[[Sequence[GroupTest]], Sequence[Measured]], within: Callable[[], bool]
+    nodes: Sequence[str], test: Callable[[Sequence[GroupTest]], Sequence[GroupOutcome]], within: Callable[[], bool]
 ) -> Outcome:
     """Test all nodes in pairs and bisect what fails, while there is time."""
     machines = [PlacedMachine(name) for name in nodes]
@@ -105,16 +105,16 @@ def run_step(node: str, within_s: float, *command: str) -> subprocess.CompletedP
     return subprocess.run(srun, env=environment, capture_output=True, timeout=within_s, check=False)
 
 
-def run_test(test: GroupTest, within_s: float) -> Measured:
+def run_test(test: GroupTest, within_s: float) -> GroupOutcome:
     machines = (f"--group={','.join(test.suspects)}", f"--partners={','.join(test.partners)}")
     try:
         done = run_step(test.suspects[0], within_s, "health.active.run", CHECK, *machines, "--keep-nothing")
     except subprocess.TimeoutExpired:
-        return Measured(None, f"no result within {within_s:.0f} s")
+        return GroupOutcome(None, f"no result within {within_s:.0f} s")
     except OSError as error:
-        return Measured(None, f"cannot run srun: {error}")
+        return GroupOutcome(None, f"cannot run srun: {error}")
     said = plain(done.stdout.decode(errors="replace") or done.stderr.decode(errors="replace"))
-    return Measured({0: True, UNFIT: False}.get(done.returncode), said)
+    return GroupOutcome({0: True, UNFIT: False}.get(done.returncode), said)
 
 
 def client(*command: str) -> str:
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def left() -> float:
         return SECONDS - (time.monotonic() - start)
 
-    def run_all(tests: Sequence[GroupTest]) -> Sequence[Measured]:
+    def run_all(tests: Sequence[GroupTest]) -> Sequence[GroupOutcome]:
         with ThreadPoolExecutor(min(AT_ONCE, len(tests))) as pool:
             return list(pool.map(lambda test: run_test(test, max(1.0, left())), tests))
 

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from bench.active import Fabric, break_some, placed
+from bench.active import SimulatedFabric, break_some, placed
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bad_links_and_a_bad_leaf_of_rails_are_found_within_the_share(seed: int) -> None:
     dice = random.Random(seed)
     machines, links = placed(dice.choice([128, 256]), 16), dice.randint(0, 3)
-    fabric = Fabric(machines, 4, break_some(machines, 4, links, dice))
+    fabric = SimulatedFabric(machines, 4, break_some(machines, 4, links, dice))
     fabric.sweep()
     assert fabric.told() == fabric.faults
     assert fabric.busiest <= fabric.settings.share * len(machines)
@@ -23,7 +23,7 @@ def test_bad_links_and_a_bad_leaf_of_rails_are_found_within_the_share(seed: int)
 
 
 def test_a_healthy_fabric_is_swept_once_and_blames_nothing() -> None:
-    fabric = Fabric(placed(64, 16), 8, frozenset())
+    fabric = SimulatedFabric(placed(64, 16), 8, frozenset())
     fabric.sweep()
     assert not fabric.told()
     assert fabric.tests == dict.fromkeys(fabric.checks, 32)

@@ -9,14 +9,14 @@ import pytest
 
 from health.active import preflight
 from health.active.groups import GroupTest
-from health.active.preflight import MOST_RESTARTS, Measured, Outcome, examine, plain
+from health.active.preflight import MOST_RESTARTS, GroupOutcome, Outcome, examine, plain
 
 NODES = ("a", "b", "c", "d", "e", "f")
 
 
 def with_bad(*bad: str) -> Outcome:
-    def run(tests: Sequence[GroupTest]) -> list[Measured]:
-        return [Measured(not set(bad) & set(test.machines), f"slow {','.join(test.machines)}") for test in tests]
+    def run(tests: Sequence[GroupTest]) -> list[GroupOutcome]:
+        return [GroupOutcome(not set(bad) & set(test.machines), f"slow {','.join(test.machines)}") for test in tests]
 
     return examine(NODES, run, lambda: True)
 
@@ -46,13 +46,13 @@ def test_more_bad_nodes_than_good_ones_are_the_checks_fault() -> None:
 
 
 def test_two_nodes_cannot_be_told_apart() -> None:
-    outcome = examine(("a", "b"), lambda tests: [Measured(False, "slow") for _ in tests], lambda: True)
+    outcome = examine(("a", "b"), lambda tests: [GroupOutcome(False, "slow") for _ in tests], lambda: True)
     assert not outcome.bad
     assert "no good node" in outcome.unclear
 
 
 def test_a_check_without_results_ends_the_test() -> None:
-    outcome = examine(NODES, lambda tests: [Measured(None, "no srun") for _ in tests], lambda: True)
+    outcome = examine(NODES, lambda tests: [GroupOutcome(None, "no srun") for _ in tests], lambda: True)
     assert not outcome.bad
     assert "no srun" in outcome.unclear
     assert outcome.tests == 6
