@@ -26,6 +26,8 @@ class Row:
     # Of the image that the pod runs, whatever its name refers to now.
     version: str = ""
     image: str = ""
+    # What the pod is among several controllers, in full.
+    turn: str = ""
 
 
 HEADINGS = ("POD", "ROLE", "READY", "SLURM", "VERSION", "IMAGE", "RESTARTS", "WHY NOT, AND WHAT ELSE IS WRONG")
@@ -65,6 +67,7 @@ def rows(
             readiness[pod.name].also,
             image(found).slurm if (found := runs.get(pod.name)) else "",
             image_name(found) if found else "",
+            readiness[pod.name].turn,
         )
         for pod in pods
     ]
@@ -102,6 +105,7 @@ def table(shown_rows: Sequence[Row], *, width: int = 160) -> list[str]:
         lines.append((head.rstrip().ljust(sum(widths[:-1]) + 2 * len(widths[:-1])) + first).rstrip())
         lines += [f"    {text}" for text in rest]
     lines += [f"{pods}: degraded: {text}" for text, pods in once.items()]
+    lines += [f"{row.pod}: {row.turn}" for row in shown_rows if ": " in row.turn]
     return [line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines]
 
 

@@ -6,8 +6,8 @@ matter; and PID 1's watchdog ends a stopped service, so that this one does not m
 on a suspended machine, slurmctld is stopped too: after waking it lives until the first of the two has looked at its
 clock, and writes only into the directory of its own, former term (`init.helpers.terms`).
 
-The volume may hang: one thread reads and writes it, another looks at the clock, a third tells the other controllers of
-this pod's readiness (`init.state.standby`).
+The volume may hang: one thread reads and writes the lease, another copies the state for a new term, a third tells the
+other controllers of this pod's readiness (`init.state.standby`). The main one looks at the clock.
 
 A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes it into its term, and releases
 the term to that pod once PID 1 has stopped slurmctld and then this service.
@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from errno import EADDRNOTAVAIL, EEXIST
 from os import strerror
@@ -30,6 +31,7 @@ from pathlib import Path
 from ground.files import write_json, write_whole
 from ground.sockets import notify
 from init.errors import InitError
+from init.helpers import terms
 from init.pod.helper import log
 from init.pod.pod import Pod
 from init.records import record, replace
@@ -138,6 +140,10 @@ class Keeper(threading.Thread):
         self._announced = (0, lease.NEVER)  # the term that names this pod as its heir, and since when
         self._beat = 0
 
+    def holds(self, term: int) -> bool:
+        contest = self.contest
+        return contest.mine == term and contest.holds(lease.now())
+
     def nudge(self) -> None:
         """End the pause between two turns."""
         self._nudged.set()
@@ -202,11 +208,34 @@ class Keeper(threading.Thread):
         contest = self.contest
         if self.error:
             return f"cannot use the lease: {self.error}"
+        if contest.holds(lease.now()):
+            return f"term {contest.mine} begins when its state is copied"
         if contest.mine:
             return f"term {contest.mine} begins when the former holder has given up"
         if contest.seen is None:
             return "the first term is pod 0's"
         return f"{contest.seen.holder or 'another pod'} has term {contest.seen.number}"
+
+
+class TermBuilder(threading.Thread):
+    """The thread that makes the state directory of a new term. A process of its own would take longer to start."""
+
+    def __init__(self, parent: Path, term: int, is_held: Callable[[], bool]) -> None:
+        super().__init__(daemon=True)
+        self.parent, self.term, self.is_held = parent, term, is_held
+        self.is_done = False
+        self.error = ""
+
+    def run(self) -> None:
+        while self.is_held() and not self.is_done:
+            try:
+                log(terms.build(self.parent, self.term, self.is_held))
+                self.is_done = True
+            except (InitError, OSError) as error:
+                if str(error) != self.error:
+                    log(str(error))
+                self.error = str(error)
+                time.sleep(LOOK_S)
 
 
 class LeaseKeeper:
@@ -219,6 +248,7 @@ class LeaseKeeper:
         self.active = 0  # the term
         self.begun: tuple[int, str] = (0, "")  # a term, and how it began, once its slurmctld is ready
         self.turned = threading.Event()  # a term has begun
+        self.builder: TermBuilder | None = None
         self._until = lease.NEVER
         self._told = ""
 
@@ -233,7 +263,7 @@ class LeaseKeeper:
         if self.active and not (holds and contest.mine == self.active):
             self.lose()
         if holds and not self.active:
-            if not self.begin(contest):
+            if self.is_built(contest.mine) and not self.begin(contest):
                 return False
         elif holds and contest.until != self._until:
             notify("WATCHDOG=1")
@@ -244,9 +274,25 @@ class LeaseKeeper:
             self.tell(f"STATUS=active, term {self.active}: {self.begun[1]}")
         if not self.active:
             text = self.keeper.describe()
+            copying = self.builder is not None and self.builder.term == contest.mine and self.builder.error
             # A volume that does not answer is a fault; to wait for another pod is none.
-            self.tell(f"STATUS={text}" if self.keeper.error else f"STANDBY=1\nSTATUS={text}")
+            if self.keeper.error or copying:
+                self.tell(f"STATUS={copying or text}")
+            else:
+                self.tell(f"STANDBY=1\nSTATUS={text}")
         return self.keeper.is_alive()
+
+    def is_built(self, term: int) -> bool:
+        """Tell if the term's state directory is there; begin to make it."""
+        if self.builder is None or self.builder.term != term:
+            keeper = self.keeper
+            self.builder = TermBuilder(
+                keeper.store.directory.parent,
+                term,
+                lambda: keeper.contest.mine == term and keeper.contest.holds(lease.now()),
+            )
+            self.builder.start()
+        return self.builder.is_done
 
     def begin(self, contest: Contest) -> bool:
         """Make this pod the active one; False if it cannot be."""

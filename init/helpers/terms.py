@@ -15,6 +15,8 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from errno import ECANCELED
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
@@ -22,7 +24,7 @@ from ground.files import write_json
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod
-from init.slurm.place import HELD, LEASE, base, held, of_term
+from init.slurm.place import HELD, LEASE, base, of_term
 from init.state import lease
 
 KEPT = 3
@@ -44,8 +46,11 @@ def terms(parent: Path) -> list[int]:
     return sorted(number(match[1]) or 0 for name in names if (match := _TERM.fullmatch(name)))
 
 
-def build(parent: Path, term: int) -> str:
-    """Make the directory of a term from the newest one before it, and return how. Safe to repeat after any cut."""
+def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -> str:
+    """Make the directory of a term from the newest one before it, and return how. Safe to repeat after any cut.
+
+    It gives up once the term is no longer held.
+    """
     target = of_term(parent, term)
     for left in parent.glob(".term-*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -56,8 +61,9 @@ def build(parent: Path, term: int) -> str:
     source = of_term(parent, before[-1]) if before else parent
     partial = parent / f".term-{term}.{os.urandom(4).hex()}"
     try:
-        copied, linked = _copy(source, partial, outermost=not before)
+        copied, linked = _copy(source, partial, is_held, outermost=not before)
         _sync_all(parent)
+        _check_held(partial, is_held)
         partial.rename(target)
         lease.sync(parent)
     except OSError as error:
@@ -69,13 +75,19 @@ def build(parent: Path, term: int) -> str:
     return f"{target} from {source}: {took}"
 
 
-def _copy(source: Path, target: Path, *, outermost: bool) -> tuple[int, int]:
+def _check_held(partial: Path, is_held: Callable[[], bool]) -> None:
+    if not is_held():
+        raise OSError(ECANCELED, "the term was lost meanwhile", str(partial))
+
+
+def _copy(source: Path, target: Path, is_held: Callable[[], bool], *, outermost: bool) -> tuple[int, int]:
     """Copy a directory to which its former slurmctld may still write; skip a file that has gone meanwhile."""
     copied = linked = 0
     target.mkdir(mode=0o700)
     waiting = [Path()]
     while waiting:
         below = waiting.pop()
+        _check_held(target, is_held)
         scripts = _JOB.fullmatch(str(below)) is not None
         try:
             entries = list(os.scandir(source / below))
@@ -142,18 +154,16 @@ def become_single(parent: Path, name: str, pause: float = 0.2) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Make the directory of the term that the service `lease` holds; with `alone`, of a controller without others."""
+    """Make the directory of a term for a controller that is alone. Of several the service `lease` makes it."""
     pod = Pod(os.environ)
+    if words != ["alone"]:
+        print("usage: python3 -I -m init.helpers.terms alone", file=sys.stderr)
+        return 2
     try:
-        term = become_single(base(pod), pod.name) if words == ["alone"] else held(pod)
-        if words == ["alone"]:
-            if not term:
-                return 0
+        term = become_single(base(pod), pod.name)
+        if term:
             write_json(pod.path(HELD), {"term": term})
-        if not term:
-            print("this pod has no term", flush=True)
-            return 1
-        print(build(base(pod), term), flush=True)
+            print(build(base(pod), term), flush=True)
     except (InitError, OSError) as error:
         print(error, flush=True)
         return 1

@@ -63,11 +63,30 @@ def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str
         "minivm_condition", "gauge", "1 while a named condition holds.",
         [(labels(condition=item.name, blocking=str(item.blocking).lower()), 1) for item in snapshot.conditions],
     )  # fmt: skip
+    if snapshot.turn:
+        active, term, seconds = parse_turn(snapshot.turn)
+        family("minivm_controller_active", "gauge", "1 in the controller that acts, 0 on standby.", [("", active)])
+        if term:
+            family("minivm_controller_term", "gauge", "The term of the controller that acts.", [("", term)])
+        if seconds >= 0:
+            text = "From the former controller's last sign of life, or the begin of its hand-over, to this slurmctld."
+            family("minivm_controller_takeover_seconds", "gauge", text, [("", seconds)])
     for name, value in counters.items():
         family(f"minivm_{name}", "counter", COUNTERS[name], [("", value)])
     out += handed
     out.append("# EOF")
     return "\n".join(out) + "\n"
+
+
+def parse_turn(turn: str) -> tuple[bool, int, float]:
+    """Return if this controller acts, its term (0: unknown) and the seconds of its take-over (-1: unknown)."""
+    words, _, how = turn.partition(": ")
+    is_active, _, number = words.partition("active, term ")
+    seconds = how.rpartition(" in ")[2].partition(" s, ")[0]
+    if is_active or not number:
+        return False, 0, -1.0
+    plain = seconds.replace(".", "", 1)
+    return True, int(number) if number.isdecimal() else 0, float(seconds) if plain.isdecimal() else -1.0
 
 
 COUNTERS = {

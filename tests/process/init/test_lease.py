@@ -33,12 +33,6 @@ while True:
     time.sleep(0.01)
 """
 
-BUILDER = """
-import json, os, pathlib
-from init.helpers.terms import build
-build(pathlib.Path(os.environ["BASE"]), json.load(open(os.environ["HELD"]))["term"])
-"""
-
 
 class Two:
     """Two pods that share a volume."""
@@ -61,11 +55,7 @@ class Two:
                 "command": [*module, "init.helpers.lease", str(self.base), str(own)],
                 "ready": "notify", "watchdog": "4s", "restart": {"delay": "500ms"}, "stop": {"grace": "5s"},
             },
-            "term": {
-                "kind": "oneshot", "bound-to": ["lease"],
-                "command": [sys.executable, "-I", "-c", BUILDER],
-            },
-            "slurmctld": {"command": python(WRITER), "ready": "notify", "bound-to": ["lease", "term"]},
+            "slurmctld": {"command": python(WRITER), "ready": "notify", "bound-to": ["lease"]},
         }  # fmt: skip
         return self.pods[number].start(
             services, MINIVM_POD_NAME=f"slurm-controller-{number}", HELD=held, OUT=str(self.out), BASE=str(self.base)

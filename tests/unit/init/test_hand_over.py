@@ -16,6 +16,8 @@ from init.state import hand_over, lease, standby
 from init.state.hand_over import HandOver, HandOverError
 from init.state.lease import LASTS_S, Contest, Term, Terms
 from init.state.standby import Standby
+from init.view import metrics
+from init.view.snapshot import Snapshot
 from tests.waiting import until
 
 FIT = Standby("c-1", b"2", ready=True, why="", protocol=9)
@@ -214,3 +216,21 @@ def test_one_hand_over_at_a_time(tmp_path: Path) -> None:
     pod = a_pod(tmp_path)
     with hand_over._only_one(pod), pytest.raises(HandOverError, match="another hand-over is under way"):
         hand_over.hand_over(pod)
+
+
+@pytest.mark.parametrize(
+    ("turn", "parsed"),
+    [
+        ("active, term 5: handed over by c-0 in 2.1 s, 2026-11-27 05:12:33 UTC", (True, 5, 2.1)),
+        ("active, term 5", (True, 5, -1.0)),
+        ("standby: c-0 has term 4", (False, 0, -1.0)),
+        ("active, term x: in y s, z", (True, 0, -1.0)),
+        ("active, term 6: took over from in 9 s, in 12 s, x", (True, 6, 12.0)),
+    ],
+)
+def test_the_metrics_of_a_controller(turn: str, parsed: tuple[bool, int, float]) -> None:
+    assert metrics.parse_turn(turn) == parsed
+    base = Snapshot("controller", "c-0", "running", True, True, 1.0, 1.0, "", (), (), (), (), turn)
+    text = metrics.render(base, {})
+    assert f"minivm_controller_active {int(parsed[0])}\n" in text and text.endswith("# EOF\n")
+    assert "minivm_controller_active" not in metrics.render(replace(base, turn=""), {})

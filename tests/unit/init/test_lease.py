@@ -201,6 +201,14 @@ def test_a_copy_that_was_cut_is_made_again_and_a_made_one_is_left(tmp_path: Path
     assert (tmp_path / "term-1/job_state").read_text() == "newer" and not (tmp_path / ".term-1.abcd").exists()
 
 
+def test_a_copy_ends_with_its_term_and_publishes_nothing(tmp_path: Path) -> None:
+    a_state(tmp_path)
+    held = iter([True, True, False])
+    with pytest.raises(terms.StateError, match="the term was lost meanwhile"):
+        terms.build(tmp_path, 1, lambda: next(held, False))
+    assert terms.terms(tmp_path) == [] and not list(tmp_path.glob(".term-*"))
+
+
 def test_an_empty_volume_gives_an_empty_term(tmp_path: Path) -> None:
     terms.build(tmp_path, 1)
     assert names(tmp_path / "term-1") == []
@@ -242,7 +250,7 @@ def test_a_pod_that_cannot_act_gives_the_lease_away(
     service.end()
     newest = Terms(tmp_path).newest()
     assert newest is not None and newest.released
-    assert capsys.readouterr().out == "term 1 cannot begin: Operation not permitted\n"
+    assert capsys.readouterr().out.endswith("\nterm 1 cannot begin: Operation not permitted\n")
 
 
 def test_a_volume_that_fails_is_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

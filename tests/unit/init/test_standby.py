@@ -174,12 +174,12 @@ def test_a_failed_service_gets_another_chance_with_the_next_turn() -> None:
 def test_a_controller_alone_has_no_lease_and_waits_for_none() -> None:
     plan = plan_of("controller")
     alone = select(plan, {}, lambda _: True)
-    assert alone.service("lease") is None and alone.service("term") is None
+    assert alone.service("lease") is None
     slurmctld = alone.service("slurmctld")
     assert slurmctld is not None and slurmctld.bound_to == ()
     one_of_two = select(plan, {"MINIVM_CONTROLLERS": "2"}, lambda _: True)
     slurmctld = one_of_two.service("slurmctld")
-    assert slurmctld is not None and slurmctld.bound_to == ("lease", "term")
+    assert slurmctld is not None and slurmctld.bound_to == ("lease",)
     assert plan_from_json(plan_to_json(one_of_two), "t") == one_of_two
 
 
@@ -187,7 +187,7 @@ def test_everything_that_speaks_for_the_cluster_is_bound_to_the_lease() -> None:
     plan = select(plan_of("controller"), {"MINIVM_CONTROLLERS": "2", "MINIVM_SLURMRESTD": "x:1"}, lambda _: True)
     states = {item.name: State() for item in plan.services} | {"lease": State(phase=Phase.STARTING, standby=True)}
     held = order.on_standby({item.name: item for item in plan.services}, states)
-    assert {"slurmctld", "slurmdbd", "slurmrestd", "slurm-config", "serving", "node-records", "term"} <= held
+    assert {"slurmctld", "slurmdbd", "slurmrestd", "slurm-config", "serving", "node-records"} <= held
     assert not held & {"pod", "munged", "sssd", "keys", "room", "gitsync", "clockwatch", "supervisor", "conditions"}
 
 
