@@ -10,7 +10,7 @@ import sys
 
 AREAS = (
     "images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
-    "kubernetes", "controller", "fleet", "active",
+    "kubernetes", "controller", "fleet", "why", "active",
 )  # fmt: skip
 
 

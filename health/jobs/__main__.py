@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from health.jobs import render
 from health.jobs.ask import Asker, look, mine
 from health.jobs.model import Page, safe
+from health.jobs.shared import shared
 from init.errors import InitError
 from init.slurm import client
 
@@ -31,9 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     controller = client.address(os.environ)
-    asker = Asker(
-        run=lambda argv: client.run(argv, controller), user=_user(), is_root=os.geteuid() == 0, now=time.time()
-    )
+    is_root = os.geteuid() == 0
+
+    def direct(argv: Sequence[str]) -> str:
+        return client.run(argv, controller)
+
+    asker = Asker(run=direct if is_root else shared(direct), user=_user(), is_root=is_root, now=time.time())
     try:
         pages = look(asker, options.job) if options.job else mine(asker)
     except InitError as error:

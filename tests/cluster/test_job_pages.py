@@ -118,6 +118,34 @@ def test_another_user_sees_what_squeue_shows(alice: Researcher) -> None:
     assert done.returncode == 1 and "cannot explain job 4000000" in done.stderr
 
 
+ASK = """python3 - {ids} <<'END'
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as service:
+    service.connect("/run/minivm/jobs.sock")
+    service.sendall(json.dumps({{"ask": "jobs", "ids": sys.argv[1:]}}).encode() + b"\\n")
+    print(service.makefile().readline())
+END"""
+
+
+def test_users_of_a_login_share_what_slurmctld_says_and_get_only_their_own_jobs(alice: Researcher) -> None:
+    bob = Researcher(alice.world, "bob")
+    secret = alice.submit("-H", "--mem=100M", "-J", "secret", script="true")
+    own = bob.submit("-H", "--mem=100M", "-J", "plain", script="true")
+
+    def asked() -> int:
+        lines = alice.world.slurm("sdiag", "-t").partition("by message type")[2].partition("by user")[0].splitlines()
+        return sum(int(line.partition("count:")[2].split()[0]) for line in lines if "REQUEST_JOB_INFO" in line)
+
+    before = asked()
+    assert alice(f"for i in $(seq 30); do minivm job {secret} & done; wait").count("It is held by its user") == 30
+    assert asked() - before < 10, "thirty people, few requests"
+    assert '"secret"' in alice(ASK.format(ids=secret)) and '"plain"' in bob(ASK.format(ids=own))
+    for ids in (secret, f"{own} {secret}"):
+        assert json.loads(bob(ASK.format(ids=ids))) == {"direct": True}
+    alice(f"scancel {secret}")
+    bob(f"scancel {own}")
+
+
 def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher) -> None:
     def noted(path: str, job: str, *words: str) -> str:
         last = f"minivm: evidence and what to do: minivm job {job}\n"

@@ -1,0 +1,121 @@
+"""Measure `minivm job`: its time at 100,000 jobs of history, and how often slurmctld is asked while 200 people ask."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import tempfile
+from pathlib import Path
+
+from bench.cluster import ssh
+from cluster.local import LocalCluster
+from cluster.names import free_port
+from cluster.values import Options
+from images.engine.docker import DockerEngine
+
+CONTROLLER = "slurm-controller-0"
+HISTORY = 100_000
+TURNS = 9
+PEOPLE, JOBS, EVERY, SECONDS = 200, 20, 10, 60
+# Copies of one ended job, twice as many each time. Of a copy the id and the submission differ.
+COPIES = """
+table=$(mariadb -N slurm_acct_db -e "show tables like '%\\_job\\_table'")
+columns=$(mariadb -N slurm_acct_db -e "select group_concat(char(96), column_name, char(96))
+    from information_schema.columns
+    where table_name = '$table' and column_name not in ('job_db_inx', 'id_job', 'time_submit')")
+mariadb slurm_acct_db -e "delete from $table where id_job != $1"
+n=1
+while [ $n -lt $2 ]; do
+    mariadb slurm_acct_db -e "insert into $table (id_job, time_submit, $columns)
+        select id_job + $n, time_submit - $n, $columns from $table"
+    n=$((n * 2))
+done
+mariadb -N slurm_acct_db -e "select count(*), max(id_job) from $table"
+"""
+TIMES = "for i in $(seq {turns}); do t=$(date +%s%N); minivm job {job} >/dev/null; echo $(( $(date +%s%N) - t )); done"
+# One process, so that two cores are not busy with 200 interpreters; each person asks as the command does.
+ASKS = """
+import os, pathlib, sys, threading, time
+from health.jobs.ask import Asker, look
+from health.jobs.shared import SOCKET, shared
+from init.errors import InitError
+from init.slurm import client
+controller = client.address(os.environ)
+direct = lambda argv: client.run(argv, controller)
+run = shared(direct, SOCKET if sys.argv[1] == "shared" else pathlib.Path("/nowhere"))
+people, every, seconds, jobs = int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
+until, done, failed, slowest = time.monotonic() + seconds, [], [], []
+def person(number):
+    time.sleep(every * number / people)
+    while (begun := time.monotonic()) < until:
+        try:
+            page, = look(Asker(run, "alice", False, time.time()), jobs[number % len(jobs)])
+            done.append(page.answer.headline)
+        except InitError as error:
+            failed.append(str(error))
+        slowest.append(time.monotonic() - begun)
+        time.sleep(max(0, begun + every - time.monotonic()))
+threads = [threading.Thread(target=person, args=(number,)) for number in range(people)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(done), len(failed), max(slowest), failed[:1])
+"""
+
+
+def main() -> int:
+    options = Options(name="bench-why", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
+        cluster.down()
+        try:
+            cluster.up(port=free_port(22400))
+            measure(cluster)
+        finally:
+            cluster.down()
+    return 0
+
+
+def measure(cluster: LocalCluster) -> None:
+    job = ssh(cluster, "sbatch --parsable --wait -o /dev/null --wrap 'exit 3' || true").strip()
+    ssh(cluster, f"until sacct -X -n -P -j {job} -o state | grep -qx FAILED; do sleep 0.2; done")
+    count, last = on_controller(cluster, COPIES, job, str(HISTORY)).split()
+    ids = ssh(cluster, f"for i in $(seq {JOBS}); do sbatch --parsable -H --wrap true; done").split()
+    print(f"{count} jobs of history, load {os.getloadavg()[0]:.1f}", flush=True)
+    for what, subject in (("an ended job of the history", last), ("a waiting job", ids[0]), ("the list", "")):
+        times = [int(line) / 1e9 for line in ssh(cluster, TIMES.format(turns=TURNS, job=subject)).split()]
+        row(f"minivm job, {what}, s", statistics.median(times), "median; target 0.3")
+    people(cluster, "shared", PEOPLE, ids)
+    people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would be two busy cores
+
+
+def people(cluster: LocalCluster, how: str, number: int, ids: list[str]) -> None:
+    """Let people ask, and count what slurmctld was asked beyond what it is asked anyway."""
+    idle = requests(cluster)
+    ssh(cluster, f"sleep {SECONDS / 2}")
+    before = requests(cluster)
+    line = f"/opt/minivm/bin/python3 -I - {how.split(maxsplit=1)[0]} {number} {EVERY} {SECONDS} {' '.join(ids)}"
+    said = ssh(cluster, f"{line} <<'END'\n{ASKS}\nEND")
+    after = requests(cluster)
+    rate = (after - before) / SECONDS - (before - idle) / (SECONDS / 2)
+    row(f"{number} people, {how}: requests to slurmctld a second", rate, f"answers, failed, slowest s: {said.strip()}")
+
+
+def requests(cluster: LocalCluster) -> int:
+    """Count the requests that slurmctld has had, by sdiag."""
+    part = on_controller(cluster, "sdiag -t").partition("by message type")[2].partition("by user")[0]
+    return sum(int(number) for number in re.findall(r"count:(\d+)", part))
+
+
+def on_controller(cluster: LocalCluster, script: str, *arguments: str) -> str:
+    code, said = cluster.exec(CONTROLLER, ["sh", "-c", script, "sh", *arguments])
+    assert code == 0, said
+    return said
+
+
+def row(what: str, value: float, more: str) -> None:
+    print(f"{what:<60} {value:8.2f}  {more}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
