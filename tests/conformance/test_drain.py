@@ -60,8 +60,8 @@ def test_a_persons_drain_outlives_the_pod(cluster: Cluster) -> None:
         resume(cluster, node)
 
 
-def on_its_own_machine(cluster: Cluster) -> tuple[str, str]:
-    """Return a worker and its Kubernetes Node, on which no other pod of the cluster's is the only one of its role."""
+def away_from_the_controller(cluster: Cluster) -> tuple[str, str]:
+    """Return a worker and its Node in Kubernetes, one without the controller where there is such a Node."""
     for node, pod in sorted(cluster.workers().items()):
         machine = pod["spec"]["nodeName"]
         if not any(each["spec"].get("nodeName") == machine for each in cluster.pods("controller")):
@@ -72,7 +72,7 @@ def on_its_own_machine(cluster: Cluster) -> tuple[str, str]:
 
 def test_a_cordon_drains_the_machines_workers(cluster: Cluster) -> None:
     """A Node that is cordoned starts no jobs any more, and takes jobs again after the uncordon."""
-    node, machine = on_its_own_machine(cluster)
+    node, machine = away_from_the_controller(cluster)
     cluster.kubectl("cordon", machine)
     try:
         cluster.until(lambda: "DRAIN" in cluster.nodes()[node]["State"], f"{node} is drained", seen=cluster.overview)
@@ -84,7 +84,7 @@ def test_a_cordon_drains_the_machines_workers(cluster: Cluster) -> None:
 
 def test_an_uncordon_leaves_a_persons_drain(cluster: Cluster) -> None:
     """A drain that a person set before the cordon stays after the uncordon."""
-    node, machine = on_its_own_machine(cluster)
+    node, machine = away_from_the_controller(cluster)
     drain(cluster, node)
     try:
         cluster.kubectl("cordon", machine)
@@ -141,7 +141,7 @@ def test_a_drained_machines_idle_workers_are_evicted(cluster: Cluster) -> None:
     """Once a machine is cordoned and no job runs on its workers, `kubectl drain` moves them away."""
     if len({pod["spec"]["nodeName"] for pod in cluster.workers().values()}) < 2:
         not_tried("all workers are on one machine")
-    node, machine = on_its_own_machine(cluster)
+    node, machine = away_from_the_controller(cluster)
     pod = name_of(cluster.workers()[node])
     old = uid_of(cluster.get("pod", pod))
     cluster.kubectl("cordon", machine)

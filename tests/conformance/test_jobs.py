@@ -208,7 +208,7 @@ def test_a_burst_of_jobs_is_run(cluster: Cluster) -> None:
     assert not drained and len(cluster.states(job)) == 20, drained
 
 
-def test_a_workers_temporary_directory_is_writable_and_its_jobs(cluster: Cluster) -> None:
+def test_a_workers_temporary_directory_is_writable(cluster: Cluster) -> None:
     """A job may write to /tmp on its worker."""
     node, pod = cluster.worker()
     assert cluster.srun("-w", node, "sh", "-c", "f=$(mktemp) && echo ok >$f && cat $f && rm $f") == "ok", pod
