@@ -164,8 +164,10 @@ def _signalled(job: Job) -> Answer:
     number = job.signal or job.exit_code - 128
     name = signal_name(number)
     if name == "SIGKILL":
+        # Only accounting has steps, and only they say that a memory limit was reached.
+        counted = ", and Slurm counts no memory limit as reached" if job.steps else ""
         return Answer(
-            "A process of it was killed by SIGKILL, and Slurm counts no memory limit as reached.",
+            f"A process of it was killed by SIGKILL{counted}.",
             JobCause.UNKNOWN,
             Sure.POSSIBLE,
             advice=("see the end of its output", "check with seff whether its memory was nearly full"),

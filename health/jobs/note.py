@@ -11,24 +11,33 @@ import stat
 from contextlib import suppress
 
 from health.jobs import render
-from health.jobs.model import Job, Page, safe
+from health.jobs.explain import explain
+from health.jobs.model import Job, JobCause, World, safe
 
 # Ends that Slurm's own line in the output ("CANCELLED AT ...") says whole, and good ones, get no note.
 NOTED = frozenset({"FAILED", "OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE"})
 LONGEST = 400
 CLOCKS_S = 60.0  # by which a file server's clock may differ from the node's
+LATER_S = 1.0  # after the job's epilog began, another job or the user writes to the file
 TAIL = 4096
 REFUSED = "not a plain file of the job's user that the job has written"
 
 
-def words(page: Page) -> str:
-    """Return the two lines; "" for a job that gets none."""
-    job = page.job
+def words(job: Job, now: float, node: str = "", problem: str = "") -> str:
+    """Return the two lines; "" for a job that gets none. `problem`: what is wrong with this node now.
+
+    slurmctld shows no steps, and the other nodes are not looked at: the note says no more than it knows.
+    """
     if not job.batch or not job.has_ended or job.state not in NOTED or _is_follower(job):
         return ""
-    headline = safe(page.answer.headline, LONGEST)
+    page = explain(job, World(), now)
+    cause = f" Cause: {render.cause(page)}."
+    if job.state == "FAILED" and page.answer.cause in (JobCause.CODE, JobCause.UNKNOWN):
+        cause = " Cause: your code, or one of its steps." if page.answer.cause is JobCause.CODE else ""
+        if problem:
+            cause = f" Cause: your code, or the machine: {safe(node, 80)} has a problem ({safe(problem, 120)})."
     return (
-        f"minivm: job {safe(job.shown, 40)} failed: {headline} Cause: {render.cause(page)}.\n"
+        f"minivm: job {safe(job.shown, 40)} failed: {safe(page.answer.headline, LONGEST)}{cause}\n"
         f"minivm: evidence and what to do: minivm job {safe(job.shown, 40)}\n"
     )
 
@@ -38,8 +47,8 @@ def _is_follower(job: Job) -> bool:
     return "+" in job.shown and not job.shown.endswith("+0")
 
 
-def append(path: str, text: str, uid: int, gid: int, started: float, within: float) -> str:
-    """Append the text to a job's output file; return "" or why not.
+def append(path: str, text: str, uid: int, gid: int, ran: tuple[float, float], within: float) -> str:
+    """Append the text to the output file of a job that ran from and until then; return "" or why not.
 
     A child does it as the user, so that the kernel refuses what it refuses the user, and no file system can hang the
     caller. Nothing is created, and nothing but a plain file of the user is opened for writing.
@@ -53,7 +62,7 @@ def append(path: str, text: str, uid: int, gid: int, started: float, within: flo
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.closerange(3, 1 << 16)  # the caller's connections
             _become(uid, gid)
-            code = _append(path, text.encode(), uid, started)
+            code = _append(path, text.encode(), uid, ran)
         except OSError as error:
             code = error.errno or errno.EIO
         finally:
@@ -83,12 +92,13 @@ def _become(uid: int, gid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def _append(path: str, text: bytes, uid: int, started: float) -> int:
+def _append(path: str, text: bytes, uid: int, ran: tuple[float, float]) -> int:
     """Return 0 or an errno. The file is looked at before it is opened: a device or FIFO may act on being opened."""
+    earliest, latest = ran[0] - CLOCKS_S, ran[1] + LATER_S
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     status = os.fstat(place)
-    # The node's path may be another file than the job's, which had its own view of /tmp.
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_mtime < started - CLOCKS_S:
+    # The node's path may be another file than the job's, which had its own view of /tmp; or the output of the next job.
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or not earliest <= status.st_mtime <= latest:
         return errno.EINVAL
     way, flags = f"/proc/self/fd/{place}", os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from health.places import Places
+from health.policy import broker_policy_of, read_broker_policy
 from health.runner import record
 from health.verdict import Class, Result, read_verdicts
+from init.errors import InitError
 from init.slurm.conf import expanded
 
+if TYPE_CHECKING:
+    from health.jobs.model import Job
+
 WAIT_S = 1.0
+# The nodes of a large array that fails ask slurmctld one after the other, each at a moment of its own.
+SPREAD_S = 10.0
 APART_S = 5.0
 CHECKED_S = 12.0  # for the checks of the node that follow a job: they may find the machine guilty
-# One question to slurmctld a job, so a node asks at most 8 in 5 seconds; jobs beyond these get no note.
+# A node asks slurmctld once in five seconds, about at most 8 jobs; jobs beyond those that wait get no note.
 MOST = 8
 MOST_WAITING = 64
 MOST_RUNNING = 4096
@@ -33,6 +42,7 @@ class EndedJob:
     id: int
     uid: int
     gid: int
+    at: float = 0.0  # when its epilog began; its processes had ended
 
 
 class FailedJobs:
@@ -53,15 +63,17 @@ class FailedJobs:
 
     def ended(self, env: Mapping[str, str], now: float, wall: float) -> None:
         """Note a job whose epilog begins, if its batch script ran here."""
-        job = EndedJob(_number(env, "SLURM_JOB_ID"), _number(env, "SLURM_JOB_UID"), _number(env, "SLURM_JOB_GID"))
+        number, uid, gid = (_number(env, f"SLURM_JOB_{name}") for name in ("ID", "UID", "GID"))
+        job = EndedJob(number, uid, gid, wall)
         limit = self._limits.pop(job.id, inf)
         # slurmctld sends a job that reached its limit to its epilog with exit code 0.
         if not job.id or not job.uid or (env.get("SLURM_JOB_EXIT_CODE", "0") == "0" and wall < limit - 1):
             return
         first = expanded(env.get("SLURM_JOB_NODELIST", "")[:65536])[:1]
-        if first == [env.get("SLURMD_NODENAME", "")] and len(self._waiting) < MOST_WAITING:
+        node = env.get("SLURMD_NODENAME", "")
+        if first == [node] and len(self._waiting) < MOST_WAITING:
             if not self._waiting:
-                self._due_at = max(now + WAIT_S, self._due_at)
+                self._due_at = max(now + WAIT_S + spread(node), self._due_at)
             self._waiting[job.id] = job
 
     def times(self, is_checked: bool) -> list[float]:
@@ -84,6 +96,11 @@ class FailedJobs:
             self._pid = 0
 
 
+def spread(node: str) -> float:
+    """Return the node's own delay, from 0 to SPREAD_S."""
+    return SPREAD_S * (zlib.crc32(node.encode()) & 0xFFFF) / 0x10000
+
+
 def _number(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
@@ -91,13 +108,19 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 def tell(jobs: list[EndedJob], places: Places) -> None:
     """Write the notes, in a fork of the runner."""
+    os.closerange(3, 1 << 20)  # a client of the runner sees its end only once no process holds its connection
     told: list[int] = []
     skipped: dict[str, str] = {}
     hung: set[int] = set()
-    for job in jobs:
+    try:
+        known = _ask(jobs)
+        beside = suspicion(places, time.time())
+    except Exception as error:  # a defect, or slurmctld is away: it costs notes, and no job
+        known, skipped = {}, {str(job.id): (str(error) or repr(error))[:300] for job in jobs}
+    for job in jobs if not skipped else ():
         try:
-            why = "its user's file system hangs" if job.uid in hung else _tell(job, places, hung)
-        except Exception as error:  # a defect, or slurmctld is away: it costs notes, and no job
+            why = "its user's file system hangs" if job.uid in hung else _tell(job, known.get(job.id), beside, hung)
+        except Exception as error:
             why = str(error) or repr(error)
         if why:
             skipped[str(job.id)] = why[:300]
@@ -107,34 +130,41 @@ def tell(jobs: list[EndedJob], places: Places) -> None:
     record.append({**entry, "skipped": skipped} if skipped else entry)
 
 
-def _tell(ended: EndedJob, places: Places, hung: set[int]) -> str:
+def _ask(jobs: list[EndedJob]) -> dict[int, Job]:
     # Imported late, in the fork: most rounds have no job that failed.
-    from health.jobs import note
     from health.jobs.ask import Asker
-    from health.jobs.explain import explain
-    from health.jobs.model import JobNode, World
     from init.slurm import client
-    from init.slurm.node import PREFIX
 
     controller, now = client.address(os.environ), time.time()
     asker = Asker(lambda argv: client.run(argv, controller, within=ASK_S), "root", is_root=True, now=now)
-    job = next((job for job in asker.queue(f"--jobs={ended.id}") if job.id == ended.id), None)
-    if job is None:
-        return "slurmctld does not know it any more"
-    name = os.environ.get("MINIVM_POD_NAME", "")
+    return {job.id: job for job in asker.queue(f"--jobs={','.join(str(job.id) for job in jobs)}")}
+
+
+def suspicion(places: Places, now: float) -> str:
+    """Name the heaviest problem that this node has now; "" without one that may drain it."""
+    try:
+        ignored = (broker_policy_of(places.policy) or read_broker_policy(places.scripts)).checks
+    except InitError:
+        ignored = {}
     problems = [
         verdict
         for verdict in read_verdicts(places.verdicts).values()
         if verdict.result is Result.PROBLEM and verdict.class_ is not Class.USER and now < verdict.expires
-    ]
-    nodes = [
-        JobNode(name, frozenset({"DRAIN"}), f"{PREFIX} {each.check}: {each.reason}", since=max(each.at, job.started))
-        for each in problems
-    ]
-    text = note.words(explain(job, World(nodes=tuple(nodes[:1])), now))
+        and ignored.get(verdict.check) != "never"
+    ]  # fmt: skip
+    heaviest = max(problems, key=lambda verdict: verdict.class_.weight, default=None)
+    return f"{heaviest.check}: {heaviest.reason}" if heaviest else ""
+
+
+def _tell(ended: EndedJob, job: Job | None, beside: str, hung: set[int]) -> str:
+    from health.jobs import note
+
+    if job is None:
+        return "slurmctld does not know it any more"
+    text = note.words(job, time.time(), os.environ.get("MINIVM_POD_NAME", ""), beside)
     if not text:
         return "it gets none"
-    why = note.append(job.errors or job.output, text, ended.uid, ended.gid, job.started, WRITE_S)
+    why = note.append(job.errors or job.output, text, ended.uid, ended.gid, (job.started, ended.at), WRITE_S)
     if "does not answer" in why:
         hung.add(ended.uid)
     return why

@@ -169,7 +169,7 @@ def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher)
     well = alice.submit("--mem=100M", "-o", "notes/well", script="echo fine")
     away = alice.submit("--mem=100M", "-o", "notes/away", script="rm notes/away; exit 6")
     both = alice("sbatch --parsable --mem=100M -n1 -o notes/both : --mem=100M -n1 --wrap 'exit 7'").strip()
-    text = noted("notes/z*", plain, "Its own program ended with exit code 3. Cause: your code (likely).")
+    text = noted("notes/z*", plain, "Its own program ended with exit code 3. Cause: your code, or one of its steps.")
     assert text.startswith("unfinished\nminivm: job")
     for task in (1, 2):
         noted(f"notes/{array}-{task}", f"{array}_{task}", "exit code 4")

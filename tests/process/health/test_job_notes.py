@@ -37,7 +37,7 @@ def make(path: Path, data: bytes = b"out\n", owner: int = ALICE, mode: int = 0o6
 
 
 def append(path: Path | str, started: float = 0.0, within: float = 20.0) -> str:
-    return note.append(str(path), TEXT, ALICE, GROUP, started or time.time(), within)
+    return note.append(str(path), TEXT, ALICE, GROUP, (started or time.time(), time.time()), within)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,14 @@ def test_a_file_that_was_there_long_before_the_job_is_not_its_output(place: Path
     assert append(path, started=time.time() - 3600) == ""
 
 
+def test_the_output_that_the_next_job_writes_meanwhile_stays_as_it_is(place: Path) -> None:
+    """A retry with the same --output begins the file anew within seconds."""
+    path = make(place / "out")
+    ended = path.stat().st_mtime - 5
+    assert note.append(str(path), TEXT, ALICE, GROUP, (ended - 60, ended), 20.0) == note.REFUSED
+    assert path.read_bytes() == b"out\n"
+
+
 def test_a_huge_file_is_not_read(place: Path) -> None:
     path = make(place / "out")
     with path.open("r+b") as file:
@@ -154,4 +162,4 @@ def test_the_child_has_the_rights_of_the_user_alone(place: Path, monkeypatch: py
 
 def test_a_job_of_root_gets_no_note(place: Path) -> None:
     path = make(place / "out", owner=0)
-    assert note.append(str(path), TEXT, 0, 0, time.time(), 20.0) == note.REFUSED
+    assert note.append(str(path), TEXT, 0, 0, (time.time(), time.time()), 20.0) == note.REFUSED

@@ -5,14 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from health.jobs import note
-from health.jobs.explain import explain
-from health.jobs.model import Job, JobNode, World
+from health.jobs.model import Job
 from health.jobs.parse import queue
-from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, WAIT_S, FailedJobs
+from health.places import Places
+from health.runner import failed
+from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, SPREAD_S, WAIT_S, FailedJobs, spread
+from health.verdict import Class, Result, Verdict, write_verdict
 
 NOW = 1_800_000_000.0
 
@@ -25,17 +28,17 @@ def job(state: str, **more: object) -> Job:
     return Job(**facts)  # type: ignore[arg-type]  # a table of fields
 
 
-def words(subject: Job, *nodes: JobNode) -> str:
-    return note.words(explain(subject, World(nodes=nodes), NOW))
+def words(subject: Job, problem: str = "") -> str:
+    return note.words(subject, NOW, "w0", problem)
 
 
 @pytest.mark.parametrize(
     ("subject", "line"),
     [
-        (job("FAILED", exit_code=3), "Its own program ended with exit code 3. Cause: your code (likely)."),
+        (job("FAILED", exit_code=3), "Its own program ended with exit code 3. Cause: your code, or one of its steps."),
         (
             job("FAILED", signal=11),
-            "died of SIGSEGV: it accessed memory that is not its own. Cause: your",
+            "died of SIGSEGV: it accessed memory that is not its own. Cause: your code, or one of its steps.",
         ),
         (job("OUT_OF_MEMORY", memory="200M"), "used all of its memory, 200M in all"),
         (job("TIMEOUT"), "It reached its time limit of 1 h after 8 min. Cause: a limit."),
@@ -48,9 +51,34 @@ def test_a_failed_job_gets_the_cause_and_the_command_in_two_lines(subject: Job, 
     assert (second, end) == ("minivm: evidence and what to do: minivm job 12", "")
 
 
-def test_a_machine_that_was_found_broken_is_named_beside_the_program() -> None:
-    node = JobNode("w0", frozenset({"DRAIN"}), "minivm: gpu_count: 7 of 8 GPUs", since=NOW)
-    assert "A machine's fault is possible too: w0" in words(job("FAILED", exit_code=3), node)
+def test_a_problem_of_the_node_is_named_and_blamed_for_nothing() -> None:
+    text = words(job("FAILED", exit_code=3), "gpu_count: 7 of 8 GPUs")
+    assert "Cause: your code, or the machine: w0 has a problem (gpu_count: 7 of 8 GPUs)." in text
+    assert "problem" not in words(job("TIMEOUT"), "gpu_count: 7 of 8 GPUs")
+
+
+def test_a_note_without_the_steps_denies_no_lack_of_memory() -> None:
+    text = words(job("FAILED", exit_code=137))
+    assert "killed by SIGKILL." in text and "memory" not in text and "Cause" not in text
+
+
+def problem(check: str, class_: Class, **more: Any) -> Verdict:
+    facts: dict[str, Any] = {"reason": "it is broken", "at": NOW, "expires": NOW + 60} | more
+    return Verdict(check, Result.PROBLEM, class_, **facts)
+
+
+def test_the_heaviest_problem_that_may_drain_the_node_is_the_suspect(tmp_path: Path) -> None:
+    places = Places(verdicts=tmp_path / "verdicts", policy=tmp_path / "policy.json", scripts=tmp_path / "scripts")
+    places.verdicts.mkdir()
+    write_verdict(places.verdicts, problem("dns", Class.NODE))
+    write_verdict(places.verdicts, problem("gpu_ecc", Class.RMA))
+    write_verdict(places.verdicts, problem("disk", Class.USER))
+    write_verdict(places.verdicts, problem("old", Class.RMA, expires=NOW - 1))
+    assert failed.suspicion(places, NOW) == "gpu_ecc: it is broken"
+    places.policy.write_text('{"broker": {"checks": {"gpu_ecc": "never", "dns": "never"}}}')
+    assert failed.suspicion(places, NOW) == ""
+    places.policy.write_text("{")
+    assert failed.suspicion(places, NOW) == "gpu_ecc: it is broken", "an unusable policy ignores no check"
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "RUNNING", "PENDING"])
@@ -91,7 +119,7 @@ def taken(*ended: dict[str, str], started: dict[str, str] | None = None) -> list
         jobs.started(started)
     for each in ended:
         jobs.ended(each, 0.0, NOW)
-    return [found.id for found in jobs.take(WAIT_S)]
+    return [found.id for found in jobs.take(WAIT_S + SPREAD_S)]
 
 
 def test_slurmctld_is_asked_only_about_jobs_that_may_have_failed_on_the_batch_hosts_node() -> None:
@@ -114,8 +142,8 @@ def test_rounds_are_bounded_and_apart_and_wait_for_the_checks_of_the_node() -> N
     assert jobs.times(is_checked=True) == []
     for number in range(1, 200):
         jobs.ended(env(number), 100.0, NOW)
-    assert jobs.times(is_checked=True) == [100.0 + WAIT_S]
-    assert jobs.times(is_checked=False) == [100.0 + WAIT_S + CHECKED_S]
+    assert jobs.times(is_checked=True) == [100.0 + WAIT_S + spread("w0")]
+    assert jobs.times(is_checked=False) == [100.0 + WAIT_S + spread("w0") + CHECKED_S]
     rounds = []
     now = 100.0
     while times := jobs.times(is_checked=True):
