@@ -26,7 +26,7 @@ from init.state.lease import Terms
 
 LOCK = "/run/minivm/hand-over.lock"
 LOOK_S = 0.05
-VALID_S = 30.0  # of a request, and the longest that PID 1 takes to stop slurmctld
+VALID_S = 58.0  # of a request; PID 1 takes up to 48 s to stop a copy, slurmctld and slurmdbd
 ANNOUNCED_S = 4.0  # the next renewal of the term
 CONNECT_S = 0.3
 WITHIN_S = 90.0
@@ -71,11 +71,14 @@ def hand_over(
         write_json(request, {"heir": heir, "until": lease.now() + VALID_S})
         try:
             _wait_announced(store, term, heir, end)
-            stopped = _stop_acting(end)
-            active, number = _wait_served(pod, store, term, heir, end)
-            return HandOver(pod.name, term, active, number, time.monotonic() - stopped)
-        finally:
+        except BaseException:
             request.unlink(missing_ok=True)
+            raise
+        # From here on the request must outlive this command: without an heir this pod could take its own term back.
+        stopped = _stop_acting(end)
+        active, number = _wait_served(pod, store, term, heir, end)
+        request.unlink(missing_ok=True)
+        return HandOver(pod.name, term, active, number, time.monotonic() - stopped)
 
 
 @contextmanager
