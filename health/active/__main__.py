@@ -198,6 +198,8 @@ def awaited(lines: Iterable[str], nodes: Iterable[Node], now: float) -> frozense
 
 def _starts_soon(reason: str, start: str, eligible: str, now: float) -> bool:
     begins = _time(start)
+    if begins < now - SOON_S:
+        begins = 0.0  # an estimate of long ago, which backfill has not looked at again
     if reason == "BeginTime":
         return 0 < begins < now + SOON_S
     if reason not in WAITS_FOR_NODES:

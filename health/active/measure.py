@@ -98,7 +98,7 @@ def listen() -> socket.socket:
     for port in random.sample(PORTS, 100):
         with suppress(OSError):
             family = socket.AF_INET6 if dual else socket.AF_INET
-            return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+            return socket.create_server(("", port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=dual)
     raise OSError("no free port between 60001 and 63000")
 
 
@@ -146,22 +146,26 @@ def tcp() -> Iterator[tuple[str, float]]:
         server.settimeout(1.0)
         # srun gives every task the address of the node where it runs itself: this one.
         command = [
-            "srun", "--overlap", "--mpi=none", "--kill-on-bad-exit=1", f"--nodes={len(peers)}",
+            "srun", "--overlap", "--mpi=none", f"--nodes={len(peers)}",
             f"--ntasks={len(peers)}", "--ntasks-per-node=1", f"--nodelist={','.join(peers)}", f"--export=ALL,{TOKEN}",
             sys.executable, "-I", "-m", "health.active.measure", "tcp-peer", str(server.getsockname()[1]),
         ]  # fmt: skip
         with subprocess.Popen(command, env={**os.environ, TOKEN: token}, stdout=subprocess.DEVNULL) as step:
             # Two connections for each peer, one for each direction; they are measured one after the other.
             missing = {f"{direction}_{name}" for name in peers for direction in ("from", "to")}
+            strangers: list[str] = []
             try:
                 while missing:
-                    part, rate = accept(server, token, step)
+                    part, rate = accept(server, token, step, strangers)
                     missing.discard(part)
                     yield part, rate
             except TimeoutError:
                 # The step runs, and its peers find no way here: that is a rate, and a step that did not start is none.
+                # Strangers may have kept the peers out: then nothing is known.
                 if step.wait(5.0) != NO_WAY:
                     raise
+                if strangers:
+                    raise OSError(f"{len(strangers)} foreign connections, first from {strangers[0]}") from None
                 yield from ((part, 0.0) for part in sorted(missing))
             finally:
                 # srun ends its step's tasks when it is asked to end.
@@ -170,27 +174,30 @@ def tcp() -> Iterator[tuple[str, float]]:
                 step.terminate()
 
 
-def accept(server: socket.socket, token: str, step: subprocess.Popen[bytes]) -> tuple[str, float]:
-    """Measure with the next peer that connects and has the token; TimeoutError if none comes or the step has ended."""
+def accept(server: socket.socket, token: str, step: subprocess.Popen[bytes], strangers: list[str]) -> tuple[str, float]:
+    """Measure with the next peer that connects and has the token; TimeoutError if none comes or the step has ended.
+
+    `strangers` gets the address of each connection without the token.
+    """
     until = time.monotonic() + PATIENCE_S
-    while True:
+    while time.monotonic() < until:
         try:
-            connection, _ = server.accept()
+            connection, address = server.accept()
         except TimeoutError:
-            if step.poll() is not None or time.monotonic() > until:
+            if step.poll() is not None:
                 raise
             continue
         with connection:
             # Any program of the network may connect; it must not cost the test its time.
             connection.settimeout(STRANGER_S)
-            try:
+            words: list[str] = []
+            with suppress(OSError):
                 words = read_line(connection).split()
-            except OSError:
-                continue
-            if len(words) != 3 or not hmac.compare_digest(words[0].encode(), token.encode()):
-                continue
-            _, direction, name = words
-            return f"{direction}_{name}", measure(connection, direction)
+            if len(words) == 3 and hmac.compare_digest(words[0].encode(), token.encode()):
+                _, direction, name = words
+                return f"{direction}_{name}", measure(connection, direction)
+            strangers.append(str(address[0]))
+    raise TimeoutError("no peer has come")
 
 
 def measure(connection: socket.socket, direction: str) -> float:

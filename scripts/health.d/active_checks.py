@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from health.api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem
+from health.api import Builtin, Check, Class, Context, Finding, Inputs, Unreadable, When, ok, problem, unknown
 
 CHECK = Check(
     name="active_checks",
@@ -62,9 +62,13 @@ def judge(measured: list[ActiveResult], context: Context) -> Iterable[Finding]:
     passed = []
     for result in measured:
         hours = max(0.0, context.now - result.at) / 3600
-        if result.failures >= FAILURES and not result.is_stale(context.now):
+        if result.failures >= FAILURES:
             reason = f"{result.check}: {result.reason} ({hours:.0f} h ago, failed {result.failures} times)"
-            yield problem(reason, subject=result.check, measured=result.failures)
+            if result.is_stale(context.now):
+                # A drained node is not tested: time does not repair it, and its drain ends by a person or a pass.
+                yield unknown(f"{reason}; stale", subject=result.check)
+            else:
+                yield problem(reason, subject=result.check, measured=result.failures)
         else:
             words = ", stale" if result.is_stale(context.now) else ", failed once" if result.failures else ""
             passed.append(f"{result.check} {hours:.0f} h ago{words}")

@@ -48,6 +48,11 @@ def test_the_controller_gets_the_settings() -> None:
     assert env["MINIVM_ACTIVE_IDLE"] == "600s"
     assert env["MINIVM_ACTIVE_SHARE"] == "0.25"
     assert env["MINIVM_ACTIVE_ACCOUNT"] == "ops"
+    (made,) = [
+        item for item in objects if item["metadata"]["name"] == "slurm-controller" and item["kind"] == "StatefulSet"
+    ]
+    mounts = made["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert {"name": "state", "mountPath": "/var/lib/minivm/active", "subPath": "active"} in mounts, "for the next one"
 
 
 @pytest.mark.parametrize("slurm", [{"files": {"job_submit.lua": "x"}}, {"config": {"JobSubmitPlugins": "lua"}}])

@@ -137,8 +137,12 @@ def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:
     assert done.verdict.class_ is Class.MANUAL
 
 
-@pytest.mark.parametrize(("age", "words"), [(59.0, ""), (61.0, "cpu 0 h ago, stale"), (-61.0, "cpu 0 h ago, stale")])
-def test_a_result_older_than_its_period_is_stale_and_its_verdict_ends(age: float, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("age", "words"), [(59.0, ""), (61.0, "failed 2 times); stale"), (-61.0, "failed 2 times); stale")]
+)
+def test_a_failure_older_than_its_period_is_unknown_and_repaired_by_no_time(
+    age: float, words: str, tmp_path: Path
+) -> None:
     module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
     record = ActiveRecord("cpu")
     for _ in range(2):
@@ -146,7 +150,7 @@ def test_a_result_older_than_its_period_is_stale_and_its_verdict_ends(age: float
     save(record, tmp_path)
     captures = {"active_results": active_results(tmp_path)}
     done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", record.at + age, {}), {})
-    assert done.verdict.result is (Result.OK if words else Result.PROBLEM)
+    assert done.verdict.result is (Result.UNKNOWN if words else Result.PROBLEM)
     assert words in done.verdict.reason
 
 
