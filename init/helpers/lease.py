@@ -256,7 +256,7 @@ class LeaseKeeper:
         """Look at the clock once; False if this pod cannot act, or contends no more: another pod must."""
         contest = self.keeper.contest
         holds = contest.holds(lease.now())
-        heir = standby.requested_heir(self.request, lease.now()) if holds else ""
+        heir = standby.requested_heir(self.request, contest.mine, lease.now()) if holds else ""
         if heir != self.keeper.heir:
             self.keeper.heir = heir
             self.keeper.nudge()

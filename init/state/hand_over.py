@@ -68,7 +68,7 @@ def hand_over(
         heir = _find_heir(pod, wanted, end)
         report(f"{pod.name} has term {term}; {heir} takes over")
         request = pod.path(standby.REQUEST)
-        write_json(request, {"heir": heir, "until": lease.now() + VALID_S})
+        write_json(request, {"heir": heir, "term": term, "until": lease.now() + VALID_S})
         try:
             _wait_announced(store, term, heir, end)
         except BaseException:

@@ -24,7 +24,7 @@ LONGEST_WHY = 200
 LENGTH = 1023  # of a file without its newline
 PAGE_S = 2.0
 LONGEST_PAGE = 1 << 20
-REQUEST = "/run/minivm/hand-over.json"  # {"heir": POD, "until": a time of CLOCK_BOOTTIME}
+REQUEST = "/run/minivm/hand-over.json"  # {"heir": POD, "term": N, "until": a time of CLOCK_BOOTTIME}
 LONGEST_REQUEST_S = 60.0
 _NAME = re.compile(r"standby-([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)", re.ASCII)
 
@@ -131,22 +131,27 @@ def of_page(page: Mapping[str, Any]) -> tuple[bool, str]:
     """Tell if this standby can take over, and why not. Pure."""
     if not page:
         return False, "PID 1 does not answer"
-    if page.get("phase") != "running" or page.get("drain"):
-        return False, "its pod starts or stops"
-    return page.get("ready") is True, "; ".join(map(str, page.get("reasons") or ()))
+    if page.get("phase") != "running":
+        return False, f"its pod is {page.get('phase')}"
+    if page.get("drain"):
+        return False, "it was drained: `minivm resume` there takes that back"
+    reasons = page.get("reasons")
+    return page.get("ready") is True, "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
 
 
 def serves(page: Mapping[str, Any]) -> bool:
     """Tell if slurmctld is ready, and clients are led to it. Pure."""
-    states = {view.get("name"): view.get("ready") is True for view in page.get("services") or ()}
+    services = page.get("services")
+    views = [view for view in services if isinstance(view, dict)] if isinstance(services, list) else []
+    states = {view.get("name"): view.get("ready") is True for view in views}
     return states.get("slurmctld", False) and states.get("address", True)
 
 
 # The request of a hand-over, a file of root in the active controller's pod.
 
 
-def requested_heir(file: Path, now: float) -> str:
-    """Return the pod that root wants to act; "" without a valid request."""
+def requested_heir(file: Path, term: int, now: float) -> str:
+    """Return the pod that root wants to act after this term; "" without a valid request."""
     try:
         status = file.lstat()
     except OSError:
@@ -155,6 +160,7 @@ def requested_heir(file: Path, now: float) -> str:
     try:
         request = json.loads(data or b"")
         heir, until = request["heir"], float(request["until"])
+        is_for_it = request["term"] == term
     except (ValueError, RecursionError, TypeError, KeyError):
         return ""
-    return heir if isinstance(heir, str) and now < until <= now + LONGEST_REQUEST_S else ""
+    return heir if is_for_it and isinstance(heir, str) and now < until <= now + LONGEST_REQUEST_S else ""

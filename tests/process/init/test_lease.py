@@ -140,7 +140,7 @@ def test_a_pod_that_stops_hands_over_at_once(two: Two) -> None:
 
 def ask_for_a_hand_over(two: Two, heir: str) -> None:
     request = two.pods[0].directory / "own/hand-over.json"
-    request.write_text(json.dumps({"heir": heir, "until": now() + 30}))
+    request.write_text(json.dumps({"heir": heir, "term": 1, "until": now() + 30}))
     until(lambda: getattr(Terms(two.base).newest(), "heir", "") == heir, "it is announced", seen=two.seen)
     two.pods[0].ask("restart", service="lease", bound=True, wait=False)
 

@@ -77,26 +77,28 @@ def test_hostile_reports_are_of_pods_that_are_not_ready(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "heir"),
     [
-        ('{"heir": "c-1", "until": 110}', "c-1"),
-        ('{"heir": "c-1", "until": 100}', ""),  # void
-        ('{"heir": "c-1", "until": 1e9}', ""),
-        ('{"heir": "c-1", "until": NaN}', ""),
-        ('{"heir": ["c-1"], "until": 110}', ""),
+        ('{"heir": "c-1", "term": 4, "until": 110}', "c-1"),
+        ('{"heir": "c-1", "term": 4, "until": 100}', ""),  # void
+        ('{"heir": "c-1", "term": 4, "until": 1e9}', ""),
+        ('{"heir": "c-1", "term": 4, "until": NaN}', ""),
+        ('{"heir": ["c-1"], "term": 4, "until": 110}', ""),
+        ('{"heir": "c-1", "term": 3, "until": 110}', ""),  # of a former term
+        ('{"heir": "c-1", "until": 110}', ""),
         ("[]", ""),
         ("", ""),
     ],
 )
 def test_a_request_is_void_soon(tmp_path: Path, text: str, heir: str) -> None:
     file = tmp_path / "hand-over.json"
-    assert standby.requested_heir(file, 100.0) == ""
+    assert standby.requested_heir(file, 4, 100.0) == ""
     file.write_text(text)
-    assert standby.requested_heir(file, 100.0) == heir
+    assert standby.requested_heir(file, 4, 100.0) == heir
 
 
 def test_a_link_is_no_request(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text('{"heir": "c-1", "until": 110}')
+    (tmp_path / "real").write_text('{"heir": "c-1", "term": 4, "until": 110}')
     (tmp_path / "hand-over.json").symlink_to(tmp_path / "real")
-    assert standby.requested_heir(tmp_path / "hand-over.json", 100.0) == ""
+    assert standby.requested_heir(tmp_path / "hand-over.json", 4, 100.0) == ""
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_request_is_announced_and_taken_back(tmp_path: Path) -> None:
     keeper.start()
     try:
         until(lambda: keeper.contest.mine == 1, "it has a term")
-        (tmp_path / "hand-over.json").write_text(json.dumps({"heir": "c-1", "until": lease.now() + 20}))
+        (tmp_path / "hand-over.json").write_text(json.dumps({"heir": "c-1", "term": 1, "until": lease.now() + 20}))
         service.tick()
         until(lambda: heir_of(tmp_path) == "c-1", "the heir is announced")
         (tmp_path / "hand-over.json").unlink()
@@ -176,6 +178,7 @@ PAGE = {
         (PAGE | {"phase": "stopping"}, False),
         (PAGE | {"drain": "drained"}, False),
         (PAGE | {"ready": "yes"}, False),
+        (PAGE | {"ready": False, "reasons": 3}, False),
     ],
 )
 def test_a_standby_reports_what_its_pid_1_says(page: dict[str, object], ready: bool) -> None:
@@ -183,7 +186,7 @@ def test_a_standby_reports_what_its_pid_1_says(page: dict[str, object], ready: b
 
 
 def test_a_new_controller_serves_once_clients_are_led_to_it() -> None:
-    assert standby.serves(PAGE) and not standby.serves({})
+    assert standby.serves(PAGE) and not standby.serves({}) and not standby.serves({"services": [3]})
     services = [{"name": "slurmctld", "ready": True}, {"name": "address", "ready": False}]
     assert not standby.serves(PAGE | {"services": services})
 
