@@ -53,8 +53,9 @@ COMMENT = re.compile(r"active-check ([\w.-]+) suspects=([\w.,-]+) partners=([\w.
 HARMLESS = frozenset({"IDLE", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "CLOUD"})
 # Reasons of jobs that start when nodes are free.
 WAITS_FOR_NODES = frozenset({"None", "Resources", "Priority"})
-# A job that starts later than this does not wait for a check; nor does one whose start is unknown for so long.
-SOON_S, UNKNOWN_S = 300.0, 3600.0
+# A waiting job holds checks back if it starts this soon, or waits for less than an hour: slurmctld guesses starts by
+# time limits, and a job that waits for ever must not end all checks.
+SOON_S, FRESH_S = 300.0, 3600.0
 ENDED = {
     "CD": JobResult.PASSED,
     **dict.fromkeys(("PR", "CA", "NF", "BF", "DL"), JobResult.CANCELLED),
@@ -204,8 +205,7 @@ def _starts_soon(reason: str, start: str, eligible: str, now: float) -> bool:
         return 0 < begins < now + SOON_S
     if reason not in WAITS_FOR_NODES:
         return False
-    # A job that takes idle nodes has long started: this one waits for more of them.
-    return begins < now + SOON_S if begins else now - (_time(eligible) or now) < UNKNOWN_S
+    return 0 < begins < now + SOON_S or now - (_time(eligible) or now) < FRESH_S
 
 
 def report(turn: Turn) -> dict[str, object]:

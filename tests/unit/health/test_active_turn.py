@@ -331,6 +331,7 @@ SOON, LATER, BEFORE = "2026-11-26T20:04:00", "2026-11-26T21:00:00", "2026-11-26T
         ("gpu,all|None|N/A|N/A|", "gpu-0 cpu-0 both-0"),
         (f"gpu|Resources|{SOON}|{BEFORE}|", "gpu-0 both-0"),
         (f"gpu|Resources|{LATER}|{BEFORE}|", ""),
+        (f"gpu|Resources|{LATER}|2026-11-26T19:59:00|", "gpu-0 both-0"),
         (f"gpu|Resources|N/A|{BEFORE}|", ""),
         (f"gpu|Priority|2026-11-24T20:00:00|{BEFORE}|", ""),  # an estimate of two days ago
         (f"gpu|BeginTime|{SOON}|{SOON}|", "gpu-0 both-0"),
