@@ -301,7 +301,7 @@ class LocalCluster:
             gone = plan.partitions(before_files) - plan.partitions(slurm_conf.files(known))
             lines, refused = self.weighed(known, there)
             changes += [f"slurm.conf: {line}" for line in lines]
-        lost = self.lost(steps, there, gone, refused)
+        lost = [*self.lost(steps, there, gone, refused), *plan.lost_people(before, self.options)]
         notes = (*choice.notes, *(plan.notes_of_auth(values.auth(self.options)) if there else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
 

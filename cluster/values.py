@@ -137,7 +137,7 @@ def settle(name: str, stored: Options | None, asked: UpRequest) -> Options:
 
 
 def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Refuse a file in which a person has another uid than in the stored one: files and jobs carry the uid alone."""
+    """Refuse a file in which a stored person has another uid or name: files and jobs carry the uid alone."""
     had = {person["name"]: person["uid"] for person in before.get("users", [])}
     for person in after["users"]:
         uid = had.get(person["name"], person["uid"])
@@ -145,6 +145,13 @@ def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> No
             raise ClusterError("take over the people", f"{person['name']} had the uid {uid}, and has {person['uid']}",
                                field=f"users ({person['name']}).uid",
                                hint="give the uid back, or use another name")  # fmt: skip
+    owners = {uid: name for name, uid in had.items()}
+    for person in after["users"]:
+        owner = owners.get(person["uid"], person["name"])
+        if owner != person["name"]:
+            raise ClusterError("take over the people", f"{person['uid']} is the uid of {owner}",
+                               field=f"users ({person['name']}).uid",
+                               hint=f"keep the name {owner}, or give {person['name']} another uid")  # fmt: skip
 
 
 def replicas_of(overrides: Mapping[str, Any]) -> Any:

@@ -14,6 +14,9 @@ from cluster.roles import ROLES
 from cluster.values import RELEASE, Options
 from ground.errors import printable
 
+# The user of active checks; no other job may run as it.
+SLURM_USER = "slurm"
+
 
 class StepKind(enum.Enum):
     CREATE = "create"
@@ -116,6 +119,15 @@ def changed_people(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 1
     found += [f"changed {name}" for name in after if name in before and after[name] != before[name]]
     found += ["groups"] * (old.get("groups", []) != new.get("groups", []))
     return found[:most] + [f"and {len(found) - most} more"] * (len(found) > most)
+
+
+def lost_people(before: Options | None, after: Options) -> list[str]:
+    """Name the people whom a new people.yaml takes away."""
+    old, new = before.people if before else {}, after.people
+    present = {person["name"] for person in new.get("users", [])}
+    names = [person["name"] for person in old.get("users", []) if person["name"] not in present]
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return [f"people: keys and login sessions of {', '.join(names[:10])}{more}"] if names else []
 
 
 def notes_of_auth(auth: str) -> list[str]:
@@ -229,7 +241,8 @@ def squeue(run: Exec, *arguments: str, column: str = "") -> str:
 
 
 def running_on(run: Exec, node: str) -> list[JobAtStake]:
-    return parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
+    jobs = parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
+    return [job for job in jobs if job.user != SLURM_USER]  # active checks, which every other job preempts too
 
 
 def waiting_for(run: Exec, node: str) -> list[JobAtStake]:
@@ -245,7 +258,7 @@ def begun_on(run: Exec, login: str) -> list[JobAtStake]:
     # slurmctld resolves the client's address to the container's name, which ends with the pod's.
     here = "\n".join(row for row in rows if last(row).endswith(login))
     batch = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="BatchFlag").splitlines()
-    without_client = {job.id for job in parse_jobs("\n".join(row for row in batch if last(row) == "1"))}
+    without_client = {job.id for job in parse_jobs("\n".join(row for row in batch if last(row) not in ("", "0")))}
     return [JobAtStake(job.id, job.user, requeues=False) for job in parse_jobs(here) if job.id not in without_client]
 
 

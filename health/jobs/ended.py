@@ -33,6 +33,7 @@ SACCT = "sacct"
 TWICE_S = 60.0  # from a refused second start to the end of the job
 AFTER = 900.0  # a check may see a machine's fault minutes after the job has died of it
 NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it cannot open
+NOT_STARTED = 125  # of a container, as with docker (images/src/containers/container)
 SHELL = {126: "a command could not be executed", 127: "a command was not found"}
 MEMORY_COMMENT = "memory limit"
 SHOWN_STEPS = 4
@@ -150,6 +151,17 @@ def _failed_job(job: Job, world: World) -> Answer:
             (Fact(f"output {safe(job.output)}", SACCT),) if job.output else (),
             ("check that the directory of --output exists on the nodes and is yours", "check your quota and --chdir"),
             ("whether the file system failed on that node",),
+        )
+    if job.exit_code == NOT_STARTED and not job.signal:
+        return Answer(
+            "A container of it was not started: exit code 125, and its output says why.",
+            JobCause.REQUEST,
+            Sure.LIKELY,
+            advice=(
+                "check the image's name, and whether its registry wants a login",
+                "if it names the node, tell an operator",
+            ),
+            unknown=("whether a program of the job ended with 125 by itself",),
         )
     if job.signal or job.exit_code > 128:
         return _doubt(job, world, _signalled(job))

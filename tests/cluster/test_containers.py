@@ -125,10 +125,10 @@ def test_a_batch_script_may_run_in_an_image(alice: Researcher) -> None:
 
 def test_what_cannot_be_had_ends_the_job_in_words_and_drains_nobody(alice: Researcher) -> None:
     refused = alice.try_(f"srun {HERE} --container=127.0.0.1:{PORT}/site/nothing:1 true", timeout=120)
-    assert refused.returncode == 1 and "manifest unknown; the task was not started" in refused.stderr, refused
+    assert refused.returncode == 125 and "manifest unknown; the task was not started" in refused.stderr, refused
     # A name for a shell to trip over: Slurm would have written it into one.
     tricked = alice.try_("srun --container='x;touch /tmp/tricked;$(touch /tmp/tricked)' true", timeout=120)
-    assert tricked.returncode == 1 and "was not started" in tricked.stderr, tricked
+    assert tricked.returncode == 125 and "was not started" in tricked.stderr, tricked
     assert alice.world.cluster.exec(WORKER, ["test", "-e", "/tmp/tricked"])[0] == 1
     kept = {"idle", "allocated", "mixed", "completing"}
     until(lambda: set(alice.world.node_states().values()) <= kept, "no node is drained", seen=alice.world.node_states)

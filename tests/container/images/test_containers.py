@@ -112,7 +112,7 @@ def test_a_private_registry_asks_each_user_for_his_own_word(
         words = f"{PUSHER.user}:{PUSHER.password}"
         node.user("skopeo", "copy", "-q", "--dest-creds", words, oci(debian), f"docker://{there}/site/debian:13")
         code, _, err = node.task(f"{there}/site/debian:13", "true", step="20", job="8")
-        assert code == 1 and "authentication required" in err and "was not started" in err, err
+        assert code == 125 and "authentication required" in err and "was not started" in err, err
         # As the page says, in his home; what he has said stays there.
         login = ["skopeo", "login", "--authfile", "/home/u/.docker/config.json", "--username", PUSHER.user]
         docker("exec", "--user", UID, node.container, *login, "--password", PUSHER.password, there)
@@ -185,7 +185,7 @@ def test_a_hostile_image_touches_nothing_outside(node: Node) -> None:
     (node.home / "half/config.json").write_text(json.dumps({"process": {"env": ["X=\ud800"]}}))
     for name in ("odd", "half"):
         code, out, err = node.task(f"/home/u/{name}", "true", job="8")
-        assert code == 1 and "; the task was not started" in err and "Traceback" not in err, (out, err)
+        assert code == 125 and "; the task was not started" in err and "Traceback" not in err, (out, err)
     # What of it was unpacked lent nobody rights, and goes with the job.
     node.user("chmod", "-R", "u+rwX", f"{JOBS}/8")
     found = node.user("find", f"{JOBS}/8", "-perm", "/6000", "!", "-uid", "20001")
@@ -199,7 +199,7 @@ def test_an_image_that_is_too_large_leaves_the_others_their_room(node: Node) -> 
     before = int(node.root("stat", "--file-system", "--format=%a", JOBS)) - 100
     oci_layout.write(node.home / "huge", [packed([entry("zeros", bytes(600 << 20))])])
     code, _, err = node.task("/home/u/huge", "true", job="8")
-    assert code == 1 and "does not fit on this node's disk; the task was not started" in err, err
+    assert code == 125 and "does not fit on this node's disk; the task was not started" in err, err
 
     def free() -> int:
         return int(node.root("stat", "--file-system", "--format=%a", JOBS))
@@ -248,13 +248,13 @@ def test_what_cannot_be_had_is_a_sentence_and_is_asked_for_once_a_step(node: Nod
 
     for _ in range(3):
         code, _, err = node.task(asked, "true", step="9")
-        assert code == 1 and "manifest unknown; the task was not started" in err, err
+        assert code == 125 and "manifest unknown; the task was not started" in err, err
     once = requests()
     code, _, err = node.task(asked, "true", step="10")
     assert code == 1 and requests() == 2 * once > 0, "another step tries again"
     for wrong in ("", "a b;c", "/etc", "/nothing", "x" * 5000, "$(id)"):
         code, out, err = node.task(wrong, "true")
-        assert code == 1 and "the task was not started" in err and "Traceback" not in err, (wrong, out, err)
+        assert code == 125 and "the task was not started" in err and "Traceback" not in err, (wrong, out, err)
     code, _, err = node.task(asked, "true", job="99")
     assert code == 1 and "this job has no directory of its own on the node" in err
 
@@ -271,7 +271,7 @@ def test_where_the_runtime_does_not_grant_it_a_person_is_told(image: str, tmp_pa
         code, _, err = plain.task("/home/u", "true")
         assert code == 1 and "is no image" in err
         code, _, err = plain.task("debian", "true")
-        assert code == 1 and "users may not make namespaces here" in err and "was not started" in err, err
+        assert code == 125 and "users may not make namespaces here" in err and "was not started" in err, err
     finally:
         docker("rm", "--force", plain.container)
 

@@ -39,6 +39,7 @@ ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
     ),
     ("FAILED", {"exit_code": 2, "steps": (JobStep("12.batch", "FAILED", 2, 0), JobStep("12.1", "FAILED", 2, 0))},
      "exit code 2, first in step 12.1", JobCause.CODE, Sure.LIKELY),
+    ("FAILED", {"exit_code": 125}, "A container of it was not started", JobCause.REQUEST, Sure.LIKELY),
     ("OUT_OF_MEMORY", {}, "It used all of its memory, 200M in all", JobCause.REQUEST, Sure.CERTAIN),
     ("TIMEOUT", {}, "It reached its time limit of 1 h after 1 h.", JobCause.LIMIT, Sure.CERTAIN),
     ("TIMEOUT", {"reason": "InactiveLimit"}, "salloc or srun did not answer", JobCause.LIMIT, Sure.CERTAIN),
