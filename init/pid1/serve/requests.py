@@ -119,7 +119,9 @@ class Look:
         if not self._watchers:
             return
         engine = self._core.engine
-        states = tuple((name, state.phase, state.said, state.why) for name, state in engine.states.items())
+        states = tuple(
+            (name, state.phase, state.standby, state.said, state.why) for name, state in engine.states.items()
+        )
         key = (engine.phase, reasons.drain_text(engine), states, tuple(engine.conditions.values()))
         now = self._core.poller.now()
         for caller, before in list(self._watchers.items()):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -152,6 +153,15 @@ def test_a_hand_over_stops_slurmctld_gently_and_the_heir_acts(two: Two) -> None:
     assert two.pods[0].service("slurmctld").last_exit == "killed by TERM"
     two.pods[1].until(lambda: "handed over by slurm-controller-0 in " in two.pods[1].snapshot().turn, "it says how")
     two.pods[0].until(lambda: two.pods[0].snapshot().turn == "standby: slurm-controller-1 has term 2", "it stands by")
+
+
+def test_a_watcher_hears_that_the_former_controller_is_ready_again(two: Two) -> None:
+    ready: list[bool] = []
+    replies = two.pods[0].client().stream("watch")  # until its PID 1 ends
+    threading.Thread(target=lambda: ready.extend(reply["ready"] for reply in replies), daemon=True).start()
+    ask_for_a_hand_over(two, "slurm-controller-1")
+    two.pods[0].until(lambda: two.pods[0].snapshot().turn.startswith("standby"), "it stands by")
+    two.pods[0].until(lambda: False in ready and ready[-1], "the watcher hears it")
 
 
 def test_an_heir_that_never_comes_loses_its_right(two: Two) -> None:
