@@ -89,7 +89,7 @@ def test_a_site_s_data_is_mounted_as_asked(node: Node, debian: str) -> None:
     assert node.say(debian, "sh", "-c", line, **asked) == "1kept\n", "no home"
     for wrong in ("data:/data", "/nothing", "/a:/b:c", "/a:/b:ro:x"):
         code, _, err = node.task(debian, "true", MINIVM_CONTAINER_MOUNTS=wrong)
-        assert code == 1 and "MINIVM_CONTAINER_MOUNTS" in err
+        assert code == 125 and "MINIVM_CONTAINER_MOUNTS" in err
 
 
 def test_an_image_may_stay_as_it_was_fetched(node: Node, debian: str) -> None:
@@ -169,7 +169,7 @@ def test_a_hostile_image_touches_nothing_outside(node: Node) -> None:
     linked = [entry("hard", type=b"1", linkname="../../../../home/u/canary"), entry("hard", b"theirs")]
     oci_layout.write(node.home / "linked", [packed(linked)])
     code, out, err = node.task("/home/u/linked", "true", job="8")
-    assert code == 1 and "cannot unpack" in err and (node.home / "canary").read_text() == "mine", (out, err)
+    assert code == 125 and "cannot unpack" in err and (node.home / "canary").read_text() == "mine", (out, err)
     # Names that remove what is below, of what is above.
     white = [entry(name) for name in ("../../../../../../home/u/.wh.canary", "d/.wh..", "d/.wh...", ".wh...")]
     oci_layout.write(node.home / "white", [packed([entry("d", type=b"5")]), packed(white)])
@@ -251,12 +251,12 @@ def test_what_cannot_be_had_is_a_sentence_and_is_asked_for_once_a_step(node: Nod
         assert code == 125 and "manifest unknown; the task was not started" in err, err
     once = requests()
     code, _, err = node.task(asked, "true", step="10")
-    assert code == 1 and requests() == 2 * once > 0, "another step tries again"
+    assert code == 125 and requests() == 2 * once > 0, "another step tries again"
     for wrong in ("", "a b;c", "/etc", "/nothing", "x" * 5000, "$(id)"):
         code, out, err = node.task(wrong, "true")
         assert code == 125 and "the task was not started" in err and "Traceback" not in err, (wrong, out, err)
     code, _, err = node.task(asked, "true", job="99")
-    assert code == 1 and "this job has no directory of its own on the node" in err
+    assert code == 125 and "this job has no directory of its own on the node" in err
 
 
 def test_where_the_runtime_does_not_grant_it_a_person_is_told(image: str, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_where_the_runtime_does_not_grant_it_a_person_is_told(image: str, tmp_pa
             and b"the pod's seccomp profile forbids it (workers.defaults.seccompProfile)" in done.stdout
         )
         code, _, err = plain.task("/home/u", "true")
-        assert code == 1 and "is no image" in err
+        assert code == 125 and "is no image" in err
         code, _, err = plain.task("debian", "true")
         assert code == 125 and "users may not make namespaces here" in err and "was not started" in err, err
     finally:
