@@ -29,7 +29,7 @@ from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report
 from init.drain.sessions import DEV, find_keepers, find_sessions, tell, terminals
 from init.errors import InitError
 from init.places import LATEST_PEOPLE, PEOPLE_FILE
-from init.pod.api_server import ApiError, ApiServer
+from init.pod.api_server import ApiServer
 
 NOLOGIN = Path("/run/nologin")
 # The people whom /etc/pam.d/sshd lets in all the same.
@@ -104,7 +104,8 @@ class Stay:
             self.records.follow(keepers, f"{self.until:.0f}")
             if people:
                 who = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
-                report_change(f"{who} until {clock(self.until)}: this pod {self.why}")
+                unread = f"; {self.people.problem}" if self.people.problem else ""
+                report_change(f"{who} until {clock(self.until)}: this pod {self.why}{unread}")
             self.deadline.pause(min(LOOK_EVERY, self.left))
         left = len(find_sessions())
         report(f"{left} sessions are left" if left else "all sessions have ended")
@@ -179,19 +180,22 @@ class Stay:
 class PeopleReader:
     """Copy the cluster's people.yaml to where the service `people` looks first, each time it changes.
 
-    Without the object or its key nothing changes, as with an absent file.
+    Without the object or its key nothing changes, as with an absent file; the status says so: a person who lost access
+    keeps the sessions here then.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.asked = float("-inf")
         self.digest = b""
+        self.problem = ""
 
     def read(self, left: float) -> None:
         now = time.monotonic()
         if not self.name or now < self.asked + ASK_EVERY or left < ANSWER or not (ACCOUNT / "token").exists():
             return
         self.asked = now
+        before = self.problem
         try:
             item = ApiServer(f"read the people of {self.name}", ACCOUNT).ask("GET", path_of(self.name))
             text = people_text(self.name, item)
@@ -199,9 +203,11 @@ class PeopleReader:
             if text is not None and digest != self.digest:
                 write_whole(Path(LATEST_PEOPLE), text, mode=0o600)
                 self.digest = digest
+            self.problem = "" if text is not None else f"{self.name} has no {PEOPLE_FILE}"
         except (InitError, OSError, AttributeError, TypeError, ValueError) as error:
-            if not (isinstance(error, ApiError) and error.missing):
-                log_change(f"{error}; a person who lost access since this pod leaves keeps sessions here")
+            self.problem = str(error)
+        if self.problem != before:
+            print(self.problem or f"{self.name} is read again", flush=True)
 
 
 def path_of(name: str) -> str:

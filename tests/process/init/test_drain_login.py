@@ -284,9 +284,10 @@ def test_a_leaving_pod_reads_the_cluster_s_people(monkeypatch: pytest.MonkeyPatc
     answering(monkeypatch, tmp_path, items)
     monkeypatch.setattr(stay, "ASK_EVERY", 0.0)
     reader = stay.PeopleReader(f"{kind}/slurm-people")
-    for text in ("users: [a]", "users: []", "users: []", "users: []", "users: []"):
+    for text, is_read in (("users: [a]", True), *(("users: []", turn == 0) for turn in range(4))):
         reader.read(60)
         assert latest.read_text() == text, "without the key the people before stay"
+        assert (reader.problem == "") is is_read, "and the status says so"
         assert latest.stat().st_mode & 0o777 == 0o600
     stay.forget()
     assert not latest.exists()
