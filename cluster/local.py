@@ -302,7 +302,8 @@ class LocalCluster:
             lines, refused = self.weighed(known, there)
             changes += [f"slurm.conf: {line}" for line in lines]
         lost = [*self.lost(steps, there, gone, refused), *plan.lost_people(before, self.options)]
-        notes = (*choice.notes, *(plan.notes_of_auth(values.auth(self.options)) if there else ()))
+        kept = values.auth(before) if before else ""
+        notes = (*choice.notes, *(plan.notes_of_auth(kept) if kept == values.auth(self.options) else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
 
     def step(self, pod: PodSpec, known: Manifests, there: Mapping[str, RunningPod]) -> PlanStep | None:

@@ -275,7 +275,8 @@ def _node_fail(job: Job, world: World) -> Answer:
 
 
 def _cancelled(job: Job, world: World) -> Answer:
-    when = "while it ran" if job.started and job.nodes else "before it started"
+    waited = "while it waited to run again" if world.history else "before it started"
+    when = "while it ran" if job.started and job.nodes else waited
     if not job.killer:
         return Answer(
             f"It was cancelled {when}.",

@@ -327,7 +327,8 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
     if job.dependency.startswith("singleton"):
         head = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
     else:
-        head = f"It waits for {listed(f'job {number}' for _, number, _, _ in parts) or 'another job'}."
+        awaited = (f"the start of job {number}" if kind == "after" else f"job {number}" for kind, number, _, _ in parts)
+        head = f"It waits for {listed(awaited) or 'another job'}."
     return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
 
 

@@ -161,6 +161,12 @@ def running(world: World, **changes: Any) -> Answer:
     return explain(job, world, NOW).answer
 
 
+def test_a_requeued_job_that_is_cancelled_while_it_waits_had_started_before() -> None:
+    run = replace(JOB, started=NOW - 900, ended=NOW - 600)
+    answer = ended("CANCELLED", World(history=(run,)), killer="alice", nodes="", started=0)
+    assert "alice, cancelled it while it waited to run again." in answer.headline
+
+
 def test_a_running_job_has_time_nodes_use_and_output() -> None:
     world = World(nodes=(NODE,), usage=(("12.0", 190 << 20, 600.0),), output_age=30.0)
     answer = running(world)

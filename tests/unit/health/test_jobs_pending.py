@@ -251,6 +251,13 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
             "earlier jobs of the same name",
             JobCause.REQUEST,
         ),
+        (
+            "Dependency",
+            {"dependency": "after:43+5(unfulfilled)"},
+            World(),
+            "It waits for the start of job 43.",
+            JobCause.REQUEST,
+        ),
         ("JobHeldUser", {}, World(), "held by its user (alice)", JobCause.PERSON),
         ("JobHeldAdmin", {}, World(), "held by an operator", JobCause.PERSON),
         (
