@@ -109,7 +109,7 @@ PROC = Path("/proc")
 
 @record(frozen=True, slots=True)
 class Takeover:
-    """How this pod came to its term."""
+    """The way in which this pod got its term, and the time that it took."""
 
     term: int
     former: str

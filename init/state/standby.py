@@ -31,7 +31,7 @@ _NAME = re.compile(r"standby-([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)", re.ASCII
 
 @record(frozen=True, slots=True)
 class Standby:
-    """What one pod reported last. The text identifies the report; a damaged one is of a pod that is not ready."""
+    """The last report of a pod. Its text identifies it; a damaged one counts as of a pod that is not ready."""
 
     pod: str
     text: bytes = b""

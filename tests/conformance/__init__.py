@@ -1,1 +1,1 @@
-"""What a Slurm on Kubernetes should do, as checks that run against any product by kubectl and an adapter file."""
+"""Checks of what a Slurm on Kubernetes should do, for any product: by kubectl and an adapter file."""

@@ -29,7 +29,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who runs a command: in which role's pod, and the words before the command."""
+    """The place of a command: the role whose pod runs it, and the words before it."""
 
     name: str
     role: str

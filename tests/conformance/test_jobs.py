@@ -27,7 +27,7 @@ def test_srun_brings_back_output_and_exit_code(cluster: Cluster) -> None:
 
 
 def test_srun_passes_standard_input(cluster: Cluster) -> None:
-    """What is written to `srun` is read by its task."""
+    """A task reads what its user writes to `srun`."""
     assert cluster.srun("cat", stdin="a line\n") == "a line"
 
 
@@ -85,7 +85,7 @@ def test_a_cancelled_jobs_processes_are_gone(cluster: Cluster) -> None:
 
 
 def test_a_process_that_left_its_job_ends_with_it(cluster: Cluster) -> None:
-    """What a job left in the background in a session of its own is gone after the job."""
+    """A process that a job left in a session of its own ends with the job."""
     node, pod = cluster.worker()
     script = "setsid sleep 98762 </dev/null >/dev/null 2>&1 &\nsleep 5"
     job = cluster.submit("-w", node, script=script)
@@ -189,7 +189,7 @@ def test_shared_memory_is_more_than_the_runtimes_default(cluster: Cluster) -> No
 
 
 def test_a_directory_is_shared_by_logins_and_workers(cluster: Cluster) -> None:
-    """What a job writes in the shared directory is read on the login pod by the same user."""
+    """The login pod shows its user what a job wrote into the shared directory."""
     if not (shared := cluster.adapter.shared_directory):
         not_offered("the adapter names no shared_directory")
     path = f"{shared}/.conformance-{cluster.as_user('sh', '-c', 'echo $$')}"

@@ -65,7 +65,7 @@ def test_the_groups_are_the_files_and_those_that_disturb_come_last() -> None:
 
 
 def test_the_suite_needs_pytest_and_yaml_only() -> None:
-    """It is for clusters that have nothing of minivm, so that it imports none of its packages."""
+    """The suite imports none of minivm's packages: it is for clusters that have nothing of minivm."""
     for path in SUITE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
