@@ -47,8 +47,8 @@ def explain(job: Job, world: World, now: float) -> Answer:
     handler = HANDLERS.get(job.state, _unknown)
     answer = _commented(job, comment) if comment and job.state != "COMPLETED" else handler(job, world)
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
-    facts = [Fact(f"state {safe(job.state, 40)}, {code}", SACCT)]
-    facts += [Fact(_of_step(step.id, step.state, step.exit_code, step.signal), SACCT) for step in _failed(job)]
+    facts = [Fact(f"state {safe(job.state, 40)}, {code}", job.source)]
+    facts += [Fact(_of_step(step.id, step.state, step.exit_code, step.signal), job.source) for step in _failed(job)]
     if comment:
         facts.append(Fact(f"minivm noted: {safe(comment.removeprefix(PREFIX))}", "the job's AdminComment"))
     facts += [Fact(describe_run(number, run), SACCT) for number, run in enumerate(world.history, 1)][-4:]
@@ -148,7 +148,7 @@ def _failed_job(job: Job, world: World) -> Answer:
             "Slurm could not open its output file or its directory, so its script did not run.",
             JobCause.REQUEST,
             Sure.LIKELY,
-            (Fact(f"output {safe(job.output)}", SACCT),) if job.output else (),
+            (Fact(f"output {safe(job.output)}", job.source),) if job.output else (),
             ("check that the directory of --output exists on the nodes and is yours", "check your quota and --chdir"),
             ("whether the file system failed on that node",),
         )

@@ -93,6 +93,7 @@ class Job:
     output: str = ""
     errors: str = ""  # the file of standard error
     batch: bool = True
+    source: str = "squeue"  # the client that showed it
     is_lost: bool = False  # accounting has not seen its end, and slurmctld does not know it
     steps: tuple[JobStep, ...] = ()
 

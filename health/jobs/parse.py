@@ -257,6 +257,7 @@ def _accounted(item: Mapped) -> Job:
         system_comment=item.text("comment", "system"),
         failed_node=item.text("failed_node"),
         killer=item.text("kill_request_user"),
+        source="sacct",
         output=item.text("stdout_expanded"),
         steps=tuple(_step(each) for each in item.objects("steps")),
     )

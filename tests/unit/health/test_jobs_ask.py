@@ -152,10 +152,12 @@ def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it
     assert "root cancelled it" in item.answer.headline and slurm.asked("sacct") <= 2
     (item,) = look(asker(Slurm(squeue=[queued(12, "CANCELLED")], sacct=[record])), "12")
     assert "root cancelled it" in item.answer.headline
+    assert {fact.source for fact in item.answer.evidence if "state " in fact.text} == {"sacct"}
     # slurmdbd may lag behind.
     lagging = recorded(12, "RUNNING")
     (item,) = look(asker(Slurm(squeue=[queued(12, "TIMEOUT")], sacct=[lagging])), "12")
     assert item.answer.cause is JobCause.LIMIT
+    assert {fact.source for fact in item.answer.evidence if "state " in fact.text} == {"squeue"}
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING"])

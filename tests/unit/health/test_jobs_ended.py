@@ -204,7 +204,7 @@ def test_a_page_is_complete_and_another_user_s_is_bare() -> None:
     job = replace(JOB, states=frozenset({"FAILED"}), exit_code=3)
     shown = page(explain(job, World(nodes=(NODE,)), NOW))
     assert shown.startswith("Job 12 (train): FAILED\n  user alice, partition main, account physics\n")
-    for part in ("Cause: your code (likely)", "Timeline:", "Evidence:", "[sacct]", "What to do:"):
+    for part in ("Cause: your code (likely)", "Timeline:", "Evidence:", "[squeue]", "What to do:"):
         assert part in shown
     bare = page(withhold(replace(job, states=frozenset({"PENDING"}), reason="Priority", admin_comment="minivm: x")))
     assert "pending, reason Priority" in bare and "alice" in bare
