@@ -1,8 +1,8 @@
-"""Test the nodes of a job before its work: `minivm preflight || exit`, a line of the job's batch script.
+"""Test the nodes of a job before its work: `minivm preflight || [ $? -ne 86 ] || exit 1` in its batch script.
 
 Runs as the job's user in the job's own allocation: TCP between pairs of its nodes, by the active check `tcp`; a failed
-pair is bisected with good nodes. If nodes are bad, the job is requeued without them and the command ends with 1.
-Otherwise it ends with 0, also where the test has no clear result: it keeps no job from running for a fault of its own.
+pair is bisected with good nodes. If nodes are bad and the job can run on others, it is requeued without them and the
+command ends with 86. Any other exit code means: run the job. The test keeps no job from running for a fault of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from health.active.culprit import GroupResult, Part, diagnose
@@ -24,14 +25,22 @@ from health.script import UNFIT
 
 CHECK = "tcp"
 SECONDS = 120.0
-# Tests at once, each with an srun on the first node.
-AT_ONCE = 128
+# Tests at once, each with an srun in the memory of the batch step.
+AT_ONCE = 16
 # Requeues of a job after which it runs whatever its nodes are.
 MOST_RESTARTS = 3
+# Exit code of a requeued job's test. No shell, signal or traceback ends with it, nor an image without this command.
+REQUEUED = 86
 # More bad nodes than this share of the job's: the check is at fault.
 MOST = 0.5
 CLIENT_S, PENDING_S = 20.0, 15.0
-# What an srun inside the job needs; the job's own options for srun must not change the test.
+# What the step says after slurmctld has done it.
+DID_REQUEUE, DID_EXCLUDE = "requeued", "excluded"
+# States of sinfo in which a node can run a job, now or after the job that it has; flags are cut off, but for `*`.
+USABLE = frozenset({"allocated", "completing", "idle", "mixed", "planned"})
+# Nodes of one kind differ by so much in the memory that they have for jobs.
+LEAST_MEMORY = 0.9
+# What a client of Slurm needs inside the job; the job's own options for srun must not change the test.
 OF_THE_JOB = (
     "PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
 )  # fmt: skip
@@ -96,13 +105,16 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in (lines[-1] if lines else "")[:200]).strip()
 
 
+def pick_environment() -> dict[str, str]:
+    return {key: os.environ[key] for key in OF_THE_JOB if key in os.environ}
+
+
 def run_step(node: str, within_s: float, *command: str) -> subprocess.CompletedProcess[bytes]:
     srun = [
         "srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--chdir=/",
         "--input=none", "--quiet", sys.executable, "-I", "-m", *command,
     ]  # fmt: skip
-    environment = {key: os.environ[key] for key in OF_THE_JOB if key in os.environ}
-    return subprocess.run(srun, env=environment, capture_output=True, timeout=within_s, check=False)
+    return subprocess.run(srun, env=pick_environment(), capture_output=True, timeout=within_s, check=False)
 
 
 def run_test(test: GroupTest, within_s: float) -> GroupOutcome:
@@ -119,7 +131,13 @@ def run_test(test: GroupTest, within_s: float) -> GroupOutcome:
 
 def client(*command: str) -> str:
     """Return the output of a client of Slurm; OSError if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_S, check=False, errors="replace")
+    try:
+        done = subprocess.run(
+            command, env=pick_environment(), capture_output=True, text=True, timeout=CLIENT_S, check=False,
+            errors="replace",
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{command[0]} does not answer within {CLIENT_S:.0f} s") from None
     if done.returncode:
         raise OSError(plain(done.stderr) or f"exit code {done.returncode}")
     return done.stdout
@@ -131,27 +149,176 @@ def name_job(environment: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
 
 
-def requeue_without(job: str, bad: Sequence[str]) -> None:
-    """Requeue the job and exclude the nodes, as a step of the job; OSError if slurmctld refuses.
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What slurmctld has about the running job. Lists of nodes are in Slurm's short form."""
+
+    state: str
+    restarts: int
+    nodes: int
+    partition: str
+    required: str
+    excluded: str
+    reservation: str
+    # Those that its --constraint names, whatever it says about them.
+    features: frozenset[str]
+    has_gres: bool
+
+
+def read_job(job: str) -> JobRecord:
+    """Ask slurmctld about the job; OSError if it does not answer, or not as expected."""
+    shown = " " + client("scontrol", "--oneliner", "show", "job", job)
+
+    def field(name: str) -> str:
+        value = re.search(rf" {name}=(\S*)", shown)
+        return value[1] if value and value[1] != "(null)" else ""
+
+    # A pending job of `--nodes=2-4` has both numbers.
+    restarts, nodes = (re.match("[0-9]+", field(name)) for name in ("Restarts", "NumNodes"))
+    if not restarts or not nodes:
+        raise OSError("scontrol show job says no NumNodes or Restarts")
+    return JobRecord(
+        field("JobState"), int(restarts[0]), int(nodes[0]), field("Partition"), field("ReqNodeList"),
+        field("ExcNodeList"), field("Reservation"), frozenset(re.findall(r"[^&|()\[\]*,]+", field("Features"))),
+        bool(re.search(r" TresPer\w+=\S*gres", shown)),
+    )  # fmt: skip
+
+
+def expand(names: str) -> list[str]:
+    return client("scontrol", "show", "hostnames", names).split() if names else []
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """One node as sinfo shows it."""
+
+    state: str
+    cpus: int
+    memory: int
+    features: frozenset[str]
+    gres: str
+
+
+def read_partition(name: str) -> dict[str, NodeKind]:
+    """Ask slurmctld about the partition's nodes; OSError if it shows none."""
+    # sinfo shows a hidden partition with --all, and refuses that together with --partition.
+    shown = client("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%c|%m|%f|%G")
+    rows: dict[str, NodeKind] = {}
+    for line in shown.splitlines():
+        partition, node, state, cpus, memory, features, gres = (line.strip().split("|", 6) + [""] * 7)[:7]
+        if partition == name and cpus.isdigit() and memory.isdigit():
+            gres = re.sub(r"\([^)]*\)", "", gres)
+            rows[node] = NodeKind(state, int(cpus), int(memory), frozenset(features.split(",")), gres)
+    if not rows:
+        raise OSError(f"sinfo shows no node of partition {name}")
+    return rows
+
+
+def list_usable(job: JobRecord, nodes: Sequence[str]) -> set[str]:
+    """Return the partition's nodes that can run the job: in use or free, and of a kind that the job has now.
+
+    Rather too few than too many: a job that is not requeued runs, one that fits nowhere waits for ever.
+    """
+    rows = read_partition(job.partition)
+    own = [rows[name] for name in nodes if name in rows]
+    if not own:
+        return set()
+    cpus, memory = min(row.cpus for row in own), LEAST_MEMORY * min(row.memory for row in own)
+    kinds = {(row.features & job.features, row.gres if job.has_gres else "") for row in own}
+    reserved: set[str] = set()
+    if job.reservation:
+        shown = client("scontrol", "--oneliner", "show", "reservation", job.reservation)
+        listed = re.search(r" Nodes=([^\s()]+)", shown)
+        reserved = set(expand(listed[1] if listed else ""))
+
+    def is_usable(name: str, row: NodeKind) -> bool:
+        state = row.state.rstrip("~#!%$@^-+")
+        if job.reservation and name not in reserved:
+            return False
+        if state not in USABLE and not (job.reservation and state == "reserved"):
+            return False
+        fits = row.cpus >= cpus and row.memory >= memory
+        return fits and any(row.features >= features and gres in ("", row.gres) for features, gres in kinds)
+
+    return {name for name, row in rows.items() if is_usable(name, row)}
+
+
+def find_obstacle(job: JobRecord, nodes: Sequence[str], bad: Collection[str]) -> str:
+    """Return why the job could not start without the bad nodes; "" if it could. OSError if Slurm does not tell."""
+    required = sorted(set(bad).intersection(expand(job.required)))
+    if required:
+        return f"its --nodelist requires {','.join(required)}: submit it again without"
+    left = list_usable(job, nodes) - set(bad) - set(expand(job.excluded))
+    if len(left) >= job.nodes:
+        return ""
+    return (
+        f"only {len(left)} other nodes of partition {job.partition} can run it, and it needs {job.nodes}: "
+        f"tell the administrators, or submit it again with fewer nodes and --exclude={','.join(sorted(bad))}"
+    )
+
+
+def requeue_step(job: str, bad: Sequence[str]) -> int:
+    """Requeue the job and exclude the nodes, as a step of the job; print a word after each when slurmctld has done it.
 
     The job cannot start again while this process lives on its node, so the exclusion comes in time. If the process is
     killed in between, the next start tests the same nodes again.
     """
     # Slurm ends the job's processes by SIGTERM, and kills them KillWait (30 s) later. scontrol inherits this.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    shown = client("scontrol", "--oneliner", "show", "job", job)
-    before = re.search(r" ExcNodeList=([^\s()]+)", shown)
-    excluded = ",".join(filter(None, (before[1] if before else "", *bad)))
-    client("scontrol", "requeue", job)
+    try:
+        excluded = ",".join(filter(None, (read_job(job).excluded, *bad)))
+        client("scontrol", "requeue", job)
+    except OSError as error:
+        tell(str(error))
+        return 1
+    tell(DID_REQUEUE)
     until = time.monotonic() + PENDING_S
     while True:
         try:
             client("scontrol", "update", f"jobid={job}", f"excnodelist={excluded}")
-            return
-        except OSError:
+        except OSError as error:
             if time.monotonic() > until:
-                raise
+                tell(f"cannot exclude: {error}")
+                return 1
             time.sleep(0.2)
+        else:
+            tell(DID_EXCLUDE)
+            return 0
+
+
+def tell(line: str) -> None:
+    """Print for the process that started this step. The requeue ends srun, and then nothing reads this."""
+    with suppress(OSError):
+        print(line, flush=True)
+
+
+def requeue(job: str, before: JobRecord, node: str, bad: Sequence[str]) -> tuple[bool, str]:
+    """Requeue the job by a step on the node; return if slurmctld has done so, and what its user should know.
+
+    The requeue ends this process too, soon after: each outcome that is not certain is one where the process lives on.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        done = run_step(node, CLIENT_S * 3, "health.active.preflight", f"--requeue-without={','.join(bad)}")
+        output, errors = (data.decode(errors="replace") for data in (done.stdout, done.stderr))
+    except subprocess.TimeoutExpired:
+        output, errors = "", f"no answer within {CLIENT_S * 3:.0f} s"
+    except OSError as error:
+        output, errors = "", f"cannot run srun: {error}"
+    lines = output.splitlines()
+    if DID_EXCLUDE in lines:
+        return True, f" without {','.join(bad)}"
+    if DID_REQUEUE in lines:
+        reason = plain(output)
+        return True, f"; {reason}" if reason != DID_REQUEUE else ""
+    reason = plain(output) or plain(errors) or "the step says nothing"
+    try:
+        now = read_job(job)
+    except OSError as error:
+        return False, f"{reason}; {error}"
+    if now.restarts > before.restarts or now.state == "PENDING":
+        return True, ""
+    return False, reason
 
 
 def say(text: str) -> None:
@@ -176,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         nodes = client("scontrol", "show", "hostnames", listed).split()
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         say(f"not tested: {error}")
         return 0
     if len(nodes) < max(2, options.nodes) or not all(map(NAME.fullmatch, nodes)):
@@ -186,9 +353,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def left() -> float:
         return SECONDS - (time.monotonic() - start)
 
+    def run_in_time(test: GroupTest) -> GroupOutcome:
+        remaining = left()
+        return run_test(test, max(1.0, remaining)) if remaining > 0 else GroupOutcome(None, "the time is up")
+
     def run_all(tests: Sequence[GroupTest]) -> Sequence[GroupOutcome]:
         with ThreadPoolExecutor(min(AT_ONCE, len(tests))) as pool:
-            return list(pool.map(lambda test: run_test(test, max(1.0, left())), tests))
+            return list(pool.map(run_in_time, tests))
 
     outcome = examine(nodes, run_all, lambda: left() > 0)
     cost = f"{time.monotonic() - start:.0f} s, {outcome.tests} tests"
@@ -207,25 +378,23 @@ def act(nodes: Sequence[str], outcome: Outcome, cost: str) -> int:
     if restarts.isdigit() and int(restarts) >= MOST_RESTARTS:
         say(f"{bad}; the job was requeued {restarts} times already, so it runs here ({cost})")
         return 0
-    say(f"{bad}; the job is requeued without ({cost})")
-    names = ",".join(sorted(outcome.bad))
-    here = os.environ.get("SLURMD_NODENAME") or nodes[0]
+    job, names = name_job(os.environ), sorted(outcome.bad)
     try:
-        done = run_step(here, CLIENT_S * 3, "health.active.preflight", f"--requeue-without={names}")
-        reason = plain(done.stdout.decode(errors="replace")) if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
-    if reason:
-        say(f"cannot requeue the job ({reason}): submit it again with --exclude={names}")
-    return 1
-
-
-def requeue_step(job: str, bad: Sequence[str]) -> int:
-    try:
-        requeue_without(job, bad)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(error)
-        return 1
+        record = read_job(job)
+        obstacle = find_obstacle(record, nodes, names)
+    except OSError as error:
+        say(f"{bad}; cannot tell if other nodes can run it, so it runs here: {error} ({cost})")
+        return 0
+    if obstacle:
+        say(f"{bad}; the job runs here all the same: {obstacle} ({cost})")
+        return 0
+    say(f"{bad}; asks slurmctld to requeue the job without ({cost})")
+    is_requeued, detail = requeue(job, record, os.environ.get("SLURMD_NODENAME") or nodes[0], names)
+    if is_requeued:
+        say(f"the job is requeued{detail}")
+        return REQUEUED
+    advice = f"to run it on other nodes, submit it again with --exclude={','.join(names)}"
+    say(f"it is not requeued and runs here: {detail}; {advice}")
     return 0
 
 

@@ -49,7 +49,7 @@ def test_a_job_is_requeued_without_a_node_whose_link_is_slow(world: World) -> No
     def output() -> str:
         return alice.try_("cat", "preflight.out").stdout
 
-    until(lambda: "minivm preflight:" in output(), "the nodes are tested", within=240, seen=output)
+    until(lambda: "minivm preflight: node" in output(), "the nodes are tested", within=240, seen=output)
     until(lambda: "ExcNodeList=slurm-worker-1 " in world.slurm("scontrol", "-o", "show", "job", job), "it is excluded",
           within=30, seen=lambda: world.slurm("scontrol", "show", "job", job) + output())  # fmt: skip
     # Slurm starts a requeued job after two minutes.
@@ -57,7 +57,7 @@ def test_a_job_is_requeued_without_a_node_whose_link_is_slow(world: World) -> No
     lines = output().splitlines()
     print("\n".join(lines))
     assert f"minivm preflight: node {SLOW}: tcp: problem" in lines[0]
-    assert "requeued without" in lines[0]
+    assert "asks slurmctld to requeue the job without" in lines[0]
     assert any(line.startswith("minivm preflight: 4 nodes passed") for line in lines)
     assert not [line for line in lines if line.startswith("attempt 0")], "nothing of the job ran on the bad node"
     assert {line.split()[-1] for line in lines if ": slurm-worker-" in line[:20]} == {
@@ -75,3 +75,34 @@ def test_a_job_that_asks_for_it_by_a_constraint_is_tested_and_a_small_one_is_not
     first, last = alice("cat", "asked.out").splitlines()
     assert first.startswith("minivm preflight: ")
     assert last == "ran"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--nodes=5",), "runs here all the same: only 4 other nodes of partition"),
+        (("--nodes=4", "--no-requeue"), "it is not requeued and runs here: "),
+    ],
+)
+def test_a_job_that_cannot_start_without_the_slow_node_runs_on_it(
+    world: World, options: tuple[str, ...], reason: str
+) -> None:
+    alice = Researcher(world, "alice")
+    job = alice.submit(*options, "--mem=100M", "-o", "stays.%j", script="srun hostname")
+    until(lambda: alice.state(job) in {"COMPLETED", "FAILED"}, "the job ends", within=240,
+          seen=lambda: world.slurm("scontrol", "show", "job", job))  # fmt: skip
+    lines = alice("cat", f"stays.{job}").splitlines()
+    print("\n".join(lines))
+    assert alice.state(job) == "COMPLETED"
+    assert f"minivm preflight: node {SLOW}: tcp: problem" in lines[0]
+    assert any(reason in line for line in lines)
+    assert SLOW in lines
+
+
+def test_a_user_lifts_the_exclusion_of_a_waiting_job(world: World) -> None:
+    alice = Researcher(world, "alice")
+    job = alice.submit("--hold", f"--exclude={SLOW}", script="true")
+    assert f"ExcNodeList={SLOW} " in alice("scontrol", "-o", "show", "job", job)
+    alice("scontrol", "update", f"jobid={job}", "excnodelist=")
+    assert "ExcNodeList=(null)" in alice("scontrol", "-o", "show", "job", job)
+    alice("scancel", job)

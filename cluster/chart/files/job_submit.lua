@@ -41,7 +41,20 @@ local function keep_submission(job)
 end
 
 local SHELLS = {bash = true, dash = true, ksh = true, sh = true, zsh = true}
-local PREFLIGHT = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || exit $?\n"
+-- 86: the job is requeued. After any other end of the test the job runs, also under `sh -e`.
+local PREFLIGHT = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || [ $? -ne 86 ] || exit 1\n"
+
+-- Tell if the script's first line starts a shell, by itself or by env with options and variables.
+local function starts_a_shell(first)
+  local by_env = false
+  for word in first:sub(3):gmatch("%S+") do
+    local name = word:match("[^/]+$")
+    if SHELLS[name] then return true end
+    if name == "env" then by_env = true
+    elseif not by_env or not (word:sub(1, 1) == "-" or word:find("=", 1, true)) then return false end
+  end
+  return false
+end
 
 -- Tell if the job has the constraint `preflight`, which is a wish and no feature of a node, and remove it.
 local function asks_for_preflight(job)
@@ -59,12 +72,7 @@ local function test_nodes_first(job)
   local wanted = asks_for_preflight(job) or (has.preflight > 0 and nodes >= has.preflight)
   local first, rest = (job.script or ""):match("^(#![^\n]*\n)(.*)$")
   if not wanted or not first or rest:sub(1, #PREFLIGHT) == PREFLIGHT then return end
-  for word in first:sub(3):gmatch("%S+") do
-    if SHELLS[word:match("[^/]+$")] then
-      job.script = first .. PREFLIGHT .. rest
-      return
-    end
-  end
+  if starts_a_shell(first) then job.script = first .. PREFLIGHT .. rest end
 end
 
 -- A job that asks for a login shell's environment (--export=NONE, --get-user-env) would have slurmd make a PID namespace

@@ -209,7 +209,7 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $said := include "minivm.slurm.says" (dict "key" "JobSubmitPlugins" "lines" dict "root" .) -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") $said (hasKey (include "minivm.slurm.site" . | fromJson) "jobsubmitplugins") -}}
-{{- if and $site .Values.activeChecks.preflight.enabled }}{{ fail "activeChecks.preflight.enabled: the chart's job_submit.lua puts the test into jobs, and yours replaces it: disable preflight, and add `minivm preflight || exit` to scripts in your own" }}{{ end -}}
+{{- if and $site .Values.activeChecks.preflight.enabled }}{{ fail "activeChecks.preflight.enabled: the chart's job_submit.lua puts the test into jobs, and yours replaces it: disable preflight, and add `minivm preflight || [ $? -ne 86 ] || exit 1` to scripts in your own" }}{{ end -}}
 {{- if and (or .Values.slurm.bringBackJobs .Values.activeChecks.preflight.enabled (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
 {{- end -}}
 

@@ -81,28 +81,36 @@ def test_what_marks_a_job_that_is_back_does_not_reach_the_jobs_that_it_submits()
     assert said("job_submit.lua", lua) == ["true\t0027\t8", "true\t9 8", "nil\t0077\t[]"]
 
 
+LINE = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || [ $? -ne 86 ] || exit 1"
+
+
 def preflight(nodes: int, lua: str) -> list[str]:
     lua = "for _, job in ipairs({" + lua + "}) do slurm_job_submit(job); print(job.features, job.script) end"
     return said("job_submit.lua", lua, {"activeChecks": {"preflight": {"enabled": True, "nodes": nodes}}})
 
 
 def test_a_job_that_asks_for_it_or_has_many_nodes_tests_them_first() -> None:
-    line = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || exit $?"
     wanted = '{min_nodes = slurm.NO_VAL, features = "gpu&preflight", script = "#!/bin/bash -l\\nwork\\n"}'
     large = '{min_nodes = 4, script = "#!/usr/bin/env bash\\nwork\\n"}'
     assert preflight(4, f"{wanted}, {large}") == [
-        "gpu\t#!/bin/bash -l", line, "work", "", "nil\t#!/usr/bin/env bash", line, "work", "",
+        "gpu\t#!/bin/bash -l", LINE, "work", "", "nil\t#!/usr/bin/env bash", LINE, "work", "",
     ]  # fmt: skip
 
 
 def test_other_jobs_are_left_as_they_are() -> None:
-    line = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || exit $?"
     small = '{min_nodes = 3, features = "preflighted", script = "#!/bin/sh\\nwork"}'
     python = '{min_nodes = 4, script = "#!/usr/bin/python3\\nwork"}'
-    tested = f'{{min_nodes = 4, script = "#!/bin/sh\\n{line}\\nwork"}}'
+    tested = f'{{min_nodes = 4, script = "#!/bin/sh\\n{LINE}\\nwork"}}'
     interactive = "{min_nodes = 4}"
     assert preflight(4, f"{small}, {python}, {tested}, {interactive}") == [
-        "preflighted\t#!/bin/sh", "work", "nil\t#!/usr/bin/python3", "work", "nil\t#!/bin/sh", line, "work", "nil\tnil",
+        "preflighted\t#!/bin/sh", "work", "nil\t#!/usr/bin/python3", "work", "nil\t#!/bin/sh", LINE, "work", "nil\tnil",
+    ]  # fmt: skip
+    by_env, csh = "#!/usr/bin/env -S A=b bash -e", "#!/usr/bin/env csh /bin/sh"
+    firsts = ", ".join(
+        f'{{min_nodes = 4, script = "{first}\\nwork"}}' for first in (by_env, csh, "#!/bin/perl sh", "#!")
+    )
+    assert preflight(4, firsts) == [
+        f"nil\t{by_env}", LINE, "work", f"nil\t{csh}", "work", "nil\t#!/bin/perl sh", "work", "nil\t#!", "work",
     ]  # fmt: skip
     assert preflight(0, '{min_nodes = 99, script = "#!/bin/sh\\nwork"}') == ["nil\t#!/bin/sh", "work"]
 
