@@ -38,19 +38,19 @@ TIMES = "for i in $(seq {turns}); do t=$(date +%s%N); minivm job {job} >/dev/nul
 ASKS = """
 import os, pathlib, sys, threading, time
 from health.jobs.ask import Asker, look
-from health.jobs.shared import SOCKET, shared
+from health.jobs.shared import SOCKET, Shared
 from init.errors import InitError
 from init.slurm import client
 controller = client.address(os.environ)
 direct = lambda argv: client.run(argv, controller)
-run = shared(direct, SOCKET if sys.argv[1] == "shared" else pathlib.Path("/nowhere"))
+path = SOCKET if sys.argv[1] == "shared" else pathlib.Path("/nowhere")
 people, every, seconds, jobs = int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
 until, done, failed, slowest = time.monotonic() + seconds, [], [], []
 def person(number):
     time.sleep(every * number / people)
     while (begun := time.monotonic()) < until:
         try:
-            page, = look(Asker(run, "alice", False, time.time()), jobs[number % len(jobs)])
+            page, = look(Asker(Shared(direct, path), "alice", False, time.time()), jobs[number % len(jobs)])
             done.append(page.answer.headline)
         except InitError as error:
             failed.append(str(error))

@@ -36,11 +36,11 @@ def ask(path: Path, request: Mapping[str, object], within: float) -> Mapping[str
 
 def read_line(source: socket.socket, within: float, longest: int = LONGEST) -> bytes:
     """Read up to a newline, the end of the stream or `longest` bytes. Raises TimeoutError after `within` seconds."""
-    text, deadline = b"", time.monotonic() + within
+    text, deadline = bytearray(), time.monotonic() + within
     while not text.endswith(b"\n") and len(text) < longest:
         source.settimeout(max(0.001, deadline - time.monotonic()))
         chunk = source.recv(65536)
         if not chunk:
             break
         text += chunk
-    return text
+    return bytes(text)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from health.jobs import render
 from health.jobs.ask import Asker, look, mine
 from health.jobs.model import Page, safe
-from health.jobs.shared import shared
+from health.jobs.shared import Shared
 from init.errors import InitError
 from init.slurm import client
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def direct(argv: Sequence[str]) -> str:
         return client.run(argv, controller)
 
-    asker = Asker(run=direct if is_root else shared(direct), user=_user(), is_root=is_root, now=time.time())
+    asker = Asker(run=direct if is_root else Shared(direct), user=_user(), is_root=is_root, now=time.time())
     try:
         pages = look(asker, options.job) if options.job else mine(asker)
     except InitError as error:

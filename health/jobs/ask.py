@@ -1,7 +1,7 @@
 """Ask Slurm's clients about jobs, with a fixed number of commands, and nothing about jobs of other users.
 
-At most six commands a page, usually three; a list takes one. Each is a client that people run themselves, with the
-caller's rights.
+At most ten commands a page, usually three; a list takes one. Each is a client that people run themselves, with the
+caller's rights. The pod's job snapshot may answer some of them: such an answer never proves that something is absent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import TypeVar
 from health.jobs import limits as limit_reasons
 from health.jobs import parse, pending
 from health.jobs.explain import explain, withhold
-from health.jobs.model import ENDED, Job, Page, World, listed
+from health.jobs.model import ENDED, Job, JobNode, Page, Partition, World, listed
+from health.jobs.shared import Shared
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
+from init.slurm.conf import expanded
 
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
-MOST = 6
+MOST = 10
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
 UNKNOWN_JOB = ("Invalid job id", "invalid job id")
 NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
@@ -45,25 +47,32 @@ class Asker:
     calls: int = 0
     missing: list[str] = field(default_factory=list)
 
-    def call(self, *argv: str) -> str:
+    @property
+    def is_old(self) -> bool:
+        """True if the job snapshot gave the last answer: some seconds old, and of nodes only what nobody may see."""
+        return isinstance(self.run, Shared) and self.run.is_old
+
+    def call(self, *argv: str, directly: bool = False) -> str:
         if self.calls >= MOST:
             raise SlurmError("ask Slurm", f"one page takes at most {MOST} commands")
         self.calls += 1
+        if directly and isinstance(self.run, Shared):
+            return self.run.ask_directly(argv)
         return self.run(argv)
 
-    def optional(self, what: str, read: Callable[[str], T], *argv: str) -> T | None:
+    def optional(self, what: str, read: Callable[[str], T], *argv: str, directly: bool = False) -> T | None:
         """Return what the client shows, or None and a line for the page."""
         try:
-            return read(self.call(*argv))
+            return read(self.call(*argv, directly=directly))
         except SlurmError as error:
             self.missing.append(f"{what}: {error.why}")
         except ValueError:
             self.missing.append(f"{what}: {argv[0].rpartition('/')[2]} gave no JSON")
         return None
 
-    def queue(self, *options: str) -> list[Job]:
+    def queue(self, *options: str, directly: bool = False) -> list[Job]:
         try:
-            return parse.queue(self.call(SQUEUE, "--json", "--states=all", *options))
+            return parse.queue(self.call(SQUEUE, "--json", "--states=all", *options, directly=directly))
         except SlurmError as error:
             if any(words in error.said or words in error.why for words in UNKNOWN_JOB):
                 return []
@@ -75,6 +84,8 @@ class Asker:
 def mine(asker: Asker) -> list[Page]:
     """Explain the caller's jobs in one line each, from one command."""
     jobs = asker.queue("--me")
+    if not jobs and asker.is_old:
+        jobs = asker.queue("--me", directly=True)
     return [explain(job, World(), asker.now) for job in jobs if job.user == asker.user]
 
 
@@ -123,24 +134,33 @@ def _is_visible(asker: Asker, job: Job) -> bool:
 
 
 def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
-    queued: list[Job] | None = None
-    try:
-        queued = asker.queue(f"--jobs={number}")
-    except SlurmError as error:
-        asker.missing.append(f"the queue: {error.why}")
+    queued = _queue_of(asker, number)
+    is_old = asker.is_old
     if jobs := _selected(queued or [], wanted):
         return jobs
     # A task that was cancelled while it waited is in the record of its whole array.
     recorded = _latest(_accounting(asker, f"--jobs={number if '_' in wanted else wanted}"), wanted)
+    if is_old and not any(job.has_ended for job in recorded):
+        queued = _queue_of(asker, number, directly=True)
+        if jobs := _selected(queued or [], wanted):
+            return jobs
     if queued is not None and not any(job.has_ended for job in recorded) and (back := _brought_back(asker, number)):
         return back
     return [replace(job, is_lost=queued is not None and not job.has_ended) for job in recorded]
 
 
+def _queue_of(asker: Asker, number: str, *, directly: bool = False) -> list[Job] | None:
+    try:
+        return asker.queue(f"--jobs={number}", directly=directly)
+    except SlurmError as error:
+        asker.missing.append(f"the queue: {error.why}")
+        return None
+
+
 def _brought_back(asker: Asker, number: str) -> list[Job]:
     """Return the caller's job that was submitted again for one that slurmctld had lost; its page names the lost one."""
     try:
-        jobs = asker.queue("--me")
+        jobs = asker.queue("--me", directly=True)
     except SlurmError:
         return []
     back = ((job, pending.BACK_FOR.match(job.admin_comment)) for job in jobs if job.user == asker.user)
@@ -148,13 +168,19 @@ def _brought_back(asker: Asker, number: str) -> list[Job]:
 
 
 def _by_name(asker: Asker, name: str) -> list[Job]:
-    jobs = [job for job in asker.queue("--me") if job.name == name and job.user == asker.user]
+    jobs = _named(asker.queue("--me"), name, asker.user)
+    if not jobs and asker.is_old:
+        jobs = _named(asker.queue("--me", directly=True), name, asker.user)
     if jobs or "," in name:
         return jobs
     found = _accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
     # slurmctld has just said that it does not know them.
-    named = [job for job in _latest(found, "") if job.name == name and job.user == asker.user]
+    named = _named(_latest(found, ""), name, asker.user)
     return [replace(job, is_lost=not job.has_ended) for job in named]
+
+
+def _named(jobs: Sequence[Job], name: str, user: str) -> list[Job]:
+    return [job for job in jobs if job.name == name and job.user == user]
 
 
 def _selected(jobs: Sequence[Job], wanted: str) -> list[Job]:
@@ -203,15 +229,38 @@ def _earlier(runs: Sequence[Job], job: Job) -> tuple[Job, ...]:
     return tuple(sorted(same, key=lambda run: run.started))
 
 
-def _nodes(asker: Asker) -> World:
-    return World(nodes=asker.optional("the nodes", parse.nodes, SCONTROL, "--json", "show", "nodes"))
+def _nodes(asker: Asker, job: Job) -> World:
+    nodes = _read_nodes(asker)
+    if asker.is_old and nodes is not None and not _shows_place(nodes, job):
+        nodes = _read_nodes(asker, directly=True)
+    return World(nodes=nodes)
+
+
+def _read_nodes(asker: Asker, *, directly: bool = False) -> tuple[JobNode, ...] | None:
+    return asker.optional("the nodes", parse.nodes, SCONTROL, "--json", "show", "nodes", directly=directly)
+
+
+def _read_partitions(asker: Asker, *, directly: bool = False) -> tuple[Partition, ...] | None:
+    words = (SCONTROL, "--json", "show", "partitions")
+    return asker.optional("the partitions", parse.partitions, *words, directly=directly)
+
+
+def _shows_place(nodes: Sequence[JobNode], job: Job) -> bool:
+    """Tell if the nodes include those of the job and some of its partitions: the snapshot sees no hidden ones."""
+    places = {name for node in nodes for name in node.partitions} | {node.name for node in nodes}
+    return _partitions_of(job).union(expanded(job.nodes[:65536])) <= places
+
+
+def _partitions_of(job: Job) -> set[str]:
+    return set(job.partition.split(",")) - {""}
 
 
 def _pending(asker: Asker, job: Job) -> World:
-    world = replace(
-        _nodes(asker),
-        partitions=asker.optional("the partitions", parse.partitions, SCONTROL, "--json", "show", "partitions"),
-    )
+    world, partitions = _nodes(asker, job), _read_partitions(asker)
+    if asker.is_old and not _partitions_of(job) <= {each.name for each in partitions or ()}:
+        world = World(nodes=_read_nodes(asker, directly=True))
+        partitions = _read_partitions(asker, directly=True)
+    world = replace(world, partitions=partitions)
     if job.restarts:
         world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
     if limit_reasons.named(job.reason):
@@ -241,7 +290,7 @@ def _others(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
 
 
 def _running(asker: Asker, job: Job) -> World:
-    world = _nodes(asker)
+    world = _nodes(asker, job)
     if job.restarts:
         world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
     if asker.now - job.started >= SAMPLED and "RUNNING" in job.states:
@@ -256,7 +305,7 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
     """Prefer accounting's record, which has steps and the user that cancelled; slurmdbd may lag behind slurmctld."""
     runs = [] if job.steps or job.killer else _accounting(asker, f"--jobs={job.shown}")
     records = [run for run in runs if run.id == job.id]
-    world = replace(_nodes(asker), history=_earlier(records, job))
+    world = replace(_nodes(asker, job), history=_earlier(records, job))
     last = max(records, key=lambda run: (run.submitted, run.started), default=None)
     if last is None or not last.states & ENDED:
         return job, world

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,15 @@ from ground.sockets import read_line
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 
 SOCKET = Path("/run/minivm/jobs.sock")
-SSTAT = "/usr/bin/sstat"
-PUBLIC = ("nodes", "partitions", "reservations", "licenses")
-WITHIN = 30.0
+PUBLIC = ("nodes", "partitions")
+WITHIN = 5.0
 LONGEST = 1 << 28
 _IDS = re.compile(r"--jobs=(\d{1,10}(?:,\d{1,10}){0,63})", re.ASCII)
 Run = Callable[[Sequence[str]], str]
 
 
 def question(argv: Sequence[str]) -> dict[str, Any] | None:
-    """Return what the snapshot is asked for a command; None for one that does not reach slurmctld."""
+    """Return what the snapshot is asked for a command; None for a command that it does not answer."""
     words = tuple(argv)
     if words[:3] == (SQUEUE, "--json", "--states=all") and len(words) == 4:
         if words[3] == "--me":
@@ -35,37 +35,41 @@ def question(argv: Sequence[str]) -> dict[str, Any] | None:
             return {"ask": "jobs", "ids": match[1].split(",")}
     if words[:3] == (SCONTROL, "--json", "show") and len(words) == 4 and words[3] in PUBLIC:
         return {"ask": words[3]}
-    return {"ask": "turn"} if words[0] in (SQUEUE, SCONTROL, SSTAT) else None
+    return None
 
 
-def shared(direct: Run, path: Path = SOCKET) -> Run:
-    """Return a runner of Slurm's clients that takes from the snapshot what it has."""
+class Shared:
+    """Runner of Slurm's clients that takes from the snapshot what it has, and asks slurmctld itself for the rest."""
 
-    def run(argv: Sequence[str]) -> str:
-        asked = question(argv)
-        reply = _ask(path, asked) if asked else None
-        if reply is None or reply.get("direct") is True:
-            return direct(argv)
+    def __init__(self, direct: Run, path: Path = SOCKET) -> None:
+        self._direct, self._path = direct, path
+        self.is_old = False  # the last answer was the snapshot's: some seconds old, and read with other rights
+        self._is_silent = False
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        asked = None if self._is_silent else question(argv)
+        reply = self._ask(asked) if asked else None
+        self.is_old = reply is not None and ("jobs" in reply or "text" in reply)
+        if reply is None or not (self.is_old or "why" in reply):
+            return self._direct(argv)
         if "why" in reply:
             raise SlurmError("ask slurmctld", str(reply["why"]))
-        return json.dumps({"jobs": reply["jobs"]}) if "jobs" in reply else str(reply.get("text", ""))
+        return json.dumps({"jobs": reply["jobs"]}) if "jobs" in reply else str(reply["text"])
 
-    return run
+    def ask_directly(self, argv: Sequence[str]) -> str:
+        self.is_old = False
+        return self._direct(argv)
 
-
-def _ask(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the reply; None where no service listens."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
-        client.settimeout(WITHIN)
-        try:
-            client.connect(os.fspath(path))
-        except OSError:
-            return None
-        try:
-            client.sendall(json.dumps(asked).encode() + b"\n")
-            reply = json.loads(read_line(client, WITHIN, LONGEST))
-        except (OSError, ValueError, RecursionError):
-            reply = None
-    if not isinstance(reply, dict):
-        raise SlurmError("ask slurmctld", f"this pod's job snapshot gave no answer within {WITHIN:g} s; try again")
-    return reply
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the reply; None where no service answers, which is asked nothing more then."""
+        deadline = time.monotonic() + WITHIN
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
+            client.settimeout(WITHIN)
+            try:
+                client.connect(os.fspath(self._path))
+                client.sendall(json.dumps(asked).encode() + b"\n")
+                reply = json.loads(read_line(client, max(0.0, deadline - time.monotonic()), LONGEST))
+            except (OSError, ValueError, RecursionError):
+                reply = None
+        self._is_silent = not isinstance(reply, dict)
+        return None if self._is_silent else reply

@@ -1,8 +1,9 @@
 """Service `job-snapshot` of login pods: asks slurmctld for all users of `minivm job`, one request a second at most.
 
 Questions that wait are put together into one command, and an answer serves for some seconds. The kernel names the
-asker of a connection. A user gets his own jobs in full; for another user's job the command asks slurmctld itself, with
-the user's rights. Nodes, partitions, reservations and licences are read as nobody: what PrivateData hides stays hidden.
+asker of a connection. A user gets own jobs in full. Nodes and partitions are read as nobody: what PrivateData hides
+stays hidden. For all else, and whenever an answer is late, large or dear, the command asks slurmctld itself, with the
+user's rights.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import asyncio
 import contextlib
 import json
 import os
-import pwd
+import resource
 import socket
 import struct
 import subprocess
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,65 +33,101 @@ from init.slurm.node import PREFIX
 FRESH_S = 5.0
 FRESH_PUBLIC_S = 15.0  # nodes, partitions: of each the answer is large
 ASK_S = 10.0
-PATIENCE_S = 20.0  # of a question for its turn
-HEAR_S = 5.0
-SEND_S = 10.0
+PATIENCE_S = 4.0  # of a question; the command waits a second longer, then asks slurmctld itself
+HEAR_S = 4.0
+SEND_S = 4.0
 # One command in two seconds, since squeue and scontrol send two requests each; more after a pause: a page takes three.
 EACH_S, BURST = 2.0, 5
 TOGETHER = 500  # ids or users in one command
+# squeue loads one id or one user alone, but the whole queue for two. Its CPU time shows how long the queue is.
+DEAR_S = 0.5
+APART_S = 60.0  # after a command that was dear, late or too long
 MOST_IDS = 64
-MOST_KEPT = 10_000
-MOST_OF_A_USER = 256
+MOST_KEPT = 64 << 20  # bytes of kept answers
+MOST_OF_A_USER = 64
+MOST_CONNECTIONS = 2048
 AT_ONCE, AT_ONCE_OF_A_USER = 64, 2  # answers under way: a reader may be slow
-MOST_SHOWN = 64 << 20
+MOST_SHOWN = 16 << 20
+MOST_SENT = 4 << 20  # bytes of jobs in a reply
 LONGEST = 16 * 1024
 NOBODY = 65534
 UNKNOWN_JOB = ("Invalid job id", "invalid job id")
+DIRECT = (b'{"direct": true}\n',)
 JsonJob = dict[str, Any]
+OwnedJob = tuple[int | None, bytes]  # its user, its JSON
 Execute = Callable[[Sequence[str], bool], str]
+Batch = dict[str, asyncio.Future[list[OwnedJob]]]
+
+
+class DirectError(Exception):
+    """The service has no answer: the command asks slurmctld itself."""
+
+
+class TooLongError(DirectError):
+    """The answer is larger than this process may hold."""
+
+
+def _cpu_of_commands() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class JobSnapshot:
     """Questions by kind, each put to slurmctld with all others of its kind that wait."""
 
-    def __init__(self, execute: Execute, clock: Callable[[], float] = time.monotonic) -> None:
-        self._execute, self._clock = execute, clock
-        self._waiting: dict[str, dict[str, asyncio.Future[Any]]] = {}
-        self._kept: dict[tuple[str, str], tuple[float, Any]] = {}
+    def __init__(
+        self,
+        execute: Execute,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = _cpu_of_commands,
+    ) -> None:
+        self._execute, self._clock, self._cpu = execute, clock, cpu
+        self._waiting: dict[str, Batch] = {}
+        self._halves: deque[tuple[str, Batch]] = deque()  # of commands whose answer was too long
+        self._kept: dict[tuple[str, str], tuple[float, list[OwnedJob]]] = {}
         self._woken = asyncio.Event()
         self._tokens, self._filled = float(BURST), clock()
         self._new: Counter[int] = Counter()  # questions of each user that nobody had asked before
-        self._turns: dict[int, asyncio.Lock] = {}
+        self._apart_until = 0.0  # commands of several keys are dear
+        self._aside: dict[tuple[str, str], float] = {}  # keys whose own answer is too long, until then
 
-    async def ask(self, uid: int, kind: str, key: str = "") -> Any:
+    async def ask(self, uid: int, kind: str, key: str = "") -> list[OwnedJob]:
+        now = self._clock()
         kept = self._kept.get((kind, key))
-        if kept is not None and self._clock() - kept[0] <= (FRESH_PUBLIC_S if kind in PUBLIC else FRESH_S):
+        if kept is not None and now - kept[0] <= _fresh(kind):
             return kept[1]
+        if self._aside.get((kind, key), now) > now or (kind not in PUBLIC and self._apart_until > now):
+            raise DirectError
         waiting = self._waiting.setdefault(kind, {})
         if key not in waiting:
             if self._new[uid] >= MOST_IDS:
-                raise SlurmError("ask slurmctld", f"you have {MOST_IDS} questions under way; try again")
+                raise DirectError
             self._new[uid] += 1
             waiting[key] = asyncio.get_running_loop().create_future()
-            waiting[key].add_done_callback(lambda _: self._new.subtract([uid]))
+            waiting[key].add_done_callback(lambda _: self._forget(uid))
             self._woken.set()
         return await asyncio.shield(waiting[key])
 
-    async def turn(self, uid: int) -> None:
-        """Wait until the user may ask slurmctld directly; the users that wait take turns."""
-        async with self._turns.setdefault(uid, asyncio.Lock()):
-            await self.ask(uid, "turn", str(uid))
+    def _forget(self, uid: int) -> None:
+        self._new[uid] -= 1
+        if not self._new[uid]:
+            del self._new[uid]
 
     async def work(self) -> None:
         """Answer the kinds in turn, forever."""
+        is_half = False
         while True:
-            while not self._waiting:
+            while not self._waiting and not self._halves:
                 self._woken.clear()
                 await self._woken.wait()
             await self._wait_for_token()
+            is_half = bool(self._halves) and (not self._waiting or not is_half)
+            if is_half:
+                await self._answer(*self._halves.popleft())
+                continue
             kind = next(iter(self._waiting))
             waiting = self._waiting.pop(kind)
-            batch = dict(list(waiting.items())[: 1 if kind == "turn" else TOGETHER])
+            batch = dict(list(waiting.items())[:TOGETHER])
             if left := {key: waiting[key] for key in waiting if key not in batch}:
                 self._waiting[kind] = left
             await self._answer(kind, batch)
@@ -105,27 +142,54 @@ class JobSnapshot:
                 return
             await asyncio.sleep((1 - self._tokens) * EACH_S)
 
-    async def _answer(self, kind: str, batch: dict[str, asyncio.Future[Any]]) -> None:
+    async def _answer(self, kind: str, batch: Batch) -> None:
+        used = self._cpu()
         try:
+            if len(batch) > 1 and self._apart_until > self._clock():
+                raise DirectError
             found = await asyncio.to_thread(self._read, kind, list(batch))
         except Exception as error:  # a defect must not end the service
+            if isinstance(error, TooLongError) and len(batch) > 1:
+                keys = list(batch)
+                middle = len(keys) // 2
+                self._halves += [(kind, {key: batch[key] for key in half}) for half in (keys[:middle], keys[middle:])]
+                return
+            if isinstance(error, TooLongError):
+                self._aside[kind, next(iter(batch))] = self._clock() + APART_S
+            elif isinstance(error, SlurmError) and error.late and len(batch) > 1:
+                self._apart_until = self._clock() + APART_S
+                error = DirectError()
             for future in batch.values():
                 future.set_exception(error)
                 future.exception()  # its asker may have gone
             return
         now = self._clock()
-        if len(self._kept) > MOST_KEPT:
-            self._kept = {name: pair for name, pair in self._kept.items() if now - pair[0] <= FRESH_PUBLIC_S}
+        if len(batch) > 1 and self._cpu() - used > DEAR_S:
+            self._apart_until = now + APART_S
         for key, future in batch.items():
-            if kind != "turn":
+            self._kept.pop((kind, key), None)
+            if found[key]:  # a job that is submitted next must be seen
                 self._kept[kind, key] = now, found[key]
             future.set_result(found[key])
+        self._drop(now)
 
-    def _read(self, kind: str, keys: Sequence[str]) -> dict[str, Any]:
-        if kind == "turn":
-            return dict.fromkeys(keys)
+    def _drop(self, now: float) -> None:
+        """Forget old answers, and the oldest ones beyond MOST_KEPT bytes."""
+        self._aside = {name: until for name, until in self._aside.items() if until > now}
+        kept, room = dict[tuple[str, str], tuple[float, list[OwnedJob]]](), MOST_KEPT
+        for name, (at, jobs) in reversed(self._kept.items()):
+            room -= 1000 + sum(len(text) for _, text in jobs)
+            if room < 0:
+                break
+            if now - at <= _fresh(name[0]):
+                kept[name] = at, jobs
+        self._kept = dict(reversed(kept.items()))
+
+    def _read(self, kind: str, keys: Sequence[str]) -> dict[str, list[OwnedJob]]:
+        """Ask slurmctld, and encode the answer: this runs in a thread, and the loop only sends."""
         if kind in PUBLIC:
-            return {keys[0]: self._execute((SCONTROL, "--json", "show", kind), True)}
+            text = self._execute((SCONTROL, "--json", "show", kind), True)
+            return {keys[0]: [(None, json.dumps({"text": text}).encode() + b"\n")]}
         option = f"--{'jobs' if kind == 'jobs' else 'users'}={','.join(keys)}"
         try:
             jobs = json.loads(self._execute((SQUEUE, "--json", "--states=all", option), False))["jobs"]
@@ -133,39 +197,46 @@ class JobSnapshot:
             if not any(words in error.said or words in error.why for words in UNKNOWN_JOB):
                 raise
             jobs = []
-        found: dict[str, list[JsonJob]] = {key: [] for key in keys}
+        found: dict[str, list[OwnedJob]] = {key: [] for key in keys}
         for job in jobs:
-            for name in ids_of(job) if kind == "jobs" else {str(job.get("user_name"))}:
-                if name in found:
-                    found[name].append(job)
+            owner = _number(job.get("user_id"))
+            names = [name for name in (ids_of(job) if kind == "jobs" else {str(owner)}) if name in found]
+            if names:
+                shown = json.dumps(without_notes(job)).encode()
+                for name in names:
+                    found[name].append((owner, shown))
         return found
 
-    async def reply(self, uid: int, request: Any) -> dict[str, Any]:
-        """Answer one request of a user."""
+    async def reply(self, uid: int, request: Any) -> Sequence[bytes]:
+        """Answer one request of a user, in the parts of a line of JSON."""
         kind = request.get("ask") if isinstance(request, dict) else None
         try:
-            if kind == "turn":
-                await self.turn(uid)
-                return {"direct": True}
             if kind in PUBLIC:
-                return {"text": await self.ask(uid, str(kind))}
+                return [text for _, text in await self.ask(uid, str(kind))]
             if kind == "mine":
-                name = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name
-                return {"jobs": own(await self.ask(uid, "users", name), uid)}
+                return line(await self.ask(uid, "users", str(uid)), uid)
             ids = request.get("ids") if kind == "jobs" else None
             if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(map(_is_id, ids)):
-                return {"why": "the job snapshot does not understand the request"}
-            jobs = [
-                job for found in await asyncio.gather(*(self.ask(uid, "jobs", id_) for id_ in ids)) for job in found
-            ]
-            if len(own(jobs, uid)) == len(jobs):
-                return {"jobs": own(jobs, uid)}
-            await self.turn(uid)
-            return {"direct": True}
+                return (b'{"why": "the job snapshot does not understand the request"}\n',)
+            found = await asyncio.gather(*(self.ask(uid, "jobs", id_) for id_ in dict.fromkeys(ids)))
+            return line([job for jobs in found for job in jobs], uid)
+        except DirectError:
+            return DIRECT
         except SlurmError as error:
-            return {"why": error.why}
-        except (KeyError, TooLongError):  # KeyError: a user whom this pod does not know
-            return {"direct": True}
+            return (json.dumps({"why": error.why}).encode() + b"\n",)
+
+
+def _fresh(kind: str) -> float:
+    return FRESH_PUBLIC_S if kind in PUBLIC else FRESH_S
+
+
+def line(jobs: Iterable[OwnedJob], uid: int) -> Sequence[bytes]:
+    """Return the reply of own jobs; of another user's job not even that it exists."""
+    once = list(dict.fromkeys(jobs))
+    if any(owner != uid for owner, _ in once) or sum(len(text) for _, text in once) > MOST_SENT:
+        return DIRECT
+    parts = [part for _, text in once for part in (b", ", text)]
+    return [b'{"jobs": [', *parts[1:], b"]}\n"]
 
 
 def _is_id(text: object) -> bool:
@@ -184,16 +255,9 @@ def ids_of(job: JsonJob) -> set[str]:
     return {str(_number(job.get(key))) for key in ("job_id", "array_job_id", "het_job_id")}
 
 
-def own(jobs: Iterable[JsonJob], uid: int) -> list[JsonJob]:
-    """Keep the user's own jobs, without a comment that an operator wrote for operators."""
-    mine = [job for job in jobs if _number(job.get("user_id")) == uid]
-    return [
-        job if str(job.get("admin_comment", "")).startswith(PREFIX) else {**job, "admin_comment": ""} for job in mine
-    ]
-
-
-class TooLongError(Exception):
-    """The answer is larger than this process may hold: the command asks slurmctld itself."""
+def without_notes(job: JsonJob) -> JsonJob:
+    """Leave out a comment that an operator wrote for operators."""
+    return job if str(job.get("admin_comment", "")).startswith(PREFIX) else {**job, "admin_comment": ""}
 
 
 def execute(argv: Sequence[str], as_nobody: bool) -> str:
@@ -227,7 +291,9 @@ def execute(argv: Sequence[str], as_nobody: bool) -> str:
     if len(text) > MOST_SHOWN:
         raise TooLongError
     if late:
-        raise SlurmError("ask slurmctld", f"no answer from {controller} within {ASK_S:g} s")
+        slow = SlurmError("ask slurmctld", f"no answer from {controller} within {ASK_S:g} s")
+        slow.late = True
+        raise slow
     if process.returncode:
         failed = SlurmError("ask slurmctld", client.judge(said, controller))
         failed.said = said
@@ -236,7 +302,7 @@ def execute(argv: Sequence[str], as_nobody: bool) -> str:
 
 
 class Door:
-    """The socket: so many connections of a user, so many answers at a time."""
+    """The socket: so many connections of a user, so many answers at a time, and a deadline for each wait."""
 
     def __init__(self, snapshot: JobSnapshot) -> None:
         self._snapshot = snapshot
@@ -247,24 +313,25 @@ class Door:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, uid, _ = struct.unpack("3i", peer)
+        if self._users[uid] >= MOST_OF_A_USER or self._users.total() >= MOST_CONNECTIONS:
+            writer.transport.abort()  # the command asks slurmctld itself
+            return
+        writer.transport.set_write_buffer_limits(0)  # drain() returns when all is sent
         self._users[uid] += 1
         try:
-            if self._users[uid] <= MOST_OF_A_USER:
-                async with asyncio.timeout(HEAR_S):
-                    line = await reader.readline()
-                try:
-                    async with asyncio.timeout(PATIENCE_S):
-                        reply = await self._snapshot.reply(uid, json.loads(line))
-                except TimeoutError:
-                    reply = {"why": "too many questions wait, and slurmctld is asked seldom; try again"}
-            else:
-                reply = {"why": f"you have {MOST_OF_A_USER} questions under way; try again"}
+            async with asyncio.timeout(HEAR_S):
+                request = json.loads(await reader.readline())
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    parts = await self._snapshot.reply(uid, request)
+            except TimeoutError:
+                parts = DIRECT
             sending = self._sending.setdefault(uid, asyncio.Semaphore(AT_ONCE_OF_A_USER))
-            async with sending, self._room, asyncio.timeout(SEND_S):
-                writer.write(json.dumps(reply).encode() + b"\n")
+            async with asyncio.timeout(SEND_S), sending, self._room:
+                writer.write(parts[0] if len(parts) == 1 else b"".join(parts))
                 await writer.drain()
         except (OSError, ValueError, RecursionError):
-            pass  # the asker has gone, or is none of ours
+            pass  # the asker has gone, is slow, or speaks no JSON
         finally:
             self._users[uid] -= 1
             if not self._users[uid]:

@@ -122,7 +122,8 @@ ASK = """python3 - {ids} <<'END'
 import json, socket, sys
 with socket.socket(socket.AF_UNIX) as service:
     service.connect("/run/minivm/jobs.sock")
-    service.sendall(json.dumps({{"ask": "jobs", "ids": sys.argv[1:]}}).encode() + b"\\n")
+    asked = {{"ask": "jobs", "ids": sys.argv[1:]}} if sys.argv[1:] else {{"ask": "mine"}}
+    service.sendall(json.dumps(asked).encode() + b"\\n")
     print(service.makefile().readline())
 END"""
 
@@ -140,6 +141,8 @@ def test_users_of_a_login_share_what_slurmctld_says_and_get_only_their_own_jobs(
     assert alice(f"for i in $(seq 30); do minivm job {secret} & done; wait").count("It is held by its user") == 30
     assert asked() - before < 10, "thirty people, few requests"
     assert '"secret"' in alice(ASK.format(ids=secret)) and '"plain"' in bob(ASK.format(ids=own))
+    mine = bob(ASK.format(ids=""))
+    assert '"plain"' in mine and '"secret"' not in mine
     for ids in (secret, f"{own} {secret}"):
         assert json.loads(bob(ASK.format(ids=ids))) == {"direct": True}
     alice(f"scancel {secret}")

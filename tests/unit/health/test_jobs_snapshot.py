@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pwd
 import socket
 import threading
+import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +16,20 @@ from typing import Any, TypeVar
 import pytest
 
 from health.jobs import snapshot
-from health.jobs.shared import PUBLIC, question, shared
-from health.jobs.snapshot import BURST, EACH_S, FRESH_S, JobSnapshot, TooLongError, own
+from health.jobs.ask import Asker, look
+from health.jobs.shared import PUBLIC, Shared, question
+from health.jobs.snapshot import (
+    APART_S,
+    BURST,
+    DEAR_S,
+    EACH_S,
+    FRESH_S,
+    MOST_OF_A_USER,
+    MOST_SENT,
+    JobSnapshot,
+    TooLongError,
+    without_notes,
+)  # fmt: skip
 from init.slurm.client import SlurmError
 from tests.waiting import until
 
@@ -35,12 +47,19 @@ class Slurm:
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs, self.calls = jobs, list[tuple[str, bool]]()
         self.error: Exception | None = None
+        self.cpu = 0.0  # seconds that all commands have taken
+        self.text = ""  # of nodes and partitions
 
     def __call__(self, argv: Sequence[str], as_nobody: bool) -> str:
         self.calls.append((" ".join(argv), as_nobody))
         if self.error:
             raise self.error
-        return json.dumps({"jobs": self.jobs}) if argv[0].endswith("squeue") else f"text of {argv[-1]}"
+        if not argv[0].endswith("squeue"):
+            return self.text or f"text of {argv[-1]}"
+        keys = set(argv[-1].partition("=")[2].split(","))
+        if len(keys) > 1:
+            self.cpu += DEAR_S * 2 if len(self.jobs) > 1000 else 0
+        return json.dumps({"jobs": self.jobs})
 
 
 def replies(slurm: Slurm, *requests: tuple[int, object], now: list[float] | None = None) -> list[dict[str, Any]]:
@@ -48,14 +67,20 @@ def replies(slurm: Slurm, *requests: tuple[int, object], now: list[float] | None
     clock = now or [0.0]
 
     async def ask() -> list[dict[str, Any]]:
-        shared_jobs = JobSnapshot(slurm, lambda: clock[0])
+        shared_jobs = JobSnapshot(slurm, lambda: clock[0], lambda: slurm.cpu)
         worker = asyncio.create_task(shared_jobs.work())
         try:
-            return await asyncio.gather(*(shared_jobs.reply(uid, request) for uid, request in requests))
+            return list(await asyncio.gather(*(reply(shared_jobs, uid, request) for uid, request in requests)))
         finally:
             worker.cancel()
 
     return run(ask())
+
+
+async def reply(shared_jobs: JobSnapshot, uid: int, request: object) -> dict[str, Any]:
+    text = b"".join(await shared_jobs.reply(uid, request))
+    assert text.endswith(b"\n")
+    return dict(json.loads(text))
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -83,7 +108,7 @@ def test_an_answer_serves_for_some_seconds_and_no_longer() -> None:
         worker = asyncio.create_task(shared_jobs.work())
         for at, calls in ((0.0, 1), (FRESH_S, 1), (FRESH_S + 1, 2)):
             now[0] = at
-            assert (await shared_jobs.reply(ALICE, wants("1")))["jobs"] == [job(1, admin_comment="")]
+            assert (await reply(shared_jobs, ALICE, wants("1")))["jobs"] == [job(1, admin_comment="")]
             assert len(slurm.calls) == calls
         worker.cancel()
 
@@ -100,18 +125,25 @@ def test_commands_are_apart_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> No
         await real(0)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    asks = [(ALICE, {"ask": "turn"}) for _ in range(BURST + 10)]
-    assert replies(slurm, *asks, now=now) == [{"direct": True}] * len(asks)
-    assert now[0] == pytest.approx(10 * EACH_S), "each turn after the burst waits for its time"
-    assert slurm.calls == []
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0])
+        worker = asyncio.create_task(shared_jobs.work())
+        for number in range(BURST + 10):
+            assert await reply(shared_jobs, ALICE, wants(str(number))) == {"jobs": []}
+        worker.cancel()
+
+    run(ask())
+    assert now[0] == pytest.approx(10 * EACH_S), "each command after the burst waits for its time"
+    assert len(slurm.calls) == BURST + 10
 
 
 def test_a_user_with_many_questions_keeps_no_other_one_waiting() -> None:
     slurm = Slurm(job(1, BOB))
     flood = [(ALICE, wants(*(str(number + 64 * part) for number in range(100, 164)))) for part in range(20)]
-    *refused, last = replies(slurm, *flood, *[(ALICE, {"ask": "turn"})] * 3, (BOB, wants("1")))
+    *refused, last = replies(slurm, *flood, (BOB, wants("1")))
     assert last["jobs"]
-    assert [reply for reply in refused if "under way" in reply.get("why", "")], refused
+    assert {"direct": True} in refused, "the rest he asks himself"
     assert max(len(call.split("=")[-1].split(",")) for call, _ in slurm.calls) <= 65
 
 
@@ -122,20 +154,19 @@ def test_each_user_gets_own_jobs_and_asks_for_other_ones_with_own_rights() -> No
     assert mine["jobs"][0]["job_id"] == 1 and of_bob["jobs"][0]["job_id"] == 2
     assert [foreign, mixed, shared_id] == [{"direct": True}] * 3, "nothing of the other user's job, not even that it is"
     assert replies(slurm, (ALICE, wants("7"))) == [{"jobs": []}]
-    assert own([{"job_id": 5}, {"job_id": 6, "user_id": True}, {"job_id": 7, "user_id": {"set": False}}], 0) == []
+    nobodys = {"job_id": 5}, {"job_id": 6, "user_id": True}, {"job_id": 7, "user_id": {"set": False}}
+    assert replies(Slurm(*nobodys), *[(0, wants(number)) for number in "567"]) == [{"direct": True}] * 3
 
 
-def test_a_list_has_only_the_askers_jobs_by_the_kernels_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {ALICE: "alice", BOB: "bob"}
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: type("Entry", (), {"pw_name": names[uid]}))
+def test_a_list_has_only_the_askers_jobs_by_the_kernels_word() -> None:
     slurm = Slurm(job(1), job(2, BOB))
     found = replies(slurm, (ALICE, {"ask": "mine"}), (BOB, {"ask": "mine", "user": "alice"}), (1, {"ask": "mine"}))
     assert [[each["job_id"] for each in reply.get("jobs", [])] for reply in found] == [[1], [2], []]
-    assert found[2] == {"direct": True}
+    assert slurm.calls == [(f"/usr/bin/squeue --json --states=all --users={ALICE},{BOB},1", False)]
 
 
 def test_a_comment_for_operators_stays_with_them() -> None:
-    kept, hidden = own([job(1, admin_comment="minivm: x"), job(2, admin_comment="watch this person")], ALICE)
+    kept, hidden = map(without_notes, (job(1, admin_comment="minivm: x"), job(2, admin_comment="watch this person")))
     assert (kept["admin_comment"], hidden["admin_comment"]) == ("minivm: x", "")
 
 
@@ -149,7 +180,8 @@ def test_what_all_may_see_is_read_as_nobody_and_jobs_as_root() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [None, 5, [], {}, {"ask": "config"}, wants(), wants("1; rm"), wants("-1"), wants("1" * 11), wants(*["1"] * 65),
+    [None, 5, [], {}, {"ask": "config"}, {"ask": "turn"}, {"ask": "licenses"},
+     wants(), wants("1; rm"), wants("-1"), wants("1" * 11), wants(*["1"] * 65),
      {"ask": "jobs", "ids": "1"}, {"ask": "jobs", "ids": [1]}, {"ask": ["nodes"]}],
 )  # fmt: skip
 def test_a_request_of_a_stranger_reaches_no_command(request_: object) -> None:
@@ -176,14 +208,25 @@ def served(path: Path, slurm: Slurm) -> Iterator[None]:
     def work() -> None:
         with pytest.raises(asyncio.CancelledError):
             loop.run_until_complete(task)
+        if left := asyncio.all_tasks(loop):
+            for each in left:
+                each.cancel()
+            loop.run_until_complete(asyncio.wait(left))
 
     thread = threading.Thread(target=work)
     thread.start()
-    until(path.exists, "the service listens")
-    yield
-    loop.call_soon_threadsafe(task.cancel)
-    thread.join()
-    loop.close()
+
+    def listens() -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(path)) == 0
+
+    until(listens, "the service listens")
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
 
 
 def test_the_command_takes_from_the_service_what_it_has_and_asks_for_the_rest_itself(tmp_path: Path) -> None:
@@ -193,7 +236,9 @@ def test_the_command_takes_from_the_service_what_it_has_and_asks_for_the_rest_it
         direct.append(argv[0].rpartition("/")[2])
         return "itself"
 
-    ask = shared(itself, path)
+    def ask(argv: Sequence[str]) -> str:
+        return Shared(itself, path)(argv)
+
     squeue = ("/usr/bin/squeue", "--json", "--states=all", "--jobs=1")
     assert ask(squeue) == "itself", "without the service"
     mine = {"job_id": 1, "user_id": os.getuid(), "user_name": "x"}
@@ -210,11 +255,239 @@ def test_the_command_takes_from_the_service_what_it_has_and_asks_for_the_rest_it
                 stranger.sendall(garbage)
         assert json.loads(ask(squeue))["jobs"]
     assert direct == ["squeue", "scontrol", "sacct"]
+    assert ask(squeue) == "itself", "the service has gone"
 
 
-def test_a_command_that_does_not_reach_slurmctld_takes_no_turn() -> None:
+def test_the_snapshot_is_asked_for_jobs_nodes_and_partitions_alone() -> None:
     assert question(("/usr/bin/sacct", "--json", "--jobs=1")) is None
     assert question(("/usr/bin/sacctmgr", "-nP", "show", "user")) is None
     assert question(("/usr/bin/squeue", "--json", "--states=all", "--jobs=1,2")) == wants("1", "2")
     assert question(("/usr/bin/squeue", "--json", "--states=all", "--me")) == {"ask": "mine"}
-    assert question(("/usr/bin/sstat", "-nP")) == {"ask": "turn"}
+    for words in (("sstat", "-nP"), ("scontrol", "show", "assoc_mgr"), ("scontrol", "--json", "show", "licenses")):
+        assert question((f"/usr/bin/{words[0]}", *words[1:])) is None
+
+
+def test_an_answer_that_shows_nothing_is_not_kept() -> None:
+    slurm = Slurm()
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: 0.0)
+        worker = asyncio.create_task(shared_jobs.work())
+        assert await reply(shared_jobs, ALICE, wants("1")) == {"jobs": []}
+        slurm.jobs = (job(1),)
+        assert (await reply(shared_jobs, ALICE, wants("1")))["jobs"]
+        worker.cancel()
+
+    run(ask())
+
+
+def queued(number: int, **more: object) -> dict[str, Any]:
+    fields = {"user_name": "alice", "name": "train", "job_state": ["PENDING"], "state_reason": "Priority"}
+    return {"job_id": number, "user_id": os.getuid(), **fields, "partition": "main", **more}
+
+
+def recorded(number: int) -> dict[str, Any]:
+    times = {"submission": int(time.time()), "start": 0, "end": 0}
+    more = {"array": {"job_id": 0, "task_id": {"set": False}}, "het": {"job_id": 0}, "steps": []}
+    return {"job_id": number, "name": "new", "user": "alice", "state": {"current": ["PENDING"]}, "time": times, **more}
+
+
+class Directly:
+    """Slurm's clients with the user's own rights; each command is kept."""
+
+    def __init__(self, **answers: object) -> None:
+        self.answers, self.calls = answers, list[str]()
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        name = argv[0].rpartition("/")[2]
+        key = argv[-1] if name == "scontrol" else "jobs"
+        self.calls.append(argv[-1] if name == "scontrol" else name)
+        return json.dumps({key: self.answers.get(self.calls[-1], [])})
+
+    def look(self, path: Path, wanted: str) -> str:
+        (page,) = look(Asker(Shared(self, path), "alice", False, time.time()), wanted)
+        return page.answer.headline
+
+
+def test_a_job_that_was_submitted_after_the_kept_answer_is_not_lost(tmp_path: Path) -> None:
+    slurm, direct = Slurm(queued(41)), Directly(sacct=[recorded(42)])
+    with served(tmp_path / "jobs.sock", slurm):
+        direct.look(tmp_path / "jobs.sock", "train")
+        slurm.jobs = ()
+        direct.answers["squeue"] = [queued(41), queued(42, name="new")]
+        assert "lost" not in direct.look(tmp_path / "jobs.sock", "new")
+        assert direct.calls.count("squeue") == 1, "slurmctld was asked once more"
+        slurm.jobs = (queued(42, name="new"),)
+        assert "lost" not in direct.look(tmp_path / "jobs.sock", "42"), "an empty answer is not kept"
+        assert direct.calls.count("squeue") == 1
+
+
+def test_a_job_that_slurmctld_itself_does_not_know_is_lost(tmp_path: Path) -> None:
+    with served(tmp_path / "jobs.sock", Slurm()):
+        direct = Directly(sacct=[recorded(42)])
+        for wanted in ("42", "new"):
+            assert "lost" in direct.look(tmp_path / "jobs.sock", wanted)
+        assert direct.calls.count("squeue") == 3, "each absence, and the job that may have come back for 42"
+
+
+def test_a_partition_that_nobody_may_see_is_read_with_the_users_own_rights(tmp_path: Path) -> None:
+    node = {"name": "w1", "cpus": 64, "real_memory": 1 << 20, "state": ["IDLE"], "partitions": ["lab"]}
+    direct = Directly(nodes=[node], partitions=[{"name": "lab", "partition": {"state": ["UP"]}}])
+    slurm = Slurm(queued(1, partition="lab", state_reason="Resources"))
+    slurm.text = json.dumps({"nodes": [{**node, "partitions": ["main"]}], "partitions": []})
+    with served(tmp_path / "jobs.sock", slurm):
+        assert "has no nodes" not in direct.look(tmp_path / "jobs.sock", "1")
+        assert {"nodes", "partitions"} <= set(direct.calls)
+        direct.calls = []
+        slurm.jobs = (queued(3, partition="lab", job_state=["RUNNING"], nodes="w1"),)
+        direct.look(tmp_path / "jobs.sock", "3")
+        assert direct.calls == ["nodes", "sstat"]
+        slurm.jobs = (queued(2, partition="main", state_reason="Resources"),)
+        direct.calls = []
+    slurm.text = json.dumps({"nodes": [{**node, "partitions": ["main"]}], "partitions": [{"name": "main"}]})
+    with served(tmp_path / "own.sock", slurm):
+        direct.look(tmp_path / "own.sock", "2")
+        assert direct.calls == [], "what the snapshot shows is not asked again"
+
+
+@pytest.mark.parametrize("size", [220_000, 250_000, 280_000, 1_000_000, 5_000_000])
+def test_a_large_answer_arrives_whole(tmp_path: Path, size: int) -> None:
+    slurm = Slurm()
+    slurm.text = "x" * size
+    with served(tmp_path / "jobs.sock", slurm):
+        for _ in range(5):
+            ask = Shared(lambda argv: "itself", tmp_path / "jobs.sock")
+            assert len(ask(("/usr/bin/scontrol", "--json", "show", "nodes"))) == size
+
+
+def test_one_id_many_times_is_one_and_a_huge_answer_is_not_put_together() -> None:
+    assert replies(slurm := Slurm(job(7)), (ALICE, wants(*["7"] * 64)))[0]["jobs"] == [job(7, admin_comment="")]
+    assert len(slurm.calls) == 1
+    tasks = [job(number, array_job_id=7, comment="x" * 2**16) for number in range(MOST_SENT // 2**16 + 1)]
+    assert replies(Slurm(*tasks), (ALICE, wants("7"))) == [{"direct": True}]
+
+
+def test_kept_answers_are_dropped_when_old_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MOST_KEPT", 1 << 20)
+    now, slurm = [0.0], Slurm()
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0])
+        worker = asyncio.create_task(shared_jobs.work())
+        for number in range(1, 13):
+            slurm.jobs = (job(number, comment="x" * (1 << 18)),)
+            now[0] += 60 if number < 5 else EACH_S / 100
+            shared_jobs._tokens = BURST
+            await reply(shared_jobs, ALICE, wants(str(number)))
+            assert len(shared_jobs._kept) == min(3, max(1, number - 3)), number
+        worker.cancel()
+
+    run(ask())
+
+
+class Large(Slurm):
+    """slurmctld with a job 7 whose answer is too long."""
+
+    def __call__(self, argv: Sequence[str], as_nobody: bool) -> str:
+        text = super().__call__(argv, as_nobody)
+        if "7" in argv[-1].partition("=")[2].split(","):
+            raise TooLongError
+        return text
+
+
+def test_a_job_that_is_too_long_is_put_aside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "EACH_S", 0.001)
+    slurm = Large(*(job(number, 2000 + number) for number in range(1, 101)))
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, time.monotonic, lambda: 0.0)
+        worker = asyncio.create_task(shared_jobs.work())
+        asks = (reply(shared_jobs, 2000 + number, wants(str(number))) for number in range(1, 101))
+        found = await asyncio.gather(*asks)
+        assert [number for number, each in enumerate(found, 1) if each == {"direct": True}] == [7]
+        before = len(slurm.calls)
+        assert await reply(shared_jobs, 2007, wants("7")) == {"direct": True}
+        assert len(slurm.calls) == before, "it is not asked again soon"
+        worker.cancel()
+
+    run(ask())
+    assert len(slurm.calls) <= 20
+
+
+def test_a_long_queue_is_not_loaded_for_each_batch() -> None:
+    now = [0.0]
+    slurm = Slurm(*(job(number, 2000 + number) for number in range(1, 1200)))
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0], lambda: slurm.cpu)
+        worker = asyncio.create_task(shared_jobs.work())
+        for expected in (1, 1, 2):
+            asks = [reply(shared_jobs, 2000 + number, wants(str(number))) for number in (1, 2, 3)]
+            found = await asyncio.gather(*asks)
+            assert len([call for call, _ in slurm.calls if "," in call]) == expected
+            assert ({"direct": True} in found) == (now[0] == FRESH_S + 1)
+            assert await reply(shared_jobs, ALICE, {"ask": "nodes"}) == {"text": "text of nodes"}
+            now[0] = APART_S + 1 if now[0] else FRESH_S + 1
+        worker.cancel()
+
+    run(ask())
+
+
+def test_a_late_command_for_many_lets_them_ask_themselves() -> None:
+    slurm = Slurm()
+    slurm.error = SlurmError("ask slurmctld", "no answer within 10 s")
+    slurm.error.late = True
+    assert replies(slurm, (ALICE, wants("1")), (BOB, wants("2"))) == [{"direct": True}] * 2
+
+
+def test_a_service_that_hangs_costs_the_page_one_short_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("health.jobs.shared.WITHIN", 0.2)
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(tmp_path / "jobs.sock"))
+        service.listen(5)
+        ask = Shared(lambda argv: "itself", tmp_path / "jobs.sock")
+        for _ in range(3):
+            assert ask(("/usr/bin/scontrol", "--json", "show", "nodes")) == "itself" and not ask.is_old
+        service.accept()[0].close()
+        service.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            service.accept()
+
+
+def test_connections_beyond_a_users_share_are_closed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "HEAR_S", 600.0)
+    with served(tmp_path / "jobs.sock", Slurm()):
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(MOST_OF_A_USER)]
+        for each in silent:
+            each.connect(str(tmp_path / "jobs.sock"))
+        with socket.socket(socket.AF_UNIX) as beyond:
+            beyond.settimeout(10)
+            beyond.connect(str(tmp_path / "jobs.sock"))
+            assert beyond.recv(1) == b""
+        for each in silent:
+            each.close()
+
+        def answers() -> bool:
+            ask = Shared(lambda argv: "itself", tmp_path / "jobs.sock")
+            return ask(("/usr/bin/scontrol", "--json", "show", "nodes")) == "text of nodes"
+
+        until(answers, "the service answers again")
+
+
+def test_slow_readers_are_cut_and_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "SEND_S", 1.0)
+    slurm = Slurm()
+    slurm.text = "x" * 5_000_000
+    with served(tmp_path / "jobs.sock", slurm):
+        slow = [socket.socket(socket.AF_UNIX) for _ in range(MOST_OF_A_USER)]
+        for each in slow:
+            each.connect(str(tmp_path / "jobs.sock"))
+            each.sendall(b'{"ask": "nodes"}\n')
+
+        def answers() -> bool:
+            ask = Shared(lambda argv: "itself", tmp_path / "jobs.sock")
+            return len(ask(("/usr/bin/scontrol", "--json", "show", "nodes"))) == 5_000_000
+
+        until(answers, "the slow ones have been cut")
+        for each in slow:
+            each.close()
