@@ -197,6 +197,8 @@ class JobSnapshot:
             if not any(words in error.said or words in error.why for words in UNKNOWN_JOB):
                 raise
             jobs = []
+        except (ValueError, KeyError, TypeError) as error:
+            raise DirectError("squeue gave no list of jobs") from error
         found: dict[str, list[OwnedJob]] = {key: [] for key in keys}
         for job in jobs:
             owner = _number(job.get("user_id"))

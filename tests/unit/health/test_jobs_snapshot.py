@@ -440,6 +440,15 @@ def test_a_late_command_for_many_lets_them_ask_themselves() -> None:
     assert replies(slurm, (ALICE, wants("1")), (BOB, wants("2"))) == [{"direct": True}] * 2
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]", "5", '{"jobs"'])
+def test_an_odd_answer_of_squeue_is_left_to_the_command(text: str) -> None:
+    class Odd(Slurm):
+        def __call__(self, argv: Sequence[str], as_nobody: bool) -> str:
+            return text
+
+    assert replies(Odd(), (ALICE, wants("1")), (BOB, {"ask": "mine"})) == [{"direct": True}] * 2
+
+
 def test_a_service_that_hangs_costs_the_page_one_short_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("health.jobs.shared.WITHIN", 0.2)
     with socket.socket(socket.AF_UNIX) as service:
