@@ -118,9 +118,10 @@ def run_step(node: str, within_s: float, *command: str) -> subprocess.CompletedP
 
 
 def run_test(test: GroupTest, within_s: float) -> GroupOutcome:
-    machines = (f"--group={','.join(test.suspects)}", f"--partners={','.join(test.partners)}")
+    first = test.suspects[0]
+    machines = (f"--on={first}", f"--group={','.join(test.suspects)}", f"--partners={','.join(test.partners)}")
     try:
-        done = run_step(test.suspects[0], within_s, "health.active.run", CHECK, *machines, "--keep-nothing")
+        done = run_step(first, within_s, "health.active.run", CHECK, *machines, "--keep-nothing")
     except subprocess.TimeoutExpired:
         return GroupOutcome(None, f"no result within {within_s:.0f} s")
     except OSError as error:

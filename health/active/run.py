@@ -96,9 +96,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--partners", default="", help="machines that are known to be good")
     parser.add_argument("--passed", default="", help="record that the check passed here, with this reason")
     parser.add_argument("--period", type=float, default=86400.0, help="how long that pass counts, in seconds")
+    parser.add_argument("--on", default="", help="measure on this node alone: srun may start a step on another one")
     parser.add_argument("--keep-nothing", action="store_true", help="record no result on any node")
     options = parser.parse_args(arguments)
     job = os.environ.get("SLURM_JOB_ID", "")
+    node = os.environ.get("SLURMD_NODENAME", "")
+    if options.on and node != options.on:
+        print(f"{options.check}: unknown: srun started the test on {node} and not on {options.on}", flush=True)
+        return 1
     before = read_record(options.check)
     if options.passed:
         reason = options.passed[:300]

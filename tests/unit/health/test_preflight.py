@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -345,3 +346,18 @@ def test_a_heterogeneous_job_is_left_alone(
     assert preflight.main([]) == 0
     assert not calls(job)
     assert "heterogeneous" in capsys.readouterr().out
+
+
+def test_a_test_that_srun_started_on_another_node_has_no_result(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm 24.11 was seen to do so in a job with --nodelist."""
+    run = "import sys; from health.active.run import main; sys.exit(main(sys.argv[1:]))"
+    script = f"""#!/bin/sh
+while [ "$1" != -m ]; do shift; done; shift 2
+export SLURMD_NODENAME=f
+exec {sys.executable} -c '{run}' "$@"
+"""
+    (job / "srun").write_text(script)
+    monkeypatch.setattr(preflight, "OF_THE_JOB", (*preflight.OF_THE_JOB, "PYTHONPATH"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    outcome = preflight.run_test(GroupTest(("c",), ("a",)), 20.0)
+    assert outcome == GroupOutcome(None, "tcp: unknown: srun started the test on f and not on c")
