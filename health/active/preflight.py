@@ -152,7 +152,7 @@ def name_job(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What slurmctld has about the running job. Lists of nodes are in Slurm's short form."""
+    """The record that slurmctld has of the running job. Lists of nodes are in Slurm's short form."""
 
     state: str
     restarts: int
