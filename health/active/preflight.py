@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("not tested: a heterogeneous job cannot be requeued by its components")
         return 0
     try:
-        nodes = client("scontrol", "show", "hostnames", listed).split()
+        nodes = expand(listed)
     except OSError as error:
         say(f"not tested: {error}")
         return 0

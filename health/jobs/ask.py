@@ -17,7 +17,7 @@ from health.jobs import limits as limit_reasons
 from health.jobs import parse, pending
 from health.jobs.explain import explain, withhold
 from health.jobs.model import ENDED, Job, JobNode, Page, Partition, World, listed
-from health.jobs.shared import Shared
+from health.jobs.shared import Shared, is_unknown_job
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 from init.slurm.conf import expanded
@@ -25,7 +25,6 @@ from init.slurm.conf import expanded
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
 MOST = 10
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
-UNKNOWN_JOB = ("Invalid job id", "invalid job id")
 NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
 SAMPLED = 60.0  # slurmstepd's figures are nonsense before its second sample
 STAT_S = 2.0  # a home that hangs costs the page one line
@@ -74,7 +73,7 @@ class Asker:
         try:
             return parse.queue(self.call(SQUEUE, "--json", "--states=all", *options, directly=directly))
         except SlurmError as error:
-            if any(words in error.said or words in error.why for words in UNKNOWN_JOB):
+            if is_unknown_job(error):
                 return []
             raise
         except ValueError as error:

@@ -22,7 +22,13 @@ PUBLIC = ("nodes", "partitions")
 WITHIN = 5.0
 LONGEST = 1 << 28
 _IDS = re.compile(r"--jobs=(\d{1,10}(?:,\d{1,10}){0,63})", re.ASCII)
+UNKNOWN_JOB = ("Invalid job id", "invalid job id")
 Run = Callable[[Sequence[str]], str]
+
+
+def is_unknown_job(error: SlurmError) -> bool:
+    """Tell if slurmctld said that it does not know the job."""
+    return any(words in error.said or words in error.why for words in UNKNOWN_JOB)
 
 
 def question(argv: Sequence[str]) -> dict[str, Any] | None:

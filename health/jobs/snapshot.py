@@ -25,7 +25,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from ground.sockets import notify
-from health.jobs.shared import PUBLIC, SOCKET
+from health.jobs.shared import PUBLIC, SOCKET, is_unknown_job
 from init.slurm import client
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 from init.slurm.node import PREFIX
@@ -51,7 +51,6 @@ MOST_SHOWN = 16 << 20
 MOST_SENT = 4 << 20  # bytes of jobs in a reply
 LONGEST = 16 * 1024
 NOBODY = 65534
-UNKNOWN_JOB = ("Invalid job id", "invalid job id")
 DIRECT = (b'{"direct": true}\n',)
 JsonJob = dict[str, Any]
 OwnedJob = tuple[int | None, bytes]  # its user, its JSON
@@ -194,7 +193,7 @@ class JobSnapshot:
         try:
             jobs = json.loads(self._execute((SQUEUE, "--json", "--states=all", option), False))["jobs"]
         except SlurmError as error:
-            if not any(words in error.said or words in error.why for words in UNKNOWN_JOB):
+            if not is_unknown_job(error):
                 raise
             jobs = []
         except (ValueError, KeyError, TypeError) as error:
