@@ -35,6 +35,20 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[i
         raise
 
 
+def rewrite(path: Path, data: bytes) -> None:
+    """Overwrite a file in place and durably, for readers on other machines of an NFS volume; all data has one length.
+
+    A renamed file could stay unseen on another machine for as long as that machine remembers the name; an open there
+    asks for the file's own change.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def read_plain(path: Path, most: int) -> bytes | None:
     """Read at most `most` bytes of a regular file in a directory that untrusted users may write to.
 

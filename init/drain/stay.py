@@ -122,10 +122,9 @@ class Stay:
 
     def _ask(self) -> None:
         """Learn from Kubernetes if the pod must end earlier, and if because of its machine."""
-        now = time.monotonic()
-        if now < self.asked + ASK_EVERY or self.left < ANSWER or not (ACCOUNT / "token").exists():
+        if not may_ask(self.asked, self.left):
             return
-        self.asked = now
+        self.asked = time.monotonic()
         try:
             item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path_of(f"pods/{self.pod}"))
             metadata = item.get("metadata") or {}
@@ -191,10 +190,9 @@ class PeopleReader:
         self.problem = ""
 
     def read(self, left: float) -> None:
-        now = time.monotonic()
-        if not self.name or now < self.asked + ASK_EVERY or left < ANSWER or not (ACCOUNT / "token").exists():
+        if not self.name or not may_ask(self.asked, left):
             return
-        self.asked = now
+        self.asked = time.monotonic()
         before = self.problem
         try:
             item = ApiServer(f"read the people of {self.name}", ACCOUNT).ask("GET", path_of(self.name))
@@ -208,6 +206,11 @@ class PeopleReader:
             self.problem = str(error)
         if self.problem != before:
             print(self.problem or f"{self.name} is read again", flush=True)
+
+
+def may_ask(asked: float, left: float) -> bool:
+    """Tell if it is time to ask the API server again, and time is left for its answer."""
+    return time.monotonic() >= asked + ASK_EVERY and left >= ANSWER and (ACCOUNT / "token").exists()
 
 
 def path_of(name: str) -> str:

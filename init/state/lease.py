@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ground.files import read_plain, write_whole
+from ground.files import read_plain, rewrite, write_whole
 from init.fields import number
 from init.records import record, replace
 from init.slurm.place import LEASE
@@ -166,17 +166,8 @@ class Terms:
         self, mine: int, holder: str, life: str, beat: int, *, released: bool = False, serves: bool = False,
         heir: str = "",
     ) -> None:  # fmt: skip
-        """Write the file of an own term. The term of another pod is never written.
-
-        In place, at one length: a renamed file could stay unseen on another machine of an NFS volume, for as long as
-        that machine remembers the name; an open there asks for the file's own change.
-        """
-        fd = os.open(self._file(mine), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.pwrite(fd, _content(holder, life, beat, released=released, serves=serves, heir=heir), 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        """Write the file of an own term. The term of another pod is never written."""
+        rewrite(self._file(mine), _content(holder, life, beat, released=released, serves=serves, heir=heir))
 
     def _file(self, wanted: int) -> Path:
         return self.directory / f"term-{wanted}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ground.files import read_plain, write_whole
+from ground.files import read_plain, rewrite, write_whole
 from init.pod.addresses import host_and_port
 from init.records import record
 
@@ -41,22 +41,16 @@ class Standby:
 
 
 def publish(directory: Path, standby: Standby, beat: int) -> None:
-    """Write a report in place, as `Terms.renew` does a term."""
+    """Write a report in place; the first one makes the file."""
     why = "".join(letter if " " <= letter <= "~" else "?" for letter in standby.why)[:LONGEST_WHY]
     content = {"beat": beat, "ready": standby.ready, "why": why, "protocol": standby.protocol}
     data = json.dumps(content).encode().ljust(LENGTH) + b"\n"
     path = directory / f"standby-{standby.pod}"
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        rewrite(path, data)
     except FileNotFoundError:
         directory.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, data, 0o600)
-        return
-    try:
-        os.pwrite(fd, data, 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def read_all(directory: Path) -> dict[str, Standby]:
