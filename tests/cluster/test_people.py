@@ -14,6 +14,7 @@ import yaml
 
 from cluster.local import LocalCluster
 from cluster.names import free_port
+from cluster.values import Options
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
@@ -88,6 +89,8 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("people"))
     client = DockerEngine().client
+    # What an earlier run that was killed has left, whose directory may be another one.
+    LocalCluster(client, Options(name=made.name), log=print).down()
     try:
         made.take(made.person("ada", 15001, groups=["optics"], gecos="Ada L."), made.person("bob", 15002))
         made.world = World(LocalCluster.saved(client, made.name, log=print))
