@@ -111,7 +111,8 @@ def test_another_user_sees_what_squeue_shows(alice: Researcher) -> None:
     text = alice(f"minivm job {bad}") + alice("minivm job")
     assert "red" in text and all(letter.isprintable() or letter == "\n" for letter in text)
     alice(f"scancel {job} {bad}")
-    says(alice, job, "Its own user, alice, cancelled it before it started", cause="a person")
+    cancelled = "Its own user, alice, cancelled it before it started"
+    assert cancelled in says(alice, job, cancelled, cause="a person")["headline"]
     done = alice.try_("minivm job 4000000")
     assert done.returncode == 1 and "cannot explain job 4000000" in done.stderr
 
