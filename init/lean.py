@@ -1,4 +1,4 @@
-"""Modules of the standard library by the C half that does their work (docs/decisions/the-start-is-counted.md).
+"""Modules of the standard library by the C half that does their work (docs/decisions/pid-1-start-in-instructions.md).
 
 `signal` turns each number into an enum, and `json` compiles six regular expressions on import: 7 ms before the first
 service, for names and checks that PID 1 does not use. `heapq` is implemented again in Python beside its C half. Type

@@ -72,7 +72,7 @@ class Builder:
 
     @cached_property
     def buildx(self) -> bool:
-        """Tell whether BuildKit is selected (docs/decisions/the-classic-builder-first.md); fail if it is missing."""
+        """Tell whether BuildKit is selected (docs/decisions/classic-builder-by-default.md); fail if it is missing."""
         if self.kind != "buildx":
             return False
         try:

@@ -2,7 +2,7 @@
 
 An engine with a graph driver identifies an image by the digest of its configuration. One with containerd's image store
 uses the digest of its manifest, which also names the compressed layers and so differs from machine to machine. The
-project's id of an image is the configuration's digest on both (docs/decisions/an-image-is-its-configuration.md).
+project's id of an image is the configuration's digest on both (docs/decisions/image-id-from-configuration.md).
 """
 
 from __future__ import annotations

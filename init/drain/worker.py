@@ -2,7 +2,7 @@
 
 Otherwise slurmctld notices the lost node only after SlurmdTimeout, and its jobs stay RUNNING until then. The node's
 record stays: it holds the state that people set, and a job that names a node without a record fails at the next
-reconfigure. See docs/decisions/a-node-outlives-its-pod.md.
+reconfigure. See docs/decisions/worker-record-outlives-pod.md.
 """
 
 from __future__ import annotations

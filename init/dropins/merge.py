@@ -158,7 +158,7 @@ def merge_for_boot(
     """Merge for a boot: return the plan and the ignored drop-ins; a typo must not take down a whole role's pods.
 
     A service of the image that an invalid file would change or remove is held back, not run unchanged: the file may be
-    there for safety (docs/decisions/a-wrong-drop-in-costs-itself.md).
+    there for safety (docs/decisions/wrong-drop-ins-disable-themselves.md).
     """
     dropped = find(roots)
     left: dict[str, Service | None] = dict(dropped.services) | dict.fromkeys(sorted(dropped.gone))

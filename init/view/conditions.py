@@ -1,7 +1,7 @@
 """The pod's conditions in Kubernetes: readiness with reasons, its GPUs, the result of deep checks.
 
 The service `conditions` patches them into the pod's status. Where the fleet runs, it reads the page `/conditions` and
-writes them: then no pod has a token (docs/decisions/the-fleet-writes-the-pods-conditions.md).
+writes them: then no pod has a token (docs/decisions/fleet-writes-pod-conditions.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Metrics files of health, gitsync and drift for /metrics, read again when they change.
 
-HTTP quotes no service (docs/decisions/http-quotes-no-service.md), so only names and numbers pass: families under the
-service's own prefix, labels of a fixed list whose values are names, and numbers unchanged. The file must be a small
-regular file of root: reading never blocks, and no other user can add text.
+HTTP shows no output of services (docs/decisions/http-without-service-output.md). Only names and numbers pass:
+families under the service's own prefix, labels of a fixed list whose values are names, and numbers unchanged. The
+file must be a small regular file of root: reading never blocks, and no other user can add text.
 """
 
 from __future__ import annotations

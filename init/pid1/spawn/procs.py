@@ -282,8 +282,9 @@ def is_pid_1() -> bool:
 
 # Built-in commands: short steps of our own that PID 1 runs in a fork of itself, without an exec.
 #
-# A new interpreter for each was most of a worker's boot. docs/decisions/a-step-is-a-fork.md says what a fork shares
-# and what it must not. Everything that runs long, or as another user, is a program with an exec.
+# A new interpreter for each was most of a worker's boot. What a fork shares and what it must not:
+# docs/decisions/boot-steps-fork-from-pid-1.md. Everything that runs long, or as
+# another user, is a program with an exec.
 
 
 def run_builtin(command: Sequence[str], env: Mapping[str, str]) -> int:
