@@ -44,12 +44,18 @@ class Asker:
     now: float
     is_operator: bool | None = None  # None: not requested yet
     calls: int = 0
+    age: float = 0.0  # seconds since slurmctld answered the last question about jobs
+    nodes_age: float = 0.0  # the same for nodes and partitions
     missing: list[str] = field(default_factory=list)
 
     @property
     def is_old(self) -> bool:
         """True if the job snapshot gave the last answer: some seconds old, and of nodes only what nobody may see."""
         return isinstance(self.run, Shared) and self.run.is_old
+
+    @property
+    def last_age(self) -> float:
+        return self.run.age if isinstance(self.run, Shared) else 0.0
 
     def call(self, *argv: str, directly: bool = False) -> str:
         if self.calls >= MOST:
@@ -71,7 +77,9 @@ class Asker:
 
     def queue(self, *options: str, directly: bool = False) -> list[Job]:
         try:
-            return parse.queue(self.call(SQUEUE, "--json", "--states=all", *options, directly=directly))
+            text = self.call(SQUEUE, "--json", "--states=all", *options, directly=directly)
+            self.age = self.last_age
+            return parse.queue(text)
         except SlurmError as error:
             if is_unknown_job(error):
                 return []
@@ -85,7 +93,8 @@ def mine(asker: Asker) -> list[Page]:
     jobs = asker.queue("--me")
     if not jobs and asker.is_old:
         jobs = asker.queue("--me", directly=True)
-    return [explain(job, World(), asker.now) for job in jobs if job.user == asker.user]
+    age = asker.age
+    return [replace(explain(job, World(), asker.now), age=age) for job in jobs if job.user == asker.user]
 
 
 def look(asker: Asker, wanted: str) -> list[Page]:
@@ -101,10 +110,12 @@ def look(asker: Asker, wanted: str) -> list[Page]:
             tasks = listed(job.shown for job in others)
             why = f"Slurm knows {tasks} of its array, and keeps nothing of a task that was cancelled while it waited"
         raise InitError(f"explain {what}", why)
+    age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before other jobs are asked for
     if len(jobs) > 1:
-        return [explain(job, World(), asker.now) if _is_visible(asker, job) else withhold(job) for job in jobs]
-    (job,) = jobs
-    return [page(asker, job)] if _is_visible(asker, job) else [withhold(job)]
+        pages = [explain(job, World(), asker.now) if _is_visible(asker, job) else withhold(job) for job in jobs]
+    else:
+        pages = [page(asker, jobs[0]) if _is_visible(asker, jobs[0]) else withhold(jobs[0])]
+    return [replace(each, age=0.0 if each.job.source == "sacct" else age, nodes_age=asker.nodes_age) for each in pages]
 
 
 def page(asker: Asker, job: Job) -> Page:
@@ -236,12 +247,16 @@ def _nodes(asker: Asker, job: Job) -> World:
 
 
 def _read_nodes(asker: Asker, *, directly: bool = False) -> tuple[JobNode, ...] | None:
-    return asker.optional("the nodes", parse.nodes, SCONTROL, "--json", "show", "nodes", directly=directly)
+    nodes = asker.optional("the nodes", parse.nodes, SCONTROL, "--json", "show", "nodes", directly=directly)
+    asker.nodes_age = asker.last_age
+    return nodes
 
 
 def _read_partitions(asker: Asker, *, directly: bool = False) -> tuple[Partition, ...] | None:
     words = (SCONTROL, "--json", "show", "partitions")
-    return asker.optional("the partitions", parse.partitions, *words, directly=directly)
+    partitions = asker.optional("the partitions", parse.partitions, *words, directly=directly)
+    asker.nodes_age = max(asker.nodes_age, asker.last_age)
+    return partitions
 
 
 def _shows_place(nodes: Sequence[JobNode], job: Job) -> bool:

@@ -48,7 +48,10 @@ def explain(job: Job, world: World, now: float) -> Answer:
     answer = _commented(job, comment) if comment and job.state != "COMPLETED" else handler(job, world)
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
     facts = [Fact(f"state {safe(job.state, 40)}, {code}", job.source)]
-    facts += [Fact(_of_step(step.id, step.state, step.exit_code, step.signal), job.source) for step in _failed(job)]
+    facts += [
+        Fact(_of_step(_step_name(job, step), step.state, step.exit_code, step.signal), job.source)
+        for step in _failed(job)
+    ]
     if comment:
         facts.append(Fact(f"minivm noted: {safe(comment.removeprefix(PREFIX))}", "the job's AdminComment"))
     facts += [Fact(describe_run(number, run), SACCT) for number, run in enumerate(world.history, 1)][-4:]
@@ -57,6 +60,12 @@ def explain(job: Job, world: World, now: float) -> Answer:
 
 def _failed(job: Job) -> list[JobStep]:
     return [step for step in job.steps if step.exit_code or step.signal or step.state == "OUT_OF_MEMORY"][:SHOWN_STEPS]
+
+
+def _step_name(job: Job, step: JobStep) -> str:
+    """Name a step as its user names the job: accounting calls a step of task 8_3 by the task's own number."""
+    number, dot, name = step.id.partition(".")
+    return f"{job.shown}.{name}" if dot and number == str(job.id) else step.id
 
 
 def _of_step(name: str, state: str, code: int, signal: int) -> str:
@@ -125,7 +134,8 @@ def _failed_job(job: Job, world: World) -> Answer:
     if any(step.state == "OUT_OF_MEMORY" for step in job.steps):
         step = next(step for step in job.steps if step.state == "OUT_OF_MEMORY")
         answer = _out_of_memory(job, world)
-        head = f"Its step {safe(step.id, 40)} was killed because the job used all of its memory{_limit(job)}."
+        name = safe(_step_name(job, step), 40)
+        head = f"Its step {name} was killed because the job used all of its memory{_limit(job)}."
         return replace(answer, headline=head, sure=Sure.LIKELY)
     if not job.nodes and not job.steps:
         return Answer(
@@ -167,7 +177,7 @@ def _failed_job(job: Job, world: World) -> Answer:
         return _doubt(job, world, _signalled(job))
     what = SHELL.get(job.exit_code, "")
     last = next((step for step in _failed(job) if not step.id.endswith((".batch", ".extern"))), None)
-    where = f", first in step {safe(last.id, 40)}" if last else ""
+    where = f", first in step {safe(_step_name(job, last), 40)}" if last else ""
     head = f"Its own program ended with exit code {job.exit_code}{where}{f': {what}' if what else ''}."
     return _doubt(job, world, Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job)))
 

@@ -233,6 +233,8 @@ class Page:
     job: Job
     answer: Answer
     timeline: tuple[Event, ...] = ()
+    age: float = 0.0  # seconds since slurmctld told the job's state; 0 for the present or accounting
+    nodes_age: float = 0.0  # the same for nodes and partitions
 
 
 # Words for durations, sizes and signals, and text from users and Slurm made safe for a terminal.

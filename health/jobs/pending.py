@@ -36,7 +36,7 @@ SHOWN = 4  # runs
 # The AdminComment of a job that minivm submitted again, and the jobs that slurmctld had lost.
 BACK_FOR = re.compile(rf"{PREFIX} job (\d+) again,(?: first job (\d+),)?", re.ASCII)
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
-_DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d+)?(?:\((\w+)\))?", re.ASCII)
+_DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+(\d{1,9}))?(?:\((\w+)\))?", re.ASCII)
 # Reasons that say all by themselves: sentence, cause, advice. {id} is the job's number.
 PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
     "Cleaning": ("its last run is still being cleaned up", JobCause.CLUSTER, ()),
@@ -100,7 +100,7 @@ BY_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "BadConstrai
 
 def dependencies(job: Job) -> list[str]:
     """Return the numbers of the first jobs on which the job depends."""
-    return list(dict.fromkeys(number for _, number, _, _ in _DEPENDENCY.findall(job.dependency[:8192])))[:6]
+    return list(dict.fromkeys(number for _, number, *_ in _DEPENDENCY.findall(job.dependency[:8192])))[:6]
 
 
 def explain(job: Job, world: World, now: float) -> Answer:
@@ -308,9 +308,9 @@ def _queueing(job: Job, fit: Fit | None) -> Answer:
 
 def _dependency(job: Job, world: World, now: float) -> Answer:
     parts = _DEPENDENCY.findall(job.dependency[:8192])
-    failed = [f"{kind}:{number}" for kind, number, _, state in parts if state == "failed"]
+    failed = [f"{kind}:{number}" for kind, number, _, _, state in parts if state == "failed"]
     facts = [Fact(f"--dependency={safe(job.dependency)}", SQUEUE)] if job.dependency else []
-    for _, number, _, _ in parts[:6] if world.others is not None else ():
+    for _, number, *_ in parts[:6] if world.others is not None else ():
         facts.append(_depended(number, world.others or ()))
     if job.reason == "DependencyNeverSatisfied" or failed:
         what = f" ({listed(failed)})" if failed else ""
@@ -327,9 +327,15 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
     if job.dependency.startswith("singleton"):
         head = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
     else:
-        awaited = (f"the start of job {number}" if kind == "after" else f"job {number}" for kind, number, _, _ in parts)
+        awaited = (_awaited(kind, number, delay) for kind, number, _, delay, _ in parts)
         head = f"It waits for {listed(awaited) or 'another job'}."
     return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
+
+
+def _awaited(kind: str, number: str, delay: str) -> str:
+    if kind != "after":
+        return f"job {number}"
+    return f"{minutes(int(delay))} after the start of job {number}" if delay else f"the start of job {number}"
 
 
 def _depended(number: str, others: Sequence[Job]) -> Fact:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from health.jobs.model import Job, JobCause, Page, Sure, moment, safe
+from health.jobs.model import Job, JobCause, Page, Sure, duration, moment, safe
 
 LIST_NAME = 24
 
@@ -17,12 +17,19 @@ def page(item: Page) -> str:
         head += f" ({safe(job.name, 80)})"
     about = [f"user {safe(job.user, 40)}", f"partition {safe(job.partition, 80)}"]
     about += [f"account {safe(job.account, 40)}"] if job.account else []
+    about += _ages(item)
     lines = [f"{head}: {safe(job.state, 40)}", f"  {', '.join(about)}", "", answer.headline, f"  Cause: {cause(item)}"]
     lines += _section("Timeline", (f"{moment(event.at)}  {event.text}" for event in item.timeline))
     lines += _section("Evidence", (f"{fact.text}  [{fact.source}]" for fact in answer.evidence))
     lines += _section("What to do", answer.advice)
     lines += _section("Not known", answer.unknown)
     return "\n".join(lines)
+
+
+def _ages(item: Page) -> list[str]:
+    """Say how old the facts are that the pod's job snapshot gave."""
+    ages = [f"as of {duration(item.age)} ago"] if item.age >= 1 else []
+    return ages + ([f"nodes as of {duration(item.nodes_age)} ago"] if item.nodes_age >= max(1, item.age + 1) else [])
 
 
 def cause(item: Page) -> str:
@@ -51,9 +58,11 @@ def table(pages: Sequence[Page]) -> str:
         for each in pages
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join(
+    lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]]) for row in rows
-    )
+    ]
+    age = max((each.age for each in pages), default=0.0)
+    return "\n".join([*lines, *([f"As of {duration(age)} ago."] if age >= 1 else [])])
 
 
 def as_json(item: Page) -> dict[str, object]:
@@ -68,6 +77,8 @@ def as_json(item: Page) -> dict[str, object]:
         "evidence": [asdict(fact) for fact in answer.evidence],
         "advice": list(answer.advice),
         "unknown": list(answer.unknown),
+        "age_s": item.age,
+        "nodes_age_s": item.nodes_age,
     }
 
 

@@ -50,12 +50,14 @@ class Shared:
     def __init__(self, direct: Run, path: Path = SOCKET) -> None:
         self._direct, self._path = direct, path
         self.is_old = False  # the last answer was the snapshot's: some seconds old, and read with other rights
+        self.age = 0.0  # seconds since slurmctld gave the last answer
         self._is_silent = False
 
     def __call__(self, argv: Sequence[str]) -> str:
-        asked = None if self._is_silent else question(argv)
-        reply = self._ask(asked) if asked else None
+        request = None if self._is_silent else question(argv)
+        reply = self._ask(request) if request else None
         self.is_old = reply is not None and ("jobs" in reply or "text" in reply)
+        self.age = float(reply.get("age", 0.0)) if reply is not None and self.is_old else 0.0
         if reply is None or not (self.is_old or "why" in reply):
             return self._direct(argv)
         if "why" in reply:
@@ -63,17 +65,17 @@ class Shared:
         return json.dumps({"jobs": reply["jobs"]}) if "jobs" in reply else str(reply["text"])
 
     def ask_directly(self, argv: Sequence[str]) -> str:
-        self.is_old = False
+        self.is_old, self.age = False, 0.0
         return self._direct(argv)
 
-    def _ask(self, asked: dict[str, Any]) -> dict[str, Any] | None:
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the reply; None where no service answers, which is asked nothing more then."""
         deadline = time.monotonic() + WITHIN
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.settimeout(WITHIN)
             try:
                 client.connect(os.fspath(self._path))
-                client.sendall(json.dumps(asked).encode() + b"\n")
+                client.sendall(json.dumps(request).encode() + b"\n")
                 reply = json.loads(read_line(client, max(0.0, deadline - time.monotonic()), LONGEST))
             except (OSError, ValueError, RecursionError):
                 reply = None

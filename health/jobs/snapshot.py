@@ -54,8 +54,9 @@ NOBODY = 65534
 DIRECT = (b'{"direct": true}\n',)
 JsonJob = dict[str, Any]
 OwnedJob = tuple[int | None, bytes]  # its user, its JSON
+TimedJobs = tuple[float, list[OwnedJob]]  # when slurmctld had answered, and its answer
 Execute = Callable[[Sequence[str], bool], str]
-Batch = dict[str, asyncio.Future[list[OwnedJob]]]
+Batch = dict[str, asyncio.Future[TimedJobs]]
 
 
 class DirectError(Exception):
@@ -83,18 +84,18 @@ class JobSnapshot:
         self._execute, self._clock, self._cpu = execute, clock, cpu
         self._waiting: dict[str, Batch] = {}
         self._halves: deque[tuple[str, Batch]] = deque()  # of commands whose answer was too long
-        self._kept: dict[tuple[str, str], tuple[float, list[OwnedJob]]] = {}
+        self._kept: dict[tuple[str, str], TimedJobs] = {}
         self._woken = asyncio.Event()
         self._tokens, self._filled = float(BURST), clock()
         self._new: Counter[int] = Counter()  # questions of each user that nobody had asked before
         self._apart_until = 0.0  # commands of several keys are dear
         self._aside: dict[tuple[str, str], float] = {}  # keys whose own answer is too long, until then
 
-    async def ask(self, uid: int, kind: str, key: str = "") -> list[OwnedJob]:
+    async def ask(self, uid: int, kind: str, key: str = "") -> TimedJobs:
         now = self._clock()
         kept = self._kept.get((kind, key))
         if kept is not None and now - kept[0] <= _fresh(kind):
-            return kept[1]
+            return kept
         if self._aside.get((kind, key), now) > now or (kind not in PUBLIC and self._apart_until > now):
             raise DirectError
         waiting = self._waiting.setdefault(kind, {})
@@ -169,13 +170,13 @@ class JobSnapshot:
             self._kept.pop((kind, key), None)
             if found[key]:  # a job that is submitted next must be seen
                 self._kept[kind, key] = now, found[key]
-            future.set_result(found[key])
+            future.set_result((now, found[key]))
         self._drop(now)
 
     def _drop(self, now: float) -> None:
         """Forget old answers, and the oldest ones beyond MOST_KEPT bytes."""
         self._aside = {name: until for name, until in self._aside.items() if until > now}
-        kept, room = dict[tuple[str, str], tuple[float, list[OwnedJob]]](), MOST_KEPT
+        kept, room = dict[tuple[str, str], TimedJobs](), MOST_KEPT
         for name, (at, jobs) in reversed(self._kept.items()):
             room -= 1000 + sum(len(text) for _, text in jobs)
             if room < 0:
@@ -188,7 +189,7 @@ class JobSnapshot:
         """Ask slurmctld, and encode the answer: this runs in a thread, and the loop only sends."""
         if kind in PUBLIC:
             text = self._execute((SCONTROL, "--json", "show", kind), True)
-            return {keys[0]: [(None, json.dumps({"text": text}).encode() + b"\n")]}
+            return {keys[0]: [(None, json.dumps({"text": text}).encode()[1:] + b"\n")]}
         option = f"--{'jobs' if kind == 'jobs' else 'users'}={','.join(keys)}"
         try:
             jobs = json.loads(self._execute((SQUEUE, "--json", "--states=all", option), False))["jobs"]
@@ -213,31 +214,38 @@ class JobSnapshot:
         kind = request.get("ask") if isinstance(request, dict) else None
         try:
             if kind in PUBLIC:
-                return [text for _, text in await self.ask(uid, str(kind))]
+                at, texts = await self.ask(uid, str(kind))
+                return [self._age(at), *(text for _, text in texts)]
             if kind == "mine":
-                return line(await self.ask(uid, "users", str(uid)), uid)
+                at, jobs = await self.ask(uid, "users", str(uid))
+                return line(jobs, uid, self._age(at))
             ids = request.get("ids") if kind == "jobs" else None
             if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(map(_is_id, ids)):
                 return (b'{"why": "the job snapshot does not understand the request"}\n',)
-            found = await asyncio.gather(*(self.ask(uid, "jobs", id_) for id_ in dict.fromkeys(ids)))
-            return line([job for jobs in found for job in jobs], uid)
+            answers = await asyncio.gather(*(self.ask(uid, "jobs", id_) for id_ in dict.fromkeys(ids)))
+            oldest = min(at for at, _ in answers)
+            return line([job for _, jobs in answers for job in jobs], uid, self._age(oldest))
         except DirectError:
             return DIRECT
         except SlurmError as error:
             return (json.dumps({"why": error.why}).encode() + b"\n",)
+
+    def _age(self, at: float) -> bytes:
+        """Begin a reply with the seconds since slurmctld answered."""
+        return b'{"age": %.1f, ' % max(0.0, self._clock() - at)
 
 
 def _fresh(kind: str) -> float:
     return FRESH_PUBLIC_S if kind in PUBLIC else FRESH_S
 
 
-def line(jobs: Iterable[OwnedJob], uid: int) -> Sequence[bytes]:
+def line(jobs: Iterable[OwnedJob], uid: int, head: bytes = b"{") -> Sequence[bytes]:
     """Return the reply of own jobs; of another user's job not even that it exists."""
     once = list(dict.fromkeys(jobs))
     if any(owner != uid for owner, _ in once) or sum(len(text) for _, text in once) > MOST_SENT:
         return DIRECT
     parts = [part for _, text in once for part in (b", ", text)]
-    return [b'{"jobs": [', *parts[1:], b"]}\n"]
+    return [head, b'"jobs": [', *parts[1:], b"]}\n"]
 
 
 def _is_id(text: object) -> bool:
@@ -341,8 +349,8 @@ class Door:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
 
-async def serve(path: Path = SOCKET, ask: Execute = execute) -> None:
-    snapshot = JobSnapshot(ask)
+async def serve(path: Path = SOCKET, ask: Execute = execute, clock: Callable[[], float] = time.monotonic) -> None:
+    snapshot = JobSnapshot(ask, clock)
     mask = os.umask(0o111)
     server = await asyncio.start_unix_server(Door(snapshot).serve, path, limit=LONGEST, backlog=1024)
     os.umask(mask)

@@ -215,6 +215,21 @@ def test_a_page_is_complete_and_another_user_s_is_bare() -> None:
     assert "12   train  FAILED  Its own program" in table([explain(job, World(), NOW)])
 
 
+def test_a_step_of_an_array_s_task_has_the_task_s_name() -> None:
+    steps = (JobStep("43.batch", "FAILED", 1, 0), JobStep("43.0", "FAILED", 2, 0))
+    answer = ended("FAILED", id=43, shown="8_3", exit_code=1, steps=steps)
+    assert "first in step 8_3.0" in answer.headline and "step 8_3.batch: FAILED" in facts(answer)
+
+
+def test_a_page_says_how_old_its_facts_are() -> None:
+    new = explain(JOB, World(), NOW)
+    assert "as of" not in page(new) + table([new])
+    old = replace(new, age=4.2, nodes_age=12.0)
+    assert ", as of 4 s ago, nodes as of 12 s ago\n" in page(old)
+    assert table([new, old]).endswith("\nAs of 4 s ago.")
+    assert as_json(old)["age_s"] == 4.2 and as_json(old)["nodes_age_s"] == 12.0
+
+
 def test_hostile_text_reaches_no_terminal() -> None:
     bad = "\x1b]0;owned\x07\x9b2J\u202e\r\n  Cause: a person" + "A" * 100_000
     step = JobStep(bad, bad, 1, 0)

@@ -255,7 +255,7 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
             "Dependency",
             {"dependency": "after:43+5(unfulfilled)"},
             World(),
-            "It waits for the start of job 43.",
+            "It waits for 5 min after the start of job 43.",
             JobCause.REQUEST,
         ),
         ("JobHeldUser", {}, World(), "held by its user (alice)", JobCause.PERSON),

@@ -78,6 +78,13 @@ def replies(slurm: Slurm, *requests: tuple[int, object], now: list[float] | None
 
 
 async def reply(shared_jobs: JobSnapshot, uid: int, request: object) -> dict[str, Any]:
+    """Return the reply without its age."""
+    answer = await whole_reply(shared_jobs, uid, request)
+    assert ("age" in answer) == bool({"jobs", "text"} & answer.keys())
+    return {key: value for key, value in answer.items() if key != "age"}
+
+
+async def whole_reply(shared_jobs: JobSnapshot, uid: int, request: object) -> dict[str, Any]:
     text = b"".join(await shared_jobs.reply(uid, request))
     assert text.endswith(b"\n")
     return dict(json.loads(text))
@@ -106,9 +113,10 @@ def test_an_answer_serves_for_some_seconds_and_no_longer() -> None:
     async def ask() -> None:
         shared_jobs = JobSnapshot(slurm, lambda: now[0])
         worker = asyncio.create_task(shared_jobs.work())
-        for at, calls in ((0.0, 1), (FRESH_S, 1), (FRESH_S + 1, 2)):
+        for at, calls, age in ((0.0, 1, 0.0), (FRESH_S, 1, FRESH_S), (FRESH_S + 1, 2, 0.0)):
             now[0] = at
-            assert (await reply(shared_jobs, ALICE, wants("1")))["jobs"] == [job(1, admin_comment="")]
+            answer = await whole_reply(shared_jobs, ALICE, wants("1"))
+            assert answer == {"age": age, "jobs": [job(1, admin_comment="")]}
             assert len(slurm.calls) == calls
         worker.cancel()
 
@@ -201,9 +209,9 @@ def test_an_error_is_given_to_its_askers_and_the_next_question_is_asked_anew() -
 
 
 @contextmanager
-def served(path: Path, slurm: Slurm) -> Iterator[None]:
+def served(path: Path, slurm: Slurm, now: list[float] | None = None) -> Iterator[None]:
     loop = asyncio.new_event_loop()
-    task = loop.create_task(snapshot.serve(path, slurm))
+    task = loop.create_task(snapshot.serve(path, slurm, (lambda: now[0]) if now else time.monotonic))
 
     def work() -> None:
         with pytest.raises(asyncio.CancelledError):
@@ -320,6 +328,22 @@ def test_a_job_that_was_submitted_after_the_kept_answer_is_not_lost(tmp_path: Pa
         slurm.jobs = (queued(42, name="new"),)
         assert "lost" not in direct.look(tmp_path / "jobs.sock", "42"), "an empty answer is not kept"
         assert direct.calls.count("squeue") == 1
+
+
+def test_a_page_has_the_age_of_the_kept_answer(tmp_path: Path) -> None:
+    slurm, now, path = Slurm(queued(41, partition="lab", state_reason="Resources")), [0.0], tmp_path / "jobs.sock"
+    node = {"name": "w1", "cpus": 64, "real_memory": 1 << 20, "state": ["IDLE"], "partitions": ["lab"]}
+    slurm.text = json.dumps({"nodes": [node], "partitions": [{"name": "lab", "partition": {"state": ["UP"]}}]})
+    with served(path, slurm, now):
+        for at, age in ((0.0, 0.0), (FRESH_S - 1, FRESH_S - 1)):
+            now[0] = at
+            (page,) = look(Asker(Shared(Directly(), path), "alice", False, time.time()), "41")
+            assert (page.age, page.nodes_age) == (age, age)
+        slurm.jobs = ()
+        now[0] += FRESH_S
+        direct = Directly(squeue=[queued(41)])
+        (page,) = look(Asker(Shared(direct, path), "alice", False, time.time()), "41")
+        assert page.age == 0.0, "slurmctld has just answered the command itself"
 
 
 def test_a_job_that_slurmctld_itself_does_not_know_is_lost(tmp_path: Path) -> None:
