@@ -287,7 +287,7 @@ def env(context: click.Context, service: str) -> None:
 )
 def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
     """Check service files (default: the mounted drop-ins) before a start; errors name file, key and fix."""
-    from init.dropins.check import check_files
+    from init.dropins.merge import check_files
 
     for line in check_files(files, plan_file or Path(PLAN)):
         click.echo(line)
@@ -300,10 +300,10 @@ def check(files: tuple[Path, ...], plan_file: Path | None) -> None:
 @JSON
 def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     """Show the services of this image's ROLE: start order, stop order, and each one's dependencies."""
-    from init.dropins.check import load
+    from init.dropins.merge import load_plan
     from init.view.waterfall import order
 
-    selected: Plan = load(plan_file, role, boot=boot)
+    selected: Plan = load_plan(plan_file, role, boot=boot)
     if as_json:
         from init.plan.compile import plan_to_json
 

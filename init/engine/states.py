@@ -50,7 +50,7 @@ class Then(Choice):
 
 @record(frozen=True, slots=True)
 class Cause:
-    """Reason for a failure. `init.view.quotes` decides which reader sees which part."""
+    """Reason for a failure. `init.view.reasons` decides which reader sees which part."""
 
     outcome: str  # init's own words, like the other fields except `quoted`
     quoted: str = ""  # output of a service or its probe: it can contain anything

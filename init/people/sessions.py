@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from init.people.spec import IDS
-from init.pod.rights import run_as
+from init.pod.helper import run_as
 
 PROC = Path("/proc")
 # A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.

@@ -12,7 +12,7 @@ from init.pid1.core import AGAIN
 from init.pid1.spawn import procs
 from init.pid1.spawn.owners import Owners
 from init.pid1.spawn.procs import Streams
-from init.pid1.wait.poller import IN, shut
+from init.pid1.wait import IN, shut
 from init.plan.service import Probe
 from init.records import replace
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from init.engine.states import Notified
     from init.pid1.core import Core
-    from init.pid1.log.syslog import Syslog
     from init.pid1.notify import Notify
     from init.pid1.spawn.closer import Closer
     from init.pid1.spawn.owners import Owners
+    from init.pid1.syslog import Syslog
     from init.plan.service import Service
 
 
@@ -54,7 +54,7 @@ class Sockets:
         return self.notify
 
     def open_syslog(self) -> None:
-        from init.pid1.log.syslog import Syslog
+        from init.pid1.syslog import Syslog
 
         core = self._core
         self.syslog = Syslog(core.settings.syslog, core.poller, self._owners, core.logs, self._closes)

@@ -12,7 +12,7 @@ from init.pid1 import modules
 from init.pid1.children import Children
 from init.pid1.core import AGAIN, Core
 from init.pid1.spawn import procs
-from init.pid1.wait.poller import IN
+from init.pid1.wait import IN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import os
 from init.engine.states import Notified
 from init.errors import ORDINARY, in_words
 from init.fields import number
+from init.pid1.datagrams import Datagrams
 from init.pid1.spawn.owners import alive, uids
-from init.pid1.wait.datagrams import Datagrams
-from init.pid1.wait.poller import MOMENT, Poller
+from init.pid1.wait import MOMENT, Poller
 from init.plan.service import Probe
 from init.records import replace
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from init.pid1.spawn.closer import Closer
     from init.pid1.spawn.owners import Owners
-    from init.pid1.wait.poller import Timer
+    from init.pid1.wait import Timer
     from init.plan.service import Service
 
 LONGEST = 4096

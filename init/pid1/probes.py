@@ -9,9 +9,9 @@ import time
 from init.engine.states import Passed, Said
 from init.errors import in_words
 from init.fields import number
-from init.pid1.log.logs import Ring
-from init.pid1.wait.inotify import PathWatch
-from init.pid1.wait.poller import IN, shut
+from init.pid1.inotify import PathWatch
+from init.pid1.logs import Ring
+from init.pid1.wait import IN, shut
 from init.plan.service import Probe
 
 TYPE_CHECKING = False
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from init.pid1.wait.inotify import Inotify
-    from init.pid1.wait.poller import Timer
-    from init.pid1.wait.scope import Scope
+    from init.pid1.inotify import Inotify
+    from init.pid1.wait import Scope, Timer
     from init.plan.service import Ready
 
     Heard = Callable[[Said | Passed], None]

@@ -58,7 +58,7 @@ def refuse(core: Core, text: str) -> None:
 
 def report_why(core: Core) -> None:
     if core.engine.ending.why is not None:
-        from init.view.quotes import cause_text
+        from init.view.reasons import cause_text
 
         last_words(f"{cause_text(core.engine.ending.why, quoting=False)}\n")  # more people read it than the log
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from init.engine.states import Passed, Phase, Said
 from init.fields import expand
 from init.pid1.spawn.procs import with_files
-from init.pid1.wait.scope import Scope
+from init.pid1.wait import Scope
 from init.plan.service import Probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.pid1.children import Children
     from init.pid1.core import Core
+    from init.pid1.inotify import Inotify
     from init.pid1.probes import ExecProbe, PathProbe, TcpProbe
-    from init.pid1.wait.inotify import Inotify
-    from init.pid1.wait.poller import Timer
+    from init.pid1.wait import Timer
 
 
 class Watches:
@@ -68,7 +68,7 @@ class Watches:
 
     def _watched(self) -> Inotify:
         if self._inotify is None:
-            from init.pid1.wait.inotify import Inotify
+            from init.pid1.inotify import Inotify
 
             self._inotify = Inotify(self._core.poller)
         return self._inotify

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from init.errors import nearest
 from init.fields import Reader, described, is_name, number
-from init.plan import builtin
 from init.plan.service import CAPABILITIES as CAPABILITIES
 from init.plan.service import LIMITS as LIMITS
 from init.plan.service import SIGNALS as SIGNALS
@@ -23,6 +22,7 @@ from init.plan.service import Stop as Stop
 from init.plan.service import ValueSource as ValueSource
 from init.plan.service import Variable as Variable
 from init.plan.service import WhenCondition as WhenCondition
+from init.plan.service import command_mistake, is_builtin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
     prepare = at.commands("prepare")
     for key, words in (("command", command), *(("prepare", words) for words in prepare)):
         _program(at, key, words)
-    if builtin.is_builtin(command):
+    if is_builtin(command):
         _built_in(at, kind)
     if (kind is Kind.PERIODIC) != at.has("every"):
         at.fail("every", "a periodic service needs it, and only a periodic one has it")
@@ -99,8 +99,8 @@ def parse_service(name: str, mapping: Mapping[str, object], file: str) -> Servic
 
 
 def _program(at: Reader, key: str, command: tuple[str, ...]) -> None:
-    if builtin.is_builtin(command):
-        problem, hint = builtin.mistake(command)
+    if is_builtin(command):
+        problem, hint = command_mistake(command)
         if problem:
             at.fail(key, problem, hint)
     elif command and not command[0].startswith(("/", "${")):

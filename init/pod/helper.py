@@ -1,11 +1,17 @@
-"""Output of PID 1's helpers: a log line, a condition of the pod, and the view of a service."""
+"""Shared parts of PID 1's helpers: a log line, a condition of the pod, a service's view, work as another user."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from init.pod.client import Client
 from init.view.snapshot import ServiceView
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FIRST, PROOF = "fresh-node", "cluster-proof"
 
@@ -38,3 +44,24 @@ def prove_again(control: Path) -> None:
 
 def last_lines(client: Client, name: str) -> list[str]:
     return [str(line) for line in client.request("logs", service=name, lines=400)["lines"]]
+
+
+def run_as(user: int, group: int, work: Callable[[], object], *, unused: int, within: int = 0) -> None:
+    """Run the work as the user and group in a child that this user cannot signal, and wait for it.
+
+    The child is killed after `within` seconds, 0 for never. For a signal the kernel compares the sender with the
+    target's real user: that is `unused`, a reserved id as which no process runs. It is not root, whose processes a
+    `kill(-1)` would reach.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(within)
+            os.setgroups([])
+            os.setresgid(group, group, group)
+            os.setresuid(unused, user, unused)
+            if os.getresuid() == (unused, user, unused):
+                work()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)

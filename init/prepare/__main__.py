@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from init.errors import ConfigError, InitError, nearest
-from init.plan.builtin import STEPS
+from init.plan.service import STEPS
 from init.pod.pod import Pod
 
 EX_CONFIG = 78

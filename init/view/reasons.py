@@ -1,24 +1,25 @@
 """Readiness with reasons: each reason is followed to its leaf cause. Pure.
 
-`quoting` decides if a service's own lines are repeated: for root yes, for everybody no (`init.view.quotes`).
+`quoting` decides if a service's own lines are repeated: for root yes, for everybody no (`init.view.reasons`).
 """
 
 from __future__ import annotations
+
+import errno
+import os
 
 from init.engine import order
 from init.engine.ending import DRAIN
 from init.engine.states import Phase, is_failing, satisfied
 from init.engine.trace import times
-from init.plan.service import Kind, Probe
-from init.view.quotes import cause_text, is_ours
+from init.plan.service import Kind, Probe, is_builtin
 from init.view.snapshot import ConditionView, ServiceView, Snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.engine.engine import Engine
-    from init.engine.states import State
+    from init.engine.states import Cause, State
     from init.plan.service import Service
-
 
 # A required check whose last run failed: its target is up, but does not serve.
 FAILING = "failing"
@@ -218,3 +219,28 @@ def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> Serv
         needs=spec.needs,
         after=spec.after,
     )
+
+
+# Readers differ. A daemon's last line can contain anything, a password too: root reads it through the control socket.
+# HTTP and the pod's status have a wider audience, so there a cause has init's own words alone: the last line of init's
+# own programs, and the name of a system error at the end of a line.
+# Modules whose last line is always our own sentence.
+_OWN_MODULES = ("init.", "health.broker", "health.checks.mounts")
+
+
+def is_ours(command: tuple[str, ...]) -> bool:
+    """Tell if it is a step or program of init, whose output consists of its own sentences."""
+    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith(_OWN_MODULES))
+
+
+def cause_text(cause: Cause | None, *, quoting: bool) -> str:
+    """Format a cause: with the quotation for root, without it for everybody unless our own program wrote it."""
+    if cause is None:
+        return ""
+    return str(cause) if quoting or is_ours(cause.speaker) else cause.text(_system_error(cause.quoted))
+
+
+def _system_error(line: str) -> str:
+    """Return ` (No space left on device)` if the line ends with a system error's name, else ""."""
+    line = line.rstrip(" .)")
+    return max((f" ({name})" for name in map(os.strerror, errno.errorcode) if line.endswith(name)), key=len, default="")

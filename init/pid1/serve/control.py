@@ -7,14 +7,13 @@ import socket
 import struct
 
 from init.errors import ORDINARY, InitError, in_words
-from init.pid1.wait.poller import IN, OUT
-from init.pid1.wait.scope import Scope
+from init.pid1.wait import IN, OUT, Scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from init.pid1.wait.poller import Poller
+    from init.pid1.wait import Poller
 
     Request = dict[str, object]
     Handle = Callable[["Connection", Request], None]

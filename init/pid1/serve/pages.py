@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from init.pid1.core import Core
-    from init.view.handed import Handed
+    from init.view.metrics import Handed
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -44,7 +44,7 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
             return 200, JSON, dumps({"pod": core.settings.pod, "conditions": found}) + "\n"
         if path == "/metrics":
             from init.view import metrics
-            from init.view.handed import Handed
+            from init.view.metrics import Handed
 
             if not handed:
                 handed.append(Handed(f"{core.settings.run}/metrics.d"))

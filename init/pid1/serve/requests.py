@@ -10,7 +10,7 @@ from init.engine.engine import Condition
 from init.engine.states import Phase, PodPhase
 from init.errors import CannotStart, RequestError, nearest
 from init.fields import ENDLESS
-from init.pid1.log.logs import OWN
+from init.pid1.logs import OWN
 from init.pid1.serve.control import text
 from init.plan.service import SIGNALS, Kind
 from init.view import reasons

@@ -11,14 +11,13 @@ from init.errors import ORDINARY, ConfigError
 from init.fields import number
 from init.pid1.serve.control import hang_up
 from init.pid1.spawn.procs import SCARCE
-from init.pid1.wait.poller import IN, OUT
-from init.pid1.wait.scope import Scope
+from init.pid1.wait import IN, OUT, Scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.wait.poller import Poller, Timer
+    from init.pid1.wait import Poller, Timer
 
     # path -> status, content type, body
     Answer = Callable[[str], tuple[int, str, str]]

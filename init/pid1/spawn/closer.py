@@ -15,13 +15,13 @@ from init.errors import ORDINARY
 from init.lean import signal
 from init.pid1.spawn import procs
 from init.pid1.spawn.procs import Streams
-from init.pid1.wait.poller import IN
+from init.pid1.wait import IN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.wait.poller import Poller, Timer
+    from init.pid1.wait import Poller, Timer
 
 LATE = 2.0  # seconds after which other work no longer waits for a message
 RETRY = 0.1

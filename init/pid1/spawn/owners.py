@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from init.pid1.wait.poller import shut
+from init.pid1.wait import shut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

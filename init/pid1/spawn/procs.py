@@ -9,8 +9,7 @@ import sys
 from init.errors import CannotStart
 from init.fields import expand, number
 from init.lean import signal
-from init.plan.builtin import MARK, MODULES, is_builtin
-from init.plan.service import Service, ValueSource
+from init.plan.service import MARK, MODULES, Service, ValueSource, is_builtin
 from init.records import fields, record
 
 TYPE_CHECKING = False

@@ -220,7 +220,7 @@ def test_a_machine_that_has_nothing_to_give_is_told_at_once(pod: World) -> None:
     pod.write_plan({"well": WELL})
     entry = pod.directory / "entry.py"
     entry.write_text(
-        "import os, resource, sys, time\nimport init.pid1.loop, init.pid1.log.logs\n"
+        "import os, resource, sys, time\nimport init.pid1.loop, init.pid1.logs\n"
         "from init.pid1.start import end, main\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))\nend(main(sys.argv[1:], time.monotonic()))\n"
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from init.pid1.wait.inotify import Inotify, PathWatch
-from init.pid1.wait.poller import Poller
+from init.pid1.inotify import Inotify, PathWatch
+from init.pid1.wait import Poller
 from tests.waiting import until
 
 

@@ -20,7 +20,7 @@ from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
 from health.checks.needs import Needs, list_active_checks, read_needs
 from health.verdict import Verdict
-from init.view.handed import open_metrics
+from init.view.metrics import open_metrics
 
 TREE = Path(__file__).resolve().parents[3] / "scripts"
 CHECKS = load_checks(TREE, kind="active.d").checks

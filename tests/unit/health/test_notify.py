@@ -28,7 +28,7 @@ from health.notify.settings import MailSettings, NotifySettings, WebhookFormat, 
 from health.notify.spool import MOST_QUEUED, NotifySpool
 from init.errors import ConfigError, InitError
 from init.slurm.client import SlurmError
-from init.view import handed
+from init.view import metrics as init_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 MAILPROG = ROOT / "images/src/notify/mail"
@@ -364,7 +364,7 @@ def test_a_relay_that_is_away_is_tried_less_and_less_often_and_loses_nothing(tmp
     assert service.turn(SETTINGS, NOW + 5) == 10.0
     assert service.turn(SETTINGS, NOW + 15) == 30.0
     assert len(lines) == 1, "a problem is logged once"
-    shown = handed.open_metrics(service.metrics(SETTINGS), "minivm_notify_")
+    shown = init_metrics.open_metrics(service.metrics(SETTINGS), "minivm_notify_")
     assert 'minivm_notify_waiting{channel="mail"} 2' in shown, "the page /metrics has them"
     sender.fails = lambda _: None
     service.turn(SETTINGS, NOW + 45)

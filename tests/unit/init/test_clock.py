@@ -11,7 +11,7 @@ import pytest
 
 from init.helpers.clockwatch import Clock, jump_text
 from init.pid1.serve.server import StatusServer, listen
-from init.pid1.wait.poller import Poller
+from init.pid1.wait import Poller
 from init.slurm.client import judge
 from init.slurm.refusal import ahead_of, date_of, explain_clock
 

@@ -15,7 +15,7 @@ from init.helpers.drift import Expected, Machine
 from init.helpers.links import LinkState
 from init.pod.pod import Pod
 from init.records import replace
-from init.view.handed import open_metrics
+from init.view.metrics import open_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 IMAGE = Expected("13.5", "580", (("12.9", "525.60.13"), ("11.8", "450.80")), "5.3", "25.07")

@@ -16,7 +16,7 @@ from gitsync.settings import GitsyncSettings
 from gitsync.state import GitsyncState, Published, Quarantine
 from health import tell as health_tell
 from health.verdict import Class, Result, Verdict
-from init.view import handed
+from init.view import metrics
 
 COMMIT = "9c01" * 10
 STATE = GitsyncState(
@@ -45,7 +45,7 @@ def verdict(check: str, result: Result) -> Verdict:
 
 
 def test_gitsyncs_own_file_is_valid_and_without_a_word() -> None:
-    lines = handed.open_metrics(report.metrics(STATE, GitsyncSettings(), time.time()), "minivm_gitsync_")
+    lines = metrics.open_metrics(report.metrics(STATE, GitsyncSettings(), time.time()), "minivm_gitsync_")
     found = samples(lines)
     assert found["minivm_gitsync_refused_total", ()] == 4 and found["minivm_gitsync_failures", ()] == 3
     info = (("commit", COMMIT), ("ref", "branch main"), ("ring", "rest"))
@@ -56,7 +56,7 @@ def test_gitsyncs_own_file_is_valid_and_without_a_word() -> None:
 
 def test_healths_own_file_is_valid_and_without_a_word() -> None:
     text = health_tell.metrics({"xid": verdict("xid", Result.PROBLEM), "load": verdict("load", Result.OK)}, 2.0)
-    lines = handed.open_metrics(text, "minivm_health_")
+    lines = metrics.open_metrics(text, "minivm_health_")
     found = samples(lines)
     assert found["minivm_health_verdict", (("check", "xid"), ("class", "node"))] == 1
     assert found["minivm_health_problems", ()] == 1
@@ -81,7 +81,7 @@ def test_healths_own_file_is_valid_and_without_a_word() -> None:
 )
 def test_what_is_no_sample_of_the_services_own_is_left_out(line: str) -> None:
     text = f"# TYPE minivm_health_x gauge\n# TYPE minivm_ready gauge\n{line}\nminivm_health_x 7\n"
-    assert samples(handed.open_metrics(text, "minivm_health_")) == {("minivm_health_x", ()): 7.0}
+    assert samples(metrics.open_metrics(text, "minivm_health_")) == {("minivm_health_x", ()): 7.0}
 
 
 def test_words_in_labels_do_not_pass() -> None:
@@ -91,7 +91,7 @@ def test_words_in_labels_do_not_pass() -> None:
         f'minivm_health_x{{check="{"y" * 200}",error="hunter2"}} 2\n'
         'minivm_health_x{check="b",check="c"} 3\n'
     )
-    assert samples(handed.open_metrics(text, "minivm_health_")) == {
+    assert samples(metrics.open_metrics(text, "minivm_health_")) == {
         ("minivm_health_x", (("class", "node"),)): 1.0,
         ("minivm_health_x", ()): 2.0,
         ("minivm_health_x", (("check", "b"),)): 3.0,
@@ -101,11 +101,11 @@ def test_words_in_labels_do_not_pass() -> None:
 @given(st.text(alphabet='minvhealtgsyc_x{}=",\\ \n#TYPEgauge0159.e-', max_size=300))
 def test_whatever_stands_there_the_answer_is_valid(text: str) -> None:
     declared = f"# TYPE minivm_health_x gauge\n# TYPE minivm_health_y_total counter\n{text}\nminivm_health_y_total 1\n"
-    families(handed.open_metrics(declared, "minivm_health_"))
+    families(metrics.open_metrics(declared, "minivm_health_"))
 
 
 def test_a_file_is_read_when_it_changes_and_only_if_it_is_roots_own_plain_and_small(tmp_path: Path) -> None:
-    reader, path = handed.Handed(str(tmp_path)), tmp_path / "health.prom"
+    reader, path = metrics.Handed(str(tmp_path)), tmp_path / "health.prom"
     assert reader.lines() == [], "none was written yet"
     text = "# TYPE minivm_health_x gauge\nminivm_health_x {}\n"
 
@@ -126,7 +126,7 @@ def test_a_file_is_read_when_it_changes_and_only_if_it_is_roots_own_plain_and_sm
         assert reader.lines() == [], "somebody else's"
         os.chown(path, 0, 0)
     assert reader.lines()
-    path.write_text(text.format("3") + "#" * handed.LARGEST)
+    path.write_text(text.format("3") + "#" * metrics.LARGEST)
     assert reader.lines() == [], "too large"
     path.unlink()
     (tmp_path / "elsewhere").write_text(text.format("4"))

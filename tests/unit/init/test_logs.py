@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from init.pid1.log.logs import HIGH, MOST, Logs
-from init.pid1.log.syslog import Syslog
+from init.pid1.logs import HIGH, MOST, Logs
 from init.pid1.spawn.closer import Closer
 from init.pid1.spawn.owners import Owners
-from init.pid1.wait.poller import Poller
+from init.pid1.syslog import Syslog
+from init.pid1.wait import Poller
 
 
 class World:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.pid1.log.syslog import BURST, BURST_OF_ALL, MOST_USERS, NAMED, RATE, RATE_OF_ALL, Meter
+from init.pid1.syslog import BURST, BURST_OF_ALL, MOST_USERS, NAMED, RATE, RATE_OF_ALL, Meter
 
 
 def admitted(meter: Meter, uids: list[int], seconds: int, size: int = 1000) -> int:

@@ -14,7 +14,7 @@ from init.engine.states import Notified
 from init.pid1.notify import MOST, REFUSALS, Notify
 from init.pid1.spawn.closer import Closer
 from init.pid1.spawn.owners import Owners, alive, parent, uids
-from init.pid1.wait.poller import Poller
+from init.pid1.wait import Poller
 from init.plan.service import Service
 from init.plan.spec import parse_service
 from tests.waiting import until

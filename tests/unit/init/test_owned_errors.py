@@ -11,8 +11,7 @@ import pytest
 
 from init.engine.machine import advance
 from init.engine.states import EndPod, Phase, SpawnFailed, State
-from init.pid1.wait.poller import IN, Poller
-from init.pid1.wait.scope import Scope
+from init.pid1.wait import IN, Poller, Scope
 from init.plan.spec import parse_service
 from init.records import replace
 from tests.waiting import until

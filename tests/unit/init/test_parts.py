@@ -11,9 +11,9 @@ from init.engine.engine import Condition, Engine
 from init.engine.states import MAIN, Exited, Kill, Notified, PodPhase, Said, Spawn, Spawned, SpawnFailed
 from init.engine.trace import Trace
 from init.errors import RequestError
-from init.pid1.log.logs import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
-from init.pid1.log.syslog import line
+from init.pid1.logs import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
 from init.pid1.notify import parse
+from init.pid1.syslog import line
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
 from init.pod.client import Client, control_socket

@@ -7,7 +7,7 @@ import os
 import socket
 
 from init.pid1.serve.server import StatusServer, listen
-from init.pid1.wait.poller import IN, Poller
+from init.pid1.wait import IN, Poller
 
 
 def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:

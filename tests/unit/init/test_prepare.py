@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from init.errors import ConfigError
-from init.plan.builtin import STEPS
+from init.plan.service import STEPS
 from init.pod import pod
 from init.pod.pod import Pod, PrepareError, write
 from init.prepare import cgroups, database, directories, identity, node, secrets, slurm_config, ssh

@@ -17,7 +17,7 @@ from init.pid1.spawn.procs import environment
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
 from init.view import reasons
-from init.view.quotes import cause_text, is_ours
+from init.view.reasons import cause_text, is_ours
 
 PROOF = ("builtin:cluster-proof",)
 DAEMON = ("/usr/sbin/munged",)

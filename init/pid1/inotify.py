@@ -7,13 +7,13 @@ import os
 import stat
 import struct
 
-from init.pid1.wait.poller import IN, shut
+from init.pid1.wait import IN, shut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.wait.poller import Poller
+    from init.pid1.wait import Poller
 
 CREATED, MOVED_IN, ATTRIBUTES, DELETED_SELF, MOVED_SELF = 0x100, 0x80, 0x4, 0x400, 0x800
 OVERFLOW = -1  # the watch in an event that reports dropped events

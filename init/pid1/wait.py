@@ -1,7 +1,7 @@
 """The one wait: epoll, callbacks for descriptors, and timers.
 
-An ordinary error (`init.errors.ORDINARY`) in a callback without an owner (`init.pid1.wait.scope`) is reported, and the
-callback repeated a moment later: unread data stays, so nothing is lost.
+An ordinary error (`init.errors.ORDINARY`) in a callback without an owner (`Scope`) is reported, and the callback
+repeated a moment later: unread data stays, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from init.lean import heapq
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import ParamSpec
 
     Registered = tuple[int, Callable[[int], None]]  # its serial number and callback
+
+    P = ParamSpec("P")
 
 IN = select.EPOLLIN
 OUT = select.EPOLLOUT
@@ -167,3 +170,29 @@ def shut(fd: int) -> None:
         os.close(fd)
     except OSError:
         return
+
+
+# Owners of callbacks: a service's probe, a connection. An error in a callback affects its owner alone.
+
+
+class Scope:
+    """The poller for one owner. `fails` gets the error of a callback and ends the owner's work.
+
+    Callbacks without an owner belong to the core: the poller repeats them (`init.pid1.wait`).
+    """
+
+    def __init__(self, poller: Poller, fails: Callable[[str], None]) -> None:
+        self._poller, self._fails = poller, fails
+        self.change, self.remove, self.now = poller.change, poller.remove, poller.now
+
+    def attempt(self, call: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:
+        try:
+            call(*arguments, **named)
+        except ORDINARY as error:
+            self._fails(in_words(error))
+
+    def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
+        self._poller.add(fd, mask, lambda found: self.attempt(call, found))
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        return self._poller.after(seconds, lambda: self.attempt(call))

@@ -7,7 +7,7 @@ import os
 import select
 import time
 
-from init.pid1.wait.poller import IN, OUT, shut
+from init.pid1.wait import IN, OUT, shut
 
 # Blocks of log lines: cut at line ends, tagged, kept. Pure. Works on whole blocks, since lines are too many.
 
@@ -75,7 +75,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.wait.poller import Poller, Timer
+    from init.pid1.wait import Poller, Timer
 
 READ = 1 << 18
 PIPE = 1 << 20

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import re
 
-from init.pid1.wait.datagrams import Datagrams
-from init.pid1.wait.poller import Poller
+from init.pid1.datagrams import Datagrams
+from init.pid1.wait import Poller
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.pid1.log.logs import Logs
+    from init.pid1.logs import Logs
     from init.pid1.spawn.closer import Closer
     from init.pid1.spawn.owners import Owners
 

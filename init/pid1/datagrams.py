@@ -1,4 +1,4 @@
-"""A datagram socket that strangers may send to; PID 1 never makes the last close of what they attach.
+"""A datagram socket that any user may send to. PID 1 never makes the last close of an attached descriptor.
 
 A sender decides how long a close takes: a connection that lingers, a file on a FUSE file system of the sender. On a
 socket open to everybody the kernel refuses attached descriptors, where it can (Linux 6.16). Otherwise PID 1 peeks at
@@ -12,14 +12,14 @@ import os
 import socket
 import struct
 
-from init.pid1.wait.poller import IN
+from init.pid1.wait import IN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from init.pid1.spawn.closer import Closer
-    from init.pid1.wait.poller import Poller
+    from init.pid1.wait import Poller
 
 SO_PASSRIGHTS = 83  # asm-generic; an older kernel returns an error
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid

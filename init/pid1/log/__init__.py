@@ -1,1 +1,0 @@
-"""One log from the services' output and /dev/log."""

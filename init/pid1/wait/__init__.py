@@ -1,1 +1,0 @@
-"""The one wait, and the event sources for it."""
