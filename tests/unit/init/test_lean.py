@@ -144,9 +144,9 @@ def test_a_restart_loads_nothing(tmp_path: Path) -> None:
     code = f"""
 import os, sys, time
 sys.path.append({str(ROOT)!r})
-from init.pid1 import wait; from init.pid1.spawn import procs; from init.pid1 import start
+from init.pid1.wait import Poller; from init.pid1.spawn import procs; from init.pid1 import start
 before = set()
-wait, spawn = wait.Poller.wait, os.posix_spawn
+wait, spawn = Poller.wait, os.posix_spawn
 def waits(self, until):
     before.update(sys.modules)
     wait(self, until)
@@ -156,7 +156,7 @@ def spawned(*arguments, **named):
     pid = spawn(*arguments, **named)
     os.kill(pid, 9)
     return pid
-wait.Poller.wait, os.posix_spawn = waits, spawned
+Poller.wait, os.posix_spawn = waits, spawned
 procs.is_pid_1 = lambda: True
 start.main(["--plan", {str(plan)!r}], time.monotonic())
 """
