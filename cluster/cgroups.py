@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.rendered.manifests import PodSpec
+from cluster.manifests import PodSpec
 from cluster.roles import HIERARCHIES
 
 # The value of the chart's runtimeClassName here.

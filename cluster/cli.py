@@ -210,7 +210,7 @@ def up(
     from cluster.change.checkout import Checkout
     from cluster.change.pinning import Wish, chosen, newest_here
     from cluster.local import LocalCluster, stored
-    from cluster.rendered.render import read_overrides
+    from cluster.manifests import read_overrides
     from cluster.values import UpRequest, repository_of, settle
     from images import settings
 
@@ -442,7 +442,7 @@ def config_accept(name: str, hash: str) -> None:
 def ask_controller(word: str, name: str, values_file: Path | None) -> None:
     from cluster import slurm_conf
     from cluster.local import LocalCluster
-    from cluster.rendered.render import read_overrides
+    from cluster.manifests import read_overrides
 
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from cluster import publish
+from cluster import manifests, publish
 from cluster.errors import ClusterError
+from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource
 from cluster.pods import LABEL, Kubelet
-from cluster.rendered import manifests
-from cluster.rendered.manifests import Manifests, PodSpec, VolumeMount, VolumeSource
 
 DIRECTORIES = ("services.d", "supervisor.d")
 PATIENCE = 60

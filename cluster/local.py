@@ -13,17 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import cgroups, drop_ins, keys, names, readiness, report, slurm_conf, values
+from cluster import cgroups, drop_ins, keys, manifests, names, readiness, report, slurm_conf, values
 from cluster.change import pinning, plan, rehearsal
 from cluster.change.checkout import Checkout
 from cluster.change.pinning import Foreign, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
+from cluster.manifests import Manifests, PodSpec, render
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
-from cluster.rendered import manifests
-from cluster.rendered.manifests import Manifests, PodSpec
-from cluster.rendered.render import render
 from cluster.report import Row, Stages
 from cluster.roles import CLIENTS
 from cluster.values import NAMESPACE, RELEASE, Options

@@ -12,11 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster import cgroups, publish
+from cluster import cgroups, manifests, publish
 from cluster.errors import ClusterError
-from cluster.rendered import manifests
-from cluster.rendered.manifests import CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
-from cluster.rendered.render import CHART
+from cluster.manifests import CHART, CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
 from ground.files import read_json
 
 LABEL = "minivm.cluster"

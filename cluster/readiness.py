@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
+from cluster.manifests import PodSpec
 from cluster.pods import CORRECT, RunningPod
-from cluster.rendered.manifests import PodSpec
 
 TIMEOUT = 2.0
 STATUS = "/status"

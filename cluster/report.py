@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.manifests import PodSpec
 from cluster.pods import RunningPod
 from cluster.readiness import Readiness
-from cluster.rendered.manifests import PodSpec
 from images.pins import EngineImage
 
 

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from cluster.errors import ClusterError
+from cluster.manifests import Manifests, VolumeSource
 from cluster.pods import CORRECT, Kubelet, RunningPod
 from cluster.publish import published
-from cluster.rendered.manifests import Manifests, VolumeSource
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.errors import ClusterError
-from cluster.rendered.manifests import PodSpec
+from cluster.manifests import PodSpec
 from cluster.roles import CLIENTS, MORE_IMAGES, ROLES
 from images.pins import EngineImage, release
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cluster import values
-from cluster.rendered.manifests import PodSpec
+from cluster.manifests import PodSpec
 from cluster.roles import ROLES
 from cluster.values import RELEASE, Options
 from ground.errors import printable

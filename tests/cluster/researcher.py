@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass, field
 
 from cluster.local import LocalCluster
+from cluster.manifests import Manifests
 from cluster.pods import RunningPod
-from cluster.rendered.manifests import Manifests
 from cluster.report import Row
 from tests.waiting import until
 

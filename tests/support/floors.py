@@ -15,5 +15,5 @@ FLOORS: dict[str, list[set[str]]] = {
     "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
-    "cluster": [{"", "change", "rendered"}],
+    "cluster": [{"", "change"}],
 }  # fmt: skip

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster import values
+from cluster import manifests, values
 from cluster.keys import Keys
-from cluster.rendered import manifests
-from cluster.rendered import render as rendering
-from cluster.rendered.manifests import Manifests
-from cluster.rendered.render import CHART, Document
+from cluster.manifests import CHART, Document, Manifests
 from cluster.values import NAMESPACE, RELEASE, Options, merged
 
 KEYS = Keys(
@@ -35,13 +32,13 @@ def new(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:
-    return rendering.render(new(values), release=release, namespace=namespace)
+    return manifests.render(new(values), release=release, namespace=namespace)
 
 
 def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> dict[str, str]:
-    return rendering.render_texts(new(values), release=release, namespace=namespace, chart=chart)
+    return manifests.render_texts(new(values), release=release, namespace=namespace, chart=chart)
 
 
 def local(options: Options | None = None) -> Manifests:
     chosen = values.local_values(options or Options(), KEYS)
-    return manifests.parse(rendering.render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+    return manifests.parse(manifests.render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)

@@ -21,8 +21,8 @@ from cluster.change.pinning import ReleaseFit, Wish, check_releases, choose
 from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
+from cluster.manifests import PodSpec
 from cluster.pods import RunningPod
-from cluster.rendered.manifests import PodSpec
 from cluster.roles import ROLES
 from cluster.values import Options, UpRequest, settle
 from images import pins

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.rendered.render import CHART, Document
+from cluster.manifests import CHART, Document
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
 from fleet.settings import WEBHOOK, from_environment

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.rendered.render import CHART, Document
+from cluster.manifests import CHART, Document
 from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy
 from init.helpers.retire_workers import parse as parse_retirement

@@ -21,10 +21,10 @@ from cluster.change.checkout import Checkout
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster
+from cluster.manifests import read_overrides
 from cluster.names import choose, free_port
 from cluster.publish import publish, published, write_private
 from cluster.readiness import wrong
-from cluster.rendered.render import read_overrides
 from cluster.report import Row
 from cluster.roles import ROLES
 from cluster.values import Options

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.rendered.render import CHART
+from cluster.manifests import CHART
 from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster import manifests
 from cluster.errors import ClusterError
+from cluster.manifests import CHART, Document, VolumeSource
 from cluster.pods import description, fingerprint, security
-from cluster.rendered import manifests
-from cluster.rendered.manifests import VolumeSource
-from cluster.rendered.render import CHART, Document
 from cluster.values import Options
 from tests.support.rendered_chart import local, render
 

@@ -12,9 +12,9 @@ from build import main
 from cluster import cli, names
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
+from cluster.manifests import PodSpec
 from cluster.pods import LABEL, STATE_LABEL, Kubelet, RunningPod
 from cluster.readiness import ask, hopeless
-from cluster.rendered.manifests import PodSpec
 from cluster.values import Options
 
 

@@ -1,1 +1,0 @@
-"""The rendered chart, read as pods."""
