@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from init.accounts import calls, file, plan, slurmdbd, words
-from init.accounts.errors import AccountsError
+from init.accounts import calls, file, plan, slurmdbd
 from init.accounts.model import Database
+from init.accounts.slurmdbd import AccountsError
 from init.cli_group import Group
 
 FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
@@ -71,7 +71,7 @@ def apply(path: Path, adopt: bool, yes: bool, overwrite: bool) -> None:
 def drift(path: Path) -> None:
     """Show what was changed by hand in the objects that FILE owns. Exit 0 for nothing, 3 for changes."""
     made, _, _ = _compare(path, adopt=False)
-    for line in words.by_hand(made.by_hand):
+    for line in plan.by_hand(made.by_hand):
         click.echo(line)
     if not made.by_hand:
         click.echo("nothing was changed by hand")
@@ -88,17 +88,17 @@ def _compare(path: Path, *, adopt: bool) -> tuple[plan.AccountsPlan, Database, s
 
 
 def _show(made: plan.AccountsPlan) -> None:
-    for line in words.lines(made) or ["nothing to change"]:
+    for line in plan.lines(made) or ["nothing to change"]:
         click.echo(line)
 
 
 def _refusal(made: plan.AccountsPlan, *, overwrite: bool) -> AccountsError | None:
     if made.problems:
-        text = "\n".join(made.problems[: words.SHOWN * 4])
+        text = "\n".join(made.problems[: plan.SHOWN * 4])
         return AccountsError("apply this file", f"{len(made.problems)} problems:\n{text}")
     if made.unowned:
-        names = ", ".join(str(key) for key in made.unowned[: words.SHOWN])
-        more = f" and {len(made.unowned) - words.SHOWN} more" if len(made.unowned) > words.SHOWN else ""
+        names = ", ".join(str(key) for key in made.unowned[: plan.SHOWN])
+        more = f" and {len(made.unowned) - plan.SHOWN} more" if len(made.unowned) > plan.SHOWN else ""
         why = f"made by hand before this file: {names}{more}"
         return AccountsError("apply this file", why, hint="--adopt takes them over")
     if made.by_hand and not overwrite:

@@ -119,7 +119,7 @@ def status(context: click.Context, as_json: bool) -> None:
 
     click.echo(table(snapshot, colour=sys.stdout.isatty(), width=terminal_width()))
     if Path(COPIES).exists():
-        from init.state.report import line
+        from init.state.copies import line
 
         click.echo("\n" + line(time.time()))
 

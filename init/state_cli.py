@@ -18,7 +18,7 @@ from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
 from init.slurm.daemon import PROGRAM
 from init.slurm.place import ACCEPTED, BACKUPS
-from init.state import copies, prove, rehearse, report, restore, save
+from init.state import copies, prove, rehearse, restore, save
 from init.state.copies import CopyError, Manifest
 from init.view.status import duration
 
@@ -207,7 +207,7 @@ def _check_stopped(name: str, with_accounting: bool) -> None:
 
 def _publish(directory: Path) -> None:
     if directory == Path(BACKUPS):
-        report.publish(report.summary(directory))
+        copies.publish(copies.summary(directory))
 
 
 def _jobs(manifest: Manifest) -> str:

@@ -1,6 +1,6 @@
 """Rehearse a change of Slurm: start the wanted image on a copy of the cluster's state.
 
-Its daemons reach no network (init/state/sandbox.py). The container has one all the same: Slurm 26.05 does not start
+Its daemons reach no network (init/state/prove.py). The container has one all the same: Slurm 26.05 does not start
 beside the loopback alone.
 """
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from ground.commands import ran
 from init.accounts import values
 from init.accounts.calls import SacctmgrCall
-from init.accounts.errors import AccountsError
 from init.accounts.model import (
     COORDINATOR,
     DEFAULT,
@@ -25,6 +24,7 @@ from init.accounts.model import (
     without_inherited,
 )
 from init.accounts.values import ASSOCIATION_LIMITS, QOS_LIMITS
+from init.errors import InitError
 from init.pod.addresses import CONTROLLER
 from init.slurm import client
 from init.slurm.conf import setting
@@ -38,6 +38,10 @@ ASSOCIATION = ("fairshare", *(name.lower() for name in ASSOCIATION_LIMITS), "qos
 QOS = ("priority", "preempt", "flags", "gracetime", "usagefactor", *(name.lower() for name in QOS_LIMITS))
 SHAPES = {name.lower(): shape for name, shape in {**ASSOCIATION_LIMITS, **QOS_LIMITS}.items()}
 UNSET = {"gracetime": "0", "usagefactor": "1.000000"}
+
+
+class AccountsError(InitError):
+    """slurmdbd could not be read or changed, or a change needs a person's word."""
 
 
 def cluster_name() -> str:

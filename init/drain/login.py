@@ -1,21 +1,31 @@
 """Drain of a login pod: refuse new logins, warn the users, wait, then end their `srun` and `salloc`.
 
 Those would leave their nodes allocated. A pod that keeps its sessions lets them stay for hours first: see
-`init.drain.stay`.
+`init.drain.login`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
+import re
 import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from init.drain import stay
-from init.drain.deadline import PROC, Deadline, report, status_of
-from init.drain.sessions import find_sessions, tell, terminals
-from init.drain.stay import NOLOGIN
-from init.places import pod_name
+from ground.commands import ran
+from ground.files import write_whole
+from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report, status_of
+from init.drain.sessions import DEV, find_keepers, find_sessions, tell, terminals
+from init.errors import InitError
+from init.places import LATEST_PEOPLE, PEOPLE_FILE, pod_name
+from init.pod.api_server import ApiServer
 
 MESSAGE = "This login pod is about to stop. Batch jobs are not affected. Log in again for a new pod.\n"
 LOOK_EVERY = 0.5
@@ -27,8 +37,8 @@ ADVICE = "Save your work and log out; srun and salloc end with it."
 
 def drain(controller: str, deadline: Deadline) -> None:
     kept = min(KEPT, deadline.left / 4)
-    if stay.is_wanted(os.environ):
-        stay.Stay(deadline, kept, pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")).run()
+    if is_wanted(os.environ):
+        Stay(deadline, kept, pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")).run()
     else:
         end_sessions(deadline, kept)
     end_clients(deadline)
@@ -53,7 +63,7 @@ def end_sessions(deadline: Deadline, kept: float) -> None:
 
 def resume(controller: str) -> None:
     NOLOGIN.unlink(missing_ok=True)
-    stay.forget()
+    forget()
     report("logins are open")
 
 
@@ -100,3 +110,330 @@ def hang_up(pid: int, number: int) -> None:
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
+
+
+# The stay: a login pod that is replaced keeps its people, while new logins go to the new pod.
+#
+# A person stays for an ssh session, tmux or screen; a background process keeps no pod. All services run on. The stay
+# ends with the last person, or with the pod's grace period, which the pod reads from its own object, because Kubernetes
+# may shorten it. A person with tmux or screen may log in here again, and finds this pod by a file in the home, written
+# with that person's rights, which only that person's login shows.
+#
+# The kubelet renews no mounted file of a pod that leaves, so the pod reads people.yaml from the API server: a person
+# who loses access loses the sessions here too.
+
+
+NOLOGIN = Path("/run/nologin")
+# The people whom /etc/pam.d/sshd lets in all the same.
+RETURNING = Path("/run/minivm/may-return")
+REFUSAL = "This login pod is being replaced. Log in again for a new pod.\n"
+ACCOUNT = Path("/mnt/minivm/secrets/api")
+# Until no proxy sends new connections here: a person who comes earlier is served.
+SETTLE = 5.0
+STAY_LOOK_EVERY = 2.0
+ASK_EVERY = 10.0
+ANSWER = 10.0  # of the API server, at most
+NOTICES = (3600.0, 600.0, 60.0)  # seconds before the end
+WRITERS, PATIENCE = 8, 10.0
+# The object of people.yaml in this namespace, such as `configmaps/slurm-people`; empty without people.
+PEOPLE = "MINIVM_PEOPLE_OBJECT"
+NAME = re.compile(r"[^\s:#][^\n:]{0,255}")
+# $1 the home, $2 the pod, $3 the record; without a record the file goes. Runs with the person's rights alone.
+RECORD = """
+umask 077
+cd -- "$1" || exit 1
+if [ -z "$3" ]; then rm -f ".minivm/login-pods/$2"; exit; fi
+mkdir -p .minivm/login-pods && printf '%s\\n' "$3" > ".minivm/login-pods/.$2" &&
+    mv -f ".minivm/login-pods/.$2" ".minivm/login-pods/$2"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PasswdEntry:
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+def is_wanted(env: Mapping[str, str]) -> bool:
+    return env.get("MINIVM_KEEP_SESSIONS", "") == "yes"
+
+
+def forget() -> None:
+    RETURNING.unlink(missing_ok=True)
+    Path(LATEST_PEOPLE).unlink(missing_ok=True)
+
+
+class Stay:
+    """One stay, from the drain's start to its end."""
+
+    def __init__(self, deadline: Deadline, kept: float, pod: str, address: str) -> None:
+        self.deadline, self.kept, self.pod = deadline, kept, pod
+        self.grace = float("inf")
+        self.why = "is being replaced"
+        self.asked = float("-inf")
+        self.told: set[Path] = set()
+        self.returning: str | None = None
+        self.records = Records(pod, address)
+        self.people = PeopleReader(os.environ.get(PEOPLE, ""))
+        self._plan_notices()
+
+    def run(self) -> None:
+        settled = time.monotonic() + SETTLE
+        while self.left:
+            self._ask()
+            self.people.read(self.left)
+            sessions, keepers = find_sessions(), find_keepers()
+            is_settled = time.monotonic() >= settled
+            if is_settled and not (sessions or keepers) and self.returning == "":
+                break  # nobody was let in meanwhile
+            people = {*keepers, *_owners(sessions)}
+            if is_settled:
+                self._close(keepers)
+            self._tell([*terminals(sessions), *(DEV / f"pts/{number}" for windows in keepers.values()
+                                                for number in windows)])  # fmt: skip
+            self.records.follow(keepers, f"{self.until:.0f}")
+            if people:
+                who = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
+                unread = f"; {self.people.problem}" if self.people.problem else ""
+                report_change(f"{who} until {clock(self.until)}: this pod {self.why}{unread}")
+            self.deadline.pause(min(STAY_LOOK_EVERY, self.left))
+        left = len(find_sessions())
+        report(f"{left} sessions are left" if left else "all sessions have ended")
+        self.records.end()
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.deadline.left - self.kept)
+
+    def _plan_notices(self) -> None:
+        """Compute the end in wall-clock time once: computed at each look it could flicker by a minute."""
+        self.until = time.time() + self.left
+        self.notices = [seconds for seconds in NOTICES if seconds < self.left]
+
+    def _ask(self) -> None:
+        """Learn from Kubernetes if the pod must end earlier, and if because of its machine."""
+        if not may_ask(self.asked, self.left):
+            return
+        self.asked = time.monotonic()
+        try:
+            item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path_of(f"pods/{self.pod}"))
+            metadata = item.get("metadata") or {}
+            grace = metadata.get("deletionGracePeriodSeconds")
+            conditions = (item.get("status") or {}).get("conditions") or ()
+            reasons = {each.get("reason") for each in conditions
+                       if each.get("type") == "DisruptionTarget" and each.get("status") == "True"}  # fmt: skip
+        except (InitError, OSError, AttributeError) as error:
+            log_change(f"{error}")
+            return
+        if reasons:
+            self.why = "leaves its machine, which is being emptied"
+        # The kubelet's own ends leave the object's grace period as it is: a probe that failed, an eviction, a shutdown.
+        if not metadata.get("deletionTimestamp"):
+            self.why = "must stop"
+        if "TerminationByKubelet" in reasons or not metadata.get("deletionTimestamp"):
+            short = _seconds("MINIVM_SHORT_GRACE_SECONDS")
+            grace = min(short, grace) if isinstance(grace, int) else short
+        # A full grace period is known already; `kubectl delete --grace-period` and evictions give less.
+        if isinstance(grace, int | float) and grace < min(self.grace, _seconds("MINIVM_GRACE_SECONDS")):
+            self.grace = grace
+            allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
+            self.deadline.shorten(allowed)
+            self.kept = min(self.kept, allowed / 4)
+            self.told.clear()
+            self._plan_notices()
+
+    def _close(self, keepers: Collection[int]) -> None:
+        """Refuse new logins, but for people whose tmux or screen is here."""
+        names = "".join(f"{person.name}\n" for person in self.records.people(keepers))
+        try:
+            if names != self.returning:
+                write_whole(RETURNING, names.encode(), mode=0o644)
+            if self.returning is None:
+                NOLOGIN.write_text(REFUSAL)
+        except OSError as error:  # a user may have filled the disk: the sessions still get their time
+            log_change(f"cannot refuse new logins: {error.strerror}")
+        self.returning = names
+
+    def _tell(self, paths: Collection[Path]) -> None:
+        if self.notices and self.left <= self.notices[0]:
+            self.told.clear()
+            self.notices = [seconds for seconds in self.notices if seconds < self.left]
+        self.told &= set(paths)
+        text = (
+            f"login pod {self.pod} {self.why}. You may stay until {clock(self.until)} (for {duration(self.left)}). "
+            "New logins go to another pod. Save your work and log out; srun, salloc and tmux end with this pod."
+        )
+        self.told.update(tell(sorted(set(paths) - self.told), text))
+
+
+class PeopleReader:
+    """Copy the cluster's people.yaml to where the service `people` looks first, each time it changes.
+
+    Without the object or its key nothing changes, as with an absent file; the status says so: a person who lost access
+    keeps the sessions here then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked = float("-inf")
+        self.digest = b""
+        self.problem = ""
+
+    def read(self, left: float) -> None:
+        if not self.name or not may_ask(self.asked, left):
+            return
+        self.asked = time.monotonic()
+        before = self.problem
+        try:
+            item = ApiServer(f"read the people of {self.name}", ACCOUNT).ask("GET", path_of(self.name))
+            text = people_text(self.name, item)
+            digest = hashlib.sha256(text or b"").digest()
+            if text is not None and digest != self.digest:
+                write_whole(Path(LATEST_PEOPLE), text, mode=0o600)
+                self.digest = digest
+            self.problem = "" if text is not None else f"{self.name} has no {PEOPLE_FILE}"
+        except (InitError, OSError, AttributeError, TypeError, ValueError) as error:
+            self.problem = str(error)
+        if self.problem != before:
+            print(self.problem or f"{self.name} is read again", flush=True)
+
+
+def may_ask(asked: float, left: float) -> bool:
+    """Tell if it is time to ask the API server again, and time is left for its answer."""
+    return time.monotonic() >= asked + ASK_EVERY and left >= ANSWER and (ACCOUNT / "token").exists()
+
+
+def path_of(name: str) -> str:
+    return f"/api/v1/namespaces/{os.environ.get('MINIVM_POD_NAMESPACE', '')}/{name}"
+
+
+def people_text(name: str, item: Mapping[str, Any]) -> bytes | None:
+    """Return people.yaml of a ConfigMap or Secret; None without that key."""
+    text, encoded = (item.get("data") or {}).get(PEOPLE_FILE), (item.get("binaryData") or {}).get(PEOPLE_FILE)
+    if name.startswith("secrets/"):
+        text, encoded = None, text
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    return None if text is None else text.encode()
+
+
+class Records:
+    """Files in people's homes that name this pod: each is written by a short-lived child with that person's rights.
+
+    Nothing waits for these children: a home's file server may hang.
+    """
+
+    def __init__(self, pod: str, address: str) -> None:
+        self.pod, self.address = pod, address
+        self.known: dict[int, PasswdEntry] = {}
+        self.asked = float("-inf")
+        self.tried: set[int] = set()
+        self.written: dict[int, str] = {}
+        self.writers: dict[subprocess.Popen[bytes], float] = {}
+
+    def people(self, uids: Collection[int]) -> list[PasswdEntry]:
+        """Look people up, with a limit: a directory may not answer."""
+        # Of user ids without a name a user may have thousands: each has its turn before one is asked again.
+        batch = sorted(set(uids) - set(self.known) - self.tried)[:256]
+        if batch:
+            self.tried.update(batch)
+            self.asked = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                self._learn(ran(["/usr/bin/getent", "passwd", *map(str, batch)], within=5).stdout)
+        elif time.monotonic() >= self.asked + ASK_EVERY:
+            self.tried.clear()
+        return [self.known[uid] for uid in sorted(uids) if uid in self.known]
+
+    def _learn(self, text: str) -> None:
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                name, _, uid, gid, _, home, _ = line.split(":")
+                if NAME.fullmatch(name) and home.startswith("/") and int(uid):
+                    self.known[int(uid)] = PasswdEntry(name, int(uid), int(gid), home)
+
+    def follow(self, uids: Collection[int], until: str) -> None:
+        wanted = {person.uid: f"{until} {self.address}" for person in self.people(uids)}
+        self._reap()
+        for uid in [uid for uid in self.written if uid not in wanted]:
+            self._start(uid, "")
+        for uid, text in wanted.items():
+            if self.written.get(uid) != text:
+                self._start(uid, text)
+
+    def end(self) -> None:
+        """Remove the files, for a moment only: a file that stays names its own end."""
+        limit = time.monotonic() + 1.0
+        while (self.written or self.writers) and time.monotonic() < limit:
+            self.follow((), "")
+            time.sleep(0.05)
+        for writer in self.writers:
+            writer.kill()
+
+    def _start(self, uid: int, text: str) -> None:
+        if len(self.writers) >= WRITERS or not self.address:
+            return
+        person = self.known[uid]
+        words = ["/bin/sh", "-c", RECORD, "sh", person.home, self.pod, text]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            child = subprocess.Popen(
+                words, user=person.uid, group=person.gid, extra_groups=[], cwd="/", env={"PATH": "/usr/bin:/bin"},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            self.writers[child] = time.monotonic() + PATIENCE
+        if text:
+            self.written[uid] = text
+        else:
+            self.written.pop(uid, None)
+
+    def _reap(self) -> None:
+        for child, limit in list(self.writers.items()):
+            if child.poll() is not None:
+                del self.writers[child]
+            elif time.monotonic() > limit:
+                child.kill()  # in vain while its file server hangs; then it keeps its place
+
+
+def _owners(sessions: Collection[int]) -> set[int]:
+    found = set()
+    for pid in sessions:
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            found.add(int(status_of(PROC / str(pid))["Uid"].split()[0]))
+    return found
+
+
+def _seconds(name: str) -> float:
+    try:
+        return float(os.environ.get(name) or "inf")
+    except ValueError:
+        return float("inf")
+
+
+_last = {"report": "", "log": ""}
+
+
+def report_change(text: str) -> None:
+    """Report what the line before did not say."""
+    if _last["report"] != text:
+        _last["report"] = text
+        report(text)
+
+
+def log_change(text: str) -> None:
+    """Log an error once; the status still says how many people stay."""
+    if _last["log"] != text:
+        _last["log"] = text
+        print(text, flush=True)
+
+
+def clock(moment: float) -> str:
+    near = moment - time.time() < 20 * 3600
+    return time.strftime("%H:%M %Z" if near else "%a %H:%M %Z", time.localtime(moment))
+
+
+def duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

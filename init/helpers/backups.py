@@ -18,7 +18,7 @@ from init.places import SOCKET
 from init.pod.client import Client
 from init.pod.pod import Pod
 from init.slurm.place import BACKUPS
-from init.state import prove, report, save
+from init.state import copies, prove, save
 
 DAY, KEEP = "24h", "7"
 FIRST_AFTER = 600.0  # seconds of the pod's life: a boot has other work, and a new cluster nothing to copy
@@ -53,13 +53,13 @@ def main() -> int:
     pod, directory = Pod(os.environ), Path(BACKUPS)
     try:
         every, keep = settings(pod)
-        seen = report.summary(directory)
+        seen = copies.summary(directory)
         if every and _runs() and due(time.time(), every, seen.made, _up()):
             os.nice(19)
             _copy(pod, directory, keep)
-            seen = report.summary(directory)
+            seen = copies.summary(directory)
         if every:
-            report.publish(seen)
+            copies.publish(seen)
     except InitError as error:
         print(error)
         return 1

@@ -4,10 +4,10 @@ PID 1 starts slurmctld while this service is ready, and kills it as soon as it i
 and when the watchdog hears of no renewal. This service kills slurmctld itself first, so that a stopped PID 1 does not
 matter; and PID 1's watchdog ends a stopped service, so that this one does not matter either. Where both are stopped, as
 on a suspended machine, slurmctld is stopped too: after waking it lives until the first of the two has looked at its
-clock, and writes only into the directory of its own, former term (`init.helpers.terms`).
+clock, and writes only into the directory of its own, former term (`init.state.lease`).
 
 The volume may hang: one thread reads and writes the lease, another copies the state for a new term, a third tells the
-other controllers of this pod's readiness (`init.state.standby`). The main one looks at the clock.
+other controllers of this pod's readiness (`init.state.hand_over`). The main one looks at the clock.
 
 A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes it into its term, and releases
 the term to that pod once PID 1 has stopped slurmctld and then this service.
@@ -31,14 +31,13 @@ from pathlib import Path
 from ground.files import write_json, write_whole
 from ground.sockets import notify
 from init.errors import InitError
-from init.helpers import terms
 from init.pod.helper import log
 from init.pod.pod import Pod
 from init.records import record, replace
 from init.slurm.place import HELD, base, known
-from init.state import lease, standby
+from init.state import hand_over, lease
+from init.state.hand_over import Standby
 from init.state.lease import Contest, Term, Terms
-from init.state.standby import Standby
 
 # An address that moves to the active pod, on a network whose pods share one link, as on one machine.
 #
@@ -229,7 +228,7 @@ class TermBuilder(threading.Thread):
     def run(self) -> None:
         while self.is_held() and not self.is_done:
             try:
-                log(terms.build(self.parent, self.term, self.is_held))
+                log(lease.build(self.parent, self.term, self.is_held))
                 self.is_done = True
             except (InitError, OSError) as error:
                 if str(error) != self.error:
@@ -242,7 +241,7 @@ class LeaseKeeper:
     """The thread that looks at the clock: it makes this pod active, and ends that in time."""
 
     def __init__(
-        self, keeper: Keeper, held: Path, address: MovingAddress | None, request: Path = Path(standby.REQUEST)
+        self, keeper: Keeper, held: Path, address: MovingAddress | None, request: Path = Path(hand_over.REQUEST)
     ) -> None:
         self.keeper, self.held, self.address, self.request = keeper, held, address, request
         self.active = 0  # the term
@@ -256,7 +255,7 @@ class LeaseKeeper:
         """Look at the clock once; False if this pod cannot act, or contends no more: another pod must."""
         contest = self.keeper.contest
         holds = contest.holds(lease.now())
-        heir = standby.requested_heir(self.request, contest.mine, lease.now()) if holds else ""
+        heir = hand_over.requested_heir(self.request, contest.mine, lease.now()) if holds else ""
         if heir != self.keeper.heir:
             self.keeper.heir = heir
             self.keeper.nudge()
@@ -356,7 +355,7 @@ class PodReporter(threading.Thread):
             try:
                 pause = self.turn()
             except OSError:  # the volume's; the keeper's thread says it
-                pause = standby.REPORT_S
+                pause = hand_over.REPORT_S
             self.service.turned.wait(pause)
             self.service.turned.clear()
 
@@ -364,13 +363,13 @@ class PodReporter(threading.Thread):
         active, takeover = self.service.active, self.service.keeper.takeover
         if not active:
             self._beat += 1
-            ready, why = standby.of_page(standby.read_page(self.page))
-            standby.publish(self.store.directory, Standby(self.pod, ready=ready, why=why, protocol=self.protocol),
+            ready, why = hand_over.of_page(hand_over.read_page(self.page))
+            hand_over.publish(self.store.directory, Standby(self.pod, ready=ready, why=why, protocol=self.protocol),
                             self._beat)  # fmt: skip
-            return standby.REPORT_S
+            return hand_over.REPORT_S
         if self.service.begun[0] == active:
-            return standby.REPORT_S
-        if standby.serves(standby.read_page(self.page)):
+            return hand_over.REPORT_S
+        if hand_over.serves(hand_over.read_page(self.page)):
             how = takeover.describe(lease.now()) if takeover is not None and takeover.term == active else ""
             self.service.begun = active, how
             self.service.keeper.serving = active
@@ -440,7 +439,7 @@ def main(words: list[str]) -> int:
     try:
         life = own_life(held.parent)
         address = moving_address(pod)
-        request = held.parent / Path(standby.REQUEST).name if words else pod.path(standby.REQUEST)
+        request = held.parent / Path(hand_over.REQUEST).name if words else pod.path(hand_over.REQUEST)
         service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), held, address, request)
         release = known(pod)
         reporter = PodReporter(service, pod.setting("MINIVM_HTTP"), release.protocol if release else 0)

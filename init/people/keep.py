@@ -14,20 +14,22 @@ import grp
 import hashlib
 import os
 import pwd
+import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ground.errors import one_line
 from ground.files import locked, read_json, write_json
 from ground.version import VERSION
 from init.errors import InitError
-from init.people import files, read, sessions
+from init.people import read
 from init.people.ids import Settled, Taken, settle
-from init.people.spec import FILE, IDS, NOBODY, PeopleList, from_state, has_access, to_state
+from init.people.spec import FILE, IDS, NOBODY, PeopleList, from_state, has_access, to_state, valid_keys
 from init.places import LATEST_PEOPLE, PLAN
+from init.pod.helper import run_as
 from init.pod.pod import MOUNTS, Pod, write
 from init.records import record, replace
 
@@ -127,8 +129,8 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
     A key that cannot be written, on a full disk, is removed: it may be the one before, which was withdrawn.
     """
     homes = pod.setting("MINIVM_HOME", HOMES)
-    valid = files.keys(people, now)
-    directory = pod.path(files.KEYS)
+    valid = keys(people, now)
+    directory = pod.path(KEYS)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in sorted(directory.iterdir()):
         if path.name not in valid:
@@ -141,9 +143,9 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
             failed = error
             (directory / name).unlink(missing_ok=True)
     root, shadow = (0, 0), (0, grp.getgrnam("shadow").gr_gid)
-    extra = pod.path(files.EXTRA)
+    extra = pod.path(EXTRA)
     extra.mkdir(parents=True, exist_ok=True, mode=0o755)
-    for name, text in files.databases(people, now, homes).items():
+    for name, text in databases(people, now, homes).items():
         private = name == "shadow"
         write(extra / name, text.encode(), mode=0o640 if private else 0o644, owner=shadow if private else root)
     if failed:
@@ -213,7 +215,7 @@ def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) 
     # People who lost access since the last look; later a look at /proc is enough.
     suspects = {person.uid for person in before.people.users} - {person.uid for person in state.people.users}
     suspects |= {person.uid for person in state.people.users if now - LATELY < person.until <= now}
-    ended = sessions.end(gone, is_known, suspects)
+    ended = end(gone, is_known, suspects)
     for name in ended:
         print(f"{name} has no access any more: sessions ended", file=sys.stderr)
     settled = (state.moved | moved) - present
@@ -239,6 +241,102 @@ def told(problems: Iterable[str]) -> str:
     listed = [*problems]
     more = f"; and {len(listed) - SHOWN} more: `minivm people show`" if len(listed) > SHOWN else ""
     return one_line("; ".join(problem[:LONGEST] for problem in listed[:SHOWN]) + more)
+
+
+# Files that make people known: those of libnss-extrausers, and a file of keys for each person. Pure.
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.people.spec import PeopleList
+
+EXTRA = "/var/lib/extrausers"
+# images/src/login/authorized-keys.c reads it.
+KEYS = "/run/minivm/people/keys"
+# Days since 1970: an account without a day of its last change would have to change its password.
+CHANGED = 19000
+
+
+def databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
+    """Return passwd, group and shadow for everybody who has access now."""
+    gids = {group.name: group.gid for group in people.groups}
+    users = [person for person in people.users if has_access(person, now)]
+    members: dict[str, list[str]] = {}
+    for person in users:
+        for name in person.groups:
+            members.setdefault(name, []).append(person.name)
+    passwd = [
+        f"{user.name}:x:{user.uid}:{gids[user.group]}:{user.gecos}:{homes}/{user.name}:{user.shell}\n" for user in users
+    ]
+    group = [f"{item.name}:x:{item.gid}:{','.join(members.get(item.name, []))}\n" for item in people.groups]
+    shadow = [f"{user.name}:*:{CHANGED}:0:99999:7:::\n" for user in users]
+    return {"passwd": "".join(passwd), "group": "".join(group), "shadow": "".join(shadow)}
+
+
+def keys(people: PeopleList, now: float) -> dict[str, str]:
+    """Return each person's valid keys; a person without any has an empty file, and no other source is asked."""
+    return {
+        person.name: "".join(f"{key.line}\n" for key in valid_keys(person, now))
+        for person in people.users
+        if has_access(person, now)
+    }
+
+
+# End the processes of people who lost access, on a machine where people log in.
+
+
+PROC = Path("/proc")
+# A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.
+PATIENCE = 3.0
+ROUNDS = 20
+UNUSED = 64998  # of the reserved ids: no process runs as it
+
+
+def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Collection[int] = ()) -> list[str]:
+    """End everything that runs under these uids, except those that `is_known`; return the names.
+
+    A chain of forks, each of which ends at once, may be in no look at /proc. So `suspects` are signalled unseen.
+    """
+    mortal = {uid for uid in gone if any(uid in ids for ids in IDS)}
+    unseen = {uid for uid in mortal.intersection(suspects) if not is_known(uid)}
+    uids = {uid for uid in mortal & _running() if not is_known(uid)}
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        for uid in uids:
+            _signal(uid, number)
+        deadline = time.monotonic() + PATIENCE
+        while uids & _running() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    left = uids | unseen
+    for _ in range(ROUNDS):
+        for uid in left:
+            _signal(uid, signal.SIGKILL)
+        left = uids and uids & _running()
+        if not left:
+            break
+        time.sleep(0.05)
+    return sorted(gone[uid] for uid in uids - left)
+
+
+def _signal(uid: int, number: signal.Signals) -> None:
+    """Signal all processes of the uid in one call, against which no fork can win, with that user's rights alone."""
+    run_as(uid, UNUSED, lambda: os.kill(-1, number), unused=UNUSED)
+
+
+def _running() -> set[int]:
+    """Return the real and effective uids of all processes that have not ended."""
+    uids: set[int] = set()
+    for entry in PROC.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            lines = dict(
+                line.split(":", 1)
+                for line in (entry / "status").read_text(errors="replace").splitlines()
+                if ":" in line
+            )
+            if lines["State"].split()[0] not in ("Z", "X"):
+                uids.update(map(int, lines["Uid"].split()))
+    return uids
 
 
 def main(arguments: list[str]) -> int:

@@ -58,7 +58,7 @@ def settle_alone(pod: Pod) -> None:
         return
     from ground.commands import ran
 
-    command = ["/opt/minivm/bin/python3", "-I", "-m", "init.helpers.terms", "alone"]
+    command = ["/opt/minivm/bin/python3", "-I", "-m", "init.state.lease", "alone"]
     done = ran(command, env=dict(pod.env), user="slurm", group="slurm", extra_groups=[])
     if done.returncode:
         raise PrepareError("take the state of the last active controller", (done.stdout + done.stderr).strip())

@@ -13,7 +13,7 @@
 #include <syslog.h>
 
 #ifndef PEOPLE
-#define PEOPLE "/run/minivm/people/keys" /* as init/people/files.py writes it */
+#define PEOPLE "/run/minivm/people/keys" /* as init/people/keep.py writes it */
 #endif
 
 /* Read the keys of a person of people.yaml; false for a name that it does not have. Of a name that the directory has

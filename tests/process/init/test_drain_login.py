@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from init.drain import deadline as drain
+from init.drain import login, sessions
 from init.drain import login as drain_login
-from init.drain import sessions, stay
 from init.pod.api_server import ApiError
 from tests.process.init_world import PYTHON
 from tests.waiting import until
@@ -148,14 +148,14 @@ class Looks:
         self.count = 0
         self.said: list[str] = []
         self.last = last
-        monkeypatch.setattr(stay, "NOLOGIN", tmp_path / "nologin")
-        monkeypatch.setattr(stay, "RETURNING", tmp_path / "returning")
-        monkeypatch.setattr(stay, "ACCOUNT", tmp_path / "account")
-        monkeypatch.setattr(stay, "SETTLE", 0.2)
-        monkeypatch.setattr(stay, "LOOK_EVERY", 0.05)
-        monkeypatch.setattr(stay, "find_sessions", self.sessions)
-        monkeypatch.setattr(stay, "find_keepers", lambda: {NOBODY: {9}} if keepers and self.stays() else {})
-        monkeypatch.setattr(stay, "tell", self.tell)
+        monkeypatch.setattr(login, "NOLOGIN", tmp_path / "nologin")
+        monkeypatch.setattr(login, "RETURNING", tmp_path / "returning")
+        monkeypatch.setattr(login, "ACCOUNT", tmp_path / "account")
+        monkeypatch.setattr(login, "SETTLE", 0.2)
+        monkeypatch.setattr(login, "STAY_LOOK_EVERY", 0.05)
+        monkeypatch.setattr(login, "find_sessions", self.sessions)
+        monkeypatch.setattr(login, "find_keepers", lambda: {NOBODY: {9}} if keepers and self.stays() else {})
+        monkeypatch.setattr(login, "tell", self.tell)
 
     def stays(self) -> bool:
         return self.count <= self.last
@@ -173,7 +173,7 @@ def test_a_stay_ends_with_the_last_person_and_tells_each_terminal_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = Looks(monkeypatch, tmp_path, last=20, keepers=True)
-    stay.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
+    login.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
     assert [line.partition(":")[0] for line in looks.said] == ["/dev/pts/7", "/dev/pts/9"]
     assert "You may stay until" in looks.said[0] and "is being replaced" in looks.said[0]
     out = capsys.readouterr().out
@@ -185,7 +185,7 @@ def test_a_stay_ends_with_the_last_person_and_tells_each_terminal_once(
 def test_a_stay_without_anybody_takes_no_new_people_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     looks = Looks(monkeypatch, tmp_path, last=0, keepers=False)
     deadline = drain.Deadline(50.0)
-    stay.Stay(deadline, 1.0, "login-old", "").run()
+    login.Stay(deadline, 1.0, "login-old", "").run()
     assert (tmp_path / "nologin").exists() and looks.said == [] and deadline.left > 30
 
 
@@ -193,8 +193,8 @@ def test_a_person_who_never_leaves_is_told_again_and_ends_at_the_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = Looks(monkeypatch, tmp_path, last=10**9, keepers=True)
-    monkeypatch.setattr(stay, "NOTICES", (10.0, 0.8, 0.4))
-    stay.Stay(drain.Deadline(1.5), 0.3, "login-old", "").run()
+    monkeypatch.setattr(login, "NOTICES", (10.0, 0.8, 0.4))
+    login.Stay(drain.Deadline(1.5), 0.3, "login-old", "").run()
     assert len([line for line in looks.said if line.startswith("/dev/pts/9")]) == 3
     assert "sessions are left" in capsys.readouterr().out
 
@@ -210,7 +210,7 @@ def test_a_shorter_grace_period_of_the_pod_is_told_and_kept(monkeypatch: pytest.
     ]  # fmt: skip
     answering(monkeypatch, tmp_path, answers)
     deadline = drain.Deadline(43000.0)
-    stay.Stay(deadline, 5.0, "login-old", "").run()
+    login.Stay(deadline, 5.0, "login-old", "").run()
     assert deadline.left < 2
     assert re.search(r"\b1[12] h\b", looks.said[0])
     assert "leaves its machine" in looks.said[-1] and "h " not in looks.said[-1].split("(for")[1].split(")")[0]
@@ -238,7 +238,7 @@ def test_an_end_that_nobody_asked_kubernetes_for_is_short(
     answering(monkeypatch, tmp_path, [item])
     monkeypatch.setenv("MINIVM_SHORT_GRACE_SECONDS", "60")
     deadline = drain.Deadline(43000.0)
-    leaving = stay.Stay(deadline, 5.0, "login-old", "")
+    leaving = login.Stay(deadline, 5.0, "login-old", "")
     leaving._ask()
     assert (deadline.left < 60) is is_short
 
@@ -250,9 +250,9 @@ def test_a_silent_api_server_takes_no_time_of_the_interactive_jobs(
     Looks(monkeypatch, tmp_path, last=10**9, keepers=False)
     items = [deleted("EvictionByEvictionAPI")] * 2
     answering(monkeypatch, tmp_path, items)
-    stay.Stay(drain.Deadline(14.9), 5.0, "login-old", "")._ask()
+    login.Stay(drain.Deadline(14.9), 5.0, "login-old", "")._ask()
     assert len(items) == 2
-    stay.Stay(drain.Deadline(30.0), 5.0, "login-old", "")._ask()
+    login.Stay(drain.Deadline(30.0), 5.0, "login-old", "")._ask()
     assert len(items) == 1
 
 
@@ -263,9 +263,9 @@ def test_an_error_is_logged_once_and_hides_nobody_in_the_status(
     Looks(monkeypatch, tmp_path, last=20, keepers=False)
     answering(monkeypatch, tmp_path, [])
     said: list[str] = []
-    monkeypatch.setattr(stay, "_last", {"report": "", "log": ""})
-    monkeypatch.setattr(stay, "report", said.append)
-    stay.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
+    monkeypatch.setattr(login, "_last", {"report": "", "log": ""})
+    monkeypatch.setattr(login, "report", said.append)
+    login.Stay(drain.Deadline(50.0), 1.0, "login-old", "").run()
     assert capsys.readouterr().out.count("403") == 1
     assert [line.partition(" until")[0] for line in said] == ["1 person stays", "all sessions have ended"]
 
@@ -274,36 +274,36 @@ def test_an_error_is_logged_once_and_hides_nobody_in_the_status(
 def test_a_leaving_pod_reads_the_cluster_s_people(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
     """The kubelet renews no file of a pod that leaves: a person who lost access would keep his sessions there."""
     latest = tmp_path / "latest.yaml"
-    monkeypatch.setattr(stay, "LATEST_PEOPLE", str(latest))
-    monkeypatch.setattr(stay, "ACCOUNT", tmp_path / "account")
+    monkeypatch.setattr(login, "LATEST_PEOPLE", str(latest))
+    monkeypatch.setattr(login, "ACCOUNT", tmp_path / "account")
 
     def item(text: str) -> dict[str, object]:
         return {"data": {"people.yaml": base64.b64encode(text.encode()).decode() if kind == "secrets" else text}}
 
     items: list[dict[str, object]] = [item("users: [a]"), item("users: []"), {"data": {}}, {"data": None}, {"data": []}]
     answering(monkeypatch, tmp_path, items)
-    monkeypatch.setattr(stay, "ASK_EVERY", 0.0)
-    reader = stay.PeopleReader(f"{kind}/slurm-people")
+    monkeypatch.setattr(login, "ASK_EVERY", 0.0)
+    reader = login.PeopleReader(f"{kind}/slurm-people")
     for text, is_read in (("users: [a]", True), *(("users: []", turn == 0) for turn in range(4))):
         reader.read(60)
         assert latest.read_text() == text, "without the key the people before stay"
         assert (reader.problem == "") is is_read, "and the status says so"
         assert latest.stat().st_mode & 0o777 == 0o600
-    stay.forget()
+    login.forget()
     assert not latest.exists()
 
 
 def test_people_are_read_only_where_the_chart_names_them_and_with_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stay, "LATEST_PEOPLE", str(tmp_path / "latest.yaml"))
-    monkeypatch.setattr(stay, "ACCOUNT", tmp_path / "account")
-    monkeypatch.setattr(stay, "_last", {"report": "", "log": ""})
+    monkeypatch.setattr(login, "LATEST_PEOPLE", str(tmp_path / "latest.yaml"))
+    monkeypatch.setattr(login, "ACCOUNT", tmp_path / "account")
+    monkeypatch.setattr(login, "_last", {"report": "", "log": ""})
     answering(monkeypatch, tmp_path, [])
-    stay.PeopleReader("").read(60)
-    stay.PeopleReader("secrets/slurm-people").read(5)
+    login.PeopleReader("").read(60)
+    login.PeopleReader("secrets/slurm-people").read(5)
     assert capsys.readouterr().out == ""
-    stay.PeopleReader("secrets/slurm-people").read(60)
+    login.PeopleReader("secrets/slurm-people").read(60)
     assert "403" in capsys.readouterr().out and not (tmp_path / "latest.yaml").exists()
 
 
@@ -320,22 +320,22 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, items: list[dict[
                 raise ApiError("see when this pod must end", "403 no", status=403)
             return items.pop(0) if len(items) > 1 else items[0]
 
-    monkeypatch.setattr(stay, "ApiServer", Server)
-    monkeypatch.setattr(stay, "ASK_EVERY", 0.1)
-    monkeypatch.setattr(stay, "budget", lambda env, _: float(env["MINIVM_GRACE_SECONDS"]) / 10)
+    monkeypatch.setattr(login, "ApiServer", Server)
+    monkeypatch.setattr(login, "ASK_EVERY", 0.1)
+    monkeypatch.setattr(login, "budget", lambda env, _: float(env["MINIVM_GRACE_SECONDS"]) / 10)
     monkeypatch.setenv("MINIVM_GRACE_SECONDS", "43200")
 
 
 def test_user_ids_without_a_name_hide_nobody_and_a_dead_directory_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stay, "ASK_EVERY", 0.05)
-    records = stay.Records("login-old", "")
+    monkeypatch.setattr(login, "ASK_EVERY", 0.05)
+    records = login.Records("login-old", "")
     nameless = range(50000, 51000)
     assert until(lambda: records.people([*nameless, NOBODY]), "the name is found", within=20)[0].uid == NOBODY
-    records = stay.Records("login-old", "")
+    records = login.Records("login-old", "")
     with monkeypatch.context() as patch:
-        patch.setattr(stay, "ran", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("getent", 5)))
+        patch.setattr(login, "ran", lambda *_, **__: (_ for _ in ()).throw(subprocess.TimeoutExpired("getent", 5)))
         assert records.people([NOBODY]) == []
     assert until(lambda: records.people([NOBODY]), "it is asked again", within=20)
 
@@ -357,7 +357,7 @@ def test_the_record_in_a_home_is_written_with_its_owners_rights(monkeypatch: pyt
                 os.mkfifo(home / ".minivm/login-pods/.login-old")
             for path in (home, *home.rglob("*")):
                 os.chown(path, uid, uid, follow_symlinks=False)
-        records = stay.Records("login-old", "10.1.2.3")
+        records = login.Records("login-old", "10.1.2.3")
         records._learn("".join(f"u{uid}:x:{uid}:{uid}::{top}/{kind}:/bin/sh\n"
                                for uid, kind in ((20001, "plain"), (20002, "link"), (20003, "fifo"))))  # fmt: skip
         records.follow((20001, 20002, 20003), "1790000000")

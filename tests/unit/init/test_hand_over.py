@@ -12,10 +12,9 @@ from init.helpers.lease import Keeper, LeaseKeeper, Takeover
 from init.pod.pod import Pod
 from init.records import replace
 from init.slurm.place import HELD
-from init.state import hand_over, lease, standby
-from init.state.hand_over import HandOver, HandOverError
+from init.state import hand_over, lease
+from init.state.hand_over import HandOver, HandOverError, Standby
 from init.state.lease import LASTS_S, Contest, Term, Terms
-from init.state.standby import Standby
 from init.view import metrics
 from init.view.snapshot import Snapshot
 from tests.waiting import until
@@ -43,35 +42,35 @@ BEFORE = {"c-1": replace(FIT, text=b"1")}
 def test_only_a_healthy_standby_is_chosen(
     wanted: str, before: dict[str, Standby], now: dict[str, Standby], chosen: str, why: str
 ) -> None:
-    heir, text = standby.choose("c-0", wanted, 9, before, now)
+    heir, text = hand_over.choose("c-0", wanted, 9, before, now)
     assert heir == chosen and why in text and bool(text) is not bool(chosen)
 
 
 def test_a_report_is_read_as_it_was_written_and_has_one_length(tmp_path: Path) -> None:
     directory = tmp_path / "lease"
-    standby.publish(directory, replace(FIT, ready=False, why='a "quoted"\x1b[31m reason ' + "é" * 5000), 1)
+    hand_over.publish(directory, replace(FIT, ready=False, why='a "quoted"\x1b[31m reason ' + "é" * 5000), 1)
     size = (directory / "standby-c-1").stat().st_size
-    first = standby.read_all(directory)["c-1"]
+    first = hand_over.read_all(directory)["c-1"]
     assert not first.ready and first.why.startswith('a "quoted"?[31m reason ?') and len(first.why) == 200
-    standby.publish(directory, FIT, 10**9)
-    second = standby.read_all(directory)["c-1"]
+    hand_over.publish(directory, FIT, 10**9)
+    second = hand_over.read_all(directory)["c-1"]
     assert (directory / "standby-c-1").stat().st_size == size and second.ready and second.text != first.text
 
 
 def test_hostile_reports_are_of_pods_that_are_not_ready(tmp_path: Path) -> None:
     for text in (b"", b"[" * 4096, b'{"ready": 1, "why": "", "protocol": 9}', b"\xff", b'{"ready": true}'):
         (tmp_path / "standby-c-1").write_bytes(text)
-        assert not standby.read_all(tmp_path)["c-1"].ready
+        assert not hand_over.read_all(tmp_path)["c-1"].ready
     (tmp_path / "standby-c-1").unlink()
     (tmp_path / "standby-c-1").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "standby-c-2")
-    assert [item.ready for item in standby.read_all(tmp_path).values()] == [False, False]
+    assert [item.ready for item in hand_over.read_all(tmp_path).values()] == [False, False]
     with pytest.raises(OSError, match="symbolic"):
-        standby.publish(tmp_path, FIT, 1)
+        hand_over.publish(tmp_path, FIT, 1)
     for number in range(100):
         (tmp_path / f"standby-x{number}").touch()
     (tmp_path / "standby-A").touch()
-    assert len(standby.read_all(tmp_path)) == standby.MOST
+    assert len(hand_over.read_all(tmp_path)) == hand_over.MOST
 
 
 @pytest.mark.parametrize(
@@ -90,15 +89,15 @@ def test_hostile_reports_are_of_pods_that_are_not_ready(tmp_path: Path) -> None:
 )
 def test_a_request_is_void_soon(tmp_path: Path, text: str, heir: str) -> None:
     file = tmp_path / "hand-over.json"
-    assert standby.requested_heir(file, 4, 100.0) == ""
+    assert hand_over.requested_heir(file, 4, 100.0) == ""
     file.write_text(text)
-    assert standby.requested_heir(file, 4, 100.0) == heir
+    assert hand_over.requested_heir(file, 4, 100.0) == heir
 
 
 def test_a_link_is_no_request(tmp_path: Path) -> None:
     (tmp_path / "real").write_text('{"heir": "c-1", "term": 4, "until": 110}')
     (tmp_path / "hand-over.json").symlink_to(tmp_path / "real")
-    assert standby.requested_heir(tmp_path / "hand-over.json", 4, 100.0) == ""
+    assert hand_over.requested_heir(tmp_path / "hand-over.json", 4, 100.0) == ""
 
 
 @pytest.mark.parametrize(
@@ -182,13 +181,13 @@ PAGE = {
     ],
 )
 def test_a_standby_reports_what_its_pid_1_says(page: dict[str, object], ready: bool) -> None:
-    assert standby.of_page(page)[0] is ready
+    assert hand_over.of_page(page)[0] is ready
 
 
 def test_a_new_controller_serves_once_clients_are_led_to_it() -> None:
-    assert standby.serves(PAGE) and not standby.serves({}) and not standby.serves({"services": [3]})
+    assert hand_over.serves(PAGE) and not hand_over.serves({}) and not hand_over.serves({"services": [3]})
     services = [{"name": "slurmctld", "ready": True}, {"name": "address", "ready": False}]
-    assert not standby.serves(PAGE | {"services": services})
+    assert not hand_over.serves(PAGE | {"services": services})
 
 
 def a_pod(root: Path, term: int = 0, **env: str) -> Pod:
@@ -209,7 +208,7 @@ def test_a_hand_over_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(HandOverError, match=r"c-0 does not act: c-1 has term 1 \(run it in c-1"):
         hand_over.hand_over(a_pod(tmp_path))
     assert store.claim(2, "c-0", "one")
-    standby.publish(store.directory, FIT, 1)  # and no more
+    hand_over.publish(store.directory, FIT, 1)  # and no more
     with pytest.raises(HandOverError, match="no healthy standby: c-1 does not report"):
         hand_over.hand_over(a_pod(tmp_path, term=2), within=0.3)
     assert not (tmp_path / "run/minivm/hand-over.json").exists()

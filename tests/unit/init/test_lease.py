@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init.errors import ConfigError
-from init.helpers import terms
 from init.helpers.lease import Keeper, LeaseKeeper, announcement, request
 from init.pod.pod import Pod
 from init.records import replace
@@ -169,7 +168,7 @@ def a_state(directory: Path) -> None:
 def test_the_first_term_takes_over_the_state_of_a_single_controller(tmp_path: Path) -> None:
     a_state(tmp_path)
     Terms(tmp_path).claim(1, "a-0", "life")
-    terms.build(tmp_path, 1)
+    lease.build(tmp_path, 1)
     made = tmp_path / "term-1"
     assert names(made) == ["clustername", "crontab", "dbd.messages", "hash.3", "job_state"]
     script = Path("hash.3/job.13/script")
@@ -182,10 +181,10 @@ def test_the_first_term_takes_over_the_state_of_a_single_controller(tmp_path: Pa
 def test_each_term_begins_with_the_last_one_and_three_stay(tmp_path: Path) -> None:
     a_state(tmp_path)
     for number in range(1, 6):
-        terms.build(tmp_path, number)
+        lease.build(tmp_path, number)
         (tmp_path / f"term-{number}/job_state").write_text(f"written in term {number}")
-    assert terms.terms(tmp_path) == [3, 4, 5]
-    terms.build(tmp_path, 9)
+    assert lease.terms(tmp_path) == [3, 4, 5]
+    lease.build(tmp_path, 9)
     assert (tmp_path / "term-9/job_state").read_text() == "written in term 5"
     # A former controller that wakes up writes where no controller reads any more.
     (tmp_path / "term-5/job_state").write_text("late")
@@ -195,32 +194,32 @@ def test_each_term_begins_with_the_last_one_and_three_stay(tmp_path: Path) -> No
 def test_a_copy_that_was_cut_is_made_again_and_a_made_one_is_left(tmp_path: Path) -> None:
     a_state(tmp_path)
     (tmp_path / ".term-1.abcd").mkdir()
-    terms.build(tmp_path, 1)
+    lease.build(tmp_path, 1)
     (tmp_path / "term-1/job_state").write_text("newer")
-    terms.build(tmp_path, 1)
+    lease.build(tmp_path, 1)
     assert (tmp_path / "term-1/job_state").read_text() == "newer" and not (tmp_path / ".term-1.abcd").exists()
 
 
 def test_a_copy_ends_with_its_term_and_publishes_nothing(tmp_path: Path) -> None:
     a_state(tmp_path)
     held = iter([True, True, False])
-    with pytest.raises(terms.StateError, match="the term was lost meanwhile"):
-        terms.build(tmp_path, 1, lambda: next(held, False))
-    assert terms.terms(tmp_path) == [] and not list(tmp_path.glob(".term-*"))
+    with pytest.raises(lease.StateError, match="the term was lost meanwhile"):
+        lease.build(tmp_path, 1, lambda: next(held, False))
+    assert lease.terms(tmp_path) == [] and not list(tmp_path.glob(".term-*"))
 
 
 def test_an_empty_volume_gives_an_empty_term(tmp_path: Path) -> None:
-    terms.build(tmp_path, 1)
+    lease.build(tmp_path, 1)
     assert names(tmp_path / "term-1") == []
 
 
 def test_a_controller_that_is_alone_again_takes_the_newest_state(tmp_path: Path) -> None:
-    assert terms.become_single(tmp_path, "a-0") == 0
+    assert lease.become_single(tmp_path, "a-0") == 0
     store = Terms(tmp_path)
     store.claim(1, "a-1", "life")
     store.renew(1, "a-1", "life", 1, released=True)
-    assert terms.become_single(tmp_path, "a-0") == 2
-    assert terms.become_single(tmp_path, "a-0") == 2  # its restart keeps the term
+    assert lease.become_single(tmp_path, "a-0") == 2
+    assert lease.become_single(tmp_path, "a-0") == 2  # its restart keeps the term
     newest = store.newest()
     assert newest is not None and newest.alone
     # With several controllers again, pod 0 begins, for it has replaced the single one.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from init.people import keep, sessions
+from init.people import keep
 from init.people.ids import Taken, settle
 from init.people.spec import PeopleGroup, PeopleList, Person
 from init.pod.pod import Pod
@@ -259,7 +259,7 @@ def test_a_person_who_moved_to_the_directory_is_not_asked_for_again(
         seen.append(dict(gone))
         return [name for uid, name in gone.items() if not is_known(uid)]
 
-    monkeypatch.setattr(sessions, "end", end)
+    monkeypatch.setattr(keep, "end", end)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: uid)
     here.mount(people(BOB))
     here.run()

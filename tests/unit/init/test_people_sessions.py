@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from init.people import sessions
+from init.people import keep
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs a process as another user")
@@ -31,10 +31,10 @@ def running(uid: int, script: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_even_a_process_that_ignores_signals_ends_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "PATIENCE", 0.3)
+    monkeypatch.setattr(keep, "PATIENCE", 0.3)
     with running(ADA, "trap '' TERM HUP") as hers, running(BOB, ":") as his, running(SYSTEM, ":") as epilog:
         gone = {ADA: "ada", SYSTEM: "epilog", 0: "root"}
-        assert sessions.end(gone, lambda uid: False) == ["ada"]
+        assert keep.end(gone, lambda uid: False) == ["ada"]
         until(lambda: hers.poll() is not None, "ada's process ended")
         assert hers.returncode == -9 and his.poll() is None and epilog.poll() is None
 
@@ -44,23 +44,23 @@ def test_a_chain_of_forks_that_no_look_finds_ends() -> None:
     process = subprocess.Popen(["python3", "-c", chain], user=ADA, group=ADA, extra_groups=[], cwd="/",
                                stdout=subprocess.PIPE)  # fmt: skip
     assert process.stdout and process.stdout.readline() == b"ready\n"
-    sessions.end({ADA: "ada"}, lambda uid: False, [ADA])
+    keep.end({ADA: "ada"}, lambda uid: False, [ADA])
     process.stdout.read()  # its end: nobody of the chain holds it any more
     process.wait()
 
 
 def test_a_program_saves_its_work_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "PATIENCE", 30.0)  # a busy machine lets a shell run its trap late
+    monkeypatch.setattr(keep, "PATIENCE", 30.0)  # a busy machine lets a shell run its trap late
     with TemporaryDirectory() as directory:
         Path(directory).chmod(0o777)
         saved = Path(directory, "saved")
         with running(ADA, f"trap 'echo text > {saved}; exit 0' HUP") as hers:
-            assert sessions.end({ADA: "ada"}, lambda uid: False) == ["ada"]
+            assert keep.end({ADA: "ada"}, lambda uid: False) == ["ada"]
             until(lambda: hers.poll() is not None, "it ended by itself")
             assert hers.returncode == 0 and saved.exists()
 
 
 def test_a_person_whom_another_source_knows_stays() -> None:
     with running(ADA, ":") as hers:
-        assert sessions.end({ADA: "ada"}, lambda uid: uid == ADA) == [] and hers.poll() is None
-    until(lambda: sessions.end({ADA: "ada"}, lambda uid: False) == [], "nobody is left")
+        assert keep.end({ADA: "ada"}, lambda uid: uid == ADA) == [] and hers.poll() is None
+    until(lambda: keep.end({ADA: "ada"}, lambda uid: False) == [], "nobody is left")

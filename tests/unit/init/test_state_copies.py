@@ -21,7 +21,7 @@ from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import state_guard
 from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
-from init.state import copies, prove, report, restore, save
+from init.state import copies, prove, restore, save
 from init.state.copies import CopyError, Manifest, Proof
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -431,12 +431,12 @@ def test_a_wrong_schedule_is_named(name: str, value: str) -> None:
 
 
 def test_the_status_tells_of_the_newest_copy_and_the_newest_proof(here: Here) -> None:
-    assert report.words(NOON, 0.0, 0.0, "") == "saved state: no copy yet"
+    assert copies.words(NOON, 0.0, 0.0, "") == "saved state: no copy yet"
     here.save()
     copies.record_proof(here.directory, NAME, Proof(NOON + 60, True, "3 jobs"))
-    seen = report.summary(here.directory)
-    text = report.words(NOON + 3660, seen.made, seen.proven, seen.failed)
+    seen = copies.summary(here.directory)
+    text = copies.words(NOON + 3660, seen.made, seen.proven, seen.failed)
     assert text == "saved state: copied 1h01m ago, a copy proven 1h00m ago"
-    assert f"minivm_state_proven_timestamp_seconds {NOON + 60:.0f}" in report.metrics(seen)
+    assert f"minivm_state_proven_timestamp_seconds {NOON + 60:.0f}" in copies.metrics(seen)
     copies.record_proof(here.directory, NAME, Proof(NOON + 90, False, "job 3 is missing"))
-    assert report.summary(here.directory).failed == "job 3 is missing"
+    assert copies.summary(here.directory).failed == "job 3 is missing"
