@@ -16,7 +16,9 @@ from images.engine.docker import DockerEngine
 from tests import collected
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.shared_home import SharedHome
+from tests.support.docker_answers import read_whole
 
+read_whole()
 HERE = Path(__file__).resolve().parent
 # Images of another repository than this machine's own: MINIVM_TEST_IMAGES=registry.example.org/minivm
 IMAGES = os.environ.get("MINIVM_TEST_IMAGES", "minivm")

@@ -17,7 +17,10 @@ from docker.models.containers import Container  # type: ignore[import-untyped]  
 from docker.models.networks import Network  # type: ignore[import-untyped]  # it carries no types
 
 from init.prepare import slurm_config
-from tests.waiting import until
+from tests.support.docker_answers import read_whole
+from tests.waiting import PATIENCE, until
+
+read_whole()
 
 ROOT = Path(__file__).resolve().parents[2]
 # Images that were built under another name can be tested too: MINIVM_TEST_IMAGES=registry/prefix.
@@ -58,9 +61,7 @@ class Pod:
         return int(code), output.decode(errors="replace")
 
     def status(self) -> dict[str, Any]:
-        # The engine loses an answer at times.
-        text = until(lambda: self.run("minivm", "status", "--json"), "the status is told", within=20)
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = json.loads(self.run("minivm", "status", "--json"))
         return found
 
     def service(self, name: str) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class Pod:
     def why(self) -> str:
         return self.code("minivm", "ready")[1].strip()
 
-    def wait_ready(self, within: float = 60.0) -> Pod:
+    def wait_ready(self, within: float = PATIENCE) -> Pod:
         until(self.ready, f"{self.name} is ready", within=within, seen=self.account)
         return self
 
@@ -83,7 +84,7 @@ class Pod:
         """Describe the pod's state for a wait that failed."""
         return f"{self.why()}\n{self.logs()[-12000:]}"
 
-    def wait_reason(self, words: str, within: float = 60.0) -> str:
+    def wait_reason(self, words: str, within: float = PATIENCE) -> str:
         def found() -> str:
             text = self.why()
             return text if words in text else ""
