@@ -13,10 +13,9 @@ from ground.sockets import notify
 from health.jobs.model import safe
 from health.notify import words
 from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
-from health.notify.notices import recipients
+from health.notify.notices import NotifySpool, recipients
 from health.notify.service import DOWN, Notifier, deliver, explainer, publish
 from health.notify.settings import FILE, NotifySettings, load
-from health.notify.spool import NotifySpool
 from health.tell import tell
 from init.errors import InitError
 from init.pod.dirwatch import Watcher

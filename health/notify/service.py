@@ -22,9 +22,8 @@ from health.notify.channels import (
     send_webhook,
 )
 from health.notify.limits import MessageLimits
-from health.notify.notices import JobNotice, parse, recipients
+from health.notify.notices import JobNotice, NotifySpool, parse, recipients
 from health.notify.settings import NotifySettings
-from health.notify.spool import NotifySpool
 from health.notify.words import JobMessage
 from init.errors import InitError
 from init.slurm.client import SlurmError

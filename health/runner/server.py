@@ -24,11 +24,11 @@ from gitsync.layout import Layout
 from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
-from health.runner import failed, fork, gate, hands, plan, record
+from health.runner import failed, gate, plan, record, worker
 from health.runner.kept import FileCache
 from health.runner.ours import ImageScripts
-from health.runner.request import Request, parse
 from health.runner.warm import Warm, policy_of
+from health.runner.worker import Request, parse
 from health.script import UNFIT, environment
 
 # Check the node after jobs: once for all jobs that ended, while no node waits for the result.
@@ -130,7 +130,7 @@ class RunnerServer:
         self.ours = ImageScripts(layout.zero, self.kept)
         self.after = After(places)
         self.failed = failed.FailedJobs()
-        self.hands = hands.Hands()
+        self.hands = worker.Hands()
         self.missed = 0
         self.stopping = False
         self._tell = tell
@@ -291,9 +291,9 @@ class RunnerServer:
                 raise ValueError(f"{MOST_RUNS} runs are under way")
             self._read(request.kind, held)
             budget_s = policy.kind(request.kind).budget_s
-            runner_end, fork_end = hands.pair()
+            runner_end, fork_end = worker.pair()
             with fork_end:
-                work = partial(fork.serve, fork_end, client, request, held, warm, budget_s, self.layout)
+                work = partial(worker.serve, fork_end, client, request, held, warm, budget_s, self.layout)
                 self._fork(work, partial(self._began, runner_end))
 
     def _began(self, door: socket.socket, pid: int) -> None:
@@ -302,7 +302,7 @@ class RunnerServer:
 
     def _fork(self, work: Callable[[], None], began: Callable[[int], object]) -> None:
         sys.stderr.flush()
-        began(fork.fork(work))
+        began(worker.fork(work))
 
     def _reap(self) -> None:
         while True:

@@ -4,7 +4,7 @@
  * with a Python of its own: slower, otherwise equal.
  *
  * A run starts only on our "go": a runner that did not answer in time has run nothing. Nothing in the environment
- * is trusted; all of it is passed on. health/runner/request.py is the other end.
+ * is trusted; all of it is passed on. health/runner/worker.py is the other end.
  *
  * Compiled once for each KIND. Exit codes: the run's own, 0 or 1.
  */

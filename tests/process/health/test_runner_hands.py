@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitsync.layout import Layout
-from health.runner.hands import Hands, pair
+from health.runner.worker import Hands, pair
 from tests.process.living import alive
 from tests.process.runner_world import World, compile_clients, make, resident
 from tests.waiting import until

@@ -22,10 +22,9 @@ from health.notify.channels import (
     MessageUnansweredError,
 )
 from health.notify.limits import HOUR, MessageLimits
-from health.notify.notices import JobNotice, parse, recipients
+from health.notify.notices import MOST_QUEUED, JobNotice, NotifySpool, parse, recipients
 from health.notify.service import KEEP, Notifier, deliver
 from health.notify.settings import MailSettings, NotifySettings, WebhookFormat, WebhookSettings, load
-from health.notify.spool import MOST_QUEUED, NotifySpool
 from init.errors import ConfigError, InitError
 from init.slurm.client import SlurmError
 from init.view import metrics as init_metrics

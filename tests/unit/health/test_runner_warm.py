@@ -16,10 +16,10 @@ from gitsync.layout import Layout
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
-from health.runner import fork, gate, ours, plan, record
+from health.runner import gate, ours, plan, record, worker
 from health.runner.kept import FileCache
-from health.runner.request import MOST, ended, parse
 from health.runner.server import APART_S, WAIT_S, After, RunnerServer
+from health.runner.worker import MOST, ended, parse
 from health.verdict import Class, Result, Verdict, write_verdict
 
 NONE = "[Errno 11] Resource temporarily unavailable"
@@ -156,7 +156,7 @@ def test_a_fork_whose_work_failed_or_was_stopped_says_so() -> None:
     def stopped() -> None:
         raise ours.Stopped
 
-    ends = [os.waitpid(fork.fork(work), 0)[1] for work in (lambda: None, failed, stopped)]
+    ends = [os.waitpid(worker.fork(work), 0)[1] for work in (lambda: None, failed, stopped)]
     assert list(map(os.waitstatus_to_exitcode, ends)) == [0, 1, 1]
 
 
@@ -174,14 +174,14 @@ def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
             server = RunnerServer(listener, Places(), Layout(tmp_path, tmp_path), told.append)
             monkeypatch.setattr(server, "look", lambda: None)
             server.after.owe(time.monotonic() - 60)
-            monkeypatch.setattr(fork, "fork", none)
+            monkeypatch.setattr(worker, "fork", none)
             server.turn()
             assert server.after.is_owed and server.after.times()[0] > time.monotonic(), "with a pause"
             assert server.after.put_off(time.monotonic() - 60) is False
             server.turn()
             assert told == ["cannot check the node after a job, retrying: " + NONE]
             server.after.put_off(time.monotonic() - 60)
-            monkeypatch.setattr(fork, "fork", lambda work: 7)
+            monkeypatch.setattr(worker, "fork", lambda work: 7)
             server.turn()
             assert not server.after.times() and server.after.is_owed, "it is under way"
         finally:

@@ -1,0 +1,357 @@
+"""A fork of the resident runner, in a session of its own, that shares nothing with the runner but what it has read.
+
+It stays for further runs, one after the other, unless a run left something behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from gitsync.layout import Layout
+from gitsync.lease import Lease
+from health.runner import ours
+from health.runner import run as runner
+from health.runner.warm import Warm, policy_of
+
+# Descriptors in the child, above the standard three: the client's connection, the source of further runs, and the
+# lease.
+CLIENT, DOOR, LEASE = 3, 4, 5
+GO_S = 5.0
+# Collect reference cycles after this many runs, once the last run's client has its answer.
+COLLECTS = 10
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Fork and run `work` in the child; return the child's pid. OSError if no process can be created."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        # A collection would copy the pages that it visits. A fork that stays collects between runs.
+        gc.disable()
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _stop)
+        work()
+        code = 0
+    except ours.Stopped:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise ours.Stopped
+
+
+def serve(
+    door: socket.socket, client: int, request: Request, held: Lease, warm: Warm, budget_s: float, layout: Layout
+) -> None:
+    """Serve a run whose client waits for the end, then further runs. Does nothing until the client's "go"."""
+    null = os.open("/dev/null", os.O_RDONLY)
+    # Copy to numbers above the targets first, so that dup2 overwrites none of them.
+    output = os.memfd_create("output")
+    lease = [] if held.fd is None else [held.fd]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, output, output, client, door.detach(), *lease)]
+    for place, fd in enumerate(high):
+        os.dup2(fd, place, inheritable=place < CLIENT)
+    # Close other clients' connections too: a client notices its end only if no process holds it.
+    os.closerange(len(high), 1 << 20)
+    # Objects of the runner are never garbage here.
+    gc.freeze()
+    own = Lease(held.commit, held.path, LEASE if lease else None)
+    with contextlib.suppress(OSError):
+        _serve_all(Next(request, replace(warm, held=own), budget_s), layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    request: Request
+    warm: Warm
+    budget_s: float
+
+
+def _serve_all(current: Next | None, layout: Layout) -> None:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, DOOR)
+    number = 0
+    while current and (answer := _serve(current)):
+        number += 1
+        # Before the client learns of the end, so that the next run finds this process.
+        stays = number < MOST_RUNS and _is_unchanged() and _offers_itself(door)
+        os.write(CLIENT, answer)
+        os.close(CLIENT)
+        if not stays:
+            return
+        if number % COLLECTS == 0:
+            gc.collect()
+        current = _next(door, current.warm, layout)
+
+
+def _offers_itself(door: socket.socket) -> bool:
+    try:
+        return door.send(FREE) > 0
+    except OSError:
+        # The runner is gone; the current run continues.
+        return False
+
+
+def _next(door: socket.socket, warm: Warm, layout: Layout) -> Next | None:
+    given = take(door)
+    if given is None:
+        return None
+    _become(given.client, CLIENT)
+    held = Lease(given.commit, layout.tree(given.commit), None)
+    if given.lease is not None:
+        _become(given.lease, LEASE)
+        held.fd = LEASE
+    request, kept = parse(given.text), warm.kept
+    if request is None or kept is None:
+        return None
+    kept.look()
+    budget_s = policy_of(held.path, warm.places, kept).kind(request.kind).budget_s
+    return Next(request, replace(warm, held=held, after_a_job=given.after_a_job), budget_s)
+
+
+def _become(fd: int, place: int) -> None:
+    if fd != place:
+        os.dup2(fd, place, inheritable=False)
+        os.close(fd)
+
+
+def _is_unchanged() -> bool:
+    """Tell if the last run printed nothing, no step was cut or failed, and no process of it remains."""
+    if not ours.whole:
+        return False
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return os.fstat(2).st_size == 0
+    return False
+
+
+def _serve(current: Next) -> bytes:
+    """Perform one run and return its answer; empty if the client did not ask for it."""
+    os.set_blocking(CLIENT, True)
+    os.write(CLIENT, accepted(current.budget_s))
+    if not select.select([CLIENT], [], [], GO_S)[0] or os.read(CLIENT, 1) != b"G":
+        return b""
+    with _StopOnHangUp():
+        code = runner.perform(current.request.kind, current.request.environment, current.warm)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+    return ended(code, _printed())
+
+
+def _printed() -> bytes:
+    """Return what the run printed, for the client to print."""
+    size = os.fstat(2).st_size
+    return os.pread(2, LONGEST_TEXT, max(0, size - LONGEST_TEXT))
+
+
+class _StopOnHangUp:
+    """Stop the run when its client ends, as slurmd does when it gives a run up; the current script ends too."""
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGIO, self._look)
+        fcntl.fcntl(CLIENT, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(CLIENT, fcntl.F_SETFL, fcntl.fcntl(CLIENT, fcntl.F_GETFL) | os.O_ASYNC)
+        self._look()
+
+    @staticmethod
+    def _look(*_: object) -> None:
+        # A client sends nothing more: readable means that it has closed the connection.
+        if select.select([CLIENT], [], [], 0)[0]:
+            raise ours.Stopped
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
+# Forks that stay for further runs: a new fork would have to copy every page that a run touches, its main cost.
+#
+# A fork whose run printed nothing and left nothing is free. It gets the next run: the client's connection, the lease
+# and the request, and checks every file itself. The server dismisses a fork that is free for a while.
+
+
+# How long a fork waits for the next run, and how many may wait.
+STAYS_S = 3.0
+MOST_FREE = 4
+# Runs per fork: it takes all memory that its runs leaked with it.
+MOST_RUNS = 250
+# Longest request in one message; a longer one gets a fork of its own.
+LONGEST = 1 << 16
+FREE = b"."
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A run as the fork receives it, with descriptors of its own."""
+
+    client: int
+    lease: int | None
+    commit: str
+    after_a_job: bool
+    text: bytes
+
+
+@dataclass(slots=True)
+class Hand:
+    door: socket.socket
+    # When it got its last run.
+    since: float
+    free: bool = False
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the runner's end and the fork's end of a connection; the fork ends when the runner closes its end."""
+    runner_end, fork_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    runner_end.setblocking(False)
+    return runner_end, fork_end
+
+
+def take(door: socket.socket) -> Given | None:
+    """Receive the next run; None if there are no more."""
+    text, descriptors, _, _ = socket.recv_fds(door, LONGEST, 2, socket.MSG_CMSG_CLOEXEC)
+    if not text:
+        return None
+    line, _, rest = text.partition(b"\n")
+    after, _, commit = line.decode("ascii").partition(" ")
+    return Given(descriptors[0], descriptors[1] if len(descriptors) > 1 else None, commit, after == "1", rest)
+
+
+class Hands:
+    def __init__(self) -> None:
+        self._hands: dict[int, Hand] = {}
+        self._rest_at = float("inf")
+
+    def began(self, pid: int, door: socket.socket) -> None:
+        self._hands[pid] = Hand(door, time.monotonic())
+        self._rest_at = min(self._rest_at, time.monotonic() + STAYS_S)
+
+    def ended(self, pid: int) -> None:
+        """Remove a fork; it ends when its connection is shut down."""
+        if hand := self._hands.pop(pid, None):
+            # Other forks may hold copies of this end.
+            with contextlib.suppress(OSError):
+                hand.door.shutdown(socket.SHUT_RDWR)
+            hand.door.close()
+
+    def give(self, client: int, text: bytes, held: Lease, *, after_a_job: bool) -> bool:
+        """Give the run to a free fork; tell if one took it."""
+        message = f"{after_a_job:d} {held.commit}\n".encode() + text
+        if len(message) > LONGEST:
+            return False
+        self._hear()
+        for pid, hand in reversed(list(self._hands.items())):
+            if not hand.free:
+                continue
+            try:
+                socket.send_fds(hand.door, [message], [client] if held.fd is None else [client, held.fd])
+            except OSError:
+                # It has ended, and the runner has not reaped it yet.
+                self.ended(pid)
+                continue
+            hand.free, hand.since = False, time.monotonic()
+            return True
+        return False
+
+    def times(self) -> list[float]:
+        return [self._rest_at] if self._hands else []
+
+    def rest(self, now: float) -> None:
+        """Dismiss forks that had no work for a while."""
+        if now < self._rest_at:
+            return
+        self._rest_at = now + STAYS_S / 3
+        self._hear()
+        free = [pid for pid, hand in self._hands.items() if hand.free]
+        for number, pid in enumerate(free):
+            if number >= MOST_FREE or now - self._hands[pid].since >= STAYS_S:
+                self.ended(pid)
+
+    def _hear(self) -> None:
+        for pid, hand in list(self._hands.items()):
+            try:
+                message = hand.door.recv(1)
+            except BlockingIOError:
+                continue
+            except OSError:
+                message = b""
+            if message:
+                hand.free = True
+            else:
+                self.ended(pid)
+
+
+# Protocol between a client and the resident runner. Pure functions.
+#
+#     minivm 1 KIND SIZE\n  NAME=VALUE\0 NAME=VALUE\0 ...      (SIZE bytes of it)
+#
+# A client sends a line and the variables of its environment. The child that will do the run answers "A" and the run's
+# budget in milliseconds; on the client's "G" it does the run, then sends the exit code and the text to print. No
+# descriptor is passed: slurmd waits for the end of its pipe, which a hung runner would hold. The other end is
+# images/src/runner/client.c.
+
+
+# Not the task prolog: it belongs to the user, and no root process runs it.
+KINDS = ("prolog", "epilog", "health")
+LONGEST_LINE = 64
+LONGEST_TEXT = 32 * 1024
+MOST = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    kind: str
+    environment: Mapping[str, str]
+
+
+def parse(text: bytes | bytearray) -> Request | None:
+    """Parse a request; None while it is incomplete; ValueError for anything that no client of ours sends."""
+    line, end, _ = bytes(text[:LONGEST_LINE]).partition(b"\n")
+    if not end:
+        if len(text) >= LONGEST_LINE:
+            raise ValueError("no first line")
+        return None
+    words = line.decode("ascii").split(" ")
+    if len(words) != 4 or words[:2] != ["minivm", "1"] or words[2] not in KINDS or not words[3].isdecimal():
+        raise ValueError(f"wanted 'minivm 1 KIND SIZE', not {line!r}")
+    size = int(words[3])
+    if size > MOST:
+        raise ValueError(f"{size} bytes are too many")
+    if (left := len(text) - len(line) - 1 - size) < 0:
+        return None
+    if left:
+        raise ValueError("more than was announced")
+    variables = bytes(text[len(line) + 1 :]).split(b"\0")
+    if variables.pop():
+        raise ValueError("the last variable has no end")
+    pairs = (os.fsdecode(variable).partition("=") for variable in variables)
+    return Request(words[2], {name: value for name, equals, value in pairs if name and equals})
+
+
+def accepted(budget_s: float) -> bytes:
+    return b"A" + min(int(budget_s * 1000), 2**31).to_bytes(4, "little")
+
+
+def ended(code: int, text: bytes) -> bytes:
+    """Encode the end of a run with the end of its output."""
+    output = text[-LONGEST_TEXT:]
+    return bytes([code]) + len(output).to_bytes(2, "little") + output
