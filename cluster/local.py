@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import cgroups, drop_ins, keys, manifests, names, readiness, report, slurm_conf, values
-from cluster.change import pinning, plan, rehearsal
+from cluster import cgroups, keys, manifests, names, readiness, report, slurm_conf, values
+from cluster.change import pinning, plan
 from cluster.change.checkout import Checkout
 from cluster.change.pinning import Foreign, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
@@ -197,7 +197,7 @@ class LocalCluster:
         changes_auth = self.changes_auth(there)
         with self.stages.stage("chart"):
             known, choice, kept = self.decide(there, wish)
-            drop_ins.check(self.kubelet, known)
+            slurm_conf.check_drop_ins(self.kubelet, known)
             planned = self.plan(known, choice, there)
         if agree:
             agree(planned)
@@ -224,10 +224,10 @@ class LocalCluster:
         there = self.kubelet.running()
         controller = there.get(self.active_controller(there))
         if controller is None or not controller.running:
-            raise ClusterError(rehearsal.CANNOT, "the controller does not run", hint="make status")
+            raise ClusterError(slurm_conf.CANNOT_REHEARSE, "the controller does not run", hint="make status")
         known, _, _ = self.decide(there, wish)
         (pod,) = [pod for pod in known.pods if pod.name == slurm_conf.CONTROLLER]
-        return rehearsal.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(known))
+        return slurm_conf.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(known))
 
     def with_this_machine(self, asked: int, there: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""

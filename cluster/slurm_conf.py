@@ -1,4 +1,4 @@
-"""This cluster's slurm.conf: checked by its controller before and after it is applied."""
+"""Try a changed configuration in the cluster's own images: slurm.conf, drop-ins, and a rehearsal of the state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.manifests import Manifests, VolumeSource
-from cluster.pods import CORRECT, Kubelet, RunningPod
-from cluster.publish import published
+from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
+from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod
+from cluster.publish import publish, published
 from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"
@@ -81,3 +83,113 @@ def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
             entry.size, entry.mode = len(content), 0o600
             tar.addfile(entry, io.BytesIO(content))
     return name, out.getvalue()
+
+
+DIRECTORIES = ("services.d", "supervisor.d")
+DROP_INS_WITHIN_S = 60
+
+
+def check_drop_ins(kubelet: Kubelet, known: Manifests) -> None:
+    """Raise ClusterError for drop-ins that a pod would refuse; those that the pods have already are skipped."""
+    checked_roles = set()
+    for pod in known.pods:
+        mounts = [mount for mount in pod.mounts if PurePosixPath(mount.path).name in DIRECTORIES]
+        if pod.role in checked_roles or not any(_has_changed(kubelet, pod, mount, known) for mount in mounts):
+            continue
+        checked_roles.add(pod.role)
+        refused = _refusal_of(kubelet, pod, mounts, known)
+        if refused:
+            raise ClusterError(f"take the drop-ins of {pod.role}", refused, hint="no pod was changed")
+
+
+def _has_changed(kubelet: Kubelet, pod: PodSpec, mount: VolumeMount, known: Manifests) -> bool:
+    files = _drop_ins_in(mount, known)
+    return bool(files) and published(kubelet.volume_directory(pod, mount.volume.name)) != files
+
+
+def _drop_ins_in(mount: VolumeMount, known: Manifests) -> dict[str, bytes]:
+    files = known.files.get((mount.volume.source, mount.volume.of))
+    return dict(files.data) if files is not None and mount.volume.source is VolumeSource.CONFIG else {}
+
+
+def _refusal_of(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], known: Manifests) -> str:
+    """Run `minivm check` of the pod's own image in a short-lived container; return its error, or ""."""
+    root = kubelet.state / "check"
+    binds: list[dict[str, Any]] = []
+    for mount in mounts:
+        directory = root / pod.role / mount.volume.name
+        publish(directory, _drop_ins_in(mount, known), mode=mount.volume.mode)
+        binds.append({"Type": "bind", "Source": str(directory), "Target": mount.path, "ReadOnly": True})
+    api = kubelet.api
+    host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")
+    env = resolve_env(pod, address="127.0.0.1", node="this-machine")
+    labels = {LABEL: f"{kubelet.cluster}-check"}
+    container = api.create_container(
+        pod.image, ["check"], entrypoint=["/usr/bin/minivm"], environment=env, host_config=host, labels=labels
+    )["Id"]
+    try:
+        api.start(container)
+        code = api.wait(container, timeout=DROP_INS_WITHIN_S)["StatusCode"]
+        message = str(api.logs(container).decode(errors="replace")).strip().removeprefix("minivm: ")
+    finally:
+        api.remove_container(container, force=True, v=True)
+    return message or f"minivm check ended with {code}" if code else ""
+
+
+CANNOT_REHEARSE = "rehearse the change"
+# Where the controller keeps copies of its state (init/slurm/place.py).
+COPIES = PurePosixPath("/var/lib/minivm/backups")
+# What root needs to give a copy's files to an unprivileged user, and to end that user's daemons.
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+REHEARSED_WITHIN_S = 4000
+
+
+def rehearse(kubelet: Kubelet, controller: RunningPod, image: str, conf: Mapping[str, bytes]) -> tuple[int, str]:
+    """Start the image's Slurm with these files on a copy of the cluster's state; return exit code and text.
+
+    Its daemons reach no network (init/state/prove.py). The container has one all the same: Slurm 26.05 does not start
+    beside the loopback alone.
+    """
+    name = save_state(kubelet, controller)
+    directory, tar = packed(conf)
+    api = kubelet.api
+    binds = [{"Type": "bind", "Source": _copies_of(kubelet, controller), "Target": str(COPIES), "ReadOnly": True}]
+    host = api.create_host_config(
+        mounts=binds, cap_drop=["ALL"], cap_add=list(CAPABILITIES), network_mode=kubelet.network
+    )
+    container = api.create_container(
+        image,
+        ["state", "rehearse", name, "--config", f"/tmp/{directory}"],
+        entrypoint=["/usr/bin/minivm"],
+        host_config=host,
+        labels={LABEL: f"{kubelet.cluster}-check"},
+    )["Id"]
+    try:
+        api.put_archive(container, "/tmp", tar)
+        api.start(container)
+        code = int(api.wait(container, timeout=REHEARSED_WITHIN_S)["StatusCode"])
+        return code, str(api.logs(container).decode(errors="replace"))
+    finally:
+        api.remove_container(container, force=True, v=True)
+
+
+def save_state(kubelet: Kubelet, controller: RunningPod) -> str:
+    """Copy the state and return the copy's name."""
+    code, text = kubelet.exec(controller.container, ["minivm", "state", "save", "--json"])
+    try:
+        if code == 0:
+            return str(json.loads(text)["name"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    hint = "an image of before `minivm state` cannot be rehearsed" if "no command" in text else ""
+    raise ClusterError(CANNOT_REHEARSE, f"the controller could not copy its state: {text.strip()[-300:]}", hint=hint)
+
+
+def _copies_of(kubelet: Kubelet, controller: RunningPod) -> str:
+    """Return where the machine has the controller's copies."""
+    mounts = kubelet.api.inspect_container(controller.container)["Mounts"]
+    holding = [mount for mount in mounts if COPIES.is_relative_to(mount["Destination"])]
+    if not holding:
+        raise ClusterError(CANNOT_REHEARSE, f"no volume of the controller holds {COPIES}")
+    nearest = max(holding, key=lambda mount: len(mount["Destination"]))
+    return str(PurePosixPath(nearest["Source"]) / COPIES.relative_to(nearest["Destination"]))
