@@ -207,8 +207,7 @@ def up(
     if before.get("variant") or before.get("slurm") or before.get("arch"):
         raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
-    from cluster.change.checkout import Checkout
-    from cluster.change.pinning import Wish, chosen, newest_here
+    from cluster.change.pinning import Checkout, Wish, chosen, newest_here
     from cluster.local import LocalCluster, stored
     from cluster.manifests import read_overrides
     from cluster.values import UpRequest, repository_of, settle

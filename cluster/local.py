@@ -15,8 +15,7 @@ from typing import Any
 
 from cluster import cgroups, keys, manifests, names, readiness, report, slurm_conf, values
 from cluster.change import pinning, plan
-from cluster.change.checkout import Checkout
-from cluster.change.pinning import Foreign, ImageChoice, ReleaseFit, Wish
+from cluster.change.pinning import Checkout, Foreign, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, render

@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from build import main
 from cluster import cli, values
 from cluster.change import plan
-from cluster.change.checkout import Checkout
-from cluster.change.pinning import ReleaseFit, Wish, check_releases, choose
+from cluster.change.pinning import Checkout, ReleaseFit, Wish, check_releases, choose
 from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster

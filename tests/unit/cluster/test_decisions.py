@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from build import main
 from cluster import local, report, values
 from cluster.change import pinning
-from cluster.change.checkout import Checkout
+from cluster.change.pinning import Checkout
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster
