@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import cgroups, keys, manifests, names, readiness, report, slurm_conf, values
+from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan
 from cluster.change.pinning import Checkout, Foreign, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
@@ -316,7 +316,7 @@ class LocalCluster:
             return PlanStep(StepKind.RESTART, pod.name, "it was stopped")
         return (
             PlanStep(StepKind.RESTART, pod.name, f"its {pod.alive.path} fails")
-            if readiness.dead(pod, current)
+            if report.is_dead(pod, current)
             else None
         )
 
@@ -499,17 +499,17 @@ class LocalCluster:
         while True:
             running = self.kubelet.running()
             for name, pod in list(waiting.items()):
-                if readiness.ask(pod, running.get(name)).ready:
+                if report.read_readiness(pod, running.get(name)).ready:
                     self.log(f"{name}: ready after {time.monotonic() - begun:.1f} s")
                     del waiting[name]
                 else:
-                    readiness.hopeless(pod, running.get(name))
+                    report.check_hope(pod, running.get(name))
             if not waiting:
                 return
             if time.monotonic() - begun > timeout:
                 # Includes pods that are not waited for: one of them may be the cause.
                 pods = in_start_order(known.pods)
-                asked = [(pod.name, readiness.ask(pod, running.get(pod.name))) for pod in pods]
+                asked = [(pod.name, report.read_readiness(pod, running.get(pod.name))) for pod in pods]
                 causes = plan.not_ready([(name, answer.reason) for name, answer in asked if not answer.ready])
                 raise ClusterError(
                     "bring the cluster up", f"after {timeout:.0f} s not ready:{causes}", hint="make status"
@@ -557,7 +557,7 @@ class LocalCluster:
         found = [item for item in there.values() if item.role == "controller"]
         if len(found) > 1:
             for item in found:
-                if readiness.turn(item).startswith("active"):
+                if report.read_turn(item).startswith("active"):
                     return item.pod
         return slurm_conf.CONTROLLER
 
@@ -573,7 +573,7 @@ class LocalCluster:
         known, running = self.manifests(), self.kubelet.running()
         with ThreadPoolExecutor(HANDS) as pool:
             slurm = pool.submit(self.slurm_states, running)
-            readings = pool.map(lambda pod: (pod.name, readiness.examine(pod, running.get(pod.name))), known.pods)
+            readings = pool.map(lambda pod: (pod.name, report.read_status(pod, running.get(pod.name))), known.pods)
             images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in running.values()}
             return report.rows(known.pods, running, dict(readings), slurm.result(), images)
 

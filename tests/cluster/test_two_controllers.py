@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from cluster import readiness
+from cluster import report
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
@@ -44,7 +44,7 @@ class Pair:
     def turns(self) -> dict[str, str]:
         running = self.world.cluster.kubelet.running()
         return {
-            name: readiness.turn(item) for name, item in sorted(running.items())
+            name: report.read_turn(item) for name, item in sorted(running.items())
             if item.role == "controller" and item.running
         }  # fmt: skip
 

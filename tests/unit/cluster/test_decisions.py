@@ -24,8 +24,7 @@ from cluster.local import STATE, LocalCluster
 from cluster.manifests import read_overrides
 from cluster.names import choose, free_port
 from cluster.publish import publish, published, write_private
-from cluster.readiness import wrong
-from cluster.report import Row
+from cluster.report import Row, problems
 from cluster.roles import ROLES
 from cluster.values import Options
 from images.errors import ImagesError
@@ -387,7 +386,7 @@ def test_a_long_reason_is_cut_to_the_terminal() -> None:
 
 def test_a_service_that_somebody_stopped_is_told_with_what_degrades_the_pod() -> None:
     services = [{"name": "slurmdbd", "state": "stopped"}, {"name": "sshd", "state": "ready"}]
-    assert wrong({"degraded": ["slurm.conf refused"], "services": services}) == (
+    assert problems({"degraded": ["slurm.conf refused"], "services": services}) == (
         "slurm.conf refused",
         "slurmdbd: stopped on request",
     )
@@ -396,9 +395,9 @@ def test_a_service_that_somebody_stopped_is_told_with_what_degrades_the_pod() ->
 def test_it_is_told_also_where_its_neighbour_complains_of_it_and_once() -> None:
     services = [{"name": "slurmdbd", "state": "stopped"}]
     accounting = "accounting: last run exited 1: slurmdbd does not answer"
-    assert wrong({"degraded": [accounting], "services": services}) == (accounting, "slurmdbd: stopped on request")
+    assert problems({"degraded": [accounting], "services": services}) == (accounting, "slurmdbd: stopped on request")
     waits = "slurmrestd waits for slurmdbd: stopped on request"
-    assert wrong({"degraded": [waits], "services": services}) == (waits,)
+    assert problems({"degraded": [waits], "services": services}) == (waits,)
 
 
 def test_slurms_states_carry_the_reason_of_a_drain() -> None:

@@ -14,7 +14,7 @@ from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.manifests import PodSpec
 from cluster.pods import LABEL, STATE_LABEL, Kubelet, RunningPod
-from cluster.readiness import ask, hopeless
+from cluster.report import check_hope, read_readiness
 from cluster.values import Options
 
 
@@ -94,11 +94,11 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
     kubelet.termination_log("login-0").parent.mkdir(parents=True)
     kubelet.termination_log("login-0").write_text("cannot read MINIVM_GRACE_SECONDS: 'abc' is no number\n")
     running: RunningPod = kubelet.running()["login-0"]
-    assert ask(pod("login-0"), running).reason == (
+    assert read_readiness(pod("login-0"), running).reason == (
         "exited 78, docker starts it again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
     )
     with pytest.raises(ClusterError, match="cannot bring login-0 up: cannot read MINIVM_GRACE_SECONDS"):
-        hopeless(pod("login-0"), running)
+        check_hope(pod("login-0"), running)
 
 
 def test_up_starts_the_images_that_this_prefix_has_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
