@@ -10,13 +10,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan
 from cluster.change.pinning import Checkout, Foreign, ImageChoice, ReleaseFit, Wish
-from cluster.change.plan import PlanStep, Stake, StepKind, UpPlan, in_roll_order, in_start_order
+from cluster.change.plan import PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, render
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
@@ -296,9 +297,15 @@ class LocalCluster:
         if slurm_conf.CONFIG in changed:
             before_files = slurm_conf.files_before(self.kubelet, known)
             gone = plan.partitions(before_files) - plan.partitions(slurm_conf.files(known))
-            lines, refused = self.weighed(known, there)
+            controller = there.get(self.active_controller(there))
+            lines, refused = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(known))
             changes += [f"slurm.conf: {line}" for line in lines]
-        lost = [*self.lost(steps, there, gone, refused), *plan.lost_people(before, self.options)]
+        with ThreadPoolExecutor(HANDS) as hands:
+            find_stake = partial(plan.find_stake, run_slurm=self.run_slurm, run=self.exec)
+            stakes = hands.map(find_stake, steps, [there.get(step.pod) for step in steps])
+            stakes_by_pod = {step.pod: stake for step, stake in zip(steps, stakes, strict=True)}
+        lost = plan.losses(steps, partitions=gone, stakes=stakes_by_pod, refused=refused)
+        lost += plan.lost_people(before, self.options)
         kept = values.auth(before) if before else ""
         notes = (*choice.notes, *(plan.notes_of_auth(kept) if kept == values.auth(self.options) else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
@@ -319,40 +326,6 @@ class LocalCluster:
             if report.is_dead(pod, current)
             else None
         )
-
-    def weighed(self, known: Manifests, there: Mapping[str, RunningPod]) -> tuple[list[str], list[str]]:
-        """Ask the controller about a changed slurm.conf: the changes, and the jobs that they would end."""
-        controller = there.get(self.active_controller(there))
-        if controller is None or not controller.running:
-            return [], []
-        code, text = slurm_conf.ask(self.kubelet, controller, "diff", slurm_conf.files(known))
-        lines = text.splitlines() if code == 0 else []
-        ends = [line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: ")]
-        return [line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))], ends
-
-    def lost(
-        self, steps: Iterable[PlanStep], there: Mapping[str, RunningPod], gone: Iterable[str], refused: Iterable[str]
-    ) -> list[str]:
-        """Return what the steps cost, from the jobs and sessions of the pods that they end."""
-        steps = list(steps)
-        with ThreadPoolExecutor(HANDS) as hands:
-            found = dict(hands.map(lambda step: (step.pod, self.stake(step, there)), steps))
-        return plan.losses(steps, partitions=gone, stakes=found, refused=refused)
-
-    def stake(self, step: PlanStep, there: Mapping[str, RunningPod]) -> Stake:
-        current = there.get(step.pod)
-        if current is None or not current.running:
-            return Stake()
-        try:
-            if current.role == "worker":
-                waiting = plan.waiting_for(self.run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
-                return Stake(jobs=plan.running_on(self.run_slurm, step.pod), waiting=waiting)
-            if current.role == "login":
-                sessions = plan.sessions(self.exec, step.pod)
-                return Stake(jobs=plan.begun_on(self.run_slurm, step.pod), sessions=sessions)
-        except (ClusterError, plan.NoAnswer, OSError) as error:
-            return Stake(unknown=one_line(str(error)))
-        return Stake()
 
     def reconcile(self, known: Manifests, running: Mapping[str, RunningPod], *, timeout: float) -> None:
         """Remove extra pods, create missing ones, replace changed ones, and publish changed files to the rest.

@@ -70,6 +70,16 @@ def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, 
         kubelet.exec(controller.container, ["rm", "-r", f"/tmp/{directory}"])
 
 
+def weigh(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Ask the controller about a changed slurm.conf: the changes, and the jobs that they would end."""
+    if controller is None or not controller.running:
+        return [], []
+    code, text = ask(kubelet, controller, "diff", data)
+    lines = text.splitlines() if code == 0 else []
+    ends = [line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: ")]
+    return [line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))], ends
+
+
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
     """Pack a uniquely named directory into a tar, for a shared place."""
     name = f"minivm-{uuid.uuid4().hex}"

@@ -9,10 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cluster import values
+from cluster.errors import ClusterError
 from cluster.manifests import PodSpec
+from cluster.pods import RunningPod
 from cluster.roles import ROLES
 from cluster.values import RELEASE, Options
-from ground.errors import printable
+from ground.errors import one_line, printable
 
 # The user of active checks; no other job may run as it.
 SLURM_USER = "slurm"
@@ -230,6 +232,22 @@ Exec = Callable[[str, Iterable[str]], tuple[int, str]]
 
 class NoAnswer(Exception):
     """slurmctld did not answer."""
+
+
+def find_stake(step: PlanStep, current: RunningPod | None, *, run_slurm: Exec, run: Exec) -> Stake:
+    """Find the jobs and sessions of the pod that a step ends. `run_slurm` runs in the active controller."""
+    if current is None or not current.running:
+        return Stake()
+    try:
+        if current.role == "worker":
+            waiting = waiting_for(run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
+            return Stake(jobs=running_on(run_slurm, step.pod), waiting=waiting)
+        if current.role == "login":
+            count = sessions(run, step.pod)
+            return Stake(jobs=begun_on(run_slurm, step.pod), sessions=count)
+    except (ClusterError, NoAnswer, OSError) as error:
+        return Stake(unknown=one_line(str(error)))
+    return Stake()
 
 
 def squeue(run: Exec, *arguments: str, column: str = "") -> str:
