@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -130,3 +130,22 @@ def check_certificates(file: str) -> None:
     if "-----BEGIN CERTIFICATE-----" not in text:
         raise ImagesError("use the certificates", "no certificate in it", file=file, field="ca_certificates",
                           hint="a PEM file, with a line -----BEGIN CERTIFICATE-----")  # fmt: skip
+
+
+# Parser of Debian's package files: stanzas of fields. Pure.
+
+
+def stanzas(text: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of each stanza, names in lower case; continuation lines are dropped."""
+    for stanza in text.split("\n\n"):
+        lines = [line for line in stanza.splitlines() if ":" in line and not line.startswith(("#", " ", "\t"))]
+        yield {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def installed(status: str) -> dict[str, str]:
+    """Read `name:arch` -> version from dpkg's status file, without packages that left only configuration."""
+    return {
+        f"{fields['package']}:{fields.get('architecture', '')}": fields["version"]
+        for fields in stanzas(status)
+        if fields.get("status", "").endswith(" installed")
+    }

@@ -14,8 +14,7 @@ from images.archive.apt import Origin
 from images.archive.fetch import fetch
 from images.definition.spec import AptSource, Definition, Pin, Variant
 from images.errors import ImagesError, nearest
-from images.settings import BuildSettings
-from images.stanzas import stanzas
+from images.settings import BuildSettings, stanzas
 
 
 # Parsers of apt's two formats of sources. Pure.

@@ -152,18 +152,18 @@ def push_roles(
 
 def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: Mapping[str, Pushed]) -> Pushed:
     """Push the index: the one name of a role's images for several architectures."""
-    from images.ship import push, referrers
+    from images.ship import provenance, push
     from images.ship.push import Pushed
 
     tag = push.tag(made)
-    digest = push.put(registry, tag, {arch: referrers.subject(registry, p.digest) for arch, p in images.items()})
+    digest = push.put(registry, tag, {arch: provenance.subject(registry, p.digest) for arch, p in images.items()})
     where = f"{registry.place.host}/{registry.repository}"
     return Pushed(f"{where}@{digest}", f"{where}:{tag}", digest, 0, len(images), sum(p.size for p in images.values()))
 
 
 def attach_provenance(session: Session, image: PlannedImage, registry: Registry, digest: str, key: Path) -> None:
     from images.make.build import git_revision
-    from images.ship import provenance, referrers
+    from images.ship import provenance
 
     choice = session.place.choice
     slurm = f"{choice.slurm.value} {choice.release}".rstrip()
@@ -178,7 +178,7 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
     went_in |= {wheel.wanted: wheel.sha256 for wheel in image.wheels}
     build = provenance.Build(parameters, image.hash, image.tag, went_in, git_revision(session.repository))
     said = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    referrers.attach(registry, referrers.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))
+    provenance.attach(registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))
 
 
 @click.command()
@@ -191,7 +191,7 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
 def verify(reference: str, signers: Path, role: str, user: str, password_stdin: bool, as_json: bool) -> None:
     """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
     from images.cli import report
-    from images.ship import credentials, provenance, push, referrers
+    from images.ship import credentials, provenance, push
     from images.ship.registry import Registry, RegistryPath
 
     path, at, digest = reference.partition("@")
@@ -204,10 +204,10 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
     login = credentials.find(place.host, os.environ, user=user, password=password)
     registry = Registry(place, path.rpartition("/")[2], login)
-    whole = referrers.subject(registry, tag)
+    whole = provenance.subject(registry, tag)
     rows, data, said = [], [], {}
     for arch, image in push.images(registry, whole).items():
-        envelopes = referrers.attached(registry, image, provenance.TYPE)
+        envelopes = provenance.attached(registry, image, provenance.TYPE)
         found = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
         parameters = found.statement["predicate"]["buildDefinition"]["externalParameters"]
         if arch and parameters.get("arch", arch) != arch:
@@ -219,7 +219,9 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     check_statement_name(reference, role or path.rpartition("/")[2], tag, said)
     if as_json:
         report.as_json(
-            data[0] if whole["mediaType"] != referrers.INDEX else {"image": f"{path}@{whole['digest']}", "images": data}
+            data[0]
+            if whole["mediaType"] != provenance.INDEX
+            else {"image": f"{path}@{whole['digest']}", "images": data}
         )
         return
     report.table(("image", "signed by", "built as"), rows)

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from images.engine.store import MANIFEST, descriptor
-from images.ship import provenance, referrers
+from images.ship import provenance
 from images.ship.registry import Registry, RegistryError
 
 
@@ -142,12 +142,12 @@ def package(content: Mapping[str, bytes]) -> bytes:
 
 def push(registry: Registry, version: str, metadata: Mapping[str, object], content: Mapping[str, bytes]) -> str:
     """Push the chart under its version and return its digest; a version that holds another chart is not replaced."""
-    layer = referrers.put_blob(registry, CONTENT, package(content))
+    layer = provenance.put_blob(registry, CONTENT, package(content))
     data = json.dumps(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": referrers.put_blob(registry, CONFIG, json.dumps(metadata, sort_keys=True).encode()),
+            "config": provenance.put_blob(registry, CONFIG, json.dumps(metadata, sort_keys=True).encode()),
             "layers": [layer],
             "annotations": {"org.opencontainers.image.title": NAME, "org.opencontainers.image.version": version},
         },
@@ -159,7 +159,7 @@ def push(registry: Registry, version: str, metadata: Mapping[str, object], conte
         raise ImagesError(registry.what("push the chart to"), f"{version} is there and holds another chart: {there}",
                           hint="release a new version")  # fmt: skip
     if not there:
-        referrers.put_manifest(registry, version, MANIFEST, data)
+        provenance.put_manifest(registry, version, MANIFEST, data)
         registry.same(digest, pushed(registry, version))
     return digest
 
@@ -167,7 +167,7 @@ def push(registry: Registry, version: str, metadata: Mapping[str, object], conte
 def pushed(registry: Registry, version: str) -> str:
     """Return the digest of the chart that the registry has under a version; empty if there is none."""
     try:
-        return str(referrers.subject(registry, version)["digest"])
+        return str(provenance.subject(registry, version)["digest"])
     except RegistryError as error:
         if error.status == 404:
             return ""
@@ -182,4 +182,4 @@ def attach_provenance(
     inputs = hashlib.sha256(json.dumps(went_in, sort_keys=True).encode()).hexdigest()
     build = provenance.Build({"role": NAME, "version": version}, inputs, version, went_in, revision)
     said = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    referrers.attach(registry, referrers.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))
+    provenance.attach(registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))

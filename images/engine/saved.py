@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import IO, Any
 
 from images.errors import ImagesError
-from images.stanzas import installed
+from images.settings import installed
 
 DPKG_STATUS = "var/lib/dpkg/status"
 WHITEOUT = ".wh."

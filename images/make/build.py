@@ -31,7 +31,7 @@ from images.make.content import Entry
 from images.make.plan import Composed, PlannedImage
 from images.make.progress import STEP, Reporter
 from images.make.render import dockerfile
-from images.stanzas import installed
+from images.settings import installed
 
 # Explain why an image could not be built: the step, its last lines, the log, and what to do.
 TAIL, LONG = 15, 300

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from images.archive import wheels as archive
+from images.archive.bootstrap import unpack
 from images.archive.lock import LockContext
 from images.archive.locked import RELOCK
-from images.archive.unpack import unpack
 from images.archive.wheels import Wheel
 from images.definition.spec import EntryKind, Layer
 from images.errors import ImagesError

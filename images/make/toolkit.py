@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.archive import wheels as archive
+from images.archive.bootstrap import Member, unpack
 from images.archive.lock import LockContext
 from images.archive.locked import RELOCK
-from images.archive.unpack import Member, unpack
 from images.archive.wheels import Wheel
 from images.definition.spec import EntryKind, Layer
 from images.errors import ImagesError

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from images.engine.store import descriptor
 from images.errors import ImagesError
-from images.ship import referrers
+from images.ship import provenance
 from images.ship.credentials import Login
-from images.ship.referrers import INDEX, Descriptor
+from images.ship.provenance import INDEX, Descriptor
 from images.ship.registry import Blob, Registry, RegistryError, RegistryPath
 
 # The engine tries a failed upload five times, with longer and longer pauses, 50 seconds in all.
@@ -221,8 +221,8 @@ def put(registry: Registry, tag: str, images: Mapping[str, Descriptor]) -> str:
     """Push the index and return its digest. The images are there already, so no client sees a partial name."""
     data = document(images)
     digest = str(descriptor(INDEX, data)["digest"])
-    referrers.put_manifest(registry, tag, INDEX, data)
-    registry.same(digest, str(referrers.subject(registry, tag)["digest"]))
+    provenance.put_manifest(registry, tag, INDEX, data)
+    registry.same(digest, str(provenance.subject(registry, tag)["digest"]))
     return digest
 
 
@@ -233,9 +233,9 @@ def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
     digest = str(whole["digest"])
     data = registry.named(f"/manifests/{digest}", digest, {"Accept": INDEX})
     found: dict[str, dict[str, Any]] = {}
-    listed = referrers.manifests(registry, data)
+    listed = provenance.manifests(registry, data)
     # Whoever may push may make an index: what is behind so many must not pass unseen.
-    if len(listed) > referrers.MOST:
+    if len(listed) > provenance.MOST:
         raise RegistryError(registry.what("read"), f"{digest} names {len(listed)} images")
     for item in listed:
         platform = item.get("platform")

@@ -14,7 +14,7 @@ import pytest
 from images.cli.publish import push_index
 from images.engine.store import MANIFEST
 from images.errors import ImagesError
-from images.ship import provenance, push, referrers
+from images.ship import provenance, push
 from images.ship.provenance import Build
 from images.ship.push import Pushed
 from images.ship.registry import Registry, RegistryError
@@ -39,12 +39,12 @@ def pushed(registry: Registry, arch: str) -> Pushed:
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "config": referrers.put_blob(registry, "application/vnd.oci.image.config.v1+json", config),
+        "config": provenance.put_blob(registry, "application/vnd.oci.image.config.v1+json", config),
         "layers": [],
     }
     tag = TAGS[arch][0]
-    referrers.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
-    there = referrers.subject(registry, tag)
+    provenance.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
+    there = provenance.subject(registry, tag)
     return Pushed(f"x@{there['digest']}", tag, there["digest"], 1, 0, 100)
 
 
@@ -56,7 +56,7 @@ def attach(registry: Registry, image: Mapping[str, Any], builder: Path, arch: st
     tag, inputs = TAGS[arch]
     build = Build({"role": "worker", "arch": arch}, inputs, tag, {}, "1234abcd")
     said = provenance.statement(build, "worker", image["digest"])
-    referrers.attach(registry, image, provenance.TYPE, provenance.signed(said, builder))
+    provenance.attach(registry, image, provenance.TYPE, provenance.signed(said, builder))
 
 
 def verify(registry: Registry, tag: str, signers: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +69,7 @@ def verify(registry: Registry, tag: str, signers: Path, *more: str) -> subproces
 def test_one_tag_names_the_image_of_each_machine(registry: Registry) -> None:
     made = both(registry)
     tag = made.tag.rpartition(":")[2]
-    there = referrers.subject(registry, tag)
+    there = provenance.subject(registry, tag)
     found = push.images(registry, there)
     assert there["digest"] == made.digest and made.reference.endswith(f"/worker@{made.digest}")
     for arch, image in found.items():
@@ -96,7 +96,7 @@ def test_pushed_again_it_is_the_same_index(registry: Registry) -> None:
 
 def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder: Path, tmp_path: Path) -> None:
     tag = both(registry).tag.rpartition(":")[2]
-    there = push.images(registry, referrers.subject(registry, tag))
+    there = push.images(registry, provenance.subject(registry, tag))
     attach(registry, there["amd64"], builder, "amd64")
     done = verify(registry, tag, tmp_path / "signers")
     assert done.returncode == 1 and "arm64: nobody has attached its provenance" in done.stderr
@@ -109,7 +109,7 @@ def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder
 def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, builder: Path, tmp_path: Path) -> None:
     """A user with push rights may move the tag to another index of rightly signed images, for instance an older one."""
     right = both(registry).tag.rpartition(":")[2]
-    there = push.images(registry, referrers.subject(registry, right))
+    there = push.images(registry, provenance.subject(registry, right))
     for arch, image in there.items():
         attach(registry, image, builder, arch)
     moved = "24.11.5-debian-000000000000"
@@ -123,7 +123,7 @@ def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, 
 
 def test_an_image_under_another_machines_name_is_told(registry: Registry, builder: Path, tmp_path: Path) -> None:
     """Each signed, and the index made by somebody who may push: the wrong one would run by emulation, or not at all."""
-    images = {arch: referrers.subject(registry, pushed(registry, arch).digest) for arch in TAGS}
+    images = {arch: provenance.subject(registry, pushed(registry, arch).digest) for arch in TAGS}
     for arch, image in images.items():
         attach(registry, image, builder, arch)
     push.put(registry, "swapped", {"amd64": images["arm64"], "arm64": images["amd64"]})
@@ -146,11 +146,11 @@ def test_an_image_under_another_machines_name_is_told(registry: Registry, builde
 def test_an_index_that_does_not_say_what_is_for_whom_is_refused(
     registry: Registry, platforms: list[Mapping[str, str] | None]
 ) -> None:
-    image = referrers.subject(registry, pushed(registry, "amd64").digest)
+    image = provenance.subject(registry, pushed(registry, "amd64").digest)
     listed = [image if platform is None else {**image, "platform": platform} for platform in platforms]
-    data = json.dumps({"schemaVersion": 2, "mediaType": referrers.INDEX, "manifests": listed}).encode()
-    referrers.put_manifest(registry, "odd", referrers.INDEX, data)
+    data = json.dumps({"schemaVersion": 2, "mediaType": provenance.INDEX, "manifests": listed}).encode()
+    provenance.put_manifest(registry, "odd", provenance.INDEX, data)
     with pytest.raises(
         RegistryError, match=r"names no image|names 65 images|does not say once of each image what it is for"
     ):
-        push.images(registry, referrers.subject(registry, "odd"))
+        push.images(registry, provenance.subject(registry, "odd"))

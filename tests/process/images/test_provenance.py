@@ -22,7 +22,7 @@ from images.cli.session import Session
 from images.engine.store import MANIFEST
 from images.errors import ImagesError
 from images.settings import BuildSettings
-from images.ship import provenance, referrers
+from images.ship import provenance
 from images.ship.provenance import Build
 from images.ship.registry import Registry, RegistryError
 from tests.container.registryd import PUSHER, Registryd
@@ -59,20 +59,20 @@ def pushed(registry: Registry, tag: str, said: str = "") -> Mapping[str, Any]:
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "config": referrers.put_blob(registry, "application/vnd.oci.image.config.v1+json", config),
+        "config": provenance.put_blob(registry, "application/vnd.oci.image.config.v1+json", config),
         "layers": [],
     }
-    referrers.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
-    return referrers.subject(registry, tag)
+    provenance.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
+    return provenance.subject(registry, tag)
 
 
 def attach(registry: Registry, there: Mapping[str, Any], builder: Path, about: str = "") -> None:
     said = provenance.statement(BUILD, "worker", about or there["digest"])
-    referrers.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
+    provenance.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
 
 
 def verify(registry: Registry, there: Mapping[str, Any], signers: Path) -> provenance.Verified:
-    found = referrers.attached(registry, there, provenance.TYPE)
+    found = provenance.attached(registry, there, provenance.TYPE)
     return provenance.verified(found, there["digest"], signers, "worker:1")
 
 
@@ -105,7 +105,7 @@ def test_a_good_statement_is_found_behind_a_strangers(
 ) -> None:
     there = pushed(registry, "1")
     attach(registry, there, key(tmp_path, "stranger"))
-    referrers.attach(registry, there, provenance.TYPE, b"no envelope")
+    provenance.attach(registry, there, provenance.TYPE, b"no envelope")
     attach(registry, there, builder)
     assert verify(registry, there, signers).signer == "builder@site"
 
@@ -122,7 +122,7 @@ def test_a_changed_statement_is_not_the_signed_one(registry: Registry, builder: 
     said = provenance.statement(BUILD, "worker", there["digest"])
     envelope = json.loads(provenance.signed(said, builder))
     envelope["payload"] = base64.b64encode(said.replace(b"debian", b"nvidia")).decode()
-    referrers.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
+    provenance.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
     with pytest.raises(ImagesError, match="signed by nobody who may"):
         verify(registry, there, signers)
 
@@ -138,7 +138,7 @@ def test_a_signature_for_something_else_is_none(registry: Registry, builder: Pat
         "payload": base64.b64encode(said).decode(),
         "signatures": [{"sig": base64.b64encode(done.stdout).decode()}],
     }
-    referrers.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
+    provenance.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
     anything = tmp_path / "anything"
     anything.write_text(f"builder@site {builder.with_suffix('.pub').read_text()}")
     with pytest.raises(ImagesError, match="signed by nobody who may"):
@@ -150,8 +150,8 @@ def test_attached_twice_it_is_one(registry: Registry, builder: Path) -> None:
     said = provenance.statement(BUILD, "worker", there["digest"])
     envelope = provenance.signed(said, builder)
     for _ in range(2):
-        referrers.attach(registry, there, provenance.TYPE, envelope)
-    assert list(referrers.attached(registry, there, provenance.TYPE)) == [envelope]
+        provenance.attach(registry, there, provenance.TYPE, envelope)
+    assert list(provenance.attached(registry, there, provenance.TYPE)) == [envelope]
 
 
 def test_the_same_build_says_the_same() -> None:
@@ -165,7 +165,7 @@ def test_a_registry_that_gives_other_bytes_is_not_believed(
     there = pushed(registry, "1")
     said = provenance.statement(BUILD, "worker", there["digest"])
     envelope = provenance.signed(said, builder)
-    referrers.attach(registry, there, provenance.TYPE, envelope)
+    provenance.attach(registry, there, provenance.TYPE, envelope)
     digest = hashlib.sha256(envelope).hexdigest()
     stored = registryd.storage / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data"
     stored.write_bytes(envelope.replace(b"a", b"b", 1))
@@ -241,7 +241,7 @@ def test_a_rightly_signed_image_under_anothers_name_is_told(
     there = pushed(registry, tag)
     build = Build(PARAMETERS, "ab" * 32, "24.11.5-debian-0123456789ab", {}, "1234abcd")
     said = provenance.statement(build, "worker", there["digest"])
-    referrers.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
+    provenance.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
     command = [sys.executable, "build.py", "verify", "--user", PUSHER.user, "--password-stdin", "--signers"]
     reference = f"{registry.place.host}/{registry.repository}:{tag}"
     done = subprocess.run([*command, str(signers), *more, reference], cwd=ROOT, input=f"{PUSHER.password}\n",

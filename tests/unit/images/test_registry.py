@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from images.errors import ImagesError
-from images.ship import referrers
+from images.ship import provenance
 from images.ship.credentials import Login
 from images.ship.registry import CHUNK, LARGEST, Blob, Registry, RegistryPath, inflated, trust
 
@@ -140,7 +140,7 @@ def test_a_list_of_what_is_no_digest_is_none(bad: Bad, item: str) -> None:
     bad.body = b'{"manifests": [%s]}' % item.replace("%s", "a document").encode()
     registry = bad.registry()
     with pytest.raises(ImagesError, match="its list of referrers is none"):
-        list(referrers.attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
+        list(provenance.attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
     with pytest.raises(ImagesError, match=f"cannot read 127.0.0.1:{bad.port}/worker: 'x://elsewhere' is no digest"):
         registry.named("/blobs/x://elsewhere", "x://elsewhere")
 

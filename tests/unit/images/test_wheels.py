@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from images.archive import unpack as unpacking
-from images.archive import wheels
+from images.archive import bootstrap, wheels
+from images.archive.bootstrap import unpack
 from images.archive.lock import LockContext
-from images.archive.unpack import unpack
 from images.archive.wheels import LockedWheels, Wheel
 from images.cli import session
 from images.definition.load import load
@@ -208,7 +207,7 @@ def test_a_damaged_lock_is_told_with_its_file(tmp_path: Path, text: str) -> None
         wheels.read(place, CUDA)
 
 
-def everything(path: Path, into: Path) -> list[unpacking.Member]:
+def everything(path: Path, into: Path) -> list[bootstrap.Member]:
     into.mkdir()
     return list(unpack(path, into, lambda name: True))
 
@@ -260,7 +259,7 @@ def test_a_wheel_is_what_its_own_list_says(tmp_path: Path, options: Mapping[str,
 
 def test_a_wheel_that_grows_without_end_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "index")
-    monkeypatch.setattr(unpacking, "MOST_BYTES", 30)
+    monkeypatch.setattr(bootstrap, "MOST_BYTES", 30)
     with pytest.raises(ImagesError, match="it holds more than"):
         everything(path, tmp_path / "into")
     assert not list((tmp_path / "into").iterdir())
