@@ -1,6 +1,6 @@
 """The roles of a cluster's pods on one machine, and what `up` knows of each.
 
-A new role is a row here, a row of `minivm.roles` in the chart's _helpers.tpl, and one of fleet/world/components.py.
+A new role is a row here, a row of `minivm.roles` in the chart's _helpers.tpl, and one of fleet/world/kubernetes.py.
 tests/unit/test_roles.py compares them with images/roles/.
 """
 

@@ -20,9 +20,8 @@ from fleet import crd, crd_pools
 from fleet.act.clock import ClockSkew
 from fleet.decide.actions import SeenVersions
 from fleet.errors import FleetError
-from fleet.world.components import WORKER
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import LABEL, fleet_mark
+from fleet.world.kubernetes import LABEL, WORKER, fleet_mark
 
 Object = dict[str, Any]
 # The object is gone, or no longer as it was seen.

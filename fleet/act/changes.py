@@ -22,9 +22,8 @@ from fleet.act.api_client import (
 )
 from fleet.decide import actions
 from fleet.decide.actions import CreatePod, Delete, Evict, StartJob
-from fleet.world.components import WORKER
 from fleet.world.guests import REQUIRED
-from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, KubeCondition
+from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, WORKER, KubeCondition
 from fleet.world.machine import MachineStatus, machine_status_json, rfc3339
 from fleet.world.worker_pool import (
     MADE_OF,

@@ -26,9 +26,8 @@ from fleet.decide.orphans import removable
 from fleet.decide.remediation import ACTED
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.world.components import COMPONENTS, WITH_PAGE
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
+from fleet.world.kubernetes import COMPONENTS, WITH_PAGE, KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.pod_page import MOST_BYTES, READY, parse_page
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown, Worker

@@ -14,10 +14,9 @@ from fleet.act.api_client import GUESTS, WATCH_S, ApiClient, KubernetesError
 from fleet.decide.causes import silent_for
 from fleet.errors import FleetError
 from fleet.world import kubernetes
-from fleet.world.components import WORKER
 from fleet.world.fields import Object
 from fleet.world.guests import Guest, parse_guest
-from fleet.world.kubernetes import KubeNode, KubernetesView
+from fleet.world.kubernetes import WORKER, KubeNode, KubernetesView
 from fleet.world.machine import parse_machine
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Unknown, Worker

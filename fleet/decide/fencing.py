@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from fleet.decide.actions import Action, Delete, Fence, Notice, Unfence
 from fleet.decide.causes import cause, silent_for
 from fleet.policy import Policy
-from fleet.world.components import CONTROLLER, RETURNING, WORKER
-from fleet.world.kubernetes import TAINT, KubeNode, KubePod, KubernetesView
+from fleet.world.kubernetes import CONTROLLER, RETURNING, TAINT, WORKER, KubeNode, KubePod, KubernetesView
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import DeathProof, Unknown
 

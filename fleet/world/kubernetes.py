@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from fleet.errors import FleetError
 from fleet.world import guests
-from fleet.world.components import WORKER
 from fleet.world.fields import Fields, Object
 from fleet.world.guests import ENDED, Amounts, Guest
 from fleet.world.machine import MachineObject
@@ -33,6 +32,39 @@ REVISION = "controller-revision-hash"
 LABEL = "app.kubernetes.io"
 MOST = 200  # letters that are kept of why a pod ended
 LONGEST = 63  # letters of a label's value
+
+CONTROLLER, WORKER = "controller", "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A role of images/roles/, by its pods' label `app.kubernetes.io/component`.
+
+    tests/unit/test_roles.py compares this table with the chart's and the images'.
+    """
+
+    name: str
+    # The port of its daemon: an answer there shows that the pod's machine is alive.
+    port: int
+    # Its pods write conditions on their page `/conditions`.
+    has_page: bool
+    # A StatefulSet makes its pods: one comes back under its name, and only once the old pod is gone. Other pods have a
+    # successor already, and the fleet has no right to delete them.
+    returns: bool
+
+
+COMPONENTS = {
+    component.name: component
+    for component in (
+        Component(CONTROLLER, 6817, has_page=True, returns=True),
+        Component("login", 22, has_page=True, returns=True),
+        Component(WORKER, 6818, has_page=True, returns=True),
+        Component("demo", 389, has_page=False, returns=True),
+        Component("fleet", 8650, has_page=False, returns=False),
+    )
+}
+WITH_PAGE = frozenset(name for name, component in COMPONENTS.items() if component.has_page)
+RETURNING = frozenset(name for name, component in COMPONENTS.items() if component.returns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import yaml
 
 from cluster.errors import ClusterError
 from cluster.roles import MORE_IMAGES, ROLES, TABLE
-from fleet.world.components import COMPONENTS, RETURNING, WITH_PAGE
+from fleet.world.kubernetes import COMPONENTS, RETURNING, WITH_PAGE
 from tests.support.rendered_chart import render
 
 ROOT = Path(__file__).resolve().parents[2]

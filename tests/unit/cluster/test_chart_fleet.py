@@ -17,9 +17,8 @@ from cluster.manifests import CHART, Document
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
 from fleet.settings import WEBHOOK, from_environment
-from fleet.world.components import RETURNING
 from fleet.world.jobs import Offer
-from fleet.world.kubernetes import FREE, RESTART
+from fleet.world.kubernetes import FREE, RESTART, RETURNING
 from fleet.world.worker_pool import ElasticSpec, parse_pool
 from init.errors import ConfigError
 from init.helpers.configwatch import DIRECTORY, WORD
