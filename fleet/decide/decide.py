@@ -28,9 +28,8 @@ from fleet.decide.actions import (
     Undrain,
     action_key,
 )
-from fleet.decide.budget import Budget, admitted, away, budget, shared
 from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, causes, silent_for
-from fleet.decide.drain import decide_drain
+from fleet.decide.drain import Budget, admitted, away, budget, decide_drain, shared
 from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
 from fleet.decide.pools.pools import PoolsPlan, pools
 from fleet.decide.pools.rollout import rollouts

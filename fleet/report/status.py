@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet.decide.budget import away, budget
 from fleet.decide.causes import causes
 from fleet.decide.conditions import UNKNOWN, condition
 from fleet.decide.decide import Decision
+from fleet.decide.drain import away, budget
 from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE, Policy
