@@ -58,8 +58,8 @@ KINDS = (
     CauseKind("lost", "lost", "it is ready, and Slurm does not know it; to restart its slurmd did not help{}",
          limited=True, evicts=True),
     CauseKind("gone", "gone", "its pod is gone", limited=True, sets_down=True, may_sleep=True),
-    # Of the machine: given up (fencing.py); a verdict, a person's goal, an owed deep check (goals.py). The next pod on
-    # a node drained for `proof` runs that check (health/broker/decide.py).
+    # Of the machine: given up (fencing.py); a verdict, a person's goal, an owed deep check (remediation.py). The next
+    # pod on a node drained for `proof` runs that check (health/broker/decide.py).
     CauseKind("dead", "fencing", "node {} is given up", sets_down=True),
     CauseKind("machine", "machines", limited=True, of_goal=True),
     CauseKind("goal", of_goal=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.decide import conditions, fencing, goals, orphans, slinky, topology
+from fleet.decide import conditions, fencing, orphans, remediation, slinky, topology
 from fleet.decide.actions import (
     Action,
     Adopt,
@@ -137,7 +137,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         if isinstance(kubernetes, Unknown):
             return finish(memory, notices, (), memory, now)
         return _without_slurm(snapshot, kubernetes, memory, now, policy, notices)
-    known = goals.goals(snapshot, now, policy)
+    known = remediation.derive_goals(snapshot, now, policy)
     # With a wrong clock it is not known how long a job has waited or a node been idle.
     here, timed = (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
     pool_plan = pools(snapshot.workers(), here, timed, now, policy, memory.fed, memory.refused)
@@ -280,7 +280,7 @@ def _actions(
     memory: FleetMemory,
     now: float,
     policy: Policy,
-    known: goals.Goals | None,
+    known: remediation.Goals | None,
     *,
     pool_plan: PoolsPlan,
 ) -> Iterator[Action]:
@@ -293,7 +293,7 @@ def _actions(
                 **causes(worker, policy, now),
                 **dead.get(worker.pod.node, {}),
                 **orphans.lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
-                **goals.causes(worker, known, kubernetes),
+                **remediation.goal_causes(worker, known, kubernetes),
                 **pool_plan.causes.get(worker.name, {}),
             },
         )
@@ -337,22 +337,26 @@ def _actions(
     yield from pool_plan.actions
     yield from rollouts(snapshot.workers(), kubernetes)
     if known is not None:
-        yield from goals.cordons(known)
+        yield from remediation.cordons(known)
         # Deadlines of remedies and times in the history wait for a trusted clock.
         if not snapshot.clocks:
-            yield from goals.record_machines(known, kubernetes, slurm, now, policy, memory.refused)
+            yield from remediation.record_machines(known, kubernetes, slurm, now, policy, memory.refused)
     yield from _places(snapshot, memory, now, policy)
 
 
 def _on_nodes(
-    kubernetes: KubernetesView, workers: Iterable[Worker], policy: Policy, known: goals.Goals | None, limits: Budget
+    kubernetes: KubernetesView,
+    workers: Iterable[Worker],
+    policy: Policy,
+    known: remediation.Goals | None,
+    limits: Budget,
 ) -> Iterator[Action]:
     """Cordons and conditions of Nodes with workers, and the removal of conditions from Nodes without."""
     on: dict[str, list[Worker]] = {}
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)
     for name, here in on.items():
-        node, goal = kubernetes.nodes[name], known.of_node(name) if known else goals.UP
+        node, goal = kubernetes.nodes[name], known.of_node(name) if known else remediation.UP
         # A goal that is unknown, or held back by a pause, lifts nothing.
         if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
             yield from filter(None, [conditions.follow_cordon(node, here, policy, goal.text)])
@@ -406,7 +410,7 @@ def _marks(
     kubernetes: KubernetesView,
     now: float,
     policy: Policy,
-    known: goals.Goals | None,
+    known: remediation.Goals | None,
     pool_plan: PoolsPlan,
 ) -> Mapping[str, Mark]:
     """Remember the marks for which a person's comment leaves no place in Slurm, as long as their causes last."""
@@ -417,7 +421,7 @@ def _marks(
             if mark is not None and (
                 worker.node is None
                 or causes(worker, policy, now)
-                or goals.causes(worker, known, kubernetes)
+                or remediation.goal_causes(worker, known, kubernetes)
                 or worker.name in pool_plan.causes
             ):
                 found[worker.name] = mark

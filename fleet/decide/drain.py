@@ -1,4 +1,6 @@
-"""A worker's drain in Slurm, decided from its causes in Kubernetes. Never changes or lifts another author's drain.
+"""A worker's drain in Slurm, decided from its causes in Kubernetes, and the budget that limits drains at a time.
+
+Never changes or lifts another author's drain.
 
 When a person lifts the fleet's drain while its cause remains, the fleet drains once more, since the person may not have
 known of the cause. A second lift is respected.
@@ -100,9 +102,6 @@ def _release(worker: Worker, node: SlurmNode) -> DrainAction:
         return Undrain(node.name, comment, node.precondition, at, was_set_down)
     # A person lifted the drain or replaced it with another: only the mark is the fleet's.
     return Forget(node.name, node.precondition) if reasons.marked(node.comment) else None
-
-
-# Limits on what happens at a time: signs of machines must not empty the fleet.
 
 
 Causes = Mapping[str, str]
