@@ -9,7 +9,7 @@ from typing import Any
 from fleet import reasons
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePool
 from fleet.decide.causes import OF_POOL
-from fleet.decide.pools.rollout import is_to_go
+from fleet.decide.rollout import is_to_go
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView, assemble
 from fleet.world.snapshot import FleetSnapshot

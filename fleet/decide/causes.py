@@ -64,7 +64,7 @@ KINDS = (
     CauseKind("machine", "machines", limited=True, of_goal=True),
     CauseKind("goal", of_goal=True),
     CauseKind("proof", "machines", "a deep check is to pass", of_goal=True),
-    # Of the pool (pools/pools.py, pools/autoscale.py, pools/lending.py).
+    # Of the pool (pools.py, autoscale.py, lending.py).
     CauseKind("surplus", evicts=True, of_pool=True, may_sleep=True),
     CauseKind("update", text="template {} of {}", evicts=True, of_pool=True),
     CauseKind("lend", "lend", "wanted by {}", evicts=True, of_pool=True, may_sleep=True),

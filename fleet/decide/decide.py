@@ -31,8 +31,8 @@ from fleet.decide.actions import (
 from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, causes, silent_for
 from fleet.decide.drain import Budget, admitted, away, budget, decide_drain, shared
 from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
-from fleet.decide.pools.pools import PoolsPlan, pools
-from fleet.decide.pools.rollout import rollouts
+from fleet.decide.pools import PoolsPlan, pools
+from fleet.decide.rollout import rollouts
 from fleet.policy import Policy
 from fleet.reasons import Mark, free
 from fleet.world.kubernetes import KubernetesView

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, Remove, Undrain
 from fleet.decide.memory import FleetMemory
-from fleet.decide.pools.pools import refusals
+from fleet.decide.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.jobs import Offer, PendingJob, gpus, mismatch, nodes_needed, pending_jobs, tasks

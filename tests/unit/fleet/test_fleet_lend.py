@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fleet import reasons
 from fleet.act.observer import needs_claims
+from fleet.decide import lending
 from fleet.decide.actions import Drain, Evict
+from fleet.decide.lending import plan_loans
 from fleet.decide.memory import FleetMemory
-from fleet.decide.pools import lending
-from fleet.decide.pools.lending import plan_loans
 from fleet.policy import Lend, policy_from_json
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import KubernetesView

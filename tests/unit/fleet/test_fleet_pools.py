@@ -17,7 +17,7 @@ from fleet.act.changes import pod_of
 from fleet.cli import explain
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
 from fleet.decide.memory import FleetMemory
-from fleet.decide.pools.pools import refusals
+from fleet.decide.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubeNode, assemble

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from fleet import crd_pools
+from fleet.decide import lending
 from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, action_key
+from fleet.decide.autoscale import ElasticPlan, is_ownerless, plan_elastic
 from fleet.decide.causes import LEAVE, OF_POOL, TEXTS, takes_new_pods
 from fleet.decide.memory import RefusedChange
-from fleet.decide.pools import lending
-from fleet.decide.pools.autoscale import ElasticPlan, is_ownerless, plan_elastic
-from fleet.decide.pools.rollout import Stale, is_to_go, turns
+from fleet.decide.rollout import Stale, is_to_go, turns
 from fleet.policy import Policy
 from fleet.reasons import plain
 from fleet.world.kubernetes import KubePod, KubernetesView
