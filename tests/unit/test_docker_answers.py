@@ -30,12 +30,10 @@ def test_what_comes_together_with_the_header_is_not_lost(tmp_path: Path) -> None
                     request.read(next(int(line.split()[1]) for line in lines if line.startswith(b"Content-Length:")))
                     connection.sendall(HEAD + frames)
 
-        thread = threading.Thread(target=answer)
-        thread.start()
+        threading.Thread(target=answer, daemon=True).start()
         client = APIClient(base_url=f"unix://{tmp_path}/engine", version="1.41")
         try:
             assert client.exec_start("x", demux=True) == (b"one\ntwo\n", b"bad\n")
             assert client.exec_start("x") == b"one\nbad\ntwo\n"
         finally:
             client.close()
-            thread.join()
