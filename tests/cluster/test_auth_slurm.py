@@ -30,7 +30,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with small_cluster(
         DockerEngine().client, f"{NAME}-auth", tmp_path_factory.mktemp("auth"), {}, workers=2
     ) as cluster:
-        cluster.up(timeout=180)
+        cluster.up(timeout=240)
         yield World(cluster)
 
 
@@ -53,10 +53,14 @@ def test_users_work_without_a_munged_anywhere(signed: World, ann: Researcher) ->
 
 
 def test_a_job_outlives_slurmd_and_a_worker_comes_back(signed: World, ann: Researcher) -> None:
-    job = ann.submit("-w", "slurm-worker-0", "-o", "/dev/null", script="sleep 20; srun true")
+    job = ann.submit(
+        "-w", "slurm-worker-0", "-o", "/dev/null", script="until test -e again; do sleep 1; done; srun true"
+    )
     ann.wait_for(job, "RUNNING")
     signed.run("slurm-worker-0", "minivm", "restart", "slurmd")
+    ann("touch again")
     ann.wait_for(job, "COMPLETED")
+    ann("rm again")
     signed.cluster.delete("slurm-worker-0")
     signed.wait_ready("slurm-worker-0")
     assert ann("srun -Q -w slurm-worker-0 hostname") == "slurm-worker-0\n"
@@ -64,12 +68,21 @@ def test_a_job_outlives_slurmd_and_a_worker_comes_back(signed: World, ann: Resea
 
 def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, ann: Researcher) -> None:
     bob = Researcher(signed, "bob")
-    job = ann.submit("-w", "slurm-worker-0", "-o", "/dev/null", "--mem=50", script="sleep 15; srun true")
+    job = ann.submit(
+        "-w",
+        "slurm-worker-0",
+        "-o",
+        "/dev/null",
+        "--mem=50",
+        script="until test -e flooded; do sleep 1; done; srun true",
+    )
     ann.wait_for(job, "RUNNING")
-    with flood(bob, SOCKET, 1000, seconds=120, within="srun -Q -n1 --mem=200 -w slurm-worker-0") as held:
+    with flood(bob, SOCKET, 1000, within="srun -Q -n1 --mem=200 -w slurm-worker-0") as held:
         assert held >= 1000
         assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
+        ann("touch flooded")
         ann.wait_for(job, "COMPLETED")
+        ann("rm flooded")
         assert signed.row("slurm-worker-0").ready
 
 
@@ -108,7 +121,7 @@ def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) 
         options = signed.cluster.options
         over = merged(options.overrides, {"secrets": {"slurm": {"jwks": text}}})
         signed.cluster.options = replace(options, overrides=over)
-        signed.cluster.up(timeout=120)
+        signed.cluster.up(timeout=240)
         for pod in PODS:
             signed.run(pod, "minivm", "restart", "slurm-key")
         for pod in READERS:
@@ -140,10 +153,10 @@ def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: W
     with flood(bob, SOCKET, 1000, 20) as held:
         try:
             assert held >= 10
-            ann("timeout 30 sinfo")
-            until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", within=90, seen=reasons)
+            ann("timeout 60 sinfo")
+            until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", seen=reasons)
             assert signed.run(login, "pgrep", "-x", "sackd") == sackd
-            ann("; ".join(["timeout 8 squeue >/dev/null || exit"] * 5))
+            ann("; ".join(["timeout 60 squeue >/dev/null || exit"] * 5))
             assert ann("srun -Q -n1 id -un") == "alice\n"
         finally:
             signed.run(login, "minivm", "restart", "sack-guard")
@@ -187,12 +200,12 @@ def test_users_who_fill_a_login_pod_s_sackd_together_keep_no_other_waiting(signe
         words = signed.cluster.exec(login, ["minivm", "why"])[1]
         return len(re.findall(r"user id 300\d", words))
 
-    start = 'setsid python3 -c "$0" 6 "$1" 120 >/dev/null 2>&1 & echo $!'
+    start = 'setsid python3 -c "$0" 6 "$1" 900 >/dev/null 2>&1 & echo $!'
     group = signed.run(login, "sh", "-c", start, CROWD, SOCKET).strip()
     try:
-        until(lambda: blocked() >= 3, "those with the most are blocked", within=90, seen=blocked)
-        until(lambda: ann.try_("timeout 8 squeue").returncode == 0, "another user is answered")
-        ann("; ".join(["timeout 8 squeue >/dev/null || exit"] * 5))
+        until(lambda: blocked() >= 3, "those with the most are blocked", seen=blocked)
+        until(lambda: ann.try_("timeout 60 squeue").returncode == 0, "another user is answered")
+        ann("; ".join(["timeout 60 squeue >/dev/null || exit"] * 5))
     finally:
         signed.run(login, "sh", "-c", f"kill -9 -{group} || true")
         signed.run(login, "minivm", "restart", "sack-guard")

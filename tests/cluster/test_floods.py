@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 IDLE, BUSY = 4000, 20
 HANGS = "serving: last run exited 1: slurmctld does not answer authenticated requests within 5 s"
-PATIENCE = "timeout 8"  # of the other user for one command; MessageTimeout alone is 10 s
+# Of the other user for one command, also on a busy machine; the flood lasts longer than all of them.
+PATIENCE = "timeout 60"
 
 
 def not_accepted(world: World, port: int) -> int:
@@ -53,7 +54,7 @@ def test_a_login_user_s_connections_to_slurmdbd_stop_no_job_and_no_look_at_the_q
 
 
 def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob: Researcher) -> None:
-    job = alice.submit("-w", "slurm-worker-1", "-o", "/dev/null", script="sleep 60")
+    job = alice.submit("-w", "slurm-worker-1", "-o", "/dev/null", script="sleep 3000")
     alice.wait_for(job, "RUNNING")
     srun = "srun -Q -n1 -w slurm-worker-0"
     with flood(bob, "slurm-worker-1.slurm-worker:6818", IDLE, BUSY, within=srun) as held:
@@ -69,14 +70,14 @@ def test_connections_to_sssd_keep_nobody_from_logging_in(service: str, alice: Re
     with flood(bob, f"/var/lib/sss/pipes/{service}", 8300) as held:
         assert held >= 100
         for _ in range(3):
-            assert alice.try_("true", timeout=8).returncode == 0
+            assert alice.try_("true", timeout=60).returncode == 0
 
 
 def test_connections_to_sshd_from_one_pod_turn_nobody_else_away(alice: Researcher, bob: Researcher) -> None:
     with flood(bob, "localhost:22", 640) as held:
         assert held >= 100
         for _ in range(6):
-            assert alice.try_("true", timeout=8).returncode == 0
+            assert alice.try_("true", timeout=60).returncode == 0
 
 
 def test_a_slurmctld_that_hangs_makes_no_pod_look_ready(healthy: World) -> None:

@@ -14,7 +14,7 @@ FLOOD = (Path(__file__).resolve().parents[2] / "bench/flood.py").read_text()
 
 @contextmanager
 def flood(
-    user: Researcher, target: str, idle: int, busy: int = 0, *, seconds: int = 90, within: str = ""
+    user: Researcher, target: str, idle: int, busy: int = 0, *, seconds: int = 900, within: str = ""
 ) -> Iterator[int]:
     """Hold connections open from the login pod, or from a job that the words `within` start.
 
@@ -32,3 +32,6 @@ def flood(
         finally:
             attack.terminate()
             user.try_("pkill", "-u", user.user, "python3")
+            if within:
+                # A srun whose connection has gone keeps its job, which would last for as long as the flood.
+                user.world.slurm("scancel", f"--user={user.user}")
