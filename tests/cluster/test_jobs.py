@@ -19,7 +19,7 @@ from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
 from tests.slurm import has_pmix, release_of
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -60,7 +60,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Start a cluster that tracks jobs but does not contain them, as where pods may not write cgroups."""
     values = {"slurm": {"proctrack": "linuxproc", "fastScripts": True}, "login": {"graceSeconds": 25}}
     with small_cluster(DockerEngine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
-        cluster.up(timeout=120)
+        cluster.up(timeout=240)
         yield World(cluster)
 
 
@@ -128,7 +128,7 @@ def test_a_requeued_job_keeps_the_output_of_its_first_run(bob: Researcher) -> No
     job = bob.submit("-o", "again.out", script=script)
     until(lambda: bob.try_("test -e ran").returncode == 0, "it runs", seen=lambda: bob("squeue --me"))
     bob(f"scontrol requeue {job}")
-    until(lambda: bob.state(job) == "PENDING", "it waits again", within=60, seen=lambda: bob("squeue --me"))
+    until(lambda: bob.state(job) == "PENDING", "it waits again", seen=lambda: bob("squeue --me"))
     # slurmd refuses a credential of the second in which it killed the job's first run: "already killed, do not launch".
     bob.world.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
     bob.wait_for(job, "COMPLETED")
@@ -333,32 +333,38 @@ ENDS = {"srun": "forcing job termination", "salloc": "ob allocation"}
 TOLD = "srun and salloc end with it"
 
 
-def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researcher) -> None:
+def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researcher, tmp_path: Path) -> None:
     """`srun --pty` and `salloc` end with the pod that they came from, and say so on their terminals."""
     cluster: LocalCluster = plain.cluster
     lines = {"srun": "srun -n1 --mem=100M --pty bash", "salloc": "salloc -n1 --mem=100M"}
-    started = {
-        name: subprocess.Popen(
-            bob.command(line, options=("-tt",)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for name, line in lines.items()
-    }
+    started = {}
+    for name, line in lines.items():
+        with (tmp_path / name).open("wb") as terminal:
+            command = bob.command(line, options=("-tt",))
+            started[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=terminal)
     try:
 
         def running() -> list[str]:
             return plain.slurm("squeue", "-h", "-t", "RUNNING", "-o", "%i").split()
 
+        def shown(name: str) -> str:
+            return (tmp_path / name).read_text(errors="replace")
+
         until(lambda: len(running()) == len(lines), "they run", seen=lambda: plain.slurm("squeue"))
+        # The shell's prompt: before it, a client that is still starting its step has other last words.
+        for name in lines:
+            until(lambda name=name: f"bob@{WORKER}" in shown(name), f"{name} has a shell")  # type: ignore[misc]
         cluster.kubelet.stop(cluster.kubelet.running()[LOGIN])
         until(lambda: running() == [], "their nodes are free", seen=running)
         for name, process in started.items():
-            said, _ = process.communicate(timeout=20)
+            process.wait(timeout=PATIENCE)
+            said = shown(name)
             assert TOLD in said, name
             assert ENDS[name] in said.partition(TOLD)[2], said
     finally:
         for process in started.values():
             process.kill()
-        cluster.up(timeout=90)
+        cluster.up(timeout=240)
 
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -413,7 +419,7 @@ def impatient(plain: World) -> Iterator[World]:
 
     def up(values: dict[str, Any], wanted: str) -> None:
         plain.cluster.options = replace(before, overrides=merged(before.overrides, values))
-        plain.cluster.up(timeout=120)
+        plain.cluster.up(timeout=240)
         until(lambda: wanted in plain.slurm("scontrol", "show", "config"), "slurmctld has it")
         # slurmd fetches it at the reconfiguration, and a step has slurmd's.
         plain.run(WORKER, "minivm", "restart", "slurmd")
@@ -449,7 +455,7 @@ def test_a_step_that_cannot_be_killed_is_named_and_its_node_comes_back_when_it_e
         told = "Slurm drained the node: Kill task failed"
         until(lambda: told in output(impatient, "minivm", "why"), "the pod tells of it")
         thaw()
-        until(lambda: reason(impatient).startswith("idle"), "it is back", within=150, seen=lambda: reason(impatient))
+        until(lambda: reason(impatient).startswith("idle"), "it is back", within=300, seen=lambda: reason(impatient))
 
 
 @needs_freezer
