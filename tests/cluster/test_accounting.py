@@ -86,7 +86,7 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
     values: dict[str, Any] = {"accounting": {"mode": "external", "database": {"host": "mariadb", "password": PASSWORD}}}
     client, name = DockerEngine().client, f"{NAME}-db"
     with small_cluster(client, name, tmp_path, values) as cluster, database(cluster, users) as mariadb:
-        cluster.up(timeout=120)
+        cluster.up(timeout=240)
         small = World(cluster)
         bob = Researcher(small, "bob")
 
@@ -102,13 +102,13 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
         before = bob.submit("-o", "/dev/null", script="true")
         bob.wait_for(before, "COMPLETED")
         wait_accounted(before)
-        assert "accounting" not in complaints()
+        until(lambda: "accounting" not in complaints(), "the pod is content", seen=complaints)
         assert PASSWORD not in small.run(CONTROLLER, "sh", "-c", "cat /proc/[0-9]*/cmdline")
 
         client.api.stop(mariadb, timeout=20)
         while_away = bob.submit("-o", "/dev/null", script="true")
         bob.wait_for(while_away, "COMPLETED")
-        said = bob.try_("timeout 20 sacct -n -X")
+        said = bob.try_("timeout 60 sacct -n -X")
         assert said.returncode == 1 and "Unable to connect to database" in said.stderr
         until(lambda: "slurmdbd cannot reach its database" in complaints(), "the pod tells of it", seen=complaints)
         assert small.row(CONTROLLER).ready
@@ -123,7 +123,7 @@ def test_an_external_database_goes_and_comes_back_and_nothing_is_lost(tmp_path: 
         # Another password: first in the Secret, then in the database.
         values["accounting"]["database"]["password"] = ANOTHER
         cluster.options = replace(cluster.options, overrides=values)
-        cluster.up(timeout=120)
+        cluster.up(timeout=240)
         until(lambda: "once the database accepts it" in complaints(), "the pod waits for it", seen=complaints)
         assert small.row(CONTROLLER).ready
         change_password(client.containers.get(mariadb))
@@ -161,7 +161,7 @@ def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: P
         return cluster.exec(CONTROLLER, asked)[1].split()
 
     with small_cluster(client, name, tmp_path, {}) as cluster:
-        cluster.up(timeout=120)
+        cluster.up(timeout=240)
         bob = Researcher(World(cluster), "bob")
         jobs = [bob.submit("-o", "/dev/null", script="true") for _ in range(3)]
         for job in jobs:
@@ -174,8 +174,9 @@ def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: P
         assert_whole(tmp_path / "accounting.sql", hangs)
         cluster.down()
 
-        cluster.up(timeout=120)
-        assert numbers(cluster) == [], "it is a new one"
+        cluster.up(timeout=240)
+        # slurmdbd may answer later than the pod is ready.
+        until(lambda: numbers(cluster) == [], "it is a new one", seen=lambda: numbers(cluster))
         small = World(cluster)
         follow(restore, env, tmp_path)
         small.wait_ready()
@@ -205,7 +206,7 @@ def test_accounting_is_restored_into_a_new_cluster_and_numbers_go_on(tmp_path: P
 def unaccounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     values = {"accounting": {"mode": "none"}}
     with small_cluster(DockerEngine().client, f"{NAME}-none", tmp_path_factory.mktemp("none"), values) as cluster:
-        cluster.up(timeout=120)
+        cluster.up(timeout=240)
         yield cluster
 
 
@@ -228,7 +229,7 @@ def test_up_starts_again_what_hangs_and_what_somebody_stopped(unaccounted: Local
     os.kill(first, signal.SIGSTOP)
     unaccounted.kubelet.api.stop(stopped.container, timeout=20)
     assert "`make up` starts it again" in World(unaccounted).row("slurm-worker-0").why
-    unaccounted.up(timeout=60)
+    unaccounted.up(timeout=240)
     after = unaccounted.kubelet.running()
     assert {name: pod.container for name, pod in after.items()} == {name: pod.container for name, pod in before.items()}
     assert (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"] != first

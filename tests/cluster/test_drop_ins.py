@@ -23,11 +23,11 @@ def drop_in(healthy: World) -> Iterator[Callable[[str], None]]:
     def become(text: str) -> None:
         values = {"dropIns": {"login": {"services": {"extra.yaml": text}}}}
         healthy.cluster.options = replace(before, overrides=merged(before.overrides, values))
-        healthy.cluster.up(timeout=120)
+        healthy.cluster.up(timeout=240)
 
     yield become
     healthy.cluster.options = before
-    healthy.cluster.up(timeout=120)
+    healthy.cluster.up(timeout=240)
 
 
 def test_the_first_drop_in_is_asked_about_and_taken_live(healthy: World, drop_in: Callable[[str], None]) -> None:
@@ -39,6 +39,9 @@ def test_the_first_drop_in_is_asked_about_and_taken_live(healthy: World, drop_in
         drop_in("command: [/bin/sleep, '1000']\nneeds: [mungd]\n")  # the chart cannot know: the image does
     assert healthy.running("slurm-login-0").container == pod and healthy.row("slurm-login-0").ready
     drop_in("command: [/bin/sleep, '1000']\nneeds: [munged]\n")
-    until(lambda: "extra " in healthy.run("slurm-login-0", "minivm", "status"), "it is taken")
-    assert healthy.run("slurm-login-0", "minivm", "why", "extra") == "extra is ready\n"
+
+    def extra() -> str:
+        return healthy.cluster.exec("slurm-login-0", ["minivm", "why", "extra"])[1]
+
+    until(lambda: extra() == "extra is ready\n", "it is taken", seen=extra)
     assert healthy.running("slurm-login-0").container == pod, "the pod that people are in is the same"

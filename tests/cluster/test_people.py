@@ -19,7 +19,7 @@ from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
 from tests.reader import ROOT
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -73,7 +73,7 @@ class Lab:
 
     def try_(self, person: str, *command: str, key: str = "") -> subprocess.CompletedProcess[str]:
         line = self.ssh(person, *command, key=key)
-        return subprocess.run(line, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
 
     def say(self, person: str, *command: str, key: str = "") -> str:
         done = self.try_(person, *command, key=key)
@@ -128,11 +128,23 @@ def test_a_plain_up_keeps_the_people_and_another_uid_is_refused(lab: Lab) -> Non
 
 
 def test_a_key_expires_without_a_change_of_the_file(lab: Lab) -> None:
-    end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 90))
-    short = {"key": lab.key("short"), "expires": end}
-    lab.take(lab.person("ada", 15001, keys=[lab.key("ada"), short], groups=["optics"]), lab.person("bob", 15002))
-    until(lambda: lab.try_("ada", "true", key="short").returncode == 0, "the new key lets in", within=60)
-    until(lambda: lab.refused("ada", key="short"), "the expired key does not", within=240)
+    key = {"key": lab.key("short")}
+
+    def enters_before_it_expires(seconds: int) -> bool:
+        end = time.time() + seconds
+        short = key | {"expires": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))}
+        lab.take(lab.person("ada", 15001, keys=[lab.key("ada"), short], groups=["optics"]), lab.person("bob", 15002))
+
+        def enters() -> bool:
+            return lab.try_("ada", "true", key="short").returncode == 0
+
+        return (
+            until(lambda: "enters" if enters() else "late" if time.time() > end else "", "the key counts") == "enters"
+        )
+
+    # `up` may take longer than the shorter time on a busy machine.
+    assert any(map(enters_before_it_expires, (90, 240)))
+    until(lambda: lab.refused("ada", key="short"), "the expired key does not", within=300)
     assert lab.say("ada", "id -un") == "ada\n"
 
 
@@ -148,9 +160,7 @@ def test_a_wrong_file_or_uid_changes_nothing_and_is_told(lab: Lab) -> None:
         lab.world.wait_for_reason(CONTROLLER, words)
         assert lab.say("bob", "id -u") == "15002\n" and lab.world.row(LOGIN).ready
     lab.write(good)
-    until(
-        lambda: "people" not in lab.world.cluster.exec(LOGIN, ["minivm", "why"])[1], "the good file counts", within=90
-    )
+    until(lambda: "people" not in lab.world.cluster.exec(LOGIN, ["minivm", "why"])[1], "the good file counts")
 
 
 def test_a_removed_person_s_sessions_end_and_jobs_go_on(lab: Lab) -> None:
@@ -160,7 +170,7 @@ def test_a_removed_person_s_sessions_end_and_jobs_go_on(lab: Lab) -> None:
     try:
         until(lambda: lab.world.cluster.exec(LOGIN, ["pgrep", "-u", "15001"])[0] == 0, "ada's session is there")
         lab.take(lab.person("bob", 15002))
-        until(lambda: open_.poll() is not None, "ada's session ended", within=120)
+        until(lambda: open_.poll() is not None, "ada's session ended")
         until(lambda: lab.world.cluster.exec(LOGIN, ["pgrep", "-u", "15001"])[0] == 1, "nothing of hers runs there")
         assert lab.refused("ada")
         assert lab.say("bob", "id -un") == "bob\n"

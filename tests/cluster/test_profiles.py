@@ -26,7 +26,7 @@ def become(world: World) -> Iterator[Callable[[str], None]]:
 
     def up(overrides: dict[str, Any]) -> None:
         world.cluster.options = replace(before, overrides=merged(before.overrides, overrides))
-        world.cluster.up(timeout=120)
+        world.cluster.up(timeout=240)
         world.manifests = world.cluster.manifests()
 
     yield lambda name: up({"slurm": {"profile": name}})
@@ -70,5 +70,9 @@ def test_an_array_larger_than_slurm_itself_would_take_is_taken_and_outlives_the_
         until(lambda: not alice(f"squeue -h -j {job}").strip(), "its tasks have run")
     finally:
         alice(f"scancel {job}")
-    assert alice(f"sacct -nXP -j {job} -o state").split() == ["COMPLETED"] * 3
+
+    def accounted() -> list[str]:
+        return alice(f"sacct -nXP -j {job} -o state").split()
+
+    until(lambda: accounted() == ["COMPLETED"] * 3, "all are accounted", seen=accounted)
     healthy.wait_idle()

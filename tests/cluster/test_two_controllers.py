@@ -87,7 +87,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with small_cluster(DockerEngine().client, f"{NAME}-two", tmp_path_factory.mktemp("two"), VALUES) as cluster:
-        cluster.up(timeout=180)
+        cluster.up(timeout=240)
         yield World(cluster)
 
 
@@ -99,7 +99,7 @@ def pair(alone: World) -> Pair:
     runs = ann.submit("-o", "/dev/null", script="sleep 3600")
     ann.wait_for(runs, "RUNNING")
     alone.cluster.options = replace(alone.cluster.options, controllers=2)
-    alone.cluster.up(timeout=180)
+    alone.cluster.up(timeout=240)
     alone.manifests = alone.cluster.manifests()
     made = Pair(alone)
     assert {held, runs} <= made.jobs()
@@ -180,7 +180,9 @@ def test_a_hand_over_without_a_healthy_standby_is_refused_and_changes_nothing(pa
     assert code == 1 and "run this as root" in text
     pair.world.run(stands_by, "minivm", "stop", "sssd")
     try:
-        until(lambda: "sssd" in refused(pair, active), "it is refused for sssd", within=30)
+        report = ("cat", f"{STATE}/lease/standby-{stands_by}")
+        until(lambda: "sssd" in pair.world.run(active, *report), "the standby reports it")
+        assert "sssd" in refused(pair, active)
     finally:
         pair.world.run(stands_by, "minivm", "start", "sssd")
     pair.world.run(stands_by, "pkill", "-STOP", "-f", "init.helpers.lease")
@@ -203,7 +205,7 @@ def test_one_again_keeps_every_job(pair: Pair) -> None:
     before = pair.jobs()
     cluster = pair.world.cluster
     cluster.options = replace(cluster.options, controllers=1)
-    cluster.up(timeout=180)
+    cluster.up(timeout=240)
     pair.world.manifests = cluster.manifests()
     assert before <= pair.jobs()
     pair.world.cluster.delete("slurm-controller-0")
