@@ -61,7 +61,7 @@ def follow(block: Block, env: Mapping[str, str], directory: Path) -> str:
         there = ["kubectl", "exec", "-i", block.pod, "--", *there]
     done = subprocess.run(
         there, cwd=directory, env=dict(env), input=block.script, capture_output=True, text=True, check=False,
-        timeout=280,
+        timeout=500,
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, f"docs/{block.page}:{block.line}: exit {done.returncode}\n{block.text}\n{said}"

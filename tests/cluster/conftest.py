@@ -62,7 +62,7 @@ def world(home: SharedHome) -> Iterator[World]:
     cluster.down()
     try:
         home.become_home(cluster)
-        cluster.up(timeout=120)
+        cluster.up(timeout=240)
         made = World(cluster)
         yield made
     finally:

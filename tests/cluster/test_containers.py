@@ -28,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with small_cluster(
         DockerEngine().client, f"{NAME}-boxes"[:21], tmp_path_factory.mktemp("boxes"), values, 2
     ) as cluster:
-        cluster.up(timeout=150)
+        cluster.up(timeout=240)
         with registry_of(cluster, tmp_path_factory.mktemp("registry")):
             yield World(cluster)
 
@@ -75,7 +75,7 @@ def test_tasks_share_one_image_and_a_cancelled_job_leaves_no_process(alice: Rese
     until(
         lambda: alice.try_("sort ranks").stdout == "task 0\ntask 1\n",
         "both tasks run",
-        within=150,
+        within=240,
         seen=lambda: alice.try_(f"cat ranks slurm-{job}.out").stdout,
     )
     alice("scancel", job)

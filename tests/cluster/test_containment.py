@@ -11,7 +11,7 @@ import pytest
 
 from cluster.values import Options, merged
 from tests.cluster.researcher import Researcher, World
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -49,7 +49,7 @@ def values(world: World) -> Iterator[Change]:
 
     def become(options: Options) -> None:
         world.cluster.options = options
-        world.cluster.up(timeout=120)
+        world.cluster.up(timeout=240)
         world.manifests = world.cluster.manifests()
 
     yield lambda overrides: become(replace(before, overrides=merged(before.overrides, overrides)))
@@ -64,7 +64,7 @@ def to_the_worker(alice: Researcher, command: str) -> list[str]:
 
 
 def go(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_system_calls_are_kept_from_every_pod_and_job(healthy: World, alice: Researcher) -> None:

@@ -28,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     values = {"image": {"tags": {"worker": tag}}}
     try:
         with small_cluster(client, f"{NAME}-mpi"[:21], tmp_path_factory.mktemp("mpi"), values, 2) as cluster:
-            cluster.up(timeout=150)
+            cluster.up(timeout=240)
             yield World(cluster)
     finally:
         client.images.remove(f"{IMAGES}/worker:{tag}")

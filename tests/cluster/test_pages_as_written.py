@@ -38,7 +38,7 @@ def reader(tmp_path: Path) -> Iterator[Mapping[str, str]]:
         env.pop(name, None)
     env["PATH"] = f"{programs(tmp_path / 'bin')}:{env['PATH']}"
     yield env
-    subprocess.run([".venv/bin/python", "build.py", "down"], cwd=ROOT, env=env, check=False, timeout=120)
+    subprocess.run([".venv/bin/python", "build.py", "down"], cwd=ROOT, env=env, check=False, timeout=240)
 
 
 def test_the_tutorial_can_be_followed(reader: Mapping[str, str]) -> None:
@@ -93,5 +93,5 @@ def test_an_operators_page_can_be_followed(
         healthy.reload()
         if healthy.cluster.options != before:
             healthy.cluster.options = before
-            healthy.cluster.up(timeout=120)
+            healthy.cluster.up(timeout=240)
             healthy.manifests = healthy.cluster.manifests()

@@ -36,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with small_cluster(
         DockerEngine().client, f"{NAME}-pyxis"[:21], tmp_path_factory.mktemp("pyxis"), values, 2
     ) as cluster:
-        cluster.up(timeout=150)
+        cluster.up(timeout=240)
         with small_registry(cluster, tmp_path_factory.mktemp("registry")):
             yield World(cluster)
 

@@ -50,7 +50,7 @@ def world(tags: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFact
     }
     with small_cluster(DockerEngine().client, f"{NAME}-release", tmp_path_factory.mktemp("release"), values) as cluster:
         cluster.options = replace(cluster.options, tags=tags[OLD])
-        cluster.up(timeout=150)
+        cluster.up(timeout=240)
         yield World(cluster)
 
 
@@ -59,7 +59,7 @@ def bob(world: World) -> Researcher:
     return Researcher(world, "bob")
 
 
-def roll(world: World, tags: dict[str, str], *roles: str, within: float = 180) -> None:
+def roll(world: World, tags: dict[str, str], *roles: str, within: float = 300) -> None:
     """Roll these roles to these tags by the operator's values."""
     cluster: LocalCluster = world.cluster
     now = {**cluster.options.tags, **{role: tags[role] for role in roles}}
@@ -246,7 +246,7 @@ def test_metrics_are_read_where_a_site_wants_them(world: World, tags: dict[str, 
     overrides = {**cluster.options.overrides}
     overrides["slurm"] = {**overrides.get("slurm", {}), "metrics": True}
     cluster.options = replace(cluster.options, overrides=overrides)
-    cluster.up(timeout=180)
+    cluster.up(timeout=240)
     world.wait_idle()
     ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
 
@@ -273,7 +273,7 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
 def build(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "build.py", *words]
     return subprocess.run(
-        line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
+        line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, stdin=subprocess.DEVNULL
     )
 
 
