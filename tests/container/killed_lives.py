@@ -18,11 +18,11 @@ from pathlib import Path
 
 STATE, GROWN, ORDER = Path("/var/spool/slurmctld"), Path("/var/spool/grown"), Path("/tmp/killed-at")
 MARK = Path("/tmp/was-killed")
-WITHIN = 30.0
+WITHIN = 120.0
 
 
 def ran(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180)
 
 
 def pings() -> bool:

@@ -83,7 +83,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, Pod]]:
         for pod in (controller, worker):
             pod.add_user()
         for pod in (controller, worker):
-            pod.wait_ready(120)
+            pod.wait_ready()
         yield controller, worker
 
 
@@ -157,7 +157,7 @@ def test_a_new_user_submits_at_once_and_leaves_with_history(controller: Pod) -> 
     def goes() -> bool:
         return "keep" not in apply(controller, gone)
 
-    until(goes, "the user goes after the job", within=60)
+    until(goes, "the user goes after the job")
     assert "demo" not in show(controller, "assoc", "format=user")
     assert controller.run(*accounted) == "demo|physics\n", "its history stays"
     code, text = submit(controller)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.container.init_pods import World, slurm_conf, world
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
@@ -28,7 +29,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         key_file(made.mounts).write_bytes(made.key)
         made.configure({"slurm.conf": slurm_conf(accounting=False, auth="slurm")})
         env = {**SIGNED, "MINIVM_ACCOUNTING": "none"}
-        made.pod("controller", "slurm-controller", env=env).wait_ready(120)
+        made.pod("controller", "slurm-controller", env=env).wait_ready()
         yield made
 
 
@@ -47,7 +48,7 @@ def test_a_missing_key_is_named_and_its_arrival_mends_the_pod(signed: World, mou
     pod.wait_ready()
     assert "munged" not in {service["name"] for service in pod.status()["services"]}
     assert pod.code("scontrol", "show", "partition")[0] == 0, "slurmd signs, since the sackd of the boot has ended"
-    assert pod.code("pgrep", "sackd")[0] == 1
+    until(lambda: pod.code("pgrep", "sackd")[0] == 1, "no sackd is left")
     pod.remove()
 
 

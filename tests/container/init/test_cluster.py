@@ -40,6 +40,18 @@ while True:
 """
 
 
+FAILED = "reconfigure failed"
+# Stops the process $0 at the next such line of its log, after the $1 that are there already.
+STOP_AT = f"""
+minivm logs slurmctld --lines 2000 -f | while read -r line; do
+    case "$line" in *"{FAILED}"*)
+        if [ "$1" -gt 0 ]; then set -- $(($1 - 1)); continue; fi
+        kill -STOP "$0"; touch /tmp/stopped; exit;;
+    esac
+done
+"""
+
+
 class Cluster:
     def __init__(self, made: World) -> None:
         self.world = made
@@ -51,7 +63,7 @@ class Cluster:
 
     def wait_ready(self) -> None:
         for pod in self.pods:
-            pod.wait_ready(90)
+            pod.wait_ready()
 
     def slurm(self, *argv: str) -> str:
         return self.login.run(*argv)
@@ -61,7 +73,7 @@ class Cluster:
             "sbatch", "--parsable", "--chdir=/tmp", "--output=/tmp/%j.out", *options, "--wrap", command, user="demo"
         ).strip()
 
-    def wait_answer(self, within: float = 30) -> None:
+    def wait_answer(self) -> None:
         """slurmctld answers on the login pod."""
         last = ""
 
@@ -70,14 +82,14 @@ class Cluster:
             code, last = self.login.code("scontrol", "ping")
             return code == 0
 
-        until(answers, "Slurm answers", within=within, seen=lambda: f"{last}\n{self.controller.logs()[-3000:]}")
+        until(answers, "Slurm answers", seen=lambda: f"{last}\n{self.controller.logs()[-3000:]}")
 
     def job(self, job: str) -> dict[str, str]:
         text = self.slurm("scontrol", "--oneliner", "show", "job", job)
         return dict(word.partition("=")[::2] for word in text.split())
 
-    def wait_state(self, job: str, state: str, within: float = 60) -> None:
-        until(lambda: self.job(job)["JobState"] == state, f"job {job} is {state}", within=within)
+    def wait_state(self, job: str, state: str) -> None:
+        until(lambda: self.job(job)["JobState"] == state, f"job {job} is {state}")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +112,6 @@ def test_accounting_knows_the_job(cluster: Cluster) -> None:
     until(
         lambda: "COMPLETED" in cluster.slurm("sacct", "-nX", "-j", job, "--format", "State%20"),
         "sacct shows the job as completed",
-        within=30,
     )
 
 
@@ -109,7 +120,7 @@ def test_probes_say_the_same_over_http(cluster: Cluster) -> None:
         pod.container.reload()
         address = pod.container.attrs["NetworkSettings"]["Networks"][cluster.world.network.name]["IPAddress"]
         for path in ("/livez", "/readyz", "/startupz"):
-            with urllib.request.urlopen(f"http://{address}:8650{path}", timeout=10) as reply:
+            with urllib.request.urlopen(f"http://{address}:8650{path}", timeout=60) as reply:
                 assert reply.status == 200, path
 
 
@@ -165,7 +176,7 @@ class TestWhileAJobRuns:
             pod.run("kill", "-9", str(before["pid"]))
             again = _under_a_new_pid(pod, name, int(before["pid"]))
             assert again["failures"] == before["failures"] + 1, name
-            pod.wait_ready(30)
+            pod.wait_ready()
             cluster.wait_answer()
             self.the_job_runs_on(cluster, long_job)
         events = json.loads(pod.run("minivm", "trace", "--json"))["events"]
@@ -198,12 +209,12 @@ class TestWhileAJobRuns:
         for pod, name in _replaced(cluster):
             view = _under_a_new_pid(pod, name, int(before[pod.name]["pid"]))
             assert (view["failures"], view["starts"]) == (before[pod.name]["failures"], before[pod.name]["starts"])
-            daemons = re.findall(rf"^\s*\d+\s+/usr/sbin/{name}\b", pod.run("ps", "-eo", "pid,args"), re.MULTILINE)
-            assert len(daemons) == 1, daemons
+            # One that has handed over may take a moment to end, and a fork has its name until it starts a script.
+            until(lambda pod=pod, name=name: len(pids(pod, name)) == 1, f"one {name} is left", seen=pod.account)  # type: ignore[misc]
         jobs = submitted()
         assert "refused" not in jobs, "nobody was turned away"
         for job in jobs:
-            cluster.wait_state(job, "COMPLETED", within=60)
+            cluster.wait_state(job, "COMPLETED")
         self.the_job_runs_on(cluster, long_job)
         cluster.wait_ready()
 
@@ -212,6 +223,8 @@ class TestWhileAJobRuns:
         # slurmctld requeues the job of a node that is silent for longer, whatever the pod does.
         before = worker.service("slurmd")
         cluster.world.configure({"slurm.conf": slurm_conf().replace("SlurmdTimeout=60", "SlurmdTimeout=600")})
+        limit = re.compile(r"^SlurmdTimeout\s+= 600 sec", re.MULTILINE)
+        until(lambda: limit.search(cluster.login.code("scontrol", "show", "config")[1]), "slurmctld waits for longer")
         _under_a_new_pid(worker, "slurmd", int(before["pid"]))
         after = self.ends_a_hand_over(cluster, worker, "slurmd")
         self.everything_is_well(cluster, long_job)
@@ -243,7 +256,7 @@ class TestWhileAJobRuns:
             until(
                 lambda old=int(before["pid"]): replaced(old) or told(),  # type: ignore[misc]
                 "the pod says that the hand-over hung",
-                within=150,
+                within=300,
                 seen=pod.account,
             )
             if told():
@@ -253,8 +266,7 @@ class TestWhileAJobRuns:
         else:
             raise AssertionError(f"ten successors of {name} took over before the test froze them\n{pod.account()}")
         after = _under_a_new_pid(pod, name, int(before["pid"]))
-        daemons = re.findall(rf"^\s*(\d+)\s+/usr/sbin/{name}\b", pod.run("ps", "-eo", "pid,args"), re.MULTILINE)
-        assert daemons == [str(after["pid"])], "and no other is left"
+        until(lambda: pids(pod, name) == [str(after["pid"])], "and no other is left", seen=pod.account)
         return after
 
     def freeze_successor(self, cluster: Cluster, pod: Pod, old: int) -> str:
@@ -273,7 +285,7 @@ class TestWhileAJobRuns:
         before = cluster.controller.service("slurmctld")
         cluster.controller.run("kill", "-STOP", str(before["pid"]))
         cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=thawed Nodes=ALL State=UP")})
-        until(lambda: "thawed" in partitions(cluster), "the new partition is there", within=120)
+        until(lambda: "thawed" in partitions(cluster), "the new partition is there", within=240)
         assert cluster.controller.service("slurmctld")["starts"] == before["starts"] + 1
         log = cluster.controller.run("minivm", "logs", "configwatch")
         assert "slurmctld hung and was restarted; the new configuration is tried once more" in log
@@ -283,15 +295,24 @@ class TestWhileAJobRuns:
         self, cluster: Cluster, long_job: tuple[str, str]
     ) -> None:
         """24.11 sometimes hangs after it has refused a file; here the test freezes it at that moment."""
-        before = cluster.controller.service("slurmctld")
-        freeze = 'minivm logs slurmctld -f | while read -r line; do case "$line" in *"reconfigure failed"*) '
-        freeze += 'kill -STOP "$0"; exit;; esac; done'
-        cluster.controller.container.exec_run(["sh", "-c", freeze, str(before["pid"])], detach=True)
-        until(lambda: "minivm logs" in cluster.controller.run("ps", "-eo", "args"), "the log is followed")
-        cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=hanging Nodes=nosuch")})
-        text = until(lambda: refusal(cluster), "the refusal is told", within=120)
-        assert "Invalid node names in partition hanging" in text
-        assert cluster.controller.service("slurmctld")["starts"] == before["starts"] + 1
+        controller = cluster.controller
+        for _ in range(10):
+            before = controller.service("slurmctld")
+            controller.run("rm", "-f", "/tmp/stopped")
+            failed = controller.run("minivm", "logs", "slurmctld", "--lines", "2000").count(FAILED)
+            controller.container.exec_run(["sh", "-c", STOP_AT, str(before["pid"]), str(failed)], detach=True)
+            cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=hanging Nodes=nosuch")})
+            text = until(lambda: refusal(cluster), "the refusal is told", within=240)
+            assert "Invalid node names in partition hanging" in text
+            until(lambda: controller.code("test", "-e", "/tmp/stopped")[0] == 0, "the test has frozen slurmctld")
+            after = controller.service("slurmctld")
+            if after["starts"] != before["starts"]:
+                break
+            # On a busy machine the freeze comes after slurmctld has answered again.
+            controller.run("kill", "-CONT", str(before["pid"]), check=False)
+            cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=thawed Nodes=ALL State=UP")})
+            until(lambda: not refusal(cluster), "the reason is gone")
+        assert after["starts"] == before["starts"] + 1
         assert "thawed" in partitions(cluster), "the last good configuration serves on"
         cluster.world.configure({"slurm.conf": slurm_conf()})
         until(lambda: "thawed" not in partitions(cluster) and not refusal(cluster), "the mended file is live")
@@ -303,7 +324,7 @@ class TestWhileAJobRuns:
         """slurmctld says READY before it has read all of its file: a bad one would restart it again and again."""
         cluster.controller.run("minivm", "stop", "slurmctld")
         cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=dead Nodes=nosuch")})
-        text = until(lambda: refusal(cluster), "the refusal is told", within=120)
+        text = until(lambda: refusal(cluster), "the refusal is told", within=240)
         assert "Invalid node names in partition dead" in text
         cluster.world.configure({"slurm.conf": slurm_conf()})
         until(lambda: not refusal(cluster), "the reason is gone")
@@ -313,6 +334,11 @@ class TestWhileAJobRuns:
         cluster.wait_ready()
         cluster.wait_answer()
         self.the_job_runs_on(cluster, long_job)
+
+
+def pids(pod: Pod, name: str) -> list[str]:
+    """Return the processes of this daemon, also those that it has just forked."""
+    return re.findall(rf"^\s*(\d+)\s+/usr/sbin/{name}\b", pod.run("ps", "-eo", "pid,args"), re.MULTILINE)
 
 
 def partitions(cluster: Cluster) -> str:
@@ -340,7 +366,7 @@ def _replaced(cluster: Cluster) -> list[tuple[Pod, str]]:
 def test_a_changed_slurm_conf_is_live_without_restarts(cluster: Cluster) -> None:
     pid = cluster.controller.service("slurmctld")["starts"]
     cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=fresh Nodes=ALL State=UP")})
-    until(lambda: "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), "the new partition is there", within=30)
+    until(lambda: "fresh" in partitions(cluster), "the new partition is there")
     assert cluster.controller.service("slurmctld")["starts"] == pid
     cluster.wait_ready()
 
@@ -356,16 +382,16 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     good = slurm_conf("PartitionName=fresh Nodes=ALL State=UP")
     pid = cluster.controller.service("slurmctld")["pid"]
     cluster.world.configure({"slurm.conf": slurm_conf(line)})
-    text = until(lambda: refusal(cluster), "the refusal is told", within=60)
+    text = until(lambda: refusal(cluster), "the refusal is told")
     assert reason in text
     if "was restarted" not in text:  # a slurmctld that hung on it, as 24.11 sometimes does
         assert cluster.controller.service("slurmctld")["pid"] == pid
-    cluster.controller.wait_ready(30)
+    cluster.controller.wait_ready()
     cluster.wait_answer()
     assert "fresh" in cluster.slurm("sinfo", "-h", "-o", "%R"), "the running configuration serves on"
     assert line not in cluster.controller.run("cat", "/etc/slurm/slurm.conf")
     cluster.world.configure({"slurm.conf": good})
-    until(lambda: not refusal(cluster), "the reason is gone", within=30)
+    until(lambda: not refusal(cluster), "the reason is gone")
 
 
 # Holds the cluster's row in the database until somebody waits for it, changes it, and begins again, until it is enough.
@@ -400,7 +426,7 @@ def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) ->
         cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=broken Nodes=nosuch")})
         until(lambda: refusal(cluster), "the refusal is told")
         # Where slurmctld hung on it, slurmdbd has been waiting for the one that is gone, too.
-        cluster.wait_answer(120)
+        cluster.wait_answer()
     finally:
         cluster.controller.run("touch", "/tmp/enough")
     assert cluster.controller.run("cat", "/var/spool/slurmctld/clustername") == number
@@ -417,21 +443,22 @@ def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) ->
 
 def test_a_changed_drop_in_restarts_only_what_changed(cluster: Cluster) -> None:
     directory = cluster.world.mounts / "config" / "services.d"
-    before = {view["name"]: view["pid"] for view in cluster.login.status()["services"] if view["pid"]}
+    # Periodic services have another pid each time.
+    services = cluster.login.status()["services"]
+    before = {view["name"]: view["pid"] for view in services if view["pid"] and view["kind"] == "longrun"}
     directory.mkdir()
     (directory / "extra.yaml").write_text("command: [/bin/sleep, '1000']\nneeds: [munged]\nrequired: false\n")
-    until(lambda: _has(cluster.login, "extra", "ready"), "the new service runs", within=30)
+    until(lambda: _has(cluster.login, "extra", "ready"), "the new service runs")
     after = {view["name"]: view["pid"] for view in cluster.login.status()["services"] if view["name"] in before}
     assert after == before
     (directory / "extra.yaml").write_text("comand: [/bin/sleep, '1000']\n")
     until(
         lambda: [text for text in cluster.login.status()["degraded"] if "did you mean command?" in text],
         "the wrong one is told",
-        within=30,
     )
     assert _has(cluster.login, "extra", "ready"), "the last good one stays"
     (directory / "extra.yaml").unlink()
-    until(lambda: not _has(cluster.login, "extra", ""), "it is gone", within=30)
+    until(lambda: not _has(cluster.login, "extra", ""), "it is gone")
 
 
 def _has(pod: Pod, name: str, state: str) -> bool:
@@ -455,7 +482,7 @@ def test_supervisorctl_speaks_to_the_same_services(cluster: Cluster) -> None:
     assert "Server listening" in ctl("tail", "sshd")[1]
     code, text = ctl("start", "nosuch")
     assert code != 0 and "no such" in text
-    cluster.login.wait_ready(30)
+    cluster.login.wait_ready()
 
 
 def test_a_stopped_worker_leaves_slurm_and_its_job_runs_elsewhere(cluster: Cluster) -> None:
@@ -464,7 +491,7 @@ def test_a_stopped_worker_leaves_slurm_and_its_job_runs_elsewhere(cluster: Clust
     cluster.wait_state(job, "RUNNING")
     name = cluster.job(job)["BatchHost"]
     worker = cluster.workers[("w1", "w2").index(name)]
-    worker.container.stop(timeout=25)
+    worker.container.stop(timeout=90)  # a busy machine may need more than the grace of 20 s
     worker.container.reload()
     assert worker.container.attrs["State"]["ExitCode"] == 0, worker.logs()[-3000:]
     assert cluster.slurm("sinfo", "-h", "-n", name, "-o", "%T|%E").startswith("drained")
@@ -487,7 +514,7 @@ def test_a_killed_worker_that_comes_back_leaves_no_ghost_job(cluster: Cluster) -
     cluster.workers[1].container.kill()
     cluster.workers[1].container.start()
     cluster.workers[1].wait_ready()
-    until(lambda: int(cluster.job(job)["Restarts"]) == 1, "the lost job was requeued", within=20)
+    until(lambda: int(cluster.job(job)["Restarts"]) == 1, "the lost job was requeued")
     cluster.slurm("scancel", job)
     output = cluster.login.run("srun", "-N1", "--nodelist=w2", "--chdir=/tmp", "hostname", user="demo")
     assert output.strip() == "w2"
@@ -524,7 +551,7 @@ def test_a_drained_worker_is_taken_back(cluster: Cluster) -> None:
 def test_the_controllers_pod_stops_and_comes_back_with_its_jobs(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit("-N1", command="sleep 7777")
     cluster.wait_state(job, "RUNNING")
-    cluster.controller.container.stop(timeout=25)
+    cluster.controller.container.stop(timeout=90)  # a busy machine may need more than the grace of 20 s
     cluster.controller.container.reload()
     assert cluster.controller.container.attrs["State"]["ExitCode"] == 0, cluster.controller.logs()[-3000:]
     cluster.controller.container.start()

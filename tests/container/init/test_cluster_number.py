@@ -46,9 +46,9 @@ def kill(pod: Pod, name: str) -> None:
 def test_one_number_is_kept_where_both_are_known_to_belong_together(alone: World) -> None:
     """The first registration is lost with the database; slurmctld has made itself a number by then."""
     pod = alone.pod("controller", "slurm-controller")
-    until(lambda: "Registering slurmctld" in pod.logs(), "slurmctld registers", within=90, seen=pod.logs)
+    until(lambda: "Registering slurmctld" in pod.logs(), "slurmctld registers", seen=pod.logs)
     kill(pod, "mariadb")
-    until(lambda: answers(pod) and saved(pod) == known(pod), "they agree", within=120, seen=pod.account)
+    until(lambda: answers(pod) and saved(pod) == known(pod), "they agree", within=240, seen=pod.account)
     # And whatever else may have come between them.
     sql(pod, "UPDATE cluster_table SET id = 999")
     before = pod.logs().count(MISMATCH)

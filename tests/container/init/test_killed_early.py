@@ -51,7 +51,7 @@ def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         env = {"MINIVM_BACKUP_EVERY": "0"}  # with a copy of one life, the next would not start without its jobs
         pod = made.pod(
             "controller", "slurm-controller", image=f"{IMAGES}/controller:{tag}", extra_mounts=mounts, env=env
-        ).wait_ready(within=120)
+        ).wait_ready()
         pod.add_user()
         yield pod
 

@@ -87,8 +87,8 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with world(tmp_path_factory.mktemp("conf"), "conf") as made:
         found = Cluster(made, tmp_path_factory.mktemp("volume"))
-        found.controller.wait_ready(90)
-        found.worker.wait_ready(90)
+        found.controller.wait_ready()
+        found.worker.wait_ready()
         until(lambda: found.config("status")[0] == 0, "the first one is live, and kept")
         yield found
 
@@ -156,7 +156,7 @@ def test_a_word_for_another_file_changes_nothing(cluster: Cluster, jobs: dict[st
 def test_the_next_pod_goes_on_with_the_last_good_one(cluster: Cluster, jobs: dict[str, str]) -> None:
     """The pod keeps it even while the mounted file would end jobs: replacing a pod does not accept that."""
     cluster.replace_controller()
-    cluster.controller.wait_ready(90)
+    cluster.controller.wait_ready()
     until(
         lambda: "it would end jobs" in cluster.refusal(), "the refusal is told again", seen=cluster.controller.account
     )
@@ -168,7 +168,7 @@ def test_a_file_that_slurm_cannot_read_does_not_reach_the_next_pod(cluster: Clus
     cluster.world.configure(conf(EXTRA, "NoSuchSetting=1"))
     until(lambda: "NoSuchSetting" in cluster.refusal(), "the refusal is told")
     cluster.replace_controller()
-    cluster.controller.wait_ready(90)
+    cluster.controller.wait_ready()
     until(lambda: "NoSuchSetting" in cluster.refusal(), "the refusal is told again", seen=cluster.controller.account)
     assert "NoSuchSetting" in cluster.controller.run("minivm", "why")
     assert cluster.controller.service("slurmctld")["failures"] == 0, "it never met that file"
@@ -214,14 +214,19 @@ def test_the_same_file_mounted_again_is_weighed_again(cluster: Cluster) -> None:
 def test_slurmctld_is_not_made_to_forget_jobs_that_it_knows(cluster: Cluster) -> None:
     """With MaxJobCount below the job count, slurmctld reads fewer saved jobs and purges the others' files."""
     cluster.world.configure(conf("MaxJobCount=200"))
-    until(lambda: "= 200\n" in cluster.controller.run("scontrol", "show", "config"), "few are known: it is taken")
+
+    def limit(number: int) -> bool:
+        shown = cluster.controller.code("scontrol", "show", "config")[1]
+        return re.search(rf"^MaxJobCount\s+= {number}$", shown, re.MULTILINE) is not None
+
+    until(lambda: limit(200), "few are known: it is taken")
     job = cluster.submit("-p", "main", "--hold", "--array=1-120")
     cluster.world.configure(conf("MaxJobCount=100"))
     text = until(cluster.refusal, "the refusal is told")
     assert "MaxJobCount 200 becomes 100, and slurmctld forgets jobs beyond it: it knows 1" in text
     assert cluster.state(job) == "PENDING"
     cluster.world.configure(conf("MaxJobCount=150"))
-    until(lambda: "= 150\n" in cluster.controller.run("scontrol", "show", "config"), "there is room for them")
+    until(lambda: limit(150), "there is room for them")
     assert cluster.state(job) == "PENDING"
     cluster.controller.run("scancel", job)
     cluster.world.configure(conf())
@@ -265,5 +270,5 @@ def test_a_new_cluster_that_is_given_a_bad_file_says_which_key_it_is(cluster: Cl
         {"slurm.conf": conf()["slurm.conf"].replace("SlurmctldHost=slurm-controller", "SlurmctldHost=first")},
         mounts=tmp_path,
     )
-    pod.wait_ready(90)
+    pod.wait_ready()
     until(lambda: pod.code("minivm", "config", "status")[0] == 0, "live, and kept")

@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for pod in (controller, worker):
             pod.add_user()
         for pod in (controller, worker):
-            pod.wait_ready(120)
+            pod.wait_ready()
         yield Cluster(controller, worker)
 
 
@@ -67,6 +67,7 @@ def jobs(cluster: Cluster) -> dict[str, str]:
     """One job runs; one is held, and an array."""
     running = cluster.submit("--nodelist=w1")
     until(lambda: cluster.jobs().get(running) == "RUNNING", "the job runs", seen=lambda: str(cluster.jobs()))
+    until(cluster.pids, "its process is there")
     cluster.submit("--hold")
     cluster.submit("--hold", "--array=1-20")
     return cluster.jobs()
