@@ -50,7 +50,7 @@ class Cluster:
         return self.workers[name].code("minivm", "health", *checks, "--recording", f"{RECORDINGS}/{recording}")[0]
 
     def job_lands_on(self, *options: str) -> str:
-        return self.controller.run("srun", "--immediate=30", "--chdir=/tmp", *options, "hostname", user="demo").strip()
+        return self.controller.run("srun", "--immediate=100", "--chdir=/tmp", *options, "hostname", user="demo").strip()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for pod in (controller, *workers.values()):
             pod.add_user()
         for pod in (controller, *workers.values()):
-            pod.wait_ready(120)
+            pod.wait_ready()
         for pod in workers.values():
             pod.run("/opt/minivm/bin/python3", "-c", POLICY.format(zero=ZERO))
             until(partial(_listens, pod), "the broker listens")
@@ -75,9 +75,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_a_sick_recording_drains_exactly_its_node_and_the_all_clear_brings_it_back(cluster: Cluster) -> None:
     assert cluster.plant("w1", "sick-gpu", "gpu_ecc", "gpu_pcie") == 2
-    reason = cluster.wait_state("w1", "drained")
-    assert reason.startswith("minivm: gpu_pcie[manual]@zero GPU 0000:2a:00.0: PCIe gen5 x8")
-    assert "gpu_ecc[reboot]@zero" in reason
+    cluster.wait_state("w1", "drained")
+    # The second check's verdict may come after the drain for the first one's.
+    until(lambda: "gpu_ecc[reboot]@zero" in cluster.node("w1")[1], "both are named", seen=lambda: cluster.node("w1"))
+    assert cluster.node("w1")[1].startswith("minivm: gpu_pcie[manual]@zero GPU 0000:2a:00.0: PCIe gen5 x8")
     assert cluster.node("w2") == ("idle", "none")
     status = partial(cluster.workers["w1"].run, "minivm", "status")
     until(lambda: "health: gpu_pcie (manual)" in status(), "the pod says it too")
@@ -122,7 +123,8 @@ def test_a_person_who_resumes_a_node_is_believed_by_the_prolog(cluster: Cluster)
     cluster.wait_state("w1", "idle")
     assert cluster.job_lands_on("--nodelist=w1") == "w1"
     cluster.wait_state("w1", "idle")
-    assert "a person resumed the node" in worker.run("cat", "/var/log/minivm/runs.jsonl")
+    runs = ("cat", "/var/log/minivm/runs.jsonl")
+    until(lambda: "a person resumed the node" in worker.run(*runs), "the prolog's run is in the record")
     worker.run("minivm", "start", "health")
 
 
@@ -144,7 +146,7 @@ def test_a_pod_that_begins_on_a_drain_that_asks_for_it_checks_its_machine_deeply
     worker.run("rm", "-rf", "/run/minivm/health", "/run/minivm/verdicts")  # as in a container that is made anew
     worker.container.kill()
     worker.container.start()
-    worker.wait_ready(90)
+    worker.wait_ready()
     said = partial(worker.code, "cat", "/run/minivm/health/deep/said.json")
     until(lambda: '"state":"problem"' in said()[1], "it has checked", seen=worker.account)
     assert "stand_in[manual]@zero ill" in said()[1]
