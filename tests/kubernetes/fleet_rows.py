@@ -119,7 +119,7 @@ class Rows(Both):
 
     def starts(self, name: str = NAME) -> None:
         self.workers[name].container.start()
-        self.workers[name].wait_ready(90)
+        self.workers[name].wait_ready()
 
     def moves(self) -> str:
         """Its next container is on another machine; its address there."""
@@ -129,7 +129,7 @@ class Rows(Both):
         # It has its address by now, which is another one.
         old.kill()
         self.workers[NAME].add_user()
-        self.workers[NAME].wait_ready(90)
+        self.workers[NAME].wait_ready()
         return self.address(NAME)
 
     def well(self) -> None:

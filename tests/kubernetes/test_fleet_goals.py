@@ -85,7 +85,7 @@ def begins(both: Both, name: str, says: str) -> dict[str, Any]:
     pod.run("sh", "-c", f"echo {says} > /etc/deep; rm -rf /run/minivm/health /run/minivm/verdicts")
     pod.container.kill()
     pod.container.start()
-    pod.wait_ready(90)
+    pod.wait_ready()
     boot = pod.run("cat", "/proc/sys/kernel/random/boot_id").strip()
     words = ("/opt/minivm/bin/python3", "-c", DEEP.format(boot=boot))
 
@@ -93,7 +93,7 @@ def begins(both: Both, name: str, says: str) -> dict[str, Any]:
         found: dict[str, Any] | None = json.loads(pod.run(*words))
         return found if found is not None and found["reason"] != "Running" else {}
 
-    found = until(told, "it has checked its machine deeply", within=90, seen=pod.account)
+    found = until(told, "it has checked its machine deeply", seen=pod.account)
     # All of these machines are one, which does not boot: the Node's word for it is a test's.
     return {**found, "message": found["message"].removeprefix(boot)}
 
@@ -275,8 +275,8 @@ def test_a_goal_ends_the_same_where_the_fleet_is_killed_after_every_single_chang
     with both.running(cut=2, again=2) as fleet:
         for happens, all_is in parts:
             happens(both)
-            until(partial(settled, both, fleet, all_is), f"all is done: {story}", within=180, seen=both.log)
-        until(lambda: fleet.there() and both.ask("plan") == "nothing to do\n", "it is over", within=90, seen=both.log)
+            until(partial(settled, both, fleet, all_is), f"all is done: {story}", within=300, seen=both.log)
+        until(lambda: fleet.there() and both.ask("plan") == "nothing to do\n", "it is over", seen=both.log)
         assert fleet.killed > 8, "a story in which little is done shows little"
     after = status(both, "w2")
     another = machine(both, "w2")["metadata"]["uid"] != kept["metadata"]["uid"]

@@ -30,11 +30,11 @@ def fleet(installed: Release) -> Iterator[Release]:
         until(lambda: ready(installed) == 2, "both of its pods are ready", within=240, seen=lambda: why(installed))
         # The controller's pod is another one: it has slurmrestd. All are: the fleet writes their conditions.
         wait_replaced(installed, gated=False)
-        until(lambda: holder(installed), "one of them holds the Lease", within=60, seen=lambda: why(installed))
+        until(lambda: holder(installed), "one of them holds the Lease", seen=lambda: why(installed))
         yield installed
     finally:
         installed.upgrade(fleet={"enabled": False})
-        until(lambda: not fleets(installed), "they are gone", within=120)
+        until(lambda: not fleets(installed), "they are gone")
         wait_replaced(installed, gated=True)
 
 
@@ -79,18 +79,18 @@ def test_the_fleet_writes_the_conditions_and_no_pod_of_slurm_may(fleet: Release)
     """No pod has a token, and none of their accounts may write a status, the pod's own included."""
     pods = {name: pod for name, pod in fleet.pods().items() if not name.startswith("demo-")}
     for name, pod in pods.items():
-        until(partial(is_shown_ready, fleet, name), f"{name} has its condition", within=90)
+        until(partial(is_shown_ready, fleet, name), f"{name} has its condition")
         assert fleet.run(name, "sh", "-c", "ls /var/run/secrets/kubernetes.io 2>&1 || true").startswith("ls: cannot")
         account = f"system:serviceaccount:{fleet.namespace}:{pod['spec']['serviceAccountName']}"
         words = ("auth", "can-i", "patch", "pods", "--subresource=status", f"--as={account}")
         assert fleet.kubernetes.attempt("-n", fleet.namespace, *words).stdout.strip() == "no"
     fleet.run("login-0", "minivm", "stop", "sshd")
     try:
-        until(lambda: "sshd" in ready_of(fleet, "login-0")["message"], "its condition says why", within=90)
+        until(lambda: "sshd" in ready_of(fleet, "login-0")["message"], "its condition says why")
         assert not is_shown_ready(fleet, "login-0")
     finally:
         fleet.run("login-0", "minivm", "start", "sshd")
-    until(lambda: is_shown_ready(fleet, "login-0"), "and that it is over", within=90)
+    until(lambda: is_shown_ready(fleet, "login-0"), "and that it is over")
 
 
 def is_shown_ready(release: Release, name: str) -> bool:
@@ -107,7 +107,7 @@ def test_a_cordon_is_a_drain_and_its_end_takes_it_back(fleet: Release) -> None:
     fleet.kubernetes("cordon", node)
     try:
         wanted = "minivm: fleet: cordon: fan 3"
-        until(lambda: reason(fleet, "worker-0") == wanted, "Slurm drains", within=60, seen=lambda: why(fleet))
+        until(lambda: reason(fleet, "worker-0") == wanted, "Slurm drains", seen=lambda: why(fleet))
         until(lambda: fleet.states()[f"{fleet.name}-worker-0"] == "drained", "and nothing is left there")
         said = fleet.kubectl("exec", f"deployment/{fleet.name}-fleet", "--", "fleet", "why", f"{fleet.name}-worker-0")
         assert wanted in said
@@ -121,16 +121,16 @@ def test_when_the_one_that_acts_is_killed_another_follows(fleet: Release) -> Non
     node, first = fleet.node_of("worker-1"), holder(fleet)
     fleet.kubernetes("cordon", node)
     try:
-        until(lambda: "cordon" in reason(fleet, "worker-1"), "Slurm drains", within=60, seen=lambda: why(fleet))
+        until(lambda: "cordon" in reason(fleet, "worker-1"), "Slurm drains", seen=lambda: why(fleet))
         fleet.kubectl("delete", "pod", first, "--grace-period=0", "--force")
     finally:
         fleet.kubernetes("uncordon", node)
     until(
         lambda: fleet.states()[f"{fleet.name}-worker-1"] == "idle", "another one undrains",
-        within=120, seen=lambda: why(fleet),
+        seen=lambda: why(fleet),
     )  # fmt: skip
     assert holder(fleet) not in ("", first)
-    until(lambda: ready(fleet) == 2, "and there are two again", within=120, seen=lambda: why(fleet))
+    until(lambda: ready(fleet) == 2, "and there are two again", seen=lambda: why(fleet))
 
 
 def test_a_worker_whose_record_somebody_deletes_registers_again_in_the_same_pod(fleet: Release) -> None:
@@ -160,7 +160,7 @@ def dead(release: Release, lab: Lab, node: str) -> Iterator[float]:
     finally:
         network.plug(lab.node(node), "up")
         lab.power_back(node)
-    until(lambda: not given_up(release, node), f"{node} is taken back", within=120, seen=lambda: why(release))
+    until(lambda: not given_up(release, node), f"{node} is taken back", seen=lambda: why(release))
 
 
 def given_up(release: Release, node: str) -> bool:
@@ -222,7 +222,7 @@ def test_a_workers_machine_dies_and_its_job_is_requeued_and_its_pod_is_elsewhere
     with dead(fleet, lab, node) as begun:
         until(lambda: fleet.restarts(job) == 1, "its job is requeued", within=400, seen=lambda: why(fleet))
         print(f"worker's machine killed to its job requeued: {time.monotonic() - begun:.1f} s")
-        until(lambda: fleet.is_new(victim, old), "its pod is given up", within=120, seen=lambda: why(fleet))
+        until(lambda: fleet.is_new(victim, old), "its pod is given up", seen=lambda: why(fleet))
         fleet.wait_ready(within=400)
         print(f"worker's machine killed to its pod ready elsewhere: {time.monotonic() - begun:.1f} s")
         assert fleet.node_of(victim) != node

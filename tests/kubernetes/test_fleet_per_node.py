@@ -146,7 +146,7 @@ def test_a_label_taken_away_takes_the_worker_when_it_is_idle_and_never_its_job(t
         lambda: set(two.slurm_states()) == {"n2"}, "the idle one is gone, its record too", within=240, seen=two.account
     )
     print(f"label taken away to the idle worker gone: {time.monotonic() - begun:.1f} s")
-    until(lambda: two.slurm_states()["n2"] == "draining", "the busy one takes no more", within=60, seen=two.account)
+    until(lambda: two.slurm_states()["n2"] == "draining", "the busy one takes no more", seen=two.account)
     assert two.workers() == {"n2": before["n2"]}
     assert (two.state(job), two.restarts(job)) == ("RUNNING", 0)
     two.slurm("scancel", job)
@@ -161,9 +161,9 @@ def test_a_label_taken_away_takes_the_worker_when_it_is_idle_and_never_its_job(t
 def test_a_label_given_back_under_a_job_leaves_the_worker_as_it_is(two: PerNode) -> None:
     job, before = two.job_on("n1"), two.workers()
     two.label("n1", slurm=None)
-    until(lambda: two.slurm_states()["n1"] == "draining", "it takes no more", within=120, seen=two.account)
+    until(lambda: two.slurm_states()["n1"] == "draining", "it takes no more", seen=two.account)
     two.label("n1", slurm="yes")
-    until(lambda: two.slurm_states()["n1"] in ("mixed", "allocated"), "it does", within=120, seen=two.account)
+    until(lambda: two.slurm_states()["n1"] in ("mixed", "allocated"), "it does", seen=two.account)
     assert two.workers() == before
     assert (two.state(job), two.restarts(job)) == ("RUNNING", 0)
     two.slurm("scancel", job)
@@ -175,7 +175,7 @@ def test_its_budget_is_counted_and_lets_nobody_evict_a_worker(two: PerNode) -> N
         assert status["disruptionsAllowed"] == 0
         return bool(status["expectedPods"] == status["currentHealthy"] == 2)
 
-    until(counted, "both are counted", within=60, seen=two.account)
+    until(counted, "both are counted", seen=two.account)
     one, before = f"{two.name}-worker-n1", two.workers()
     version = two.get("poddisruptionbudgets", f"{two.name}-worker")["apiVersion"]
     eviction = {"apiVersion": version, "kind": "Eviction", "metadata": {"name": one, "namespace": two.namespace}}
@@ -197,7 +197,7 @@ def cordoned(release: Release, node: str) -> Iterator[None]:
 def test_a_node_that_is_cordoned_gets_its_worker_when_that_is_over(two: PerNode) -> None:
     with cordoned(two, "n3"):
         two.label("n3", slurm="yes")
-        until(lambda: two.status().get("wanted") == 3, "one more is wanted", within=60, seen=two.account)
+        until(lambda: two.status().get("wanted") == 3, "one more is wanted", seen=two.account)
         assert two.there("n1", "n2"), two.account()
     two.wait_there(*NODES)
 
@@ -217,7 +217,7 @@ def test_labels_of_nodes_are_switches_and_a_job_gets_one_of_them(two: PerNode) -
     begun = time.monotonic()
     two.wait_there(*NODES)
     racks = {"4/r1": "pn-worker-n[1,3]", "4/r2": "pn-worker-n2"}
-    until(lambda: switches(two).items() >= racks.items(), "racks are switches", within=60, seen=two.account)
+    until(lambda: switches(two).items() >= racks.items(), "racks are switches", seen=two.account)
     print(f"Nodes labelled to switches of three workers, one of them new: {time.monotonic() - begun:.1f} s")
     two.wait_idle()
     for first in ("n1", "n3"):
@@ -226,8 +226,8 @@ def test_labels_of_nodes_are_switches_and_a_job_gets_one_of_them(two: PerNode) -
     before = two.workers()
     two.label("n3", rack="r2")
     moved = {"4/r1": "pn-worker-n1", "4/r2": "pn-worker-n[2-3]"}
-    until(lambda: switches(two).items() >= moved.items(), "another rack", within=60, seen=two.account)
+    until(lambda: switches(two).items() >= moved.items(), "another rack", seen=two.account)
     assert two.workers() == before
     two.label("n3", rack=None, row=None)
-    until(lambda: switches(two).get("unknown/unknown") == "pn-worker-n3", "nobody knows", within=60, seen=two.account)
+    until(lambda: switches(two).get("unknown/unknown") == "pn-worker-n3", "nobody knows", seen=two.account)
     assert len(two.as_user("alice", "srun -N3 hostname").split()) == 3, "and it takes jobs"

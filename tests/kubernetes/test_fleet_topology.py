@@ -74,7 +74,7 @@ def test_places_outlive_slurmctld_and_the_pod_and_a_pod_elsewhere_is_elsewhere(f
         assert fabric.controller.run("squeue", "-h", "-j", job, "-o", "%t").strip() == "R"
         fabric.controller.run("scancel", job)
         fabric.workers["w1"].container.restart(timeout=60)
-        fabric.workers["w1"].wait_ready(90)
+        fabric.workers["w1"].wait_ready()
         assert fabric.switches()["4/r1"] == "w[1,3]", "a record stays as it is"
         gone(fabric, "w1")
         fabric.new_pod("w1", "n-w4")

@@ -51,7 +51,7 @@ def take_over(release: Release) -> None:
     helm = time.monotonic() - begun
     until(
         lambda: {owner(release, name) for name in ("worker-0", "worker-1")} == {"WorkerPool"},
-        "the fleet owns them", within=120, seen=lambda: why(release),
+        "the fleet owns them", seen=lambda: why(release),
     )  # fmt: skip
     print(f"upgrade begun to the pods taken over: {time.monotonic() - begun:.1f} s, of which Helm {helm:.1f} s")
 

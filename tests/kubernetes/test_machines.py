@@ -44,7 +44,7 @@ def test_a_machine_that_restarts_has_its_pods_back_where_they_were(release: Rele
     lab.power_cut(node)
     lab.power_back(node)
     again = {name: (identity, starts + 1) for name, (identity, starts) in hit.items()}
-    until(lambda: release.lives() == before | again, "its containers are new", within=120, seen=release.why)
+    until(lambda: release.lives() == before | again, "its containers are new", seen=release.why)
     release.wait_ready()
     release.wait_requeued(job)
     release.wait_idle()
@@ -88,7 +88,7 @@ def test_a_lost_machine_keeps_its_pods_until_it_is_back(release: Release, lab: L
     lab.power_cut(where)
     try:
         unreachable = "node.kubernetes.io/unreachable:NoExecute"
-        until(lambda: unreachable in taints(release, where), "the loss is noticed", within=120)
+        until(lambda: unreachable in taints(release, where), "the loss is noticed")
         print(f"node lost to noticed: {time.monotonic() - begun:.1f} s")
         until(
             lambda: victim in release.leaving(), "its pods are to go", within=configs.TOLERATE + 120, seen=release.why

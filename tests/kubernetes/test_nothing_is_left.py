@@ -89,7 +89,7 @@ def a_pod_runs(tmp_path: Path) -> None:
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec}
     lab.kubectl("apply", "-f", "-", stdin=json.dumps(body))
     phase = ("get", "pod", "one", "-o", "jsonpath={.status.phase}")
-    until(lambda: lab.kubectl(*phase) == "Running", "the pod runs", within=120, seen=lambda: lab.kubectl(*phase))
+    until(lambda: lab.kubectl(*phase) == "Running", "the pod runs", seen=lambda: lab.kubectl(*phase))
 
 
 @pytest.mark.parametrize("moment", ["network and keys", "ready /"])
@@ -137,7 +137,7 @@ def test_what_unpacks_images_ends_with_the_holder_and_what_it_left_goes_by_kube_
     (tmp_path / known.name).symlink_to(known)
     own = os.environ | {"MINIVM_KUBERNETES": str(tmp_path)}
     with a_run(own) as (run, holder):
-        until(lambda: (plan.UNPACKING / "socket").exists(), "images are unpacked", within=60)
+        until(lambda: (plan.UNPACKING / "socket").exists(), "images are unpacked")
         os.kill(holder, signal.SIGKILL)
         run.wait()
     until(lambda: not left.started_with(str(plan.UNPACKING)), "it has ended", seen=lambda: left.look(tmp_path / "lab"))

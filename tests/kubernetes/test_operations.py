@@ -21,7 +21,7 @@ def test_a_deleted_worker_gives_its_job_back(release: Release) -> None:
     release.wait_for(short, "RUNNING", "COMPLETED")
     old = release.pods()["worker-0"]["metadata"]["uid"]
     release.kubectl("delete", "pod", f"{release.name}-worker-0", "--wait=false")
-    until(lambda: release.is_new("worker-0", old), "another pod of the name is there", within=120, seen=release.why)
+    until(lambda: release.is_new("worker-0", old), "another pod of the name is there", seen=release.why)
     print(f"a new pod is there to ready: {release.wait_ready():.1f} s")
     release.wait_for(short, "COMPLETED")
     release.wait_requeued(long)
@@ -52,7 +52,7 @@ def test_commands_outlive_the_replacement_of_the_controllers_pod(release: Releas
     with calling(into_login, "alice") as calls:
         until(lambda: release.slurm("squeue", "-h", "-u", "alice"), "commands are run")
         release.kubectl("delete", "pod", name, "--wait=false")
-        until(ended, "the old pod's container has ended", within=60, seen=release.why)
+        until(ended, "the old pod's container has ended", seen=release.why)
         # Later kubelets report that at once. This one may keep the pod for another minute, and its address.
         if not release.is_new("controller-0", old):
             release.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--ignore-not-found")
@@ -74,7 +74,7 @@ def test_an_eviction_is_granted_one_at_a_time(release: Release) -> None:
     old = release.pods()["worker-0"]["metadata"]["uid"]
     assert evict("worker-0") == ""
     assert "disruption budget" in evict("worker-1")
-    until(lambda: release.is_new("worker-0", old), "the evicted pod is replaced", within=120, seen=release.why)
+    until(lambda: release.is_new("worker-0", old), "the evicted pod is replaced", seen=release.why)
     release.wait_ready()
 
 
@@ -97,7 +97,6 @@ def test_workers_roll_one_by_one_under_an_array_that_loses_nothing(release: Rele
     lines = until(
         lambda: found if len(found := release.slurm(*done).splitlines()) == 12 and "ING" not in str(found) else [],
         "the array is done",
-        within=120,
         seen=lambda: release.slurm(*done),
     )
     assert {tuple(line.split()) for line in lines} == {("COMPLETED", "0")}

@@ -91,7 +91,7 @@ class Pair(Release):
             done = self.kubernetes.attempt(*words)
             return f"{done.stdout}\n" if done.returncode == 0 else ""
 
-        return set(until(asked, "squeue answers", within=120, seen=self.why).split())
+        return set(until(asked, "squeue answers", seen=self.why).split())
 
     def taken(self) -> list[tuple[str, float]]:
         lines = [line.split() for line in self.run("login-0", "sh", "-c", "cat /tmp/taken || true").splitlines()]
@@ -192,7 +192,7 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str, tmp_pa
     assert pair.node_of("login-0") != node
     pair.run("login-0", "rm", "-f", "/tmp/enough", "/tmp/taken")
     pair.run("login-0", "setsid", "-f", *AS_NOBODY, "sh", "-c", 'exec python3 -c "$0" > /dev/null 2>&1', SUBMITTER)
-    until(lambda: len(pair.taken()) > 3, "jobs are taken", within=120)
+    until(lambda: len(pair.taken()) > 3, "jobs are taken")
     time.sleep(UNSAVED_S)
     gone = time.time()
     gone_by(how, pair, acts, lab, tmp_path)

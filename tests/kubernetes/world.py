@@ -129,7 +129,7 @@ class Release:
             done = self.kubernetes.attempt(*words, stdin=stdin)
             return None if done.returncode and any(text in done.stderr for text in NOT_REACHED) else done
 
-        done = until(reached, f"a way into {pod}", within=120)
+        done = until(reached, f"a way into {pod}")
         assert done and done.returncode == 0, f"{command} in {pod}: {done}"
         return done.stdout
 
@@ -246,13 +246,13 @@ class Release:
         return self.slurm("scontrol", "show", "job", job) + "\n" + self.slurm("sinfo", "-N", "-l")
 
     def wait_idle(self) -> None:
-        until(lambda: set(self.states().values()) == {"idle"}, "every node is idle", within=120, seen=self.states)
+        until(lambda: set(self.states().values()) == {"idle"}, "every node is idle", seen=self.states)
 
     def as_user(self, user: str, command: str, *, stdin: str = "") -> str:
         """Run a command by ssh, through the login Service."""
         if self.door is None or not self.door.open():
             self.shut()
-            self.door = until(lambda: Forwarded.to(self), "a way to a login pod", within=120)
+            self.door = until(lambda: Forwarded.to(self), "a way to a login pod")
         assert self.door
         done = self.door.try_(user, command, key=self.key(user), stdin=stdin)
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"

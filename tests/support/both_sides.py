@@ -52,7 +52,7 @@ class Both:
         self.workers = {name: self.worker(name) for name in self.names}
         for pod in (self.controller, *self.workers.values()):
             pod.add_user()
-            pod.wait_ready(90)
+            pod.wait_ready()
         self.controller.container.reload()
         networks = self.controller.container.attrs["NetworkSettings"]["Networks"]
         self.rest = f"{networks[slurm.network.name]['IPAddress']}:6820"
@@ -86,8 +86,7 @@ class Both:
 
     def node(self, name: str) -> Mapping[str, str]:
         """State, reason and comment of the node, as scontrol tells them to a person."""
-        # Now and then docker loses what a command said.
-        text = until(lambda: self.scontrol("show", "node", name), f"scontrol tells of {name}")
+        text = self.scontrol("show", "node", name)
         assert "State=" in text, text
         lines = [line.strip() for line in text.splitlines()]
         state = next(line for line in lines if line.startswith("State=")).split()[0].partition("=")[2]

@@ -124,8 +124,8 @@ def asked(name: str, path: str) -> str:
 
 def test_without_its_servers_it_lives_is_not_ready_and_ends_when_it_is_told_to(running: str) -> None:
     """PID 1 of its pod: a signal without a handler would not reach it, and each roll-out would wait for the kill."""
-    until(lambda: asked(running, "/livez") == "200 ok", "it answers", within=60)
+    until(lambda: asked(running, "/livez") == "200 ok", "it answers")
     until(lambda: "503 Kubernetes is not known: cannot" in asked(running, "/readyz"), "and says why it is not ready")
     assert "minivm_fleet_leader 0" in asked(running, "/metrics")
-    docker("stop", "--time", "25", running)
+    docker("stop", "--time", "90", running)
     assert docker("inspect", "--format", "{{.State.ExitCode}}", running) == "0"
