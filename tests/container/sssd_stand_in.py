@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import time
+from pathlib import Path
 
 ONE, TWO = b"ssh-ed25519 AAAAone one", b"ssh-rsa AAAAtwo"
 VERSION, KEYS_OF = 0x01, 0xE1
@@ -73,8 +74,9 @@ def answer(connection: socket.socket, how: str) -> None:
 
 def main(path: str, how: str) -> None:
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
+    listening.bind(f"{path}.new")
     listening.listen()
+    Path(f"{path}.new").rename(path)  # whoever sees it may connect
     while True:
         connection, _ = listening.accept()
         with connection:
