@@ -35,6 +35,7 @@ from images.settings import BuildSettings
 from images.ship.diff import compare
 from tests.container import definition
 from tests.container.world import root_image
+from tests.support.engine_images import if_there
 from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
@@ -212,7 +213,7 @@ def test_a_failed_step_is_shown_and_leaves_no_image_and_moves_no_name(small: Sma
 
 
 def labelled(engine: DockerEngine, image: str, prefix: str) -> bool:
-    labels = engine.inspect(image)["Config"].get("Labels") or {}
+    labels = if_there(engine.api.inspect_image, image).get("Config", {}).get("Labels") or {}
     return any(prefix in value for value in labels.values())
 
 

@@ -18,13 +18,16 @@ from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine, Marks, engine_of
 from images.make import content, native
 from tests.container.world import root_image
+from tests.support.engine_images import if_there
 from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
 
+# Of this run: another one on this machine has tools of its own.
+PROGRAM = f"of-the-tools-{os.getpid()}"
 TOOLS = """FROM {root}
-RUN mkdir -p {here}/bin && printf '#!/bin/sh\\necho by the tools\\n' > {here}/bin/of-the-tools \\
-    && chmod 755 {here}/bin/of-the-tools
+RUN mkdir -p {here}/bin && printf '#!/bin/sh\\necho by the tools\\n' > {here}/bin/{program} \\
+    && chmod 755 {here}/bin/{program}
 """
 STEP = """# a layer
 FROM {root}
@@ -32,7 +35,7 @@ ADD layer.tar /
 ENV NAME="name"
 ARG GREETING="hello"
 RUN set -eu; {script}; \\
-    if command -v of-the-tools > /dev/null; then of-the-tools; fi; \\
+    if command -v {program} > /dev/null; then {program}; fi; \\
     touch -d @0 /etc/made /etc
 STOPSIGNAL SIGINT
 """
@@ -47,7 +50,7 @@ def engine() -> DockerEngine:
 @pytest.fixture(scope="module")
 def tools(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
     context = tmp_path_factory.mktemp("tools")
-    (context / "Dockerfile").write_text(TOOLS.format(root=root_image(engine), here=native.HERE))
+    (context / "Dockerfile").write_text(TOOLS.format(root=root_image(engine), here=native.HERE, program=PROGRAM))
     name = f"minivm-test-{os.getpid()}/tools:1"
     engine.tag(engine.builder.build(context, {}, "", print), name)
     yield native.tools(name)
@@ -57,7 +60,7 @@ def tools(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def step(engine: DockerEngine, directory: Path, tools: Tools | None, script: str = MAKES, **arguments: str) -> str:
     """Build it; what it wrote is in `said`."""
     directory.mkdir()
-    (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script=script))
+    (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script=script, program=PROGRAM))
     with (directory / "layer.tar").open("wb") as target:
         content.write_tar(target, [content.file("added", b"1\n")], 0)
     with (directory / "said").open("w") as said:
@@ -67,7 +70,7 @@ def step(engine: DockerEngine, directory: Path, tools: Tools | None, script: str
 def left(engine: DockerEngine, tools: Tools) -> list[str]:
     """Containers of the tools' image, and volumes with what is in it."""
     containers = engine.api.containers(all=True, filters={"ancestor": tools.image})
-    volumes = [Path(one["Mountpoint"], "minivm/bin/of-the-tools") for one in engine.api.volumes()["Volumes"] or ()]
+    volumes = [Path(one["Mountpoint"], f"minivm/bin/{PROGRAM}") for one in engine.api.volumes()["Volumes"] or ()]
     return [*(one["Id"] for one in containers), *(str(path) for path in volumes if path.exists())]
 
 
@@ -104,7 +107,7 @@ def test_a_step_that_fails_leaves_nothing(engine: DockerEngine, tools: Tools, tm
         step(engine, tmp_path / "step", tools, "(exit 3)")
     assert not left(engine, tools)
     mine = {image.id for image in engine.images() if not image.references} - before
-    assert not [one for one in mine if "hello" in str(engine.inspect(one)["Config"])]
+    assert not [one for one in mine if "hello" in str(if_there(engine.api.inspect_image, one))]
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["it has just begun", "it is about to begin"])
@@ -155,7 +158,9 @@ engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, f
 def building(engine: DockerEngine, directory: Path, marks: Path, tools: Tools) -> Iterator[subprocess.Popen[str]]:
     """Run a build in its own process, in the middle of a long step."""
     directory.mkdir()
-    (directory / "Dockerfile").write_text(STEP.format(root=root_image(engine), script="echo begun; sleep 600"))
+    (directory / "Dockerfile").write_text(
+        STEP.format(root=root_image(engine), script="echo begun; sleep 600", program=PROGRAM)
+    )
     with (directory / "layer.tar").open("wb") as target:
         content.write_tar(target, [content.file("added", b"1\n")], 0)
     command = [sys.executable, "-c", BUILD, str(directory), str(marks), tools.image]
@@ -185,7 +190,7 @@ def test_what_a_killed_build_left_goes_with_the_next_one_and_nothing_of_one_that
     assert next_one.clear() == 2
     assert not left(engine, tools)
     mine = {image.id for image in engine.images() if not image.references} - before
-    assert not [one for one in mine if "added" in str(engine.api.history(one))]
+    assert not [one for one in mine if "added" in str(if_there(engine.api.history, one))]
     assert not list(marks.iterdir())
 
 
