@@ -128,7 +128,7 @@ def test_a_round_that_is_given_up_leaves_no_program_of_its_own(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     left = int(done.stdout)
     try:
-        until(lambda: not alive(left), "its program is gone", within=10)
+        until(lambda: not alive(left), "its program is gone")
     finally:
         if alive(left):
             os.kill(left, signal.SIGKILL)

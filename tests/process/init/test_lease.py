@@ -71,7 +71,7 @@ class Two:
         return found
 
     def until_written(self, term: int) -> None:
-        until(lambda: len(self.writes().get(term, ())) > 20, f"term {term} writes", within=40, seen=self.seen)
+        until(lambda: len(self.writes().get(term, ())) > 20, f"term {term} writes", seen=self.seen)
 
     def turns(self) -> list[str]:
         """Return what each pod is: its term while it is active, or standby."""
@@ -207,7 +207,7 @@ def test_a_lease_that_is_stopped_is_given_up_before_another_pod_has_it(two: Two)
 def test_a_stopped_pid_1_does_not_keep_the_lease_from_killing_slurmctld(two: Two) -> None:
     os.kill(two.pods[0].pid, signal.SIGSTOP)
     assert Terms(two.base).claim(2, "slurm-controller-9", "another")
-    until(lambda: now() - two.writes()[1][-1] > 1, "slurmctld of pod 0 writes no more", within=20, seen=two.seen)
+    until(lambda: now() - two.writes()[1][-1] > 1, "slurmctld of pod 0 writes no more", seen=two.seen)
     os.kill(two.pods[0].pid, signal.SIGCONT)
     two.until_written(3)
     assert two.overlaps() == []

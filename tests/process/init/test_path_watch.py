@@ -38,7 +38,7 @@ def found(path: Path, happens: list[Callable[[], object]]) -> bool:
         return any(seen)
 
     try:
-        until(heard, "it is heard of", within=3)
+        until(heard, "it is heard of")
     except AssertionError:
         return False
     finally:
