@@ -197,11 +197,11 @@ def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
     """Fill in the missing checksums in versions.yaml with those of the files that are served now."""
     from images.archive import trust
 
-    known: set[str] = set()
+    names: set[str] = set()
     for opened in each(ctx):
         for pin in trust.unfilled(opened.place, opened.layers(opened.every_role(roles))):
-            if pin.name not in known:
-                known.add(pin.name)
+            if pin.name not in names:
+                names.add(pin.name)
                 click.echo(trust.first(opened.place, pin), err=True)
 
 
@@ -230,8 +230,8 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
         wheels = opened.wheels_seen(names)
         for text in wheels.newer:
             click.echo(f"newer: {text}")
-        if gone := [*opened.gone(opened.compose(names).needed(names)), *wheels.wrong]:
-            listed = "\n".join(f"  {item}" for item in gone)
+        if missing := [*opened.gone(opened.compose(names).needed(names)), *wheels.wrong]:
+            listed = "\n".join(f"  {item}" for item in missing)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=opened.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
         click.echo(f"{opened.place.choice.arch}: the archive has every locked package, pip's index every wheel")

@@ -33,17 +33,17 @@ KNOWN: Mapping[str, Architecture] = {
 def own() -> str:
     """Return this machine's architecture, or the kernel's name for one that no images are built for."""
     machine = os.uname().machine
-    return next((one.name for one in KNOWN.values() if one.machine == machine), machine)
+    return next((architecture.name for architecture in KNOWN.values() if architecture.machine == machine), machine)
 
 
 def listed(text: str) -> tuple[str, ...]:
     """Parse the setting `arch` into distinct architectures, this machine's own first because it fails soonest."""
-    asked = tuple(KNOWN) if text == BOTH else tuple(dict.fromkeys(text.split(","))) if text else (own(),)
-    for name in asked:
+    names = tuple(KNOWN) if text == BOTH else tuple(dict.fromkeys(text.split(","))) if text else (own(),)
+    for name in names:
         if name not in KNOWN:
             raise ImagesError("build for the architecture", f"no images are made for {name!r}", field="arch",
                               hint=f"{nearest(name, KNOWN)}; or {BOTH}")  # fmt: skip
-    return tuple(sorted(asked, key=lambda name: name != own()))
+    return tuple(sorted(names, key=lambda name: name != own()))
 
 
 def suffixed(name: str, arch: str) -> str:

@@ -35,10 +35,10 @@ def entry(arch: str, registry: Path = REGISTRY) -> Interpreter | None:
     """Find the interpreter that the kernel uses for this architecture's programs."""
     machine = MACHINES[arch][0]
     try:
-        found = sorted(registry.iterdir())
+        entries = sorted(registry.iterdir())
     except OSError:
         return None
-    for path in found:
+    for path in entries:
         try:
             lines = path.read_text().splitlines()
         except OSError:  # `register` cannot be read, and an entry may go while it is looked for
@@ -52,12 +52,14 @@ def entry(arch: str, registry: Path = REGISTRY) -> Interpreter | None:
 
 def refusal(arch: str, registry: Path = REGISTRY) -> str | None:
     """Explain why this machine cannot build for an architecture; None if it can."""
-    found = entry(arch, registry)
-    if found is None:
+    registered = entry(arch, registry)
+    if registered is None:
         return f"this machine cannot run programs of {arch}: nothing is registered for them (binfmt_misc)"
-    if "F" not in found.flags:
-        return (f"what is registered for programs of {arch}, {found.interpreter}, cannot be reached from a container:"
-                f" {registry / found.name} lacks the flag F")  # fmt: skip
+    if "F" not in registered.flags:
+        return (
+            f"a container cannot reach {registered.interpreter}, the interpreter registered for programs of {arch}:"
+            f" {registry / registered.name} lacks the flag F"
+        )
     return None
 
 

@@ -85,10 +85,10 @@ def copy_out(tool: str, package: str) -> None:
             done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
             if done.returncode == 0 and command is download:
                 break
-        found = list(Path(directory).glob("*.deb"))
-        if not found:
+        packages = list(Path(directory).glob("*.deb"))
+        if not packages:
             raise HostError(f"cannot copy {tool} out of {package}: `{' '.join(download)}` said:\n{done.stderr.strip()}")
-        subprocess.run(["dpkg-deb", "-x", str(found[0]), directory], check=True)
+        subprocess.run(["dpkg-deb", "-x", str(packages[0]), directory], check=True)
         COPIED.mkdir(parents=True, exist_ok=True)
         part = COPIED / f".{tool}"
         shutil.copy(Path(directory, "usr", "bin", tool), part)
@@ -141,7 +141,7 @@ def why_silent(address: str, within: float) -> str:
                         raise TimeoutError from None
                     time.sleep(0.1)
             connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-            said = connection.recv(64)
+            reply = connection.recv(64)
     except TimeoutError:
         return f"whoever listens there does not answer within {within:g} s"
     except PermissionError:
@@ -150,7 +150,7 @@ def why_silent(address: str, within: float) -> str:
         return NOBODY
     except OSError as error:
         return f"it cannot be asked: {error.strerror or error}"
-    return "" if b"200" in said else f"what answers there is no docker engine: {said[:30].decode(errors='replace')!r}"
+    return "" if b"200" in reply else f"what answers there is no docker engine: {reply[:30].decode(errors='replace')!r}"
 
 
 def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -159,7 +159,7 @@ def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
         return environ["DOCKER_HOST"], "DOCKER_HOST"
     settings = Path(environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     context = environ.get("DOCKER_CONTEXT")
-    said = "DOCKER_CONTEXT" if context else str(settings / "config.json")
+    source = "DOCKER_CONTEXT" if context else str(settings / "config.json")
     try:
         context = context or json.loads((settings / "config.json").read_text()).get("currentContext")
     except (OSError, ValueError, AttributeError):
@@ -170,25 +170,25 @@ def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
     try:
         return str(json.loads(meta.read_text())["Endpoints"]["docker"]["Host"]), f"docker's context {context}"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise HostError(f"cannot find docker's context {context}, which {said} names: `docker context ls`") from error
+        raise HostError(f"cannot find docker's context {context}, which {source} names: `docker context ls`") from error
 
 
 def ensure_engine() -> None:
     """Make sure that a docker engine answers: the selected one, or this machine's own, installed and started."""
     engine, chosen_by = chosen_engine(os.environ)
     address = engine.removeprefix("unix://")
-    why = why_silent(address, ENGINE_START_DEADLINE) if engine.startswith("unix://") else ""
-    if chosen_by and why:
-        # Whoever has said which one does not mean another, on the same files as the machine's own.
+    reason = why_silent(address, ENGINE_START_DEADLINE) if engine.startswith("unix://") else ""
+    if chosen_by and reason:
+        # A chosen engine is never replaced by the machine's own.
         raise HostError(
-            f"cannot reach the docker engine: {chosen_by} says {engine}, and {why}; start that engine, or unset it for"
-            " the machine's own"
+            f"cannot reach the docker engine: {chosen_by} says {engine}, and {reason}; start that engine, or unset it"
+            " for the machine's own"
         )
     apt_install(missing_packages(without_engine(TOOLS["engine"]) if chosen_by else TOOLS["engine"]))
-    if chosen_by or not why:
+    if chosen_by or not reason:
         return
-    if why != NOBODY:  # a second one would take its socket and share its files
-        raise HostError(f"cannot reach the docker engine at {address}: {why}")
+    if reason != NOBODY:  # a second one would take its socket and share its files
+        raise HostError(f"cannot reach the docker engine at {address}: {reason}")
     if os.geteuid() != 0:
         raise HostError(f"cannot reach the docker engine at {address}: not root, so it cannot be started from here")
     start_engine(address)
@@ -256,8 +256,8 @@ def ensure_emulation(asked: str) -> None:
             continue
         if emulation.entry(arch) is None:
             register(arch)
-        if why := emulation.refusal(arch):
-            raise HostError(f"cannot build for {arch}: {why}")
+        if reason := emulation.refusal(arch):
+            raise HostError(f"cannot build for {arch}: {reason}")
         apt_install(missing_packages(TOOLS["emulation"]))
 
 
@@ -303,9 +303,9 @@ def main() -> int:
     }
     parser.add_argument("step", choices=(*steps, "emulation"), help="what to make sure of")
     parser.add_argument("arch", nargs="?", default="", help="for emulation: arm64, amd64, or both")
-    said = parser.parse_args()
+    options = parser.parse_args()
     try:
-        steps.get(said.step, lambda: ensure_emulation(said.arch))()
+        steps.get(options.step, lambda: ensure_emulation(options.arch))()
     except HostError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -52,9 +52,9 @@ def read(directory: Path) -> Pins:
     except FileNotFoundError:
         return Pins()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"it is not a file that this version wrote: {error}"
+        reason = f"it is not a file that this version wrote: {error}"
         raise ImagesError(
-            "read a cluster's images", why, file=path, hint="`make down` and `make up` begin anew"
+            "read a cluster's images", reason, file=path, hint="`make down` and `make up` begin anew"
         ) from error
 
 

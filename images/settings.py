@@ -58,23 +58,23 @@ class BuildSettings:
 
     @property
     def mirror_map(self) -> dict[str, str]:
-        found = {}
+        mirrors = {}
         for item in filter(None, (part.strip() for part in self.mirrors.split(","))):
             name, _, uri = item.partition("=")
             if not name or not urlsplit(uri).scheme:
                 raise ImagesError("use the setting", f"{item!r} is not NAME=URI", field="mirrors")
-            found[name] = uri
-        return found
+            mirrors[name] = uri
+        return mirrors
 
     @property
     def source_map(self) -> dict[str, str]:
-        found = {}
+        sources = {}
         for item in filter(None, (part.strip() for part in self.sources.split(","))):
             name, _, address = item.partition("=")
             if not (name and address):
                 raise ImagesError("use the setting", f"{item!r} is not NAME=PATH", field="sources")
-            found[name] = address
-        return found
+            sources[name] = address
+        return sources
 
     @property
     def proxies(self) -> dict[str, str]:
@@ -84,21 +84,21 @@ class BuildSettings:
 
 def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str] = ()) -> BuildSettings:
     """Read settings: defaults, then the environment, then `--set`. An unknown name is an error."""
-    known = {field.name for field in fields(BuildSettings)}
+    names = {field.name for field in fields(BuildSettings)}
     values: dict[str, str] = {}
     for variable, value in environment.items():
         if variable.startswith(PREFIX):
-            values[checked(variable.removeprefix(PREFIX).lower(), known, variable)] = value
+            values[checked(variable.removeprefix(PREFIX).lower(), names, variable)] = value
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ImagesError("use the setting", f"{assignment!r} is not NAME=VALUE", field="--set")
-        values[checked(name, known, "--set")] = value
-    given = {name: value for name, value in values.items() if value}  # an empty one asks for the default
-    for name, value in given.items():
+        values[checked(name, names, "--set")] = value
+    set_values = {name: value for name, value in values.items() if value}  # an empty one asks for the default
+    for name, value in set_values.items():
         if hint := wrong(name, value):
             raise ImagesError("use the setting", f"{name} cannot be {value!r}", field=name, hint=hint)
-    settings = BuildSettings(**given)
+    settings = BuildSettings(**set_values)
     _ = settings.mirror_map, settings.source_map  # a mistake in them is told before anything else is done
     return settings
 
@@ -125,8 +125,8 @@ def check_certificates(file: str) -> None:
     try:
         text = Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a PEM file"
-        raise ImagesError("use the certificates", str(why), file=file, field="ca_certificates") from error
+        reason = error.strerror if isinstance(error, OSError) else "not a PEM file"
+        raise ImagesError("use the certificates", str(reason), file=file, field="ca_certificates") from error
     if "-----BEGIN CERTIFICATE-----" not in text:
         raise ImagesError("use the certificates", "no certificate in it", file=file, field="ca_certificates",
                           hint="a PEM file, with a line -----BEGIN CERTIFICATE-----")  # fmt: skip

@@ -29,12 +29,12 @@ def main() -> None:
 @ADOPT
 def plan_command(path: Path, adopt: bool) -> None:
     """Show what `apply` would change. Exit 0 for nothing, 3 for changes, 1 where `apply` would refuse."""
-    made, _, _ = _compare(path, adopt=adopt)
-    _show(made)
-    refusal = _refusal(made, overwrite=False)
+    changes, _, _ = _compare(path, adopt=adopt)
+    _show(changes)
+    refusal = _refusal(changes, overwrite=False)
     if refusal is not None:
         raise refusal
-    sys.exit(CHANGES if made.changes else 0)
+    sys.exit(CHANGES if changes.changes else 0)
 
 
 @main.command()
@@ -44,24 +44,24 @@ def plan_command(path: Path, adopt: bool) -> None:
 @click.option("--overwrite-changes", "overwrite", is_flag=True, help="Undo what was changed by hand.")
 def apply(path: Path, adopt: bool, yes: bool, overwrite: bool) -> None:
     """Change slurmdbd to what FILE says. A run that was cut is ended by the next."""
-    made, database, cluster = _compare(path, adopt=adopt)
-    _show(made)
-    refusal = _refusal(made, overwrite=overwrite)
+    changes, database, cluster = _compare(path, adopt=adopt)
+    _show(changes)
+    refusal = _refusal(changes, overwrite=overwrite)
     if refusal is not None:
         raise refusal
-    if not made.changes:
+    if not changes.changes:
         return
     if not yes and not (sys.stdin.isatty() and click.confirm("Apply these changes?")):
         raise AccountsError(f"apply {path}", "not confirmed", hint="--yes applies without asking")
     if not yes:
         # The answer may have taken an hour, in which users submitted jobs.
         again, database, cluster = _compare(path, adopt=adopt)
-        if again != made:
+        if again != changes:
             raise AccountsError(f"apply {path}", "slurmdbd or the jobs changed meanwhile", hint="run it again")
-    _perform(calls.calls(made, database, cluster))
-    left, _, _ = _compare(path, adopt=False)
-    if left.changes:
-        _show(left)
+    _perform(calls.calls(changes, database, cluster))
+    remaining, _, _ = _compare(path, adopt=False)
+    if remaining.changes:
+        _show(remaining)
         raise AccountsError(f"apply {path}", "slurmdbd has not taken the changes above", hint="run it again")
     click.echo("applied")
 
@@ -70,21 +70,21 @@ def apply(path: Path, adopt: bool, yes: bool, overwrite: bool) -> None:
 @FILE
 def drift(path: Path) -> None:
     """Show what was changed by hand in the objects that FILE owns. Exit 0 for nothing, 3 for changes."""
-    made, _, _ = _compare(path, adopt=False)
-    for line in plan.by_hand(made.by_hand):
+    changes, _, _ = _compare(path, adopt=False)
+    for line in plan.by_hand(changes.by_hand):
         click.echo(line)
-    if not made.by_hand:
+    if not changes.by_hand:
         click.echo("nothing was changed by hand")
-    sys.exit(CHANGES if made.by_hand else 0)
+    sys.exit(CHANGES if changes.by_hand else 0)
 
 
 def _compare(path: Path, *, adopt: bool) -> tuple[plan.AccountsPlan, Database, str]:
-    wanted, cluster = file.load(path), slurmdbd.cluster_name()
+    desired, cluster = file.load(path), slurmdbd.cluster_name()
     database = slurmdbd.read(cluster)
-    made = plan.make(wanted, database, frozenset(), adopt=adopt)
-    if any(change.op is plan.Op.REMOVE for change in made.changes):
-        made = plan.make(wanted, database, slurmdbd.busy(), adopt=adopt)
-    return made, database, cluster
+    changes = plan.make(desired, database, frozenset(), adopt=adopt)
+    if any(change.op is plan.Op.REMOVE for change in changes.changes):
+        changes = plan.make(desired, database, slurmdbd.busy(), adopt=adopt)
+    return changes, database, cluster
 
 
 def _show(made: plan.AccountsPlan) -> None:
@@ -99,8 +99,8 @@ def _refusal(made: plan.AccountsPlan, *, overwrite: bool) -> AccountsError | Non
     if made.unowned:
         names = ", ".join(str(key) for key in made.unowned[: plan.SHOWN])
         more = f" and {len(made.unowned) - plan.SHOWN} more" if len(made.unowned) > plan.SHOWN else ""
-        why = f"made by hand before this file: {names}{more}"
-        return AccountsError("apply this file", why, hint="--adopt takes them over")
+        problem = f"made by hand before this file: {names}{more}"
+        return AccountsError("apply this file", problem, hint="--adopt takes them over")
     if made.by_hand and not overwrite:
         hint = "put the new values into the file, or undo them by --overwrite-changes"
         return AccountsError("apply this file", f"{len(made.by_hand)} values were changed by hand", hint=hint)
@@ -108,12 +108,12 @@ def _refusal(made: plan.AccountsPlan, *, overwrite: bool) -> AccountsError | Non
 
 
 def _perform(steps: list[calls.SacctmgrCall]) -> None:
-    total, done, told = sum(step.size for step in steps), 0, time.monotonic()
+    total, done, last_report = sum(step.size for step in steps), 0, time.monotonic()
     for step in steps:
         slurmdbd.apply(step)
         done += step.size
-        if time.monotonic() - told > REPORT_EVERY:
-            told = time.monotonic()
+        if time.monotonic() - last_report > REPORT_EVERY:
+            last_report = time.monotonic()
             click.echo(f"{done} of {total} objects done")
 
 

@@ -70,8 +70,8 @@ def show(as_json: bool) -> None:
         for key in keys:
             if key.expires:
                 click.echo(f"    {key.line.partition(' ')[0]} {key.comment} expires {timestamp(key.expires)}")
-    if gone := sorted(set(state.ids) - names):
-        click.echo(f"known before, without access: {', '.join(f'{name} ({state.ids[name]})' for name in gone)}")
+    if removed := sorted(set(state.ids) - names):
+        click.echo(f"known before, without access: {', '.join(f'{name} ({state.ids[name]})' for name in removed)}")
     for problem in state.problems:
         click.echo(f"problem: {problem}")
 

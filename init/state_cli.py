@@ -193,10 +193,10 @@ def accept_loss() -> None:
 
 
 def _check_stopped(name: str, with_accounting: bool) -> None:
-    wanted = {"slurmctld": "stopped"} | ({"slurmdbd": "stopped"} if with_accounting else {})
+    expected = {"slurmctld": "stopped"} | ({"slurmdbd": "stopped"} if with_accounting else {})
     with Client(control_socket()) as client:
         states = {view.name: view.state for view in client.snapshot().services}
-    for service, state in wanted.items():
+    for service, state in expected.items():
         if states.get(service) != state:
             raise CopyError(
                 f"restore {name}",

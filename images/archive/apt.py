@@ -123,7 +123,7 @@ class Archive:
 
     def versions(self) -> dict[str, dict[str, str]]:
         """Return everything the archive has: name -> version -> sha256."""
-        found: dict[str, dict[str, str]] = {}
+        versions_by_arch: dict[str, dict[str, str]] = {}
         for path in (self.directory / "state/lists").glob("*_Packages"):
             name = version = ""
             with path.open(encoding="utf-8", errors="replace") as lines:
@@ -133,8 +133,8 @@ class Archive:
                     elif line.startswith("Version: "):
                         version = line[9:].strip()
                     elif line.startswith("SHA256: "):
-                        found.setdefault(name, {})[version] = line[8:].strip()
-        return found
+                        versions_by_arch.setdefault(name, {})[version] = line[8:].strip()
+        return versions_by_arch
 
     def names(self) -> list[str]:
         return self.run(["apt-cache", "pkgnames"]).stdout.split()

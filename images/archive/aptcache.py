@@ -44,12 +44,12 @@ class CacheHandler(BaseHTTPRequestHandler):
         if not parts.netloc:
             self.send_error(400, "a proxy is asked for whole addresses")
             return
-        kept = self.directory / hashlib.sha256(self.path.encode()).hexdigest() if parts.path.endswith(KEPT) else None
-        if kept and kept.exists():
-            self.answer(kept)
+        cached = self.directory / hashlib.sha256(self.path.encode()).hexdigest() if parts.path.endswith(KEPT) else None
+        if cached and cached.exists():
+            self.answer(cached)
             return
         try:
-            self.forward(kept)
+            self.forward(cached)
         except (OSError, http.client.HTTPException) as error:
             self.close_connection = True
             with contextlib.suppress(OSError):

@@ -140,8 +140,8 @@ def bootstrap(
 
 def reasons(output: Sequence[str]) -> list[str]:
     """Extract apt's errors and warnings from its progress output; without any, the last lines."""
-    found = [text for text in output if text.startswith(("E:", "W:", "Err:", "  "))]
-    return (found or list(output))[-12:]
+    errors = [text for text in output if text.startswith(("E:", "W:", "Err:", "  "))]
+    return (errors or list(output))[-12:]
 
 
 def check(root: Path, slice_: Slice) -> None:
@@ -149,12 +149,12 @@ def check(root: Path, slice_: Slice) -> None:
     with tarfile.open(root) as tar:
         member = tar.extractfile("./var/lib/dpkg/status")
         assert member is not None
-        found = {name.partition(":")[0]: version for name, version in installed(member.read().decode()).items()}
+        versions = {name.partition(":")[0]: version for name, version in installed(member.read().decode()).items()}
     locked = {package.name: package.version for package in slice_.packages}
     wrong = [
-        f"{name}: locked {locked.get(name, 'not')}, installed {found.get(name, 'not')}"
-        for name in sorted(locked.keys() | found.keys())
-        if locked.get(name) != found.get(name)
+        f"{name}: locked {locked.get(name, 'not')}, installed {versions.get(name, 'not')}"
+        for name in sorted(locked.keys() | versions.keys())
+        if locked.get(name) != versions.get(name)
     ]
     if wrong:
         raise ImagesError("bootstrap the root as locked", "; ".join(wrong), hint="`build.py lock` resolves it anew")
@@ -193,8 +193,8 @@ def unpack(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> Iterator[M
             for number, info in enumerate(infos):
                 check_name(info, what)
                 data = into / str(number) if wanted(info.filename) else None
-                found = copied(archive, info, data)
-                if info.filename in listed and listed[info.filename] != found:
+                member = copied(archive, info, data)
+                if info.filename in listed and listed[info.filename] != member:
                     raise ImagesError(what, f"{info.filename} is not what its RECORD says")
                 if info.filename not in listed and not info.filename.endswith(".dist-info/RECORD"):
                     raise ImagesError(what, f"{info.filename} does not stand in its RECORD")

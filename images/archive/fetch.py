@@ -85,8 +85,8 @@ def of_commit(pin: Pin, settings: BuildSettings) -> Tree:
         ):
             done = ran(["git", *words], within=TIME, env=env)
             if done.returncode:
-                said = [line for line in done.stderr.splitlines() if line.startswith(("fatal: ", "error: "))]
-                raise wrong(pin, f"git has no commit {pin.commit} of it: {said[0] if said else done.returncode}")
+                errors = [line for line in done.stderr.splitlines() if line.startswith(("fatal: ", "error: "))]
+                raise wrong(pin, f"git has no commit {pin.commit} of it: {errors[0] if errors else done.returncode}")
         with tarfile.open(target) as archive:
             return dict(members(archive))
 
@@ -94,21 +94,21 @@ def of_commit(pin: Pin, settings: BuildSettings) -> Tree:
 def members(archive: tarfile.TarFile) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
     """Yield an archive's files, without the single top directory that forges add."""
     listed, size = [], 0
-    for one in archive:
-        size += one.size
+    for member in archive:
+        size += member.size
         if size > LARGEST_TREE:
             raise OSError("it is larger than a source")
-        if not one.isdir() and one.type != tarfile.XGLTYPE:
-            listed.append(one)
-    tops = {one.name.removeprefix("./").partition("/")[0] for one in listed}
-    cut = 1 if len(tops) == 1 and all("/" in one.name.removeprefix("./") for one in listed) else 0
-    for one in listed:
-        name = "/".join(one.name.removeprefix("./").split("/")[cut:])
-        content = archive.extractfile(one) if one.isfile() else None
+        if not member.isdir() and member.type != tarfile.XGLTYPE:
+            listed.append(member)
+    tops = {member.name.removeprefix("./").partition("/")[0] for member in listed}
+    cut = 1 if len(tops) == 1 and all("/" in member.name.removeprefix("./") for member in listed) else 0
+    for member in listed:
+        name = "/".join(member.name.removeprefix("./").split("/")[cut:])
+        content = archive.extractfile(member) if member.isfile() else None
         if content is not None:
-            yield name, (content.read(), bool(one.mode & stat.S_IXUSR))
-        elif one.issym():
-            yield name, one.linkname
+            yield name, (content.read(), bool(member.mode & stat.S_IXUSR))
+        elif member.issym():
+            yield name, member.linkname
         else:
             raise OSError(f"{name} is no file")
 
@@ -118,16 +118,16 @@ def files(root: Path) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
     for folder, directories, names in os.walk(root):
         for name in [*directories, *names]:
             path = Path(folder, name)
-            found = path.lstat()
+            status = path.lstat()
             inside = str(path.relative_to(root))
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 yield inside, str(path.readlink())
-            elif stat.S_ISREG(found.st_mode):
-                size += found.st_size
+            elif stat.S_ISREG(status.st_mode):
+                size += status.st_size
                 if size > LARGEST_TREE:
                     raise OSError("it is larger than a source")
-                yield inside, (path.read_bytes(), bool(found.st_mode & stat.S_IXUSR))
-            elif not stat.S_ISDIR(found.st_mode):
+                yield inside, (path.read_bytes(), bool(status.st_mode & stat.S_IXUSR))
+            elif not stat.S_ISDIR(status.st_mode):
                 raise OSError(f"{inside} is no file")
 
 
@@ -149,8 +149,8 @@ def fetch(pin: Pin, directory: Path, settings: BuildSettings) -> Path:
         raise ImagesError("fetch a pinned file", f"{pin.url} has no checksum yet", file=VERSIONS,
                           field=f"pins.{pin.name}.sha256", hint="compare the file with its publisher's checksum and "
                           "write it there; or `build.py lock --trust-first` takes what is served now")  # fmt: skip
-    kept = directory / pin.sha256 / file_name(pin)
-    return kept if kept.exists() else download("fetch a pinned file", pin, directory, settings, pin.sha256)
+    cached = directory / pin.sha256 / file_name(pin)
+    return cached if cached.exists() else download("fetch a pinned file", pin, directory, settings, pin.sha256)
 
 
 def download(what: str, pin: Pin, directory: Path, settings: BuildSettings, wanted: str = "") -> Path:
@@ -170,19 +170,19 @@ def download(what: str, pin: Pin, directory: Path, settings: BuildSettings, want
             os.fsync(target.fileno())
         if not size:
             raise OSError("it is empty")
-        found = digest.hexdigest()
-        if wanted and found != wanted:
-            raise refused(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {found}", pin)
-        kept = directory / found / file_name(pin)
-        kept.parent.mkdir(exist_ok=True)
+        sha256 = digest.hexdigest()
+        if wanted and sha256 != wanted:
+            raise refused(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {sha256}", pin)
+        cached = directory / sha256 / file_name(pin)
+        cached.parent.mkdir(exist_ok=True)
         temporary.chmod(0o644)
-        temporary.rename(kept)
+        temporary.rename(cached)
     except connection_errors() as error:
-        why = getattr(error, "reason", None) or error
-        raise refused(what, f"{pin.url}: {why}", pin, BY_HAND.get(pin.name)) from error
+        reason = getattr(error, "reason", None) or error
+        raise refused(what, f"{pin.url}: {reason}", pin, BY_HAND.get(pin.name)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return kept
+    return cached
 
 
 def refused(what: str, why: str, pin: Pin, hint: str | None = None) -> ImagesError:

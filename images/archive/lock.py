@@ -82,20 +82,20 @@ class LockContext:
 
 def layers_in_order(place: LockContext, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
     """List every layer that the named ones need, as parent or for artifacts, parents first, with what lies below."""
-    found: dict[str, tuple[Layer, tuple[str, ...]]] = {}
+    ordered: dict[str, tuple[Layer, tuple[str, ...]]] = {}
 
     def visit(name: str) -> None:
         stacked = active_chain(place.definition, name, place.choice)
         for index, layer in enumerate(stacked):
-            if layer.name in found:
+            if layer.name in ordered:
                 continue
             for artifact in layer.artifacts.of(place.choice):
                 visit(artifact.layer)
-            found[layer.name] = (layer, tuple(below.name for below in stacked[:index]))
+            ordered[layer.name] = (layer, tuple(below.name for below in stacked[:index]))
 
     for name in names:
         visit(name)
-    return list(found.values())
+    return list(ordered.values())
 
 
 def wanted(place: LockContext, names: Iterable[str]) -> list[WantedPackages]:
@@ -114,11 +114,11 @@ def wanted(place: LockContext, names: Iterable[str]) -> list[WantedPackages]:
 
 def read(place: LockContext) -> dict[str, Slice]:
     """Read the slices of this lock, over those of the lock that it shares layers with."""
-    found = read(place.shared) if place.shared else {}
+    shared = read(place.shared) if place.shared else {}
     for path in sorted(place.directory.glob("*.json")):
         slice_ = from_json(path.read_text(), str(path.relative_to(place.repository)))
-        found[slice_.layer] = slice_
-    return found
+        shared[slice_.layer] = slice_
+    return shared
 
 
 def write(place: LockContext, slices: Iterable[Slice]) -> None:
@@ -197,11 +197,11 @@ def holder(fd: int) -> str:
     That list identifies a file by its inode number only: on an overlay or btrfs its device differs from the one that a
     process sees. So the process's own open files are compared. A process that forked and ended is not found.
     """
-    mine = os.fstat(fd)
+    own = os.fstat(fd)
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             words = line.split()
-            if words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(mine.st_ino) or not has(words[4], mine):
+            if words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(own.st_ino) or not has(words[4], own):
                 continue
             return f"process {words[4]}, another build of this tree"
     return "another build of this tree"
@@ -227,15 +227,15 @@ def resolve(place: LockContext, base: BaseFiles | None, names: Iterable[str]) ->
 def resolved(
     place: LockContext, base: BaseFiles | None, wants: Iterable[WantedPackages], archive: Archive
 ) -> list[Slice]:
-    theirs = read(place.shared) if place.shared else {}
+    shared = read(place.shared) if place.shared else {}
     stanzas: dict[str, list[str]] = {}
     slices: list[Slice] = []
     for want in wants:
-        same = theirs.get(want.layer.name)
+        same = shared.get(want.layer.name)
         if (
             same
             and same.request == want.request
-            and all(theirs.get(s.layer) == s for s in slices if s.layer in want.below)
+            and all(shared.get(s.layer) == s for s in slices if s.layer in want.below)
         ):
             stanzas[want.layer.name] = shared_stanzas(archive, same, place)
             slices.append(same)

@@ -97,16 +97,16 @@ class Gone:
 
 def vanished(slices: Iterable[Slice], archive: Mapping[str, Mapping[str, str]]) -> list[Gone]:
     """List every locked package that is missing in the archive, given as name -> version -> sha256."""
-    found = []
+    missing = []
     for slice_ in slices:
         for package in slice_.packages:
             versions = archive.get(package.name, {})
             checksum = versions.get(package.version)
             if checksum is None:
-                found.append(Gone(package, slice_.layer, tuple(versions)))
+                missing.append(Gone(package, slice_.layer, tuple(versions)))
             elif checksum != package.sha256:
-                found.append(Gone(package, slice_.layer, tuple(versions), checksum))
-    return found
+                missing.append(Gone(package, slice_.layer, tuple(versions), checksum))
+    return missing
 
 
 def changes(before: Iterable[Slice], after: Iterable[Slice]) -> list[str]:

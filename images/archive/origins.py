@@ -20,7 +20,7 @@ from images.settings import BuildSettings, stanzas
 # Parsers of apt's two formats of sources. Pure.
 def one_line(text: str) -> list[Origin]:
     """Parse `deb [options] URI suite components`, one repository a line."""
-    found = []
+    origins = []
     for line in text.splitlines():
         words = line.split("#")[0].split()
         if len(words) < 3 or words[0] != "deb":
@@ -31,20 +31,20 @@ def one_line(text: str) -> list[Origin]:
             for option in " ".join(words[1 : end + 1]).strip("[]").split():
                 key = option.removeprefix("signed-by=") if option.startswith("signed-by=") else key
             words = [words[0], *words[end + 1 :]]
-        found.append(Origin("base", words[1], (words[2],), tuple(words[3:]), Path(key)))
-    return found
+        origins.append(Origin("base", words[1], (words[2],), tuple(words[3:]), Path(key)))
+    return origins
 
 
 def deb822(text: str) -> list[Origin]:
     """Parse stanzas of `Types:`, `URIs:`, `Suites:`, `Components:`, `Signed-By:`."""
-    found = []
+    origins = []
     for fields in stanzas(text):
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes") == "no":
             continue
         for uri in fields["uris"].split():
             suites, components = fields["suites"].split(), fields.get("components", "").split()
-            found.append(Origin("base", uri, tuple(suites), tuple(components), Path(fields.get("signed-by", ""))))
-    return found
+            origins.append(Origin("base", uri, tuple(suites), tuple(components), Path(fields.get("signed-by", ""))))
+    return origins
 
 
 IN_ARCHIVE = "archive:"
@@ -70,11 +70,11 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
     except FileNotFoundError as error:
         raise ImagesError("find a mirror", "mmdebstrap is not installed", hint="`make images` installs it") from error
     listed = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
-    found = tuple(one_line(listed) or deb822(listed))
-    if not found:
+    origins = tuple(one_line(listed) or deb822(listed))
+    if not origins:
         raise ImagesError("find a mirror", f"mmdebstrap names none for {suite}:\n{done.stderr.strip()}",
                           hint="name one: --set mirrors=debian=URI,security=URI")  # fmt: skip
-    return found
+    return origins
 
 
 @cache
@@ -84,12 +84,12 @@ def host_uris() -> dict[str, str]:
         done = ran(["apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)"])
     except FileNotFoundError:
         return {}
-    found: dict[str, str] = {}
+    uris: dict[str, str] = {}
     for line in done.stdout.splitlines():
         origin, release, uri = (*line.split(" "), "", "")[:3]
         if origin == "Debian" and uri.startswith(("http:", "https:")):
-            found.setdefault("security" if release.endswith("-security") else "debian", uri.rstrip("/"))
-    return found
+            uris.setdefault("security" if release.endswith("-security") else "debian", uri.rstrip("/"))
+    return uris
 
 
 def bootstrap_origins(variant: Variant, settings: BuildSettings) -> tuple[Origin, ...]:
@@ -104,21 +104,21 @@ def default_origins(variant: Variant) -> tuple[Origin, ...]:
 
 def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
     """Group repositories under the names that the setting `mirrors` uses: `debian` (with updates) and `security`."""
-    found: dict[tuple[str, str], Origin] = {}
+    origins: dict[tuple[str, str], Origin] = {}
     for origin in listed:
         for suite in origin.suites:
             name = "security" if "-security" in suite else "debian"
-            before = found.get((name, origin.uri))
+            before = origins.get((name, origin.uri))
             suites = (*before.suites, suite) if before else (suite,)
-            found[name, origin.uri] = Origin(name, origin.uri, suites, origin.components, keyring)
-    return tuple(found.values())
+            origins[name, origin.uri] = Origin(name, origin.uri, suites, origin.components, keyring)
+    return tuple(origins.values())
 
 
 def in_archive(pin: Pin, definition: Definition, settings: BuildSettings) -> Pin:
     """Resolve a pin in Debian's own archive, `archive:pool/...`, to the address that packages come from."""
     if not pin.url.startswith(IN_ARCHIVE):
         return pin
-    variant = next(one for one in definition.versions.variants.values() if one.suite)
+    variant = next(item for item in definition.versions.variants.values() if item.suite)
     base = next(origin for origin in bootstrap_origins(variant, settings) if origin.name == "debian")
     return replace(pin, url=f"{base.uri.rstrip('/')}/{pin.url.removeprefix(IN_ARCHIVE)}")
 
@@ -183,11 +183,11 @@ def preferences(source: AptSource) -> str:
     host = source.uri.split("//", 1)[-1].split("/", 1)[0].split(":")[0]
     where = [f'origin "{host}"'] if source.uri else [f"release n={suite}" for suite in source.suites]
     if not source.packages:
-        return "\n".join(f"Package: *\nPin: {one}\nPin-Priority: {source.pin}\n" for one in where)
+        return "\n".join(f"Package: *\nPin: {pin}\nPin-Priority: {source.pin}\n" for pin in where)
     named = " ".join(source.packages)
     return "\n".join(
-        f"Package: *\nPin: {one}\nPin-Priority: -1\n\nPackage: {named}\nPin: {one}\nPin-Priority: {source.pin}\n"
-        for one in where
+        f"Package: *\nPin: {pin}\nPin-Priority: -1\n\nPackage: {named}\nPin: {pin}\nPin-Priority: {source.pin}\n"
+        for pin in where
     )
 
 
@@ -196,6 +196,6 @@ def vendor_sources(variant: Variant) -> Mapping[str, AptSource]:
 
 
 def known_mirror(name: str, variant: Variant) -> None:
-    known = {"debian", "security", *(source.name for source in variant.sources if source.uri)}
-    if name not in known:
-        raise ImagesError("use the setting", f"no repository {name!r}", field="mirrors", hint=nearest(name, known))
+    names = {"debian", "security", *(source.name for source in variant.sources if source.uri)}
+    if name not in names:
+        raise ImagesError("use the setting", f"no repository {name!r}", field="mirrors", hint=nearest(name, names))

@@ -17,12 +17,12 @@ from images.errors import ImagesError
 
 def unfilled(place: LockContext, layers: Iterable[str]) -> list[Pin]:
     """List the pins without a checksum that these layers use."""
-    pins, found = place.definition.versions.pins, list[str]()
+    pins, names = place.definition.versions.pins, list[str]()
     vendor = origins.vendor_sources(place.variant)
     for layer, _ in layers_in_order(place, layers):
-        found += layer.downloads.of(place.choice)
-        found += [vendor[name].key for name in layer.sources.of(place.choice) if name in vendor and vendor[name].key]
-    return [pins[name] for name in dict.fromkeys(found) if pins[name].sha256 == UNFILLED]
+        names += layer.downloads.of(place.choice)
+        names += [vendor[name].key for name in layer.sources.of(place.choice) if name in vendor and vendor[name].key]
+    return [pins[name] for name in dict.fromkeys(names) if pins[name].sha256 == UNFILLED]
 
 
 def first(place: LockContext, pin: Pin) -> str:

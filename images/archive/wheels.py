@@ -80,7 +80,7 @@ def read(place: LockContext, of: Cuda | Libraries) -> LockedWheels | None:
         data = json.loads(path.read_text())
         if data["format"] != FORMAT:
             raise ImagesError("read the lock", f"format {data['format']} is not {FORMAT}", file=shown, hint=RELOCK)
-        request = {group: tuple(asked) for group, asked in data["request"].items()}
+        request = {group: tuple(requirements) for group, requirements in data["request"].items()}
         return LockedWheels(data["name"], request, tuple(Wheel(**wheel) for wheel in data["wheels"]))
     except FileNotFoundError:
         return None
@@ -103,11 +103,11 @@ def write(place: LockContext, of: Cuda | Libraries, locked: LockedWheels) -> Non
 
 def taken(place: LockContext, layers: Iterable[str]) -> list[Cuda | Libraries]:
     """List the kinds of wheels that these layers, or layers below, use."""
-    found = [layer for layer, _ in layers_in_order(place, layers)]
+    ordered = [layer for layer, _ in layers_in_order(place, layers)]
     cuda, python = chosen(place), place.definition.versions.python
 
     def any_of(*kinds: Callable[[Layer], Selected[str]]) -> bool:
-        return any(kind(layer).of(place.choice) for layer in found for kind in kinds)
+        return any(kind(layer).of(place.choice) for layer in ordered for kind in kinds)
 
     takes: list[Cuda | Libraries] = []
     if cuda is not None and any_of(lambda layer: layer.wheels, lambda layer: layer.wheels_devel):
@@ -117,12 +117,12 @@ def taken(place: LockContext, layers: Iterable[str]) -> list[Cuda | Libraries]:
 
 def stale(place: LockContext, layers: Iterable[str]) -> list[str]:
     """Name the kinds of wheels that were never resolved, or for another request."""
-    found = []
+    names = []
     for of in taken(place, layers):
         locked = read(place, of)
         if locked is None or dict(locked.request) != dict(of.wheels):
-            found.append(f"the wheels of {of.about}")
-    return found
+            names.append(f"the wheels of {of.about}")
+    return names
 
 
 def relock(place: LockContext, layers: Iterable[str]) -> list[str]:
@@ -152,22 +152,22 @@ def changes(before: LockedWheels | None, after: LockedWheels) -> list[str]:
 
 def resolve(of: Cuda | Libraries, settings: BuildSettings) -> LockedWheels:
     """Resolve every wheel again: the newest that the definition allows, one version on every architecture."""
-    group_of = {requirement: group for group, asked in of.wheels.items() for requirement in asked}
+    group_of = {requirement: group for group, requirements in of.wheels.items() for requirement in requirements}
     groups = {requirement.partition("==")[0]: group for requirement, group in group_of.items()}
-    wanted: Sequence[str] = list(group_of)
+    requested: Sequence[str] = list(group_of)
     wheels: list[Wheel] = []
     for arch in MACHINES:
-        found = asked_of_pip(wanted, arch, settings)
-        wheels += [Wheel(groups[w.name], w.name, w.version, w.arch, w.file, w.sha256, w.licence) for w in found]
-        wanted = [wheel.wanted for wheel in found]
+        answers = asked_of_pip(requested, arch, settings)
+        wheels += [Wheel(groups[w.name], w.name, w.version, w.arch, w.file, w.sha256, w.licence) for w in answers]
+        requested = [wheel.wanted for wheel in answers]
     return LockedWheels(of.name, dict(of.wheels), tuple(sorted(wheels)))
 
 
 def asked_of_pip(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
-    found, _, why = ask(wanted, arch, settings)
-    if why:
-        raise unresolved(why, arch)
-    return found
+    answers, _, reason = ask(wanted, arch, settings)
+    if reason:
+        raise unresolved(reason, arch)
+    return answers
 
 
 def ask(wanted: Sequence[str], arch: str, settings: BuildSettings) -> tuple[list[Wheel], list[str], str]:
@@ -182,13 +182,15 @@ def ask(wanted: Sequence[str], arch: str, settings: BuildSettings) -> tuple[list
         if done.returncode != 0:
             return [], absent(done.stderr), done.stderr or "pip said nothing"
         items = json.loads(report.read_text())["install"]
-    found = []
+    answers = []
     for item in items:
         about, file = item["metadata"], item["download_info"]
         licence = str(about.get("license_expression") or about.get("license") or "").partition("\n")[0]
         name, sha256 = about["name"].lower().replace("_", "-"), hash_of(file)
-        found.append(Wheel("", name, about["version"], arch, unquote(file["url"]).rpartition("/")[2], sha256, licence))
-    return found, [], ""
+        answers.append(
+            Wheel("", name, about["version"], arch, unquote(file["url"]).rpartition("/")[2], sha256, licence)
+        )
+    return answers, [], ""
 
 
 def hash_of(file: Mapping[str, Any]) -> str:
@@ -203,14 +205,14 @@ def hash_of(file: Mapping[str, Any]) -> str:
 
 def fetch(wheel: Wheel, directory: Path, settings: BuildSettings) -> Path:
     """Return the locked file under `directory`, fetched and verified by pip, kept by its checksum."""
-    kept = directory / wheel.sha256 / wheel.file
-    if kept.exists():
-        return kept
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
-        asked = Path(temporary) / "requirements.txt"
-        asked.write_text(f"{wheel.wanted} --hash=sha256:{wheel.sha256}\n")
-        done = pip(["download", "--require-hashes", "--dest", temporary, *platform(wheel.arch), "-r", str(asked)],
+    cached = directory / wheel.sha256 / wheel.file
+    if cached.exists():
+        return cached
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
+        listing = Path(temporary) / "requirements.txt"
+        listing.write_text(f"{wheel.wanted} --hash=sha256:{wheel.sha256}\n")
+        done = pip(["download", "--require-hashes", "--dest", temporary, *platform(wheel.arch), "-r", str(listing)],
                    settings)  # fmt: skip
         if done.returncode != 0:
             raise unfetched(done.stderr, wheel)
@@ -221,8 +223,8 @@ def fetch(wheel: Wheel, directory: Path, settings: BuildSettings) -> Path:
         with got.open("rb") as data:
             os.fsync(data.fileno())
         got.chmod(0o644)
-        got.rename(kept)
-    return kept
+        got.rename(cached)
+    return cached
 
 
 def platform(arch: str) -> list[str]:
@@ -268,9 +270,9 @@ def unfetched(text: str, wheel: Wheel) -> ImagesError:
     what = f"fetch {wheel.wanted}"
     if TAMPERED in text:
         got = next((line.split()[-1] for line in text.splitlines() if line.split()[:1] == ["Got"]), "another")
-        why = f"its hash changed: {wheel.file} is locked as {wheel.sha256}, found {got}"
+        reason = f"its hash changed: {wheel.file} is locked as {wheel.sha256}, found {got}"
         hint = "ask its publisher why before `build.py lock` takes the new one"
-        return ImagesError(what, why, file="images/lock/wheels", hint=hint)
+        return ImagesError(what, reason, file="images/lock/wheels", hint=hint)
     if "No matching distribution found" in text:
         return ImagesError(what, f"there is no such wheel for {wheel.arch} any more", file="images/lock/wheels",
                            hint=RELOCK)  # fmt: skip

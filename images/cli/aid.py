@@ -23,13 +23,13 @@ SHOWN = 40
 
 def if_stale(session: Session, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
     """Make sure that the lock has every layer; resolve again or fail."""
-    found = session.stale(roles)
-    if not found:
+    stale = session.stale(roles)
+    if not stale:
         return
     if when_vanished != RELOCK:
-        why = f"the lock does not fit {', '.join(found)}"
-        raise ImagesError("build as locked", why, file=session.place.directory, hint=HINT)
-    reporter.log(f"lock: {', '.join(found)} changed; resolving every package anew")
+        reason = f"the lock does not fit {', '.join(stale)}"
+        raise ImagesError("build as locked", reason, file=session.place.directory, hint=HINT)
+    reporter.log(f"lock: {', '.join(stale)} changed; resolving every package anew")
     tell(session.relock(roles), reporter)
 
 
@@ -37,13 +37,13 @@ def if_gone(
     session: Session, todo: Sequence[PlannedImage], roles: Sequence[str], when_vanished: str, reporter: Reporter
 ) -> bool:
     """Check that the archive has what is about to be installed; return True if a new lock requires a new plan."""
-    found = session.gone(todo)
-    if not found:
+    missing = session.gone(todo)
+    if not missing:
         return False
-    listed = "\n".join(f"  {item}" for item in found)
+    listed = "\n".join(f"  {item}" for item in missing)
     if when_vanished != RELOCK:
-        why = f"the archive moved on:\n{listed}"
-        raise ImagesError("build as locked", why, file=session.place.directory, hint=HINT)
+        reason = f"the archive moved on:\n{listed}"
+        raise ImagesError("build as locked", reason, file=session.place.directory, hint=HINT)
     reporter.log(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
     tell(session.relock(roles), reporter)
     return True

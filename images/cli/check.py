@@ -53,19 +53,21 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
     """Build everything under separate names, reusing nothing; return what was made."""
     # The names differ between the builds; nothing of a name goes into a layer, and the labels are made of `shown`.
     settings = replace(session.settings, prefix=prefix)
-    one = Session(session.repository, settings, session.definition, replace(session.place, settings=settings),
-                  session.slices)  # fmt: skip
-    composed = one.compose(roles)
-    maker = Maker(one.place, composed, one.engine, reporter, git_revision(session.repository), session.settings.prefix,
-                  tools(session, reporter))  # fmt: skip
-    made = {}
+    place = replace(session.place, settings=settings)
+    fresh = Session(session.repository, settings, session.definition, place, session.slices)
+    composed = fresh.compose(roles)
+    maker = Maker(
+        fresh.place, composed, fresh.engine, reporter, git_revision(session.repository), session.settings.prefix,
+        tools(session, reporter),
+    )  # fmt: skip
+    images = {}
     for image in composed.needed(roles):
         reporter.start(image.key, "cold")
         seconds = maker.make(image)
         reporter.done(image.key, seconds)
-        layers = one.engine.inspect(image.reference)["RootFS"]["Layers"]
-        made[image.key] = Made(one.engine.image_id(image.reference), tuple(layers), seconds)
-    return composed, made
+        layers = fresh.engine.inspect(image.reference)["RootFS"]["Layers"]
+        images[image.key] = Made(fresh.engine.image_id(image.reference), tuple(layers), seconds)
+    return composed, images
 
 
 def clear(engine: DockerEngine, composed: Composed) -> None:
@@ -80,15 +82,15 @@ def build_twice(
 ) -> list[Compared]:
     """Build twice, removing both builds, so that the second cannot reuse the first one's layers."""
     session.clear()
-    found: list[Mapping[str, Made]] = []
+    results: list[Mapping[str, Made]] = []
     images: list[PlannedImage] = []
     for number in (1, 2):
         log(f"cold build {number} of 2")
         composed, made = cold(session, roles, f"minivm-reproduce-{number}", reporter)
         clear(session.engine, composed)
-        found.append(made)
+        results.append(made)
         images = composed.needed(roles)
-    return [Compared(image, found[0][image.key], found[1][image.key]) for image in images]
+    return [Compared(image, results[0][image.key], results[1][image.key]) for image in images]
 
 
 @click.command()

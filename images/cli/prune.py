@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 @click.pass_context
 def prune(ctx: click.Context, dry_run: bool) -> None:
     """Remove images that later builds of the same name superseded."""
-    kept, old = 0, list[str]()
+    skipped, old = 0, list[str]()
     for session in each(ctx):
-        found = candidates(session, session.every_role(()))
-        old += found
-        for name in found:
+        removable = candidates(session, session.every_role(()))
+        old += removable
+        for name in removable:
             reason = "" if dry_run else session.engine.release(name)
-            kept += bool(reason)
+            skipped += bool(reason)
             click.echo(f"{name}: {reason}" if reason else name)
         for name, cluster in pinned(session, session.every_role(())):
             click.echo(f"{name}: kept, the cluster {cluster} starts its pods from it")
     done = "would go" if dry_run else "removed"
-    click.echo(f"{len(old) - kept} {done}" + (f", {kept} in use" if kept else ""))
+    click.echo(f"{len(old) - skipped} {done}" + (f", {skipped} in use" if skipped else ""))
 
 
 def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: str) -> list[str]:
@@ -47,27 +47,29 @@ def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: st
     current: dict[str, set[str]] = {}
     for image in images:
         current.setdefault(image.repo, set()).add(image.tag)
-    ours = re.compile(rf"(?:.+-)?{re.escape(flavour)}-[0-9a-f]{{12}}")
-    found = []
+    own_tag = re.compile(rf"(?:.+-)?{re.escape(flavour)}-[0-9a-f]{{12}}")
+    references = []
     for name in names:
         repository, _, tag = name.rpartition(":")
-        if repository in current and tag not in current[repository] and ours.fullmatch(tag):
-            found.append(name)
+        if repository in current and tag not in current[repository] and own_tag.fullmatch(tag):
+            references.append(name)
     # Roles before the layers under them: an image goes when nothing stands on it any more.
-    return sorted(found, key=lambda name: ("/layer-" in name, name))
+    return sorted(references, key=lambda name: ("/layer-" in name, name))
 
 
 def candidates(session: Session, targets: Sequence[str]) -> list[str]:
     """List the superseded names of images that no cluster of this checkout is pinned to."""
-    held = held_by(session)
-    return _superseded(session, targets, lambda image: image.id not in held)
+    in_use = held_by(session)
+    return _superseded(session, targets, lambda image: image.id not in in_use)
 
 
 def pinned(session: Session, targets: Sequence[str]) -> list[tuple[str, str]]:
     """List the superseded names that stay, each with the cluster that is pinned to its image."""
-    held = held_by(session)
-    owner = {name: held[image.id] for image in session.engine.images() if image.id in held for name in image.references}
-    return [(name, owner[name]) for name in _superseded(session, targets, lambda image: image.id in held)]
+    in_use = held_by(session)
+    owner = {
+        name: in_use[image.id] for image in session.engine.images() if image.id in in_use for name in image.references
+    }
+    return [(name, owner[name]) for name in _superseded(session, targets, lambda image: image.id in in_use)]
 
 
 def held_by(session: Session) -> dict[str, str]:
@@ -81,16 +83,16 @@ def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[Pres
 
 def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
-    found = session.compose(targets).needed(targets)
-    for one in session.beside()[1:]:
+    needed = session.compose(targets).needed(targets)
+    for session_beside in session.beside()[1:]:
         try:
-            found += made(one, targets)
+            needed += made(session_beside, targets)
         except ImagesError:
             # Not all can be had with all, CUDA 12.9 not with a compiler: what can be had counts.
             for target in targets:
                 with contextlib.suppress(ImagesError):
-                    found += made(one, [target])
-    return found
+                    needed += made(session_beside, [target])
+    return needed
 
 
 def made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:

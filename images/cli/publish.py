@@ -41,10 +41,10 @@ def check_statement_name(reference: str, role: str, tag: str, said: Mapping[str,
         return
     from images.ship.push import tag as index_tag
 
-    made = {arch: built_as(what, statement) for arch, statement in said.items()}
-    wanted = made[""][0] if "" in made else index_tag(made)
-    if tag != wanted:
-        raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {wanted}",
+    names = {arch: built_as(what, statement) for arch, statement in said.items()}
+    expected = names[""][0] if "" in names else index_tag(names)
+    if tag != expected:
+        raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {expected}",
                           hint="the tag was moved: ask who may push there; take an image by its digest")  # fmt: skip
 
 
@@ -78,11 +78,11 @@ def built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
     """Return the roles' images as they would be built now; raise if the engine lacks one."""
     names = session.roles(roles)
     composed, present = session.compose(names), session.present()
-    found = [composed.role(name) for name in names]
-    for image in found:
+    images = [composed.role(name) for name in names]
+    for image in images:
         if image.reference not in present:
             raise ImagesError(f"use {image.reference}", "it is not built", hint=f"`build.py build {image.name}`")
-    return found
+    return images
 
 
 @click.command()
@@ -132,21 +132,21 @@ def push_roles(
     seen: set[Blob] = set()
     pushed = []
     there: dict[str, dict[str, Pushed]] = {}
-    made: dict[str, dict[str, tuple[str, str]]] = {}
+    manifests: dict[str, dict[str, tuple[str, str]]] = {}
     # All that can be missing is told before anything is sent.
     todo = [(session, image) for session in sessions for image in built(session, roles)]
     for session, image in todo:
         click.echo(f"pushing {image.reference}", err=True)
-        one = push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
+        pushed_image = push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
                          retries=ENGINES_OWN_RETRIES if retries is None else retries)  # fmt: skip
-        pushed.append((image.name, one))
+        pushed.append((image.name, pushed_image))
         if key:
-            attach_provenance(session, image, Registry(place, image.name, login), one.digest, key)
-        there.setdefault(image.name, {})[session.place.choice.arch] = one
-        made.setdefault(image.name, {})[session.place.choice.arch] = (image.tag, image.hash)
+            attach_provenance(session, image, Registry(place, image.name, login), pushed_image.digest, key)
+        there.setdefault(image.name, {})[session.place.choice.arch] = pushed_image
+        manifests.setdefault(image.name, {})[session.place.choice.arch] = (image.tag, image.hash)
     for name, images in there.items():
         if len(images) > 1:
-            pushed.append((name, push_index(Registry(place, name, login), made[name], images)))
+            pushed.append((name, push_index(Registry(place, name, login), manifests[name], images)))
     return pushed
 
 
@@ -177,8 +177,10 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
     went_in = dict(image.inputs) | {p.wanted: p.sha256 for slice_ in image.slices for p in slice_.packages}
     went_in |= {wheel.wanted: wheel.sha256 for wheel in image.wheels}
     build = provenance.Build(parameters, image.hash, image.tag, went_in, git_revision(session.repository))
-    said = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    provenance.attach(registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))
+    statement = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
+    provenance.attach(
+        registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(statement, key)
+    )
 
 
 @click.command()
@@ -205,18 +207,18 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     login = credentials.find(place.host, os.environ, user=user, password=password)
     registry = Registry(place, path.rpartition("/")[2], login)
     whole = provenance.subject(registry, tag)
-    rows, data, said = [], [], {}
+    rows, data, statements = [], [], {}
     for arch, image in push.images(registry, whole).items():
         envelopes = provenance.attached(registry, image, provenance.TYPE)
-        found = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
-        parameters = found.statement["predicate"]["buildDefinition"]["externalParameters"]
+        statement = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
+        parameters = statement.statement["predicate"]["buildDefinition"]["externalParameters"]
         if arch and parameters.get("arch", arch) != arch:
             raise ImagesError(f"verify {reference}", f"what is named for {arch} was built for {parameters['arch']}")
-        said[arch] = found.statement
+        statements[arch] = statement.statement
         shown = ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
-        rows.append((f"{path}@{image['digest']}", found.signer, shown))
-        data.append({"image": rows[-1][0], "signer": found.signer, "statement": found.statement})
-    check_statement_name(reference, role or path.rpartition("/")[2], tag, said)
+        rows.append((f"{path}@{image['digest']}", statement.signer, shown))
+        data.append({"image": rows[-1][0], "signer": statement.signer, "statement": statement.statement})
+    check_statement_name(reference, role or path.rpartition("/")[2], tag, statements)
     if as_json:
         report.as_json(
             data[0]

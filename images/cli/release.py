@@ -45,15 +45,15 @@ def release(
     """
     # A mistake in where to push is told before anything is changed.
     target = push_target(registry, key)
-    made = git_release.ProjectRelease(ctx.obj.repository, version, datetime.now(UTC).date())
+    project_release = git_release.ProjectRelease(ctx.obj.repository, version, datetime.now(UTC).date())
     login = login_to(target[0], user, password_stdin) if target else None
-    made.prepare(click.echo)
+    project_release.prepare(click.echo)
     if target:
         build = ctx.find_root().command.get_command(ctx, "build")  # type: ignore[attr-defined]  # the group
         # The tag has this lock: images of another one would not be those of the release.
         ctx.invoke(build, when_vanished="fail", ready_engine=True)
-        publish(ctx, made, *target, login)
-    click.echo(f"`git push origin HEAD {made.tag}` publishes the commit and the tag")
+        publish(ctx, project_release, *target, login)
+    click.echo(f"`git push origin HEAD {project_release.tag}` publishes the commit and the tag")
 
 
 def push_target(registry: str, key: Path | None) -> tuple[RegistryPath, Path] | None:
@@ -121,12 +121,12 @@ def files(chart: Path, tracked: Iterable[str]) -> dict[str, bytes]:
     """Return those of the tracked files that its .helmignore does not name: folders as `NAME/`, files by pattern."""
     patterns = [line.strip() for line in (chart / IGNORE).read_text().splitlines() if line.strip()]
     folders = {pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")}
-    found = {}
+    release_files = {}
     for name in tracked:
         path = PurePosixPath(name)
         if folders.isdisjoint(path.parts[:-1]) and not any(fnmatch.fnmatch(path.name, p) for p in [IGNORE, *patterns]):
-            found[name] = (chart / name).read_bytes()
-    return found
+            release_files[name] = (chart / name).read_bytes()
+    return release_files
 
 
 def package(content: Mapping[str, bytes]) -> bytes:
@@ -181,5 +181,7 @@ def attach_provenance(
     went_in = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
     inputs = hashlib.sha256(json.dumps(went_in, sort_keys=True).encode()).hexdigest()
     build = provenance.Build({"role": NAME, "version": version}, inputs, version, went_in, revision)
-    said = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    provenance.attach(registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(said, key))
+    statement = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
+    provenance.attach(
+        registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(statement, key)
+    )

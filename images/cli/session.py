@@ -77,9 +77,14 @@ def look_at_wheels(place: LockContext, layers: Iterable[str]) -> IndexDifference
         if (locked := wheels.read(place, of)) is None:
             continue
         for arch in wheels.MACHINES:
-            mine = [wheel for wheel in locked.wheels if wheel.arch == arch]
-            now = {wheel.wanted: wheel for wheel in still_there([wheel.wanted for wheel in mine], arch, place.settings)}
-            wrong += [f"{of.about}: {why}" for wheel in mine if (why := differs(wheel, now.get(wheel.wanted)))]
+            own_wheels = [wheel for wheel in locked.wheels if wheel.arch == arch]
+            now = {
+                wheel.wanted: wheel
+                for wheel in still_there([wheel.wanted for wheel in own_wheels], arch, place.settings)
+            }
+            wrong += [
+                f"{of.about}: {reason}" for wheel in own_wheels if (reason := differs(wheel, now.get(wheel.wanted)))
+            ]
         try:
             newest = wheels.resolve(of, place.settings)
         except ImagesError as error:
@@ -104,11 +109,11 @@ def differs(locked: Wheel, now: Wheel | None) -> str:
 def still_there(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
     """Return those of these versions that the index has; pip names only the first missing one at a time."""
     while True:
-        found, absent, why = wheels.ask(wanted, arch, settings)
-        if not why:
-            return found
+        answers, absent, reason = wheels.ask(wanted, arch, settings)
+        if not reason:
+            return answers
         if not set(absent) & set(wanted):
-            raise wheels.unresolved(why, arch)
+            raise wheels.unresolved(reason, arch)
         wanted = [item for item in wanted if item not in absent]
 
 
@@ -158,11 +163,11 @@ class Session:
     @classmethod
     def open(cls, repository: Path, settings: BuildSettings) -> Session:
         """Open a session for one architecture."""
-        found = cls.each(repository, settings)
-        if len(found) > 1:
+        sessions = cls.each(repository, settings)
+        if len(sessions) > 1:
             raise ImagesError("use the setting", f"{settings.arch!r} is more than one, and this takes one",
                               field="arch", hint="--arch arm64")  # fmt: skip
-        return found[0]
+        return sessions[0]
 
     @classmethod
     def each(cls, repository: Path, settings: BuildSettings) -> list[Session]:
@@ -239,13 +244,13 @@ class Session:
     def rendered(self, targets: Sequence[str]) -> list[str]:
         """Return every Dockerfile under these targets, in build order."""
         templates = self.repository / "images/templates"
-        found = []
+        texts = []
         for image in self.compose(targets).needed(targets):
             if image.bootstrapped:
-                found.append(f"# {image.step.describe}\n# made by mmdebstrap, not from a Dockerfile\n")
+                texts.append(f"# {image.step.describe}\n# made by mmdebstrap, not from a Dockerfile\n")
             else:
-                found.append(dockerfile(image.step, templates))
-        return found
+                texts.append(dockerfile(image.step, templates))
+        return texts
 
     def base(self) -> BaseFiles | None:
         """Read the base image's packages and repositories, if there is a base image."""
@@ -257,12 +262,12 @@ class Session:
 
     def beside(self) -> list[Session]:
         """Return this session, and one for each other release of Slurm and CUDA that the variant allows."""
-        mine, known = self.place.choice, self.definition.versions.cuda
-        releases = [choice(self.definition, mine.variant, one) for one in self.place.variant.releases]
+        own, known = self.place.choice, self.definition.versions.cuda
+        releases = [choice(self.definition, own.variant, release) for release in self.place.variant.releases]
         # A variant whose CUDA is its repositories' own has no wheels.
         cudas = [*known, PACKAGED] if self.place.variant.cuda in known else [self.place.variant.cuda]
-        choices = [replace(one, cuda=cuda, arch=mine.arch) for one in releases for cuda in cudas]
-        places = [replace(self.place, choice=one) for one in choices if one != mine]
+        choices = [replace(release, cuda=cuda, arch=own.arch) for release in releases for cuda in cudas]
+        places = [replace(self.place, choice=release) for release in choices if release != own]
         return [self, *(replace(self, place=place, slices=lock.read(place)) for place in places)]
 
     # The lock.
@@ -274,11 +279,11 @@ class Session:
     def relock(self, roles: Iterable[str]) -> list[str]:
         """Resolve and write the lock; return what changed, one line a package. Other roles' slices stay."""
         before = dict(self.slices)
-        found = lock.resolve(self.place, self.base(), self.layers(roles))
-        lock.write(self.place, found)
-        self.slices = before | {slice_.layer: slice_ for slice_ in found}
-        names = {slice_.layer for slice_ in found}
-        moved = locked.changes((s for s in before.values() if s.layer in names), found)
+        resolved = lock.resolve(self.place, self.base(), self.layers(roles))
+        lock.write(self.place, resolved)
+        self.slices = before | {slice_.layer: slice_ for slice_ in resolved}
+        names = {slice_.layer for slice_ in resolved}
+        moved = locked.changes((s for s in before.values() if s.layer in names), resolved)
         return moved + wheels.relock(self.place, self.layers(roles))
 
     def wheels_seen(self, roles: Iterable[str]) -> IndexDifferences:
@@ -326,8 +331,8 @@ class Session:
         """Return the engine's images by name, read once and again after this session changed them."""
         if self._present is None:
             listed = look.images() if self._engine is None else None
-            found = self.engine.images() if listed is None else listed
-            self._present = {reference: image for image in found for reference in image.references}
+            present = self.engine.images() if listed is None else listed
+            self._present = {reference: image for image in present for reference in image.references}
         return self._present
 
     # The build.
@@ -341,9 +346,9 @@ class Session:
                               hint=f"--arch {self.engine.arch} builds for it; --arch {arch} says that it can run both"
                               )  # fmt: skip
         # What another machine's engine can run, its own step will say.
-        here = arch != own and (where == OWN_ENGINE or any(image.bootstrapped for image in todo))
-        if here and (why := emulation.refusal(arch)):
-            raise ImagesError(f"build for {arch}", why, hint=f"as root: `python3 images/host.py emulation {arch}`;"
+        needs_emulation = arch != own and (where == OWN_ENGINE or any(image.bootstrapped for image in todo))
+        if needs_emulation and (reason := emulation.refusal(arch)):
+            raise ImagesError(f"build for {arch}", reason, hint=f"as root: `python3 images/host.py emulation {arch}`;"
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
     def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[BuildResult]:

@@ -77,20 +77,20 @@ def known_release(definition: Definition, name: str, field: str) -> None:
 def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
     """Return all layers from the first to `name`, whatever the variant."""
     found: list[Layer] = []
-    seen: list[str] = []
-    here: str | None = name
+    visited: list[str] = []
+    current: str | None = name
     child = ""
-    while here is not None:
+    while current is not None:
         file = f"images/layers/{child}.yaml" if child else None
-        if here in seen:
-            circle = [*seen[seen.index(here) :], here]
+        if current in visited:
+            circle = [*visited[visited.index(current) :], current]
             raise ImagesError("order the layers", f"a cycle: {' -> '.join(circle)}", file=file, field="from")
-        if here not in layers:
-            raise ImagesError("find the layer", f"no layer {here!r}", file=file, field="from",
-                              hint=nearest(here, layers))  # fmt: skip
-        seen.append(here)
-        found.append(layers[here])
-        child, here = here, layers[here].parent
+        if current not in layers:
+            raise ImagesError("find the layer", f"no layer {current!r}", file=file, field="from",
+                              hint=nearest(current, layers))  # fmt: skip
+        visited.append(current)
+        found.append(layers[current])
+        child, current = current, layers[current].parent
     return tuple(reversed(found))
 
 
@@ -98,13 +98,13 @@ def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) ->
     """Return every layer that `name` needs, below it or for artifacts, itself included."""
     if name in path:
         raise ImagesError("order the layers", f"a cycle: {' -> '.join((*path, name))}")
-    found = {name}
+    needed = {name}
     for layer in chain(layers, name):
-        found.add(layer.name)
+        needed.add(layer.name)
         for artifact in layer.artifacts.everything():
-            if artifact.layer in layers and artifact.layer not in found:
-                found |= needs(layers, artifact.layer, (*path, name))
-    return frozenset(found)
+            if artifact.layer in layers and artifact.layer not in needed:
+                needed |= needs(layers, artifact.layer, (*path, name))
+    return frozenset(needed)
 
 
 def active_chain(definition: Definition, name: str, choice: BuildChoice) -> tuple[Layer, ...]:
@@ -148,8 +148,8 @@ def unprovided(definition: Definition, role: Role, name: str, variant: Variant, 
 
 
 def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    providers: dict[str, list[str]] = {}
     for layer in layers:
         for name in layer.provides.everything():
-            found.setdefault(name, []).append(layer.name)
-    return found
+            providers.setdefault(name, []).append(layer.name)
+    return providers

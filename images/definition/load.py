@@ -20,14 +20,14 @@ class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is
     """YAML loader that refuses a repeated key, where YAML would let the later one win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        seen: set[object] = set()
+        keys: set[object] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
-            if key in seen:
+            if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", key_node.start_mark)
-            seen.add(key)
+            keys.add(key)
         mapping: dict[object, object] = super().construct_mapping(node, deep=deep)
         return mapping
 
@@ -45,8 +45,8 @@ def read_yaml(path: Path, shown: str, what: str = "read the definition") -> obje
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else None
-        why = getattr(error, "problem", None) or str(error)
-        raise ImagesError(what, f"not YAML: {why}", file=shown, field=line) from error
+        reason = getattr(error, "problem", None) or str(error)
+        raise ImagesError(what, f"not YAML: {reason}", file=shown, field=line) from error
 
 
 def load(root: Path) -> Definition:

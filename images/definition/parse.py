@@ -163,25 +163,25 @@ def requirements(fields: DefinitionFields, key: str, where: str) -> dict[str, tu
     """Read pip's requirements by group; a name may appear once, or two groups could lock two versions."""
     listed = fields.mapping(key)
     groups = {group: DefinitionFields(listed, fields.file, listed, where).texts(group) for group in listed}
-    asked: set[str] = set()
+    requested: set[str] = set()
     for requirement in (item for group in groups.values() for item in group):
-        found = REQUIREMENT.fullmatch(requirement)
-        if found is None:
+        match = REQUIREMENT.fullmatch(requirement)
+        if match is None:
             raise fields.error(key, f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
-        if found["name"] in asked:
-            raise fields.error(key, f"{found['name']!r} stands twice")
-        asked.add(found["name"])
+        if match["name"] in requested:
+            raise fields.error(key, f"{match['name']!r} stands twice")
+        requested.add(match["name"])
     return groups
 
 
 def parse_expects(fields: DefinitionFields) -> dict[str, str]:
     """Read what the image expects of its machine: the oldest kernel, and the fabric's user space release."""
     inner = DefinitionFields(fields.mapping("expects"), fields.file, {"kernel", "ofed"}, f"{fields.where}.expects")
-    found = inner.data and fields.text_map("expects")
-    for key, value in (found or {}).items():
+    expected = inner.data and fields.text_map("expects")
+    for key, value in (expected or {}).items():
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", value):
             raise inner.error(key, f"{value!r} is not a version", 'for instance "6.1"')
-    return found or {}
+    return expected or {}
 
 
 T = TypeVar("T")
@@ -300,11 +300,11 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.
 
 def program(fields: DefinitionFields) -> str:
     """Read `program`; a pod with an only program has no PID 1, so no services, drain or capabilities."""
-    found = fields.text("program", "")
+    path = fields.text("program", "")
     for key in ("services", "drain", "capabilities"):
-        if found and key in fields:
-            raise fields.error(key, f"{found} is the only program of its pod")
-    return found
+        if path and key in fields:
+            raise fields.error(key, f"{path} is the only program of its pod")
+    return path
 
 
 def versions(data: object, file: str) -> spec.Versions:

@@ -42,8 +42,8 @@ class BuildChoice:
 
     @property
     def selectors(self) -> frozenset[str]:
-        found = {"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda), self.arch}
-        return frozenset(found | {f"slurm-{self.release}"} if self.release else found)
+        selectors = {"all", self.variant, f"slurm-{self.slurm.value}", cuda_selector(self.cuda), self.arch}
+        return frozenset(selectors | {f"slurm-{self.release}"} if self.release else selectors)
 
     @property
     def flavour(self) -> str:

@@ -103,7 +103,7 @@ class Builder:
         path.write_text(before)
         below = self.classic(context, {}, network, line)
         environment = {**defaults, **arguments, **tools.environment}
-        left = below
+        remaining = below
         try:
             with self.daemon.working(below, script, environment, network, tools.image, tools.at) as step:
                 # It is known before it begins, and who was told to stop looks after that: `cancel` comes before the
@@ -116,16 +116,16 @@ class Builder:
                         self.unless_cancelled()
                         if text.strip():
                             line(text.rstrip())
-                    status, made = step.made()
+                    status, image_id = step.made()
                 finally:
                     self.steps.discard(step.container)
             if status:
                 raise StepFailed(f"the step returned a non-zero code: {status}")
-            left = ""
-            return made
+            remaining = ""
+            return image_id
         finally:
-            if left:
-                self.daemon.discard(left)
+            if remaining:
+                self.daemon.discard(remaining)
 
     def cancel(self) -> None:
         """End all running builds from another thread: kill their steps, so that the waiting threads fail."""
@@ -140,7 +140,7 @@ class Builder:
             raise StepFailed("interrupted")
 
     def classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
-        made: list[str] = []
+        images: list[str] = []
         finished = step = ""
         try:
             with packed(context) as stream:
@@ -155,7 +155,7 @@ class Builder:
                             step = text.removeprefix(RUNNING).strip()
                             self.steps.add(step)
                         if image := MADE.fullmatch(text):
-                            made.append(image["id"])
+                            images.append(image["id"])
                         if text.strip():
                             line(text.rstrip())
                     if not finished:
@@ -164,8 +164,8 @@ class Builder:
         finally:
             self.steps.discard(step)
             # The first "--->" is the parent. What a failed or interrupted build leaves has no name, and goes.
-            if not finished and len(made) > 1:
-                self.daemon.discard(made[-1])
+            if not finished and len(images) > 1:
+                self.daemon.discard(images[-1])
 
     def with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
         with tempfile.TemporaryDirectory() as directory:
@@ -205,15 +205,15 @@ def divided(dockerfile: str) -> tuple[str, str, dict[str, str]]:
     The rest belongs to the configuration, which the builder does not make.
     """
     before, _, rest = dockerfile.partition("\nRUN ")
-    kept, defaults = [], dict[str, str]()
+    instructions, defaults = [], dict[str, str]()
     for text in before.splitlines():
         if text.startswith("ARG "):
             name, _, value = text.removeprefix("ARG ").partition("=")
             defaults[name] = value.strip('"')
         else:
-            kept.append(text)
+            instructions.append(text)
     script = STEP.match(rest)
-    return "\n".join(kept) + "\n", script[0].replace("\\\n", "") if script else "", defaults
+    return "\n".join(instructions) + "\n", script[0].replace("\\\n", "") if script else "", defaults
 
 
 @contextmanager

@@ -61,11 +61,11 @@ class Marks:
                 name = uuid4().hex
                 fd = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 try:
-                    held = locked(fd, within=1.0)
+                    acquired = locked(fd, within=1.0)
                 except OSError:  # a file system without locks
-                    held = False
+                    acquired = False
                 # What says no engine is never judged: what cannot be locked, and what is not locked yet.
-                if held:
+                if acquired:
                     os.write(fd, self.engine.encode())
                 self._own, self._fd = name, fd
             return self._own
@@ -143,21 +143,21 @@ class DockerEngine:
     def images(self) -> list[Present]:
         with answering("list the images"):
             listed = self.api.images(all=False)
-        found = presents(listed)
-        if found is None:
+        present = presents(listed)
+        if present is None:
             raise ImagesError("list the images", "what the docker engine answered is no list of images")
-        return found
+        return present
 
     def inspect(self, reference: str) -> Mapping[str, Any]:
         with answering(f"inspect {reference}"):
-            found: Mapping[str, Any] = self.api.inspect_image(reference)
-            return found
+            image: Mapping[str, Any] = self.api.inspect_image(reference)
+            return image
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
         with answering("ask what it is"):
-            said = self.api.info()
-        return said if isinstance(said, dict) else {}
+            info = self.api.info()
+        return info if isinstance(info, dict) else {}
 
     @cached_property
     def store(self) -> Store:
@@ -190,8 +190,8 @@ class DockerEngine:
         A named image belongs to another build: a step that changes nothing returns the image that it started from.
         """
         with suppress(docker.errors.APIError):
-            found = self.api.inspect_image(image_id)
-            if not found.get("RepoTags") and not found.get("RepoDigests"):
+            image = self.api.inspect_image(image_id)
+            if not image.get("RepoTags") and not image.get("RepoDigests"):
                 self.api.remove_image(image_id)
 
     def remove(self, reference: str) -> None:
@@ -262,10 +262,10 @@ class DockerEngine:
         for mark in self.marks.dead() if self.marks else ():
             with suppress(ImagesError), answering("remove what a build left"):
                 # The newest first, as the engine lists them: a step before what lends it the tools.
-                for left in self.api.containers(all=True, filters={"label": f"{LABEL}={mark.name}"}):
+                for leftover in self.api.containers(all=True, filters={"label": f"{LABEL}={mark.name}"}):
                     with suppress(docker.errors.NotFound):
-                        self.api.remove_container(left["Id"], force=True, v=True)
-                    self.discard(left["ImageID"])
+                        self.api.remove_container(leftover["Id"], force=True, v=True)
+                    self.discard(leftover["ImageID"])
                     removed += 1
                 mark.unlink(missing_ok=True)  # two builds may have opened it, one after the other
         return removed
@@ -278,12 +278,12 @@ class DockerEngine:
     def container(self, image: str, volumes: Sequence[str] = ()) -> Iterator[str]:
         """Create a container without starting it, to read an image; `volumes` are directories to share."""
         with answering(f"look into {image}"):
-            made = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes),
+            created = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes),
                                              labels=self.labels)["Id"]  # fmt: skip
         try:
-            yield made
+            yield created
         finally:
-            self.api.remove_container(made, force=True, v=True)
+            self.api.remove_container(created, force=True, v=True)
 
     @contextmanager
     def working(
@@ -294,15 +294,15 @@ class DockerEngine:
             # Whatever the engine's own choice of logs is: not all of them can be read.
             logs = docker.types.LogConfig(type=docker.types.LogConfig.types.JSON)
             host = self.api.create_host_config(volumes_from=[lender], network_mode=network or None, log_config=logs)
-            made = self.api.create_container(image, ["-c", script], entrypoint=["/bin/sh"], user="0",
+            created = self.api.create_container(image, ["-c", script], entrypoint=["/bin/sh"], user="0",
                                              environment=dict(environment), host_config=host,
                                              labels=self.labels)["Id"]  # fmt: skip
             try:
                 # A step may be silent for longer than any answer should take.
                 with closing(docker.from_env(timeout=None).api) as patient:
-                    yield DockerStep(patient, made)
+                    yield DockerStep(patient, created)
             finally:
-                self.api.remove_container(made, force=True, v=True)
+                self.api.remove_container(created, force=True, v=True)
 
     def read_path(self, container: str, path: str) -> tarfile.TarFile:
         """Read a path of a container as a tar."""

@@ -39,16 +39,16 @@ def presents(answer: Any) -> list[Present] | None:
 
 
 def present(item: dict[str, Any]) -> Present | None:
-    known, size, names = item.get("Id"), item.get("Size"), item.get("RepoTags") or []
-    if not (isinstance(known, str) and isinstance(size, int) and isinstance(names, list)):
+    image_id, size, names = item.get("Id"), item.get("Size"), item.get("RepoTags") or []
+    if not (isinstance(image_id, str) and isinstance(size, int) and isinstance(names, list)):
         return None
-    return Present(known, size, tuple(map(str, names)))
+    return Present(image_id, size, tuple(map(str, names)))
 
 
 def arch() -> str:
-    said = asked("/version")
-    found = said.get("Arch") if isinstance(said, dict) else None
-    return found if isinstance(found, str) else ""
+    version = asked("/version")
+    arch_name = version.get("Arch") if isinstance(version, dict) else None
+    return arch_name if isinstance(arch_name, str) else ""
 
 
 def asked(path: str) -> Any:

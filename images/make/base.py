@@ -20,10 +20,10 @@ def pulled(engine: DockerEngine, base: str, arch: str) -> None:
     """Make sure that the base image is present and has the build's architecture."""
     if not engine.has(base):
         engine.pull(base, arch)
-    found = str(engine.inspect(base).get("Architecture") or arch)
-    if found != arch:
-        raise ImagesError("use the base", f"{base} is for {found}, and this build for {arch}",
-                          hint=f"--arch {found} builds on it")  # fmt: skip
+    architecture = str(engine.inspect(base).get("Architecture") or arch)
+    if architecture != arch:
+        raise ImagesError("use the base", f"{base} is for {architecture}, and this build for {arch}",
+                          hint=f"--arch {architecture} builds on it")  # fmt: skip
 
 
 def read_base(engine: DockerEngine, base: str, directory: Path, arch: str) -> BaseFiles:
@@ -47,29 +47,29 @@ def read_base(engine: DockerEngine, base: str, directory: Path, arch: str) -> Ba
 
 def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
     """Return files by their path in the image; resolve links among them, such as trixie's keyrings."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     links: dict[str, str] = {}
     for member in tar:
         name = f"{parent}/{member.name}"
         if member.issym():
             links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
         elif member.isfile() and (data := tar.extractfile(member)) is not None:
-            found[name] = data.read()
+            contents[name] = data.read()
     for name, target in links.items():
-        if target in found:
-            found[name] = found[target]
-    return found
+        if target in contents:
+            contents[name] = contents[target]
+    return contents
 
 
 def origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
     """Return the base's repositories, from both of apt's formats."""
-    found: list[Origin] = []
+    origins_found: list[Origin] = []
     for path, data in sorted(files.items()):
         if path == "/etc/apt/sources.list" or (path.startswith("/etc/apt/sources.list.d/") and path.endswith(".list")):
-            found += one_line(data.decode())
+            origins_found += one_line(data.decode())
         elif path.startswith("/etc/apt/sources.list.d/") and path.endswith(".sources"):
-            found += deb822(data.decode())
-    return [replace(origin, keyring=unpacked(origin.keyring, files, directory)) for origin in found]
+            origins_found += deb822(data.decode())
+    return [replace(origin, keyring=unpacked(origin.keyring, files, directory)) for origin in origins_found]
 
 
 def unpacked(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:

@@ -46,12 +46,12 @@ def failures(image: PlannedImage, log: Path) -> Iterator[None]:
         yield
     except StepFailed as error:
         lines = [text for text in log.read_text().splitlines() if text.strip()]
-        step = next((found["step"] for text in reversed(lines) if (found := STEP.match(text))), "start")
+        step = next((match["step"] for text in reversed(lines) if (match := STEP.match(text))), "start")
         # The builders echo the whole RUN line, which the log keeps and nobody wants to see here.
         shown = [f"  {text}" for text in lines if len(text) < LONG and not NOISE.match(text)]
         status = STATUS.search(str(error))
-        why = f"status {status[1]}" if status else str(error)[:LONG]
-        raise ImagesError(f"build {image.key}", f"step `{step}` failed: {why}\n" + "\n".join(shown[-TAIL:]),
+        reason = f"status {status[1]}" if status else str(error)[:LONG]
+        raise ImagesError(f"build {image.key}", f"step `{step}` failed: {reason}\n" + "\n".join(shown[-TAIL:]),
                           hint=f"{advice(shown)}the whole log: {log}") from error  # fmt: skip
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -126,11 +126,11 @@ class Maker:
             raw = self.raw(image, log)
             named = False
             try:
-                made = self.normalised(image, raw)
-                self.engine.tag(made, image.reference)
+                built = self.normalised(image, raw)
+                self.engine.tag(built, image.reference)
                 named = True
             finally:
-                if not named or raw != made:
+                if not named or raw != built:
                     self.engine.discard(raw)
         return time.monotonic() - began
 
@@ -175,14 +175,14 @@ class Maker:
         (directory / "Dockerfile").write_text(dockerfile(image.step, self.place.repository / "images/templates"))
         if not image.step.files:
             return
-        kept = directory / ".artifacts"
-        kept.mkdir()
+        artifacts = directory / ".artifacts"
+        artifacts.mkdir()
         entries = [
             *image.entries,
             *fetched(image, self.place),
-            *toolkit.entries(image.toolkit, self.place, kept),
-            *libraries.entries(image.libraries, self.place, kept),
-            *self.artifacts(image, kept),
+            *toolkit.entries(image.toolkit, self.place, artifacts),
+            *libraries.entries(image.libraries, self.place, artifacts),
+            *self.artifacts(image, artifacts),
         ]
         if image.is_role:
             entries.append(content.file("usr/share/minivm/sbom.spdx.json", self.sbom(image)))
@@ -190,27 +190,27 @@ class Maker:
             content.write_tar(
                 target, content.complete(entries, image.directories), self.place.definition.versions.epoch
             )
-        shutil.rmtree(kept)
+        shutil.rmtree(artifacts)
 
     def artifacts(self, image: PlannedImage, directory: Path) -> Iterator[Entry]:
         """Yield the paths taken from other images, unpacked beside the context."""
         for number, (artifact, key) in enumerate(image.artifacts):
-            kept = directory / str(number)
-            kept.mkdir()
+            target = directory / str(number)
+            target.mkdir()
             source = artifact.source.rstrip("/")
             with self.engine.container(self.composed.images[key].reference) as container:
                 tar = self.engine.read_path(container, source)
             with tar:
-                yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), kept)
+                yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), target)
 
     def arguments(self, image: PlannedImage) -> dict[str, str]:
         """Return the site's settings for the build step; none of them stays in the image."""
-        settings, found = self.place.settings, dict(self.place.settings.proxies)
+        settings, values = self.place.settings, dict(self.place.settings.proxies)
         if settings.mirrors:
-            found["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
+            values["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
         if settings.ca_certificates:
-            found["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
-        return found
+            values["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
+        return values
 
     def sources(self, image: PlannedImage) -> str:
         """Return Debian's repositories at the site's mirrors, with the image's paths of their keys."""
@@ -257,13 +257,13 @@ class Maker:
 
     def downloads(self, image: PlannedImage) -> list[Pin]:
         """List the pinned files that went into the layers below, and into the builders of their artifacts."""
-        todo, seen = [image.key], set[str]()
+        todo, visited = [image.key], set[str]()
         while todo:
             key = todo.pop()
-            if key not in seen:
-                seen.add(key)
+            if key not in visited:
+                visited.add(key)
                 todo += self.composed.images[key].needs
-        layers = [self.place.definition.layers[key.removeprefix("layer:")] for key in sorted(seen - {image.key})]
+        layers = [self.place.definition.layers[key.removeprefix("layer:")] for key in sorted(visited - {image.key})]
         available = pins(self.place)
         names = {name for layer in layers for name in layer.downloads.of(self.place.choice)}
         return [available[name] for name in sorted(names)]
@@ -285,7 +285,7 @@ class Maker:
         under = list(below["RootFS"]["Layers"]) if below else []
         if diff_ids[: len(under)] != under:
             raise ImagesError("name the image", f"{image.key} does not stand on {image.step.base}")
-        made = store.config(
+        config = store.config(
             below.get("Config"),
             len(under),
             diff_ids,
@@ -301,14 +301,14 @@ class Maker:
             arch=self.place.choice.arch,
             epoch=self.place.definition.versions.epoch,
         )
-        return self.engine.store.take_over(raw, made)
+        return self.engine.store.take_over(raw, config)
 
     def shown(self, name: str) -> str:
         prefix = self.place.settings.prefix
         return name.replace(prefix, self.shown_prefix, 1) if self.shown_prefix and name.startswith(prefix) else name
 
     def labels(self, image: PlannedImage, below: Mapping[str, Any]) -> dict[str, str]:
-        found = {
+        labels = {
             "org.opencontainers.image.title": self.shown(image.repo),
             "org.opencontainers.image.description": image.describe,
             "org.opencontainers.image.version": image.tag,
@@ -320,12 +320,12 @@ class Maker:
             f"{LABEL}wheels": " ".join(wheel.wanted for wheel in image.wheels),
         }
         if below:
-            found["org.opencontainers.image.base.name"] = self.shown(image.step.base)
-            found["org.opencontainers.image.base.digest"] = self.engine.image_id(image.step.base)
+            labels["org.opencontainers.image.base.name"] = self.shown(image.step.base)
+            labels["org.opencontainers.image.base.digest"] = self.engine.image_id(image.step.base)
         if image.is_role:
             # On roles alone: a commit that changes nothing below must not give every layer another id.
-            found["org.opencontainers.image.revision"] = self.revision
-        return {name: value for name, value in found.items() if value}
+            labels["org.opencontainers.image.revision"] = self.revision
+        return {name: value for name, value in labels.items() if value}
 
 
 def git_revision(repository: Path) -> str:

@@ -36,23 +36,23 @@ def plan_json(
 ) -> str:
     """Compile the role's services into a plan; a bad service fails the build, not the boot."""
     directory = repository / "init/services"
-    known = sorted(path.stem for path in directory.glob("*.yaml"))
+    names = sorted(path.stem for path in directory.glob("*.yaml"))
     services: list[Service] = []
-    told = definition.slurm[choice.release].ready if choice.release in definition.slurm else {}
-    if unknown := [name for name in told if name not in known]:
+    ready = definition.slurm[choice.release].ready if choice.release in definition.slurm else {}
+    if unknown := [name for name in ready if name not in names]:
         raise ImagesError("compile the plan", f"no service {unknown[0]!r}", file="images/slurm.yaml",
-                          field=f"releases.{choice.release}.ready", hint=nearest(unknown[0], known))  # fmt: skip
+                          field=f"releases.{choice.release}.ready", hint=nearest(unknown[0], names))  # fmt: skip
     for name in role.services.of(choice):
         path = directory / f"{name}.yaml"
         shown = str(path.relative_to(repository))
-        if name not in known:
+        if name not in names:
             raise ImagesError("compile the plan", f"no service {name!r}", file=f"images/roles/{role.name}.yaml",
-                              field="services", hint=nearest(name, known))  # fmt: skip
+                              field="services", hint=nearest(name, names))  # fmt: skip
         data = read(path, shown)
         if not isinstance(data, dict):
             raise ImagesError("compile the plan", "not a mapping", file=shown)
-        if name in told:
-            data = {**data, "ready": told[name]}
+        if name in ready:
+            data = {**data, "ready": ready[name]}
         try:
             services.append(parse_service(name, data, shown))
         except InitError as error:
@@ -67,14 +67,14 @@ def plan_json(
 def slurm_json(definition: Definition, choice: BuildChoice, version: str) -> str:
     """Return what init needs to know about the image's Slurm; only its name for an unknown release."""
     release = ".".join(version.split(".")[:2])
-    found: dict[str, object] = {"release": release}
+    data: dict[str, object] = {"release": release}
     if release in definition.slurm and release == choice.release:
         facts = definition.slurm[release]
-        names = {str(one.protocol): one.name for one in definition.slurm.values()}
-        found |= {"protocol": facts.protocol, "reads": facts.reads, "names": names}
-        found |= {"needs-state": facts.needs_state} if facts.needs_state else {}
-        found |= {"fast-scripts": True} if facts.fast_scripts else {}
-    return json.dumps(found, sort_keys=True) + "\n"
+        names = {str(item.protocol): item.name for item in definition.slurm.values()}
+        data |= {"protocol": facts.protocol, "reads": facts.reads, "names": names}
+        data |= {"needs-state": facts.needs_state} if facts.needs_state else {}
+        data |= {"fast-scripts": True} if facts.fast_scripts else {}
+    return json.dumps(data, sort_keys=True) + "\n"
 
 
 def entrypoint(python: str, program: str = "") -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def site_packages(python: str) -> str:
 def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """Return everything in the last layer except the SBOM, which describes the rest."""
     site = site_packages(python)
-    found = [
+    entries_found = [
         *venv(python),
         content.file("etc/minivm/plan.json", plan.encode()),
         content.file("usr/share/minivm/slurm.json", slurm.encode()),
@@ -104,19 +104,19 @@ def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) ->
         *tree(repository / "scripts", "usr/share/minivm/scripts"),
     ]
     for package in PACKAGES:
-        found += tree(repository / package, f"{site}/{package}")
-    return found
+        entries_found += tree(repository / package, f"{site}/{package}")
+    return entries_found
 
 
 def program(package: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """Return a pod's only program with the packages that it needs: no services, no scripts."""
-    found = [
+    files = [
         *venv(python),
         content.file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755),
     ]
     for name in (*BELOW, package):
-        found += tree(repository / name, f"{site_packages(python)}/{name}")
-    return found
+        files += tree(repository / name, f"{site_packages(python)}/{name}")
+    return files
 
 
 def venv(python: str) -> list[Entry]:

@@ -41,19 +41,19 @@ from images.make.state import Rendered
 # A layer's inputs from outside, by checksum: pinned files, and the keys of the repositories that it enables.
 def pins(place: LockContext) -> Mapping[str, Pin]:
     """Return the pins, each at the site's address if it gives one."""
-    found, settings = dict(place.definition.versions.pins), place.settings
+    pins_found, settings = dict(place.definition.versions.pins), place.settings
     if settings.slurm_tarball:
         if not (settings.slurm_sha256 and settings.slurm_version):
             raise ImagesError("use the tarball", "slurm_sha256 and slurm_version must say what it is",
                               field="slurm_tarball")  # fmt: skip
-        given = settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256
-        found["slurm"] = Pin("slurm", *given, setting="slurm_tarball")
+        tarball = settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256
+        pins_found["slurm"] = Pin("slurm", *tarball, setting="slurm_tarball")
     for name, address in settings.source_map.items():
-        sources = [pin.name for pin in found.values() if pin.commit]
+        sources = [pin.name for pin in pins_found.values() if pin.commit]
         if name not in sources:
             raise ImagesError("use the setting", f"no source {name!r}", field="sources", hint=nearest(name, sources))
-        found[name] = replace(found[name], url=address, setting="sources")
-    return found
+        pins_found[name] = replace(pins_found[name], url=address, setting="sources")
+    return pins_found
 
 
 def switched(layer: Layer, place: LockContext) -> list[AptSource]:
@@ -65,20 +65,20 @@ def fetched(image: PlannedImage, place: LockContext) -> list[Entry]:
     """Fetch and verify a layer's pinned files and keys; a skipped build fetches nothing."""
     if image.is_role:
         return []
-    layer, found = place.definition.layers[image.name], []
+    layer, artifacts = place.definition.layers[image.name], []
     available = pins(place)
     for name in layer.downloads.of(place.choice):
         pin = available[name]
         path = fetch(origins.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
-        found.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
+        artifacts.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
     for source in switched(layer, place):
         if not source.uri:
             text = origins.image_suite(source, place.variant)
-            found.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+            artifacts.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
             continue
         key = origins.keyring(source, place.definition, place.settings, place.downloads)
-        found.append(content.file(origins.image_keyring(source, place.definition), key))
-    return found
+        artifacts.append(content.file(origins.image_keyring(source, place.definition), key))
+    return artifacts
 
 
 # Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
@@ -263,8 +263,8 @@ class Composer:
             slurm = code.slurm_json(place.definition, place.choice, self.slurm)
             entries += code.entries(plan, slurm, place.variant.python, place.repository, self.tree)
         if role.code:
-            found = expects(self.versions, place.choice, tuple(sorted(provided)))
-            entries.append(content.file(EXPECTS_PATH, found))
+            expected = expects(self.versions, place.choice, tuple(sorted(provided)))
+            entries.append(content.file(EXPECTS_PATH, expected))
             commands += code.commands()
             verify = [*code.verify(place.repository, role.program), *verify]
         parent = f"layer:{layers[-1]}"

@@ -55,18 +55,18 @@ def tree(root: Path, to: str = "") -> list[Entry]:
     """List a directory's content, owned by root, with 0755 for directories and executables, 0644 for the rest."""
     if not root.is_dir():
         return []
-    found: list[Entry] = []
+    entries: list[Entry] = []
     with os.scandir(root) as listed:
         items = sorted((item for item in listed if item.name not in IGNORED), key=lambda item: item.name)
     for item in items:
         name = f"{to.strip('/')}/{item.name}".lstrip("/")
         if item.is_symlink():
-            found.append(link(name, str(Path(item).readlink())))
+            entries.append(link(name, str(Path(item).readlink())))
         elif item.is_dir():
-            found += [Entry(name, EntryKind.DIRECTORY, 0o755), *tree(Path(item), name)]
+            entries += [Entry(name, EntryKind.DIRECTORY, 0o755), *tree(Path(item), name)]
         else:
-            found.append(file(name, Path(item), 0o755 if item.stat().st_mode & 0o111 else 0o644))
-    return found
+            entries.append(file(name, Path(item), 0o755 if item.stat().st_mode & 0o111 else 0o644))
+    return entries
 
 
 def resolve(entry: FileEntry, repository: Path, users: Mapping[str, User], shown: str) -> list[Entry]:
@@ -99,16 +99,16 @@ def complete(entries: Iterable[Entry], below: Mapping[str, Entry]) -> list[Entry
 
     A parent keeps the mode that this layer or one below gave it; otherwise the engine would stamp it with the time.
     """
-    found = {entry.path: entry for entry in entries}
-    for path in list(found):
+    by_path = {entry.path: entry for entry in entries}
+    for path in list(by_path):
         parent = path.rpartition("/")[0]
-        while parent and parent not in found:
-            known = below.get(parent)
-            found[parent] = known or Entry(
+        while parent and parent not in by_path:
+            parent_entry = below.get(parent)
+            by_path[parent] = parent_entry or Entry(
                 parent, EntryKind.DIRECTORY, BASE_MODES.get(parent, 0o755), 0, BASE_GIDS.get(parent, 0)
             )
             parent = parent.rpartition("/")[0]
-    return [found[path] for path in sorted(found)]
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def write_tar(target: IO[bytes], entries: Iterable[Entry], epoch: int) -> None:

@@ -21,12 +21,12 @@ def asked(place: LockContext, layer: Layer) -> tuple[Wheel, ...]:
     if not groups:
         return ()
     locked, file = archive.resolved(place, python)
-    found = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
+    locked_wheels = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
     for group in groups:
         if not locked.of(group, place.choice.arch):
-            why = f"no wheel of {group} is locked for {place.choice.arch}"
-            raise ImagesError(f"build layer:{layer.name}", why, file=file, hint=RELOCK)
-    return found
+            reason = f"no wheel of {group} is locked for {place.choice.arch}"
+            raise ImagesError(f"build layer:{layer.name}", reason, file=file, hint=RELOCK)
+    return locked_wheels
 
 
 def directory(python: str) -> str:
@@ -38,8 +38,8 @@ def inputs(wanted: tuple[Wheel, ...]) -> dict[str, str]:
     """Return what decides the bytes, for the hash."""
     if not wanted:
         return {}
-    found = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted}
-    return found | {"layout of libraries": content.file("", Path(__file__)).digest()}
+    digests = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted}
+    return digests | {"layout of libraries": content.file("", Path(__file__)).digest()}
 
 
 def commands(wanted: tuple[Wheel, ...], python: str) -> list[str]:

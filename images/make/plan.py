@@ -75,12 +75,12 @@ class Composed:
 
         A builder is left out if all images that use its artifacts are among the references that are `present`.
         """
-        wanted: set[str] = set()
+        keys: set[str] = set()
 
         def visit(key: str) -> None:
-            if key in wanted:
+            if key in keys:
                 return
-            wanted.add(key)
+            keys.add(key)
             image = self.images[key]
             for other in image.needs:
                 if image.reference not in present or other == image.parent:
@@ -88,7 +88,7 @@ class Composed:
 
         for target in roles:
             visit(key_of(target))
-        return [image for key, image in self.images.items() if key in wanted]
+        return [image for key, image in self.images.items() if key in keys]
 
 
 def key_of(target: str) -> str:

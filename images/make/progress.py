@@ -39,10 +39,10 @@ class Plain:
         self.log(f"{key}: building ({why})")
 
     def line(self, key: str, text: str) -> None:
-        found = STEP.match(text)
-        if found and self.steps.get(key) != found["step"]:
-            self.steps[key] = found["step"]
-            self.log(f"{key}: {found['step']}")
+        match = STEP.match(text)
+        if match and self.steps.get(key) != match["step"]:
+            self.steps[key] = match["step"]
+            self.log(f"{key}: {match['step']}")
 
     def done(self, key: str, seconds: float) -> None:
         self.log(f"{key}: done in {seconds:.1f} s")

@@ -70,9 +70,9 @@ def dockerfile(step: DockerfileContent, templates: Path) -> str:
 
 def makers(templates: Path) -> list[Path]:
     """List the files that decide a rendered text: the templates, this module, and jinja's version."""
-    found = importlib.util.find_spec("jinja2")
-    assert found is not None and found.origin is not None
-    return [*sorted(templates.glob("*.j2")), Path(__file__), Path(found.origin)]
+    spec = importlib.util.find_spec("jinja2")
+    assert spec is not None and spec.origin is not None
+    return [*sorted(templates.glob("*.j2")), Path(__file__), Path(spec.origin)]
 
 
 def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:

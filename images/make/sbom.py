@@ -65,7 +65,7 @@ def listed(
 
     `base` is `name:arch` -> version of a base image's packages; a layer's package replaces the base's.
     """
-    found = [
+    packages = [
         Package(
             name=package.name,
             version=package.version,
@@ -77,16 +77,16 @@ def listed(
         for slice_ in slices
         for package in slice_.packages
     ]
-    replaced = {package.name for package in found}
+    replaced = {package.name for package in packages}
     for key, version in base.items():
         name, _, arch = key.partition(":")
         if name not in replaced:
-            found.append(Package(name, version, arch))
-    found += [Package(pin.name, pin.version, "", pin.sha256, distribution="generic") for pin in downloads]
+            packages.append(Package(name, version, arch))
+    packages += [Package(pin.name, pin.version, "", pin.sha256, distribution="generic") for pin in downloads]
     for wheel in wheels:
         made = Package(wheel.name, wheel.version, wheel.arch, wheel.sha256, licence=wheel.licence, distribution=WHEEL)
-        found.append(made)
-    return found
+        packages.append(made)
+    return packages
 
 
 def source_of(path: str) -> str:
@@ -129,9 +129,9 @@ def document(
 ) -> dict[str, Any]:
     """Build the document as plain data; `to_json` orders it. `namespace` is unique per content, without randomness."""
     listed = sorted(set(packages), key=lambda package: (package.name, package.arch, package.version))
-    ours = sorted(set(files), key=lambda file: file.path)
+    own_files = sorted(set(files), key=lambda file: file.path)
     entries = [package_entry(package, distribution, suite) for package in listed]
-    file_entries = [file_entry(file) for file in ours]
+    file_entries = [file_entry(file) for file in own_files]
     image = {
         "SPDXID": ROOT_ID,
         "name": name,
@@ -143,8 +143,8 @@ def document(
     }
     relationships = [relation("SPDXRef-DOCUMENT", "DESCRIBES", ROOT_ID)]
     relationships += [relation(ROOT_ID, "CONTAINS", entry["SPDXID"]) for entry in entries]
-    if ours:
-        entries.append(our_package(version, ours))
+    if own_files:
+        entries.append(our_package(version, own_files))
         relationships.append(relation(ROOT_ID, "CONTAINS", OURS_ID))
         relationships += [relation(OURS_ID, "CONTAINS", entry["SPDXID"]) for entry in file_entries]
     return {

@@ -69,14 +69,16 @@ class Rendered:
 
     def written(self) -> dict[str, str]:
         try:
-            found = json.loads(self.path.read_text()) if self.path else {}
-            return {k: v for k, v in found.items() if isinstance(v, str) and DIGEST.fullmatch(v)}
+            data = json.loads(self.path.read_text()) if self.path else {}
+            return {k: v for k, v in data.items() if isinstance(v, str) and DIGEST.fullmatch(v)}
         except (OSError, ValueError, AttributeError, RecursionError):
             return {}
 
     def stamped(self) -> list[tuple[int, int]]:
         """Return inodes and change times: unlike modification times, an edit that is undone still changes them."""
-        return [(found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in render.makers(self.templates))]
+        return [
+            (status.st_ino, status.st_ctime_ns) for status in (path.stat() for path in render.makers(self.templates))
+        ]
 
     def read(self) -> str:
         return "".join(digest(maker.read_bytes()) for maker in render.makers(self.templates))

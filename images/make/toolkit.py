@@ -63,7 +63,7 @@ def asked(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWh
     locked, file = archive.resolved(place, cuda)
 
     def of(groups: Sequence[str]) -> tuple[Wheel, ...]:
-        found: list[Wheel] = []
+        libraries: list[Wheel] = []
         for group in groups:
             if group not in cuda.wheels:
                 raise ImagesError(f"build layer:{layer.name}", f"CUDA {cuda.name} has no wheels {group!r}",
@@ -72,8 +72,8 @@ def asked(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWh
             if not (wheels := locked.of(group, place.choice.arch)) and cuda.wheels[group]:
                 raise ImagesError(f"build layer:{layer.name}", f"no wheel of {', '.join(cuda.wheels[group])} is locked"
                                   f" for {place.choice.arch}", file=file, hint=RELOCK)  # fmt: skip
-            found += wheels
-        return tuple(found)
+            libraries += wheels
+        return tuple(libraries)
 
     return ToolkitWheels(cuda.name, of([group for group in (*shared, *devel) if group not in there]), of(devel))
 
@@ -82,9 +82,9 @@ def inputs(wanted: ToolkitWheels) -> Mapping[str, str]:
     """Return what decides the bytes, for the hash: the files, which part of each, and the layout."""
     if not wanted.wheels:
         return {}
-    found = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted.libraries}
-    found |= {f"wheel {wheel.name} for compiling": wheel.sha256 for wheel in wanted.devel}
-    return found | {"layout of wheels": content.file("", Path(__file__)).digest()}
+    digests = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted.libraries}
+    digests |= {f"wheel {wheel.name} for compiling": wheel.sha256 for wheel in wanted.devel}
+    return digests | {"layout of wheels": content.file("", Path(__file__)).digest()}
 
 
 def entries(wanted: ToolkitWheels, place: LockContext, kept: Path) -> Iterator[Entry]:

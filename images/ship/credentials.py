@@ -70,11 +70,11 @@ def from_docker(path: Path, host: str, env: Mapping[str, str]) -> Login | None:
 
 
 def mapping(data: object, name: str, path: Path, host: str) -> Mapping[str, Any]:
-    found = data.get(name) or {} if isinstance(data, dict) else None
-    if not isinstance(found, dict):
+    entry = data.get(name) or {} if isinstance(data, dict) else None
+    if not isinstance(entry, dict):
         raise ImagesError(f"log in to {host}", "docker's configuration is not what `docker login` writes: expected a"
                           " mapping", file=path, field=name, hint=f"run `docker login {host}`")  # fmt: skip
-    return found
+    return entry
 
 
 def stored(entry: Mapping[str, Any], path: Path, host: str) -> Login | None:

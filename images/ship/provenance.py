@@ -94,21 +94,21 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
     if not signers.is_file():
         raise ImagesError(what, "no such file of signers", file=signers,
                           hint="lines of `NAME KEYTYPE KEY`, as ssh-keygen's ALLOWED SIGNERS has them")  # fmt: skip
-    why = "nobody has attached its provenance"
+    reason = "nobody has attached its provenance"
     for data in envelopes:
-        found = opened(data)
-        if found is None:
-            why = "what is attached is no signed statement"
+        envelope = opened(data)
+        if envelope is None:
+            reason = "what is attached is no signed statement"
             continue
-        payload, signatures = found
+        payload, signatures = envelope
         signer = next((name for sig in signatures if (name := signed_by(payload, sig, signers, what))), "")
         if not signer:
-            why = "its provenance is signed by nobody who may"
+            reason = "its provenance is signed by nobody who may"
         elif (said := about(payload, digest)) is None:
-            why = f"its provenance, signed by {signer}, speaks of another image"
+            reason = f"its provenance, signed by {signer}, speaks of another image"
         else:
             return Verified(signer, said)
-    raise ImagesError(what, why, file=signers)
+    raise ImagesError(what, reason, file=signers)
 
 
 def opened(data: bytes) -> tuple[bytes, list[bytes]] | None:
@@ -178,10 +178,10 @@ def subject(registry: Registry, reference: str) -> dict[str, Any]:
     """Return the descriptor of the image under a tag or digest, computed from the received bytes."""
     with registry.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join((*MANIFEST_TYPES, INDEX))}) as answer:
         media_type = answer.headers.get("Content-Type", MANIFEST).partition(";")[0]
-        found = descriptor(media_type, registry.whole(answer))
+        subject_descriptor = descriptor(media_type, registry.whole(answer))
     if reference.startswith("sha256:"):
-        registry.same(reference, found["digest"])
-    return found
+        registry.same(reference, subject_descriptor["digest"])
+    return subject_descriptor
 
 
 def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: bytes) -> str:
@@ -198,18 +198,18 @@ def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: b
         },
         sort_keys=True,
     ).encode()
-    made = descriptor(MANIFEST, data)
-    headers = put_manifest(registry, made["digest"], MANIFEST, data)
+    manifest = descriptor(MANIFEST, data)
+    headers = put_manifest(registry, manifest["digest"], MANIFEST, data)
     if "OCI-Subject" not in headers:
         listed = index(registry, f"/manifests/{fallback(image)}") or []
-        others = [item for item in listed if item.get("digest") != made["digest"]]
+        rest = [item for item in listed if item.get("digest") != manifest["digest"]]
         whole = {
             "schemaVersion": 2,
             "mediaType": INDEX,
-            "manifests": [*others, {**made, "artifactType": artifact_type}],
+            "manifests": [*rest, {**manifest, "artifactType": artifact_type}],
         }
         put_manifest(registry, fallback(image), INDEX, json.dumps(whole, sort_keys=True).encode())
-    return str(made["digest"])
+    return str(manifest["digest"])
 
 
 def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
@@ -222,10 +222,10 @@ def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Itera
         data = registry.named(f"/manifests/{digest}", digest, {"Accept": MANIFEST})
         try:
             (layer,) = json.loads(data)["layers"]
-            wanted = str(layer["digest"])
+            layer_digest = str(layer["digest"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RegistryError(registry.what("read"), f"{digest} is not one document") from error
-        yield registry.named(f"/blobs/{wanted}", wanted)
+        yield registry.named(f"/blobs/{layer_digest}", layer_digest)
 
 
 def fallback(image: Descriptor) -> str:
@@ -245,16 +245,18 @@ def index(registry: Registry, path: str) -> list[dict[str, Any]] | None:
 
 def manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
     try:
-        found = json.loads(data)["manifests"]
-        if not isinstance(found, list) or not all(DIGEST.fullmatch(item["digest"]) for item in found):
+        manifests_found = json.loads(data)["manifests"]
+        if not isinstance(manifests_found, list) or not all(
+            DIGEST.fullmatch(item["digest"]) for item in manifests_found
+        ):
             raise ValueError("not a list of descriptors")
-        return found
+        return manifests_found
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryError(registry.what("read"), "its list of referrers is none") from error
 
 
 def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]:
-    made = descriptor(media_type, data)
+    blob = descriptor(media_type, data)
     if len(data) > LARGEST:
         raise RegistryError(registry.what("attach to"), f"a document of more than {LARGEST >> 20} MiB")
     with registry.answer("POST", "/blobs/uploads/") as answer:
@@ -262,9 +264,9 @@ def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]
     if not location.startswith(f"{registry.base}/"):
         # The login is the registry's, and nobody else's.
         raise RegistryError(registry.what("attach to"), f"it takes uploads elsewhere: {location}")
-    joined = f"{location}{'&' if '?' in location else '?'}digest={urllib.parse.quote(made['digest'])}"
+    joined = f"{location}{'&' if '?' in location else '?'}digest={urllib.parse.quote(blob['digest'])}"
     with registry.answer("PUT", joined, {"Content-Type": "application/octet-stream"}, data):
-        return made
+        return blob
 
 
 def put_manifest(registry: Registry, reference: str, media_type: str, data: bytes) -> Mapping[str, str]:

@@ -71,10 +71,10 @@ class Progress:
     def _layer(self, layer: str, status: str) -> None:
         if status.startswith("Retrying in "):
             # The engine counts the seconds down: the first of a count is a new attempt.
-            left = int(status.split()[2])
-            if self.layers.get(layer) is not LayerState.RETRYING or left > self.seconds.get(layer, 0):
+            remaining = int(status.split()[2])
+            if self.layers.get(layer) is not LayerState.RETRYING or remaining > self.seconds.get(layer, 0):
                 self.retries[layer] = self.retries.get(layer, 0) + 1
-            self.seconds[layer] = left
+            self.seconds[layer] = remaining
         self.layers[layer] = state_of(status)
 
     def count(self, state: LayerState) -> int:
@@ -171,16 +171,16 @@ def refused(registry: Registry) -> bool:
 
 def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
     """Explain a failed push by asking the registry: the engine says "500" or retries silently."""
-    why = progress.error or "the engine's uploads fail again and again"
+    reason = progress.error or "the engine's uploads fail again and again"
     try:
         registry.check_upload()
     except RegistryError as error:
-        why = error.why
+        reason = error.why
     arrived = progress.count(LayerState.SENT) + progress.count(LayerState.PRESENT)
     hint = None
     if arrived:
         hint = f"{arrived} of {len(progress.layers)} layers are there: the same command sends only the rest"
-    return ImagesError(f"push {target}", why, hint=hint)
+    return ImagesError(f"push {target}", reason, hint=hint)
 
 
 def verify(registry: Registry, digest: str, image_id: str, seen: set[Blob]) -> int:
@@ -232,7 +232,7 @@ def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
         return {"": dict(whole)}
     digest = str(whole["digest"])
     data = registry.named(f"/manifests/{digest}", digest, {"Accept": INDEX})
-    found: dict[str, dict[str, Any]] = {}
+    images_found: dict[str, dict[str, Any]] = {}
     listed = provenance.manifests(registry, data)
     # Whoever may push may make an index: what is behind so many must not pass unseen.
     if len(listed) > provenance.MOST:
@@ -240,9 +240,9 @@ def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
     for item in listed:
         platform = item.get("platform")
         arch = str(platform.get("architecture", "")) if isinstance(platform, dict) else ""
-        if not arch or arch in found:
+        if not arch or arch in images_found:
             raise RegistryError(registry.what("read"), f"{digest} does not say once of each image what it is for")
-        found[arch] = item
-    if not found:
+        images_found[arch] = item
+    if not images_found:
         raise RegistryError(registry.what("read"), f"{digest} names no image")
-    return found
+    return images_found

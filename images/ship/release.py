@@ -26,10 +26,10 @@ FORM = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5}
 
 def followers(current: str) -> list[str]:
     """Return the versions that may follow the current one: the next patch, minor and major release."""
-    found = FORM.fullmatch(current)
-    if not found:
+    match = FORM.fullmatch(current)
+    if not match:
         raise ImagesError(f"release after {current!r}", "it is not MAJOR.MINOR.PATCH", file=VERSION_FILE)
-    major, minor, patch = map(int, found.groups())
+    major, minor, patch = map(int, match.groups())
     return [f"{major}.{minor}.{patch + 1}", f"{major}.{minor + 1}.0", f"{major + 1}.0.0"]
 
 
@@ -81,15 +81,15 @@ class ProjectRelease:
         if tagged and tagged != head:
             raise ImagesError(self.what, f"the tag {self.tag} is there, on another commit", hint="raise the version;"
                               f" or, to push this release again, `git checkout {self.tag}` first")  # fmt: skip
-        made = self.made_by(head)
-        if tagged and not made:
+        commit = self.made_by(head)
+        if tagged and not commit:
             raise ImagesError(self.what, f"the tag {self.tag} is there, and its commit does not make this version",
                               hint=f"`git tag -d {self.tag}` removes it here")  # fmt: skip
-        if made:
+        if commit:
             self.check_clean({})
         else:
             self.commit()
-        log(f"{'found' if made else 'made'} the commit of {self.version}")
+        log(f"{'found' if commit else 'made'} the commit of {self.version}")
         if not tagged:
             self.git("tag", "--annotate", "--message", f"minivm {self.version}", self.tag)
         log(f"{'found' if tagged else 'made'} the tag {self.tag}")
@@ -105,8 +105,8 @@ class ProjectRelease:
             raise ImagesError(self.what, "no branch is checked out", hint="`git switch BRANCH` first")
         for file, text in planned.items():
             write_whole(self.repository / file, text)
-        why = "Move the entries of the changelog to the version's section, and state the version."
-        message = f"release: make version {self.version}\n\n{why}"
+        reason = "Move the entries of the changelog to the version's section, and state the version."
+        message = f"release: make version {self.version}\n\n{reason}"
         self.git("commit", "--quiet", "--message", message, "--", *planned)
 
     def planned(self) -> dict[str, str]:
@@ -130,8 +130,8 @@ class ProjectRelease:
         )
 
     def version_at(self, commit: str) -> str:
-        found = VERSION.search(self.at(commit, VERSION_FILE, missing=""))
-        return found[1] if found else ""
+        match = VERSION.search(self.at(commit, VERSION_FILE, missing=""))
+        return match[1] if match else ""
 
     def check_clean(self, planned: dict[str, str]) -> None:
         """Refuse uncommitted changes, except those that a run of this release made before it was interrupted."""
@@ -168,8 +168,8 @@ class ProjectRelease:
             return text.strip() if strip else text
         if missing is not None:
             return missing
-        why = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise ImagesError(self.what, f"`git {arguments[0]}`: {why}", file=self.repository)
+        reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise ImagesError(self.what, f"`git {arguments[0]}`: {reason}", file=self.repository)
 
 
 def values(host: str, path: str, digests: Iterable[tuple[str, str]]) -> str:

@@ -38,7 +38,7 @@ class _Order:
         for change in plan.changes:
             self.of[change.key.kind if change.op is not Op.REMOVE else f"-{change.key.kind}"].append(change)
         self.parents = {
-            key.name: found.fields.get("parent", "") for key, found in database.objects.items() if key.kind == ACCOUNT
+            key.name: stored.fields.get("parent", "") for key, stored in database.objects.items() if key.kind == ACCOUNT
         }
         for change in self.of[ACCOUNT]:
             self.parents[change.key.name] = change.after["parent"]
@@ -63,8 +63,8 @@ class _Order:
                 yield from self._coordinators(word, change)
         yield from self._marks([*levels, *accounts, *users])
         yield from self._remove_users(self.of[f"-{USER}"])
-        gone = [change.key.name for change in self.of[f"-{ACCOUNT}"]]
-        for name in sorted(gone, key=lambda name: (-self._depth(name), name)):
+        removed = [change.key.name for change in self.of[f"-{ACCOUNT}"]]
+        for name in sorted(removed, key=lambda name: (-self._depth(name), name)):
             yield SacctmgrCall(("delete", "account", f"name={name}", f"cluster={self.cluster}"))
         if levels := sorted(self.of[f"-{QOS}"], key=lambda change: change.key):
             yield SacctmgrCall(("delete", "qos", f"name={','.join(change.key.name for change in levels)}"), len(levels))
@@ -110,8 +110,8 @@ class _Order:
     def _mark(self, change: ObjectChange, fields: Fields, *, final: bool) -> str:
         roster = change.roster
         if not final:
-            found = self.database.objects.get(change.key)
-            roster = found.mark.roster if found is not None and found.mark is not None else frozenset()
+            stored = self.database.objects.get(change.key)
+            roster = stored.mark.roster if stored is not None and stored.mark is not None else frozenset()
         name = "description" if change.key.kind == QOS else "comment"
         return f"{name}={write_mark(self.cluster, fields, roster)}"
 
@@ -161,13 +161,13 @@ class _Order:
                 yield SacctmgrCall(("modify", "user", *where, "set", *chosen), names.count(",") + 1)
 
     def _admin_levels(self, changes: Iterable[ObjectChange]) -> Iterator[SacctmgrCall]:
-        wanted: dict[str, str] = {}
+        levels: dict[str, str] = {}
         for change in changes:
             before, after = change.before.get("adminlevel", ""), change.after.get("adminlevel", "")
             if before != after and (change.op is Op.REMOVE or "adminlevel" in self._late(change)):
-                wanted[change.key.name] = after or "none"
-        for level in sorted(set(wanted.values())):
-            for names in _chunks(name for name, value in wanted.items() if value == level):
+                levels[change.key.name] = after or "none"
+        for level in sorted(set(levels.values())):
+            for names in _chunks(name for name, value in levels.items() if value == level):
                 yield SacctmgrCall(
                     ("modify", "user", "where", f"name={names}", "set", f"adminlevel={level}"), names.count(",") + 1
                 )
@@ -242,8 +242,8 @@ def _absent(field: str) -> str:
 def _tres(value: str, old: str) -> str:
     """Return the limit with a -1 for each that is no longer limited: sacctmgr keeps those that it is not given."""
     limits = dict(part.partition("=")[::2] for part in value.split(",") if part)
-    gone = {part.partition("=")[0] for part in old.split(",") if part} - limits.keys()
-    return ",".join(f"{name}={count}" for name, count in sorted({**limits, **dict.fromkeys(gone, "-1")}.items()))
+    dropped = {part.partition("=")[0] for part in old.split(",") if part} - limits.keys()
+    return ",".join(f"{name}={count}" for name, count in sorted({**limits, **dict.fromkeys(dropped, "-1")}.items()))
 
 
 def _grouped(changes: Iterable[ObjectChange], settings: Settings) -> Iterator[tuple[str, str, Argv]]:

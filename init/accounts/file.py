@@ -85,9 +85,9 @@ class _Builder:
             fields["preempt"] = values.listed(",".join(preempt))
             self.named.update({qos(name): _at(reader, "preempt") for name in preempt})
         if flags := reader.texts("flags"):
-            known = {flag.lower(): flag for flag in QOS_FLAGS}
+            flags_by_name = {flag.lower(): flag for flag in QOS_FLAGS}
             for flag in flags:
-                if flag.lower() not in known:
+                if flag.lower() not in flags_by_name:
                     reader.fail("flags", f"{flag!r} is no flag of a QOS", nearest(flag, list(QOS_FLAGS)))
             fields["flags"] = values.listed(",".join(flags))
         if grace := reader.seconds("graceTime", 0.0):
@@ -170,11 +170,11 @@ class _Builder:
 
     def _check_parents(self, top: Reader) -> None:
         for key in self.objects:
-            seen, at = {key.name}, self.objects[key].get("parent", ROOT)
+            visited, at = {key.name}, self.objects[key].get("parent", ROOT)
             while at != ROOT and account(at) in self.objects and key.kind == "account":
-                if at in seen:
+                if at in visited:
                     top.fail("accounts", f"account {at} is below itself", "correct parent")
-                seen.add(at)
+                visited.add(at)
                 at = self.objects[account(at)]["parent"]
 
 
@@ -239,12 +239,12 @@ def _limit(section: Reader, name: str, shape: Shape) -> str:
         if section.number(name, 0) >= values.MOST:
             section.fail(name, f"{value} is too large, expected less than {values.MOST}")
         return str(value)
-    text, made = value, None
+    text, canonical_value = value, None
     if shape is Shape.TRES and isinstance(value, dict):
         text = ",".join(f"{key}={amount}" for key, amount in value.items())
     if isinstance(text, str):
-        made = values.tres(text) if shape is Shape.TRES else values.minutes(text)
-    if not made:
+        canonical_value = values.tres(text) if shape is Shape.TRES else values.minutes(text)
+    if not canonical_value:
         # YAML reads an unquoted 24:00:00 as the number 86400.
         section.fail(name, f"wanted {shape.value}, not {described(value)}")
-    return made
+    return canonical_value

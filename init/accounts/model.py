@@ -82,9 +82,9 @@ def without_inherited(accounts: Mapping[str, Fields], name: str) -> Fields:
     """Return an account's fields without the coordinators of the accounts above it, which slurmdbd lists in it too."""
     fields = accounts[name]
     above: set[str] = set()
-    parent, seen = fields.get("parent", ""), {name}
-    while parent in accounts and parent not in seen:
-        seen.add(parent)
+    parent, visited = fields.get("parent", ""), {name}
+    while parent in accounts and parent not in visited:
+        visited.add(parent)
         above |= coordinators(accounts[parent])
         parent = accounts[parent].get("parent", "")
     return {field: value for field, value in fields.items() if field not in above} if above else fields

@@ -77,7 +77,7 @@ def make(wanted: AccountsFile, database: Database, busy: Set[ObjectKey], *, adop
 
 def _without_inherited(wanted: AccountsFile, database: Database) -> AccountsFile:
     """Return the file without coordinators of accounts that have them from an account above."""
-    kept = {key: found.fields for key, found in database.objects.items() if key.kind == ObjectKind.ACCOUNT.value}
+    kept = {key: stored.fields for key, stored in database.objects.items() if key.kind == ObjectKind.ACCOUNT.value}
     both = {**kept, **wanted.objects}
     accounts = {key.name: fields for key, fields in both.items() if key.kind == ObjectKind.ACCOUNT.value}
     objects = {
@@ -99,19 +99,19 @@ class _Comparison:
                 self.members[key.account].add(key.name)
                 self.levels[key.name] = fields.get("adminlevel", "")
         self.has_members = {key.name for key in (*database.objects, *database.partitioned) if key.account}
-        self.owned_users = {key.name for key, found in database.objects.items() if key.account and found.mark}
+        self.owned_users = {key.name for key, stored in database.objects.items() if key.account and stored.mark}
 
     def plan(self) -> AccountsPlan:
         changes = [change for key, fields in self.wanted.objects.items() for change in self._wanted(key, fields)]
-        kept: dict[ObjectKey, str] = {}
-        removed = list(self._removals(kept))
+        kept_objects: dict[ObjectKey, str] = {}
+        removed = list(self._removals(kept_objects))
         problems = tuple(self._problems())
-        return AccountsPlan((*changes, *removed), tuple(self.by_hand), tuple(self.unowned), kept, problems)
+        return AccountsPlan((*changes, *removed), tuple(self.by_hand), tuple(self.unowned), kept_objects, problems)
 
     def _wanted(self, key: ObjectKey, after: Fields) -> Iterator[ObjectChange]:
-        found = self.database.objects.get(key)
+        stored = self.database.objects.get(key)
         roster = self._roster(key)
-        if found is None:
+        if stored is None:
             if self._is_unowned_user(key) and not self.adopt:
                 self.unowned.append(key)
             if self._was_removed(key):
@@ -119,7 +119,7 @@ class _Comparison:
             level = self.database.users.get(key.name, "") if key.account else ""
             yield ObjectChange(Op.ADD, key, {"adminlevel": level} if level else {}, after, roster)
             return
-        mark = found.mark
+        mark = stored.mark
         if mark is None:
             if self._was_removed(key):
                 # The account's members have this user: a coordinator of the account cleared the mark.
@@ -127,13 +127,13 @@ class _Comparison:
             elif not self.adopt:
                 self.unowned.append(key)
                 return
-            mark = OwnerMark(found.fields)
+            mark = OwnerMark(stored.fields)
             note = "taken over as it is"
         else:
             note = "" if mark.fields == after else "recorded, after a run that was cut"
-            self._compare(key, found.fields, mark.fields, after)
-        if found.fields != after or mark.fields != after or mark.roster != roster or found.mark is None:
-            yield ObjectChange(Op.MODIFY, key, found.fields, after, roster, note)
+            self._compare(key, stored.fields, mark.fields, after)
+        if stored.fields != after or mark.fields != after or mark.roster != roster or stored.mark is None:
+            yield ObjectChange(Op.MODIFY, key, stored.fields, after, roster, note)
 
     def _compare(self, key: ObjectKey, now: Fields, last: Fields, after: Fields | None) -> None:
         for field in sorted({*now, *last}):
@@ -156,35 +156,37 @@ class _Comparison:
         return holder is not None and holder.mark is not None and key.name in holder.mark.roster
 
     def _removals(self, kept: dict[ObjectKey, str]) -> Iterator[ObjectChange]:
-        gone = {
-            key: found for key, found in self.database.objects.items() if found.mark and key not in self.wanted.objects
+        removed = {
+            key: stored
+            for key, stored in self.database.objects.items()
+            if stored.mark and key not in self.wanted.objects
         }
-        users = {key for key in gone if key.account}
+        users = {key for key in removed if key.account}
         for key in sorted(users & self.busy):
             kept[key] = "has pending or running jobs"
         for key in sorted(users & self.database.partitioned - kept.keys()):
             kept[key] = "has associations of single partitions, which are not in the file"
-        self._keep_defaults(gone, kept)
-        self._keep_accounts(gone, kept)
-        self._keep_qos(gone, kept)
-        staying = {key.name for key in self.database.objects if key.account and key not in gone}
+        self._keep_defaults(removed, kept)
+        self._keep_accounts(removed, kept)
+        self._keep_qos(removed, kept)
+        staying = {key.name for key in self.database.objects if key.account and key not in removed}
         staying |= {key.name for key in self.database.partitioned}
-        for key, found in gone.items():
+        for key, stored in removed.items():
             if key not in kept:
-                assert found.mark is not None
-                self._compare(key, found.fields, found.mark.fields, None)
+                assert stored.mark is not None
+                self._compare(key, stored.fields, stored.mark.fields, None)
                 # A coordinator can write a mark, so it proves no right to the admin level of a user who stays.
-                kept_level = found.fields.get("adminlevel", "") if key.name in staying else ""
+                kept_level = stored.fields.get("adminlevel", "") if key.name in staying else ""
                 level = self.levels.get(key.name, kept_level) if key.account else ""
-                yield ObjectChange(Op.REMOVE, key, found.fields, {"adminlevel": level} if level else {})
+                yield ObjectChange(Op.REMOVE, key, stored.fields, {"adminlevel": level} if level else {})
 
     def _keep_defaults(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:
         """Keep a user's default account where the user stays in other accounts without another default."""
         staying = {key.name for key in self.database.objects if key.account and (key not in gone or key in kept)}
         staying |= {key.name for key in self.database.partitioned}
-        wanted = {key.name for key in self.wanted.objects if key.account}
-        for key, found in gone.items():
-            if key.account and DEFAULT in found.fields and key.name in staying - wanted and key not in kept:
+        named = {key.name for key in self.wanted.objects if key.account}
+        for key, stored in gone.items():
+            if key.account and DEFAULT in stored.fields and key.name in staying - named and key not in kept:
                 kept[key] = "is the user's default account, and the user stays in another"
 
     def _keep_accounts(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:
@@ -199,16 +201,16 @@ class _Comparison:
                 if key.kind == ObjectKind.ACCOUNT.value
             }
             needed |= {fields["parent"] for key, fields in moved.items() if key.kind == ObjectKind.ACCOUNT.value}
-            held = sorted(key for key in accounts - kept.keys() if key.name in needed)
-            if not held:
+            needed_accounts = sorted(key for key in accounts - kept.keys() if key.name in needed)
+            if not needed_accounts:
                 return
-            kept.update(dict.fromkeys(held, "has users or accounts that stay"))
+            kept.update(dict.fromkeys(needed_accounts, "has users or accounts that stay"))
 
     def _keep_qos(self, gone: Mapping[ObjectKey, StoredObject], kept: dict[ObjectKey, str]) -> None:
         used: set[str] = set()
-        for key, found in self.database.objects.items():
+        for key, stored in self.database.objects.items():
             if key not in gone or key in kept:
-                fields = self.wanted.objects.get(key, found.fields)
+                fields = self.wanted.objects.get(key, stored.fields)
                 for field in ("qos", "defaultqos", "preempt"):
                     used |= set(fields.get(field, "").split(","))
         for key in gone:
@@ -254,7 +256,7 @@ def lines(plan: AccountsPlan) -> list[str]:
     return [
         *_changes(plan.changes),
         *by_hand(plan.by_hand),
-        *(f"keep {key}: it {why}" for key, why in sorted(plan.kept.items())),
+        *(f"keep {key}: it {reason}" for key, reason in sorted(plan.kept.items())),
     ]
 
 
@@ -296,8 +298,8 @@ def proper(field: str) -> str:
 
 
 def by_hand(found: Sequence[ByHand]) -> Iterator[str]:
-    for one in found:
-        if not one.field:
-            yield f"removed by hand: {one.key}"
+    for item in found:
+        if not item.field:
+            yield f"removed by hand: {item.key}"
         else:
-            yield f"changed by hand: {one.key}: {_altered(one.field, one.last, one.now)}"
+            yield f"changed by hand: {item.key}: {_altered(item.field, item.last, item.now)}"

@@ -126,7 +126,7 @@ def read(cluster: str, *, ask: Callable[..., str] = sacctmgr) -> Database:
         else:
             fields |= {"parent": parent} | _account(*accounts.get(of, ("", "", "")))
         objects[user(name, of) if name else account(of)] = StoredObject(fields, read_mark(cluster, comment))
-    by_name = {key.name: found.fields for key, found in objects.items() if key.kind == ObjectKind.ACCOUNT.value}
+    by_name = {key.name: stored.fields for key, stored in objects.items() if key.kind == ObjectKind.ACCOUNT.value}
     for name in by_name:
         objects[account(name)] = replace(objects[account(name)], fields=without_inherited(by_name, name))
     tres = frozenset(f"{kind}/{name}" if name else kind for kind, name in rows(("tres",), ("type", "name"), ask=ask))
@@ -157,11 +157,14 @@ def _canonical(name: str, cell: str) -> str:
 def busy() -> frozenset[ObjectKey]:
     """Return the users in accounts, and the QOS, that have jobs which have not ended."""
     text = client.run([client.SQUEUE, "--all", "--noheader", "--format=%u|%a|%q"], CONTROLLER, within=30.0)
-    found: set[ObjectKey] = set()
+    busy_keys: set[ObjectKey] = set()
     for line in text.splitlines():
         name, of, level = [cell.strip() for cell in (*line.split("|"), "", "")][:3]
-        found |= {user(name.lower(), of.lower()), qos(level.lower())}  # the directory's spelling; slurmdbd has its own
-    return frozenset(found)
+        busy_keys |= {
+            user(name.lower(), of.lower()),
+            qos(level.lower()),
+        }  # the directory's spelling; slurmdbd has its own
+    return frozenset(busy_keys)
 
 
 def apply(call: SacctmgrCall) -> None:

@@ -128,5 +128,5 @@ def listed(text: str) -> str:
 
 def canonical(shape: Shape, text: str) -> str:
     """Return sacctmgr's text of a limit in its one form; a text that it never wrote stays as it is."""
-    made = tres(text) if shape is Shape.TRES else minutes(text) if shape is Shape.MINUTES else text
-    return text.lower() if made is None else made
+    value = tres(text) if shape is Shape.TRES else minutes(text) if shape is Shape.MINUTES else text
+    return text.lower() if value is None else value

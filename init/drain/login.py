@@ -36,11 +36,11 @@ ADVICE = "Save your work and log out; srun and salloc end with it."
 
 
 def drain(controller: str, deadline: Deadline) -> None:
-    kept = min(KEPT, deadline.left / 4)
+    reserve = min(KEPT, deadline.left / 4)
     if is_wanted(os.environ):
-        Stay(deadline, kept, pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")).run()
+        Stay(deadline, reserve, pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")).run()
     else:
-        end_sessions(deadline, kept)
+        end_sessions(deadline, reserve)
     end_clients(deadline)
 
 
@@ -77,11 +77,11 @@ def end_clients(deadline: Deadline) -> None:
     if not clients:
         return
     number = signal.SIGHUP
-    for left in (deadline.left / 2, 1.0):
+    for limit in (deadline.left / 2, 1.0):
         # A process started to survive its terminal ignores SIGHUP, so send SIGTERM next.
         for pid in clients:
             hang_up(pid, number)
-        while (clients := find_clients()) and deadline.left > left:
+        while (clients := find_clients()) and deadline.left > limit:
             deadline.pause(0.1)
         number = signal.SIGTERM
     report(f"{len(clients)} srun and salloc are left" if clients else "every srun and salloc has ended its job")
@@ -199,8 +199,8 @@ class Stay:
                 unread = f"; {self.people.problem}" if self.people.problem else ""
                 report_change(f"{who} until {clock(self.until)}: this pod {self.why}{unread}")
             self.deadline.pause(min(STAY_LOOK_EVERY, self.left))
-        left = len(find_sessions())
-        report(f"{left} sessions are left" if left else "all sessions have ended")
+        sessions_left = len(find_sessions())
+        report(f"{sessions_left} sessions are left" if sessions_left else "all sessions have ended")
         self.records.end()
 
     @property
@@ -354,11 +354,11 @@ class Records:
                     self.known[int(uid)] = PasswdEntry(name, int(uid), int(gid), home)
 
     def follow(self, uids: Collection[int], until: str) -> None:
-        wanted = {person.uid: f"{until} {self.address}" for person in self.people(uids)}
+        notices = {person.uid: f"{until} {self.address}" for person in self.people(uids)}
         self._reap()
-        for uid in [uid for uid in self.written if uid not in wanted]:
+        for uid in [uid for uid in self.written if uid not in notices]:
             self._start(uid, "")
-        for uid, text in wanted.items():
+        for uid, text in notices.items():
             if self.written.get(uid) != text:
                 self._start(uid, text)
 
@@ -396,11 +396,11 @@ class Records:
 
 
 def _owners(sessions: Collection[int]) -> set[int]:
-    found = set()
+    owners = set()
     for pid in sessions:
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            found.add(int(status_of(PROC / str(pid))["Uid"].split()[0]))
-    return found
+            owners.add(int(status_of(PROC / str(pid))["Uid"].split()[0]))
+    return owners
 
 
 def _seconds(name: str) -> float:

@@ -72,11 +72,11 @@ def find_keepers() -> dict[int, set[int]]:
             if (terminal := int(fields[4])) and terminal >> 8 & 0xFFF in MAJORS:
                 number = (terminal & 0xFF | terminal >> 12 & 0xFFF00) + 256 * ((terminal >> 8 & 0xFFF) - MAJORS.start)
                 windows.append((int(status["PPid"]), uid, number))
-    found: dict[int, set[int]] = {uid: set() for uid in keepers.values()}
+    keepers_by_user: dict[int, set[int]] = {uid: set() for uid in keepers.values()}
     for parent, uid, number in windows:
         if keepers.get(parent) == uid:
-            found[uid].add(number)
-    return found
+            keepers_by_user[uid].add(number)
+    return keepers_by_user
 
 
 def tell(paths: Iterable[Path], text: str) -> list[Path]:
@@ -85,14 +85,14 @@ def tell(paths: Iterable[Path], text: str) -> list[Path]:
     A stopped terminal must not block us.
     """
     message = f"\r\n*** minivm: {text} ***\r\n".encode()
-    taken = []
+    reached = []
     for path in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor):
                     os.write(descriptor, message)
-                    taken.append(path)
+                    reached.append(path)
             finally:
                 os.close(descriptor)
-    return taken
+    return reached

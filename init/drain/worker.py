@@ -152,7 +152,7 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
 
 def wait_until_idle(name: str, controller: str, deadline: Deadline) -> None:
     with contextlib.suppress(SlurmError):  # the node must be down in Slurm, sooner or later
-        while (left := deadline.left - LEFT) > 0 and client.jobs(name, controller, within=left):
+        while (remaining := deadline.left - LEFT) > 0 and client.jobs(name, controller, within=remaining):
             deadline.pause(0.2)
 
 

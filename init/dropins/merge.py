@@ -44,14 +44,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
+    keys: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, Hashable):
             raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
-        if key in seen:
+        if key in keys:
             raise yaml.constructor.ConstructorError(None, None, f"{key!r} appears twice", key_node.start_mark)
-        seen.add(key)
+        keys.add(key)
     return dict(loader.construct_mapping(node, deep=True))
 
 
@@ -170,23 +170,25 @@ def merge_for_boot(
     there for safety (docs/decisions/wrong-drop-ins-disable-themselves.md).
     """
     dropped = find(roots)
-    left: dict[str, Service | None] = dict(dropped.services) | dict.fromkeys(sorted(dropped.gone))
-    taken: dict[str, Service | None] = {}
+    undecided: dict[str, Service | None] = dict(dropped.services) | dict.fromkeys(sorted(dropped.gone))
+    accepted: dict[str, Service | None] = {}
     wrong, merged, moved = dict[str, ConfigError](), plan, True
-    while left and moved:  # a service may need one that comes later
+    while undecided and moved:  # a service may need one that comes later
         moved = False
-        for name in list(left):
-            tried = taken | {name: left[name]}
+        for name in list(undecided):
+            tried = accepted | {name: undecided[name]}
             try:
                 merged = _checked(plan, tried, env)
             except ConfigError as error:
                 wrong[name] = error
                 continue
-            taken, moved = tried, True
-            del left[name]
-    refused = [*dropped.wrong, *((name, wrong[name]) for name in left)]
-    held = [_held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None]
-    return (overlay(merged, held) if held else merged), [error for _, error in refused]
+            accepted, moved = tried, True
+            del undecided[name]
+    refused = [*dropped.wrong, *((name, wrong[name]) for name in undecided)]
+    placeholders = [
+        _held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None
+    ]
+    return (overlay(merged, placeholders) if placeholders else merged), [error for _, error in refused]
 
 
 def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, str]) -> Plan:
@@ -205,11 +207,11 @@ def _held_back(service: Service, error: ConfigError) -> Service:
 
 
 def _lay(plan: Plan, services: Sequence[Service], gone: Sequence[str]) -> Plan:
-    known = [service.name for service in plan.services]
+    names = [service.name for service in plan.services]
     wrong = [
-        ConfigError("take a service away", f"the role has no {name!r}", file=f"{name}.yaml", hint=nearest(name, known))
+        ConfigError("take a service away", f"the role has no {name!r}", file=f"{name}.yaml", hint=nearest(name, names))
         for name in gone
-        if name not in known
+        if name not in names
     ]
     raise_all(READING, wrong)
     merged = overlay(plan, services) if services else plan
@@ -248,13 +250,13 @@ def from_checkout(role: str) -> Plan:
     """Compile the plan that a build would produce."""
     file = role_file(role)
     data = load_mapping(file)
-    names, drain, known = data.get("services"), data.get("drain"), load_directory()
-    missing = [str(name) for name in names if name not in known] if isinstance(names, list) else ["a plain list"]
+    names, drain, services = data.get("services"), data.get("drain"), load_directory()
+    missing = [str(name) for name in names if name not in services] if isinstance(names, list) else ["a plain list"]
     if missing or not isinstance(names, list):
         problem = f"services: no {', '.join(missing)}"
         raise ConfigError("compile the plan", problem, file=str(file), hint="`build.py plan` reads every form")
     drain_spec = parse_drain(drain, str(file)) if isinstance(drain, dict) else None
-    return compile_plan(role, [known[name] for name in names], drain_spec)
+    return compile_plan(role, [services[name] for name in names], drain_spec)
 
 
 def read_plan(path: Path) -> Plan:

@@ -165,8 +165,8 @@ class Ending:
         services = self._services
         services.phase = PodPhase.STOPPING
         self._held = None
-        left = (self.deadline or now) - now - order.SWEEP
-        self._graces = order.graces(services.specs.values(), left)
+        remaining = (self.deadline or now) - now - order.SWEEP
+        self._graces = order.graces(services.specs.values(), remaining)
         services.leave_all()
 
     def _hurry(self, now: float) -> Todo:

@@ -204,10 +204,10 @@ class Engine(Services):
 
     def _let_go(self) -> bool:
         """Forget removed services that have stopped, and give changed ones their new spec."""
-        gone = [
+        finished = [
             name for name, then in self.leaving.items() if name not in self.states or _gone(self.states[name], then)
         ]
-        for name in gone:
+        for name in finished:
             del self.leaving[name]
             if name in self.next_specs:
                 spec = self.next_specs.pop(name)
@@ -215,7 +215,7 @@ class Engine(Services):
                     self.forget(name)
                 else:
                     self.specs[name] = spec
-        return bool(gone)
+        return bool(finished)
 
     def _conclude(self, now: float) -> None:
         if self.phase is PodPhase.STOPPING and all(idle(state) for state in self.states.values()):

@@ -91,17 +91,17 @@ def advance(service: Service, state: State, event: Event, now: float, jitter: fl
             state = replace(state, spawning=False)
             if state.phase is Phase.STOPPING:
                 return _stopped(service, state, now, jitter)
-            why = Cause(event.why, event.quoted)
+            cause = Cause(event.why, event.quoted)
             if event.scarce:
-                return postponed(service, state, why, now, jitter)
-            return failed(service, state, why, None, now, jitter)
+                return postponed(service, state, cause, now, jitter)
+            return failed(service, state, cause, None, now, jitter)
         case Exited():
             return _exited(service, state, event, now, jitter)
         case Passed():  # too late in any other phase, like the events below
             return (_ready(service, state, now) if state.phase is Phase.STARTING else state), []
         case Said():
-            said = Cause(event.text, event.quoted, detail=event.detail)
-            return (replace(state, said=said) if state.phase is Phase.STARTING else state), []
+            status = Cause(event.text, event.quoted, detail=event.detail)
+            return (replace(state, said=status) if state.phase is Phase.STARTING else state), []
         case Notified():
             return _notified(service, state, event, now)
         case Tick():
@@ -185,8 +185,8 @@ def _exited(service: Service, state: State, event: Exited, now: float, jitter: f
         case Phase.PREPARING:
             return _prepared(service, after, event, now, jitter)
         case Phase.READY if service.kind is Kind.PERIODIC:
-            why = None if event.well else Cause(event.text(), event.last_line, service.command)
-            after = replace(after, why=why, failed=state.failed + (not event.well))
+            cause = None if event.well else Cause(event.text(), event.last_line, service.command)
+            after = replace(after, why=cause, failed=state.failed + (not event.well))
             return replace(after, deadline=now + service.every * (0.9 + 0.2 * jitter)), []
         case Phase.STARTING | Phase.READY:
             return _ended(service, after, event, now, jitter)
@@ -198,8 +198,8 @@ def _exited(service: Service, state: State, event: Exited, now: float, jitter: f
 def _prepared(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
     if not event.well:
         command = service.prepare[state.step]
-        why = Cause(f"{command[0]} (prepare) {event.text()}", event.last_line, command)
-        return failed(service, state, why, None, now, jitter)
+        cause = Cause(f"{command[0]} (prepare) {event.text()}", event.last_line, command)
+        return failed(service, state, cause, None, now, jitter)
     if state.step + 1 < len(service.prepare):
         return replace(state, step=state.step + 1, spawning=True), [Spawn(state.step + 1)]
     return replace(state, phase=Phase.STARTING, since=now, step=MAIN, spawning=True), [Spawn(MAIN)]
@@ -207,7 +207,7 @@ def _prepared(service: Service, state: State, event: Exited, now: float, jitter:
 
 def _ended(service: Service, state: State, event: Exited, now: float, jitter: float) -> Step:
     """Handle an end of the main process that was not requested."""
-    why = Cause(event.text(), event.last_line, service.command)
+    cause = Cause(event.text(), event.last_line, service.command)
     if event.well:
         if service.kind is Kind.ONESHOT:
             return replace(state, phase=Phase.DONE, since=now, ready_at=now, deadline=None, why=None, said=None), []
@@ -216,10 +216,10 @@ def _ended(service: Service, state: State, event: Exited, now: float, jitter: fl
         if service.restart.when is not RestartWhen.ALWAYS:
             return replace(state, phase=Phase.DONE, since=now, deadline=None), [Unwatch()]
         if event.heirs:
-            left = ", ".join(str(pid) for pid in event.heirs[:4])
-            text = f"exited 0 and left processes behind ({left}): it went to the background; run it in the foreground"
-            why = Cause(text)
-    return failed(service, state, why, event.code if not event.signal else None, now, jitter)
+            heirs = ", ".join(str(pid) for pid in event.heirs[:4])
+            text = f"exited 0 and left processes behind ({heirs}): it went to the background; run it in the foreground"
+            cause = Cause(text)
+    return failed(service, state, cause, event.code if not event.signal else None, now, jitter)
 
 
 def _notified(service: Service, state: State, event: Notified, now: float) -> Step:
@@ -266,22 +266,22 @@ def _overdue(service: Service, state: State, now: float, jitter: float) -> Step:
         case Phase.HANDOVER:
             if state.then is not None:
                 return _stopped(service, state, now, jitter)
-            why = Cause("exited 0, and none of the processes it left took over")
-            return failed(service, state, why, None, now, jitter)
+            cause = Cause("exited 0, and none of the processes it left took over")
+            return failed(service, state, cause, None, now, jitter)
         case Phase.READY if service.kind is Kind.PERIODIC:
             return (state, [Kill(state.pid, "KILL")]) if state.pid else (replace(state, spawning=True), [Spawn(MAIN)])
         case Phase.READY if service.watchdog:
-            why = Cause(f"watchdog: no sign of life for {service.watchdog:g} s")
-            return _down(service, state, Then.FAIL, why, service.stop.grace, now, jitter, signal="ABRT")
+            cause = Cause(f"watchdog: no sign of life for {service.watchdog:g} s")
+            return _down(service, state, Then.FAIL, cause, service.stop.grace, now, jitter, signal="ABRT")
         case Phase.STARTING if service.kind is Kind.LONGRUN and service.ready.probe is Probe.NONE:
             return _ready(service, state, now), []
         case Phase.STARTING if service.kind is Kind.ONESHOT:
-            why = Cause(f"did not finish within {service.timeout:g} s")
-            return _down(service, state, Then.FAIL, why, service.stop.grace, now, jitter)
+            cause = Cause(f"did not finish within {service.timeout:g} s")
+            return _down(service, state, Then.FAIL, cause, service.stop.grace, now, jitter)
         case Phase.STARTING:
-            said, late = state.said or Cause(""), f"not ready within {service.ready.within:g} s"
-            why = replace(said, outcome=f"{late}: {said.outcome}" if said.outcome else late)
-            return _down(service, state, Then.FAIL, why, service.stop.grace, now, jitter)
+            status, late = state.said or Cause(""), f"not ready within {service.ready.within:g} s"
+            cause = replace(status, outcome=f"{late}: {status.outcome}" if status.outcome else late)
+            return _down(service, state, Then.FAIL, cause, service.stop.grace, now, jitter)
     return _impossible(state, Tick())
 
 

@@ -55,10 +55,10 @@ def on_standby(specs: Mapping[str, Service], states: Mapping[str, State]) -> fro
 
 def bound_to(specs: Mapping[str, Service], name: str) -> frozenset[str]:
     """Return the services that are bound to this one, and those bound to them."""
-    found: set[str] = set()
-    while more := {other for other, spec in specs.items() if not {name, *found}.isdisjoint(spec.bound_to)} - found:
-        found |= more
-    return frozenset(found)
+    bound: set[str] = set()
+    while more := {other for other, spec in specs.items() if not {name, *bound}.isdisjoint(spec.bound_to)} - bound:
+        bound |= more
+    return frozenset(bound)
 
 
 def unbound(specs: Mapping[str, Service], states: Mapping[str, State], now: float) -> list[str]:

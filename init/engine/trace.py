@@ -74,8 +74,8 @@ def _news(now: float, before: State, after: State) -> str:
         if after.phase is Phase.BACKOFF:
             return f"{after.why}; failed {times(after.failed)}, next start in {(after.deadline or now) - now:.1f} s"
         if after.phase is Phase.READY:  # a periodic service: a repeated failure is reported once
-            known = before.why is not None and after.why is not None and before.why.outcome == after.why.outcome
-            return "" if known else f"last run {after.why}"
+            same_outcome = before.why is not None and after.why is not None and before.why.outcome == after.why.outcome
+            return "" if same_outcome else f"last run {after.why}"
         return str(after.why)
     if before.why is not None and after.why is None and after.phase in (Phase.READY, Phase.DONE):
         return "works again" if before.phase is Phase.READY else f"{after.phase.value} again"

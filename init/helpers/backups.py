@@ -53,19 +53,19 @@ def main() -> int:
     pod, directory = Pod(os.environ), Path(BACKUPS)
     try:
         every, keep = settings(pod)
-        seen = copies.summary(directory)
-        if every and _runs() and due(time.time(), every, seen.made, _up()):
+        summary = copies.summary(directory)
+        if every and _runs() and due(time.time(), every, summary.made, _up()):
             os.nice(19)
             _copy(pod, directory, keep)
-            seen = copies.summary(directory)
+            summary = copies.summary(directory)
         if every:
-            copies.publish(seen)
+            copies.publish(summary)
     except InitError as error:
         print(error)
         return 1
-    if seen.failed:
-        print(f"the copy {seen.newest} of the state cannot be restored: {seen.failed}")
-    return 1 if seen.failed else 0
+    if summary.failed:
+        print(f"the copy {summary.newest} of the state cannot be restored: {summary.failed}")
+    return 1 if summary.failed else 0
 
 
 def _copy(pod: Pod, directory: Path, keep: int) -> None:

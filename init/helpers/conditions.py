@@ -66,8 +66,8 @@ GPUS_PAUSE = 60.0
 def condition(reply: dict[str, Any], before: dict[str, Any] | None, now: str) -> dict[str, Any]:
     """Build the condition from PID 1's reply. The transition time changes with the status only."""
     item = ready_condition(reply)
-    kept = before["lastTransitionTime"] if before is not None and before["status"] == item["status"] else now
-    return {**item, "lastTransitionTime": kept}
+    changed_at = before["lastTransitionTime"] if before is not None and before["status"] == item["status"] else now
+    return {**item, "lastTransitionTime": changed_at}
 
 
 class Api:

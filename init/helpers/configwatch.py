@@ -57,8 +57,8 @@ class AskedWatch:
         word = self._word()
         if not word or word == self.heeded:
             return
-        if (left := self.rests - self.now()) > 0:
-            self.again = left
+        if (remaining := self.rests - self.now()) > 0:
+            self.again = remaining
             return
         self.heeded, self.rests = word, self.now() + REST_S
         try:
@@ -301,10 +301,10 @@ def main(control: Path = SOCKET) -> int:
     directories = list(DROPINS)
     if PROGRAM.exists():
         pod = Pod(os.environ)
-        files, kept = SlurmFiles(pod), LastGoodConfig(pod)
-        directories += [files.mounted, kept.directory]
+        files, last_good = SlurmFiles(pod), LastGoodConfig(pod)
+        directories += [files.mounted, last_good.directory]
         SAID.unlink(missing_ok=True)  # from a previous life: PID 1 must be told again
-        watches.append(SlurmWatch(control, files, Slurmctld(control), kept))
+        watches.append(SlurmWatch(control, files, Slurmctld(control), last_good))
     if DIRECTORY.is_dir():
         directories.append(DIRECTORY)
         watches.append(AskedWatch(control))

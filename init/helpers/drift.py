@@ -76,11 +76,11 @@ def compare(image: Expected, machine: Machine) -> list[LinkFinding]:
 def driver(image: Expected, machine: Machine) -> LinkFinding | None:
     if not image.driver:
         return None
-    wanted = f"CUDA {image.cuda} needs {image.driver}"
+    requirement = f"CUDA {image.cuda} needs {image.driver}"
     if not machine.driver:
-        return LinkFinding("driver", LinkState.NOT_HERE, f"no NVIDIA driver; {wanted}")
+        return LinkFinding("driver", LinkState.NOT_HERE, f"no NVIDIA driver; {requirement}")
     if not older(machine.driver, image.driver):
-        return LinkFinding("driver", LinkState.FITS, f"{machine.driver}; {wanted}")
+        return LinkFinding("driver", LinkState.FITS, f"{machine.driver}; {requirement}")
     fitting = [name for name, least in image.others if not older(machine.driver, least)]
     instead = f"take an image of CUDA {max(fitting, key=numbers)}, or " if fitting else ""
     text = (

@@ -83,10 +83,10 @@ def find_unused(pod: Pod) -> Iterator[str]:
     for key in KEYS:
         places = [pod.path(f"{SECRETS}/{path}") for path in key.mounted]
         mounted = next(filter(Path.exists, places), places[0])
-        wanted, used = digest(mounted), digest(pod.path(key.installed))
+        expected, used = digest(mounted), digest(pod.path(key.installed))
         # One that was never installed is its service's to tell, unless it came later than what is installed with it.
         is_installed = used or (key.beside and pod.path(key.beside).exists())
-        if wanted and is_installed and wanted != used:
+        if expected and is_installed and expected != used:
             yield f"the mounted {key.name} is not the one in use, since {since(mounted)}: {key.way}"
 
 
@@ -194,8 +194,8 @@ def renew_host_keys(pod: Pod, control: Path, unread: list[str], read: dict[str, 
 def renew_jwt(pod: Pod, control: Path) -> str:
     """Have slurmctld take a new JWT key: there is room for one alone, and the fleet signs with the mounted one."""
     mounted = pod.path(f"{SECRETS}/{JWT.mounted[0]}")
-    wanted, used = digest(mounted), digest(pod.path(JWT.installed))
-    if not (wanted and used) or wanted == used:
+    expected, used = digest(mounted), digest(pod.path(JWT.installed))
+    if not (expected and used) or expected == used:
         return ""
     size = mounted.stat().st_size
     if size < JWT_BYTES:
@@ -266,8 +266,8 @@ def main() -> int:
         reasons = compare(Pod(os.environ), control_socket())
     except (InitError, EOFError) as error:
         reasons = [f"the keys in use are not known: {error}"]
-    if told := "; ".join(filter(None, reasons)):
-        print(told)
+    if text := "; ".join(filter(None, reasons)):
+        print(text)
         return 1
     return 0
 

@@ -180,14 +180,14 @@ class Keeper(threading.Thread):
         if seen is not None and is_heir and self._announced[0] != seen.number:
             self._announced = seen.number, self.contest.since
         begun = lease.now()
-        wanted = lease.next_term(self.contest, self.life, begun, first=self.first, holder=self.holder)
-        mine = self.store.claim(wanted, self.holder, self.life) if wanted else None
-        if mine is None:
+        next_number = lease.next_term(self.contest, self.life, begun, first=self.first, holder=self.holder)
+        claimed = self.store.claim(next_number, self.holder, self.life) if next_number else None
+        if claimed is None:
             return HEIR_LOOK_S if is_heir else LOOK_S
         former = self.store.term(seen.number) if seen else None
         self._beat = 0
-        self.takeover = self._takeover(seen, mine.number)
-        self.contest = lease.after_claim(self.contest, mine, former, begun, lease.now())
+        self.takeover = self._takeover(seen, claimed.number)
+        self.contest = lease.after_claim(self.contest, claimed, former, begun, lease.now())
         return lease.RENEW_S
 
     def _renew(self, *, released: bool) -> None:
@@ -310,8 +310,8 @@ class LeaseKeeper:
 
     def lose(self) -> None:
         """Kill slurmctld before another pod may act, then tell PID 1."""
-        gone = kill_daemons()
-        log(f"term {self.active} is lost: {'slurmctld is killed' if gone else 'slurmctld does not die'}")
+        killed = kill_daemons()
+        log(f"term {self.active} is lost: {'slurmctld is killed' if killed else 'slurmctld does not die'}")
         self.active = 0
         self.tell(f"STANDBY=1\nSTATUS={self.keeper.describe()}")
         self.leave_address()
@@ -321,9 +321,9 @@ class LeaseKeeper:
     def end(self) -> None:
         """Release the lease: PID 1 has stopped slurmctld, or restarts this service alone."""
         notify("STOPPING=1")
-        gone = kill_daemons()
+        killed = kill_daemons()
         self.leave_address()
-        if gone:
+        if killed:
             self.keeper.leaving.set()
             self.keeper.nudge()
             self.keeper.join(lease.WITHIN_S)
@@ -363,8 +363,8 @@ class PodReporter(threading.Thread):
         active, takeover = self.service.active, self.service.keeper.takeover
         if not active:
             self._beat += 1
-            ready, why = hand_over.of_page(hand_over.read_page(self.page))
-            hand_over.publish(self.store.directory, Standby(self.pod, ready=ready, why=why, protocol=self.protocol),
+            ready, reason = hand_over.of_page(hand_over.read_page(self.page))
+            hand_over.publish(self.store.directory, Standby(self.pod, ready=ready, why=reason, protocol=self.protocol),
                             self._beat)  # fmt: skip
             return hand_over.REPORT_S
         if self.service.begun[0] == active:
@@ -391,14 +391,14 @@ def kill_daemons(within: float = GONE_S) -> bool:
 
 
 def _daemons() -> list[int]:
-    found = []
+    daemons = []
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):
                 name, state = (entry / "stat").read_text().partition("(")[2].rsplit(")", 1)
                 if name in DAEMONS and state.split()[0] not in "ZX":
-                    found.append(int(entry.name))
-    return found
+                    daemons.append(int(entry.name))
+    return daemons
 
 
 def own_life(run: Path) -> str:
@@ -435,12 +435,12 @@ def main(words: list[str]) -> int:
     """Take the directory of the state and of this pod's own files as arguments; the defaults are the pod's."""
     pod = Pod(os.environ)
     parent = Path(words[0]) if words else base(pod)
-    held = Path(words[1]) / "lease.json" if words else pod.path(HELD)
+    lease_file = Path(words[1]) / "lease.json" if words else pod.path(HELD)
     try:
-        life = own_life(held.parent)
+        life = own_life(lease_file.parent)
         address = moving_address(pod)
-        request = held.parent / Path(hand_over.REQUEST).name if words else pod.path(hand_over.REQUEST)
-        service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), held, address, request)
+        request = lease_file.parent / Path(hand_over.REQUEST).name if words else pod.path(hand_over.REQUEST)
+        service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), lease_file, address, request)
         release = known(pod)
         reporter = PodReporter(service, pod.setting("MINIVM_HTTP"), release.protocol if release else 0)
         # What a former process of this service left: it may have been killed before it could kill slurmctld.
@@ -448,7 +448,7 @@ def main(words: list[str]) -> int:
             log("a slurmctld of this pod does not die")
             return 1
         service.leave_address()
-        held.unlink(missing_ok=True)
+        lease_file.unlink(missing_ok=True)
     except (InitError, OSError) as error:
         log(f"cannot contend for the lease: {error}")
         return 1

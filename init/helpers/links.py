@@ -164,10 +164,10 @@ def imex(links: Links) -> LinkFinding | None:
 def rdma(links: Links) -> LinkFinding | None:
     if not links.adapters and not links.wanted:
         return None
-    here = f"{links.adapters} RDMA adapter{'' if links.adapters == 1 else 's'}"
+    present = f"{links.adapters} RDMA adapter{'' if links.adapters == 1 else 's'}"
     if links.handed:
-        return LinkFinding("rdma", LinkState.FITS, f"{here} on the machine, {links.handed} in the pod")
-    text = f"{here} on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"
+        return LinkFinding("rdma", LinkState.FITS, f"{present} on the machine, {links.handed} in the pod")
+    text = f"{present} on the machine, and none in the pod: /dev/infiniband/uverbs* is not handed in"
     if links.wanted:
         return LinkFinding("rdma", LinkState.DIFFERS, f"{text}, though MINIVM_EXPECT_IB says that the node has some")
     return LinkFinding("rdma", LinkState.NOT_HERE, text)

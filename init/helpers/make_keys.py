@@ -139,7 +139,7 @@ def know(server: ApiServer, namespace: str, known: Known) -> str:
 def run(
     server: ApiServer, namespace: str, todo: Sequence[Wanted], known: Known | None = None, patience: float = PATIENCE
 ) -> int:
-    steps = [(wanted.secret, wanted.key, partial(fill, server, namespace, wanted)) for wanted in todo]
+    steps = [(request.secret, request.key, partial(fill, server, namespace, request)) for request in todo]
     if known is not None:
         steps.append((known.config_map, "known_hosts", partial(know, server, namespace, known)))
     until, last = time.monotonic() + patience, ""
@@ -166,12 +166,12 @@ def main() -> int:
     words = sys.argv[1:]
     cut = words.index("--known-hosts") if "--known-hosts" in words else len(words)
     try:
-        todo, known = [parse(text) for text in words[:cut]], parse_known(words[cut + 1 :])
+        todo, known_hosts = [parse(text) for text in words[:cut]], parse_known(words[cut + 1 :])
     except ValueError as error:
         print(f"cannot make keys: {error} is neither SECRET:KEY:HOW nor NAMES=SECRET", file=sys.stderr)
         return 2
     namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
-    return run(ApiServer("make the cluster's keys"), namespace, todo, known)
+    return run(ApiServer("make the cluster's keys"), namespace, todo, known_hosts)
 
 
 if __name__ == "__main__":

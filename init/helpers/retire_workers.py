@@ -49,12 +49,12 @@ def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
             name, _, grace = name.partition("=")
             path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
             scale = server.ask("PATCH", f"{path}?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}, MERGE)
-            found = end_within(server, namespace, pods(server, namespace, scale["status"]["selector"]), int(grace))
-            return f"scaled to zero; {found} pods end within {grace} s"
+            ended = end_within(server, namespace, pods(server, namespace, scale["status"]["selector"]), int(grace))
+            return f"scaled to zero; {ended} pods end within {grace} s"
         if kind == "Leaving":
             selector, _, grace = name.rpartition("=")
-            found = end_within(server, namespace, pods(server, namespace, selector, leaving=True), int(grace))
-            return f"{found} pods end within {grace} s"
+            ended = end_within(server, namespace, pods(server, namespace, selector, leaving=True), int(grace))
+            return f"{ended} pods end within {grace} s"
         path = f"/apis/minivm.io/v1alpha1/namespaces/{namespace}/workerpools/{name}"
         server.ask("DELETE", path, {"propagationPolicy": "Background"})
         return "deleted"
@@ -76,8 +76,8 @@ def end_within(server: ApiServer, namespace: str, names: Sequence[str], grace: i
 
 
 def pods(server: ApiServer, namespace: str, selector: str, *, leaving: bool = False) -> list[str]:
-    found = server.ask("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}")
-    every = [item["metadata"] for item in found.get("items") or ()]
+    reply = server.ask("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}")
+    every = [item["metadata"] for item in reply.get("items") or ()]
     return sorted(str(item["name"]) for item in every if item.get("deletionTimestamp") or not leaving)
 
 
@@ -89,9 +89,9 @@ def run(server: ApiServer, namespace: str, seconds: float, selector: str, pools:
             while todo:
                 print(f"{'/'.join(todo[0])}: {retire(server, namespace, *todo[0])}", flush=True)
                 todo.pop(0)
-            left = pods(server, namespace, selector)
-            text = f"{len(left)} workers drain: {' '.join(left[:8])}{' ...' if len(left) > 8 else ''}"
-            if not left:
+            remaining = pods(server, namespace, selector)
+            text = f"{len(remaining)} workers drain: {' '.join(remaining[:8])}{' ...' if len(remaining) > 8 else ''}"
+            if not remaining:
                 print("no worker is left", flush=True)
                 return 0
         except ApiError as error:

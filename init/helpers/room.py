@@ -29,10 +29,13 @@ def wrong(directory: str) -> str:
     if status.f_flag & os.ST_RDONLY:
         return f"{directory} is read-only"
     # Space reserved for root is no space for a daemon. Some file systems count no inodes.
-    for what, total, left in (("", status.f_blocks, status.f_bavail), (": inodes", status.f_files, status.f_favail)):
-        used = 100 - 100 * left / total if total else 0.0
+    for what, total, available in (
+        ("", status.f_blocks, status.f_bavail),
+        (": inodes", status.f_files, status.f_favail),
+    ):
+        used = 100 - 100 * available / total if total else 0.0
         if used >= FULL_PERCENT:
-            return f"{directory} is full{what}" if left == 0 else f"{directory} is {used:.0f} % full{what}"
+            return f"{directory} is full{what}" if available == 0 else f"{directory} is {used:.0f} % full{what}"
     return refused(directory) if os.access(directory, os.W_OK) else ""
 
 
@@ -44,9 +47,9 @@ def refused(directory: str) -> str:
         without = error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
         return "" if without else f"{directory} cannot be written: {error.strerror}"
     try:
-        left = BLOCK
-        while left:  # a quota accepts what still fits
-            left -= os.write(descriptor, bytes(left))
+        unwritten = BLOCK
+        while unwritten:  # a quota accepts what still fits
+            unwritten -= os.write(descriptor, bytes(unwritten))
         os.fsync(descriptor)
     except OSError as error:
         return f"{directory} cannot be written: {error.strerror}"
@@ -56,14 +59,14 @@ def refused(directory: str) -> str:
 
 
 def main(directories: list[str]) -> int:
-    found: dict[object, str] = {}
+    problems: dict[object, str] = {}
     for directory in directories:
         if fault := wrong(directory):
             # One file system under several directories is told once.
-            found.setdefault(file_system(directory), fault)
-    if found:
-        print("; ".join(found.values()))
-    return 1 if found else 0
+            problems.setdefault(file_system(directory), fault)
+    if problems:
+        print("; ".join(problems.values()))
+    return 1 if problems else 0
 
 
 def file_system(directory: str) -> object:

@@ -89,9 +89,9 @@ def find_hanging(main: int, now: float) -> list[Process]:
     old = look_up(main)
     if old is None or not old.command:
         return []
-    others = [other for pid in processes_of(old.session) if (other := look_up(pid)) and old.hands_over_to(other)]
-    others.sort(key=lambda other: (other.started, other.pid))
-    return others if others and now - others[0].started >= HANDOVER_S else []
+    successors = [other for pid in processes_of(old.session) if (other := look_up(pid)) and old.hands_over_to(other)]
+    successors.sort(key=lambda other: (other.started, other.pid))
+    return successors if successors and now - successors[0].started >= HANDOVER_S else []
 
 
 def kill_all(processes: Iterable[Process]) -> None:

@@ -84,15 +84,15 @@ def dump() -> Iterator[bytes]:
 
 
 def attributes(message: bytes) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     at = MESSAGE.size
     while at + ATTRIBUTE.size <= len(message):
         length, kind = ATTRIBUTE.unpack_from(message, at)
         if length < ATTRIBUTE.size:
             break
-        found[kind] = message[at + ATTRIBUTE.size : at + length]
+        values[kind] = message[at + ATTRIBUTE.size : at + length]
         at += (length + 3) & ~3
-    return found
+    return values
 
 
 def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
@@ -102,15 +102,15 @@ def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
 
 def connections(messages: Iterable[bytes], path: str) -> dict[int, int]:
     """Return the user of each client's socket (its inode) with an accepted connection to the socket."""
-    wanted = os.fsencode(path)
+    path_bytes = os.fsencode(path)
     owners: dict[int, int] = {}
     clients: list[int] = []
     for message in messages:
-        inode, found = MESSAGE.unpack_from(message)[4], attributes(message)
-        if PEER in found and found.get(NAME, b"").rstrip(b"\0") == wanted:
-            clients.append(struct.unpack("=I", found[PEER])[0])
-        if UID in found:  # a client may have bound its socket to a name too
-            owners[inode] = struct.unpack("=I", found[UID])[0]
+        inode, fields = MESSAGE.unpack_from(message)[4], attributes(message)
+        if PEER in fields and fields.get(NAME, b"").rstrip(b"\0") == path_bytes:
+            clients.append(struct.unpack("=I", fields[PEER])[0])
+        if UID in fields:  # a client may have bound its socket to a name too
+            owners[inode] = struct.unpack("=I", fields[UID])[0]
     return {client: owners[client] for client in clients if client in owners}
 
 
@@ -177,14 +177,14 @@ class Guard:
         passed = self.trusted | {user for user, until in self.blocked.items() if until - now > BLOCKED_S - AGAIN_S}
         counted = {user: number for user, number in counts.items() if user not in passed}
         limit = SHARE if sum(counted.values()) >= CROWD else LIMIT
-        held = {user: number for user, number in counted.items() if number >= limit}
-        self.looks = Counter({user: self.looks[user] + 1 for user in held})
-        user = max(held, key=lambda user: held[user], default=None)
+        over_limit = {user: number for user, number in counted.items() if number >= limit}
+        self.looks = Counter({user: self.looks[user] + 1 for user in over_limit})
+        user = max(over_limit, key=lambda user: over_limit[user], default=None)
         if user is None or self.looks[user] < LOOKS:
             return None
         self.looks.clear()
         self.blocked[user] = now + BLOCKED_S
-        return user, held[user]
+        return user, over_limit[user]
 
 
 def write_acl(directory: Path, users: Iterable[int]) -> None:
@@ -266,17 +266,17 @@ class SocketWatch:
         """Write the ACL, and the condition of the pod; return whether the directory took the ACL."""
         users = ", ".join(f"user id {user}" for user in sorted(self.guard.blocked))
         text = f"{users} held all connections to {self.service}, and may not use it for now" if users else ""
-        taken = True
+        applied = True
         try:
             write_acl(self.path.parent, self.guard.blocked)
         except OSError as error:
-            taken = False
+            applied = False
             text = f"{self.path.parent} takes no ACL: {users} cannot be kept from {self.service} ({error.strerror})"
         try:
             condition(self.control, f"{self.service}-guard", text)
         except (InitError, EOFError) as error:
             log(str(error))
-        return taken
+        return applied
 
 
 def main(service: str, path: Path, control: Path = SOCKET) -> int:

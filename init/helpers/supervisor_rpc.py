@@ -215,9 +215,9 @@ class Interface:
             return client.snapshot().services
 
     def _view(self, name: str) -> ServiceView:
-        wanted = name.partition(":")[0]
+        service = name.partition(":")[0]
         for view in self._views():
-            if view.name == wanted:
+            if view.name == service:
                 return view
         raise Fault(BAD_NAME, f"BAD_NAME: {name}")
 

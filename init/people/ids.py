@@ -45,7 +45,7 @@ def settle(
     was = {person.name: person for person in before.users}
     present = set(was)
     owners = {uid: name for name, uid in ids.items()}
-    known, accepted, refused = dict(ids), [], []
+    settled_ids, accepted, refused = dict(ids), [], []
     groups = [group for group in wanted.groups if not _is_taken(group, taken)]
     refused += [
         f"groups ({group.name}): the image has a group of this name or gid; choose others"
@@ -61,23 +61,23 @@ def settle(
             groups.append(old)
     valid = {group.name for group in groups}
     for entry in wanted.users:
-        person, why = _settled(entry, known, owners, present, taken)
-        if not why and person.group not in valid:
-            why = f"group: {person.group} is refused"
-        if why:
-            refused.append(f"users ({person.name}).{why}")
-        if why and person.name not in known:
+        person, problem = _settled(entry, settled_ids, owners, present, taken)
+        if not problem and person.group not in valid:
+            problem = f"group: {person.group} is refused"
+        if problem:
+            refused.append(f"users ({person.name}).{problem}")
+        if problem and person.name not in settled_ids:
             continue
         if person.name in taken.names or person.uid in taken.uids:
             continue
         if person.group not in valid and person.name in was:
             person = replace(person, group=was[person.name].group)
-        if person.group not in valid or known.get(person.name, person.uid) != person.uid:
+        if person.group not in valid or settled_ids.get(person.name, person.uid) != person.uid:
             continue
-        known[person.name] = person.uid
+        settled_ids[person.name] = person.uid
         owners[person.uid] = person.name
         accepted.append(replace(person, groups=tuple(name for name in person.groups if name in valid)))
-    return Settled(PeopleList(tuple(groups), tuple(accepted)), known, tuple(refused))
+    return Settled(PeopleList(tuple(groups), tuple(accepted)), settled_ids, tuple(refused))
 
 
 def _is_taken(group: PeopleGroup, taken: Taken) -> bool:
@@ -92,8 +92,8 @@ def _settled(
         return person, "name: the image has a user of this name or uid; choose others"
     uid = known.get(person.name)
     if uid is not None and uid != person.uid:
-        why = f"uid: {person.uid}, and {person.name} has had {uid} here: write {uid}, or another name; {FORGET}"
-        return (replace(person, uid=uid) if person.name in present else person), why
+        problem = f"uid: {person.uid}, and {person.name} has had {uid} here: write {uid}, or another name; {FORGET}"
+        return (replace(person, uid=uid) if person.name in present else person), problem
     owner = owners.get(person.uid, person.name)
     if owner != person.name:
         return person, f"uid: {person.uid} is that of {owner} here: give {person.name} another one; {FORGET}"

@@ -99,11 +99,13 @@ def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
     if digest == state.digest:
         return state
     try:
-        wanted = read.parse(data)
+        people = read.parse(data)
     except InitError as error:
-        kept = f"the {len(state.people.users)} people before stay" if state.people.users else "nobody of it is known"
-        return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {kept}",))
-    settled: Settled = settle(wanted, state.ids, state.people, taken)
+        consequence = (
+            f"the {len(state.people.users)} people before stay" if state.people.users else "nobody of it is known"
+        )
+        return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {consequence}",))
+    settled: Settled = settle(people, state.ids, state.people, taken)
     return PeopleState(settled.people, settled.ids, digest, settled.refused, state.moved)
 
 
@@ -203,7 +205,7 @@ def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) 
     if not str(read_json(pod.path(PLAN)).get("role", "")).startswith("login") or not directory_answers(pod):
         return
     present = {person.uid for person in state.people.users if has_access(person, now)}
-    gone = {uid: name for name, uid in state.ids.items() if uid not in present | state.moved}
+    removed = {uid: name for name, uid in state.ids.items() if uid not in present | state.moved}
     moved: set[int] = set()
 
     def is_known(uid: int) -> bool:
@@ -215,7 +217,7 @@ def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) 
     # People who lost access since the last look; later a look at /proc is enough.
     suspects = {person.uid for person in before.people.users} - {person.uid for person in state.people.users}
     suspects |= {person.uid for person in state.people.users if now - LATELY < person.until <= now}
-    ended = end(gone, is_known, suspects)
+    ended = end(removed, is_known, suspects)
     for name in ended:
         print(f"{name} has no access any more: sessions ended", file=sys.stderr)
     settled = (state.moved | moved) - present
@@ -306,15 +308,15 @@ def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Coll
         deadline = time.monotonic() + PATIENCE
         while uids & _running() and time.monotonic() < deadline:
             time.sleep(0.1)
-    left = uids | unseen
+    remaining = uids | unseen
     for _ in range(ROUNDS):
-        for uid in left:
+        for uid in remaining:
             _signal(uid, signal.SIGKILL)
-        left = uids and uids & _running()
-        if not left:
+        remaining = uids and uids & _running()
+        if not remaining:
             break
         time.sleep(0.05)
-    return sorted(gone[uid] for uid in uids - left)
+    return sorted(gone[uid] for uid in uids - remaining)
 
 
 def _signal(uid: int, number: signal.Signals) -> None:

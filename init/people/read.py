@@ -89,8 +89,8 @@ def parse(data: bytes, file: str = FILE) -> PeopleList:
     groups = tuple(_group(entry) for entry in _entries(at, "groups", GROUPS))
     _unique(at, "groups", "name", [group.name for group in groups])
     _unique(at, "groups", "gid", [group.gid for group in groups])
-    known = frozenset(group.name for group in groups)
-    users = tuple(_person(entry, known) for entry in _entries(at, "users", USERS))
+    group_names = frozenset(group.name for group in groups)
+    users = tuple(_person(entry, group_names) for entry in _entries(at, "users", USERS))
     _unique(at, "users", "name", [person.name for person in users])
     _unique(at, "users", "uid", [person.uid for person in users])
     return PeopleList(groups, users)
@@ -101,7 +101,7 @@ def _mapping(data: bytes, file: str) -> Mapping[str, object]:
     try:
         text = data.decode()
         _refuse_nesting(text)
-        found = yaml.load(text, _PeopleLoader)
+        document = yaml.load(text, _PeopleLoader)
     except UnicodeDecodeError:
         raise ConfigError(WHAT, "not UTF-8 text", file=file) from None
     except yaml.YAMLError as error:
@@ -114,9 +114,9 @@ def _mapping(data: bytes, file: str) -> Mapping[str, object]:
     except (ValueError, LookupError, AttributeError, OverflowError, TypeError):  # a 30th of February
         problem = "a value does not fit the type that YAML gives it, such as an impossible date"
         raise ConfigError(WHAT, problem, file=file, hint="write a date as 2027-01-31; quote text") from None
-    if not isinstance(found, dict):
-        raise ConfigError(WHAT, f"wanted a mapping with groups and users, not {_shown(found)}", file=file)
-    return found
+    if not isinstance(document, dict):
+        raise ConfigError(WHAT, f"wanted a mapping with groups and users, not {_shown(document)}", file=file)
+    return document
 
 
 def _refuse_nesting(text: str) -> None:
@@ -182,8 +182,8 @@ def _unique(at: Reader, where: str, key: str, values: list[Any]) -> None:
 def _name(at: Reader, key: str = "name") -> str:
     value = at.data.get(key)
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        wanted = "a letter, then up to 31 of a-z 0-9 _ . -, all lower case"
-        at.fail(key, f"wanted a name ({wanted}), not {_shown(value)}")
+        expected = "a letter, then up to 31 of a-z 0-9 _ . -, all lower case"
+        at.fail(key, f"wanted a name ({expected}), not {_shown(value)}")
     if value in SYSTEM:
         at.fail(key, f"{value} is a name of the system", "choose another one")
     return value
@@ -194,8 +194,8 @@ def _number(at: Reader, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         at.fail(key, f"wanted a whole number, not {_shown(value)}")
     if not any(value in numbers for numbers in IDS):
-        wanted = " or ".join(f"{numbers[0]} to {numbers[-1]}" for numbers in IDS)
-        at.fail(key, f"wanted {wanted}, not {str(value)[:20]}", "the numbers between and below are the system's")
+        expected = " or ".join(f"{numbers[0]} to {numbers[-1]}" for numbers in IDS)
+        at.fail(key, f"wanted {expected}, not {str(value)[:20]}", "the numbers between and below are the system's")
     return value
 
 
@@ -276,12 +276,12 @@ def _time(at: Reader, key: str) -> int:
     value = at.data.get(key)
     if value is None:
         return 0
-    wanted = "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z"
+    expected = "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z"
     if isinstance(value, str) and len(value) <= 32:
         try:
             value = _parsed_time(value)
         except ValueError:
-            at.fail(key, f"wanted {wanted}, not {_shown(value)}")
+            at.fail(key, f"wanted {expected}, not {_shown(value)}")
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             at.fail(key, f"{value.isoformat()} has no time zone", "end it with Z for UTC")
@@ -289,7 +289,7 @@ def _time(at: Reader, key: str) -> int:
         midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
         return min(max(int(midnight.timestamp()) + 86400, 1), LAST)
     else:
-        at.fail(key, f"wanted {wanted}, not {_shown(value)}")
+        at.fail(key, f"wanted {expected}, not {_shown(value)}")
     return min(max(int(value.timestamp()), 1), LAST)
 
 

@@ -87,8 +87,8 @@ def from_state(data: Mapping[str, Any]) -> PeopleList:
     """Read what `to_state` wrote; ValueError, TypeError or KeyError for anything else."""
     users = []
     for name, uid, group, groups, shell, gecos, keys, until in data["users"]:
-        found = tuple(PersonKey(str(line), str(comment), int(expires)) for line, comment, expires in keys)
-        person = Person(str(name), int(uid), str(group), tuple(groups), str(shell), str(gecos), found, int(until))
+        person_keys = tuple(PersonKey(str(line), str(comment), int(expires)) for line, comment, expires in keys)
+        person = Person(str(name), int(uid), str(group), tuple(groups), str(shell), str(gecos), person_keys, int(until))
         users.append(person)
     return PeopleList(tuple(PeopleGroup(str(name), int(gid)) for name, gid in data["groups"]), tuple(users))
 

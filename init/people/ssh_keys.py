@@ -82,8 +82,8 @@ def _problem(kind: str, parts: list[bytes]) -> str:
             return "an RSA key has two numbers"
         bits = int.from_bytes(parts[2], "big").bit_length()
         return "" if bits in RSA_BITS else f"an RSA key of {bits} bits; wanted {RSA_BITS[0]} to {RSA_BITS[-1]}"
-    wanted = 2 if kind == ED25519 else 3
-    if len(parts) != wanted or len(parts[1]) != 32:
+    count = 2 if kind == ED25519 else 3
+    if len(parts) != count or len(parts[1]) != 32:
         return f"a key of {kind} has 32 bytes"
     point = (int.from_bytes(parts[1], "little") & (2**255 - 1)) % _PRIME
     return "a key for which anybody can sign" if point in SMALL_ORDER else ""

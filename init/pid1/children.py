@@ -206,7 +206,7 @@ class Children:
             return False
         self._postponed = 0.0
         ended: list[tuple[int, int]] = []
-        waitpid, mine, waits, count = os.waitpid, self.owners.pids, self._waits, 0
+        waitpid, own_pids, waits, count = os.waitpid, self.owners.pids, self._waits, 0
         self.childless = False
         try:
             while True:
@@ -214,7 +214,7 @@ class Children:
                 if not pid:
                     break
                 count += 1
-                if pid in mine or pid in waits:
+                if pid in own_pids or pid in waits:
                     ended.append((pid, status))
         except ChildProcessError:
             self.childless = True

@@ -62,7 +62,7 @@ def _wait(core: Core, pids: dict[int, str], until: float) -> None:
                 core.logs.finish(name)
         except Exception:
             os.write(2, b"minivm: the log does not work either\n")
-        left = until - time.monotonic()
-        if not pids or left <= 0:
+        remaining = until - time.monotonic()
+        if not pids or remaining <= 0:
             return
-        signal.sigtimedwait([signal.SIGCHLD], min(left, 0.1))
+        signal.sigtimedwait([signal.SIGCHLD], min(remaining, 0.1))

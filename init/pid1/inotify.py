@@ -45,10 +45,10 @@ class Inotify:
         return watch
 
     def drop(self, watcher: PathWatch, watch: int) -> None:
-        left = self._watchers.get(watch, [])
-        if watcher in left:
-            left.remove(watcher)
-        if not left and self._watchers.pop(watch, None) is not None:
+        watchers = self._watchers.get(watch, [])
+        if watcher in watchers:
+            watchers.remove(watcher)
+        if not watchers and self._watchers.pop(watch, None) is not None:
             self._libc.inotify_rm_watch(self._fd, watch)
 
     def _readable(self, _: int) -> None:
@@ -56,14 +56,14 @@ class Inotify:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
             return
-        seen: dict[int, None] = {}
+        watches: dict[int, None] = {}
         at = 0
         while at < len(data):
             watch, _mask, _cookie, length = _EVENT.unpack_from(data, at)
-            seen[watch] = None
+            watches[watch] = None
             at += _EVENT.size + length
-        lost = OVERFLOW in seen  # events were dropped: every watcher has to look
-        for watch in list(self._watchers) if lost else seen:
+        lost = OVERFLOW in watches  # events were dropped: every watcher has to look
+        for watch in list(self._watchers) if lost else watches:
             for watcher in list(self._watchers.get(watch, ())):
                 watcher.attempt(watcher.moved)
 
@@ -103,11 +103,11 @@ class PathWatch:
         since a process may create and remove directories without end.
         """
         directory = self._nearest()
-        for left in range(MOST_LOOKS - 1, -1, -1):
+        for looks_left in range(MOST_LOOKS - 1, -1, -1):
             try:
                 before, self._watch = self._watch, self._inotify.aim(self, directory)
             except (FileNotFoundError, NotADirectoryError):
-                if not left and self._watch < 0:
+                if not looks_left and self._watch < 0:
                     raise
                 directory = self._nearest()
                 continue

@@ -146,18 +146,18 @@ class Logs:
 
     def _both(self, name: str, mode: str) -> tuple[LogSource, LogSource]:
         """Create both streams or none: a stream without a reader would block its service one day."""
-        made: list[LogSource] = []
+        sources: list[LogSource] = []
         try:
             for stream in ("stdout", "stderr"):
                 source = LogSource(name, stream, mode)
-                made.append(source)
+                sources.append(source)
                 self._poller.add(source.fd, IN if self._reading else 0, self._reader(source))
         except OSError:
-            for source in made:
+            for source in sources:
                 self._poller.remove(source.fd)
                 source.close()
             raise
-        return made[0], made[1]
+        return sources[0], sources[1]
 
     @property
     def full(self) -> bool:
@@ -206,9 +206,9 @@ class Logs:
         for source in self._sources.get(name, ()):
             # Bounded: other processes may keep writing, and a stalled reader must not make us keep a crash loop's
             # output.
-            left = 2 * PIPE if self._size < 4 * HIGH else 0
-            while left > 0 and (count := self._read(source)):
-                left -= count
+            budget = 2 * PIPE if self._size < 4 * HIGH else 0
+            while budget > 0 and (count := self._read(source)):
+                budget -= count
             if source.carry:
                 carry, source.carry = source.carry, b""
                 self.take(name, source.stream, source.mode, carry + b"\n")
@@ -302,15 +302,15 @@ class Logs:
         self.flush()
 
     def _set_reading(self) -> None:
-        wanted = self._size < (LOW if not self._reading else HIGH) or bool(self.trouble)
-        if wanted is self._reading:
+        should_read = self._size < (LOW if not self._reading else HIGH) or bool(self.trouble)
+        if should_read is self._reading:
             return
-        self._reading = wanted
+        self._reading = should_read
         for pair in self._sources.values():
             for source in pair:
-                self._poller.change(source.fd, IN if wanted else 0)
+                self._poller.change(source.fd, IN if should_read else 0)
         for pause in self._pausing:
-            pause(not wanted)
+            pause(not should_read)
 
     def close(self, seconds: float) -> None:
         """Read everything at the very end, and give the reader this long to take it."""
@@ -321,15 +321,15 @@ class Logs:
                 continue  # continue with the other services' last lines
         deadline = time.monotonic() + seconds
         while self._pending and not self._gone:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 break
             try:
                 self._written(os.writev(self._fd, [self._pending[0]]))
             except BlockingIOError:
                 ready = select.poll()
                 ready.register(self._fd, select.POLLOUT)
-                ready.poll(left * 1000)
+                ready.poll(remaining * 1000)
             except OSError:
                 break
 

@@ -83,9 +83,9 @@ class Finder:
         spec = self._own.find_spec(name, path, target)
         if spec is not None and spec.origin is not None:
             return spec
-        known = sys.path_importer_cache
-        for place in list(known):
-            del known[place]
+        importers = sys.path_importer_cache
+        for place in list(importers):
+            del importers[place]
         return None
 
 

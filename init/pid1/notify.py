@@ -117,8 +117,8 @@ class Notify:
         False: a message had a descriptor attached, and the messages behind it can be read only in a moment; `again` is
         called then.
         """
-        kept, self._kept = self._kept, []
-        for at, pid, uid, data in kept:
+        messages, self._kept = self._kept, []
+        for at, pid, uid, data in messages:
             self._take(at, pid, uid, data)
         for source in tuple(self._sockets.values()):  # a copy: a message may start a service, whose user gets a socket
             for _ in range(MOST):

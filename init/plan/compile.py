@@ -69,8 +69,8 @@ _DEFAULTS: dict[str, object] = {
 
 
 def _trim(parts: dict[str, object], timeout: float = 0.0) -> dict[str, object]:
-    kept = {key: value for key, value in parts.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
-    return kept | ({"timeout": timeout} if timeout not in (0.0, 5.0) else {})
+    changed = {key: value for key, value in parts.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+    return changed | ({"timeout": timeout} if timeout not in (0.0, 5.0) else {})
 
 
 def _full(parts: dict[str, object]) -> dict[str, object]:
@@ -134,15 +134,15 @@ def overlay(plan: Plan, services: Iterable[Service]) -> Plan:
 
 def without(plan: Plan, names: Iterable[str]) -> Plan:
     """Remove services from the plan; the check reports services that need them."""
-    gone = set(names)
-    return compile_plan(plan.role, [service for service in plan.services if service.name not in gone], plan.drain)
+    removed = set(names)
+    return compile_plan(plan.role, [service for service in plan.services if service.name not in removed], plan.drain)
 
 
 def select(plan: Plan, env: Mapping[str, str], exists: Callable[[str], bool]) -> Plan:
     """Select the services of this pod. A need on a service whose `when` does not hold is dropped."""
     chosen = [service for service in plan.services if all(holds(item, env, exists) for item in service.when)]
     present = {service.name for service in chosen}
-    kept = tuple(
+    services = tuple(
         replace(
             service,
             needs=tuple(name for name in service.needs if name in present),
@@ -151,7 +151,7 @@ def select(plan: Plan, env: Mapping[str, str], exists: Callable[[str], bool]) ->
         )
         for service in chosen
     )
-    return Plan(plan.role, kept, plan.drain)
+    return Plan(plan.role, services, plan.drain)
 
 
 def holds(condition: WhenCondition, env: Mapping[str, str], exists: Callable[[str], bool]) -> bool:

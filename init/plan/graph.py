@@ -37,16 +37,16 @@ def stop_edges(services: Iterable[Service]) -> dict[str, frozenset[str]]:
 
 def waves(edges: Edges) -> list[tuple[str, ...]]:
     """Group the names so that each group waits only for earlier ones; a group runs in parallel."""
-    left = {name: set(waits) & set(edges) for name, waits in edges.items()}
+    remaining = {name: set(waits) & set(edges) for name, waits in edges.items()}
     groups = []
-    while left:
-        wave = tuple(sorted(name for name, waits in left.items() if not waits))
+    while remaining:
+        wave = tuple(sorted(name for name, waits in remaining.items() if not waits))
         if not wave:
             raise ConfigError("order the services", f"a cycle: {' -> '.join(cycle(edges))}")
         groups.append(wave)
         for name in wave:
-            del left[name]
-        for waits in left.values():
+            del remaining[name]
+        for waits in remaining.values():
             waits.difference_update(wave)
     return groups
 

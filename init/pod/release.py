@@ -31,10 +31,10 @@ class Release:
 
     def called(self, number: int) -> str:
         """Return the name of the release with this number."""
-        known = dict(self.names)
-        if number in known:
-            return known[number]
-        return f"newer than {max(known.values())}" if number > max(known) else f"older than {min(known.values())}"
+        names = dict(self.names)
+        if number in names:
+            return names[number]
+        return f"newer than {max(names.values())}" if number > max(names) else f"older than {min(names.values())}"
 
 
 def of_json(text: str) -> Release | None:

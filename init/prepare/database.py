@@ -56,8 +56,8 @@ def slurmdbd(pod: Pod) -> str:
         if not host:
             from init.errors import ConfigError
 
-            why = "MINIVM_ACCOUNTING=external needs MINIVM_DATABASE_HOST"
-            raise ConfigError("write slurmdbd.conf", why, hint="host or host:port of MariaDB or MySQL")
+            problem = "MINIVM_ACCOUNTING=external needs MINIVM_DATABASE_HOST"
+            raise ConfigError("write slurmdbd.conf", problem, hint="host or host:port of MariaDB or MySQL")
         name, colon, port = host.rpartition(":")
         port = port if colon else pod.setting("MINIVM_DATABASE_PORT")
         lines.append(f"StorageHost={name if colon else host}")
@@ -179,18 +179,18 @@ def _compared(pod: Pod) -> str:
         return f"the state is of the cluster {saved_of}"
     saved_number = int(saved) if saved.isascii() and saved.isdecimal() else 0
     stamps = _short(state / STAMP), _short(pod.path(BESIDE))
-    seen = Numbers(name, saved_number, (state / "job_state").exists(), _known(name), stamps)
-    if seen.may_pair:
+    numbers = Numbers(name, saved_number, (state / "job_state").exists(), _known(name), stamps)
+    if numbers.may_pair:
         stamp = stamps[1] or os.urandom(16).hex()
         write(pod.path(BESIDE), stamp.encode(), mode=0o600, owner=user("mysql"))
         write(state / STAMP, stamp.encode(), mode=0o600, owner=user("slurm"))
-    if not seen.differs:
-        return f"the cluster's number is {seen.saved or seen.known or 'not given yet'}"
-    numbers_text = f"the cluster's number is {seen.saved} in the state and {seen.known} in the database"
-    if not seen.paired:
+    if not numbers.differs:
+        return f"the cluster's number is {numbers.saved or numbers.known or 'not given yet'}"
+    numbers_text = f"the cluster's number is {numbers.saved} in the state and {numbers.known} in the database"
+    if not numbers.paired:
         return f"{numbers_text}; whether the two belong together is not known, and both stay as they are"
-    write(state / "clustername", f"{name}|{seen.known}".encode(), mode=0o600, owner=user("slurm"))
-    return f"{numbers_text}; the state is this database's, and has {seen.known} now"
+    write(state / "clustername", f"{name}|{numbers.known}".encode(), mode=0o600, owner=user("slurm"))
+    return f"{numbers_text}; the state is this database's, and has {numbers.known} now"
 
 
 def _known(cluster: str) -> int:

@@ -11,15 +11,15 @@ TABLE = Path(__file__).with_name("directories.conf")
 
 
 def run(pod: Pod) -> str:
-    made = 0
+    created = 0
     for line in TABLE.read_text().splitlines():
         if line.startswith("#"):
             continue
         name, mode, owner, *programs = line.split()
         if all(pod.has(program.lstrip("!")) != program.startswith("!") for program in programs):
             uid, gid = owner_of(owner)
-            made += ensure(pod.path(name), int(mode, 8), uid, gid)
-    return f"{made} directories created or repaired"
+            created += ensure(pod.path(name), int(mode, 8), uid, gid)
+    return f"{created} directories created or repaired"
 
 
 def owner_of(text: str) -> tuple[int, int]:

@@ -129,14 +129,14 @@ def accounted_job(pod: Pod, conf: str) -> int | None:
 
 def accepted_job(state: Path) -> int:
     """Return the last job that has a script, or 0: slurmctld answers `sbatch` up to 6 s before it saves the job."""
-    found = 0
+    highest = 0
     for directory in state.glob("hash.[0-9]"):
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):  # noqa: PTH208 - names alone, of up to a hundred thousand jobs
                 job = (number(name.removeprefix("job.")) or 0) if name.startswith("job.") else 0
-                if found < job < LARGEST:
-                    found = job
-    return found
+                if highest < job < LARGEST:
+                    highest = job
+    return highest
 
 
 def _continue_after(highest: int, knows: str, release: Release, state: Path) -> Iterator[str]:

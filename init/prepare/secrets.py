@@ -64,8 +64,8 @@ def slurm_key(pod: Pod) -> str:
     """Install slurm.key, and slurm.jwks where it is mounted: Slurm then reads that alone (auth/slurm)."""
     mounted = {name: _first(pod, name) for name in (SLURM_KEY, SLURM_JWKS)}
     if not any(mounted.values()):
-        why = f"{SECRETS}/slurm-key has neither {SLURM_KEY} nor {SLURM_JWKS}"
-        raise PrepareError("install Slurm's key", why, hint="mount the cluster's slurm.key")
+        problem = f"{SECRETS}/slurm-key has neither {SLURM_KEY} nor {SLURM_JWKS}"
+        raise PrepareError("install Slurm's key", problem, hint="mount the cluster's slurm.key")
     key, jwks = mounted[SLURM_KEY], mounted[SLURM_JWKS]
     if jwks:
         check_jwks(jwks)

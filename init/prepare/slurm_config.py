@@ -76,9 +76,9 @@ def name_own_address(pod: Pod) -> None:
     if not name or not address or ":" in host or host.replace(".", "").isdecimal():
         return
     lines = (pod.text(HOSTS) or "").splitlines()
-    others = [line for line in lines if host not in line.partition("#")[0].split()[1:]]
-    text = "".join(f"{line}\n" for line in [*others, f"{address}\t{host}"])
-    if [line.split() for line in lines if line not in others] == [[address, host]]:
+    foreign_lines = [line for line in lines if host not in line.partition("#")[0].split()[1:]]
+    text = "".join(f"{line}\n" for line in [*foreign_lines, f"{address}\t{host}"])
+    if [line.split() for line in lines if line not in foreign_lines] == [[address, host]]:
         return
     try:
         # The kubelet and docker mount this file: write it in place, never replace it.

@@ -47,8 +47,8 @@ def _know(pod: Pod) -> str:
 
     A link, so that changes of the mounted file apply at once: another pool, another key, or a file mounted later.
     """
-    known, link = pod.path(f"{MOUNTS}/config/ssh"), pod.path(KNOWN)
-    if not known.is_dir():
+    mounted, link = pod.path(f"{MOUNTS}/config/ssh"), pod.path(KNOWN)
+    if not mounted.is_dir():
         return ""
     if not writable(link.parent):
         return "; /etc/ssh is read-only, and ssh does not know the cluster's pods"

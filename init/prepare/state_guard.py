@@ -55,9 +55,9 @@ def _check_cluster(pod: Pod, state: Path, cluster: str) -> None:
     file = state / "clustername"
     owner = (read_plain(file, 512) or b"").decode(errors="replace").strip().partition("|")[0]
     if owner and cluster and owner.lower() != cluster.lower():
-        why = f"found the state of the cluster {owner!r}, expected {cluster!r}"
+        problem = f"found the state of the cluster {owner!r}, expected {cluster!r}"
         hint = f"mount that cluster's own volume, or set clusterName: {owner}; {way_back(pod, cluster)}"
-        raise ConfigError(START, why, file=str(file), hint=hint)
+        raise ConfigError(START, problem, file=str(file), hint=hint)
 
 
 def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
@@ -69,21 +69,21 @@ def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
         if known(pod) is None or has_head(head):
             (state / ACCEPTED).unlink(missing_ok=True)  # it was for one start
             return "the state is this cluster's"
-        why = "found an empty file" if not head else "found a damaged file"
+        problem = "found an empty file" if not head else "found a damaged file"
         hint = (
             f"{way_back(pod, cluster)}; or to start without any job: move that file away, then minivm state accept-loss"
         )
-        raise ConfigError(START, f"{why}, expected the cluster's jobs", file=str(file), hint=hint)
+        raise ConfigError(START, f"{problem}, expected the cluster's jobs", file=str(file), hint=hint)
     if os.path.lexists(state / ACCEPTED):
         return "there are no jobs in the state, as an operator accepted"
     _check_claim(pod, state)
     lost = _newest(pod, cluster, with_jobs=True)
     if lost:
-        why = f"found no file, and the copy {lost} has unfinished jobs"
+        problem = f"found no file, and the copy {lost} has unfinished jobs"
         hint = (
             f"minivm stop slurmctld && minivm state restore {lost}; or to start without them: minivm state accept-loss"
         )
-        raise ConfigError(START, why, file=str(file), hint=hint)
+        raise ConfigError(START, problem, file=str(file), hint=hint)
     return "there are no jobs yet"
 
 
@@ -91,14 +91,14 @@ def _check_claim(pod: Pod, state: Path) -> None:
     """Refuse an empty state on one claim while the jobs are on another. The chart cannot see it without a cluster."""
     for directory in (state, state.parent):  # of several controllers each term has a directory below
         if os.path.lexists(directory / MOVED):
-            why = "the state was moved to another claim"
+            problem = "the state was moved to another claim"
             hint = "name it in controller.persistence.existingClaim; or to start without any job: remove that file"
-            raise ConfigError(START, why, file=str(directory / MOVED), hint=hint)
+            raise ConfigError(START, problem, file=str(directory / MOVED), hint=hint)
     own = pod.path(OWN_STATE)
     if _has_jobs(own):
-        why = f"found no file, and the pod's own claim has one ({own / JOBS})"
+        problem = f"found no file, and the pod's own claim has one ({own / JOBS})"
         hint = "move the state (docs/how-to/two-controllers.md); or to start without any job: minivm state accept-loss"
-        raise ConfigError(START, why, file=str(state / JOBS), hint=hint)
+        raise ConfigError(START, problem, file=str(state / JOBS), hint=hint)
 
 
 def _has_jobs(state: Path) -> bool:
@@ -139,9 +139,9 @@ def check_release(pod: Pod) -> str:
     # The volume belongs to the Slurm user, who may have put anything there.
     files = (*slurm.HEADED, *slurm.BARE)
     headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}
-    left = slurm.written_by(headers)
-    _refuse(release, left, "slurmctld's state", pod)
-    return "no state yet" if left is None else f"the state is of Slurm {release.called(left)}"
+    written_by = slurm.written_by(headers)
+    _refuse(release, written_by, "slurmctld's state", pod)
+    return "no state yet" if written_by is None else f"the state is of Slurm {release.called(written_by)}"
 
 
 def accounting(pod: Pod) -> str:
@@ -153,9 +153,9 @@ def accounting(pod: Pod) -> str:
     from init.slurm.accounting import ask
 
     answer = number(ask(pod.text(DATABASE) or "", QUESTION))
-    left = answer >> 8 if answer else None
-    _refuse(release, left, "the accounting database")
-    return "no controller is known to it" if left is None else f"it served Slurm {release.called(left)}"
+    served = answer >> 8 if answer else None
+    _refuse(release, served, "the accounting database")
+    return "no controller is known to it" if served is None else f"it served Slurm {release.called(served)}"
 
 
 def _refuse(release: slurm.Release, left: int | None, what: str, pod: Pod | None = None) -> None:

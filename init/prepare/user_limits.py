@@ -62,13 +62,13 @@ def run(pod: Pod) -> str:
         hold_memory(tables, granted["memory"], memory, int(total * TOGETHER), v2=v2)
     if "cpu" in granted:
         share_processors(tables, granted["cpu"], v2=v2)
-    wanted = {"cpu": 1, "memory": memory, "pids": processes}
-    held = [name for name, value in wanted.items() if value and name in granted]
-    missing = {name: value for name, value in wanted.items() if value and name not in granted and name != "cpu"}
+    limits = {"cpu": 1, "memory": memory, "pids": processes}
+    granted_limits = [name for name, value in limits.items() if value and name in granted]
+    missing = {name: value for name, value in limits.items() if value and name not in granted and name != "cpu"}
     for path, lines in ((AT_LOGIN, tables.at_login), (AT_PROMPT, tables.at_prompt), (ULIMITS, ulimits(missing))):
         write(pod.path(path), "".join(lines).encode(), mode=0o644, owner=OWNER)
     has = [f"{processes} processes"] * bool(processes) + [f"{gibibytes(memory)} of memory"] * bool(memory)
-    by = [f"cgroups ({', '.join(held)})"] * bool(held)
+    by = [f"cgroups ({', '.join(granted_limits)})"] * bool(granted_limits)
     by += [f"ulimits, which know no sum ({', '.join(missing)}; {cgroups.summary(pod, granted)})"] * bool(missing)
     return f"a person has {' and '.join(has) or 'no limit'}, by {' and '.join(by) or 'nothing'}"
 

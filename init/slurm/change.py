@@ -107,8 +107,8 @@ def effect(
         if name in submitted.split(",")
     ]
     losses += _forgotten(before, after, known)
-    others = sorted(name for name in {*old, *new} if name != MAIN and old.get(name) != new.get(name))
-    changed = [*changes(before, after), *(f"{name}: {_how(old, new, name)}" for name in others)]
+    files = sorted(name for name in {*old, *new} if name != MAIN and old.get(name) != new.get(name))
+    changed = [*changes(before, after), *(f"{name}: {_how(old, new, name)}" for name in files)]
     return Effect(tuple(changed), tuple(losses), tuple(_anew(before, after)))
 
 
@@ -152,20 +152,22 @@ def ignored(new: Configuration, programs: bytes) -> list[str]:
 
     `programs`: the bytes of slurmctld, its library and its plug-ins.
     """
-    given = {word.partition("=")[0].strip() for word in new.words("schedulerparameters")}
-    lower = programs.lower() if given else b""
+    parameters = {word.partition("=")[0].strip() for word in new.words("schedulerparameters")}
+    lower = programs.lower() if parameters else b""
     unknown = sorted(
         name
-        for name in given
+        for name in parameters
         if name.lower() not in ELSEWHERE
         and not any(b"\0%s%s" % (name.lower().encode(), end) in lower for end in (b"\0", b"="))
     )
-    known = sorted({text.decode() for text in _PARAMETER.findall(programs)} | ELSEWHERE | {"defer"}) if unknown else []
+    accepted = (
+        sorted({text.decode() for text in _PARAMETER.findall(programs)} | ELSEWHERE | {"defer"}) if unknown else []
+    )
     from difflib import get_close_matches  # imported late: only a typo needs it
 
     lines = []
     for name in unknown:
-        close = get_close_matches(name, known, n=1)
+        close = get_close_matches(name, accepted, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         lines.append(f"ignored: SchedulerParameters: this Slurm has no {name[:64]!r}{hint}")
     return lines
@@ -176,10 +178,10 @@ def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes
     yield from _settings(old, new)
     for name in sorted(old.partitions.keys() - new.partitions.keys()):
         yield f"partition {name} goes", lambda job, name=name: name in job.partitions  # type: ignore[misc]
-    gone = old.nodes.keys() - new.nodes.keys()
-    if gone:
-        shown = ", ".join(sorted(gone)[:SHOWN]) + (", ..." if len(gone) > SHOWN else "")
-        yield f"node {shown} goes", lambda job: bool((job.nodes | job.wanted) & gone)
+    removed = old.nodes.keys() - new.nodes.keys()
+    if removed:
+        shown = ", ".join(sorted(removed)[:SHOWN]) + (", ..." if len(removed) > SHOWN else "")
+        yield f"node {shown} goes", lambda job: bool((job.nodes | job.wanted) & removed)
     # Dynamic nodes have no line; this number limits them.
     if new.number("maxnodecount", 0) < old.number("maxnodecount", 0):
         listed = new.nodes.keys() | old.nodes.keys()

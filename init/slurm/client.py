@@ -171,10 +171,10 @@ def comment(jobs: Sequence[str], text: str, controller: str, *, within: float = 
     until = time.monotonic() + within
     command = [SQUEUE, "--noheader", "--jobs", ",".join(jobs), "--Format", "jobarrayid:|,admin_comment:|"]
     lines = run(command, controller, within=within).splitlines()
-    taken = {line.partition("|")[0].partition("+")[0] for line in lines if not FREE_COMMENT.fullmatch(line)}
-    if free := [job for job in jobs if job not in taken]:
-        left = max(0.0, until - time.monotonic())
-        run([SCONTROL, "update", f"jobid={','.join(free)}", f"admincomment={text}"], controller, within=left)
+    commented = {line.partition("|")[0].partition("+")[0] for line in lines if not FREE_COMMENT.fullmatch(line)}
+    if free := [job for job in jobs if job not in commented]:
+        remaining = max(0.0, until - time.monotonic())
+        run([SCONTROL, "update", f"jobid={','.join(free)}", f"admincomment={text}"], controller, within=remaining)
 
 
 def notify(job: str, text: str, controller: str, *, within: float = 10.0) -> None:
@@ -198,8 +198,8 @@ def explain(jobs: Sequence[str], text: str, controller: str, *, within: float) -
 
 
 def _notify_until(job: str, text: str, controller: str, until: float) -> None:
-    if (left := until - time.monotonic()) > 0:
-        notify(job, text, controller, within=left)
+    if (remaining := until - time.monotonic()) > 0:
+        notify(job, text, controller, within=remaining)
 
 
 def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object], *, within: float = 10.0) -> None:
@@ -211,8 +211,8 @@ def free(jobs: Mapping[str, str], controller: str, log: Callable[[str], object],
     from concurrent.futures import ThreadPoolExecutor  # imported late: usually no job is left
 
     until = time.monotonic() + within
-    left = [job for job in jobs if jobs[job] not in OVER]
-    parts = [left[start::AT_ONCE] for start in range(min(AT_ONCE, len(left)))]
+    unfinished = [job for job in jobs if jobs[job] not in OVER]
+    parts = [unfinished[start::AT_ONCE] for start in range(min(AT_ONCE, len(unfinished)))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for lines in pool.map(lambda part: _free(part, controller, until), parts):
             for text in lines:
@@ -225,8 +225,8 @@ def _free(jobs: Sequence[str], controller: str, until: float) -> list[str]:
     try:
         # "incomplete" spares a job that has ended meanwhile: otherwise slurmctld would run a job again that only waits
         # for its epilog.
-        left = max(0.0, until - time.monotonic())
-        run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=left * REQUEUES)
+        remaining = max(0.0, until - time.monotonic())
+        run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=remaining * REQUEUES)
     except SlurmError as error:
         refused = {job: reason for job in jobs if (reason := _refusal(job, error.said))}
         silent = error.why if error.late or not refused else ""

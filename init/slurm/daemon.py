@@ -57,13 +57,13 @@ def jobs(text: str) -> Iterator[KnownJob]:
         cells = [cell.strip() for cell in line.split("|", len(FIELDS) - 1)]
         if len(cells) < len(FIELDS) or not ID.fullmatch(cells[0]):
             continue
-        number, state, partitions, nodes, wanted, tres, qos, account = cells
+        number, state, partitions, nodes, requested, tres, qos, account = cells
         yield KnownJob(
             id=number,
             holds=state not in WAITS,
             partitions=words(partitions),
             nodes=frozenset(expanded(_none(nodes))),
-            wanted=frozenset(expanded(_none(wanted))),
+            wanted=frozenset(expanded(_none(requested))),
             account=_none(account.removesuffix("|")),
             qos=_none(qos),
             gres=frozenset(
@@ -124,9 +124,9 @@ def complaint(log: Sequence[str], stderr: str) -> str:
 
 def new_lines(before: Sequence[str], after: Sequence[str]) -> list[str]:
     """Return the lines added to a log between two reads, where the log keeps only its newest; all if none remain."""
-    known = list(before[-OVERLAP:])
-    for end in range(len(known), len(after) + 1):
-        if list(after[end - len(known) : end]) == known:
+    previous = list(before[-OVERLAP:])
+    for end in range(len(previous), len(after) + 1):
+        if list(after[end - len(previous) : end]) == previous:
             return list(after[end:])
     return list(after)
 

@@ -56,8 +56,8 @@ class SlurmFiles:
     def install(self, files: Mapping[str, bytes]) -> None:
         """Install the files for an attempt: until `taken`, `put_back` restores the old ones, also after a crash."""
         before = self.installed()
-        kept = {name: data.decode("utf-8", "surrogateescape") for name, data in before.items()}
-        text = json.dumps({"files": kept, "added": sorted(set(files) - set(before))})
+        backup = {name: data.decode("utf-8", "surrogateescape") for name, data in before.items()}
+        text = json.dumps({"files": backup, "added": sorted(set(files) - set(before))})
         self.before.parent.mkdir(parents=True, exist_ok=True)
         write(self.before, text.encode(), mode=0o600)
         self.put(files)

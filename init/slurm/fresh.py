@@ -50,17 +50,17 @@ def words(text: str) -> dict[str, str]:
 def difference(shown: Mapping[str, str], offer: Mapping[str, str]) -> str:
     """Return the first difference to the record, else "". Keys that slurmctld does not show are not compared."""
     names = {key.lower(): key for key in (*shown, *DEFAULTS)}
-    wanted = dict(DEFAULTS)
+    expected = dict(DEFAULTS)
     for key, value in offer.items():
         name = SHOWN_AS.get(key) or names.get(key)
         if name and key != "nodename":
-            wanted[name] = value
-    for name, value in wanted.items():
-        known = shown.get(name, DEFAULTS.get(name, ""))
-        known = "" if known in EMPTY else known
-        same = resources(known) == resources(value) if name == "Gres" else known == value
-        if not same and not (name == "Gres" and untyped(known) == resources(value)):
-            return f"{name} was {known or 'nothing'} and is {value or 'nothing'}"
+            expected[name] = value
+    for name, value in expected.items():
+        current = shown.get(name, DEFAULTS.get(name, ""))
+        current = "" if current in EMPTY else current
+        same = resources(current) == resources(value) if name == "Gres" else current == value
+        if not same and not (name == "Gres" and untyped(current) == resources(value)):
+            return f"{name} was {current or 'nothing'} and is {value or 'nothing'}"
     return ""
 
 

@@ -93,8 +93,8 @@ def entries(directory: Path) -> list[LostJob]:
                 back_as = back_as if isinstance(back_as, int) else 0
                 owner = data.get("owner")
                 owner = owner if isinstance(owner, int) else -1
-                job, why = number(match[1]) or 0, str(data.get("why", ""))
-                found.append(LostJob(entry, job, str(state), back_as, why, owner))
+                job, reason = number(match[1]) or 0, str(data.get("why", ""))
+                found.append(LostJob(entry, job, str(state), back_as, reason, owner))
     return sorted(found, key=lambda lost: lost.job)
 
 
@@ -103,14 +103,14 @@ def find(state: Path, following: int) -> dict[int, str]:
 
     Numbers start again after MaxJobId: a far larger number is from before that.
     """
-    found: dict[int, str] = {}
+    lost: dict[int, str] = {}
     for digit in range(10):
         with contextlib.suppress(OSError):
             for name in os.listdir(state / f"hash.{digit}"):  # noqa: PTH208 - names alone, of up to 100,000 jobs
                 job = (number(name.removeprefix("job.")) or 0) if name.startswith("job.") else 0
                 if following <= job < min(following + LARGEST // 2, LARGEST):
-                    found[job] = f"hash.{digit}/{name}"
-    return dict(sorted(found.items()))
+                    lost[job] = f"hash.{digit}/{name}"
+    return dict(sorted(lost.items()))
 
 
 def keep(state: Path, following: int, directory: Path, owners_told: Callable[[], bool] = lambda: True) -> Iterator[str]:
@@ -129,11 +129,12 @@ def keep(state: Path, following: int, directory: Path, owners_told: Callable[[],
     # Side by side: each file is synced to the volume, which takes ten times as long one after the other.
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = dict(zip(lost, pool.map(lambda job: shelf.keep(job, state / lost[job]), lost), strict=True))
-    kept = [job for job, why in outcomes.items() if not why]
-    problems = [f"job {job}: {why}" for job, why in outcomes.items() if why]
-    if kept:
-        yield f"kept the scripts of {len(kept)} jobs, from {kept[0]} to {kept[-1]}, that slurmctld had not saved"
-    if kept and not shelf.owners_told:
+    kept_jobs = [job for job, error in outcomes.items() if not error]
+    problems = [f"job {job}: {error}" for job, error in outcomes.items() if error]
+    if kept_jobs:
+        first, last = kept_jobs[0], kept_jobs[-1]
+        yield f"kept the scripts of {len(kept_jobs)} jobs, from {first} to {last}, that slurmctld had not saved"
+    if kept_jobs and not shelf.owners_told:
         yield f"none of them is brought back: {NOT_TOLD}"
     if problems:
         yield f"{len(problems)} lost jobs are not kept: {'; '.join(problems[:3])}"

@@ -87,8 +87,8 @@ def several(pod: Pod) -> bool:
 
 def held(pod: Pod) -> int:
     """Return the term that this pod has; 0 for a controller that has always been alone."""
-    found = read_json(pod.path(HELD)).get("term")
-    return found if isinstance(found, int) else 0
+    term = read_json(pod.path(HELD)).get("term")
+    return term if isinstance(term, int) else 0
 
 
 def of_term(parent: Path, term: int) -> Path:

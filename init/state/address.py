@@ -138,19 +138,19 @@ class Slices:
 
 def run(slices: Slices, term: int, look: float = LOOK_S, again: float = AGAIN_S) -> None:
     """Keep the slice, until PID 1 ends this process with the term."""
-    said = ""
+    last_text = ""
     where = f"{slices.name} leads to this pod, term {term}"
     while True:
         try:
             if slices.turn() is SliceAction.WRITE:
                 log(where)
             notify(f"READY=1\nSTATUS={where}")
-            said, pause = "", look
+            last_text, pause = "", look
         except (InitError, OSError) as error:
             # What was written goes on to lead here while the API server is away.
-            if str(error) != said:
+            if str(error) != last_text:
                 log(str(error))
-            said, pause = str(error), again
+            last_text, pause = str(error), again
             notify(f"STATUS={error}")
         time.sleep(pause)
 

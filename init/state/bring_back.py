@@ -82,20 +82,20 @@ def arguments(options: Mapping[str, object], new_numbers: Mapping[int, int]) -> 
 
     A dependency on another lost job gets that job's new number.
     """
-    known: list[str] = []
+    options_known: list[str] = []
     unknown: list[str] = []
     for name, value in sorted(options.items()):
         if name in DONE:
             continue
         if name == "exclusive":
-            known.append("--exclusive" if value == "exclusive" else f"--exclusive={value}")
+            options_known.append("--exclusive" if value == "exclusive" else f"--exclusive={value}")
         elif name in FLAGS and isinstance(value, str):
-            known.append(f"--{name}")
+            options_known.append(f"--{name}")
         elif name in WITH_VALUE and isinstance(value, str) and "\0" not in value:
-            known.append(f"--{name}={_renumbered(value, new_numbers) if name == 'dependency' else value}")
+            options_known.append(f"--{name}={_renumbered(value, new_numbers) if name == 'dependency' else value}")
         else:
             unknown.append(name)
-    return known, unknown
+    return options_known, unknown
 
 
 def _renumbered(dependency: str, new_numbers: Mapping[int, int]) -> str:
@@ -112,10 +112,10 @@ def words_of(options: Mapping[str, object]) -> tuple[str, list[str]]:
 def environment_for(pairs: Sequence[bytes], lost: int, first: int = 0, *, complete: bool) -> bytes:
     """Return the job's environment as sbatch reads it, with what job_submit.lua puts in its place again."""
     own = (b"MINIVM_BROUGHT_BACK=", b"MINIVM_WAS_", b"MINIVM_JOB_")
-    kept = [pair for pair in pairs if not pair.startswith(own)]
-    told = [b"MINIVM_WAS_" + pair for pair in kept if pair.startswith((b"SLURM_", b"HOSTNAME="))]
+    passed = [pair for pair in pairs if not pair.startswith(own)]
+    renamed = [b"MINIVM_WAS_" + pair for pair in passed if pair.startswith((b"SLURM_", b"HOSTNAME="))]
     mark = f"MINIVM_BROUGHT_BACK={lost}{f' {first}' if first else ''}{'' if complete else ' unknown'}".encode()
-    return b"".join(pair + b"\0" for pair in (*kept, *told, mark))
+    return b"".join(pair + b"\0" for pair in (*passed, *renamed, mark))
 
 
 def already_back(text: str) -> dict[tuple[int, int], int]:
@@ -188,14 +188,14 @@ class Bringer:
         if submission.gid not in os.getgrouplist(owner.pw_name, owner.pw_gid):
             return self._refused(lost, f"{owner.pw_name} is not (any more) in group {submission.gid}")
         try:
-            number_, why = self._submit(lost.put("submitting", why=lost.why), pairs, submission, owner)
+            number_, problem = self._submit(lost.put("submitting", why=lost.why), pairs, submission, owner)
         except subprocess.TimeoutExpired:
             return self._unclear(lost, submission, f"{NO_ANSWER} within {WITHIN_S:g} s")
         except UnclearError as error:
             return self._unclear(lost, submission, f"{NO_ANSWER}: {error.why}")
         except OSError as error:
-            number_, why = 0, error.strerror or str(error)
-        return self._end(lost, number_) if number_ else self._refused(lost, why)
+            number_, problem = 0, error.strerror or str(error)
+        return self._end(lost, number_) if number_ else self._refused(lost, problem)
 
     def _unclear(self, lost: LostJob, submission: OwnedSubmission, why: str) -> bool:
         """Give a job up after two tries without answer, where slurmctld itself answers: the user may be the cause."""
@@ -209,8 +209,8 @@ class Bringer:
 
     def _refused(self, lost: LostJob, why: str) -> bool:
         """Try again for some hours after the job was kept."""
-        kept = (lost.place / SCRIPT).stat().st_mtime if (lost.place / SCRIPT).is_file() else 0.0
-        if not 0 <= time.time() - kept < TRIED_S:
+        saved_at = (lost.place / SCRIPT).stat().st_mtime if (lost.place / SCRIPT).is_file() else 0.0
+        if not 0 <= time.time() - saved_at < TRIED_S:
             return self._end(lost, 0, why)
         if not lost.why:
             log(f"lost job {lost.job} is not back yet: {why}; it is tried for {TRIED_S / 3600:g} h")
@@ -231,7 +231,7 @@ class Bringer:
         self, lost: LostJob, pairs: Sequence[bytes], submission: OwnedSubmission, owner: pwd.struct_passwd
     ) -> tuple[int, str]:
         options = lost_jobs.options_of(submission.options)
-        known, unknown = arguments(options or {}, self.new_numbers)
+        accepted, unknown = arguments(options or {}, self.new_numbers)
         name, words = words_of(options or {})
         work = self.pod.path(WORK) / str(lost.job)
         work.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class Bringer:
             complete = options is not None and not unknown
             environment = environment_for(pairs, lost.job, submission.first or submission.again, complete=complete)
             write_whole(work / "environment", environment, 0o400, ids)
-            argv = [SBATCH, "--parsable", "--hold", f"--export-file={work / 'environment'}", *known,
+            argv = [SBATCH, "--parsable", "--hold", f"--export-file={work / 'environment'}", *accepted,
                     "--export=ALL",  # without it Slurm 26.05 leaves the file's variables out
                     f"--chdir={submission.directory or '/'}"]  # fmt: skip
             argv += [f"--job-name={submission.name}"] if submission.name else []
@@ -265,10 +265,10 @@ class Bringer:
         new = number(done.stdout.strip().partition(";")[0])
         if done.returncode == 0 and new:
             return new, ""
-        said = client.judge(done.stderr or done.stdout, self.controller)
+        message = client.judge(done.stderr or done.stdout, self.controller)
         if any(words in done.stderr for words in client.NOT_REACHED):
-            raise UnclearError("bring lost jobs back", said)
-        return 0, f"Slurm refuses it: {said}"
+            raise UnclearError("bring lost jobs back", message)
+        return 0, f"Slurm refuses it: {message}"
 
 
 def main() -> int:

@@ -162,8 +162,8 @@ def _trust(directory: Path) -> None:
     except OSError as error:
         raise CopyError("read the copies", error.strerror or str(error), file=str(directory)) from error
     if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o022:
-        why = f"its owner is user {status.st_uid} and its mode {stat.S_IMODE(status.st_mode):o}"
-        raise CopyError("trust the copies", why, file=str(directory), hint="wanted: root alone may write there")
+        problem = f"its owner is user {status.st_uid} and its mode {stat.S_IMODE(status.st_mode):o}"
+        raise CopyError("trust the copies", problem, file=str(directory), hint="wanted: root alone may write there")
 
 
 def names(directory: Path) -> list[str]:
@@ -259,8 +259,8 @@ def record_proof(directory: Path, name: str, proof: Proof) -> None:
 def name_for(directory: Path, at: float) -> str:
     """Return the name of a copy made now."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
-    taken = set(names(directory))
-    return next(name for name in (stamp, *(f"{stamp}-{count}" for count in range(2, 1000))) if name not in taken)
+    used = set(names(directory))
+    return next(name for name in (stamp, *(f"{stamp}-{count}" for count in range(2, 1000))) if name not in used)
 
 
 def superfluous(copies: list[tuple[str, bool]], keep: int) -> list[str]:
@@ -345,12 +345,14 @@ class Summary:
 
 
 def summary(directory: Path) -> Summary:
-    found = list(readable(directory))
-    proofs = [(manifest, proof_of(directory, manifest.name)) for manifest in found]
+    manifests = list(readable(directory))
+    proofs = [(manifest, proof_of(directory, manifest.name)) for manifest in manifests]
     proven = max((proof.time for _, proof in proofs if proof and proof.ok), default=0.0)
     last = proofs[0][1] if proofs else None
     failed = last.text if last is not None and not last.ok else ""
-    return Summary(len(found), found[0].name if found else "", found[0].time if found else 0.0, proven, failed)
+    return Summary(
+        len(manifests), manifests[0].name if manifests else "", manifests[0].time if manifests else 0.0, proven, failed
+    )
 
 
 def metrics(seen: Summary) -> str:
@@ -381,10 +383,10 @@ def line(now: float, path: Path = Path(SUMMARY)) -> str:
         return ""
     try:
         said = json.loads(data)
-        made, proven, failed = float(said["made"]), float(said["proven"]), str(said["failed"])
+        made_at, proven, failed = float(said["made"]), float(said["proven"]), str(said["failed"])
     except (ValueError, TypeError, KeyError):
         return ""
-    return words(now, made, proven, failed)
+    return words(now, made_at, proven, failed)
 
 
 def words(now: float, made: float, proven: float, failed: str) -> str:

@@ -65,8 +65,8 @@ def hand_over(
     """Hand over from this pod to `wanted`, or to any healthy standby; HandOverError says why not."""
     end = time.monotonic() + within
     if not several(pod):
-        why = "this pod is not one of several controllers"
-        raise HandOverError(why, hint="see docs/how-to/two-controllers.md")
+        problem = "this pod is not one of several controllers"
+        raise HandOverError(problem, hint="see docs/how-to/two-controllers.md")
     store, term = Terms(base(pod)), held(pod)
     with _in_words(), _only_one(pod):
         _check_acting(pod, store, term)
@@ -125,11 +125,11 @@ def _find_heir(pod: Pod, wanted: str, end: float) -> str:
     while True:
         time.sleep(LOOK_S)
         now = read_all(directory)
-        heir, why = choose(pod.name, wanted, release.protocol if release else 0, before, now)
+        heir, problem = choose(pod.name, wanted, release.protocol if release else 0, before, now)
         if heir:
             return heir
         if time.monotonic() > last:
-            raise HandOverError(f"no healthy standby: {why}", hint="`minivm status` in that pod says more")
+            raise HandOverError(f"no healthy standby: {problem}", hint="`minivm status` in that pod says more")
 
 
 def _wait_announced(store: Terms, term: int, heir: str, end: float) -> None:
@@ -157,22 +157,22 @@ def _stop_acting(end: float) -> float:
 
 def _wait_served(pod: Pod, store: Terms, term: int, heir: str, end: float) -> tuple[str, int]:
     """Wait until a slurmctld of a later term is ready, and clients reach one; return its pod and term."""
-    why = f"{heir} has not taken over yet; {pod.name} acts again if it does not come"
+    problem = f"{heir} has not taken over yet; {pod.name} acts again if it does not come"
     while time.monotonic() < end:
         newest = store.newest()
         if newest is not None and newest.number > term:
             if newest.holder == pod.name:
                 raise HandOverError(f"{heir} did not take over, {pod.name} acts again in term {newest.number}",
                                     hint=f"`minivm logs lease` in {heir}")  # fmt: skip
-            why = f"{newest.holder} has term {newest.number}, and its slurmctld is not ready"
+            problem = f"{newest.holder} has term {newest.number}, and its slurmctld is not ready"
             try:
                 if newest.serves:
                     socket.create_connection(pod.controller, CONNECT_S).close()
                     return newest.holder, newest.number
             except OSError as error:
-                why = f"{newest.holder} serves, and {pod.controller[0]} leads nowhere: {error.strerror or error}"
+                problem = f"{newest.holder} serves, and {pod.controller[0]} leads nowhere: {error.strerror or error}"
         time.sleep(LOOK_S)
-    raise HandOverError(why, hint=f"`minivm why` in {heir}")
+    raise HandOverError(problem, hint=f"`minivm why` in {heir}")
 
 
 # The standbys' files. Each standby rewrites `lease/standby-POD` every second, with what its PID 1 says of the pod. A
@@ -204,8 +204,8 @@ class Standby:
 
 def publish(directory: Path, standby: Standby, beat: int) -> None:
     """Write a report in place; the first one makes the file."""
-    why = "".join(letter if " " <= letter <= "~" else "?" for letter in standby.why)[:LONGEST_WHY]
-    content = {"beat": beat, "ready": standby.ready, "why": why, "protocol": standby.protocol}
+    reason = "".join(letter if " " <= letter <= "~" else "?" for letter in standby.why)[:LONGEST_WHY]
+    content = {"beat": beat, "ready": standby.ready, "why": reason, "protocol": standby.protocol}
     data = json.dumps(content).encode().ljust(LENGTH) + b"\n"
     path = directory / f"standby-{standby.pod}"
     try:
@@ -228,12 +228,12 @@ def read_all(directory: Path) -> dict[str, Standby]:
 def parse(pod: str, text: bytes) -> Standby:
     try:
         data = json.loads(text)
-        ready, why, protocol = data["ready"], data["why"], data["protocol"]
+        ready, reason, protocol = data["ready"], data["why"], data["protocol"]
     except (ValueError, RecursionError, TypeError, KeyError):
         return Standby(pod, text)
-    if not (isinstance(ready, bool) and isinstance(why, str) and isinstance(protocol, int)):
+    if not (isinstance(ready, bool) and isinstance(reason, str) and isinstance(protocol, int)):
         return Standby(pod, text)
-    plain = "".join(letter for letter in why if letter.isprintable())[:LONGEST_WHY]
+    plain = "".join(letter for letter in reason if letter.isprintable())[:LONGEST_WHY]
     return Standby(pod, text, ready, plain, protocol)
 
 
@@ -256,8 +256,8 @@ def choose(
         return "", f"{own} acts already"
     if wanted and wanted not in now:
         return "", f"{wanted} has never stood by"
-    others = [standby for pod, standby in now.items() if pod != own and wanted in ("", pod)]
-    objections = {standby.pod: objection(standby, before.get(standby.pod), protocol) for standby in others}
+    candidates = [standby for pod, standby in now.items() if pod != own and wanted in ("", pod)]
+    objections = {standby.pod: objection(standby, before.get(standby.pod), protocol) for standby in candidates}
     fit = sorted(pod for pod, text in objections.items() if not text)
     if fit:
         return fit[0], ""

@@ -136,8 +136,8 @@ class Terms:
         self.directory = base / LEASE
 
     def newest(self) -> Term | None:
-        found = self.last()
-        return self.term(found) if found else None
+        term = self.last()
+        return self.term(term) if term else None
 
     def last(self) -> int:
         return max(self._numbers(), default=0)
@@ -244,8 +244,8 @@ def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -
     It gives up once the term is no longer held.
     """
     target = of_term(parent, term)
-    for left in parent.glob(".term-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in parent.glob(".term-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     if target.is_dir():
         return f"{target} is there"
     began = time.monotonic()

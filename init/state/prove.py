@@ -114,16 +114,16 @@ def check_here(manifest: Manifest) -> None:
 
 def configuration(files: Mapping[str, bytes], values: Mapping[str, object], *, accounting: bool) -> str:
     """Return the throw-away's slurm.conf: the cluster's, without its places, keys and programs. Pure."""
-    kept = []
+    lines = []
     for line in whole_lines(files):
         key = line.partition("=")[0].strip().lower()
         if not OWN.fullmatch(key) and not (key.startswith("accountingstorage") and not accounting):
-            kept.append(line)
+            lines.append(line)
     text = CONF
     if accounting:
         text += "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
         text += "AccountingStoragePort={slurmdbd}\nAccountingStoragePass={root}/munge/socket\n"
-    return "\n".join(kept) + text.format(**values)
+    return "\n".join(lines) + text.format(**values)
 
 
 class Daemons:
@@ -187,8 +187,10 @@ class Daemons:
             ended = [name for name, process in self.running if process.poll() is not None]
             if ended or time.monotonic() > until:
                 name = ended[0] if ended else self.running[-1][0]
-                why = f"the throw-away {name} {'ended' if ended else f'is late with {what}'}: {self._last_line(name)}"
-                raise CopyError("prove the copy", why)
+                problem = (
+                    f"the throw-away {name} {'ended' if ended else f'is late with {what}'}: {self._last_line(name)}"
+                )
+                raise CopyError("prove the copy", problem)
             time.sleep(PAUSE)
         self.took[self.running[-1][0]] = time.monotonic() - begun
 
@@ -234,10 +236,10 @@ def throw_away(
         _unpack_state(directory, manifest, root, daemons.owner)
         try:
             _start_munged(daemons, until)
-            said = ""
+            errors = ""
             if manifest.has_accounting:
-                said = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
-            yield daemons, said, until
+                errors = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
+            yield daemons, errors, until
         finally:
             daemons.stop()
 
@@ -252,10 +254,10 @@ def _temporary(copy: Path) -> Iterator[Path]:
     """Make a directory that only the throw-away's user can enter, with room for the unpacked copy."""
     needed = sum(path.stat().st_size * (8 if path.name == ACCOUNTING else 1) for path in copy.iterdir())
     check_room(ROOT, needed + (200 << 20), "prove the copy")
-    for left in ROOT.glob("minivm-proof-*"):
-        with _lock(left) as is_over:
+    for leftover in ROOT.glob("minivm-proof-*"):
+        with _lock(leftover) as is_over:
             if is_over:
-                shutil.rmtree(left, ignore_errors=True)  # of a proof that was killed
+                shutil.rmtree(leftover, ignore_errors=True)  # of a proof that was killed
     root = Path(tempfile.mkdtemp(prefix="minivm-proof-", dir=ROOT))
     try:
         with _lock(root):

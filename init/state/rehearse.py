@@ -46,8 +46,8 @@ def rehearse(
     copies.verify(directory, manifest)
     prove.check_here(manifest)
     if (expected := prove.listed_jobs(directory, manifest)) is None:
-        why = "slurmctld did not list its jobs while this copy was made, so nothing can be compared"
-        raise CopyError(f"rehearse {manifest.name}", why, hint="minivm state save, and rehearse that copy")
+        problem = "slurmctld did not list its jobs while this copy was made, so nothing can be compared"
+        raise CopyError(f"rehearse {manifest.name}", problem, hint="minivm state save, and rehearse that copy")
     with prove.throw_away(pod, directory, manifest, within, conf) as (daemons, _, until):
         restored = prove.restored_jobs(daemons, until)
         answer = daemons.ask(*PARTITIONS)
@@ -57,23 +57,23 @@ def rehearse(
         raise CopyError(f"rehearse {manifest.name}", f"sinfo: {answer.stderr.strip()[-300:]}")
     jobs = _lost_jobs(expected, restored)
     before = conf_of(prove.copied_files(directory, manifest)).partitions
-    gone = sorted(before.keys() - set(answer.stdout.split()))
+    removed = sorted(before.keys() - set(answer.stdout.split()))
     return Rehearsal(
         release=_release(pod),
         same=len(expected.settled) - len(jobs),
-        losses=(*(f"partition {name} would be gone" for name in gone), *jobs),
+        losses=(*(f"partition {name} would be gone" for name in removed), *jobs),
         notes=tuple(_notes(manifest, expected, took, database)),
     )
 
 
 def _lost_jobs(expected: copies.Around, restored: Mapping[str, str]) -> list[str]:
-    found = []
+    lost = []
     for job, state in expected.settled.items():
         if job not in restored:
-            found.append(f"job {job}, {state.lower()} now, would be gone")
+            lost.append(f"job {job}, {state.lower()} now, would be gone")
         elif restored[job] != state:
-            found.append(f"job {job} would be {restored[job].lower()}, and is {state.lower()}")
-    return found
+            lost.append(f"job {job} would be {restored[job].lower()}, and is {state.lower()}")
+    return lost
 
 
 def _release(pod: Pod) -> str:
@@ -95,10 +95,10 @@ def _notes(manifest: Manifest, expected: copies.Around, took: Mapping[str, float
 def read_conf(directory: Path) -> dict[str, bytes]:
     """Read the files of a directory that are to replace the copy's."""
     try:
-        found = {path.name: read_plain(path, LARGEST_FILE) for path in sorted(directory.iterdir())}
+        files = {path.name: read_plain(path, LARGEST_FILE) for path in sorted(directory.iterdir())}
     except OSError as error:
         raise CopyError("rehearse", str(error), file=str(directory)) from error
-    read = {name: data for name, data in found.items() if data is not None}
+    read = {name: data for name, data in files.items() if data is not None}
     if "slurm.conf" not in read:
         raise CopyError("rehearse", "it has no slurm.conf", file=str(directory), hint="give the directory of all files")
     return read
@@ -108,11 +108,11 @@ def lines(manifest: Manifest, rehearsal: Rehearsal) -> list[str]:
     """Format a rehearsal for people: what is lost first."""
     before = f"Slurm {manifest.release}" if manifest.release else "an unknown Slurm"
     outcome = "it would lose or change" if rehearsal.losses else "nothing would be lost"
-    found = [f"Slurm {rehearsal.release} on the state of {before}: {rehearsal.same} jobs are the same; {outcome}"]
-    found += [f"  {loss}" for loss in rehearsal.losses[:MOST_TOLD]]
+    report = [f"Slurm {rehearsal.release} on the state of {before}: {rehearsal.same} jobs are the same; {outcome}"]
+    report += [f"  {loss}" for loss in rehearsal.losses[:MOST_TOLD]]
     if len(rehearsal.losses) > MOST_TOLD:
-        found.append(f"  and {len(rehearsal.losses) - MOST_TOLD} more")
-    return [*found, *rehearsal.notes]
+        report.append(f"  and {len(rehearsal.losses) - MOST_TOLD} more")
+    return [*report, *rehearsal.notes]
 
 
 def run(directory: Path, name: str, conf: Path | None) -> tuple[Manifest, Rehearsal]:

@@ -233,9 +233,9 @@ def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
             client.stdin.close()
         except BrokenPipeError:
             pass  # its error says why
-        said = client.stderr.read(2000).decode(errors="replace").strip()
+        errors = client.stderr.read(2000).decode(errors="replace").strip()
     if client.returncode:
-        raise CopyError("load the accounting database", said, file=str(dump), hint="nothing was exchanged")
+        raise CopyError("load the accounting database", errors, file=str(dump), hint="nothing was exchanged")
     cut("exchange")
     moves = [f"{DATABASE}.`{table}` TO {before}.`{table}`" for table in _tables(DATABASE)]
     moves += [f"{LOADING}.`{table}` TO {DATABASE}.`{table}`" for table in _tables(LOADING)]

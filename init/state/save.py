@@ -189,8 +189,8 @@ def open_all(state: Path, pause: Callable[[float], None] = time.sleep) -> dict[s
                 opened[name] = _open_plain(name, None, state)
             changed = _changed(state, opened)
             if not changed:
-                kept, opened = opened, {}
-                return kept
+                previous, opened = opened, {}
+                return previous
         except FileNotFoundError as error:
             changed = str(error.filename)
         finally:
@@ -246,9 +246,9 @@ class Hashed(io.RawIOBase):
     def write(self, data: Any) -> int:
         view = memoryview(data)
         self.digest.update(view)
-        left = view
-        while left:
-            left = left[os.write(self.fd, left) :]
+        remaining = view
+        while remaining:
+            remaining = remaining[os.write(self.fd, remaining) :]
         return len(view)
 
     def finish(self) -> str:
@@ -357,11 +357,11 @@ def _store_dump(process: subprocess.Popen[bytes], path: Path) -> str:
                 packed.write(chunk)
                 last = (last + chunk)[-200:]
         digest = file.finish()
-    said = process.stderr.read(2000).decode(errors="replace").strip()
+    errors = process.stderr.read(2000).decode(errors="replace").strip()
     if process.wait() or COMPLETED not in last:
         raise CopyError(
             "dump the accounting database",
-            said or "the dump ended early",
+            errors or "the dump ended early",
             file=str(path),
             hint="see `minivm why mariadb`",
         )
@@ -425,10 +425,10 @@ def retain(directory: Path, keep: int) -> None:
 
 def remove(directory: Path, name: str) -> None:
     """Remove a copy in two steps, so that a half of it never looks like a copy."""
-    gone = directory / f".{name}.partial"
+    doomed = directory / f".{name}.partial"
     with contextlib.suppress(OSError):
-        (directory / name).rename(gone)
-        shutil.rmtree(gone)
+        (directory / name).rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def _clear(directory: Path) -> None:
@@ -448,12 +448,12 @@ def _sync(directory: Path) -> None:
 def following_in(state: Path, pod: Pod) -> int:
     """Return the lowest job number that no trace in this state has used."""
     release = known(pod)
-    found = [1]
+    following = [1]
     for name in (JOBS, f"{JOBS}{NEW}", f"{JOBS}{OLD}"):
         head = read_plain(state / name, WHOLE_HEAD)
         if head is not None and release is not None:
-            found.append(next_job(head, release) or 1)
+            following.append(next_job(head, release) or 1)
     # slurmctld answers sbatch once the script is written, and saves the record later.
     scripts = (path.name.partition(".")[2] for path in state.glob("hash.*/job.*"))
-    found += [int(text) + 1 for text in scripts if text.isascii() and text.isdecimal() and len(text) < 12]
-    return max(found)
+    following += [int(text) + 1 for text in scripts if text.isascii() and text.isdecimal() and len(text) < 12]
+    return max(following)

@@ -87,15 +87,15 @@ def read_conditions(engine: Engine, now: float, run: str, boot: Path = BOOT_ID) 
     """Return the conditions for the page `/conditions`. Anybody who reaches the pod reads it: no service is quoted."""
     causes = reasons.pod_reasons(engine, now, quoting=False)
     degraded = reasons.degraded(engine, now, quoting=False)
-    found = [
+    conditions = [
         ready_condition({"ready": not causes, "phase": engine.phase.value, "reasons": causes, "degraded": degraded})
     ]
     directory = Path(run)
     if ids := (read_plain(directory / GPU_NAME, MOST_BYTES) or b"").decode("ascii", "replace").split():
-        found.append(gpu_condition(ids))
+        conditions.append(gpu_condition(ids))
     if (data := read_deep(directory / DEEP_NAME)) and (deep := deep_condition(data, read_boot(boot))):
-        found.append(deep)
-    return found
+        conditions.append(deep)
+    return conditions
 
 
 def read_boot(file: Path = BOOT_ID) -> str:

@@ -58,13 +58,13 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
             before = f"; before: {cause}" if cause else ""
             return unnotified(spec, state, spent, quoting=quoting) + ("" if state.standby else before)
         case Phase.STARTING:
-            asked = spec.ready.target or " ".join(spec.ready.command)
-            return f"{spec.ready.probe.value} {asked}: no answer for {spent}"
+            probed = spec.ready.target or " ".join(spec.ready.command)
+            return f"{spec.ready.probe.value} {probed}: no answer for {spent}"
         case Phase.PREPARING:
             return f"{' '.join(spec.prepare[state.step])} (prepare) runs for {spent}"
         case Phase.BACKOFF:
-            left = duration((state.deadline or now) - now)
-            return f"{cause}; failed {times(state.failed)}, next start in {left}"
+            remaining = duration((state.deadline or now) - now)
+            return f"{cause}; failed {times(state.failed)}, next start in {remaining}"
         case Phase.FAILED:
             return cause
         case Phase.HANDOVER:
@@ -80,10 +80,10 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
 def unnotified(spec: Service, state: State, spent: str, *, quoting: bool) -> str:
     """Return why a started service has not said READY=1: it stands by, or what else it says."""
     if state.standby:
-        told = state.status if state.status and (quoting or is_ours(spec.command)) else "another pod is active"
-        return f"standby: {told}"
-    said = f', and says "{state.status}"' if state.status and quoting else ""
-    return f"started {spent} ago, no READY=1 yet{said}"
+        status = state.status if state.status and (quoting or is_ours(spec.command)) else "another pod is active"
+        return f"standby: {status}"
+    quoted = f', and says "{state.status}"' if state.status and quoting else ""
+    return f"started {spent} ago, no READY=1 yet{quoted}"
 
 
 def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> list[str]:

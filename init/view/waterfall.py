@@ -121,13 +121,13 @@ def waterfall(
 
 def to_chrome(events: Sequence[Mapping[str, Any]], now: float) -> str:
     """Format as trace events: complete events by service, instants for the rest; times in microseconds."""
-    found = spans(events, now)
-    rows = {name: place for place, name in enumerate(["", *by_service(found)])}
+    drawn = spans(events, now)
+    rows = {name: place for place, name in enumerate(["", *by_service(drawn)])}
     out: list[dict[str, Any]] = [
         {"ph": "M", "pid": 1, "tid": place, "name": "thread_name", "args": {"name": name or "pod"}}
         for name, place in rows.items()
     ]
-    for span in found:
+    for span in drawn:
         item: dict[str, Any] = {"ph": "X", "pid": 1, "tid": rows[span.service], "name": span.state, "cat": "state"}
         item |= {"ts": round(span.start * 1e6), "dur": round((span.end - span.start) * 1e6)}
         out.append(item | ({"args": {"detail": span.detail}} if span.detail else {}))
@@ -144,23 +144,23 @@ def to_svg(found: Sequence[Span], until: float) -> str:
     from xml.sax.saxutils import escape
 
     grouped = by_service(found)
-    left, wide, high = 130, 700, 22
+    margin, wide, high = 130, 700, 22
     total = high * (len(grouped) + 2)
     scale = wide / until if until > 0 else 0.0
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 90}" height="{total}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{margin + wide + 90}" height="{total}" '
         'font-family="monospace" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for step in range(6):
-        x = left + wide * step / 5
+        x = margin + wide * step / 5
         out.append(f'<line x1="{x:.1f}" y1="{high - 6}" x2="{x:.1f}" y2="{total - high}" stroke="#eee"/>')
         out.append(f'<text x="{x:.1f}" y="{high - 9}" fill="#666">{duration(until * step / 5)}</text>')
     for row, (name, own) in enumerate(grouped.items(), start=1):
         y = row * high
         out.append(f'<text x="4" y="{y + 15}">{escape(name)}</text>')
         for span in own:
-            x, width = left + span.start * scale, max(1.0, (span.end - span.start) * scale)
+            x, width = margin + span.start * scale, max(1.0, (span.end - span.start) * scale)
             title = escape(f"{name} {span.state} {duration(span.end - span.start)} {span.detail}".strip())
             out.append(
                 f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{high - 6}" '
@@ -168,7 +168,7 @@ def to_svg(found: Sequence[Span], until: float) -> str:
             )
         at = ready_at(own)
         if at is not None:
-            out.append(f'<text x="{left + wide + 6}" y="{y + 15}" fill="#333">{duration(at)}</text>')
+            out.append(f'<text x="{margin + wide + 6}" y="{y + 15}" fill="#333">{duration(at)}</text>')
     out.append("</svg>")
     return "\n".join(out) + "\n"
 

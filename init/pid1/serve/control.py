@@ -86,8 +86,8 @@ class Connection:
             if not isinstance(request, dict):
                 self.refuse("cannot read the request: not an object")
                 continue
-            asked = " ".join(str(request[key])[:64] for key in ("op", "service") if key in request)
-            self.attempt(self._handling(request), asked)
+            summary = " ".join(str(request[key])[:64] for key in ("op", "service") if key in request)
+            self.attempt(self._handling(request), summary)
 
     def _handling(self, request: Request) -> Callable[[], None]:
         return lambda: self._handle(self, request)

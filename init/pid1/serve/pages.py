@@ -40,8 +40,8 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
 
             from init.view.conditions import read_conditions
 
-            found = read_conditions(core.engine, now, core.settings.run)
-            return 200, JSON, dumps({"pod": core.settings.pod, "conditions": found}) + "\n"
+            conditions = read_conditions(core.engine, now, core.settings.run)
+            return 200, JSON, dumps({"pod": core.settings.pod, "conditions": conditions}) + "\n"
         if path == "/metrics":
             from init.view import metrics
             from init.view.metrics import Handed

@@ -142,10 +142,10 @@ class Look:
 def named(core: Core, request: Request) -> str:
     """Return the service that a request names."""
     name = text(request, "service")
-    known = core.engine.specs
-    if name not in known:
+    specs = core.engine.specs
+    if name not in specs:
         what = _ABOUT.get(str(request["op"]), f"{request['op']} {{}}").format(name)
-        raise RequestError(what, "no such service", hint=nearest(name, list(known)))
+        raise RequestError(what, "no such service", hint=nearest(name, list(specs)))
     return name
 
 

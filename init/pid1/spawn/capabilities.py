@@ -42,15 +42,15 @@ class Capabilities:
         data = (ctypes.c_uint32 * 6)()
         if libc.capget(header, data) != 0:
             raise OSError(ctypes.get_errno(), "capget")
-        kept = (data[1] | data[4] << 32) & self._wanted
-        low, high = kept & 0xFFFFFFFF, kept >> 32
+        permitted = (data[1] | data[4] << 32) & self._wanted
+        low, high = permitted & 0xFFFFFFFF, permitted >> 32
         data = (ctypes.c_uint32 * 6)(low, low, low, high, high, high)
         if libc.capset(header, data) != 0:
             raise OSError(ctypes.get_errno(), "capset")
         for number in range(len(CAPABILITIES)):
-            if ambient and kept >> number & 1:
+            if ambient and permitted >> number & 1:
                 prctl(PR_CAP_AMBIENT, 2, number)
-        missing = self._wanted & ~kept
+        missing = self._wanted & ~permitted
         if missing:
             names = [name for number, name in enumerate(CAPABILITIES) if missing >> number & 1]
             return f"the pod does not have the capabilities {' '.join(names)}"

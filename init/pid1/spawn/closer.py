@@ -134,24 +134,24 @@ def serve() -> None:
 
 def _take(fd: int) -> int:
     """Return when the message is out of the socket, so that PID 1 may read on."""
-    taken, done = os.pipe()
+    received, done = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            os.close(taken)
+            os.close(received)
             source = socket.socket(fileno=fd)
             source.recvmsg(1, _ROOM)
             os.write(done, DONE)
         finally:
             os._exit(0)
     os.close(done)
-    if not select.select([taken], [], [], TAKING)[0]:
+    if not select.select([received], [], [], TAKING)[0]:
         # The kernel closes what it could not deliver, after the message was taken.
         os.kill(pid, signal.SIGKILL)
         ended = os.pidfd_open(pid)
         select.select([ended], [], [], TAKING)
         os.close(ended)
-    os.close(taken)
+    os.close(received)
     return pid
 
 

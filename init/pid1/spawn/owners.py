@@ -53,13 +53,13 @@ class Owners:
     def owner(self, pid: int) -> str:
         """Return the service, or "". Call at once, while the sender exists."""
         self._forget()
-        seen = 0
-        while pid > 1 and seen < 64:
+        steps = 0
+        while pid > 1 and steps < 64:
             name = self.pids.get(pid) or self._by_session(_session(pid))
             if name:
                 return name
             pid = parent(pid)
-            seen += 1
+            steps += 1
         return ""
 
     def _by_session(self, session: int) -> str:

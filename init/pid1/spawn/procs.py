@@ -250,9 +250,9 @@ def _identity(service: Service, env: dict[str, str]) -> None:
 def _gid(group: str) -> int:
     import grp
 
-    known = number(group)
-    if known is not None:
-        return known
+    gid = number(group)
+    if gid is not None:
+        return gid
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
