@@ -201,20 +201,22 @@ class GitsyncSettings:
 def from_environment(environ: Mapping[str, str]) -> GitsyncSettings:
     """Read settings from an environment. MINIVM_POD_NAME (or the host's name) places the node in rings and jitter."""
     values: dict[str, object] = {}
-    known = {field.name: field for field in fields(GitsyncSettings)}
+    fields_by_name = {field.name: field for field in fields(GitsyncSettings)}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in NOT_SETTINGS:
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if name not in known:
-            close = difflib.get_close_matches(variable, [PREFIX + each.upper() for each in known], n=1)
-            hint = f"did you mean {close[0]}?" if close else f"see docs/gitsync.md for the {len(known)} settings"
+        if name not in fields_by_name:
+            close = difflib.get_close_matches(variable, [PREFIX + each.upper() for each in fields_by_name], n=1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"see docs/gitsync.md for the {len(fields_by_name)} settings"
+            )
             raise GitsyncError("read the settings", "unknown setting", field=variable, hint=hint)
         # Kubernetes passes an unset optional variable as an empty one.
         if text == "":
             continue
         try:
-            values[name] = PARSERS[str(known[name].type)](text)
+            values[name] = PARSERS[str(fields_by_name[name].type)](text)
         except ValueError as error:
             raise GitsyncError("read the settings", str(error), field=variable) from None
     if "pod" not in values:

@@ -272,15 +272,15 @@ def _health(options: argparse.Namespace) -> int:
         for number in ENDS:
             signal.signal(number, _stop)
         with lease.hold() as held:
-            asked = Asked(names=tuple(options.checks)) if options.checks else Asked(options.when or When.BACKGROUND)
+            selection = Asked(names=tuple(options.checks)) if options.checks else Asked(options.when or When.BACKGROUND)
             captures = read_case(options.recording).captures if options.recording else None
-            run(held.path.resolve(), held.commit, asked, places, captures)
+            run(held.path.resolve(), held.commit, selection, places, captures)
         ask_broker({"ask": "look"}, 5.0)
-    known = without_void(read_verdicts(places.verdicts), places.scripts)
-    if missing := [name for name in options.checks if name not in known]:
-        hint = nearest(missing[0], known)
+    verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
+    if missing := [name for name in options.checks if name not in verdicts]:
+        hint = nearest(missing[0], verdicts)
         raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=hint)
-    shown = [verdict for name, verdict in known.items() if not options.checks or name in options.checks]
+    shown = [verdict for name, verdict in verdicts.items() if not options.checks or name in options.checks]
     now = time.time()
     # An expired verdict is unknown, whatever it was.
     shown = [verdict if now < verdict.expires else _expired(verdict) for verdict in shown]
@@ -300,10 +300,10 @@ def _unpack(packed: Path, into: Path) -> None:
             cases = sorted(path.parent for path in files if path.name == "case.json")
             if not cases:
                 raise GitsyncError("replay a capsule", "no case.json in it", file=packed)
-            wanted = {path.name: member for path, member in files.items() if path.parent == cases[0]}
-            if sum(member.size for member in wanted.values()) > UNPACKED_LIMIT:
+            members = {path.name: member for path, member in files.items() if path.parent == cases[0]}
+            if sum(member.size for member in members.values()) > UNPACKED_LIMIT:
                 raise GitsyncError("replay a capsule", f"it holds more than {UNPACKED_LIMIT >> 20} MiB", file=packed)
-            for name, member in wanted.items():
+            for name, member in members.items():
                 source = archive.extractfile(member)
                 if name not in {"", ".."} and source is not None:
                     with source, (into / name).open("wb") as out:
@@ -366,8 +366,8 @@ def _clear(options: argparse.Namespace) -> int:
     if not path.exists() and not places.verdict(options.check).exists():
         raise GitsyncError("clear a check", f"no check {options.check!r} has a verdict or a memory")
     # Keep the check's cursor, the position up to which its log has been read; drop the rest.
-    kept = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}
-    remember(places, options.check, boot_id(), kept)
+    remembered = {key: value for key, value in recall(places, options.check, boot_id()).items() if key == "cursor"}
+    remember(places, options.check, boot_id(), remembered)
     return 0
 
 

@@ -79,8 +79,8 @@ def read(path: Path) -> Word | None:
 
 
 def runs(path: Path, boot_id: str) -> bool:
-    known = read(path)
-    return known is not None and known.state is DeepState.RUNNING and known.boot_id == boot_id
+    state = read(path)
+    return state is not None and state.state is DeepState.RUNNING and state.boot_id == boot_id
 
 
 def _line(text: str) -> str:

@@ -81,8 +81,8 @@ def read_book(path: Path) -> dict[str, Any]:
     book = read_mapping(path, "read the ledger")
     events = book.get("events", [])
     if not isinstance(events, list) or not all(map(_can_be_shown, events)):
-        wanted = "wanted a list of incidents with at, check, reason"
-        raise GitsyncError("read the ledger", wanted, file=path, field="events")
+        expected = "wanted a list of incidents with at, check, reason"
+        raise GitsyncError("read the ledger", expected, file=path, field="events")
     return book
 
 
@@ -106,8 +106,8 @@ def _entered(
     if last and event.get("evidence") and last[0].get("evidence") == event["evidence"]:
         # A restarted broker sees the same incident again.
         return dict(book)
-    known = {"uuid": uuid, "serial": serial or book.get("serial", ""), "model": model or book.get("model", "")}
-    return {**book, **known, "events": [*book.get("events", []), dict(event)][-EVENTS_KEPT:]}
+    identity = {"uuid": uuid, "serial": serial or book.get("serial", ""), "model": model or book.get("model", "")}
+    return {**book, **identity, "events": [*book.get("events", []), dict(event)][-EVENTS_KEPT:]}
 
 
 def _incidents(book: Mapping[str, Any], since: float) -> int:

@@ -126,8 +126,8 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
         signal.setitimer(signal.ITIMER_REAL, deadline_s + 2 * GRACE_S)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         # Copy to numbers above the targets first, so that dup2 overwrites none of them.
-        given = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), err, err, out)
-        for place, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in given]):
+        descriptors = (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), err, err, out)
+        for place, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in descriptors]):
             os.dup2(fd, place, inheritable=place < GIVEN)
         os.closerange(GIVEN + 1, 1 << 20)
         os.environ.clear()
@@ -245,7 +245,7 @@ def _bury() -> None:
 
 
 def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool]:
-    kept = {out: bytearray(), err: bytearray()}
+    output = {out: bytearray(), err: bytearray()}
     pidfd = os.pidfd_open(pid)
     # Python handles a signal between two bytecodes; the wakeup descriptor makes one just before poll() end poll().
     woken, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -255,13 +255,13 @@ def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool
         poll = select.poll()
         for fd in (pidfd, woken, out, err):
             poll.register(fd, select.POLLIN)
-        while not ended and (left := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left * 1000):
+        while not ended and (remaining := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(remaining * 1000):
                 if fd == pidfd:
                     ended = True
                 elif fd == woken:
                     os.read(woken, 64)
-                elif not _take(fd, kept[fd]):
+                elif not _take(fd, output[fd]):
                     poll.unregister(fd)
     finally:
         signal.set_wakeup_fd(previous_fd)
@@ -269,12 +269,12 @@ def _read(pid: int, out: int, err: int, deadline: float) -> tuple[str, str, bool
             os.close(fd)
     if ended:
         # A process that outlives the script may hold the pipe: read what is there and never wait for its end.
-        for fd, taken in kept.items():
+        for fd, buffer in output.items():
             # A pipe holds 64 KiB; more reads than a few mean that a process goes on writing.
             for _ in range(4):
-                if not _take(fd, taken):
+                if not _take(fd, buffer):
                     break
-    return kept[out].decode(errors="replace"), kept[err].decode(errors="replace"), ended
+    return output[out].decode(errors="replace"), output[err].decode(errors="replace"), ended
 
 
 def _take(fd: int, kept: bytearray) -> bool:

@@ -63,10 +63,10 @@ class DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # what BufferedReader gives
-        left = self.until - time.monotonic()
-        if left <= 0:
+        remaining = self.until - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError("the request exceeded its deadline")
-        self._source.settimeout(min(IDLE, left))
+        self._source.settimeout(min(IDLE, remaining))
         try:
             return self._source.recv_into(buffer)
         finally:
@@ -129,8 +129,8 @@ class Cache:
                 return self._made[key], False
             waiting = self._making.get(key)
             if waiting is None:
-                mine: Future[bytes | None] = Future()
-                self._making[key] = mine
+                future: Future[bytes | None] = Future()
+                self._making[key] = future
         if waiting is not None:
             return waiting.result(), False
         reply: bytes | None = None
@@ -141,7 +141,7 @@ class Cache:
                 del self._making[key]
                 if reply is not None:
                     self._keep(key, reply)
-            mine.set_result(reply)
+            future.set_result(reply)
         return reply, True
 
     def _keep(self, key: Hashable, reply: bytes) -> None:
@@ -207,8 +207,8 @@ class Mirror:
         published = state.published
         if body is not None:
             verified = ([published] if published else []) + list(state.history[:KEEP])
-            wanted = wants(body)
-            if wanted is None or not wanted <= {name for each in verified for name in (each.oid, each.commit)}:
+            objects = wants(body)
+            if objects is None or not objects <= {name for each in verified for name in (each.oid, each.commit)}:
                 return None
         # The key holds a digest: any client may send a body of a MiB.
         digest = None if body is None else hashlib.sha256(body).digest()

@@ -40,9 +40,9 @@ class Board:
 
     def _load(self) -> None:
         try:
-            for commit, kept in json.loads(self._path.read_text()).items():
+            for commit, entry in json.loads(self._path.read_text()).items():
                 self._records[commit] = CommitReports(
-                    float(kept["first_seen"]), set(kept["good"]), dict(kept["failed"])
+                    float(entry["first_seen"]), set(entry["good"]), dict(entry["failed"])
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self._records = {}
@@ -70,14 +70,14 @@ class Board:
     def view(self, commit: str) -> dict[str, object] | None:
         """Return the board's view of a commit; None if the mirror never served it. Queries add no records."""
         with self._lock:
-            known = self._records.get(commit)
-            if known is None:
+            record = self._records.get(commit)
+            if record is None:
                 return None
-            reasons = [f"{pod}: {reason}" for pod, reason in list(known.failed.items())[:3]]
+            reasons = [f"{pod}: {reason}" for pod, reason in list(record.failed.items())[:3]]
             return {
-                "first_seen": known.first_seen,
-                "good": len(known.good - set(known.failed)),
-                "failed": len(known.failed),
+                "first_seen": record.first_seen,
+                "good": len(record.good - set(record.failed)),
+                "failed": len(record.failed),
                 "reasons": reasons,
             }
 
@@ -93,14 +93,14 @@ class Board:
         if not isinstance(commit, str) or not is_commit(commit) or not isinstance(ok, bool) or not pod:
             return False
         with self._lock:
-            known = self._records.get(commit)
-            if known is None:
+            record = self._records.get(commit)
+            if record is None:
                 return False
             if ok:
-                if len(known.good) < MAX_PODS:
-                    known.good.add(pod)
-            elif len(known.failed) < MAX_REASONS or pod in known.failed:
-                known.failed[pod] = reason[:300]
+                if len(record.good) < MAX_PODS:
+                    record.good.add(pod)
+            elif len(record.failed) < MAX_REASONS or pod in record.failed:
+                record.failed[pod] = reason[:300]
                 # A failure must survive a restart of the mirror: it stops the other nodes from taking the commit.
                 self._save()
         return True

@@ -166,8 +166,8 @@ def allowed(path: str, patterns: Sequence[str]) -> bool:
     """Tell whether a pattern matches the path, name by name, or a directory above it."""
     names = path.split("/")
     for pattern in patterns:
-        wanted = pattern.strip("/").split("/")
-        if len(names) >= len(wanted) and all(map(fnmatchcase, names, wanted)):
+        parts = pattern.strip("/").split("/")
+        if len(names) >= len(parts) and all(map(fnmatchcase, names, parts)):
             return True
     return False
 
@@ -213,20 +213,20 @@ def bad_entry(entry: CommitFile, limits: TreeLimits) -> str | None:
 def violations(entries: Iterable[CommitFile], limits: TreeLimits) -> list[str]:
     """List everything wrong with a commit's files, worst last, so that a person can fix all of it at once."""
     problems: list[str] = []
-    seen: set[str] = set()
+    paths: set[str] = set()
     total = count = 0
     for entry in entries:
         count += 1
         total += entry.size
-        reason = "it is listed twice" if entry.path in seen else bad_entry(entry, limits)
-        seen.add(entry.path)
+        reason = "it is listed twice" if entry.path in paths else bad_entry(entry, limits)
+        paths.add(entry.path)
         if reason and len(problems) < MAX_REPORTED:
             problems.append(f"{entry.path!r}: {reason}")
     # A hostile tree may give a link and a directory one name: a file "below" the link would be written elsewhere.
-    for path in seen:
+    for path in paths:
         parent = path.rpartition("/")[0]
         while parent:
-            if parent in seen:
+            if parent in paths:
                 problems.append(f"{parent!r}: it is both a file and a directory")
             parent = parent.rpartition("/")[0]
     if count == 0:

@@ -85,13 +85,13 @@ def write_tree(
     """
     old = {} if before is None else {entry.path: entry for entry in before[1] if not entry.is_link}
     target.mkdir(mode=0o755)
-    made: set[str] = {""}
+    created: set[str] = {""}
     fresh: list[CommitFile] = []
     for entry in entries:
         directory = entry.path.rpartition("/")[0]
-        if directory not in made:
+        if directory not in created:
             (target / directory).mkdir(mode=0o755, parents=True, exist_ok=True)
-            made.add(directory)
+            created.add(directory)
         same = old.get(entry.path)
         if before is None or same is None or not _link(before[0], same, entry, target):
             fresh.append(entry)

@@ -70,12 +70,12 @@ def settings(env: Mapping[str, str]) -> ActiveSettings:
         share = float(share_text)
     except ValueError:
         share = math.nan
-    for name, text, valid, wanted in (
+    for name, text, valid, expected in (
         ("MINIVM_ACTIVE_IDLE", idle_text, idle is not None, "a duration such as 600s"),
         ("MINIVM_ACTIVE_SHARE", share_text, 0 < share <= 1, "a share above 0 and at most 1"),
     ):
         if not valid:
-            raise ConfigError("plan active checks", f"found {text!r}, expected {wanted}", field=name)
+            raise ConfigError("plan active checks", f"found {text!r}, expected {expected}", field=name)
     return ActiveSettings(idle or 0.0, share)
 
 

@@ -201,7 +201,7 @@ class _Search:
     def _want_single(self, name: str, *, elsewhere: bool = False) -> bool:
         """Want a test with a good partner: a new one if possible, in the same leaf first unless `elsewhere`."""
         before = {partner for result in self._of([name]) for partner in result.test.partners}
-        taken = {machine for test in self.wanted for machine in test.machines}
+        busy = {machine for test in self.wanted for machine in test.machines}
         leaf = self.leaf[name]
         choice = [other for other in self.good if other != name and (not elsewhere or self.leaf.get(other) != leaf)]
         if not choice:
@@ -209,7 +209,7 @@ class _Search:
             return False
 
         def order(other: str) -> tuple[bool, bool, bool, bool, str]:
-            return other in before, other not in self.idle, other in taken, self.leaf.get(other) != leaf, other
+            return other in before, other not in self.idle, other in busy, self.leaf.get(other) != leaf, other
 
         partner = min(choice, key=order)
         self.wanted.append(GroupTest((name,), (partner,)))

@@ -118,8 +118,8 @@ def receive_all(connection: socket.socket) -> float:
     buffer, size, start = bytearray(CHUNK), 0, time.monotonic()
     until = start + SECONDS + LATE_S
     with suppress(OSError):
-        while (left := until - time.monotonic()) > 0:
-            connection.settimeout(left)
+        while (remaining := until - time.monotonic()) > 0:
+            connection.settimeout(remaining)
             if not (count := connection.recv_into(buffer)):
                 break
             size += count

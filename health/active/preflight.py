@@ -126,8 +126,8 @@ def run_test(test: GroupTest, within_s: float) -> GroupOutcome:
         return GroupOutcome(None, f"no result within {within_s:.0f} s")
     except OSError as error:
         return GroupOutcome(None, f"cannot run srun: {error}")
-    said = plain(done.stdout.decode(errors="replace") or done.stderr.decode(errors="replace"))
-    return GroupOutcome({0: True, UNFIT: False}.get(done.returncode), said)
+    message = plain(done.stdout.decode(errors="replace") or done.stderr.decode(errors="replace"))
+    return GroupOutcome({0: True, UNFIT: False}.get(done.returncode), message)
 
 
 def client(*command: str) -> str:
@@ -249,11 +249,11 @@ def find_obstacle(job: JobRecord, nodes: Sequence[str], bad: Collection[str]) ->
     required = sorted(set(bad).intersection(expand(job.required)))
     if required:
         return f"its --nodelist requires {','.join(required)}: submit it again without"
-    left = list_usable(job, nodes) - set(bad) - set(expand(job.excluded))
-    if len(left) >= job.nodes:
+    usable = list_usable(job, nodes) - set(bad) - set(expand(job.excluded))
+    if len(usable) >= job.nodes:
         return ""
     return (
-        f"only {len(left)} other nodes of partition {job.partition} can run it, and it needs {job.nodes}: "
+        f"only {len(usable)} other nodes of partition {job.partition} can run it, and it needs {job.nodes}: "
         f"tell the administrators, or submit it again with fewer nodes and --exclude={','.join(sorted(bad))}"
     )
 

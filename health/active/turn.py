@@ -101,15 +101,15 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
         checks={name: state for name, state in memory.checks.items() if name in inputs.checks},
     )
     busy = {name for job in flying for name in job.test.machines}
-    taken = busy | inputs.awaited
+    occupied = busy | inputs.awaited
     idle = [
         node.machine
         for node in inputs.nodes
-        if node.is_idle and now - node.idle_since >= inputs.settings.idle_s and node.machine.name not in taken
+        if node.is_idle and now - node.idle_since >= inputs.settings.idle_s and node.machine.name not in occupied
     ]
     places = [node.machine for node in inputs.nodes]
     memory = _current(memory, inputs.checks, places, now)
-    wanted: list[Submission] = []
+    submissions: list[Submission] = []
     for check, needs in sorted(inputs.checks.items()):
         if needs.nodes > 1:
             state, tests = _sweep(memory.of(check), needs, idle, places, _of(flying, check), now)
@@ -117,9 +117,9 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
         else:
             tests = _singles(memory.of(check), needs, idle, now)
         if not _rests(memory.of(check), now):
-            wanted += [Submission(check, needs, test) for test in tests]
+            submissions += [Submission(check, needs, test) for test in tests]
     free = {machine.name for machine in idle}
-    possible = [item for item in wanted if free.issuperset(item.test.machines)]
+    possible = [item for item in submissions if free.issuperset(item.test.machines)]
     leaves = {machine.name: machine.leaf for machine in places}
     admitted = admit([item.test for item in possible], busy, leaves, inputs.settings.share)
     allowed = set(admitted)
@@ -133,13 +133,13 @@ def _to_cancel(flying: Iterable[ActiveJob], awaited: frozenset[str]) -> tuple[st
 
     An sbatch that outlives a killed planner may reach slurmctld after the next planner has asked for the jobs.
     """
-    known: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     cancel = []
     for job in sorted(flying, key=lambda job: job.waits_s > 0):
         test = (job.check, frozenset(job.test.suspects))
-        if job.waits_s and (job.waits_s > START_S or test in known or awaited.intersection(job.test.machines)):
+        if job.waits_s and (job.waits_s > START_S or test in visited or awaited.intersection(job.test.machines)):
             cancel.append(job.id)
-        known.add(test)
+        visited.add(test)
     return tuple(cancel)
 
 
@@ -158,15 +158,15 @@ def _by_this_clock(memory: PlanMemory, now: float) -> PlanMemory:
 
 def _current(memory: PlanMemory, checks: Mapping[str, Needs], places: list[PlacedMachine], now: float) -> PlanMemory:
     """Forget machines that slurmctld no longer knows, and end verdicts that are older than the check's period."""
-    known = {machine.name for machine in places} | {machine.leaf for machine in places}
+    names = {machine.name for machine in places} | {machine.leaf for machine in places}
     for check, state in memory.checks.items():
         period = checks[check].period_s
         machines = {
             name: replace(item, failures=0) if item.failures and now - item.at > period else item
             for name, item in state.machines.items()
-            if name in known
+            if name in names
         }
-        culprits = tuple(item for item in state.culprits if item.name in known and now - item.at <= period)
+        culprits = tuple(item for item in state.culprits if item.name in names and now - item.at <= period)
         memory = memory.with_check(check, replace(state, machines=machines, culprits=culprits))
     return memory
 
@@ -237,17 +237,17 @@ def _sweep(
         groups = sweep(swept, state.number)
         return replace(state, sweep=SweepState(state.number, now, groups), began=now), list(groups)
     current = state.sweep
-    known = {machine.name: machine for machine in places}
-    groups = tuple(group for group in current.groups if known.keys() >= set(group.machines))
+    by_name = {machine.name: machine for machine in places}
+    groups = tuple(group for group in current.groups if by_name.keys() >= set(group.machines))
     late = now - current.started >= SWEEP_S
     if late:
         tested = {result.test.suspects for result in current.results}
         groups = tuple(group for group in groups if group.suspects in tested)
-    results = [item for item in current.results if known.keys() >= set(item.test.machines)]
+    results = [item for item in current.results if by_name.keys() >= set(item.test.machines)]
     good = {
         name
         for name, item in state.machines.items()
-        if name in known and item.passed and now - item.at < 2 * needs.period_s
+        if name in by_name and item.passed and now - item.at < 2 * needs.period_s
     }
     diagnosis = diagnose(places, groups, results, good, {machine.name for machine in idle})
     if not late and (diagnosis.wanted or flying):
@@ -259,14 +259,14 @@ def _sweep(
             and all(now - state.machines.get(name, MachineResult()).tried >= RETRY_S for name in test.machines)
         ]
     passed = {name for item in current.results if item.passed for name in item.test.machines}
-    leaves = {known[name].leaf for name in passed if name in known}
+    leaves = {by_name[name].leaf for name in passed if name in by_name}
     new = {(item.part, item.name): replace(item, at=now) for item in diagnosis.culprits}
-    kept = (
+    remaining = (
         old
         for old in state.culprits
         if old.name not in (passed if old.part is Part.MACHINE else leaves) and (old.part, old.name) not in new
     )
-    culprits = (*kept, *new.values())
+    culprits = (*remaining, *new.values())
     machines = dict(state.machines)
     for name in {name for group in current.groups for name in group.suspects} - passed:
         machines[name] = MachineResult(now, False)
@@ -285,8 +285,8 @@ def findings(state: CheckState) -> tuple[Culprit, ...]:
     """Return the parts to blame for one check; none where the check fails on most machines."""
     single = [Culprit(Part.MACHINE, name, item.failures) for name, item in sorted(state.machines.items())
               if item.failures >= 2]  # fmt: skip
-    found = (*single, *state.culprits)
-    return () if is_at_fault(state) else found
+    suspects = (*single, *state.culprits)
+    return () if is_at_fault(state) else suspects
 
 
 def is_at_fault(state: CheckState) -> bool:

@@ -122,7 +122,7 @@ def remains_of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
     """Return pid and start of each process below the job's slurmstepds or in its cgroups."""
     parents: dict[int, int] = {}
     starts: dict[int, str] = {}
-    steps, found = set(), set()
+    steps, errors = set(), set()
     for pid in _pids(proc):
         name, fields = _stat(proc / str(pid))
         if not fields:
@@ -133,10 +133,10 @@ def remains_of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
             title = _read(proc / str(pid) / "cmdline")
             steps |= {pid} if f"[{job}." in title else set()
         elif f"/job_{job}/" in _read(proc / str(pid) / "cgroup"):
-            found.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in steps | found} - found - steps:
-        found |= more
-    return tuple((pid, starts[pid]) for pid in sorted(found - steps))
+            errors.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in steps | errors} - errors - steps:
+        errors |= more
+    return tuple((pid, starts[pid]) for pid in sorted(errors - steps))
 
 
 def look_for_remains(unkilled: Unkilled | None, spool: Path, proc: Path = PROC) -> Remains:

@@ -215,14 +215,14 @@ def unreleased(
     This includes a reason that an earlier pod posted: it ends only when this pod's checks have passed. `dead` tells if
     a check no longer exists or was forgotten; its part ends with it.
     """
-    kept = {}
+    remaining = {}
     for check, class_, commit, part in parts(text):
         seen = memory.get(check, Seen())
         if f"{check}@{commit}" in excused or (dead(check) and not seen.raised):
             continue
         if seen.raised or seen.problems or not _passed(seen, class_, policy, now):
-            kept[check] = part
-    return kept
+            remaining[check] = part
+    return remaining
 
 
 def left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str]:

@@ -50,8 +50,8 @@ class Memory:
 
     def standing(self, now: Now) -> dict[str, Seen]:
         """Return the raised problems that are not held."""
-        held = unexpired(self.held, now)
-        return {check: seen for check, seen in raised(self.seen).items() if seen.key(check) not in held}
+        released = unexpired(self.held, now)
+        return {check: seen for check, seen in raised(self.seen).items() if seen.key(check) not in released}
 
 
 @dataclass(frozen=True, slots=True)

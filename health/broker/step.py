@@ -125,8 +125,8 @@ def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     entries = _entries(memory, after, inputs, now)
     if unanswered := tuple(item for item in entries if item.check not in inputs.incidents):
         return memory, unanswered
-    known = {item.check: judged(after.seen[item.check], item, inputs.incidents[item.check]) for item in entries}
-    after = replace(after, seen={**after.seen, **known})
+    current = {item.check: judged(after.seen[item.check], item, inputs.incidents[item.check]) for item in entries}
+    after = replace(after, seen={**after.seen, **current})
     standing = after.standing(now)
     if _differs(after, standing, inputs, now) and not after.due:
         # A bad commit's check fails on the whole fleet at the same moment. Each node waits for its own share of the
@@ -202,8 +202,8 @@ def _act(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outco
 def _act_on_verdicts(memory: Memory, after: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now) -> Outcome:
     standing = after.standing(now)
     logs: tuple[Log, ...] = ()
-    kept = _kept(after, node.reason, inputs, now)
-    act = decide.decide(standing, node, kept)
+    unreleased = _kept(after, node.reason, inputs, now)
+    act = decide.decide(standing, node, unreleased)
     if act.kind in {"drain", "update"}:
         match inputs.fleet:
             case None:

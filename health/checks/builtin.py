@@ -99,18 +99,20 @@ def mounts() -> Capture:
     # The kernel escapes blanks in a name, except unusual ones: a user who mounts with FUSE chooses the name.
     entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
     # Skip local mounts: if the root file system hangs, nothing here runs, and a busy machine must not look hung.
-    asked = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
+    file_systems = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
     left = _still_hung()
     hung = {path for paths in left.values() for path in paths}
-    states = {path: "hung -" for path in asked if path in hung}
-    answers, waited = _ask([path for path in asked if path not in hung], left)
+    states = {path: "hung -" for path in file_systems if path in hung}
+    answers, waited = _ask([path for path in file_systems if path not in hung], left)
     if waited > MOUNT_DEADLINE_S / 2:
         return Capture("", Failure.FAILED, f"the mounts could not be checked: waited {waited:.1f} s for a processor")
     states |= answers
-    lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(asked.items())]
-    other_lines = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in asked]
+    lines = [f"{states.get(path, 'hung -')} {kind} {path}" for path, kind in sorted(file_systems.items())]
+    other_lines = [f"other - {row[2]} {_unescape(row[1])}" for row in entries if _unescape(row[1]) not in file_systems]
     lines, other_lines = ([re.sub(r"[^\S ]", "?", line) for line in shown] for shown in (lines, other_lines))
-    return Capture("\n".join(["# mounts: state seconds type path", *lines, *other_lines, f"# end: {len(asked)} asked"]))
+    return Capture(
+        "\n".join(["# mounts: state seconds type path", *lines, *other_lines, f"# end: {len(file_systems)} asked"])
+    )
 
 
 def on_the_network(kind: str) -> bool:
@@ -136,7 +138,7 @@ def _ask(paths: list[str], hang: dict[str, list[str]]) -> tuple[dict[str, str], 
             os._exit(0)
     os.close(writer)
     text, deadline = b"", time.monotonic() + MOUNT_DEADLINE_S
-    while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
+    while (remaining := deadline - time.monotonic()) > 0 and select.select([reader], [], [], remaining)[0]:
         chunk = os.read(reader, 65536)
         if not chunk:
             break

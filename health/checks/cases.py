@@ -72,8 +72,8 @@ def read_case(path: Path) -> Case:
 def _facts(file: Path) -> dict[str, Any]:
     data = read_mapping(file, "read a case")
     if stray := set(data) - KEYS:
-        known = ", ".join(sorted(KEYS))
-        raise GitsyncError("read a case", f"unknown key {min(stray)!r}", file=file, hint=f"known: {known}")
+        keys = ", ".join(sorted(KEYS))
+        raise GitsyncError("read a case", f"unknown key {min(stray)!r}", file=file, hint=f"known: {keys}")
     for key in ("expect", "previous", "environment"):
         if not isinstance(data.get(key, {}), dict):
             raise GitsyncError("read a case", f"wanted a mapping, not {data[key]!r}", file=file, field=key)
@@ -180,9 +180,9 @@ def _examine(tree: Path, kind: str) -> Examined:
             if got.broken:
                 faults.append(f"{check} on {path.parent.name}: {got.broken}")
             elif got.verdict.result is not result or (class_ and got.verdict.class_ is not class_):
-                wanted = f"{result} {class_}" if class_ else str(result)
+                expected = f"{result} {class_}" if class_ else str(result)
                 actual = f"{got.verdict.result} {got.verdict.class_}: {got.verdict.reason}"
-                faults.append(f"{check} on {path.parent.name}: wanted {wanted}, got {actual}")
+                faults.append(f"{check} on {path.parent.name}: wanted {expected}, got {actual}")
             else:
                 judged.append((check, result))
     for module in loaded.checks.values():
@@ -197,11 +197,11 @@ def _examine(tree: Path, kind: str) -> Examined:
 
 
 def _source_clashes(loaded: Loaded) -> list[str]:
-    seen: dict[str, tuple[str, object]] = {}
+    first: dict[str, tuple[str, object]] = {}
     faults = []
     for name, module in loaded.checks.items():
         for source in module.CHECK.sources:
-            owner, known = seen.setdefault(source.name, (name, source))
+            owner, known = first.setdefault(source.name, (name, source))
             if known != source:
                 faults.append(f"{name} and {owner} declare the source {source.name!r} differently")
     return faults
@@ -213,16 +213,16 @@ def write_case(directory: Path, name: str, captures: Mapping[str, Capture], fact
     temporary = directory / f".{name}.{os.getpid()}.{time.monotonic_ns()}"
     temporary.mkdir(mode=0o700)
     try:
-        left = CAPSULE_LIMIT
+        room = CAPSULE_LIMIT
         for source, capture in sorted(captures.items(), key=lambda item: len(item[1].text)):
             suffix = "txt" if capture.failure is None else capture.failure.value
             text = (capture.text if capture.failure is None else capture.why).encode()
-            limit = min(SOURCE_LIMIT, left)
+            limit = min(SOURCE_LIMIT, room)
             if len(text) > limit:
                 # Truncated text must never be replayed as complete, so store it as a truncated source. Keep the end:
                 # logs have the newest lines last.
                 suffix, text = Failure.TRUNCATED.value, text[-limit:] if limit else b""
-            left -= len(text)
+            room -= len(text)
             (temporary / f"{source}.{suffix}").write_bytes(text)
         (temporary / "case.json").write_text(json.dumps(facts, indent=1))
         final = directory / name
@@ -230,7 +230,7 @@ def write_case(directory: Path, name: str, captures: Mapping[str, Capture], fact
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    kept = sorted((path for path in directory.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for old in kept[:-CAPSULES_KEPT]:
+    cases = sorted((path for path in directory.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for old in cases[:-CAPSULES_KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return final

@@ -51,12 +51,12 @@ def collect(
 
     `abandoned` records, over runs, the programs that could not be killed. `at_once` is the number of parallel programs.
     """
-    wanted = {source.name: source for source in sources}
+    by_name = {source.name: source for source in sources}
     readings: dict[str, Capture] = {}
     commands: list[tuple[str, str, Command, tuple[str, ...]]] = []
     parts: dict[str, list[tuple[str, Capture]]] = {}
     env = {**ENVIRONMENT, **(environment or {})}
-    for name, source in wanted.items():
+    for name, source in by_name.items():
         if isinstance(source, Command):
             program = shutil.which(source.argv[0], path=env["PATH"])
             if program is None:
@@ -73,7 +73,7 @@ def collect(
     _remember(abandoned, stuck)
     for name, captured in parts.items():
         readings[name] = _join(captured)
-    for name, source in wanted.items():
+    for name, source in by_name.items():
         if isinstance(source, Files):
             readings[name] = read_files(source)
         elif isinstance(source, Builtin):

@@ -53,8 +53,8 @@ def judge(
             for source in check.sources:
                 if inputs.failure(source.name) is not None:
                     raise Unreadable(inputs.why(source.name))
-        known = limits(check.thresholds) if check.thresholds else Limits({}, "")
-        context = Context(setting.now, known, previous, setting.expect, state)
+        thresholds = limits(check.thresholds) if check.thresholds else Limits({}, "")
+        context = Context(setting.now, thresholds, previous, setting.expect, state)
         with _deadline(check.deadline_s):
             findings = list(module.judge(module.parse(inputs), context))
         if not all(isinstance(finding, Finding) for finding in findings):

@@ -123,10 +123,10 @@ def load_checks(tree: Path, names: Iterable[str] | None = None, kind: str = "hea
     directory = tree / kind
     checks: dict[str, api.CheckModule] = {}
     broken: dict[str, str] = {}
-    wanted = None if names is None else set(names)
+    selected = None if names is None else set(names)
     serve_imports(tree)
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if path.name.startswith((".", "_")) or path.is_dir() or (wanted is not None and path.stem not in wanted):
+        if path.name.startswith((".", "_")) or path.is_dir() or (selected is not None and path.stem not in selected):
             continue
         try:
             module = _load_module(path) if path.suffix == ".py" else _load_program(path)
@@ -207,8 +207,8 @@ def _header(text: str, path: Path) -> dict[str, Any]:
     if data.get("class", "node") not in list(api.Class):
         raise invalid(f"wanted one of {', '.join(api.Class)}, not {data['class']!r}", "class")
     # A program has one finding: a part of it cannot be user-made.
-    if (made := data.get("user_made", "no")) not in ("no", "yes"):
-        raise invalid(f"wanted no or yes, not {made!r}", "user_made")
+    if (user_made := data.get("user_made", "no")) not in ("no", "yes"):
+        raise invalid(f"wanted no or yes, not {user_made!r}", "user_made")
     when = data.get("when", ["background"])
     if not isinstance(when, list) or not when or any(item not in list(api.When) for item in when):
         raise invalid(f"wanted a list of {', '.join(api.When)}, not {when!r}", "when")

@@ -62,13 +62,13 @@ def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> b
     An interrupted run starts anew if it still may. `run` returns the reason why it could not run.
     """
     path, boot = Places.from_environment().deep, boot_id()
-    known = deep.read(path)
-    if known is not None and known.settled(boot):
+    deep_state = deep.read(path)
+    if deep_state is not None and deep_state.settled(boot):
         return True
     if (answer := wanted()) is None:
         return False
     if not answer:
-        cut = known is not None and known.boot_id == boot
+        cut = deep_state is not None and deep_state.boot_id == boot
         deep.write(path, Word(boot, DeepState.UNKNOWN, said=CUT) if cut else Word(boot, DeepState.NOT_ASKED))
         return True
     deep.write(path, Word(boot, DeepState.RUNNING))
@@ -90,9 +90,9 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
     """Run one round; return the reason if it could not run, else ""."""
     try:
         with lease.hold() as held:
-            asked = Asked(When(when), only_due=only_due)
+            selection = Asked(When(when), only_due=only_due)
             env = environment("health", os.environ, held.commit, str(held.path), UNFIT)
-            done = run_here(partial(_perform, held.path, held.commit, asked), env, limit_s)
+            done = run_here(partial(_perform, held.path, held.commit, selection), env, limit_s)
     except (GitsyncError, OSError) as error:
         return str(error)
     if done.broken:

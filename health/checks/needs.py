@@ -69,10 +69,10 @@ def _invalid(reason: str, path: Path, field: str = "NEEDS", hint: str = "") -> G
 def _needs(data: object, path: Path) -> Needs:
     if not isinstance(data, dict):
         raise _invalid(f"wanted a mapping, not {data!r}", path)
-    known = [field.name for field in fields(Needs)]
+    field_names = [field.name for field in fields(Needs)]
     for key, value in data.items():
-        if key not in known:
-            raise _invalid(f"unknown key {key!r}", path, hint=nearest(str(key), known) or "")
+        if key not in field_names:
+            raise _invalid(f"unknown key {key!r}", path, hint=nearest(str(key), field_names) or "")
         most = {"nodes": MOST_NODES, "minutes": MOST_MINUTES, "period_s": 366 * 86400}[key]
         least = 60 if key == "period_s" else 1
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -43,8 +43,8 @@ class Readings:
     def for_capsule(self, check: Check) -> dict[str, Capture]:
         if missing := [source for source in self.further if source.name not in self.captures]:
             self.captures.update(read_sources(missing, self.places))
-        wanted = {source.name for source in (*check.sources, *self.further)}
-        return {name: capture for name, capture in self.captures.items() if name in wanted}
+        names = {source.name for source in (*check.sources, *self.further)}
+        return {name: capture for name, capture in self.captures.items() if name in names}
 
 
 def read_sources(sources: list[Source], places: Places, at_once: int = AT_ONCE) -> dict[str, Capture]:
@@ -59,10 +59,10 @@ def with_evidence(judged: Judged, before: Verdict | None, check: Check, readings
     if before and before.result is Result.PROBLEM and before.subject == verdict.subject and before.evidence:
         return replace(judged, verdict=replace(verdict, evidence=before.evidence))
     try:
-        kept = str(_write_capsule(verdict, check, readings))
+        capsule = str(_write_capsule(verdict, check, readings))
     except OSError as error:
-        kept = f"not kept: {error.strerror}"
-    return replace(judged, verdict=replace(verdict, evidence=kept))
+        capsule = f"not kept: {error.strerror}"
+    return replace(judged, verdict=replace(verdict, evidence=capsule))
 
 
 def _write_capsule(verdict: Verdict, check: Check, readings: Readings) -> Path:
@@ -133,7 +133,7 @@ def _run_locked(
         with contextlib.suppress(OSError):
             write_verdict(places.verdicts, judged.verdict)
         done.append(judged)
-    done += [_broken(name, why, setting) for name, why in loaded.broken.items()]
+    done += [_broken(name, reason, setting) for name, reason in loaded.broken.items()]
     if asked.names is None and asked.when is When.DEEP and captures is None and not asked.only_due:
         of_gpus = {name for name, module in fitting.items() if module.CHECK.hardware is Hardware.GPU}
         verdicts = [item.verdict for item in done if item.verdict.check not in loaded.broken]
@@ -212,9 +212,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--without-slurm", action="store_true", help="leave out checks that query Slurm")
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
-    asked = Asked(options.when, options.checks, options.due, options.without_slurm)
+    selection = Asked(options.when, options.checks, options.due, options.without_slurm)
     captures = read_case(options.recording).captures if options.recording else None
-    print(perform(options.tree, options.commit, asked, captures))
+    print(perform(options.tree, options.commit, selection, captures))
     return 0
 
 

@@ -103,13 +103,13 @@ def look(asker: Asker, wanted: str) -> list[Page]:
     jobs = _by_id(asker, wanted, match[1]) if match else _by_name(asker, wanted)
     if not jobs:
         what = f"job {wanted}" if match else f"job named {wanted!r} of yours"
-        why = "neither slurmctld nor accounting knows it"
+        reason = "neither slurmctld nor accounting knows it"
         if asker.missing:
-            why = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
-        if match and "_" in wanted and (others := _by_id(asker, match[1], match[1])):
-            tasks = listed(job.shown for job in others)
-            why = f"Slurm knows {tasks} of its array, and keeps nothing of a task that was cancelled while it waited"
-        raise InitError(f"explain {what}", why)
+            reason = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
+        if match and "_" in wanted and (array := _by_id(asker, match[1], match[1])):
+            tasks = listed(job.shown for job in array)
+            reason = f"Slurm knows {tasks} of its array, and keeps nothing of a task that was cancelled while it waited"
+        raise InitError(f"explain {what}", reason)
     age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before other jobs are asked for
     if len(jobs) > 1:
         pages = [explain(job, World(), asker.now) if _is_visible(asker, job) else withhold(job) for job in jobs]
@@ -136,10 +136,10 @@ def _is_visible(asker: Asker, job: Job) -> bool:
         return True
     if asker.is_operator is None:
         try:
-            said = asker.call(SACCTMGR, "-nP", "show", "user", f"name={asker.user}", "format=adminlevel")
+            level = asker.call(SACCTMGR, "-nP", "show", "user", f"name={asker.user}", "format=adminlevel")
         except SlurmError:
-            said = ""
-        asker.is_operator = said.strip() in OPERATORS
+            level = ""
+        asker.is_operator = level.strip() in OPERATORS
     return asker.is_operator
 
 
@@ -183,9 +183,9 @@ def _by_name(asker: Asker, name: str) -> list[Job]:
         jobs = _named(asker.queue("--me", directly=True), name, asker.user)
     if jobs or "," in name:
         return jobs
-    found = _accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
+    recorded = _accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
     # slurmctld has just said that it does not know them.
-    named = _named(_latest(found, ""), name, asker.user)
+    named = _named(_latest(recorded, ""), name, asker.user)
     return [replace(job, is_lost=not job.has_ended) for job in named]
 
 
@@ -218,10 +218,10 @@ def _holds(shown: str, task: int) -> bool:
 
 
 def _accounting(asker: Asker, *options: str) -> list[Job]:
-    found = asker.optional("its records", parse.accounted, SACCT, "--json", "--duplicates", *options)
+    records = asker.optional("its records", parse.accounted, SACCT, "--json", "--duplicates", *options)
     if asker.missing and any(words in asker.missing[-1] for words in NO_ACCOUNTING):
         asker.missing[-1] = "its records: this cluster keeps no accounting, so ended jobs are forgotten after minutes"
-    return found or []
+    return records or []
 
 
 def _latest(runs: Sequence[Job], wanted: str) -> list[Job]:
@@ -284,8 +284,8 @@ def _pending(asker: Asker, job: Job) -> World:
         return replace(world, limits=asker.optional("the limits", lambda text: parse.limits(text, job.user), *argv))
     if job.reason in ("Dependency", "DependencyNeverSatisfied"):
         numbers = pending.dependencies(job)
-        others = _others(asker, numbers) if numbers else ()
-        return replace(world, others=others)
+        awaited = _others(asker, numbers) if numbers else ()
+        return replace(world, others=awaited)
     if job.reason == "Reservation" or (job.reason == "ReqNodeNotAvail" and "eserv" in job.detail):
         argv = [SCONTROL, "--json", "show", "reservations"]
         return replace(world, reservations=asker.optional("the reservations", parse.reservations, *argv))
@@ -323,7 +323,7 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
     last = max(records, key=lambda run: (run.submitted, run.started), default=None)
     if last is None or not last.states & ENDED:
         return job, world
-    kept = replace(
+    combined = replace(
         last,
         shown=job.shown,
         output=last.output or job.output,
@@ -332,7 +332,7 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
         memory=last.memory or job.memory,
         reason=job.reason if job.reason not in ("", "None") else last.reason,
     )
-    return kept, world
+    return combined, world
 
 
 def output_age(path: str, started: float, now: float) -> float | None:

@@ -86,11 +86,11 @@ def run_state(run: Job) -> str:
 
 def _commented(job: Job, comment: str) -> Answer:
     """Explain an end that minivm itself brought about; it wrote the reason into the job's AdminComment."""
-    said = safe(comment.removeprefix(PREFIX)).strip().rstrip(".")
+    text = safe(comment.removeprefix(PREFIX)).strip().rstrip(".")
     if MEMORY_COMMENT in comment:
-        return Answer(f"minivm ended it: {said}.", JobCause.REQUEST, advice=_more_memory(job))
+        return Answer(f"minivm ended it: {text}.", JobCause.REQUEST, advice=_more_memory(job))
     return Answer(
-        f"minivm ended it: {said}.",
+        f"minivm ended it: {text}.",
         JobCause.CLUSTER,
         advice=("submit it again: nothing in your job caused it", "let it be requeued: --requeue, with checkpoints"),
     )

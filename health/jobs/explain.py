@@ -103,12 +103,12 @@ MIB = 1 << 20
 
 def explain_running(job: Job, world: World, now: float) -> Answer:
     hosts = set(expanded(job.nodes[:65536]))
-    held = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
+    unusable = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
     facts, advice, unknown = _use(job, world, now)
-    facts = [*_time(job, now), *machines.facts(held), *facts]
+    facts = [*_time(job, now), *machines.facts(unusable), *facts]
     if world.nodes is None:
         unknown.append("the state of its nodes")
-    head, cause, sure = _head(job, held, world, now)
+    head, cause, sure = _head(job, unusable, world, now)
     return Answer(head, cause, sure, tuple(facts), tuple(advice), tuple(unknown))
 
 
@@ -149,9 +149,9 @@ def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str,
 def _time(job: Job, now: float) -> list[Fact]:
     if job.limit is None:
         return [Fact("it has no time limit", "squeue")]
-    left = job.started + job.limit * 60 - now
-    state = f"{duration(left)} are left" if left > 0 else "which is over; Slurm ends it now"
-    return [Fact(f"its time limit is {minutes(job.limit)}: {state} (until {moment(now + left)})", "squeue")]
+    remaining = job.started + job.limit * 60 - now
+    state = f"{duration(remaining)} are left" if remaining > 0 else "which is over; Slurm ends it now"
+    return [Fact(f"its time limit is {minutes(job.limit)}: {state} (until {moment(now + remaining)})", "squeue")]
 
 
 def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], list[str]]:
@@ -166,8 +166,8 @@ def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], lis
         unknown.append("what it uses: Slurm has figures from the second sample on, after a minute")
         return facts, advice, unknown
     used = sum(memory for _, memory, _ in world.usage) / MIB
-    given = (job.memory_per_node * max(1, job.node_count)) or job.memory_per_cpu * job.cpus
-    share = f" of {size(given)} ({100 * used / given:.0f} %)" if given else ""
+    granted = (job.memory_per_node * max(1, job.node_count)) or job.memory_per_cpu * job.cpus
+    share = f" of {size(granted)} ({100 * used / granted:.0f} %)" if granted else ""
     facts.append(
         Fact(f"it uses {size(used)} of memory now{share}".replace("of memory now of", "of memory now, of"), "sstat")
     )
@@ -175,6 +175,6 @@ def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], lis
     if job.cpus and elapsed > 0:
         part = 100 * cpu / (elapsed * job.cpus)
         facts.append(Fact(f"it has used {part:.0f} % of its {count(job.cpus, 'CPU')} so far", "sstat"))
-    if given and used > NEARLY * given:
+    if granted and used > NEARLY * granted:
         advice.append("its memory is nearly full: the kernel kills it at the limit")
     return facts, advice, unknown

@@ -79,14 +79,14 @@ def _key(kind: str, what: str, run: str, per: str) -> str:
 
 def matching(limit: Named, job: Job, limits: Sequence[UsageLimit]) -> list[UsageLimit]:
     """Return the limits that the reason may mean, those that are reached or exceeded first."""
-    kept = [
+    candidates = [
         each
         for each in limits
         if each.key == limit.key
         and (each.resource == limit.resource or each.resource.startswith(f"{limit.resource}/"))
         and each.holder.startswith("QOS" if limit.holder != "Assoc" else ("user", "account"))
     ]
-    return sorted(kept, key=lambda each: (each.used is None, each.limit - (each.used or 0)))
+    return sorted(candidates, key=lambda each: (each.used is None, each.limit - (each.used or 0)))
 
 
 def words(limit: UsageLimit, job: Job) -> str:
@@ -100,6 +100,6 @@ def words(limit: UsageLimit, job: Job) -> str:
 def _asked(limit: UsageLimit, job: Job) -> str:
     if "Wall" in limit.key:
         return f"; the job asks for {minutes(job.limit)}"
-    asked = {"cpu": str(job.cpus or ""), "node": str(job.node_count or ""), "mem": job.memory}
-    text = "" if "Mins" in limit.key else asked.get(limit.resource, "")
+    requested = {"cpu": str(job.cpus or ""), "node": str(job.node_count or ""), "mem": job.memory}
+    text = "" if "Mins" in limit.key else requested.get(limit.resource, "")
     return f"; the job asks for {safe(text, 40)}" if text else ""

@@ -109,7 +109,7 @@ def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
     required = frozenset(expanded(job.required[:4096]))
     excluded = frozenset(expanded(job.excluded[:4096]))
     fitting: list[JobNode] = []
-    held: list[JobNode] = []
+    unusable: list[JobNode] = []
     lacking: list[tuple[JobNode, tuple[str, ...]]] = []
     for node in nodes:
         if not node.partitions & partitions:
@@ -117,21 +117,21 @@ def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
         if lacks := _lacks(job, node, required, excluded):
             lacking.append((node, lacks))
         else:
-            (fitting if node.is_usable else held).append(node)
+            (fitting if node.is_usable else unusable).append(node)
     lacking.sort(key=lambda pair: (len(pair[1]), -pair[0].memory, -pair[0].cpus, pair[0].name))
     exact = not job.features or bool(_PLAIN.fullmatch(job.features))
-    wanted = max(1, job.node_count, len(required))
+    needed = max(1, job.node_count, len(required))
     if not job.single_node and job.cpus and not job.cpus_per_node:
-        wanted = max(wanted, _spread(job.cpus, [node.cpus for node in [*fitting, *held]]))
-    return Fit(tuple(fitting), tuple(held), tuple(lacking), wanted, exact)
+        needed = max(needed, _spread(job.cpus, [node.cpus for node in [*fitting, *unusable]]))
+    return Fit(tuple(fitting), tuple(unusable), tuple(lacking), needed, exact)
 
 
 def _spread(cpus: int, sizes: Sequence[int]) -> int:
     """Count the largest nodes over which the CPUs spread; one more than there are where they do not fit."""
-    left = cpus
+    cpus_left = cpus
     for number, most in enumerate(sorted(sizes, reverse=True), 1):
-        left -= most
-        if left <= 0:
+        cpus_left -= most
+        if cpus_left <= 0:
             return number
     return len(sizes) + 1 if sizes else 1
 
@@ -155,9 +155,9 @@ def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozense
     if memory > node.memory:
         lacks.append(f"has {size(node.memory)} of memory and the job needs {size(memory)} on one node")
     lacks += [
-        f"has {held} of {name} and the job needs {number} on each node"
+        f"has {present} of {name} and the job needs {number} on each node"
         for name, number in job.gres_per_node
-        if (held := amount(name, node.gres)) < number
+        if (present := amount(name, node.gres)) < number
     ]
     if job.features and _PLAIN.fullmatch(job.features):
         absent = [name for name in job.features.split("&") if name and name not in node.features]
@@ -168,7 +168,7 @@ def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozense
 
 def amount(name: str, gres: Iterable[tuple[str, int]]) -> int:
     """Count a resource: "gpu" includes every type of it."""
-    return sum(number for held, number in gres if held == name or held.startswith(f"{name}:"))
+    return sum(number for kind, number in gres if kind == name or kind.startswith(f"{name}:"))
 
 
 def most_memory(nodes: Iterable[JobNode]) -> int:

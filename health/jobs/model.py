@@ -252,15 +252,15 @@ def safe(text: str, most: int = LONGEST) -> str:
 
 
 def duration(seconds: float) -> str:
-    left = max(0, int(seconds))
-    if left < 60:
-        return f"{left} s"
-    if left < 3600:
-        return f"{left // 60} min"
-    if left < 2 * 86400:
-        minutes = left % 3600 // 60
-        return f"{left // 3600} h" + (f" {minutes} min" if minutes else "")
-    return f"{left // 86400} days"
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 2 * 86400:
+        minutes = whole % 3600 // 60
+        return f"{whole // 3600} h" + (f" {minutes} min" if minutes else "")
+    return f"{whole // 86400} days"
 
 
 def minutes(number: int | None) -> str:

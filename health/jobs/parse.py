@@ -227,7 +227,7 @@ def _queued(item: Mapped) -> Job:
 def _accounted(item: Mapped) -> Job:
     shown = _shown(item, ("array", "job_id"), ("array", "task_id"), ("array", "task"))
     memory = [_amount(each) for each in item.objects("tres", "allocated") if each.text("type") == "mem"]
-    asked = [_amount(each) for each in item.objects("tres", "requested") if each.text("type") == "mem"]
+    requested = [_amount(each) for each in item.objects("tres", "requested") if each.text("type") == "mem"]
     leader = item.count("het", "job_id")
     return Job(
         id=item.count("job_id"),
@@ -249,7 +249,7 @@ def _accounted(item: Mapped) -> Job:
         cpus=item.count("required", "CPUs"),
         memory_per_node=item.count("required", "memory_per_node"),
         memory_per_cpu=item.count("required", "memory_per_cpu"),
-        memory=f"{(memory or asked)[0]}M" if memory or asked else "",
+        memory=f"{(memory or requested)[0]}M" if memory or requested else "",
         exit_code=item.count("exit_code", "return_code"),
         signal=_signal(item),
         restarts=item.count("restart_cnt"),

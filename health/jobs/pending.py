@@ -145,9 +145,9 @@ def _reason(job: Job, world: World, now: float) -> Answer:
 
 
 def _limited(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
-    found = limit_reasons.matching(limit, job, world.limits or ())
-    facts = tuple(Fact(limit_reasons.words(each, job), "scontrol show assoc_mgr") for each in found[:3])
-    unknown = () if found else ("the limit's number: Slurm does not show it, or a parent account has it",)
+    matches = limit_reasons.matching(limit, job, world.limits or ())
+    facts = tuple(Fact(limit_reasons.words(each, job), "scontrol show assoc_mgr") for each in matches[:3])
+    unknown = () if matches else ("the limit's number: Slurm does not show it, or a parent account has it",)
     if limit.key == "MinTRESPJ" or limit.is_of_one_job:
         head = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
         advice = ("change the request, or use another QOS or account", f"scancel {job.shown}")
@@ -172,9 +172,9 @@ def _by_nodes(job: Job, world: World, now: float) -> Answer:
     fit = judge(job, world.nodes)
     if fit.never:
         return _never(job, fit)
-    held = [node for node in named if not node.is_usable] or (list(fit.held) if fit.without_held else [])
-    if held:
-        return _held_nodes(job, fit, held)
+    unusable = [node for node in named if not node.is_usable] or (list(fit.held) if fit.without_held else [])
+    if unusable:
+        return _held_nodes(job, fit, unusable)
     if job.reason in ("BadConstraints", "Constraints"):
         return Answer(
             "It cannot start: Slurm finds no nodes that satisfy its constraints together.",
@@ -469,22 +469,22 @@ def _partition_down(job: Job, world: World, now: float) -> Answer:
 
 
 def _reservation(job: Job, world: World, now: float) -> Answer:
-    mine = [each for each in world.reservations or () if each.name in job.reservation.split(",")]
+    named = [each for each in world.reservations or () if each.name in job.reservation.split(",")]
     facts = [
         Fact(
             f"reservation {safe(each.name, 80)}: {safe(each.nodes, 120) or 'no nodes'},"
             f" {moment(each.start)} to {moment(each.end)}",
             "scontrol show reservation",
         )
-        for each in mine or (world.reservations or ())[:3]
+        for each in named or (world.reservations or ())[:3]
     ]
-    if mine and mine[0].start > now:
+    if named and named[0].start > now:
         head = (
-            f"It waits for its reservation {safe(mine[0].name, 80)}, which begins in {duration(mine[0].start - now)}."
+            f"It waits for its reservation {safe(named[0].name, 80)}, which begins in {duration(named[0].start - now)}."
         )
         return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do",))
-    if mine:
-        head = f"It waits for free nodes in its reservation {safe(mine[0].name, 80)}."
+    if named:
+        head = f"It waits for free nodes in its reservation {safe(named[0].name, 80)}."
         return Answer(head, JobCause.CLUSTER, evidence=tuple(facts))
     if job.reservation:
         head = f"Its reservation {safe(job.reservation, 80)} does not exist now, or has no usable nodes."
@@ -501,17 +501,17 @@ def _reservation(job: Job, world: World, now: float) -> Answer:
 
 def _licenses(job: Job, world: World, now: float) -> Answer:
     names = {re.split(r"[@:=*]", part)[0] for part in re.split(r"[,|]", job.licenses)}
-    known = [each for each in world.licenses or () if each.name.partition("@")[0] in names]
+    matching = [each for each in world.licenses or () if each.name.partition("@")[0] in names]
     facts = tuple(
         Fact(
             f"licence {safe(each.name, 80)}: {each.used} of {each.total} in use"
             + (f", {each.reserved} reserved" if each.reserved else ""),
             "scontrol show licenses",
         )
-        for each in known
+        for each in matching
     )
     head = f"It waits for licences: it asks for {safe(job.licenses, 120) or 'some'}."
-    unknown = () if known else ("how many are free: Slurm did not say",)
+    unknown = () if matching else ("how many are free: Slurm did not say",)
     return Answer(
         head, JobCause.LIMIT, evidence=facts, advice=("it starts when other jobs return them",), unknown=unknown
     )

@@ -42,8 +42,8 @@ def cause(item: Page) -> str:
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    kept = [f"  {safe(line, 600)}" for line in lines]
-    return ["", f"{title}:", *kept] if kept else []
+    rows = [f"  {safe(line, 600)}" for line in lines]
+    return ["", f"{title}:", *rows] if rows else []
 
 
 def table(pages: Sequence[Page]) -> str:

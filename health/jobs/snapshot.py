@@ -93,9 +93,9 @@ class JobSnapshot:
 
     async def ask(self, uid: int, kind: str, key: str = "") -> TimedJobs:
         now = self._clock()
-        kept = self._kept.get((kind, key))
-        if kept is not None and now - kept[0] <= _fresh(kind):
-            return kept
+        answer = self._kept.get((kind, key))
+        if answer is not None and now - answer[0] <= _fresh(kind):
+            return answer
         if self._aside.get((kind, key), now) > now or (kind not in PUBLIC and self._apart_until > now):
             raise DirectError
         waiting = self._waiting.setdefault(kind, {})
@@ -128,8 +128,8 @@ class JobSnapshot:
             kind = next(iter(self._waiting))
             waiting = self._waiting.pop(kind)
             batch = dict(list(waiting.items())[:TOGETHER])
-            if left := {key: waiting[key] for key in waiting if key not in batch}:
-                self._waiting[kind] = left
+            if rest := {key: waiting[key] for key in waiting if key not in batch}:
+                self._waiting[kind] = rest
             await self._answer(kind, batch)
 
     async def _wait_for_token(self) -> None:
@@ -147,7 +147,7 @@ class JobSnapshot:
         try:
             if len(batch) > 1 and self._apart_until > self._clock():
                 raise DirectError
-            found = await asyncio.to_thread(self._read, kind, list(batch))
+            answers = await asyncio.to_thread(self._read, kind, list(batch))
         except Exception as error:  # a defect must not end the service
             if isinstance(error, TooLongError) and len(batch) > 1:
                 keys = list(batch)
@@ -168,22 +168,22 @@ class JobSnapshot:
             self._apart_until = now + APART_S
         for key, future in batch.items():
             self._kept.pop((kind, key), None)
-            if found[key]:  # a job that is submitted next must be seen
-                self._kept[kind, key] = now, found[key]
-            future.set_result((now, found[key]))
+            if answers[key]:  # a job that is submitted next must be seen
+                self._kept[kind, key] = now, answers[key]
+            future.set_result((now, answers[key]))
         self._drop(now)
 
     def _drop(self, now: float) -> None:
         """Forget old answers, and the oldest ones beyond MOST_KEPT bytes."""
         self._aside = {name: until for name, until in self._aside.items() if until > now}
-        kept, room = dict[tuple[str, str], TimedJobs](), MOST_KEPT
+        fresh, room = dict[tuple[str, str], TimedJobs](), MOST_KEPT
         for name, (at, jobs) in reversed(self._kept.items()):
             room -= 1000 + sum(len(text) for _, text in jobs)
             if room < 0:
                 break
             if now - at <= _fresh(name[0]):
-                kept[name] = at, jobs
-        self._kept = dict(reversed(kept.items()))
+                fresh[name] = at, jobs
+        self._kept = dict(reversed(fresh.items()))
 
     def _read(self, kind: str, keys: Sequence[str]) -> dict[str, list[OwnedJob]]:
         """Ask slurmctld, and encode the answer: this runs in a thread, and the loop only sends."""
@@ -199,15 +199,15 @@ class JobSnapshot:
             jobs = []
         except (ValueError, KeyError, TypeError) as error:
             raise DirectError("squeue gave no list of jobs") from error
-        found: dict[str, list[OwnedJob]] = {key: [] for key in keys}
+        by_key: dict[str, list[OwnedJob]] = {key: [] for key in keys}
         for job in jobs:
             owner = _number(job.get("user_id"))
-            names = [name for name in (ids_of(job) if kind == "jobs" else {str(owner)}) if name in found]
+            names = [name for name in (ids_of(job) if kind == "jobs" else {str(owner)}) if name in by_key]
             if names:
                 shown = json.dumps(without_notes(job)).encode()
                 for name in names:
-                    found[name].append((owner, shown))
-        return found
+                    by_key[name].append((owner, shown))
+        return by_key
 
     async def reply(self, uid: int, request: Any) -> Sequence[bytes]:
         """Answer one request of a user, in the parts of a line of JSON."""
@@ -296,7 +296,7 @@ def execute(argv: Sequence[str], as_nobody: bool) -> str:
                 process.kill()
         timer.cancel()
         errors.seek(0)
-        said = errors.read(LONGEST).decode(errors="replace")
+        message = errors.read(LONGEST).decode(errors="replace")
     if len(text) > MOST_SHOWN:
         raise TooLongError
     if late:
@@ -304,8 +304,8 @@ def execute(argv: Sequence[str], as_nobody: bool) -> str:
         slow.late = True
         raise slow
     if process.returncode:
-        failed = SlurmError("ask slurmctld", client.judge(said, controller))
-        failed.said = said
+        failed = SlurmError("ask slurmctld", client.judge(message, controller))
+        failed.said = message
         raise failed
     return text.decode(errors="replace")
 

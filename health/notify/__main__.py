@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "serve":
             serve()
         if not FILE.exists():
-            why = "notifications are off, or this is not the controller"
-            raise InitError("send messages", why, hint="the chart's notifications.mail and .webhook switch them on")
+            reason = "notifications are off, or this is not the controller"
+            raise InitError("send messages", reason, hint="the chart's notifications.mail and .webhook switch them on")
         if os.geteuid() != 0:
             raise InitError("read the relay's password", "you are not root", hint="run it as root on the controller")
         settings = load()

@@ -60,8 +60,8 @@ def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes)
                 stack.callback(_leave, client)
                 _hand_over(client, settings.sender, to, data)
         except smtplib.SMTPAuthenticationError as error:
-            why = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
-            raise ChannelDownError(_shown(why, settings.password), _kind(error)) from None
+            reason = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
+            raise ChannelDownError(_shown(reason, settings.password), _kind(error)) from None
         except smtplib.SMTPNotSupportedError as error:
             raise ChannelDownError(
                 _shown(f"the relay lacks what the settings want: {error}"), "no TLS or login"
@@ -70,12 +70,12 @@ def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes)
             raise ChannelDownError(_shown(_why(error), settings.password), _kind(error)) from None
         try:
             with _deadline(LAST_WAIT):
-                code, said = client.getreply()
+                code, answer = client.getreply()
         except (OSError, ValueError, smtplib.SMTPException) as error:
             raise MessageUnansweredError(_shown(_why(error), settings.password)) from None
     if code != 250:
-        _refuse(code, said)
-    return _answer(code, said)
+        _refuse(code, answer)
+    return _answer(code, answer)
 
 
 def _leave(client: smtplib.SMTP) -> None:
@@ -107,16 +107,16 @@ def _connect(settings: MailSettings, ca: str) -> smtplib.SMTP:
 def _hand_over(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: bytes) -> None:
     """Send the envelope and the whole mail. The relay's answer to the mail is still to be read."""
     client.ehlo_or_helo_if_needed()
-    code, said = client.mail(sender)
+    code, answer = client.mail(sender)
     if code != 250:
-        raise ChannelDownError(f"the relay refuses the sender {sender}: {_answer(code, said)}", f"SMTP {code}")
+        raise ChannelDownError(f"the relay refuses the sender {sender}: {_answer(code, answer)}", f"SMTP {code}")
     answers = [client.rcpt(address) for address in to]
     if not any(code in (250, 251) for code, _ in answers):
-        code, said = answers[0]
-        _refuse(code, said)
-    code, said = client.docmd("DATA")
+        code, answer = answers[0]
+        _refuse(code, answer)
+    code, answer = client.docmd("DATA")
     if code != 354:
-        _refuse(code, said)
+        _refuse(code, answer)
     if client.sock is not None:
         client.sock.settimeout(LAST_WAIT)
     client.send(re.sub(rb"(?m)^\.", b"..", data) + b".\r\n")
@@ -150,13 +150,13 @@ def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) ->
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 way.request("POST", path, json.dumps(body).encode(), headers)
                 answer = way.getresponse()
-                said = f"HTTP {answer.status} {answer.reason}"
+                status_line = f"HTTP {answer.status} {answer.reason}"
                 text = answer.read(MOST_READ).decode(errors="replace")
             finally:
                 way.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ChannelDownError(_shown(_why(error), *secrets), _kind(error)) from None
-    shown = _shown(f"{said} {text}".strip(), *secrets)
+    shown = _shown(f"{status_line} {text}".strip(), *secrets)
     if 200 <= answer.status < 300:
         return shown
     if answer.status in REFUSES_MESSAGE:

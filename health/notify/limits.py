@@ -50,8 +50,8 @@ class MessageLimits:
 
     def has_room(self, user: str, now: float, more: int = 0) -> bool:
         """Tell if one message may go beside `more` that wait."""
-        mine, everyone = self._window(user, now), self._window("", now)
-        return mine.used + more < self.per_user and everyone.used + more < self.total
+        own, everyone = self._window(user, now), self._window("", now)
+        return own.used + more < self.per_user and everyone.used + more < self.total
 
     def take(self, user: str, now: float, number: int = 1) -> None:
         """Count a message, once for each of its recipients."""
@@ -62,25 +62,25 @@ class MessageLimits:
         """Count a message for the digest. A user with many recipients gets the rest of the counts."""
         if (user, to) not in self.held and sum(owner == user for owner, _ in self.held) >= MOST_RECIPIENTS:
             to = user
-        held = self.held.get((user, to))
-        if held is None:
+        digest = self.held.get((user, to))
+        if digest is None:
             if len(self.held) >= MOST_KEPT:
                 self.lost += 1
                 return
-            held = self.held[user, to] = HeldMessages(now)
-        if event not in held.counts and len(held.counts) >= MOST_EVENTS:
+            digest = self.held[user, to] = HeldMessages(now)
+        if event not in digest.counts and len(digest.counts) >= MOST_EVENTS:
             event = "other"
-        held.counts[event] = held.counts.get(event, 0) + 1
+        digest.counts[event] = digest.counts.get(event, 0) + 1
 
     def due(self, now: float) -> list[Digest]:
         """Take out the digests whose hour is over. They count as messages."""
         for user in [user for user, window in self.windows.items() if not 0 <= now - window.since < HOUR]:
             del self.windows[user]
         ready = []
-        for (user, to), held in list(self.held.items()):
-            if not 0 <= now - held.since < HOUR and self.has_room(user, now):
+        for (user, to), digest in list(self.held.items()):
+            if not 0 <= now - digest.since < HOUR and self.has_room(user, now):
                 self.take(user, now)
-                ready.append(Digest(user, to, held.counts))
+                ready.append(Digest(user, to, digest.counts))
                 del self.held[user, to]
         return ready
 
@@ -93,7 +93,7 @@ class MessageLimits:
         """Return the seconds until a digest may go; None without any."""
         if not self.held:
             return None
-        first = min(held.since for held in self.held.values()) + HOUR
+        first = min(digest.since for digest in self.held.values()) + HOUR
         return first - now if first > now else HOUR / 60  # it waits for room
 
     def _window(self, user: str, now: float) -> MessageWindow:
@@ -105,7 +105,7 @@ class MessageLimits:
     def as_json(self) -> dict[str, Any]:
         return {
             "windows": {user: [window.since, window.used] for user, window in self.windows.items()},
-            "held": [[user, to, held.since, held.counts] for (user, to), held in self.held.items()],
+            "held": [[user, to, digest.since, digest.counts] for (user, to), digest in self.held.items()],
             "lost": self.lost,
         }
 
@@ -113,10 +113,10 @@ class MessageLimits:
         """Take over what an earlier life counted; damaged data counts as none."""
         try:
             windows = {str(user): MessageWindow(float(at), int(used)) for user, (at, used) in data["windows"].items()}
-            held = {
+            digests = {
                 (str(user), str(to)): HeldMessages(float(since), {str(event): int(counts[event]) for event in counts})
                 for user, to, since, counts in data["held"]
             }
-            self.windows, self.held, self.lost = windows, held, int(data["lost"])
+            self.windows, self.held, self.lost = windows, digests, int(data["lost"])
         except (KeyError, TypeError, ValueError, AttributeError):
             return

@@ -81,7 +81,7 @@ def recipients(to: str, domain: str, domains: tuple[str, ...] = ()) -> tuple[str
 
     Empty if one of them is no address, or of neither the domain nor one of the other domains; "*" is any.
     """
-    found = []
+    addresses = []
     allowed = {name.lower() for name in (domain, *domains)}
     for part in to.split(","):
         address = f"{part}@{domain}" if NAME.fullmatch(part) else part
@@ -89,8 +89,8 @@ def recipients(to: str, domain: str, domains: tuple[str, ...] = ()) -> tuple[str
             return ()
         if "*" not in allowed and address.rpartition("@")[2].lower() not in allowed:
             return ()
-        found.append(address)
-    return tuple(dict.fromkeys(found)) if len(found) <= MOST_RECIPIENTS else ()
+        addresses.append(address)
+    return tuple(dict.fromkeys(addresses)) if len(addresses) <= MOST_RECIPIENTS else ()
 
 
 def _is_number(text: str, most: int = 10) -> bool:

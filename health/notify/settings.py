@@ -80,8 +80,8 @@ def load(file: Path = FILE, secret: Path = SECRET) -> NotifySettings:
     root = Reader(data, "the settings of notifications", str(file))
     root.only("cluster", "mail", "webhook", "ca", "perUser", "total", "secret")
     if (name := root.text("secret")) and not any(_secret(secret, key) for key in ("user", "password", "url")):
-        why = f"the Secret {name} is missing or has none of the keys user, password and url"
-        raise ConfigError("read the settings of notifications", why, hint="create it in the cluster's namespace")
+        reason = f"the Secret {name} is missing or has none of the keys user, password and url"
+        raise ConfigError("read the settings of notifications", reason, hint="create it in the cluster's namespace")
     mail = _mail(root.sub("mail"), secret) if root.has("mail") else None
     webhook, problems = None, {}
     try:

@@ -109,24 +109,26 @@ def _number(env: Mapping[str, str], name: str) -> int:
 def tell(jobs: list[EndedJob], places: Places) -> None:
     """Write the notes, in a fork of the runner."""
     os.closerange(3, 1 << 20)  # a client of the runner sees its end only once no process holds its connection
-    told: list[int] = []
+    done: list[int] = []
     skipped: dict[str, str] = {}
     hung: set[int] = set()
     try:
-        known = _ask(jobs)
+        ended_jobs = _ask(jobs)
         beside = suspicion(places, time.time())
     except Exception as error:  # a defect, or slurmctld is away: it costs notes, and no job
-        known, skipped = {}, {str(job.id): (str(error) or repr(error))[:300] for job in jobs}
+        ended_jobs, skipped = {}, {str(job.id): (str(error) or repr(error))[:300] for job in jobs}
     for job in jobs if not skipped else ():
         try:
-            why = "its user's file system hangs" if job.uid in hung else _tell(job, known.get(job.id), beside, hung)
+            obstacle = (
+                "its user's file system hangs" if job.uid in hung else _tell(job, ended_jobs.get(job.id), beside, hung)
+            )
         except Exception as error:
-            why = str(error) or repr(error)
-        if why:
-            skipped[str(job.id)] = why[:300]
+            obstacle = str(error) or repr(error)
+        if obstacle:
+            skipped[str(job.id)] = obstacle[:300]
         else:
-            told.append(job.id)
-    entry: dict[str, object] = {"at": round(time.time(), 3), "kind": "note", "job": "", "result": "ok", "told": told}
+            done.append(job.id)
+    entry: dict[str, object] = {"at": round(time.time(), 3), "kind": "note", "job": "", "result": "ok", "told": done}
     record.append({**entry, "skipped": skipped} if skipped else entry)
 
 
@@ -164,7 +166,7 @@ def _tell(ended: EndedJob, job: Job | None, beside: str, hung: set[int]) -> str:
     text = note.words(job, time.time(), os.environ.get("MINIVM_POD_NAME", ""), beside)
     if not text:
         return "it gets none"
-    why = note.append(job.errors or job.output, text, ended.uid, ended.gid, (job.started, ended.at), WRITE_S)
-    if "does not answer" in why:
+    obstacle = note.append(job.errors or job.output, text, ended.uid, ended.gid, (job.started, ended.at), WRITE_S)
+    if "does not answer" in obstacle:
         hung.add(ended.uid)
-    return why
+    return obstacle

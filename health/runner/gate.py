@@ -57,15 +57,15 @@ def look(
     index = kept.get("index", [places.index], lambda: read_index(places.index))
     if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
         index = None
-    wanted = asked_of(index, kind)
+    names = asked_of(index, kind)
     # Strings, not Path objects: there are some twenty before each job, and building a Path takes longer than a stat.
-    files = {name: f"{places.verdicts}/{name}.json" for name in wanted}
-    known = {name: kept.get(file, [file], partial(_read, file)) for name, file in files.items()}
-    believed = still_true(known, kind, time.time(), boot)
+    files = {name: f"{places.verdicts}/{name}.json" for name in names}
+    verdicts = {name: kept.get(file, [file], partial(_read, file)) for name, file in files.items()}
+    believed = still_true(verdicts, kind, time.time(), boot)
     if after_a_job and index is not None:
         doubted = {name for name, facts in index.listed.items() if "epilog" in facts.when and facts.hardware != ANY}
         believed = {name: verdict for name, verdict in believed.items() if name not in doubted}
-    return FoundVerdicts(believed, tuple(sorted(wanted - believed.keys())), index is None or not index.listed)
+    return FoundVerdicts(believed, tuple(sorted(names - believed.keys())), index is None or not index.listed)
 
 
 def _read(file: str) -> Verdict | None:
@@ -131,8 +131,8 @@ def _round(kind: str, tree: Path, commit: str, names: list[str] | None) -> bytes
     from health.checks.round import perform
     from health.checks.select import Asked
 
-    asked = Asked(When(kind)) if names is None else Asked(names=tuple(names))
-    return perform(tree, commit, asked).encode()
+    selection = Asked(When(kind)) if names is None else Asked(names=tuple(names))
+    return perform(tree, commit, selection).encode()
 
 
 def prepare() -> None:

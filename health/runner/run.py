@@ -111,13 +111,13 @@ class Run:
         for name in scripts(self.tree, self.kind):
             if self.kind == "task_prolog" and self._is_about_another_task(name):
                 continue
-            left = self.left_s()
-            if left <= 0.1:
+            remaining = self.left_s()
+            if remaining <= 0.1:
                 self._broke(
                     name, ScriptOutcome(None, 0.0, broken="not started: the scripts before it used up the time")
                 )
                 continue
-            limit = min(self.policy.deadline_s(self.kind, f"{self.kind}.d/{name}"), left)
+            limit = min(self.policy.deadline_s(self.kind, f"{self.kind}.d/{name}"), remaining)
             done = self._start(f"{self.kind}.d/{name}", limit)
             if done.broken:
                 self._broke(name, done)

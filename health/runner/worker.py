@@ -112,20 +112,20 @@ def _offers_itself(door: socket.socket) -> bool:
 
 
 def _next(door: socket.socket, warm: Warm, layout: Layout) -> Next | None:
-    given = take(door)
-    if given is None:
+    received = take(door)
+    if received is None:
         return None
-    _become(given.client, CLIENT)
-    held = Lease(given.commit, layout.tree(given.commit), None)
-    if given.lease is not None:
-        _become(given.lease, LEASE)
-        held.fd = LEASE
-    request, kept = parse(given.text), warm.kept
+    _become(received.client, CLIENT)
+    held_lease = Lease(received.commit, layout.tree(received.commit), None)
+    if received.lease is not None:
+        _become(received.lease, LEASE)
+        held_lease.fd = LEASE
+    request, kept = parse(received.text), warm.kept
     if request is None or kept is None:
         return None
     kept.look()
-    budget_s = policy_of(held.path, warm.places, kept).kind(request.kind).budget_s
-    return Next(request, replace(warm, held=held, after_a_job=given.after_a_job), budget_s)
+    budget_s = policy_of(held_lease.path, warm.places, kept).kind(request.kind).budget_s
+    return Next(request, replace(warm, held=held_lease, after_a_job=received.after_a_job), budget_s)
 
 
 def _become(fd: int, place: int) -> None:
@@ -336,9 +336,9 @@ def parse(text: bytes | bytearray) -> Request | None:
     size = int(words[3])
     if size > MOST:
         raise ValueError(f"{size} bytes are too many")
-    if (left := len(text) - len(line) - 1 - size) < 0:
+    if (missing := len(text) - len(line) - 1 - size) < 0:
         return None
-    if left:
+    if missing:
         raise ValueError("more than was announced")
     variables = bytes(text[len(line) + 1 :]).split(b"\0")
     if variables.pop():
