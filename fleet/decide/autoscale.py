@@ -56,8 +56,8 @@ class PoolDemand:
     helpless: list[str] = field(default_factory=list)
 
     def target(self, asked: float) -> int:
-        kept = len(self.alive) - len(self.idle)
-        return min(self.wants.most, max(self.wants.least, kept + math.ceil(asked - 1e-9)))
+        busy = len(self.alive) - len(self.idle)
+        return min(self.wants.most, max(self.wants.least, busy + math.ceil(asked - 1e-9)))
 
     @property
     def why_idle(self) -> str:
@@ -89,7 +89,7 @@ def is_ownerless(pool: WorkerPool, pod: KubePod, kubernetes: KubernetesView) -> 
     """Return whether nothing controls the pod any more, and it has the pool's name and label."""
     if pod.owner or pod.deleting or not pod.name.startswith(f"{pool.name}-") or pod.pool != pool.label:
         return False
-    return not any(pod.name in names for other, names in kubernetes.wanted.items() if other != pool.name)
+    return not any(pod.name in names for other, names in kubernetes.desired_pods.items() if other != pool.name)
 
 
 def _demand(
@@ -97,14 +97,14 @@ def _demand(
 ) -> PoolDemand:
     # The records of pods that are away show what the pool's nodes have.
     records = [node.offer for name, node in slurm.nodes.items() if pool.numbered(name) >= 0]
-    seen = Offer(
+    recorded = Offer(
         partitions=frozenset().union(*(offer.partitions for offer in records)),
         features=frozenset().union(*(offer.features for offer in records)),
         cpus=max((offer.cpus for offer in records), default=0),
         memory=max((offer.memory for offer in records), default=0),
         gpus=max((offer.gpus for offer in records), default=0),
     )
-    demand = PoolDemand(pool, wants, effective_offer(wants, seen))
+    demand = PoolDemand(pool, wants, effective_offer(wants, recorded))
     for worker in workers:
         if is_ownerless(pool, worker.pod, kubernetes):
             demand.alive.append(worker)  # adopted first
@@ -146,25 +146,25 @@ def _unchanged(demand: PoolDemand) -> ElasticPlan:
 
 def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now: float) -> ElasticPlan:
     wants, pool = demand.wants, demand.pool
-    wanted, there = demand.target(demand.due), len(demand.alive)
+    target, present = demand.target(demand.due), len(demand.alive)
     going: dict[str, str] = {}
     if pool.most:
-        over = there - max(wanted, demand.target(demand.soon))
+        over = present - max(target, demand.target(demand.soon))
         before = now - wants.idle_s
         idle = [(since, worker) for worker in demand.idle if (since := _idle_since(worker, slurm, before)) is not None]
         # First the pods that go already, then those of an older template, then the longest idle.
         idle.sort(key=lambda pair: (not leaves(pair[1]), not _is_old(pool, pair[1]), pair[0]))
         going = {worker.name: demand.why_idle for _, worker in idle[: max(0, over)]}
     names = {worker.name: "" for worker in demand.alive if worker.name not in going}
-    most = max(wants.step - demand.coming, wants.least - there)
-    names |= dict.fromkeys(_new_names(demand, kubernetes, slurm, max(0, min(wanted - there, most))), "")
+    most = max(wants.step - demand.coming, wants.least - present)
+    names |= dict.fromkeys(_new_names(demand, kubernetes, slurm, max(0, min(target - present, most))), "")
     texts = [f"job {job} {why}" for job, why in demand.misfits.items()]
     more = len(texts) - SHOWN
     texts = texts[:SHOWN] + ([f"and {more} more jobs of the kind"] if more > 0 else [])
     waits = "has had as many idle nodes as it asks for, and does not begin: no more come for it"
     texts += [f"job {job} {waits}" for job in demand.helpless[:SHOWN]]
     notices = tuple(Notice(pool.name, "fit", text) for text in texts)
-    return ElasticPlan(names, going, max(wanted, len(names)), _shortage(demand), notices)
+    return ElasticPlan(names, going, max(target, len(names)), _shortage(demand), notices)
 
 
 def _is_old(pool: WorkerPool, worker: Worker) -> bool:
@@ -181,22 +181,22 @@ def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None
     started = node.record.started
     since = max(node.last_busy, created, float(started) if started.isdecimal() else 0.0)
     # Who names it, which jobs hold it and since when nothing runs on it must all be known.
-    known = slurm.claims is not None and slurm.jobs is not None and node.last_busy > 0
-    return since if since <= before and known else None
+    is_certain = slurm.claims is not None and slurm.jobs is not None and node.last_busy > 0
+    return since if since <= before and is_certain else None
 
 
 def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, many: int) -> list[str]:
     """Return the lowest free numbers; names whose node is held in Slurm come last."""
     free: list[str] = []
-    held: list[str] = []
+    held_names: list[str] = []
     for number in range(demand.wants.most if many else 0):
         name = f"{demand.pool.name}-{number}"
         if name in kubernetes.pods or name in kubernetes.others:
             continue
-        (held if name in slurm.nodes and not asleep(slurm.nodes[name]) else free).append(name)
+        (held_names if name in slurm.nodes and not asleep(slurm.nodes[name]) else free).append(name)
         if len(free) == many:
             break
-    return (free + held)[:many]
+    return (free + held_names)[:many]
 
 
 def _shortage(demand: PoolDemand) -> tuple[str, str]:
@@ -204,9 +204,9 @@ def _shortage(demand: PoolDemand) -> tuple[str, str]:
         job, why = next(iter(demand.misfits.items()))
         more = f"; and {len(demand.misfits) - 1} more jobs" if len(demand.misfits) > 1 else ""
         return "NeverFits", f"job {job} {why}{more}"
-    asked = len(demand.alive) - len(demand.idle) + math.ceil(demand.due - 1e-9)
-    if asked > demand.wants.most:
-        return "AtMost", f"{asked} would have work, and max is {demand.wants.most}"
+    demanded = len(demand.alive) - len(demand.idle) + math.ceil(demand.due - 1e-9)
+    if demanded > demand.wants.most:
+        return "AtMost", f"{demanded} would have work, and max is {demand.wants.most}"
     return "", ""
 
 
@@ -215,25 +215,25 @@ def _assign_jobs(
 ) -> Mapping[str, float]:
     """Assign each job to the first pool that can serve it; return the new `fed`."""
     elastic = [demand.pool for demand in demands]
-    others = Counter(
+    other_offers = Counter(
         node.offer for name, node in slurm.nodes.items() if not any(pool.numbered(name) >= 0 for pool in elastic)
     )
     after: dict[str, float] = {}
     for job in sorted(jobs, key=lambda job: (job.since, int(job.job))):
-        ours = [demand for demand in demands if _share_partition(demand.has.partitions, job)]
-        if not job.curable or not ours:
+        candidates = [demand for demand in demands if _share_partition(demand.has.partitions, job)]
+        if not job.curable or not candidates:
             continue
-        good = [demand for demand in ours if not mismatch(demand.has, job)]
-        large = [demand for demand in good if nodes_needed(demand.has, job) <= demand.wants.most]
-        if large:
-            _assign(large[0], nodes_needed(large[0].has, job), job, fed, after, now)
+        fitting = [demand for demand in candidates if not mismatch(demand.has, job)]
+        sufficient = [demand for demand in fitting if nodes_needed(demand.has, job) <= demand.wants.most]
+        if sufficient:
+            _assign(sufficient[0], nodes_needed(sufficient[0].has, job), job, fed, after, now)
             continue
-        elsewhere = sum(many for offer, many in others.items() if not mismatch(offer, job))
-        if good and job.nodes <= elsewhere + sum(demand.wants.most for demand in good):
-            for demand in good:
+        elsewhere = sum(many for offer, many in other_offers.items() if not mismatch(offer, job))
+        if fitting and job.nodes <= elsewhere + sum(demand.wants.most for demand in fitting):
+            for demand in fitting:
                 _assign(demand, float(demand.wants.most), job, fed, after, now)
         elif job.nodes > elsewhere:
-            for demand in ours:
+            for demand in candidates:
                 too_few = f"{nodes_needed(demand.has, job):g} nodes, and max is {demand.wants.most}"
                 demand.misfits[job.job] = f"can never run here: it asks for {mismatch(demand.has, job) or too_few}"
     return after

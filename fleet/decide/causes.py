@@ -91,19 +91,21 @@ def cause(kind: str, *values: object) -> dict[str, str]:
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     """Return the causes of a worker's Node and pod. Goals, pools, fencing and lost pods add theirs in `decide`."""
-    found = dict(of_node(worker.node, policy, now)) if worker.node else {}
+    causes_of_worker = dict(of_node(worker.node, policy, now)) if worker.node else {}
     node = worker.slurm
     if worker.node and node and "notready" in node.kinds and silent_for(worker.node, now) >= 0:
         # Keep the drain while the Node is silent: a restarted fleet has not counted `not_ready_s` yet.
-        found |= cause("notready", worker.node.name)
+        causes_of_worker |= cause("notready", worker.node.name)
     if LEAVE in worker.pod.annotations:
-        found |= {"leave": worker.pod.annotations[LEAVE]} if worker.pod.annotations[LEAVE] else cause("leave")
+        causes_of_worker |= (
+            {"leave": worker.pod.annotations[LEAVE]} if worker.pod.annotations[LEAVE] else cause("leave")
+        )
     if policy.slinky and slinky.is_cordoned(worker.pod):
-        found |= cause("podcordon", slinky.POD_CORDON)
-    within, kinds = policy.leave_within_s, found.keys() & EVICTING
+        causes_of_worker |= cause("podcordon", slinky.POD_CORDON)
+    within, kinds = policy.leave_within_s, causes_of_worker.keys() & EVICTING
     if node is not None and within > 0 and is_past_deadline(worker.pod, node, kinds, within, now):
-        found |= cause("deadline", within)
-    return found
+        causes_of_worker |= cause("deadline", within)
+    return causes_of_worker
 
 
 def is_past_deadline(pod: KubePod, node: SlurmNode, kinds: Set[str], within: float, now: float) -> bool:
@@ -116,21 +118,21 @@ def is_past_deadline(pod: KubePod, node: SlurmNode, kinds: Set[str], within: flo
 
 def of_node(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
     """Return the causes of a Node."""
-    found: dict[str, str] = {}
+    node_causes: dict[str, str] = {}
     # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.
     if node.cordoned and not node.cordoned_by_fleet:
         text = next((node.annotations[key] for key in policy.reasons if node.annotations.get(key)), "")
-        found |= {"cordon": text} if text else cause("cordon", node.name)
+        node_causes |= {"cordon": text} if text else cause("cordon", node.name)
     taints = {taint.key: taint.value for taint in node.taints}
     for kind, keys in (("going", policy.going), ("maintenance", policy.taints)):
         if key := next((key for key in keys if key in taints), ""):
-            found[kind] = f"{key} {taints[key]}".strip()
-    known = (node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions)
-    if raised := next((condition for condition in known if condition.status == "True"), None):
-        found["condition"] = f"{raised.type}: {raised.message or raised.reason}"
+            node_causes[kind] = f"{key} {taints[key]}".strip()
+    watched = (node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions)
+    if raised := next((condition for condition in watched if condition.status == "True"), None):
+        node_causes["condition"] = f"{raised.type}: {raised.message or raised.reason}"
     if silent_for(node, now) >= policy.not_ready_s:
-        found |= cause("notready", node.name)
-    return found
+        node_causes |= cause("notready", node.name)
+    return node_causes
 
 
 def silent_for(node: KubeNode, now: float) -> float:

@@ -43,8 +43,8 @@ def condition(node: SlurmNode) -> KubeCondition:
 def show_on_pod(worker: Worker) -> Change | None:
     if worker.slurm is None or worker.pod.deleting:
         return None
-    wanted, shown = condition(worker.slurm), worker.pod.conditions.get(STATE)
-    return None if _same(wanted, shown) else ShowOnPod(worker.pod.name, worker.pod.uid, _since(wanted, shown))
+    expected, shown = condition(worker.slurm), worker.pod.conditions.get(STATE)
+    return None if _same(expected, shown) else ShowOnPod(worker.pod.name, worker.pod.uid, _since(expected, shown))
 
 
 # Durations in the reasons change all the time, and are not worth a write.
@@ -54,12 +54,12 @@ _DURATION = re.compile(r"\b[0-9]+ (?:ms|s|min|h)\b")
 def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeCondition, ...]]) -> Iterator[Change]:
     """Write what the pods' pages show into their status. A pod that does not answer keeps what was written last."""
     for pod in (*kubernetes.pods.values(), *kubernetes.others.values()):
-        if pod.ended or (told := pages.get(pod.uid)) is None:
+        if pod.ended or (page := pages.get(pod.uid)) is None:
             continue
-        for wanted in told or _no_answer(pod):
-            shown = pod.conditions.get(wanted.type)
-            if not _same(lasting(wanted), shown and lasting(shown)):
-                yield ShowOnPod(pod.name, pod.uid, _since(wanted, shown))
+        for expected in page or _no_answer(pod):
+            shown = pod.conditions.get(expected.type)
+            if not _same(lasting(expected), shown and lasting(shown)):
+                yield ShowOnPod(pod.name, pod.uid, _since(expected, shown))
 
 
 def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
@@ -91,10 +91,10 @@ def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, whos
     """Show the workers' state on their Node, for a repair that waits until its machine is drained."""
     if not policy.shows or not workers:
         return None
-    wanted, shown = summary(policy.shows, workers, whose), node.conditions.get(policy.shows)
-    if wanted is None or _same(wanted, shown):
+    expected, shown = summary(policy.shows, workers, whose), node.conditions.get(policy.shows)
+    if expected is None or _same(expected, shown):
         return None
-    return ShowOnNode(node.name, node.uid, _since(wanted, shown))
+    return ShowOnNode(node.name, node.uid, _since(expected, shown))
 
 
 def hide_on_node(node: KubeNode, policy: Policy, whose: str) -> Change | None:
@@ -108,14 +108,14 @@ def _is_mine(shown: KubeCondition, whose: str) -> bool:
     return shown.message == whose or shown.message.startswith(f"{whose}: ")
 
 
-def _same(wanted: KubeCondition, shown: KubeCondition | None) -> bool:
-    texts = (wanted.status, wanted.reason, wanted.message)
+def _same(expected: KubeCondition, shown: KubeCondition | None) -> bool:
+    texts = (expected.status, expected.reason, expected.message)
     return shown is not None and (shown.status, shown.reason, shown.message) == texts
 
 
-def _since(wanted: KubeCondition, shown: KubeCondition | None) -> KubeCondition:
+def _since(expected: KubeCondition, shown: KubeCondition | None) -> KubeCondition:
     """Keep the time of the last transition while the status stays the same; 0: now."""
-    return replace(wanted, since=shown.since if shown and shown.status == wanted.status else 0.0)
+    return replace(expected, since=shown.since if shown and shown.status == expected.status else 0.0)
 
 
 def follow_cordon(node: KubeNode, workers: Sequence[Worker], policy: Policy, goal: str = "") -> Change | None:
@@ -124,11 +124,11 @@ def follow_cordon(node: KubeNode, workers: Sequence[Worker], policy: Policy, goa
         return None if node.cordoned else Cordon(node.name, node.uid, node.version, f"goal {goal}"[:MOST])
     if any(worker.slurm is None for worker in workers):
         return None  # the state of one of them is not known
-    known = ((worker.name, worker.slurm) for worker in workers if worker.slurm)
-    held = next(((name, slurm) for name, slurm in known if slurm.drained and not slurm.by_fleet), None)
-    if held and policy.cordon and not node.cordoned:
-        return Cordon(node.name, node.uid, node.version, f"{held[0]}: {held[1].reason}"[:MOST])
-    if node.cordoned_by_fleet and (not held or not policy.cordon):
+    nodes = ((worker.name, worker.slurm) for worker in workers if worker.slurm)
+    held_by_person = next(((name, slurm) for name, slurm in nodes if slurm.drained and not slurm.by_fleet), None)
+    if held_by_person and policy.cordon and not node.cordoned:
+        return Cordon(node.name, node.uid, node.version, f"{held_by_person[0]}: {held_by_person[1].reason}"[:MOST])
+    if node.cordoned_by_fleet and (not held_by_person or not policy.cordon):
         return Uncordon(node.name, node.uid, node.version)
     return None
 
@@ -169,8 +169,8 @@ def _unknown(shown: KubeCondition, outage: str, whose: str = "") -> KubeConditio
 
 
 def _unknown_machine(status: MachineStatus, outage: str) -> MachineStatus:
-    why = f"{outage}; last known: {status.state}{f'; {status.why}' if status.why else ''}"
-    return replace(status, state=UNKNOWN, why=why[: crd.TEXT])
+    explanation = f"{outage}; last known: {status.state}{f'; {status.why}' if status.why else ''}"
+    return replace(status, state=UNKNOWN, why=explanation[: crd.TEXT])
 
 
 def _unknown_pool(status: PoolStatus, outage: str, now: int) -> PoolStatus:

@@ -93,8 +93,10 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
         return None  # its label comes first
     if not room:
         return Notice(name, "leave", "must leave, and waits for the other pods of its pool that are away")
-    why = pod.annotations.get(LEAVE) or next(causes[kind.name] for kind in KINDS if kind.evicts and kind.name in causes)
-    return Evict(pod.name, pod.uid, pod.version, why, node.precondition if node else None)
+    reason = pod.annotations.get(LEAVE) or next(
+        causes[kind.name] for kind in KINDS if kind.evicts and kind.name in causes
+    )
+    return Evict(pod.name, pod.uid, pod.version, reason, node.precondition if node else None)
 
 
 def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
@@ -137,14 +139,16 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         if isinstance(kubernetes, Unknown):
             return finish(memory, notices, (), memory, now)
         return _without_slurm(snapshot, kubernetes, memory, now, policy, notices)
-    known = remediation.derive_goals(snapshot, now, policy)
+    goals = remediation.derive_goals(snapshot, now, policy)
     # With a wrong clock it is not known how long a job has waited or a node been idle.
-    here, timed = (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
-    pool_plan = pools(snapshot.workers(), here, timed, now, policy, memory.fed, memory.refused)
+    pool_world, pool_slurm = (
+        (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
+    )
+    pool_plan = pools(snapshot.workers(), pool_world, pool_slurm, now, policy, memory.fed, memory.refused)
     changes = _sort_out(
         notices,
         _unread(kubernetes, slurm),
-        _actions(snapshot, kubernetes, slurm, memory, now, policy, known, pool_plan=pool_plan),
+        _actions(snapshot, kubernetes, slurm, memory, now, policy, goals, pool_plan=pool_plan),
         fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
@@ -158,18 +162,18 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
             _is_creation(change),
         )
     )
-    made = _within_rate(changes, refused, policy, notices)
+    admitted_changes = _within_rate(changes, refused, policy, notices)
     workers = list(snapshot.workers())
     after = FleetMemory(
         absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake(snapshot)},
-        lost=orphans.remembered(snapshot, memory.lost, made, now),
-        marks=_marks(memory, workers, kubernetes, now, policy, known, pool_plan),
+        lost=orphans.remembered(snapshot, memory.lost, admitted_changes, now),
+        marks=_marks(memory, workers, kubernetes, now, policy, goals, pool_plan),
         moved=topology.remembered(workers, memory.moved, now) if policy.topology.told else {},
         refused=refused,
         fed=pool_plan.fed,
         paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
     )
-    return finish(memory, notices, made, after, now)
+    return finish(memory, notices, admitted_changes, after, now)
 
 
 def _without_slurm(
@@ -192,15 +196,15 @@ def _without_slurm(
     )
     changes, refused = _not_refused(changes, memory, now)
     changes.sort(key=lambda change: isinstance(change, LAST))
-    made = _within_rate(changes, refused, policy, notices)
-    return finish(memory, notices, made, replace(memory, slurm_silent_since=since), now)
+    admitted_changes = _within_rate(changes, refused, policy, notices)
+    return finish(memory, notices, admitted_changes, replace(memory, slurm_silent_since=since), now)
 
 
 def _sort_out(notices: list[Notice], *actions: Iterable[Action]) -> list[Change]:
     """Add the notices among the actions to `notices`, and return the changes."""
     changes: list[Change] = []
-    for each in actions:
-        for action in each:
+    for source in actions:
+        for action in source:
             if isinstance(action, Notice):
                 notices.append(action)
             else:
@@ -280,20 +284,20 @@ def _actions(
     memory: FleetMemory,
     now: float,
     policy: Policy,
-    known: remediation.Goals | None,
+    goals: remediation.Goals | None,
     *,
     pool_plan: PoolsPlan,
 ) -> Iterator[Action]:
-    dead = fencing.causes(kubernetes, slurm, snapshot.proofs, policy, now)
+    fencing_causes = fencing.causes(kubernetes, slurm, snapshot.proofs, policy, now)
     # While a worker's Node is unknown, it is not known either whether a cause has gone.
     workers = {
         worker.name: (
             worker,
             {
                 **causes(worker, policy, now),
-                **dead.get(worker.pod.node, {}),
+                **fencing_causes.get(worker.pod.node, {}),
                 **orphans.lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
-                **remediation.goal_causes(worker, known, kubernetes),
+                **remediation.goal_causes(worker, goals, kubernetes),
                 **pool_plan.causes.get(worker.name, {}),
             },
         )
@@ -305,42 +309,42 @@ def _actions(
         for node in orphans.awake(snapshot)
     }
     silent = [name for name, (worker, _) in workers.items() if worker.node and silent_for(worker.node, now) >= 0]
-    held = {name: (worker.slurm, found) for name, (worker, found) in workers.items()}
-    limits = budget({**held, **unmanned}, policy, [*silent, *unmanned])
+    causes_of_nodes = {name: (worker.slurm, worker_causes) for name, (worker, worker_causes) in workers.items()}
+    limits = budget({**causes_of_nodes, **unmanned}, policy, [*silent, *unmanned])
     if limits.paused:
         yield _pause(limits, len(workers) + len(unmanned))
     missing = {pool: names - pool_plan.spare for pool, names in away(snapshot.workers()).items()}
-    for name, (worker, found) in workers.items():
-        count = admitted(worker.slurm, found, limits)
-        guard = protect(worker, slurm, count)
+    for name, (worker, worker_causes) in workers.items():
+        admitted_causes = admitted(worker.slurm, worker_causes, limits)
+        guard = protect(worker, slurm, admitted_causes)
         if name in pool_plan.named and isinstance(guard, Free):
             guard = None  # it may be taken back now: freeing it in each pass would never end
-        drain = decide_drain(worker, count, _mark(worker, memory))
+        drain = decide_drain(worker, admitted_causes, _mark(worker, memory))
         if isinstance(drain, Undrain) and slinky.shows_drain(worker.pod):
             drain = None  # programs that delete drained pods are to see its end first
-        ends = worker.slurm is not None and worker.slurm.by_fleet and not count
-        shown = (conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy, ends=ends))
+        is_ending = worker.slurm is not None and worker.slurm.by_fleet and not admitted_causes
+        shown = (conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy, ends=is_ending))
         yield from filter(None, [drain, guard, *shown])
         yield from orphans.restart(worker, slurm, memory.lost.get(name), now, policy)
         if pool_plan.unsure or name in pool_plan.named:
             continue
-        out = missing.setdefault(worker.pod.pool, set())
-        room = pool_plan.room(worker, len(out) - (name in out), policy)
-        if (going := leave(worker, slurm, count, room)) is not None:
-            yield going
-            if isinstance(going, Evict):
-                out.add(name)
-    for name, (node, why) in unmanned.items():
-        counted = admitted(node, why, limits)
+        pods_away = missing.setdefault(worker.pod.pool, set())
+        room = pool_plan.room(worker, len(pods_away) - (name in pods_away), policy)
+        if (departure := leave(worker, slurm, admitted_causes, room)) is not None:
+            yield departure
+            if isinstance(departure, Evict):
+                pods_away.add(name)
+    for name, (node, orphan_causes) in unmanned.items():
+        counted = admitted(node, orphan_causes, limits)
         yield from filter(None, [orphans.decide_orphan(node, slurm, counted, made=kubernetes.made(name))])
-    yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, known, limits)
+    yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, goals, limits)
     yield from pool_plan.actions
     yield from rollouts(snapshot.workers(), kubernetes)
-    if known is not None:
-        yield from remediation.cordons(known)
+    if goals is not None:
+        yield from remediation.cordons(goals)
         # Deadlines of remedies and times in the history wait for a trusted clock.
         if not snapshot.clocks:
-            yield from remediation.record_machines(known, kubernetes, slurm, now, policy, memory.refused)
+            yield from remediation.record_machines(goals, kubernetes, slurm, now, policy, memory.refused)
     yield from _places(snapshot, memory, now, policy)
 
 
@@ -348,22 +352,22 @@ def _on_nodes(
     kubernetes: KubernetesView,
     workers: Iterable[Worker],
     policy: Policy,
-    known: remediation.Goals | None,
+    goals: remediation.Goals | None,
     limits: Budget,
 ) -> Iterator[Action]:
     """Cordons and conditions of Nodes with workers, and the removal of conditions from Nodes without."""
-    on: dict[str, list[Worker]] = {}
+    workers_on: dict[str, list[Worker]] = {}
     for worker in workers:
-        on.setdefault(worker.pod.node, []).append(worker)
-    for name, here in on.items():
-        node, goal = kubernetes.nodes[name], known.of_node(name) if known else remediation.UP
+        workers_on.setdefault(worker.pod.node, []).append(worker)
+    for name, workers_there in workers_on.items():
+        node, goal = kubernetes.nodes[name], goals.of_node(name) if goals else remediation.UP
         # A goal that is unknown, or held back by a pause, lifts nothing.
         if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
-            yield from filter(None, [conditions.follow_cordon(node, here, policy, goal.text)])
-        yield from filter(None, [conditions.show_on_node(node, here, policy, kubernetes.whose)])
-    taken = {pod.node for pod in kubernetes.pods.values()}
+            yield from filter(None, [conditions.follow_cordon(node, workers_there, policy, goal.text)])
+        yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.whose)])
+    occupied = {pod.node for pod in kubernetes.pods.values()}
     for node in kubernetes.nodes.values():
-        shown = None if node.name in taken else conditions.hide_on_node(node, policy, kubernetes.whose)
+        shown = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.whose)
         if shown is not None and kubernetes.sees(node.name):
             yield shown
 
@@ -410,22 +414,22 @@ def _marks(
     kubernetes: KubernetesView,
     now: float,
     policy: Policy,
-    known: remediation.Goals | None,
+    goals: remediation.Goals | None,
     pool_plan: PoolsPlan,
 ) -> Mapping[str, Mark]:
     """Remember the marks for which a person's comment leaves no place in Slurm, as long as their causes last."""
-    found = {}
+    marks = {}
     for worker in workers:
         if worker.slurm is not None and not free(worker.slurm.comment):
             mark = worker.slurm.mark if worker.slurm.by_fleet else memory.marks.get(worker.name)
             if mark is not None and (
                 worker.node is None
                 or causes(worker, policy, now)
-                or remediation.goal_causes(worker, known, kubernetes)
+                or remediation.goal_causes(worker, goals, kubernetes)
                 or worker.name in pool_plan.causes
             ):
-                found[worker.name] = mark
-    return found
+                marks[worker.name] = mark
+    return marks
 
 
 def finish(
@@ -445,21 +449,21 @@ def finish(
     for notice in stands:
         by_key.setdefault((notice.about, notice.kind), []).append(notice)
     # Ended notices are remembered for the rest of their minute, since they may come and go as well.
-    kept = {
+    histories = {
         key: replace(before, texts=frozenset())
-        for key, before in memory.told.items()
+        for key, before in memory.reported.items()
         if key not in by_key and now - before.since < MINUTE_S
     }
     news: list[Notice] = []
     for key, current in by_key.items():
-        before = memory.told.get(key, NoticeHistory(since=now))
+        before = memory.reported.get(key, NoticeHistory(since=now))
         fresh = [notice for notice in current if notice.text not in before.texts]
         if fresh and now - before.since >= MINUTE_S:
             before = replace(before, since=now, times=0)
         if fresh and before.times >= NEWS:
-            kept[key] = before  # reported in a later minute, if it still holds
+            histories[key] = before  # reported in a later minute, if it still holds
             continue
         news += fresh
         texts = frozenset(notice.text for notice in current)
-        kept[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
-    return Decision(changes, stands, tuple(news), replace(after, told=kept), mistake)
+        histories[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
+    return Decision(changes, stands, tuple(news), replace(after, reported=histories), mistake)

@@ -34,9 +34,9 @@ def urgent_drains(
     for worker in workers:
         if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
             continue
-        found = node_causes.causes(worker, policy, now)
-        if found and found.keys() <= ON_FAST_PATH:
-            action = decide_drain(worker, found, worker.slurm.mark or marks.get(worker.name))
+        worker_causes = node_causes.causes(worker, policy, now)
+        if worker_causes and worker_causes.keys() <= ON_FAST_PATH:
+            action = decide_drain(worker, worker_causes, worker.slurm.mark or marks.get(worker.name))
             if isinstance(action, Drain):
                 yield action
 
@@ -58,16 +58,16 @@ def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None)
         if node.kinds - SETS_DOWN == kinds - SETS_DOWN and not down:
             return None
         return drain(node, causes, mark.times if mark else 1, kinds, down=down)
-    kinds, wanted = frozenset(causes), reasons.reason(causes)
+    kinds, reason = frozenset(causes), reasons.reason(causes)
     if node.drained or node.down:
         state = "drained" if node.drained else "down"
         return Notice(
-            node.name, "held", f"{state} by others ({node.reason or 'no reason'}) and stays so; also: {wanted}"
+            node.name, "held", f"{state} by others ({node.reason or 'no reason'}) and stays so; also: {reason}"
         )
     if mark is None or not kinds <= mark.kinds:
         return drain(node, causes, 1, kinds)
     if mark.times >= MOST_DRAINS_PER_CAUSE:
-        return Notice(node.name, "lifted", f"resumed by a person {mark.times} times: takes jobs in spite of {wanted}")
+        return Notice(node.name, "lifted", f"resumed by a person {mark.times} times: takes jobs in spite of {reason}")
     return drain(node, causes, mark.times + 1, mark.kinds)
 
 
@@ -160,11 +160,11 @@ def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
 
 def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
     """Return the pods that are being deleted or not ready, by pool."""
-    found: dict[str, set[str]] = {}
+    pods_by_pool: dict[str, set[str]] = {}
     for worker in workers:
         if worker.pod.deleting or not worker.pod.ready:
-            found.setdefault(worker.pod.pool, set()).add(worker.name)
-    return found
+            pods_by_pool.setdefault(worker.pod.pool, set()).add(worker.name)
+    return pods_by_pool
 
 
 def shared(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:

@@ -22,12 +22,12 @@ GIVEN_UP = "givenup"
 
 def pods_on(kubernetes: KubernetesView) -> Mapping[str, list[KubePod]]:
     """Return the release's pods by Node, the controller's Node first: without the controller nobody can submit."""
-    found: dict[str, list[KubePod]] = {}
+    pods_by_node: dict[str, list[KubePod]] = {}
     pods = [*kubernetes.others.values(), *kubernetes.pods.values()]
     for pod in sorted(pods, key=lambda pod: (pod.component != CONTROLLER, pod.name)):
         if pod.node in kubernetes.nodes and pod.component in RETURNING:
-            found.setdefault(pod.node, []).append(pod)
-    return found
+            pods_by_node.setdefault(pod.node, []).append(pod)
+    return pods_by_node
 
 
 def suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> list[KubeNode]:
@@ -42,21 +42,23 @@ def fence(
     kubernetes: KubernetesView, slurm: SlurmView | Unknown, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Iterator[Action]:
     """Decide about every dead machine. While Slurm is unknown, only about the one with Slurm's controller."""
-    on = pods_on(kubernetes)
-    many = _too_many(kubernetes, on, policy, now)
+    pods_by_node = pods_on(kubernetes)
+    many = _too_many(kubernetes, pods_by_node, policy, now)
     dead = suspects(kubernetes, policy, now)
     if dead and many:
         yield many
     for node in dead:
-        if isinstance(slurm, Unknown) and on[node.name][0].component != CONTROLLER:
+        if isinstance(slurm, Unknown) and pods_by_node[node.name][0].component != CONTROLLER:
             continue
-        lacking = _lacking(node, on[node.name], slurm, proofs.get(node.name), policy)
+        lacking = _lacking(node, pods_by_node[node.name], slurm, proofs.get(node.name), policy)
         if lacking or policy.fencing != "act":
-            yield _proposal(node, on[node.name], lacking, policy)
+            yield _proposal(node, pods_by_node[node.name], lacking, policy)
         elif node.fenced:
             yield Notice(node.name, GIVEN_UP, given_up_text(policy))
             yield from (
-                Delete(pod.name, pod.uid, node.name, node.version) for pod in on[node.name] if _may_delete(pod, slurm)
+                Delete(pod.name, pod.uid, node.name, node.version)
+                for pod in pods_by_node[node.name]
+                if _may_delete(pod, slurm)
             )
         elif not many and not _is_tainted(node):
             yield Fence(node.name, node.uid, node.version, f"not heard of for over {policy.dead_s:g} s")
@@ -104,13 +106,13 @@ def causes(
     kubernetes: KubernetesView, slurm: SlurmView, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Mapping[str, Mapping[str, str]]:
     """Return the drain causes of workers on given-up Nodes, proven again in each pass, since they end jobs."""
-    on = pods_on(kubernetes)
+    pods_by_node = pods_on(kubernetes)
     return {
         node.name: cause("dead", node.name)
         for node in suspects(kubernetes, policy, now)
         if node.fenced
         and policy.fencing == "act"
-        and not _lacking(node, on[node.name], slurm, proofs.get(node.name), policy)
+        and not _lacking(node, pods_by_node[node.name], slurm, proofs.get(node.name), policy)
     }
 
 

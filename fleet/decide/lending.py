@@ -63,70 +63,72 @@ class Allocation:
         for guest in kubernetes.guests or ():
             if guest.node:
                 self.on.setdefault(guest.node, []).append(guest)
-        self.taken: dict[str, list[Guest]] = {}
+        self.assigned: dict[str, list[Guest]] = {}
         # Namespaces of which not all guests were compared.
         self.short: set[str] = set()
 
     def assign(self, *, begin: bool) -> None:
         """Assign machines; `begin`: whether more machines may be lent than are already."""
         lender_of: dict[str, Lender] = {}
-        held: set[str] = set()
+        lent_names: set[str] = set()
         for lender in self.lenders:
-            held |= lender.before
+            lent_names |= lender.before
             more = [name for name in lender.names if begin and name not in lender.before and self._may_go(lender, name)]
             lender_of |= dict.fromkeys([*lender.before, *more], lender)
-        for name in sorted(held):
+        for name in sorted(lent_names):
             if guests := self._staying_guests(lender_of[name], name):
-                self.taken[name] = guests
+                self.assigned[name] = guests
         order = [name for name in lender_of if takes_new_pods(self.nodes[name], self.policy, self.now)]
-        order.sort(key=lambda name: self._rank(name, name in held))
-        self._assign_waiting(order, lender_of, held)
+        order.sort(key=lambda name: self._rank(name, name in lent_names))
+        self._assign_waiting(order, lender_of, lent_names)
 
-    def _assign_waiting(self, order: list[str], lender_of: Mapping[str, Lender], held: set[str]) -> None:
+    def _assign_waiting(self, order: list[str], lender_of: Mapping[str, Lender], lent_names: set[str]) -> None:
         room = {name: self._room(name) for name in order}
-        full = Counter(lender_of[name].pool.name for name in self.taken)
+        taken_in = Counter(lender_of[name].pool.name for name in self.assigned)
         # Machines that are given back in this pass still count.
-        closed = Counter(lender_of[name].pool.name for name in held | self.taken.keys())
+        occupied_in = Counter(lender_of[name].pool.name for name in lent_names | self.assigned.keys())
         waiting = self._waiting()
-        has = Counter(space for guests in self.taken.values() for space in {guest.namespace for guest in guests})
-        left = dict.fromkeys(waiting, WORK // max(1, len(waiting)))
+        machines_of = Counter(
+            space for guests in self.assigned.values() for space in {guest.namespace for guest in guests}
+        )
+        work_left = dict.fromkeys(waiting, WORK // max(1, len(waiting)))
         # Room only shrinks, so a guest of the same shape continues where the last one found a machine.
         start: dict[str, int] = {}
         while waiting:
-            space = min(waiting, key=lambda name: (has[name], waiting[name][-1].created, name))
+            space = min(waiting, key=lambda name: (machines_of[name], waiting[name][-1].created, name))
             guest = waiting[space].pop()
             if not waiting[space]:
                 del waiting[space]
-            at, placed = start.get(guest.shape, 0), False
-            while at < len(order) and left[space] > 0 and not placed:
-                left[space] -= guest.weight
-                name = order[at]
+            position, placed = start.get(guest.shape, 0), False
+            while position < len(order) and work_left[space] > 0 and not placed:
+                work_left[space] -= guest.weight
+                name = order[position]
                 pool, most = lender_of[name].pool.name, lender_of[name].most
-                may = name in self.taken or (full if name in held else closed)[pool] < most
-                if may and self._fits(guest, name, room[name]):
+                has_room = name in self.assigned or (taken_in if name in lent_names else occupied_in)[pool] < most
+                if has_room and self._fits(guest, name, room[name]):
                     room[name] = less(room[name], guest.requests)
-                    if name not in self.taken:
-                        full[pool] += 1
-                        closed[pool] += name not in held
-                        has[space] += 1
-                    self.taken.setdefault(name, []).append(guest)
+                    if name not in self.assigned:
+                        taken_in[pool] += 1
+                        occupied_in[pool] += name not in lent_names
+                        machines_of[space] += 1
+                    self.assigned.setdefault(name, []).append(guest)
                     placed = True
                 else:
-                    at += 1
-            start[guest.shape] = at
-            if not placed and at < len(order):
+                    position += 1
+            start[guest.shape] = position
+            if not placed and position < len(order):
                 self.short.add(space)
                 waiting.pop(space, None)
 
     def _waiting(self) -> dict[str, list[Guest]]:
         """Return the waiting guests by namespace, the oldest last."""
-        found: dict[str, list[Guest]] = {}
+        guests_of: dict[str, list[Guest]] = {}
         for guest in self.kubernetes.guests or ():
             if guest.waits and guest.class_ in self.classes:
-                found.setdefault(guest.namespace, []).append(guest)
-        for guests in found.values():
+                guests_of.setdefault(guest.namespace, []).append(guest)
+        for guests in guests_of.values():
             guests.sort(key=attrgetter("created", "name"), reverse=True)
-        return found
+        return guests_of
 
     def _staying_guests(self, lender: Lender, name: str) -> list[Guest]:
         """Return the guests on a lent machine.
@@ -141,11 +143,11 @@ class Allocation:
             return []
         return [guest for guest in self.on.get(self.nodes[name].name, ()) if guest.class_ in self.classes]
 
-    def _rank(self, name: str, held: bool) -> tuple[int, bool, str]:
+    def _rank(self, name: str, is_lent_already: bool) -> tuple[int, bool, str]:
         """Order the machines: empty ones, then idle ones, then busy ones; each with lent machines first."""
         worker, node = self.workers.get(name), self.slurm.nodes.get(name)
         busy = node is not None and (node.record.busy or bool(self.slurm.holding(name)))
-        return (0 if worker is None else 1 + busy), not held, name
+        return (0 if worker is None else 1 + busy), not is_lent_already, name
 
     def _may_go(self, lender: Lender, name: str) -> bool:
         """Return whether the pool's own healthy worker is free to lend: nobody holds, requests or reserves it."""
@@ -199,37 +201,37 @@ def plan_loans(
     policy: Policy,
 ) -> Mapping[str, Loans]:
     """Plan the loans of all pools together, so that a guest gets one machine only."""
-    found: dict[str, Loans] = {}
+    loans: dict[str, Loans] = {}
     lenders: list[Lender] = []
     for pool in pools:
         if (share := policy.lend.pools.get(pool.label)) is None:
             continue
-        names = kubernetes.wanted.get(pool.name, {})
+        names = kubernetes.desired_pods.get(pool.name, {})
         before = frozenset(name for name in names if (node := slurm.nodes.get(name)) and is_lent(node))
         if pool.selector is None:
             notice = Notice(pool.name, "lend", "lends no machine: only a pool of mode perNode does")
-            found[pool.name] = Loans(notices=(notice,))
+            loans[pool.name] = Loans(notices=(notice,))
         elif kubernetes.guests is None:
             # The demand is not known: lend nothing more, and take nothing back.
-            kept = dict.fromkeys(before, UNNAMED)
-            found[pool.name] = Loans(kept, {name: cause("lend", UNNAMED) for name in kept}, may=True)
+            lent_names = dict.fromkeys(before, UNNAMED)
+            loans[pool.name] = Loans(lent_names, {name: cause("lend", UNNAMED) for name in lent_names}, may=True)
         else:
             # The small addend makes 0.29 of 100 the wanted 29.
             lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9), _template_requests(pool)))
     if not lenders:
-        return found
+        return loans
     by_name = {worker.name: worker for worker in workers}
     allocation = Allocation(lenders, by_name, kubernetes, slurm, now, policy)
     allocation.assign(begin=policy.lend.notice_s < inf)
     for lender in lenders:
         unsure = bool(kubernetes.silent)
-        found[lender.pool.name] = _loans(lender, allocation.taken, by_name, now, policy, unsure=unsure)
+        loans[lender.pool.name] = _loans(lender, allocation.assigned, by_name, now, policy, unsure=unsure)
     if allocation.short:
         # Reported once, with the first pool.
         first = lenders[0].pool.name
         notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.short)]
-        found[first] = replace(found[first], notices=(*found[first].notices, *notices))
-    return found
+        loans[first] = replace(loans[first], notices=(*loans[first].notices, *notices))
+    return loans
 
 
 def unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
@@ -256,19 +258,19 @@ def _loans(
     *,
     unsure: bool,
 ) -> Loans:
-    to = {name: _few(taken[name]) for name in lender.names if name in taken}
-    causes = {name: _causes(workers[name], to[name], now, policy) for name in to if name in workers}
+    guests_at = {name: _few(taken[name]) for name in lender.names if name in taken}
+    causes = {name: _causes(workers[name], guests_at[name], now, policy) for name in guests_at if name in workers}
     # While a namespace is unknown, its guests may have the machine: it is not taken back, and ends no job.
-    kept = sorted(lender.before - to.keys()) if unsure else []
-    to |= dict.fromkeys(kept, UNNAMED)
-    causes |= {name: cause("lend", UNNAMED) for name in kept if name in workers}
+    lent_names = sorted(lender.before - guests_at.keys()) if unsure else []
+    guests_at |= dict.fromkeys(lent_names, UNNAMED)
+    causes |= {name: cause("lend", UNNAMED) for name in lent_names if name in workers}
     notices = [
         Notice(name, "lend", causes[name]["lend"])
         if name in causes
         else Notice(lender.names[name], "lend", f"is lent to {guests}")
-        for name, guests in sorted(to.items())
+        for name, guests in sorted(guests_at.items())
     ]
-    return Loans(to, causes, tuple(notices), may=True)
+    return Loans(guests_at, causes, tuple(notices), may=True)
 
 
 def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str, str]:

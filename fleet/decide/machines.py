@@ -47,7 +47,7 @@ class Host:
 
     node: KubeNode
     workers: Sequence[Worker] = ()
-    said: frozenset[str] = frozenset()  # GPUs that its pods report
+    reported_gpus: frozenset[str] = frozenset()  # GPUs that its pods report
     gpus: frozenset[str] = frozenset()  # those that are believed
     same: str = ""  # the Machine that it has been since its last boot
 
@@ -60,7 +60,7 @@ class Host:
         return [worker.slurm for worker in self.workers if worker.slurm is not None]
 
     @property
-    def known(self) -> bool:
+    def is_known_to_slurm(self) -> bool:
         """Return whether Slurm knows all of its workers."""
         return len(self.slurm) == len(self.workers)
 
@@ -99,22 +99,22 @@ def _reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
     return frozenset(_UUID.findall(" ".join(report.message for report in reports if report))[: crd.GPUS])
 
 
-def with_believed_gpus(machines: Mapping[str, MachineObject], found: Mapping[str, Host]) -> Mapping[str, Host]:
+def with_believed_gpus(machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]) -> Mapping[str, Host]:
     """Return the same hosts with the GPUs that are believed."""
     same = {(machine.status.node_uid, machine.status.boot): key for key, machine in machines.items() if _stays(machine)}
-    here = {where: same.get((host.node.uid, host.node.boot), "") for where, host in found.items()}
-    owned = {gpu: key for key in sorted(here.values()) if key for gpu in machines[key].status.gpus}
-    claims = Counter(gpu for host in found.values() for gpu in host.said)
+    machine_at = {where: same.get((host.node.uid, host.node.boot), "") for where, host in hosts_by_node.items()}
+    owned = {gpu: key for key in sorted(machine_at.values()) if key for gpu in machines[key].status.gpus}
+    claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
 
     def believed(where: str) -> frozenset[str]:
-        key, said = here[where], found[where].said
-        mine = frozenset(gpu for gpu in said if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1))
+        key, reported = machine_at[where], hosts_by_node[where].reported_gpus
+        mine = frozenset(gpu for gpu in reported if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1))
         had = machines[key].status.gpus if key else ()
         if not key or not had:
             return mine
         return frozenset((*had, *sorted(mine - set(had)))[: crd.GPUS]) if mine & set(had) else frozenset(had)
 
-    return {where: replace(host, gpus=believed(where), same=here[where]) for where, host in found.items()}
+    return {where: replace(host, gpus=believed(where), same=machine_at[where]) for where, host in hosts_by_node.items()}
 
 
 def _stays(machine: MachineObject) -> bool:
@@ -124,49 +124,49 @@ def _stays(machine: MachineObject) -> bool:
     return bool(status.node_uid and status.boot) and settled and not machine.deleting
 
 
-def match_machines(machines: Mapping[str, MachineObject], found: Mapping[str, Host]) -> Mapping[str, str]:
+def match_machines(machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]) -> Mapping[str, str]:
     """Return the Machine of each Node that has one. A Machine is at one Node; a second claim is not believed."""
     result: dict[str, str] = {}
     free = {key: machine.status for key, machine in sorted(machines.items()) if not machine.deleting}
     by_gpu, by_provider, by_node = _index(free)
-    here = {host.node.uid for host in found.values()}
+    node_uids = {host.node.uid for host in hosts_by_node.values()}
 
     def take(where: str, candidates: Iterable[str]) -> None:
         """Take the first candidate that is at no other Node."""
-        mine = found[where].node.uid
+        mine = hosts_by_node[where].node.uid
         for key in candidates if where not in result else ():
-            if key in free and (free[key].node_uid == mine or free[key].node_uid not in here):
+            if key in free and (free[key].node_uid == mine or free[key].node_uid not in node_uids):
                 result[where] = key
                 del free[key]
                 return
 
-    for where, host in found.items():
+    for where, host in hosts_by_node.items():
         take(where, [host.same] if host.same else ())
     # Of several Nodes that claim a machine, the Node that has it keeps it.
-    held = {status.node_uid for status in free.values()}
-    for where in sorted(found, key=lambda name: (found[name].node.uid not in held, name)):
-        shared = Counter(by_gpu[gpu] for gpu in found[where].gpus if gpu in by_gpu)
+    claimed_uids = {status.node_uid for status in free.values()}
+    for where in sorted(hosts_by_node, key=lambda name: (hosts_by_node[name].node.uid not in claimed_uids, name)):
+        shared = Counter(by_gpu[gpu] for gpu in hosts_by_node[where].gpus if gpu in by_gpu)
         take(where, sorted(shared, key=lambda key: (-shared[key], key)))
 
     def may_be(key: str, host: Host) -> bool:
         """Return whether the hardware may be the same: GPUs known on both sides must have one in common."""
         return not (machines[key].status.gpus and host.gpus)
 
-    for where, host in found.items():
+    for where, host in hosts_by_node.items():
         take(where, [key for key in by_node.get(host.node.uid, ()) if may_be(key, host)])
-    for where, host in found.items():
+    for where, host in hosts_by_node.items():
         take(where, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
-    for where, host in found.items():
+    for where, host in hosts_by_node.items():
         # Just created, or back: then its name tells.
         take(where, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
     return result
 
 
-def _index(kept: Mapping[str, MachineStatus]) -> tuple[dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
+def _index(statuses: Mapping[str, MachineStatus]) -> tuple[dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
     by_gpu: dict[str, str] = {}
     by_provider: dict[str, list[str]] = {}
     by_node: dict[str, list[str]] = {}
-    for key, status in kept.items():
+    for key, status in statuses.items():
         by_gpu.update(dict.fromkeys(status.gpus, key))
         if status.provider:
             by_provider.setdefault(status.provider, []).append(key)
@@ -177,28 +177,28 @@ def _index(kept: Mapping[str, MachineStatus]) -> tuple[dict[str, str], dict[str,
 
 def machine_name(host: Host) -> str:
     """Name a Machine after its hardware: the same for every fleet and every attempt."""
-    known = " ".join(sorted(host.gpus)) or host.provider or host.node.uid
-    return f"{host.node.name[:200]}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+    identity = " ".join(sorted(host.gpus)) or host.provider or host.node.uid
+    return f"{host.node.name[:200]}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 
 def missing_machines(
-    machines: Mapping[str, MachineObject], found: Mapping[str, Host], at: Mapping[str, str]
+    machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host], at: Mapping[str, str]
 ) -> Iterator[Make | Notice]:
     """Create a Machine for each Node that has a worker and no Machine, and report GPUs that are not believed."""
-    known = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
-    claims = Counter(gpu for host in found.values() for gpu in host.said)
-    for where, host in found.items():
-        strange = host.said - set(machines[at[where]].status.gpus if where in at else ())
-        if others := sorted({known[gpu] for gpu in strange if gpu in known}):
+    machine_of_gpu = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
+    claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
+    for where, host in hosts_by_node.items():
+        strange = host.reported_gpus - set(machines[at[where]].status.gpus if where in at else ())
+        if others := sorted({machine_of_gpu[gpu] for gpu in strange if gpu in machine_of_gpu}):
             text = f"reports GPUs of {others[0]}, which is elsewhere: not believed"
             yield Notice(where, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
             yield Notice(where, "twice", "reports GPUs that another Node reports too: neither is believed")
-        elif host.same and host.said and not host.said & host.gpus:
+        elif host.same and host.reported_gpus and not host.reported_gpus & host.gpus:
             yield Notice(where, "twice", f"reports other GPUs than {host.same} had since its last boot: not believed")
         if where in at or not host.workers:
             continue
-        if not any(gpu in known for gpu in host.said) and machine_name(host) not in machines:
+        if not any(gpu in machine_of_gpu for gpu in host.reported_gpus) and machine_name(host) not in machines:
             yield Make(machine_name(host), where)
 
 
@@ -229,7 +229,7 @@ def updated_status(
         after = add(after, now, "verdict", verdict.text)
     if verdict is not None:
         after = replace(after, verdict=verdict.text, ill=True)
-    elif host.known and host.workers and before.ill and not stands:
+    elif host.is_known_to_slurm and host.workers and before.ill and not stands:
         after = add(replace(after, ill=False), now, "well", "")
     if machine.goal == "up" and any(entry.what in ("verdict", "reboot", "failed") for entry in since_forgiven(after)):
         after = add(after, now, "forgiven", machine.reason)
@@ -243,7 +243,7 @@ def check_name(text: str) -> str:
 def host_state(host: Host) -> str:
     if not host.workers:
         return "GivenUp" if host.node.fenced else "NoWorker"
-    if not host.known:
+    if not host.is_known_to_slurm:
         return "Unregistered"
     return max((condition(node).reason for node in host.slurm), key=WORST.index)
 

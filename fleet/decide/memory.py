@@ -49,7 +49,7 @@ class PlaceHistory:
 @dataclass(frozen=True, slots=True)
 class FleetMemory:
     # Notices by subject and kind: the same text is reported once.
-    told: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)
+    reported: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)
     # Since when a node of Slurm has no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, LostPod] = field(default_factory=dict)
@@ -69,21 +69,21 @@ class FleetMemory:
         """Remember the outcome of a pass. `refused`: the changes that failed, and why."""
         tried = tuple(changes)
         keys = {action_key(change) for change in tried}
-        found = {key: refusal for key, refusal in self.refused.items() if key not in keys}
+        refusals = {key: refusal for key, refusal in self.refused.items() if key not in keys}
         for key, text in refused.items():
             times = self.refused[key].times if key in self.refused else 0
-            found[key] = RefusedChange(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
-        return replace(self, refused=found, paces=self._paces(tried, refused))
+            refusals[key] = RefusedChange(times + 1, text, now + min(LONGEST_S, 2.0 ** min(times, 10)))
+        return replace(self, refused=refusals, paces=self._paces(tried, refused))
 
     def _paces(self, tried: Iterable[Change], refused: Mapping[Key, str]) -> Mapping[str, int]:
         """After a refusal create one pod at a time, since a quota refuses the next too; double after each success."""
-        found = dict(self.paces)
+        paces = dict(self.paces)
         created = [change for change in tried if isinstance(change, CreatePod)]
         for name in {change.pool.name for change in created}:
             if any(change.pool.name == name and action_key(change) in refused for change in created):
-                found[name] = 1
-            elif name in found and found[name] < FASTEST:
-                found[name] *= 2
+                paces[name] = 1
+            elif name in paces and paces[name] < FASTEST:
+                paces[name] *= 2
             else:
-                found.pop(name, None)
-        return found
+                paces.pop(name, None)
+        return paces

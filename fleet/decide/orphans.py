@@ -43,20 +43,20 @@ def causes(absent: float, policy: Policy) -> Mapping[str, str]:
     return cause("gone") if absent >= policy.gone_s else {}
 
 
-def decide_orphan(node: SlurmNode, slurm: SlurmView, found: Mapping[str, str], *, made: bool | None) -> Action | None:
+def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str], *, made: bool | None) -> Action | None:
     """Drain an orphan, set it down, or remove it. `found`: the causes that count.
 
     Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
     """
     if made is False and removable(node) and is_unclaimed(node, slurm):
         return Remove(node.name, node.precondition)
-    if not found:
+    if not counted:
         return None
     if node.by_fleet:
         if node.down or node.record.responds:
             return None
-        return drain(node, found, node.mark.times if node.mark else 1, frozenset(found), down=True)
-    return None if node.drained or node.down else drain(node, found, 1, frozenset(found))
+        return drain(node, counted, node.mark.times if node.mark else 1, frozenset(counted), down=True)
+    return None if node.drained or node.down else drain(node, counted, 1, frozenset(counted))
 
 
 def removable(node: SlurmNode) -> bool:
@@ -81,22 +81,24 @@ def lost_causes(
     worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
 ) -> Mapping[str, str]:
     """Why the pod is replaced. The time of the restart is on the pod, so another leader continues from there."""
-    asked = _asked_at(worker.pod)
-    if not _is_unknown(worker, slurm) or asked is None or not _is_due(lost, now, policy):
+    requested_at = _asked_at(worker.pod)
+    if not _is_unknown(worker, slurm) or requested_at is None or not _is_due(lost, now, policy):
         return {}
-    if 0 <= now - asked < _patience_s(lost, policy):  # a time in the future comes from a wrong clock and is ignored
+    if (
+        0 <= now - requested_at < _patience_s(lost, policy)
+    ):  # a time in the future comes from a wrong clock and is ignored
         return {}
     again = f" (replaced before: {lost.times})" if lost and lost.times else ""
     return cause("lost", again)
 
 
 def restart(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Iterator[Action]:
-    pod, asked = worker.pod, _asked_at(worker.pod)
+    pod, requested_at = worker.pod, _asked_at(worker.pod)
     if pod.deleting:
         return
-    if worker.slurm is not None and asked is not None:
+    if worker.slurm is not None and requested_at is not None:
         yield RestartSlurmd(pod.name, pod.uid, pod.version, None, worker.slurm.precondition)
-    elif _is_unknown(worker, slurm) and asked is not None:
+    elif _is_unknown(worker, slurm) and requested_at is not None:
         yield Notice(pod.name, "lost", "Slurm does not know it: its slurmd restarts, or else its pod goes")
     elif _is_unknown(worker, slurm) and _is_due(lost, now, policy):
         yield RestartSlurmd(pod.name, pod.uid, pod.version, str(int(now)), None)
@@ -127,13 +129,13 @@ def remembered(
     if isinstance(snapshot.slurm, Unknown):
         return before
     replaced = {change.pod for change in changes if isinstance(change, Evict) and change.was is None}
-    found = {}
+    lost_pods = {}
     for worker in snapshot.workers():
         if not _is_unknown(worker, snapshot.slurm):
             continue
         lost = before.get(worker.name)
         if worker.name in replaced:
-            found[worker.name] = LostPod(now, lost.times + 1 if lost else 1)
+            lost_pods[worker.name] = LostPod(now, lost.times + 1 if lost else 1)
         elif lost is not None or worker.pod.ready:
-            found[worker.name] = lost or LostPod(now)
-    return found
+            lost_pods[worker.name] = lost or LostPod(now)
+    return lost_pods

@@ -37,22 +37,22 @@ def counted(
     before: Iterable[EndedPod], wanted: Callable[[str], bool], pods: Mapping[str, KubePod], now: float
 ) -> tuple[EndedPod, ...]:
     """Update the counts. `wanted`: whether a pod of that name should exist, or may when a job asks."""
-    kept = {pod.name: pod for pod in before if wanted(pod.name) and not _is_past(pod, pods.get(pod.name), now)}
+    entries = {pod.name: pod for pod in before if wanted(pod.name) and not _is_past(pod, pods.get(pod.name), now)}
 
     def is_new(name: str, pod: KubePod) -> bool:
-        return bool(pod.ended) and wanted(name) and (kept[name].uid if name in kept else "") != pod.uid
+        return bool(pod.ended) and wanted(name) and (entries[name].uid if name in entries else "") != pod.uid
 
     new = [pod for name, pod in pods.items() if is_new(name, pod)]
     # The number of counts is bounded: names whose pod is ready again make room.
-    ready = sorted((entry.since, name) for name, entry in kept.items() if name in pods and pods[name].ready)
+    ready = sorted((entry.since, name) for name, entry in entries.items() if name in pods and pods[name].ready)
     for pod in sorted(new, key=lambda pod: pod.name):
-        if pod.name not in kept and len(kept) >= crd_pools.ENDED:
+        if pod.name not in entries and len(entries) >= crd_pools.ENDED:
             if not ready:
                 break
-            del kept[ready.pop(0)[1]]
-        times = kept[pod.name].times if pod.name in kept else 0
-        kept[pod.name] = EndedPod(pod.name, pod.uid, times + 1, int(now), plain(pod.ended))
-    return tuple(kept[name] for name in sorted(kept))
+            del entries[ready.pop(0)[1]]
+        times = entries[pod.name].times if pod.name in entries else 0
+        entries[pod.name] = EndedPod(pod.name, pod.uid, times + 1, int(now), plain(pod.ended))
+    return tuple(entries[name] for name in sorted(entries))
 
 
 def _is_past(entry: EndedPod, pod: KubePod | None, now: float) -> bool:
@@ -64,21 +64,21 @@ def replace_ended(
     noted: Iterable[EndedPod], wanted: Callable[[str], bool], workers: Iterable[Worker], slurm: SlurmView, now: float
 ) -> Iterator[Evict | Notice]:
     """Evict ended pods once their end is in the pool's status (`noted`) and their pause is over."""
-    known = {entry.uid: entry for entry in noted}
+    entry_of = {entry.uid: entry for entry in noted}
     for worker in workers:
         pod = worker.pod
-        if not pod.ended or (wanted(pod.name) and pod.uid not in known):
+        if not pod.ended or (wanted(pod.name) and pod.uid not in entry_of):
             continue
-        times = known[pod.uid].times if wanted(pod.name) else 1
-        why, due = plain(pod.ended), not wanted(pod.name) or now >= known[pod.uid].since + pause(times)
+        times = entry_of[pod.uid].times if wanted(pod.name) else 1
+        reason, due = plain(pod.ended), not wanted(pod.name) or now >= entry_of[pod.uid].since + pause(times)
         if not _is_idle(worker, slurm):
             stays = "stays until Slurm does not hear its slurmd either, and has no job there"
-            yield Notice(pod.name, "ended", f"has ended ({why}), and {stays}")
+            yield Notice(pod.name, "ended", f"has ended ({reason}), and {stays}")
         elif due:
             node = worker.slurm
-            yield Evict(pod.name, pod.uid, pod.version, why, node.precondition if node else None)
+            yield Evict(pod.name, pod.uid, pod.version, reason, node.precondition if node else None)
         else:
-            yield Notice(pod.name, "ended", f"has ended {times} times ({why}): made anew after {pause(times):g} s")
+            yield Notice(pod.name, "ended", f"has ended {times} times ({reason}): made anew after {pause(times):g} s")
 
 
 def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
@@ -144,35 +144,35 @@ def pools(
     spare: set[str] = set()
     named: set[str] = set()
     # By name: a write of its status moves a pool in the order of the watch.
-    known = [pool for _, pool in sorted((kubernetes.pools or {}).items()) if not pool.deleting]
+    live_pools = [pool for _, pool in sorted((kubernetes.pools or {}).items()) if not pool.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
-    working = [pool for pool in known if pool.name not in sets and pool.name not in refused]
+    working = [pool for pool in live_pools if pool.name not in sets and pool.name not in refused]
     plans, fed = plan_elastic(working, workers, kubernetes, slurm, fed, now)
     loans = lending.plan_loans(working, workers, kubernetes, slurm, now, policy)
-    actions += lending.unknown_lenders({pool.label for pool in known}, policy)
-    for pool in known:
+    actions += lending.unknown_lenders({pool.label for pool in live_pools}, policy)
+    for pool in live_pools:
         if pool.mistake:
             actions.append(
                 Notice(pool.name, "pool", f"{pool.mistake}: its last good spec holds until that is corrected")
             )
-        if why := refused.get(pool.name):
+        if refusal := refused.get(pool.name):
             view = PoolView(pool, kubernetes, workers, now, policy)
-            actions += [Notice(pool.name, "pool", why), *view.note(why)]
+            actions += [Notice(pool.name, "pool", refusal), *view.note(refusal)]
             continue
         if pool.name in sets:
             actions.append(Notice(pool.name, "pool", f"{UNTOUCHED}: a StatefulSet of its name makes them"))
             continue
-        plan, given = plans.get(pool.name), loans.get(pool.name, lending.NONE)
-        view = PoolView(pool, kubernetes, workers, now, policy, plan, given)
+        plan, loan = plans.get(pool.name), loans.get(pool.name, lending.NONE)
+        view = PoolView(pool, kubernetes, workers, now, policy, plan, loan)
         causes |= turns(pool, view.in_turn(), len(view.away | view.not_back), slurm, now, policy)
         if plan is not None:
-            causes |= {name: {"surplus": why} for name, why in plan.going.items()}
+            causes |= {name: {"surplus": refusal} for name, refusal in plan.going.items()}
             spare |= plan.going.keys()
             named |= plan.going.keys() if slurm.claims is None else set()
             actions += plan.notices
-        causes |= given.causes
-        spare |= given.to.keys()
-        actions += given.notices
+        causes |= loan.causes
+        spare |= loan.to.keys()
+        actions += loan.notices
         most[pool.label], missing[pool.label] = pool.most, view.missing
         actions += [*view.never_placed(slurm), *view.ended(slurm), *view.to_come()]
         if not_made := view.not_made(failed or {}):
@@ -193,17 +193,17 @@ def refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
     refused: dict[str, str] = {}
     elastic: list[WorkerPool] = []
     for pool in sorted((kubernetes.pools or {}).values(), key=lambda pool: (pool.created, pool.uid)):
-        wanted = kubernetes.wanted.get(pool.name, {})
+        pod_names = kubernetes.desired_pods.get(pool.name, {})
         if pool.label in labels:
             refused[pool.name] = f"{UNTOUCHED}: {labels[pool.label]}, older, has its label {pool.label}"
-        elif both := next((name for name in wanted if name in names), "") or next(filter(pool.may_have, names), ""):
+        elif both := next((name for name in pod_names if name in names), "") or next(filter(pool.may_have, names), ""):
             refused[pool.name] = f"{UNTOUCHED}: {names[both]}, older, has {both} too"
-        elif other := next((older for older in elastic if any(map(older.may_have, wanted))), None):
+        elif other := next((older for older in elastic if any(map(older.may_have, pod_names))), None):
             refused[pool.name] = f"{UNTOUCHED}: {other.name}, older, may have one of their names"
         else:
             elastic += [pool] if pool.elastic else []
             labels[pool.label] = pool.name
-            names |= dict.fromkeys(wanted, pool.name)
+            names |= dict.fromkeys(pod_names, pool.name)
     return refused
 
 
@@ -218,13 +218,13 @@ class PoolView:
         now: float,
         policy: Policy,
         plan: ElasticPlan | None = None,
-        given: lending.Loans = lending.NONE,
+        loans: lending.Loans = lending.NONE,
     ) -> None:
         self.pool, self.kubernetes, self.now, self.policy = pool, kubernetes, now, policy
-        self.plan, self.given = plan, given
-        self.names = plan.names if plan else kubernetes.wanted.get(pool.name, {})
+        self.plan, self.loans = plan, loans
+        self.names = plan.names if plan else kubernetes.desired_pods.get(pool.name, {})
         self.workers = {worker.name: worker for worker in workers if worker.pod.owner == pool.uid}
-        self.absent = [name for name in self.names if name not in given.to and self._is_absent(name)]
+        self.absent = [name for name in self.names if name not in loans.to and self._is_absent(name)]
         self.ownerless = [pod for pod in kubernetes.pods.values() if self._may_adopt(pod)]
         self.missing = frozenset(name for name in self.absent if self._is_open(self.names[name]))
         # Also pods with its label that it has not adopted yet; without lent ones, which nobody misses.
@@ -232,7 +232,7 @@ class PoolView:
         own = [
             worker
             for worker in workers
-            if worker.pod.owner not in others and self._is_own(worker.pod) and worker.name not in given.to
+            if worker.pod.owner not in others and self._is_own(worker.pod) and worker.name not in loans.to
         ]
         unwell = {worker.name for worker in own if worker.pod.deleting or not worker.pod.ready}
         self.away = self.missing | unwell
@@ -260,7 +260,7 @@ class PoolView:
 
     def _stale(self, worker: Worker) -> Stale | None:
         pod, pool = worker.pod, self.pool
-        if pod.ended or pod.name in self.given.to:
+        if pod.ended or pod.name in self.loans.to:
             return None  # it goes for that
         if pod.name in self.names:
             if not self._is_old(pod) or (worker.node and not takes_new_pods(worker.node, self.policy, self.now)):
@@ -333,7 +333,7 @@ class PoolView:
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         not_ready = "; ".join([f"not ready: {_few(unwell)}", *causes[:1]])
         status = PoolStatus(
-            wanted=self.plan.wanted if self.plan else len(self.names.keys() - self.given.to.keys()),
+            wanted=self.plan.wanted if self.plan else len(self.names.keys() - self.loans.to.keys()),
             replicas=len(present),
             ready=sum(pod.ready for pod in present),
             updated=sum(not self._is_old(pod) for pod in present),
@@ -362,8 +362,8 @@ class PoolView:
             yield from (condition for condition in self.pool.status.conditions if condition.type == "Fits")
 
     def _whole(self) -> Iterator[PoolCondition]:
-        if self.given.may:
-            yield self._condition("Whole", not self.given.to, "Whole", "Lends", self.given.text)
+        if self.loans.may:
+            yield self._condition("Whole", not self.loans.to, "Whole", "Lends", self.loans.text)
 
     def _outdated(self) -> str:
         surplus = sum(name not in self.names for name in self.workers)
@@ -377,9 +377,11 @@ class PoolView:
 
     def _condition(self, type_: str, yes: bool, good: str, bad: str, message: str) -> PoolCondition:
         """Build a condition; the time of the last transition changes with the status alone."""
-        wanted = PoolCondition(type_, str(yes), good if yes else bad, "" if yes else message[: crd_pools.SAID])
+        new_condition = PoolCondition(type_, str(yes), good if yes else bad, "" if yes else message[: crd_pools.SAID])
         before = next((condition for condition in self.pool.status.conditions if condition.type == type_), None)
-        return replace(wanted, since=before.since if before and before.status == wanted.status else int(self.now))
+        return replace(
+            new_condition, since=before.since if before and before.status == new_condition.status else int(self.now)
+        )
 
 
 def _few(names: list[str]) -> str:

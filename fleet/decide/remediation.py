@@ -115,17 +115,17 @@ class RemedyTurn:
     def _is_idle(self) -> bool | None:
         """Return whether nothing runs there; None: no evidence against it, but not known."""
         nodes = self.host.slurm
-        if not self.host.node.cordoned or not self.host.known:
+        if not self.host.node.cordoned or not self.host.is_known_to_slurm:
             return False
-        held = [self.slurm.holding(node.name) for node in nodes]
-        if any(held) or not all(node.drained and not node.record.busy for node in nodes):
+        jobs_of_nodes = [self.slurm.holding(node.name) for node in nodes]
+        if any(jobs_of_nodes) or not all(node.drained and not node.record.busy for node in nodes):
             return False
-        return True if self.kubernetes.sees(self.host.node.name) and None not in held else None
+        return True if self.kubernetes.sees(self.host.node.name) and None not in jobs_of_nodes else None
 
-    def _perform(self, status: MachineStatus, begun: Remedy, mark: str) -> Step:
-        done = replace(status, remedy=replace(begun, done=True))
+    def _perform(self, status: MachineStatus, remedy: Remedy, mark: str) -> Step:
+        done = replace(status, remedy=replace(remedy, done=True))
         treatment = self._treatment()
-        if treatment is None or mark == self._mark(begun) or self._has_booted(begun):
+        if treatment is None or mark == self._mark(remedy) or self._has_booted(remedy):
             return done, None, "is told"
         idle = self._is_idle()
         if idle is None:
@@ -134,13 +134,13 @@ class RemedyTurn:
             # A person has resumed it since: the next attempt gets another number.
             return add(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
         node = self.host.node
-        name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{begun.number}"
+        name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{remedy.number}"
         if treatment.webhook is not None:
             pool = " ".join(sorted({worker.pod.pool for worker in self.host.workers}))
             fields = (name, node.name, self.machine, self.goal, self.why, treatment.webhook, pool)
-            return status, CallHook(*fields, self._mark(begun), done), "is told"
+            return status, CallHook(*fields, self._mark(remedy), done), "is told"
         if treatment.job is None:
-            annotations = {**treatment.annotate, MARK: self._mark(begun), WHY: self.why}
+            annotations = {**treatment.annotate, MARK: self._mark(remedy), WHY: self.why}
             return status, Annotate(node.name, node.uid, node.version, tuple(annotations.items())), "is told"
         job = StartJob(name, node.name, self.machine, self.goal, self.why, treatment.job, treatment.on_node, done)
         return status, job, "is told"
@@ -168,12 +168,12 @@ class RemedyTurn:
     def _proof(self, status: MachineStatus) -> DeepResult:
         """Return the deep check after the boot. A pod that cannot be read counts as one that has not reported."""
         result = host_deep_result(self.host, status)
-        known = result.passed is False or self.kubernetes.sees(self.host.node.name)
-        return result if known else DeepResult(None, "a pod there cannot be read")
+        is_readable = result.passed is False or self.kubernetes.sees(self.host.node.name)
+        return result if is_readable else DeepResult(None, "a pod there cannot be read")
 
     def _is_well(self) -> bool:
         host = self.host
-        if silent_for(host.node, self.now) >= 0 or not host.known or host.verdict() is not None:
+        if silent_for(host.node, self.now) >= 0 or not host.is_known_to_slurm or host.verdict() is not None:
             return False
         ready = all(worker.pod.ready and not worker.pod.deleting for worker in host.workers)
         return ready and all(node.record.responds and not node.down for node in host.slurm)
@@ -243,15 +243,15 @@ class Goals:
 
     hosts: Mapping[str, Host]  # by Node
     at: Mapping[str, str]  # the machine of a Node
-    wanted: Mapping[str, Goal]
+    active: Mapping[str, Goal]
     proposed: Mapping[str, Goal]
     common: frozenset[str]  # verdicts against many machines at once
     deep: bool = False  # whether a deep check must prove that a remedy has helped
     bare: frozenset[str] = frozenset()  # Nodes that wait for a deep check and have no worker for it
-    kept: Mapping[str, MachineStatus] = field(default_factory=dict)  # the stored status of each Node's machine
+    statuses: Mapping[str, MachineStatus] = field(default_factory=dict)  # the stored status of each Node's machine
 
     def of_node(self, name: str) -> Goal:
-        return self.wanted.get(self.at.get(name, ""), UP)
+        return self.active.get(self.at.get(name, ""), UP)
 
 
 def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals | None:
@@ -263,18 +263,18 @@ def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals |
     host_at = with_believed_gpus(machines, hosts(kubernetes, list(snapshot.workers())))
     at = match_machines(machines, host_at)
     host_of = {machine: host_at[where] for where, machine in at.items()}
-    kept = {where: machines[name].status for where, name in at.items()}
-    common = _common_verdicts(host_at, kept, policy)
-    wanted: dict[str, Goal] = {}
+    statuses = {where: machines[name].status for where, name in at.items()}
+    common = _common_verdicts(host_at, statuses, policy)
+    active: dict[str, Goal] = {}
     proposed: dict[str, Goal] = {}
     for name, machine in machines.items():
         goal = _by_person(machine) or _by_policy(machine.status, host_of.get(name), now, policy.machines, common)
-        (wanted if goal.person or policy.machines.mode == "act" else proposed)[name] = goal
+        (active if goal.person or policy.machines.mode == "act" else proposed)[name] = goal
     if policy.machines.proof != "deep":
-        return Goals(host_at, at, wanted, proposed, common)
-    back = (where for where, status in kept.items() if _is_back(status, host_at[where]))
+        return Goals(host_at, at, active, proposed, common)
+    back = (where for where, status in statuses.items() if _is_back(status, host_at[where]))
     bare = frozenset(where for where in back if not host_at[where].workers and kubernetes.sees(where))
-    return Goals(host_at, at, wanted, proposed, common, True, bare, kept)
+    return Goals(host_at, at, active, proposed, common, True, bare, statuses)
 
 
 def _is_rebooting(status: MachineStatus) -> bool:
@@ -323,13 +323,15 @@ def _after_failed_proof(text: str, tries: int, rules: Machines, common: frozense
     return Goal("reboot", text, prove=True)
 
 
-def _common_verdicts(host_at: Mapping[str, Host], kept: Mapping[str, MachineStatus], policy: Policy) -> frozenset[str]:
+def _common_verdicts(
+    host_at: Mapping[str, Host], statuses: Mapping[str, MachineStatus], policy: Policy
+) -> frozenset[str]:
     """Return the checks, each at one commit, that condemn many machines: then the commit is more likely at fault."""
     with_workers = {where: host for where, host in host_at.items() if host.workers}
     deeply = policy.machines.proof == "deep"
 
     def against(where: str, host: Host) -> DrainVerdict | None:
-        return host.verdict() or (evidence(disproved(kept[where], host)) if deeply and where in kept else None)
+        return host.verdict() or (evidence(disproved(statuses[where], host)) if deeply and where in statuses else None)
 
     counted = Counter(verdict.key for where, host in with_workers.items() if (verdict := against(where, host)))
     most = max(1, int(len(with_workers) * policy.share))
@@ -357,7 +359,7 @@ def _unproven(worker: Worker, goals: Goals) -> Mapping[str, str]:
     node, machine = worker.slurm, worker.node
     if not goals.deep or node is None or machine is None or "proof" not in node.kinds:
         return {}
-    status = goals.kept.get(machine.name)
+    status = goals.statuses.get(machine.name)
     stayed = status is not None and _came_at(status) <= node.since
     if node.kinds & {"goal", "machine"} and stayed and not 0 < node.since < worker.pod.created:
         return {}
@@ -407,7 +409,7 @@ def record_machines(
         where = node_of.get(name, machine.status.node)
         if machine.deleting or f"Node/{where}" in kubernetes.unread:
             continue
-        goal, proposal = goals.wanted.get(name, UP), goals.proposed.get(name, UP)
+        goal, proposal = goals.active.get(name, UP), goals.proposed.get(name, UP)
         host = goals.hosts[where] if name in node_of else None
         stands = rules.proof == "deep" and bool(disproved(machine.status, host))
         after, act, text = updated_status(machine, host, now, rules.window_s, stands=stands), None, "is nowhere"
@@ -415,7 +417,11 @@ def record_machines(
             turn = RemedyTurn(machine, host, goal.goal, goal.why, room > 0, kubernetes, slurm, now, rules)
             after, act, text = turn.step(after)
         if goal.up:
-            owed = (why for worker in (host.workers if host else ()) for why in _unproven(worker, goals).values())
+            owed = (
+                explanation
+                for worker in (host.workers if host else ())
+                for explanation in _unproven(worker, goals).values()
+            )
             text = "" if goal.person else next(owed, "")
         room -= machine.status.remedy is None and after.remedy is not None
         refused = failed.get(action_key(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
@@ -423,8 +429,8 @@ def record_machines(
             text = f"could not be asked for: {line(refused.text, len(refused.text))[-SHOWN:]}"
         is_proposal = goal.up and not proposal.up
         reason = goal.why[: crd.TEXT - len(text) - 2]
-        why = f"would be {proposal.text}" if is_proposal else "; ".join(filter(None, (reason, text)))
-        after = replace(after, goal=goal.goal, why=line(why))
+        explanation = f"would be {proposal.text}" if is_proposal else "; ".join(filter(None, (reason, text)))
+        after = replace(after, goal=goal.goal, why=line(explanation))
         if after.why:
             yield Notice(where or name, "propose" if is_proposal else "goal", f"{name}: {goal.goal}: {after.why}")
         if isinstance(act, StartJob | CallHook):

@@ -48,19 +48,24 @@ def turns(
 
     `away`: how many pods of the pool are away already.
     """
-    found: dict[str, Mapping[str, str]] = {}
+    causes_by_pod: dict[str, Mapping[str, str]] = {}
     if not pool.most:
-        return found
+        return causes_by_pod
     used, waiting = away, 0
-    known = [each for each in stale if _is_known(each.worker, slurm, now, policy)]
+    judged = [candidate for candidate in stale if _is_known(candidate.worker, slurm, now, policy)]
     # A pod that is drained for this cause keeps its place before one that is drained for another.
-    for each in sorted(
-        known, key=lambda each: (turn_state(each.worker, slurm), not _is_drained_for(each), each.worker.name)
+    for candidate in sorted(
+        judged,
+        key=lambda candidate: (
+            turn_state(candidate.worker, slurm),
+            not _is_drained_for(candidate),
+            candidate.worker.name,
+        ),
     ):
-        node, causes = each.worker.slurm, {each.kind: each.why}
-        state = turn_state(each.worker, slurm)
-        if node is not None and is_held_by_others(node, each.kind):
-            found[each.worker.name] = causes
+        node, causes = candidate.worker.slurm, {candidate.kind: candidate.why}
+        state = turn_state(candidate.worker, slurm)
+        if node is not None and is_held_by_others(node, candidate.kind):
+            causes_by_pod[candidate.worker.name] = causes
             continue
         match state:
             case TurnState.HELD | TurnState.IDLE:
@@ -73,23 +78,23 @@ def turns(
                 if waiting + (used if pool.within_s == 0 else 0) >= pool.most:
                     continue
                 waiting += 1
-        if state is not TurnState.AWAY and used < pool.most and _is_past_deadline(each, pool, now):
+        if state is not TurnState.AWAY and used < pool.most and _is_past_deadline(candidate, pool, now):
             used += 1
             causes |= cause("deadline", pool.within_s)
-        found[each.worker.name] = causes
-    return found
+        causes_by_pod[candidate.worker.name] = causes
+    return causes_by_pod
 
 
 def turn_state(worker: Worker, slurm: SlurmView) -> TurnState:
     if worker.pod.deleting or worker.slurm is None:
         return TurnState.AWAY
-    held = is_to_go(worker.slurm)
+    is_leaving = is_to_go(worker.slurm)
     # Jobs run on whether or not the pod is ready.
     if worker.slurm.record.busy or slurm.holding(worker.name):
-        return TurnState.WAITS if held else TurnState.BUSY
+        return TurnState.WAITS if is_leaving else TurnState.BUSY
     if not worker.pod.ready:
         return TurnState.AWAY
-    return TurnState.HELD if held else TurnState.IDLE
+    return TurnState.HELD if is_leaving else TurnState.IDLE
 
 
 def is_to_go(node: SlurmNode) -> bool:
@@ -133,12 +138,12 @@ def rollouts(workers: Iterable[Worker], kubernetes: KubernetesView) -> Iterator[
         name, _, number = worker.name.rpartition("-")
         if number.isascii() and number.isdigit():
             by_set.setdefault(name, []).append(worker)
-    for name, known in sorted((kubernetes.sets or {}).items()):
+    for name, stateful_set in sorted((kubernetes.sets or {}).items()):
         pods = sorted(by_set.get(name, ()), key=lambda worker: -int(worker.name.rpartition("-")[2]))
-        old = [worker for worker in pods if worker.pod.revision not in ("", known.revision)]
-        if not known.revision or not old:
+        old = [worker for worker in pods if worker.pod.revision not in ("", stateful_set.revision)]
+        if not stateful_set.revision or not old:
             continue
-        far = f"rolls: {len(pods) - len(old)} of {known.replicas} pods have the new template"
+        far = f"rolls: {len(pods) - len(old)} of {stateful_set.replicas} pods have the new template"
         yield Notice(name, "roll", f"{far}; {_waits_for(pods, old[0])}")
 
 

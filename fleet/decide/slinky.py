@@ -52,13 +52,13 @@ def show_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends: bool 
     jobs = slurm.holding(worker.name)
     # A pod that may be evicted was found without jobs; jobs are not asked for again.
     is_held = bool(jobs) or (jobs is None and worker.slurm.drained and not pod.free)
-    wanted = _conditions(worker.slurm, is_held)
+    expected = _conditions(worker.slurm, is_held)
     if ends:
-        wanted.pop(DRAIN, None)
-    changed = [each for type_, each in wanted.items() if _differs(each, shown.get(type_))]
+        expected.pop(DRAIN, None)
+    changed = [each for type_, each in expected.items() if _differs(each, shown.get(type_))]
     # Programs read a missing condition as False, so a state that never was needs no condition.
-    over = [type_ for type_, each in shown.items() if type_ not in wanted and each.status == "True"]
-    changed += [KubeCondition(type_, "False", "", "") for type_ in over]
+    ended = [type_ for type_, each in shown.items() if type_ not in expected and each.status == "True"]
+    changed += [KubeCondition(type_, "False", "", "") for type_ in ended]
     return ShowStates(pod.name, pod.uid, tuple(changed), urgent=shows_drain(pod)) if changed else None
 
 
@@ -88,8 +88,8 @@ def _conditions(node: SlurmNode, is_held: bool) -> dict[str, KubeCondition]:
     return {f"{PREFIX}{state}": KubeCondition(f"{PREFIX}{state}", "True", "", text) for state in states}
 
 
-def _differs(wanted: KubeCondition, shown: KubeCondition | None) -> bool:
-    return shown is None or (shown.status, shown.message) != (wanted.status, wanted.message)
+def _differs(expected: KubeCondition, shown: KubeCondition | None) -> bool:
+    return shown is None or (shown.status, shown.message) != (expected.status, expected.message)
 
 
 def is_cordoned(pod: KubePod) -> bool:

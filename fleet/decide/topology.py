@@ -72,9 +72,9 @@ def place(labels: Mapping[str, str], topology: Topology) -> str:
 
 def blockless(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
     """Return the domains of workers that the policy does not list."""
-    label, known = topology.blocks.label, {"", *topology.blocks.domains}
-    found = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
-    return tuple(sorted(found - known))
+    label, listed = topology.blocks.label, {"", *topology.blocks.domains}
+    domains = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
+    return tuple(sorted(domains - listed))
 
 
 def due(worker: Worker, topology: Topology) -> Place | None:
@@ -82,8 +82,8 @@ def due(worker: Worker, topology: Topology) -> Place | None:
     node = worker.slurm
     if not topology.told or worker.node is None or node is None or node.topology is None or not node.record.dynamic:
         return None
-    wanted = place(worker.node.labels, topology)
-    return None if node.topology == wanted else Place(worker.name, wanted, node.topology)
+    target = place(worker.node.labels, topology)
+    return None if node.topology == target else Place(worker.name, target, node.topology)
 
 
 def restless(history: PlaceHistory | None, now: float) -> bool:
@@ -91,14 +91,14 @@ def restless(history: PlaceHistory | None, now: float) -> bool:
 
 
 def remembered(workers: Iterable[Worker], before: Mapping[str, PlaceHistory], now: float) -> Mapping[str, PlaceHistory]:
-    found = {}
+    histories = {}
     for worker in workers:
         if worker.slurm is not None and worker.slurm.topology is not None:
-            here = worker.slurm.topology
-            last = before.get(worker.name, PlaceHistory(here))
+            current = worker.slurm.topology
+            last = before.get(worker.name, PlaceHistory(current))
             times = tuple(at for at in last.times if now - at < WITHIN_S)
-            found[worker.name] = PlaceHistory(here, times if here == last.place else (*times, now)[-OFTEN:])
-    return found
+            histories[worker.name] = PlaceHistory(current, times if current == last.place else (*times, now)[-OFTEN:])
+    return histories
 
 
 # As a file, topology.conf, for Slurm before 25.05.
@@ -116,12 +116,12 @@ def _labels(kubernetes: KubernetesView) -> Mapping[str, Mapping[str, str]]:
 
 def blocks(kubernetes: KubernetesView, label: str, sizes: Iterable[int] = ()) -> str:
     """Render blocks by the domain in a label. Without sizes the smallest block counts: 24.11 accepts none below it."""
-    found: dict[str, set[str]] = {}
+    nodes_of_block: dict[str, set[str]] = {}
     for name, labels in _labels(kubernetes).items():
-        found.setdefault(switches(labels, (label,))[-1], set()).add(name)
-    wanted = list(sizes) or [min(map(len, found.values()))]
-    lines = [f"BlockName={name} Nodes={','.join(sorted(found[name]))}" for name in sorted(found)]
-    return "\n".join([*lines, f"BlockSizes={','.join(map(str, wanted))}"]) + "\n"
+        nodes_of_block.setdefault(switches(labels, (label,))[-1], set()).add(name)
+    block_sizes = list(sizes) or [min(map(len, nodes_of_block.values()))]
+    lines = [f"BlockName={name} Nodes={','.join(sorted(nodes_of_block[name]))}" for name in sorted(nodes_of_block)]
+    return "\n".join([*lines, f"BlockSizes={','.join(map(str, block_sizes))}"]) + "\n"
 
 
 def tree(paths: Mapping[str, Iterable[str]]) -> str:

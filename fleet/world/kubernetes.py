@@ -146,7 +146,7 @@ class KubernetesView:
     pools: Mapping[str, WorkerPool] | None = None
     unsure: bool = False
     # By pool, the names of its pods and the Node of each.
-    wanted: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    desired_pods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Why an object cannot be read, by kind and name. Its absence proves nothing.
     unread: Mapping[str, str] = field(default_factory=dict)
     # The Node of a pod that cannot be read, if at least that is known; "": not scheduled. A pod can make its own status
@@ -168,7 +168,7 @@ class KubernetesView:
         if self.sets is None:
             return None
         pools = (self.pools or {}).values()
-        if any(name in names for names in self.wanted.values()) or any(pool.may_have(name) for pool in pools):
+        if any(name in names for names in self.desired_pods.values()) or any(pool.may_have(name) for pool in pools):
             return True
         set_, _, number = name.rpartition("-")
         if set_ in self.sets:

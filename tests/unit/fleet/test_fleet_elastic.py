@@ -570,5 +570,5 @@ def test_of_two_pools_that_may_have_one_name_the_older_has_its_pods() -> None:
     pools = {one.name: one for one in (read("w-b"), read("w", mode="perNode", nodeSelector={"a": "b"}))}
     for first, name, refused in (("w", "w-b-0", "w-b"), ("w-b", "w-b-0", "w"), ("w", "w-b-9", "")):
         aged = {one.name: replace(one, created=float(one.name != first)) for one in pools.values()}
-        found = refusals(KubernetesView(pools=aged, wanted={"w": {name: "n"}, "w-b": {}}))
+        found = refusals(KubernetesView(pools=aged, desired_pods={"w": {name: "n"}, "w-b": {}}))
         assert "".join(found) == refused

@@ -165,7 +165,9 @@ def of_two_pools(worlds: LendWorlds) -> dict[str, set[str]]:
     wanted = {"w": {"w-n0": "n0", "w-n1": "n1"}, "v": {"w-n2": "n2", "w-n3": "n3"}}
     pools = [replace(pool, name="v", label="v"), pool]
     policy = replace(worlds.policy, lend=replace(LENDS, pools={"w": 1.0, "v": 1.0}))
-    found = plan_loans(pools, list(worlds.world().workers()), replace(here, wanted=wanted), slurm, worlds.now, policy)
+    found = plan_loans(
+        pools, list(worlds.world().workers()), replace(here, desired_pods=wanted), slurm, worlds.now, policy
+    )
     return {name: set(one.to) for name, one in found.items()}
 
 

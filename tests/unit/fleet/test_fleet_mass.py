@@ -27,7 +27,7 @@ def goes_on(worlds: Worlds, seconds: int, happens: Callable[[int], object] = lam
         worlds.now += 1
         happens(second)
         worlds.look()
-        told |= {kind for _, kind in worlds.memory.told}
+        told |= {kind for _, kind in worlds.memory.reported}
     return told
 
 
@@ -54,7 +54,7 @@ def test_when_they_are_back_it_is_over_and_one_that_goes_alone_is_drained_as_eve
     for number in range(MANY):
         worlds.ready(f"n{number}")
     goes_on(worlds, 1)
-    assert "pause" not in {kind for _, kind in worlds.memory.told}
+    assert "pause" not in {kind for _, kind in worlds.memory.reported}
     worlds.ready("n7", False)
     assert "pause" not in goes_on(worlds, 2 * WITHIN_S)
     assert [name for name, node in worlds.slurm.items() if node.drained_by == "fleet"] == ["w-7"]

@@ -295,7 +295,7 @@ def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = KubernetesView({"n1": KubeNode("n1", "u")}, {"w1": read_pod(item)})
     (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
-    assert place.said == {ONE}
+    assert place.reported_gpus == {ONE}
 
 
 # Results of deep checks
