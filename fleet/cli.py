@@ -39,36 +39,38 @@ WHOLE = ("fleet", "Slurm", "Kubernetes")
 
 async def with_pod(name: str, snapshot: FleetSnapshot, api: ApiClient) -> FleetSnapshot:
     """Add a pod of the namespace that is not of this release: `kubectl get pods` prints its name too."""
-    here = snapshot.kubernetes
-    if isinstance(here, Unknown) or name in {*here.pods, *here.others, *here.nodes, *WHOLE}:
+    kubernetes = snapshot.kubernetes
+    if isinstance(kubernetes, Unknown) or name in {*kubernetes.pods, *kubernetes.others, *kubernetes.nodes, *WHOLE}:
         return snapshot
     try:
         item = await api.pod(name)
     except KubernetesError:
         return snapshot
-    return replace(snapshot, kubernetes=replace(here, others={**here.others, name: parse_pod(item)}))
+    return replace(snapshot, kubernetes=replace(kubernetes, others={**kubernetes.others, name: parse_pod(item)}))
 
 
 def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[str]:
     """Explain a name; raise FleetError with the nearest name if nothing of that name is known."""
     if isinstance(snapshot.kubernetes, Unknown):
         yield f"Kubernetes does not answer: {line(snapshot.kubernetes.why, 1024)}"
-        here = KubernetesView()
+        kubernetes = KubernetesView()
     else:
-        here = snapshot.kubernetes
+        kubernetes = snapshot.kubernetes
     if isinstance(snapshot.slurm, Unknown):
         yield f"Slurm does not answer: {line(snapshot.slurm.why, 1024)}"
     workers = {worker.name: worker for worker in snapshot.shown_workers()}
-    machines, pools = here.machines or {}, here.pools or {}
+    machines, pools = kubernetes.machines or {}, kubernetes.pools or {}
     stated = {stand.about for stand in decision.stands}
-    known = [*workers, *here.nodes, *here.others, *machines, *pools, *(here.sets or {})]
-    unread = {key: why for key, why in here.unread.items() if key.partition("/")[2] == name}
+    names_of_objects = [*workers, *kubernetes.nodes, *kubernetes.others, *machines, *pools, *(kubernetes.sets or {})]
+    unread = {key: why for key, why in kubernetes.unread.items() if key.partition("/")[2] == name}
     for key, why in unread.items():
         yield f"{key} {line(why, 1024)}: the fleet changes nothing of it until that is corrected"
-    if known and name not in {*known, *stated, *WHOLE} and not unread:
-        raise FleetError("explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*known, "fleet"]))
+    if names_of_objects and name not in {*names_of_objects, *stated, *WHOLE} and not unread:
+        raise FleetError(
+            "explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*names_of_objects, "fleet"])
+        )
     names = _related(name, workers, machines)
-    yield from _objects(name, names, here, workers, known=isinstance(snapshot.slurm, SlurmView))
+    yield from _objects(name, names, kubernetes, workers, known=isinstance(snapshot.slurm, SlurmView))
     for change in decision.changes:
         if about(change) in names:
             yield f"would {in_words(change)}"
@@ -78,31 +80,31 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
 
 
 def _objects(
-    name: str, names: frozenset[str], here: KubernetesView, workers: Mapping[str, Worker], *, known: bool
+    name: str, names: frozenset[str], kubernetes: KubernetesView, workers: Mapping[str, Worker], *, known: bool
 ) -> Iterator[str]:
-    yield from (_node(node) for key, node in here.nodes.items() if key in names)
+    yield from (_node(node) for key, node in kubernetes.nodes.items() if key in names)
     for worker in workers.values():
         if worker.name in names or worker.pod.node in names - {""}:
             yield _worker(worker, known=known)
-    for pod in here.others.values():
+    for pod in kubernetes.others.values():
         if pod.name in names or pod.node in names - {""}:
             yield _pod(pod)
-    if pool := (here.pools or {}).get(name):
+    if pool := (kubernetes.pools or {}).get(name):
         for condition in pool.status.conditions:
             yield f"{name}: {condition.type} {condition.status} {line(condition.message, 1024)}".rstrip()
-    for machine in (here.machines or {}).values():
+    for machine in (kubernetes.machines or {}).values():
         if machine.name in names or machine.status.node in names - {""}:
             yield from _machine(machine)
 
 
 def _related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, MachineObject]) -> frozenset[str]:
     """Return the name itself and the Node behind it: what holds a Node holds its worker and its machine."""
-    found = {name}
+    names = {name}
     if name in machines:
-        found.add(machines[name].status.node)
+        names.add(machines[name].status.node)
     if name in workers:
-        found.add(workers[name].pod.node)
-    return frozenset(found)
+        names.add(workers[name].pod.node)
+    return frozenset(names)
 
 
 def _node(node: KubeNode) -> str:
@@ -136,8 +138,8 @@ def _pod(pod: KubePod) -> str:
 
 def _machine(machine: MachineObject) -> Iterator[str]:
     status = machine.status
-    why = f": {line(status.why, 1024)}" if status.why else ""
-    yield f"machine {machine.name}: goal {status.goal}, {status.state}{why}"
+    explanation = f": {line(status.why, 1024)}" if status.why else ""
+    yield f"machine {machine.name}: goal {status.goal}, {status.state}{explanation}"
     for event in status.history:
         yield f"{machine.name}: {rfc3339(event.at)} {event.what} {line(event.text)}".rstrip()
 
@@ -204,12 +206,12 @@ def topology(tiers: tuple[str, ...], block: str, sizes: tuple[int, ...]) -> None
 
     async def render(fleet: Reconciler) -> str:
         kubernetes = (await fleet.look()).kubernetes
-        wanted = Topology(tiers) if tiers else fleet.policy.topology
-        if isinstance(kubernetes, Unknown) or not kubernetes.pods or not (wanted.tiers or block):
+        chosen = Topology(tiers) if tiers else fleet.policy.topology
+        if isinstance(kubernetes, Unknown) or not kubernetes.pods or not (chosen.tiers or block):
             raise FleetError(
                 "make a topology", kubernetes.why if isinstance(kubernetes, Unknown) else "no workers, or no labels"
             )
-        return blocks(kubernetes, block, sizes) if block else conf(kubernetes, wanted)
+        return blocks(kubernetes, block, sizes) if block else conf(kubernetes, chosen)
 
     click.echo(with_fleet(render), nl=False)
 

@@ -176,10 +176,10 @@ class Reconciler:
                 decided, self._late = begun, False
                 if isinstance(slurm, SlurmView):
                     self._last = (steady(), slurm)
-                at, known = self._last
+                at, last_slurm = self._last
                 proofs, clocks = self._observer.proofs(), self.api.clocks.why()
                 changed = await self._pass(
-                    FleetSnapshot(kubernetes, slurm, proofs, clocks, known, at, pages=self._pages.told())
+                    FleetSnapshot(kubernetes, slurm, proofs, clocks, last_slurm, at, pages=self._pages.shown())
                 )
                 # A change that came too late is decided again, although nothing else may change.
                 last = None if self._late else slurm
@@ -256,16 +256,16 @@ class Reconciler:
                 return  # a later pass takes up the answer
             tried.append(change)
             self.claims.take(change)
-            made = False
+            is_done = False
             try:
-                made = await self.perform(change)
-                done.extend([change] if made else [])
+                is_done = await self.perform(change)
+                done.extend([change] if is_done else [])
             except FleetError as error:
                 failed[action_key(change)] = f"{in_words(change)}: {error}"
             except Exception:  # a bug about one object must not keep the others from their turn
                 failed[action_key(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
             finally:
-                self.claims.settle(change, done=made)
+                self.claims.settle(change, done=is_done)
             if action_key(change) in failed:
                 self.stats.failed[name_of(change)] += 1
 

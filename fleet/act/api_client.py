@@ -72,14 +72,14 @@ def refusal(what: str, status: int, text: str) -> KubernetesError:
         message = str(answer.data.get("message", text))
     except (FleetError, ValueError, RecursionError):
         causes, message = [], text
-    found = tuple((str(cause.get("field") or ""), str(cause.get("message") or "")) for cause in causes)
-    if status == 422 and {field for field, _ in found} == {"metadata.uid"}:
+    field_errors = tuple((str(cause.get("field") or ""), str(cause.get("message") or "")) for cause in causes)
+    if status == 422 and {field for field, _ in field_errors} == {"metadata.uid"}:
         meaning = 409
     else:
         meaning = 403 if message.startswith(DENIED) else status
     if status == 404 and message.strip() == NO_SUCH_KIND:
         return KubernetesError(what, f"Kubernetes does not know this kind: {BRING_KINDS} brings it", meaning, message)
-    return KubernetesError(what, f"{status} {message[:200]}", meaning, message, found)
+    return KubernetesError(what, f"{status} {message[:200]}", meaning, message, field_errors)
 
 
 def error_text(error: BaseException) -> str:

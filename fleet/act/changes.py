@@ -270,8 +270,8 @@ async def _create_pod(api: ApiClient, act: CreatePod) -> None:
         if error.status == 409:
             raise KubernetesError(f"create {name}", "a pod of that name is there") from error
         if error.status in WRONG:
-            why = template_error(act.pool.name, error.message, error.causes)
-            raise KubernetesError(f"create {name}", why) from error
+            problem = template_error(act.pool.name, error.message, error.causes)
+            raise KubernetesError(f"create {name}", problem) from error
         raise
 
 
@@ -307,9 +307,9 @@ def pod_of(act: CreatePod, labels: str) -> Object:
 
 def template_error(pool: str, message: str, causes: Sequence[tuple[str, str]]) -> str:
     """Say which field of a WorkerPool's template is wrong, from the API server's refusal of a pod of it."""
-    found = [_describe(*cause) for cause in causes[:NAMED]] or [_describe(*_unparsed(message))]
+    problems = [_describe(*cause) for cause in causes[:NAMED]] or [_describe(*_unparsed(message))]
     more = [f"and {len(causes) - NAMED} more"] if len(causes) > NAMED else []
-    return f"mend the template of WorkerPool {pool}, which the API server refuses: {'; '.join([*found, *more])}"
+    return f"mend the template of WorkerPool {pool}, which the API server refuses: {'; '.join([*problems, *more])}"
 
 
 def _unparsed(message: str) -> tuple[str, str]:
@@ -320,8 +320,8 @@ def _unparsed(message: str) -> tuple[str, str]:
     if not types:
         return "", message
     # The rest quotes a piece of the pod, then a larger one.
-    why = message[types[-1].end() :].partition(", bigger context")[0].strip()
-    return ".".join(name[1][:1].lower() + name[1][1:] for name in types), why
+    problem = message[types[-1].end() :].partition(", bigger context")[0].strip()
+    return ".".join(name[1][:1].lower() + name[1][1:] for name in types), problem
 
 
 def _describe(field: str, why: str) -> str:

@@ -35,7 +35,7 @@ class Claims:
 
     def next_pass(self) -> None:
         self._pass += 1
-        self._claims = {name: made for name, made in self._claims.items() if made >= self._pass - 1}
+        self._claims = {name: made_in for name, made_in in self._claims.items() if made_in >= self._pass - 1}
 
     def has(self, change: Change) -> bool:
         return isinstance(change, Drain) and change.name in self._claims

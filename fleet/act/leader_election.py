@@ -44,7 +44,7 @@ class LeaseRecord:
 class LeaseState:
     """One candidate's view of the Lease, by its own clock."""
 
-    seen: LeaseRecord | None = None
+    lease: LeaseRecord | None = None
     since: float = 0.0  # since when the Lease has not changed
     until: float = NEVER  # until when this candidate may act
 
@@ -54,14 +54,14 @@ class LeaseState:
 
 def after_read(state: LeaseState, lease: LeaseRecord, me: str, now: float) -> LeaseState:
     """Update the state after a read. If another candidate holds the Lease, this one acts no more at once."""
-    same = state.seen is not None and state.seen.version == lease.version
+    same = state.lease is not None and state.lease.version == lease.version
     until = state.until if lease.holder == me else NEVER
     return LeaseState(lease, state.since if same else now, until)
 
 
 def should_write(state: LeaseState, me: str, now: float) -> bool:
     """Return whether to renew or take the Lease."""
-    lease = state.seen
+    lease = state.lease
     return lease is not None and (lease.holder in ("", me) or now - state.since >= LASTS_S)
 
 
@@ -103,7 +103,7 @@ class LeaderElection:
         return self.state.holds(time.monotonic())
 
     async def keep(self) -> None:
-        held = False
+        was_leader = False
         try:
             while True:
                 try:
@@ -116,9 +116,9 @@ class LeaderElection:
                 if error not in ("", self._error):
                     self.log(error)
                 self._error = error
-                if held != self.holds():
-                    held = not held
-                    self.log(f"{self.me} {'acts from now on' if held else 'does not act any more'}")
+                if was_leader != self.holds():
+                    was_leader = not was_leader
+                    self.log(f"{self.me} {'acts from now on' if was_leader else 'does not act any more'}")
                     self.changed()
                 await asyncio.sleep(RENEW_S)
         finally:
@@ -142,11 +142,11 @@ class LeaderElection:
         """Release the Lease at shutdown, so that the next leader need not wait for its end."""
         if not self.holds():
             return
-        seen, self.state = self.state.seen, LeaseState()  # from here on no change begins
+        last_seen, self.state = self.state.lease, LeaseState()  # from here on no change begins
         with contextlib.suppress(FleetError, TimeoutError):
             async with asyncio.timeout(WITHIN_S):
                 item = await self.api.lease(self.name)
-                if seen is not None and parse_lease(item) == seen:
+                if last_seen is not None and parse_lease(item) == last_seen:
                     await self.api.put_lease(self.name, renewed(item, "", time.time()))
 
 

@@ -71,12 +71,12 @@ async def prove(
     nodes = suspects(kubernetes, policy, steady())[:MOST]
     if not nodes:
         return {}
-    on = pods_on(kubernetes)
+    pods_by_node = pods_on(kubernetes)
     witness = asyncio.create_task(_is_witnessed(api, kubernetes.nodes.values()))
-    results = await asyncio.gather(*(_probe(api, node, on[node.name], leases) for node in nodes))
-    seen = await witness
+    results = await asyncio.gather(*(_probe(api, node, pods_by_node[node.name], leases) for node in nodes))
+    network_is_up = await witness
     return {
-        node.name: DeathProof(age, kubelet, pods, seen)
+        node.name: DeathProof(age, kubelet, pods, network_is_up)
         for node, (age, kubelet, pods) in zip(nodes, results, strict=True)
     }
 
@@ -111,11 +111,11 @@ def is_elsewhere(address: str, server: str | None) -> bool:
 async def _probe(
     api: ApiClient, node: KubeNode, pods: Iterable[KubePod], leases: LeaseAges | None
 ) -> tuple[float | None, bool | None, tuple[str, ...]]:
-    known = [pod for pod in pods if pod.address]
-    ports = [(node.address, node.port), *((pod.address, COMPONENTS[pod.component].port) for pod in known)]
+    addressed = [pod for pod in pods if pod.address]
+    ports = [(node.address, node.port), *((pod.address, COMPONENTS[pod.component].port) for pod in addressed)]
     age = asyncio.create_task(leases.age(api, node.name) if leases else lease_age(api, node.name))
-    kubelet, *found = await asyncio.gather(*(answers(host, port) for host, port in ports))
-    alive = tuple(pod.name for pod, up in zip(known, found, strict=True) if up)
+    kubelet, *pod_answers = await asyncio.gather(*(answers(host, port) for host, port in ports))
+    alive = tuple(pod.name for pod, up in zip(addressed, pod_answers, strict=True) if up)
     # Silence at an unusable address is no sign of death.
     usable = _ip(node.address) is not None and 0 < node.port < 1 << 16
     return await age, kubelet if usable else None, alive
@@ -290,17 +290,17 @@ _LENGTH = re.compile(rb"content-length: ([0-9]{1,6})\r?\n", re.IGNORECASE)
 class PageAnswer:
     at: float  # monotonic
     ready: bool  # as the kubelet found it
-    told: tuple[KubeCondition, ...]  # empty: no answer
+    conditions: tuple[KubeCondition, ...]  # empty: no answer
 
 
 class PodPages:
     def __init__(self, changed: Callable[[], object] = lambda: None, now: Callable[[], float] = time.monotonic) -> None:
         self.changed, self.now = changed, now
-        self._asked: dict[str, PageAnswer] = {}
+        self._answers: dict[str, PageAnswer] = {}
 
-    def told(self) -> Mapping[str, tuple[KubeCondition, ...]]:
+    def shown(self) -> Mapping[str, tuple[KubeCondition, ...]]:
         """Return what each pod showed at last, by its uid; empty: it did not answer."""
-        return {uid: asked.told for uid, asked in self._asked.items()}
+        return {uid: answer.conditions for uid, answer in self._answers.items()}
 
     async def follow(self, world: Callable[[], KubernetesView | Unknown], leads: Callable[[], bool]) -> None:
         while True:
@@ -308,40 +308,40 @@ class PodPages:
             if isinstance(kubernetes, KubernetesView):
                 await self.ask_due([*kubernetes.pods.values(), *kubernetes.others.values()])
             elif kubernetes is None:
-                self._asked = {}
+                self._answers = {}
             await asyncio.sleep(EVERY_S)
 
     async def ask_due(self, pods: Iterable[KubePod]) -> None:
         """Ask the pods that are due, those first that were asked longest ago."""
         running = {pod.uid: pod for pod in pods if can_answer(pod)}
-        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in running}
+        self._answers = {uid: answer for uid, answer in self._answers.items() if uid in running}
         due = [pod for pod in running.values() if self._is_due(pod)]
-        due.sort(key=lambda pod: self._asked[pod.uid].at if pod.uid in self._asked else 0.0)
+        due.sort(key=lambda pod: self._answers[pod.uid].at if pod.uid in self._answers else 0.0)
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def ask(pod: KubePod) -> None:
             async with slots:
-                told = await read_page(pod)
-            before = self._asked.get(pod.uid)
-            self._asked[pod.uid] = PageAnswer(self.now(), is_ready(pod), told)
-            if before is None or [*map(lasting, before.told)] != [*map(lasting, told)]:
+                conditions = await read_page(pod)
+            before = self._answers.get(pod.uid)
+            self._answers[pod.uid] = PageAnswer(self.now(), is_ready(pod), conditions)
+            if before is None or [*map(lasting, before.conditions)] != [*map(lasting, conditions)]:
                 self.changed()
 
         await asyncio.gather(*(ask(pod) for pod in due[:PAGES_MOST]))
 
     def _is_due(self, pod: KubePod) -> bool:
-        asked = self._asked.get(pod.uid)
-        if asked is None or asked.ready != is_ready(pod):
+        answer = self._answers.get(pod.uid)
+        if answer is None or answer.ready != is_ready(pod):
             return True
-        shows_ready = any(each.type == READY and each.status == "True" for each in asked.told)
-        settled = asked.ready and shows_ready and not pod.deleting
-        return self.now() - asked.at >= (LATER_S if settled else SOON_S)
+        shows_ready = any(each.type == READY and each.status == "True" for each in answer.conditions)
+        settled = answer.ready and shows_ready and not pod.deleting
+        return self.now() - answer.at >= (LATER_S if settled else SOON_S)
 
 
 def is_ready(pod: KubePod) -> bool:
     """Return whether the kubelet's own probe finds the pod ready, whatever the conditions say."""
-    found = pod.conditions.get("ContainersReady")
-    return found is not None and found.status == "True"
+    condition = pod.conditions.get("ContainersReady")
+    return condition is not None and condition.status == "True"
 
 
 def can_answer(pod: KubePod) -> bool:

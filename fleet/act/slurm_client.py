@@ -73,7 +73,7 @@ class SlurmClient:
         self._version = ""
         self._last = SlurmView()  # the same object as long as nothing changes
         self._whole_at = 0.0  # when all nodes were requested; monotonic
-        self._asked = 0  # slurmctld's clock at its last answer
+        self._last_update = 0  # slurmctld's clock at its last answer
         self._explaining_since, self._explained_s = -EXPLAINS_AGAIN_S - 1.0, 0.0
         # One connection for each thread, kept: slurmrestd resolves the name of each new peer, and answers nobody until
         # that is done or has timed out.
@@ -88,7 +88,7 @@ class SlurmClient:
             text = self._changes()
             if text is not None:
                 side = slurm.parse_nodes(self._each(text, "nodes", rest))
-                self._asked = Fields(rest).number("last_update")
+                self._last_update = Fields(rest).number("last_update")
                 self._last = side
             last = self._last
         if not jobs:
@@ -99,7 +99,7 @@ class SlurmClient:
     def _is_known(self, name: str) -> bool:
         """Return whether slurmctld knows the node, by a fresh list of all nodes."""
         with self._looking:
-            self._asked = 0
+            self._last_update = 0
             return name in self.look(jobs=False).nodes
 
     def server_time(self) -> int:
@@ -112,13 +112,13 @@ class SlurmClient:
 
     def _changes(self) -> bytes | None:
         if time.monotonic() - self._whole_at >= WHOLE_S:
-            self._asked = 0
-        if self._asked:
+            self._last_update = 0
+        if self._last_update:
             try:
-                return self._text("GET", f"nodes/?update_time=uts{self._asked}")
+                return self._text("GET", f"nodes/?update_time=uts{self._last_update}")
             except FleetError:
                 # slurmrestd requests partitions with the same time, and fails if only nodes have changed.
-                self._asked = 0
+                self._last_update = 0
         self._whole_at = time.monotonic()
         return self._text("GET", "nodes/")
 
@@ -137,7 +137,7 @@ class SlurmClient:
         if isinstance(act, Remove):
             self._call("DELETE", _path(act.name))
             with self._looking:
-                self._asked = 0
+                self._last_update = 0
         else:
             self._call("POST", _path(act.name), body(act))
         return True
@@ -152,8 +152,8 @@ class SlurmClient:
             self._explaining_since, self._explained_s = begun, 0.0
         if self._explained_s >= EXPLAINS_S:
             return False
-        why = f"the fleet sets node {act.name} down ({words_of(act.reason)})"
-        text = f"minivm: {why}: the job is requeued, or ended where it cannot be requeued"
+        explanation = f"the fleet sets node {act.name} down ({words_of(act.reason)})"
+        text = f"minivm: {explanation}: the job is requeued, or ended where it cannot be requeued"
         until = begun + EXPLAINS_S - self._explained_s
         try:
             for job in slurm.jobs_on(act.name, self._list("jobs")):
@@ -208,8 +208,8 @@ class SlurmClient:
         return answer
 
     def _text(self, method: str, path: str, data: dict[str, object] | None = None) -> bytes | None:
-        known = self._version
-        for version in [known] if known else VERSIONS:
+        negotiated = self._version
+        for version in [negotiated] if negotiated else VERSIONS:
             status, text = self._request(method, f"/slurm/{version}/{path}", data)
             if status != 404:
                 break
@@ -226,21 +226,21 @@ class SlurmClient:
         errors = Fields(answer).subs("errors")
         if status >= 300 or errors:
             error = errors[0].data if errors else {}
-            why = str(error.get("error") or error.get("description") or f"HTTP {status}")
-            raise FleetError("ask slurmrestd", f"{why}, says {self.host}:{self.port}")
+            problem = str(error.get("error") or error.get("description") or f"HTTP {status}")
+            raise FleetError("ask slurmrestd", f"{problem}, says {self.host}:{self.port}")
 
     def _request(self, method: str, path: str, data: dict[str, object] | None) -> tuple[int, bytes]:
         headers = {"X-SLURM-USER-NAME": USER, "X-SLURM-USER-TOKEN": token(self.key, time.time())}
         if data is not None:
             headers["Content-Type"] = "application/json"
         request = (method, path, None if data is None else json.dumps(data), headers)
-        kept, self._local.kept = getattr(self._local, "kept", None), None
+        kept_connection, self._local.connection = getattr(self._local, "connection", None), None
         try:
             try:
-                status, text = self._send(kept or self._connect(), request)
+                status, text = self._send(kept_connection or self._connect(), request)
             except (ConnectionError, http.client.HTTPException):
                 # The server may close a kept connection at any time. A change is never sent twice.
-                if kept is None or method != "GET":
+                if kept_connection is None or method != "GET":
                     raise
                 status, text = self._send(self._connect(), request)
         except (OSError, http.client.HTTPException) as error:
@@ -264,10 +264,10 @@ class SlurmClient:
             reply = connection.getresponse()
             text = reply.read(MOST_BYTES + 1)
             if reply.isclosed() and not reply.will_close:
-                self._local.kept = connection
+                self._local.connection = connection
             return reply.status, text
         finally:
-            if self._local.kept is not connection:
+            if self._local.connection is not connection:
                 connection.close()
 
 

@@ -171,7 +171,7 @@ class WatchCache:
             return Unknown(why)
         nodes, pods, sets = self.nodes.now, self.pods.now, self.sets.now
         # StatefulSets may be unknown: the fleet may lack the right to list them.
-        known = None if self.sets.unknown() or sets.unread else dict(sets.found)
+        sets_by_name = None if self.sets.unknown() or sets.unread else dict(sets.found)
         unread = {**nodes.unread, **pods.unread, **sets.unread}
         machines, blind = _kept(self.machines, unread)
         pools, unsure = _kept(self.pools, unread)
@@ -179,7 +179,7 @@ class WatchCache:
         side = kubernetes.assemble(
             dict(nodes.found),
             dict(pods.found),
-            known,
+            sets_by_name,
             unread,
             machines,
             blind=blind,
@@ -193,9 +193,9 @@ class WatchCache:
         """Return the guests of the known namespaces, and the unknown namespaces. An unreadable guest gets nothing."""
         silent = {kind.kind: why for kind in self.guests if (why := kind.unknown())}
         unread |= {kind.kind: _first(kind.now.unread) for kind in self.guests if kind.now.unread} | silent
-        known = [kind for kind in self.guests if kind.kind not in silent]
-        guests = tuple(guest for kind in known for guest in kind.now.found.values())
-        return guests if known or not silent else None, frozenset(silent)
+        heard = [kind for kind in self.guests if kind.kind not in silent]
+        guests = tuple(guest for kind in heard for guest in kind.now.found.values())
+        return guests if heard or not silent else None, frozenset(silent)
 
     def touched(self) -> set[str]:
         """Return the pods that changed themselves or by their Node since the last call."""
@@ -238,9 +238,9 @@ def _kept(kind: KindWatch | None, unread: dict[str, str]) -> tuple[dict[str, Any
     """
     if kind is None:
         return None, False
-    why = kind.unknown()
-    unread |= {f"{kind.kind}s": why} if why else kind.now.unread
-    unsure = bool(why or kind.now.unread)
+    problem = kind.unknown()
+    unread |= {f"{kind.kind}s": problem} if problem else kind.now.unread
+    unsure = bool(problem or kind.now.unread)
     return None if unsure else dict(kind.now.found), unsure
 
 

@@ -67,8 +67,8 @@ class WebhookCaller:
 
     def keep(self, acts: Iterable[CallHook]) -> None:
         """Drop the waiting calls that are not among the decided ones."""
-        wanted = {(act.key, act.hook) for act in acts}
-        for key in [key for key, call in self._calls.items() if not (call.sent or call.task.done() or key in wanted)]:
+        decided = {(act.key, act.hook) for act in acts}
+        for key in [key for key, call in self._calls.items() if not (call.sent or call.task.done() or key in decided)]:
             self._calls.pop(key).task.cancel()
 
     def _on_done(self, task: asyncio.Task[int]) -> None:
@@ -190,8 +190,8 @@ class WebhookCaller:
 
 
 def _resolve(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:AT_ONCE]
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))[:AT_ONCE]
 
 
 def _parse_status(what: str, line: bytes) -> int:

@@ -192,14 +192,14 @@ def events(
 ) -> list[Object]:
     """Build at most `most` Events; the log has all of them. Notes, of which there may be thousands, come last."""
     ordered = sorted(actions, key=lambda action: isinstance(action, Record | NotePool))
-    found: list[Object] = []
+    objects: list[Object] = []
     for action in ordered:
-        item = event(action, kubernetes, namespace) if len(found) < most else None
+        item = event(action, kubernetes, namespace) if len(objects) < most else None
         if item is None:
             continue
         if not isinstance(action, Record | NotePool) or limit.may(item["involvedObject"]["uid"], now):
-            found.append(item)
-    return found
+            objects.append(item)
+    return objects
 
 
 def _noted(note: Record | NotePool, kubernetes: KubernetesView) -> tuple[Object, str] | None:

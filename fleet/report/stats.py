@@ -59,10 +59,10 @@ class LoopStats:
         return 200, f"{'acts' if self.leader else 'waits for the Lease'}\n"
 
     def metrics(self) -> str:
-        known = [({"side": "kubernetes"}, "01"[not self.kubernetes])]
-        known += [({"side": "slurm"}, "01"[not self.slurm])] if self.leader else []
+        sides = [({"side": "kubernetes"}, "01"[not self.kubernetes])]
+        sides += [({"side": "slurm"}, "01"[not self.slurm])] if self.leader else []
         lines = family("minivm_fleet_leader", "1: this fleet acts.", [({}, "01"[self.leader])])
-        lines += family("minivm_fleet_known", "0: this side is unknown, and nothing is done.", known)
+        lines += family("minivm_fleet_known", "0: this side is unknown, and nothing is done.", sides)
         if self.leader:
             about = "0: a bug in the fleet keeps it from deciding, and nothing is done."
             lines += family("minivm_fleet_decided", about, [({}, "01"[not self.mistake])])

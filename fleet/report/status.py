@@ -21,20 +21,20 @@ Report = dict[str, Any]
 
 
 def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
-    here = snapshot.kubernetes
-    machines = {} if isinstance(here, Unknown) else here.machines or {}
+    kubernetes = snapshot.kubernetes
+    machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
     workers = list(snapshot.shown_workers())
-    found = [(notice.about, notice.kind, notice.text) for notice in decision.stands]
+    notices = [(notice.about, notice.kind, notice.text) for notice in decision.stands]
     return {
-        "known": {"kubernetes": not isinstance(here, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
+        "known": {"kubernetes": not isinstance(kubernetes, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
         "unknown": unknown(snapshot),
         "workers": [worker_(worker, known=isinstance(snapshot.slurm, SlurmView)) for worker in workers],
         "pools": pools(workers, snapshot, policy),
         "machines": [
             {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
         ],
-        "holds": [_notice(*notice) for notice in found if notice[1] not in ("propose", "dead")],
-        "proposals": [_notice(*notice) for notice in found if notice[1] in ("propose", "dead")],
+        "holds": [_notice(*notice) for notice in notices if notice[1] not in ("propose", "dead")],
+        "proposals": [_notice(*notice) for notice in notices if notice[1] in ("propose", "dead")],
         "budgets": budgets(workers, snapshot, policy, now),
     }
 
@@ -42,10 +42,10 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
 def unknown(snapshot: FleetSnapshot) -> Report:
     """Why a side is not known; for Slurm also the time of its last answer, where this process has seen one."""
     sides = (("kubernetes", snapshot.kubernetes), ("slurm", snapshot.slurm))
-    found: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
-    if "slurm" in found and snapshot.last is not None:
-        found["slurm"]["since"] = int(snapshot.last_at)
-    return found
+    reasons: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
+    if "slurm" in reasons and snapshot.last is not None:
+        reasons["slurm"]["since"] = int(snapshot.last_at)
+    return reasons
 
 
 def _notice(about: str, kind: str, text: str) -> Report:
@@ -73,30 +73,32 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
 
 
 def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Report:
-    here, answers = snapshot.kubernetes, isinstance(snapshot.slurm, SlurmView)
-    known = {} if isinstance(here, Unknown) else {pool.label: pool for pool in (here.pools or {}).values()}
-    own = {label: pool.most for label, pool in known.items()}
+    kubernetes, answers = snapshot.kubernetes, isinstance(snapshot.slurm, SlurmView)
+    pool_of = (
+        {} if isinstance(kubernetes, Unknown) else {pool.label: pool for pool in (kubernetes.pools or {}).values()}
+    )
+    own = {label: pool.most for label, pool in pool_of.items()}
     gone = away(workers)
-    found: Report = {}
+    report_of: Report = {}
     for name in sorted(
-        {worker.pod.pool for worker in workers} | {name for name, pool in known.items() if pool.elastic}
+        {worker.pod.pool for worker in workers} | {name for name, pool in pool_of.items() if pool.elastic}
     ):
-        mine = [worker for worker in workers if worker.pod.pool == name]
-        states = Counter(worker_(worker, known=answers)["state"] for worker in mine)
-        found[name] = {
-            "workers": len(mine),
+        members = [worker for worker in workers if worker.pod.pool == name]
+        states = Counter(worker_(worker, known=answers)["state"] for worker in members)
+        report_of[name] = {
+            "workers": len(members),
             "states": dict(sorted(states.items())),
             "away": len(gone.get(name, ())),
             "mayBeAway": own.get(name, policy.away),
         }
-        if name in known and (elastic := known[name].elastic):
-            found[name] |= {"wanted": known[name].status.wanted, "min": elastic.least, "max": elastic.most}
-    return found
+        if name in pool_of and (elastic := pool_of[name].elastic):
+            report_of[name] |= {"wanted": pool_of[name].status.wanted, "min": elastic.least, "max": elastic.most}
+    return report_of
 
 
 def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now: float) -> Report:
-    here = snapshot.kubernetes
-    machines = {} if isinstance(here, Unknown) else here.machines or {}
+    kubernetes = snapshot.kubernetes
+    machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
     unwell = budget(
         {worker.name: (worker.slurm, causes(worker, policy, now)) for worker in workers if worker.node}, policy
     )

@@ -48,7 +48,7 @@ Jobs = Mapping[str, tuple[str, ...]]
 
 
 def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
-    here = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
+    kubernetes = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
     workers = list(snapshot.shown_workers())
     answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
     # Notices about the whole fleet come first, so that the limit does not cut them.
@@ -56,7 +56,7 @@ def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: fl
     stands = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
     proposals = [_notice(*stand) for stand in stands if stand[1] in PROPOSED]
     holds = [_notice(*stand) for stand in stands if stand[1] not in PROPOSED]
-    cells = list(_cells(here, workers, {about: kind for about, kind, _ in stands}, answers)) if here else []
+    cells = list(_cells(kubernetes, workers, {about: kind for about, kind, _ in stands}, answers)) if kubernetes else []
     return {
         "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
         # When slurmctld answered last, where it does not answer now and this process has seen an answer.
@@ -81,15 +81,17 @@ def _notice(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": text}
 
 
-def _cells(here: KubernetesView, workers: list[Worker], kinds: Mapping[str, str], answers: bool) -> Iterator[Report]:
+def _cells(
+    kubernetes: KubernetesView, workers: list[Worker], kinds: Mapping[str, str], answers: bool
+) -> Iterator[Report]:
     """Yield one cell for each worker, and one for each machine without a worker.
 
     Empty fields are left out: a page of 5,000 cells is sent every few seconds.
     """
-    machines = here.machines or {}
-    at = _by_node(machines)
+    machines = kubernetes.machines or {}
+    machine_of_node = _by_node(machines)
     for worker in workers:
-        machine = at.get(worker.node.uid if worker.node else "")
+        machine = machine_of_node.get(worker.node.uid if worker.node else "")
         kind = kinds.get(worker.name) or kinds.get(worker.pod.node)
         yield _without_empty(
             name=worker.name,
@@ -102,15 +104,15 @@ def _cells(here: KubernetesView, workers: list[Worker], kinds: Mapping[str, str]
             goal=machine.status.goal if machine and machine.status.goal != "up" else "",
             told="proposal" if kind in PROPOSED else "hold" if kind else "",
         )
-    taken = {worker.node.uid for worker in workers if worker.node}
+    node_uids_with_workers = {worker.node.uid for worker in workers if worker.node}
     for name, machine in sorted(machines.items()):
-        if machine.status.node_uid not in taken:
+        if machine.status.node_uid not in node_uids_with_workers:
             status = machine.status
             yield _without_empty(
                 name=name,
-                rack=rack(here.nodes.get(status.node)),
+                rack=rack(kubernetes.nodes.get(status.node)),
                 node=status.node,
-                state=_without_worker(status, here),
+                state=_without_worker(status, kubernetes),
                 reason=line(status.why or status.verdict, SHORT),
                 goal=status.goal if status.goal != "up" else "",
             )
@@ -128,9 +130,9 @@ def _is_held(worker: Worker) -> bool:
     return worker.slurm is not None and (worker.slurm.drained or worker.slurm.down)
 
 
-def _without_worker(status: MachineStatus, here: KubernetesView) -> str:
+def _without_worker(status: MachineStatus, kubernetes: KubernetesView) -> str:
     """Return the state of a machine without a worker; its object may still have the state from before."""
-    node = here.nodes.get(status.node)
+    node = kubernetes.nodes.get(status.node)
     if node is not None and node.fenced:
         return "GivenUp"
     return status.state if status.state in ("NoWorker", "GivenUp", "Absent") else "NoWorker"
@@ -155,10 +157,10 @@ def rack(node: KubeNode | None) -> str:
 
 def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
     """Everything known about one cell; None: there is no cell of that name. `jobs`: by node; None: not known."""
-    here = snapshot.kubernetes
-    if isinstance(here, Unknown):
+    kubernetes = snapshot.kubernetes
+    if isinstance(kubernetes, Unknown):
         return None
-    machines = here.machines or {}
+    machines = kubernetes.machines or {}
     answers = isinstance(snapshot.slurm, SlurmView)
     worker = next((each for each in snapshot.shown_workers() if each.name == name), None)
     if worker is None and name not in machines:
@@ -168,17 +170,17 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
         machine = _by_node(machines).get(node.uid if node else "")
     else:
         machine = machines[name]
-        node = here.nodes.get(machine.status.node)
+        node = kubernetes.nodes.get(machine.status.node)
     names = {name, *([node.name] if node else []), *([machine.name] if machine else [])}
-    found: dict[str, Any] = {"name": name, "rack": rack(node)}
+    shown: dict[str, Any] = {"name": name, "rack": rack(node)}
     if worker is not None:
         holding = None if jobs is None else jobs.get(name, ())
-        found |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
-        found |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
+        shown |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
+        shown |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
     elif machine is not None:
-        found["state"] = _without_worker(machine.status, here)
+        shown["state"] = _without_worker(machine.status, kubernetes)
     if node is not None:
-        found["signs"] = [
+        shown["signs"] = [
             {
                 "type": line(key, SHORT),
                 "status": line(condition.status, SHORT),
@@ -187,14 +189,14 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
             for key, condition in sorted(node.conditions.items())[:SAID]
         ]
     if machine is not None:
-        found["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
-    found["stands"] = [
+        shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
+    shown["stands"] = [
         _notice(notice.about, notice.kind, line(notice.text, LONG))
         for notice in decision.stands
         if notice.about in names
     ]
-    found["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
-    return found
+    shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
+    return shown
 
 
 def _short(value: Any) -> Any:

@@ -64,11 +64,11 @@ class Fields:
 
     def strings(self, key: str) -> list[str]:
         """Read a list of text."""
-        found = self.items(key)
-        for item in found:
+        texts = self.items(key)
+        for item in texts:
             if not isinstance(item, str) or not item:
                 self.fail(key, f"wanted text, not {type(item).__name__}")
-        return [str(item) for item in found]
+        return [str(item) for item in texts]
 
     def flag(self, key: str) -> bool:
         value = self.data.get(key, False)

@@ -187,11 +187,11 @@ def amount(value: object, where: str) -> int:
 
 
 def less(much: Amounts, *others: Amounts) -> Amounts:
-    left = dict(much)
+    rest = dict(much)
     for other in others:
-        for name, taken in other.items():
-            left[name] = left.get(name, 0) - taken
-    return left
+        for name, amount in other.items():
+            rest[name] = rest.get(name, 0) - amount
+    return rest
 
 
 def holds(room: Amounts, wanted: Amounts) -> bool:

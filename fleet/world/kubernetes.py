@@ -203,8 +203,8 @@ def assemble(  # noqa: PLR0913 - one for each kind
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
-    wanted = {name: pool.names(labels) for name, pool in (pools or {}).items()}
-    side = KubernetesView(nodes, workers, others, sets, machines, blind, pools, unsure, wanted, unread)
+    desired = {name: pool.names(labels) for name, pool in (pools or {}).items()}
+    side = KubernetesView(nodes, workers, others, sets, machines, blind, pools, unsure, desired, unread)
     return replace(side, whose=whose)
 
 
@@ -327,14 +327,14 @@ def _internal_address(status: Fields) -> str:
 
 
 def _parse_conditions(status: Fields) -> Mapping[str, KubeCondition]:
-    found = {}
+    conditions = {}
     for condition in status.subs("conditions"):
         type_ = condition.text("type", needed=True)
-        found[type_] = KubeCondition(
+        conditions[type_] = KubeCondition(
             type_,
             condition.text("status", needed=True),
             condition.text("reason"),
             condition.text("message"),
             condition.moment("lastTransitionTime"),
         )
-    return found
+    return conditions

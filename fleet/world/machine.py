@@ -114,7 +114,7 @@ def _parse_remedy(remedy: Fields) -> Remedy:
 
 def machine_status_json(status: MachineStatus) -> dict[str, object]:
     """Return the status as the API server stores it. Empty fields are left out: server-side apply then removes them."""
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "goal": status.goal,
         "state": status.state,
         "why": status.why,
@@ -136,10 +136,10 @@ def machine_status_json(status: MachineStatus) -> dict[str, object]:
     }
     if remedy := status.remedy:
         at = rfc3339(remedy.at)
-        found["remedy"] = _without_empty(
+        fields["remedy"] = _without_empty(
             {"goal": remedy.goal, "number": remedy.number, "boot": remedy.boot, "done": remedy.done, "at": at}
         )
-    return _without_empty(found)
+    return _without_empty(fields)
 
 
 def _without_empty(fields: dict[str, object]) -> dict[str, object]:

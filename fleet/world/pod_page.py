@@ -81,10 +81,12 @@ def parse_page(body: bytes, pod: str) -> tuple[KubeCondition, ...]:
         raise FleetError("read the page /conditions", f"it is no JSON: {type(error).__name__}") from None
     if (name := fields.text("pod")) != pod:
         fields.fail("pod", f"it is of {one_line(name)[:64]!r}")
-    found = tuple(_condition(item) for item in fields.subs("conditions"))
-    if [each.type for each in found] != [type_ for type_ in TYPES if any(each.type == type_ for each in found)]:
+    conditions = tuple(_condition(item) for item in fields.subs("conditions"))
+    if [each.type for each in conditions] != [
+        type_ for type_ in TYPES if any(each.type == type_ for each in conditions)
+    ]:
         fields.fail("conditions", f"wanted at most one of each of {', '.join(TYPES)}, in this order")
-    return found
+    return conditions
 
 
 def _condition(item: Fields) -> KubeCondition:

@@ -114,16 +114,16 @@ def parse_slurm(
 
 
 def parse_nodes(nodes: Iterable[object]) -> SlurmView:
-    found: dict[str, SlurmNode] = {}
+    nodes_by_name: dict[str, SlurmNode] = {}
     unread: dict[str, str] = {}
     for item in nodes:
         try:
             node = slurm_node(item)
-            found[node.name] = node
+            nodes_by_name[node.name] = node
         except FleetError as error:
             name = item.get("name", "?") if isinstance(item, dict) else "?"
             unread[str(name)] = str(error)
-    return SlurmView(found, unread=unread)
+    return SlurmView(nodes_by_name, unread=unread)
 
 
 def with_jobs(side: SlurmView, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> SlurmView:
@@ -131,26 +131,26 @@ def with_jobs(side: SlurmView, jobs: Iterable[object], reservations: Iterable[ob
     jobs, reservations = list(jobs), None if reservations is None else list(reservations)
     doubts: dict[str, str] = {}
 
-    def known(read: Callable[[object], Iterable[T]], items: Iterable[object], kind: str) -> list[T] | None:
-        found: list[T] = []
+    def read_all(read: Callable[[object], Iterable[T]], items: Iterable[object], kind: str) -> list[T] | None:
+        values: list[T] = []
         for item in items:
             try:
-                found += read(item)
+                values += read(item)
             except FleetError as error:
                 name = item.get(ID_KEYS[kind], "?") if isinstance(item, dict) else "?"
                 doubts[f"{kind} {str(name)[:64]}"] = str(error)
                 return None
-        return found
+        return values
 
-    held, waiting = known(_held, jobs, "job"), known(lambda item: pending_jobs([item]), jobs, "job")
+    running, waiting = read_all(_held, jobs, "job"), read_all(lambda item: pending_jobs([item]), jobs, "job")
     by_jobs = by_all = promised = None
     if reservations is not None:
-        by_jobs = known(_named_by_job, jobs, "job")
-        by_all = known(_named_by_reservation, reservations, "reservation")
-        promised = known(_reserved_for_work, reservations, "reservation")
+        by_jobs = read_all(_named_by_job, jobs, "job")
+        by_all = read_all(_named_by_reservation, reservations, "reservation")
+        promised = read_all(_reserved_for_work, reservations, "reservation")
     return replace(
         side,
-        jobs=None if held is None else _by_node(held),
+        jobs=None if running is None else _by_node(running),
         claims=None if by_jobs is None or by_all is None else frozenset((*by_jobs, *by_all)),
         reserved=None if promised is None else frozenset(promised),
         pending=None if waiting is None else tuple(waiting),
@@ -228,30 +228,30 @@ def jobs_on(node: str, jobs: Iterable[object]) -> list[int]:
     slurmrestd takes no task of an array by its index, and by the array's own number it would mean all tasks: the task
     that has that number is left out while the array has others.
     """
-    found: list[tuple[int, int]] = []
+    running: list[tuple[int, int]] = []
     members: Counter[int] = Counter()
     for item in jobs:
         try:
             job = Fields(item, "job")
             number, array, comment = job.number("job_id"), job.number("array_job_id"), job.text("admin_comment")
             members[array] += 1
-            on = any(name == node for name, _ in _held(item))
+            is_there = any(name == node for name, _ in _held(item))
         except FleetError:
             continue
-        if on and (not comment or comment.startswith(record.PREFIX)):
-            found.append((number, array))
-    return [number for number, array in found if number != array or members[array] == 1]
+        if is_there and (not comment or comment.startswith(record.PREFIX)):
+            running.append((number, array))
+    return [number for number, array in running if number != array or members[array] == 1]
 
 
-def _by_node(held: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
-    for node, number in held:
-        found.setdefault(node, []).append(number)
-    return {node: tuple(numbers) for node, numbers in found.items()}
+def _by_node(jobs_on_nodes: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
+    numbers_by_node: dict[str, list[str]] = {}
+    for node, number in jobs_on_nodes:
+        numbers_by_node.setdefault(node, []).append(number)
+    return {node: tuple(numbers) for node, numbers in numbers_by_node.items()}
 
 
 def _names(fields: Fields, key: str) -> frozenset[str]:
-    found = frozenset(expanded(fields.text(key)))
-    if any("[" in name for name in found):
+    names = frozenset(expanded(fields.text(key)))
+    if any("[" in name for name in names):
         fields.fail(key, "it names more nodes than can be told apart")
-    return found
+    return names

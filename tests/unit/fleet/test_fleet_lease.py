@@ -81,7 +81,7 @@ class Story:
         elif one.phase == "looked":
             one.begun, one.phase = clock, "writing" if should_write(one.standing, one.name, clock) else "idle"
         elif one.phase == "writing":
-            seen = one.standing.seen
+            seen = one.standing.lease
             one.told = None
             if seen is not None and seen.version == self.lease.version:
                 self.commits += 1

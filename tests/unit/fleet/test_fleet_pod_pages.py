@@ -175,7 +175,7 @@ def test_a_pod_that_is_not_well_is_asked_soon(pods: Pods, told: tuple[KubeCondit
     pods.answer = lambda _: told
     assert pods.round(POD) == ["w0"]
     assert pods.round(POD, after=SOON_S) == ["w0"]
-    assert pods.pages.told() == {"u0": told}
+    assert pods.pages.shown() == {"u0": told}
 
 
 def test_many_pods_are_asked_in_turn(pods: Pods) -> None:
@@ -188,7 +188,7 @@ def test_many_pods_are_asked_in_turn(pods: Pods) -> None:
 def test_a_pod_that_has_gone_is_forgotten(pods: Pods) -> None:
     pods.round(POD)
     pods.round(replace(POD, uid="u1"))
-    assert list(pods.pages.told()) == ["u1"], "the next pod of that name is another"
+    assert list(pods.pages.shown()) == ["u1"], "the next pod of that name is another"
 
 
 def shows(pod: KubePod, *told: KubeCondition) -> list[tuple[str, str, str]]:
