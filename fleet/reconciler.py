@@ -1,4 +1,4 @@
-"""The reconcile loop: observe, decide, act, report; beside it the fast path for drains that a person requested."""
+"""The reconcile loop: observe, decide, act, report. The fast path for requested drains runs concurrently."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def run_to_end(work: Callable[[], bool], executor: Executor | None = None)
         raise
 
 
-# Slurm is asked so often; if its answers take long, for at most a quarter of the time.
+# Interval of requests to Slurm; slow answers take at most a quarter of the time.
 EVERY_S = 1.0
 # Passed time alone is a reason to decide again, and so are the fleet's own changes.
 AT_LEAST_S, SOON_S = 5.0, 0.2
@@ -183,22 +183,22 @@ class Reconciler:
                 )
                 # A change that came too late is decided again, although nothing else may change.
                 last = None if self._late else slurm
-            # Ask Slurm for at most half of the time, or its answers to changes would be late.
+            # Spend at most half of the time on requests to Slurm, or its answers to changes would be late.
             pause = 0.0 if isinstance(slurm, Unknown) else min(took, AT_LEAST_S)
             await asyncio.sleep(pause)
-            # An absent Slurm is not burdened by questions; if its machine is dead, passed time alone proves it.
+            # Do not burden an absent Slurm with requests; if its machine is dead, passed time alone proves it.
             seldom = AT_LEAST_S if isinstance(slurm, Unknown) else 3 * took
             await self._wait(SOON_S if changed else max(EVERY_S, seldom) - pause)
 
     def _follow_another_leader(self) -> None:
-        """Forget what another leader changes, and keep what must be known at the first moment of leading."""
+        """Drop the memory while another process leads; keep policy and silence times fresh for the first own pass."""
         self.memory = FleetMemory()
         self.fast_path.update(Unknown("not asked yet"))
         self._reread_policy()
         self.cache.counted(steady())  # counts how long Nodes are silent
 
     async def _pass(self, snapshot: FleetSnapshot) -> int:
-        """Decide on a snapshot and act; return the number of changes made. After a bug the fast path stands still."""
+        """Decide on a snapshot and act; return the number of changes made. After a bug the fast path is disabled."""
         mistake = self.backoff.why
         self.fast_path.update(Unknown(mistake) if mistake else snapshot.slurm)
         self.memory = FleetMemory() if self.api.clocks.anew() else self.memory
@@ -262,7 +262,7 @@ class Reconciler:
                 done.extend([change] if is_done else [])
             except FleetError as error:
                 failed[action_key(change)] = f"{in_words(change)}: {error}"
-            except Exception:  # a bug about one object must not keep the others from their turn
+            except Exception:  # a bug with one object must not block the rest
                 failed[action_key(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
             finally:
                 self.claims.settle(change, done=is_done)
@@ -279,7 +279,7 @@ class Reconciler:
         return done, tried, failed
 
     async def perform(self, change: Change, *, fast: bool = False) -> bool:
-        """Make one change. False: the state is no longer as it was seen, or another fleet leads; nothing was done."""
+        """Make one change. False: the state has changed since it was read, or another process leads."""
         self.stats.turned = time.monotonic()
         if isinstance(change, Drain | Undrain | Remove | Forget | Place):
             done = not isinstance(change, Undrain) or await self.api.is_unchanged(change.at)

@@ -24,16 +24,16 @@ from fleet.world.fields import Fields
 from fleet.world.kubernetes import LABEL, WORKER, fleet_mark
 
 Object = dict[str, Any]
-# The object is gone, or no longer as it was seen.
+# Statuses that mean: the object is gone, or has changed since the fleet read it.
 CHANGED_MEANWHILE = (404, 409, 410, 412)
 DENIED = "admission webhook "
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
 POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
 PAGE = 500
 GUESTS = "Guest in "  # followed by a namespace: the kind of guest pods
-# The API server ends a watch after so long; it is then resumed.
 NO_SUCH_KIND = "404 page not found"  # what an API server answers without the kind's definition
 BRING_KINDS = "kubectl apply --server-side -f cluster/chart/charts/crds/crds/"
+# The API server ends a watch after this time; the fleet then resumes it.
 WATCH_S = 30
 WITHIN_S = 15.0
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"

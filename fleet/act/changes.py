@@ -1,4 +1,4 @@
-"""Apply changes to Kubernetes: each to exactly the object that was seen, and to no other."""
+"""Apply changes to Kubernetes, each with the read object's uid and version as its precondition."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from fleet.world.worker_pool import (
     pool_status_json,
 )
 
-# Annotations for people beside the fleet's labels: why a Node is cordoned, and why it is given up.
+# Annotations that tell people why the fleet cordoned a Node or gave it up.
 CORDON_REASON, FENCE_REASON = "minivm.io/cordoned", "minivm.io/fenced"
 BUDGET = 429
-# The newer version first; servers before 1.22 know the other only.
+# Newest first: API servers before 1.22 know only v1beta1.
 EVICTIONS = ("policy/v1", "policy/v1beta1")
-# The field manager of applied status: a field that it applies no more is removed.
+# The field manager of applied status: the server removes a field that the manager no longer applies.
 MANAGER = "fleet"
 APPLY = "application/apply-patch+yaml"
 MACHINE_KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd.KIND}
@@ -50,7 +50,7 @@ POD_NAME = "statefulset.kubernetes.io/pod-name"
 # The statuses of a refused pod: it cannot be parsed; it is invalid.
 WRONG = (400, 422)
 NAMED = 2
-# Letters of a long message that are kept: its beginning has the value found, its end what is expected.
+# Letters kept of a long message: its beginning has the wrong value, its end the expected one.
 BEGINNING, END = 60, 240
 # Fields of a pod that its template does not set.
 NOT_IN_TEMPLATE = ("spec.hostname", "spec.subdomain")
@@ -60,7 +60,7 @@ _TYPES, _PATH = re.compile(r"\bv1\.\w+\.(\w+):"), re.compile(r"Go struct field \
 
 
 async def apply_change(api: ApiClient, change: actions.Change) -> bool:
-    """Apply a change. False: the object is gone or no longer as it was seen, and nothing was done."""
+    """Apply a change. False: the object is gone or has changed since it was read, and nothing was done."""
     try:
         return await _apply(api, change)
     except KubernetesError as error:
@@ -181,7 +181,7 @@ async def _patch_node(
 
 
 async def _taint(api: ApiClient, name: str, uid: str, version: str, why: str | None) -> bool:
-    """Set or lift the out-of-service taint. Taints are written as a whole, so the others are read first."""
+    """Set or lift the out-of-service taint. A patch replaces all taints, so read the present ones first."""
     node = await api.ask(f"read {name}", (api.core.read_node, {"name": name}))
     metadata = node.get("metadata") or {}
     if (metadata.get("uid"), metadata.get("resourceVersion")) != (uid, version):
@@ -217,7 +217,7 @@ async def _apply_status(
     body: Object = {**kind, "metadata": {"name": name, "resourceVersion": version}, "status": status}
     words = {**resource, "namespace": api.namespace, "name": name, "body": body}
     ask = api.custom.patch_namespaced_custom_object_status
-    # The fleet owns the status: fields that someone else wrote there are taken over.
+    # The fleet owns the status, so force takes over fields of other managers.
     await api.ask(f"note of {name}", (ask, words), field_manager=MANAGER, force=True, _content_type=APPLY)
 
 
@@ -262,7 +262,7 @@ def job_of(act: StartJob) -> Object:
 
 
 async def _create_pod(api: ApiClient, act: CreatePod) -> None:
-    """Create a pod. Never apply it: an existing pod of that name may be anybody's."""
+    """Create a pod. Never apply it: an existing pod of that name may belong to another owner."""
     name, body = act.name, pod_of(act, api.labels)
     try:
         await api.ask(f"create {name}", (api.core.create_namespaced_pod, {"namespace": api.namespace, "body": body}))
@@ -306,7 +306,7 @@ def pod_of(act: CreatePod, labels: str) -> Object:
 
 
 def template_error(pool: str, message: str, causes: Sequence[tuple[str, str]]) -> str:
-    """Say which field of a WorkerPool's template is wrong, from the API server's refusal of a pod of it."""
+    """Name the wrong field of a WorkerPool's template, from the API server's refusal of a pod."""
     problems = [_describe(*cause) for cause in causes[:NAMED]] or [_describe(*_unparsed(message))]
     more = [f"and {len(causes) - NAMED} more"] if len(causes) > NAMED else []
     return f"mend the template of WorkerPool {pool}, which the API server refuses: {'; '.join([*problems, *more])}"

@@ -1,7 +1,7 @@
 """The fleet's clock: the wall time at its start, advanced by the monotonic clock: setting a clock passes no time.
 
-Both servers report their time. If they disagree with the fleet's clock it is not known which is wrong, and decisions
-that end jobs because time has passed wait. The clock is taken anew once the machine's and the API server's agree.
+Both servers report their time. If one disagrees with the fleet's clock, either may be wrong, and decisions that end
+jobs because time has passed wait. The fleet resets its clock once its machine and the API server agree.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ClockSkew:
         self.apart[server] = apart(_began + began, steady(), reported)
 
     def anew(self) -> bool:
-        """Return whether the clock was taken anew since the last call: then remembered times are of another clock."""
+        """Return whether the clock was reset since the last call: then remembered times are invalid."""
         renewed, self._renewed = self._renewed, False
         return renewed
 

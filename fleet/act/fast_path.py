@@ -1,4 +1,7 @@
-"""Fast path for drains that a person requested: decided from Slurm's last known state, beside the main loop."""
+"""Fast path for drains that a person requested, concurrent with the main loop.
+
+It decides from Slurm's last known state and re-checks each node in Slurm before it drains the node.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from fleet.policy import Policy
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Unknown
 
-# The policy's number of changes applies to so long.
+# The policy limits the number of changes in this time.
 PACE_S = 1.0
 # Slurm's state is too old after this.
 FRESH_S = 15.0
 
 
 class Claims:
-    """The drains that were made or are being made, so that loop and fast path never make one twice.
+    """Drains that are done or in progress, so that the loop and the fast path never repeat one.
 
-    A claim lasts for the pass in which the drain was made and the next one, since Slurm's answer in that pass may be
-    older than the drain.
+    A claim lasts for the pass of the drain and for the next one, because Slurm's answer in the next pass may be older
+    than the drain.
     """
 
     def __init__(self) -> None:
@@ -48,7 +51,7 @@ class Claims:
             self._claims[change.name] = inf
 
     def settle(self, change: Change, *, done: bool) -> None:
-        """Keep the claim of a drain that was made; give up the claim of one that was not and is still due."""
+        """Keep the claim of a drain that succeeded; drop the claim of one that failed."""
         if isinstance(change, Drain):
             self._claims.pop(change.name, None)
             if done:
@@ -56,7 +59,7 @@ class Claims:
 
 
 class FastPath:
-    """Makes requested drains at once. Each is checked again in Slurm; everything else waits for the main loop."""
+    """Make requested drains at once; everything else waits for the main loop."""
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class FastPath:
         perform: Callable[[Drain], Awaitable[bool]],
         attempted: Callable[[], None],
     ) -> None:
-        """Call `attempted` after each attempt, so that the loop decides anew."""
+        """Store the callbacks; `attempted` runs after each attempt and triggers the main loop."""
         self.cache, self.claims, self.state, self.leads = cache, claims, state, leads
         self.perform, self.attempted = perform, attempted
         self.changed = asyncio.Event()
@@ -78,7 +81,7 @@ class FastPath:
         self._window = (0.0, 0)  # the start of the present second, and the drains in it
 
     def update(self, slurm: SlurmView | Unknown) -> None:
-        """Take over what the loop knows of Slurm; Unknown switches the fast path off."""
+        """Store the loop's latest view of Slurm; Unknown disables the fast path."""
         self._slurm_at, self._slurm = time.monotonic(), slurm
 
     async def follow(self) -> None:
@@ -108,7 +111,7 @@ class FastPath:
             self.changed.set()
 
     async def _attempt(self, drain: Drain) -> bool:
-        """Make one drain. False: it failed, and so would the others; the loop tries again and reports why."""
+        """Make one drain. False: it failed, and further ones would fail too; the loop retries and reports the error."""
         self.claims.take(drain)
         done = False
         try:

@@ -1,4 +1,4 @@
-"""Leader election by a Lease: of several fleets one acts, the others watch.
+"""Leader election by a Lease: one fleet process acts, the standby processes watch.
 
 No clocks of two machines are compared. A candidate measures by its own clock for how long the Lease has not changed;
 the holder measures by its own clock from the beginning of the write that renewed it. A write happens after it began and
@@ -19,13 +19,13 @@ from fleet.act.api_client import ApiClient, KubernetesError, Object
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
 
-# A Lease that has not changed for so long is free. Never change this: in an upgrade two versions run together.
+# A Lease that has not changed for this time is free. Never change the value: an upgrade runs two versions at once.
 LASTS_S = 15.0
-# The holder acts for so long after it began to renew; the difference covers clocks of another pace and delays.
+# The holder acts for this time after it began to renew. The difference covers delays and clocks of another pace.
 HOLDS_S = 10.0
 RENEW_S = 2.0
 NEVER = float("-inf")
-# A request that takes longer is useless: what it would win is over.
+# A slower request is useless: the term that it would win is over.
 WITHIN_S = 4.0
 CONFLICT = 409
 Log = Callable[[str], object]

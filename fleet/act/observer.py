@@ -1,4 +1,4 @@
-"""Observe what no watch delivers: Slurm's nodes, jobs that a decision needs, clocks, proofs of death, pods' pages."""
+"""Poll what no watch delivers: Slurm's nodes and jobs, clocks, probes of dead machines, pods' pages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LeaseAges:
 async def prove(
     api: ApiClient, kubernetes: KubernetesView, policy: Policy, leases: LeaseAges | None = None
 ) -> Mapping[str, DeathProof]:
-    """Probe the machines that look dead. Without `leases`, for a single look, a lease's own time tells its age."""
+    """Probe the machines that look dead. Without `leases`, the time in a lease gives its age."""
     if leases:
         await leases.follow(api, kubernetes, policy)
     nodes = suspects(kubernetes, policy, steady())[:MOST]
@@ -164,7 +164,7 @@ async def answers(host: str, port: int) -> bool:
 
 
 CLAIMS_S = 15.0
-# Proofs are renewed after so long, and valid for three times that.
+# Interval of new proofs; a proof is valid for three intervals.
 PROOFS_S = 5.0
 # How often slurmctld's clock is compared.
 CLOCK_S = 30.0
@@ -177,7 +177,7 @@ def needs_jobs(snapshot: FleetSnapshot) -> bool:
 
 
 def _awaiting_remedy(snapshot: FleetSnapshot) -> frozenset[str]:
-    """Return the workers whose machines are treated once nothing runs on them."""
+    """Return the workers whose machines get a remedy once they are idle."""
     kubernetes = snapshot.kubernetes
     machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
     statuses = (machine.status for machine in machines.values() if machine.status.goal in ACTED)
@@ -214,7 +214,7 @@ class Observer:
     def __init__(self, api: ApiClient, slurm: SlurmClient, policy: Callable[[], Policy]) -> None:
         self.api, self.rest, self.policy = api, slurm, policy
         self._claims_at = self._clock_at = float("-inf")
-        # What could not be read of claims holds until they are requested again.
+        # Claims that could not be read; valid until the next request.
         self._doubts: Mapping[str, str] = {}
         self._proofs: tuple[float, Mapping[str, DeathProof]] = (0.0, {})
         self._leases = LeaseAges()
@@ -255,7 +255,7 @@ class Observer:
                 self.api.clocks.heard(SLURM, began, reported)
 
     async def prove_forever(self, cache: WatchCache, leads: Callable[[], bool]) -> None:
-        """Renew the proofs beside the loop: a dead machine answers late, and may stay dead for days."""
+        """Renew the proofs concurrently with the main loop, because a dead machine answers late."""
         while True:
             if leads():
                 proofs = await self.prove(cache.counted(steady()), self._leases)
@@ -299,7 +299,7 @@ class PodPages:
         self._answers: dict[str, PageAnswer] = {}
 
     def shown(self) -> Mapping[str, tuple[KubeCondition, ...]]:
-        """Return what each pod showed at last, by its uid; empty: it did not answer."""
+        """Return the last conditions of each pod by uid; empty: the pod did not answer."""
         return {uid: answer.conditions for uid, answer in self._answers.items()}
 
     async def follow(self, world: Callable[[], KubernetesView | Unknown], leads: Callable[[], bool]) -> None:
@@ -312,7 +312,7 @@ class PodPages:
             await asyncio.sleep(EVERY_S)
 
     async def ask_due(self, pods: Iterable[KubePod]) -> None:
-        """Ask the pods that are due, those first that were asked longest ago."""
+        """Ask the pods that are due, the longest waiting first."""
         running = {pod.uid: pod for pod in pods if can_answer(pod)}
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in running}
         due = [pod for pod in running.values() if self._is_due(pod)]
@@ -339,7 +339,7 @@ class PodPages:
 
 
 def is_ready(pod: KubePod) -> bool:
-    """Return whether the kubelet's own probe finds the pod ready, whatever the conditions say."""
+    """Return whether the kubelet's own probe finds the pod ready."""
     condition = pod.conditions.get("ContainersReady")
     return condition is not None and condition.status == "True"
 

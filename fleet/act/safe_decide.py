@@ -1,6 +1,6 @@
-"""The decision, guarded: a bug in it is reported and nothing is done.
+"""Run the decision, and turn a bug in it into a notice and no changes.
 
-Otherwise the fleet would restart, meet the same snapshot, fail again, and report nothing in between.
+Otherwise the fleet would crash on the same snapshot after each restart and report nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ground.errors import one_line
 
 MISTAKE = "mistake"
 FRAMES, LONGEST = 8, 512
-# The next snapshot may be without the cause; if it is not, the pauses spare log and processor.
+# Pauses between attempts with a bug: the next snapshot may not trigger it.
 FIRST_S, LONGEST_S = 1.0, 30.0
 
 
 def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
     """Decide; after a bug return a decision that holds only a notice, and in `mistake` the traceback for the log.
 
-    The memory is dropped except for reported notices, since it may be the cause, and may be lost at any time.
+    Drop the memory except for reported notices: it may trigger the bug, and losing it is always safe.
     """
     try:
         return unguarded(snapshot, memory, now, policy)
@@ -40,7 +40,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
 
 
 def mistake_text(decision: Decision) -> str:
-    """Why nothing is decided; empty: it is."""
+    """Return the text of the bug's notice; empty: no bug."""
     return next((each.text for each in decision.stands if each.kind == MISTAKE), "") if decision.mistake else ""
 
 

@@ -29,11 +29,11 @@ WITHIN_S = 20.0
 MOST_BYTES = 256 << 20
 # A server that works on an answer still acknowledges data; one that does not is gone.
 GONE_MS = 5000
-# After so many seconds for reasons in jobs' comments, further nodes are set down without, until a minute is over:
-# users decide how long the list of jobs is, and a rack may die at a time.
+# Seconds per minute for writing reasons into jobs' comments; after that, nodes are set down without them: users decide
+# how long the list of jobs is, and a whole rack may die at once.
 EXPLAINS_S, EXPLAINS_AGAIN_S = 5.0, 60.0
 UNCHANGED = 304
-# slurmrestd does not report deleted nodes as a change, so all nodes are requested so often.
+# Interval of full lists: slurmrestd does not report deleted nodes as a change.
 WHOLE_S = 60.0
 # The only users that may change nodes are operators; this is Slurm's own.
 USER = "slurm"
@@ -61,7 +61,7 @@ def _base64(data: bytes) -> bytes:
 
 
 class SlurmClient:
-    """The client of one slurmrestd. It keeps the last answer, because slurmrestd only says whether it has changed."""
+    """The client of one slurmrestd. It caches the last answer, because slurmrestd may reply "not modified"."""
 
     def __init__(self, address: str, key: Path) -> None:
         try:
@@ -75,14 +75,14 @@ class SlurmClient:
         self._whole_at = 0.0  # when all nodes were requested; monotonic
         self._last_update = 0  # slurmctld's clock at its last answer
         self._explaining_since, self._explained_s = -EXPLAINS_AGAIN_S - 1.0, 0.0
-        # One connection for each thread, kept: slurmrestd resolves the name of each new peer, and answers nobody until
-        # that is done or has timed out.
+        # One persistent connection per thread: slurmrestd resolves the name of each new peer, and answers no request
+        # until that succeeds or times out.
         self._local = threading.local()
         # One look at a time: an older answer that is parsed later must not replace a newer one.
         self._looking = threading.RLock()
 
     def look(self, *, jobs: bool, claims: bool = False) -> SlurmView:
-        """Read the nodes; with `jobs` also the jobs that hold them, with `claims` also the nodes that others name."""
+        """Read the nodes; `jobs`: also the jobs on them; `claims`: also the nodes that jobs and reservations name."""
         rest: dict[str, object] = {}
         with self._looking:
             text = self._changes()
@@ -123,11 +123,11 @@ class SlurmClient:
         return self._text("GET", "nodes/")
 
     def change(self, act: ToSlurm, may: Callable[[], bool] = lambda: True) -> bool:
-        """Make a change. False: the node is not as it was seen, or `may` refuses, and nothing was done."""
+        """Make a change. False: the node has changed since it was read, or `may` refuses, and nothing was done."""
 
         def is_allowed() -> bool:
             before = self._is_at(act) if isinstance(act, Place) else self.is_unchanged(act.name, act.was)
-            # The question may take long, and the Lease may be lost meanwhile.
+            # The request may take long enough to lose the Lease.
             return before and may()
 
         if not is_allowed():
@@ -250,7 +250,7 @@ class SlurmClient:
         return status, text
 
     def _connect(self) -> http.client.HTTPConnection:
-        # The address of a pod that has gone does not even refuse, and nothing is decided during that time.
+        # The address of a deleted pod does not refuse connections, and the fleet decides nothing while it waits.
         connection = http.client.HTTPConnection(self.host, self.port, timeout=min(WITHIN_S, GONE_MS / 1000))
         connection.connect()
         connection.sock.settimeout(WITHIN_S)

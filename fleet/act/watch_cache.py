@@ -1,4 +1,4 @@
-"""Kubernetes' side, kept by list and watch. A kind that was not heard of for too long is unknown."""
+"""Cache of Kubernetes' objects by list and watch. A kind is unknown while its watch is silent for too long."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ParsedObjects:
         self.hidden: dict[str, str] = {}  # the Nodes of unreadable pods, where at least those can be read
 
     def take(self, item: Object) -> bool:
-        """Store an object. Whether it is news: a kubelet's heartbeat changes a Node's version and times only."""
+        """Store an object; return whether it changed. A kubelet's heartbeat, which alters only times, is no change."""
         name = kubernetes.name_of(item)
         before = self.found.get(name)
         self.drop(name)
@@ -210,7 +210,7 @@ class WatchCache:
                 yield Worker(name, pod, nodes.get(pod.node), slurm.nodes.get(name))
 
     def counted(self, wall: float | None = None) -> KubernetesView | Unknown:
-        """Kubernetes' side for the leader: no Node is silent for longer than this fleet has seen it silent.
+        """Return Kubernetes' side for the leader; a Node is silent for at most as long as this process has observed it.
 
         The transition time in a condition comes from another machine's clock, and the fleet's own may be set: a clock
         that is put an hour ahead must not make an hour pass.

@@ -1,8 +1,8 @@
-"""Calls of remedies' webhooks, beside the loop: a later pass takes up the answer.
+"""Call remedies' webhooks concurrently with the main loop; a later pass takes up the answer.
 
 Only the status of an answer is read; no redirect is followed and no proxy is used. A call that was interrupted, or
-whose answer was not recorded, is repeated with the same idempotency key. A waiting call is dropped once the remedy is
-withdrawn or another fleet leads: by then jobs may run on the machine.
+whose answer was not recorded, is repeated with the same idempotency key. The fleet drops a waiting call once the
+remedy is withdrawn or another process leads: by then jobs may run on the machine.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WebhookCaller:
 
     def _on_done(self, task: asyncio.Task[int]) -> None:
         if not task.cancelled():
-            task.exception()  # a call that nobody wants any more may fail unreported
+            task.exception()  # a dropped call may fail unreported
         self.answered()
 
     def check_taken(self, act: CallHook) -> None:

@@ -67,7 +67,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Tell Slurm a node's place in its topology."""
+    """Set a node's place in Slurm's topology."""
 
     name: str
     place: str
@@ -76,7 +76,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Label the pod as evictable, while its node in Slurm is as it was seen."""
+    """Label the pod as evictable, provided that its node in Slurm has not changed since it was read."""
 
     pod: str
     uid: str
@@ -128,7 +128,7 @@ class ShowOnPod:
 
 @dataclass(frozen=True, slots=True)
 class ShowStates:
-    """Show several conditions of a pod and remove others in one patch: a reader never sees half of it."""
+    """Show several conditions of a pod and remove others in one patch: no reader sees half of the change."""
 
     pod: str
     uid: str
@@ -190,7 +190,7 @@ class Unfence:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a pod without waiting for its dead kubelet, while its Node is as it was seen."""
+    """Delete a pod without waiting for its dead kubelet, provided that its Node has not changed since it was read."""
 
     pod: str
     uid: str

@@ -19,14 +19,14 @@ from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import ElasticSpec, WorkerPool, effective_offer
 
-# In this time Slurm has tried a job more than once. If it does not start on enough idle nodes, more nodes do not help.
+# In this time Slurm tries a job more than once. If the job does not start on enough idle nodes, more do not help.
 HELPLESS_S = 300.0
 SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticPlan:
-    """The target of a pool in this pass."""
+    """The plan for one pool in this pass."""
 
     # The pods that should exist, on any Node.
     names: Mapping[str, str]
@@ -40,7 +40,7 @@ class ElasticPlan:
 
 @dataclass(slots=True)
 class PoolDemand:
-    """One pool: its pods by what they do, and what jobs ask of it."""
+    """One pool: its pods by activity, and the demand of jobs."""
 
     pool: WorkerPool
     wants: ElasticSpec
@@ -72,7 +72,7 @@ def plan_elastic(
     fed: Mapping[str, float],
     now: float,
 ) -> tuple[Mapping[str, ElasticPlan], Mapping[str, float]]:
-    """Return the plan of each pool, and since when waiting jobs have had enough idle nodes."""
+    """Plan each pool; also return since when waiting jobs have had enough idle nodes."""
     demands = [_demand(pool, pool.elastic, workers, kubernetes, slurm) for pool in pools if pool.elastic is not None]
     if slurm.pending is None:
         return {demand.pool.name: _unchanged(demand) for demand in demands}, fed
@@ -119,15 +119,15 @@ def _demand(
 
 
 def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
-    """Return whether nothing runs on it, and nobody else holds or names it."""
+    """Return whether no job runs on the worker, and no job, reservation or person holds or names it."""
     node = worker.slurm
     if worker.pod.ended or worker.name in (slurm.claims or ()):
-        return False  # an ended pod counts until it has gone
+        return False  # an ended pod counts until it is deleted
     if node is None:
         return worker.name not in slurm.unread and not worker.pod.ready
     if node.record.busy or slurm.holding(worker.name):
         return False
-    # A pod that comes back is still held for its predecessor's departure until it is ready.
+    # Until a returning pod is ready, its predecessor's drain still holds its node.
     return asleep(node) or not (node.drained or node.down)
 
 
@@ -180,13 +180,13 @@ def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None
         return 0.0
     started = node.record.started
     since = max(node.last_busy, created, float(started) if started.isdecimal() else 0.0)
-    # Who names it, which jobs hold it and since when nothing runs on it must all be known.
+    # Claims, running jobs and the time of the last job must all be known.
     is_certain = slurm.claims is not None and slurm.jobs is not None and node.last_busy > 0
     return since if since <= before and is_certain else None
 
 
 def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, many: int) -> list[str]:
-    """Return the lowest free numbers; names whose node is held in Slurm come last."""
+    """Return the lowest free numbers; names that another drain holds in Slurm come last."""
     free: list[str] = []
     held_names: list[str] = []
     for number in range(demand.wants.most if many else 0):
@@ -246,8 +246,8 @@ def _share_partition(partitions: frozenset[str], job: PendingJob) -> bool:
 def _assign(
     demand: PoolDemand, nodes: float, job: PendingJob, fed: Mapping[str, float], after: dict[str, float], now: float
 ) -> None:
-    # The time of a job starts anew when a task of its array has started, and when it becomes the first in the queue:
-    # until then idle nodes may be kept from it for another job.
+    # The count restarts when a task of the job's array starts, and when the job becomes the first in the queue: until
+    # then Slurm may keep idle nodes for another job.
     behind = job.reason.startswith(BEHIND)
     key = f"{job.job}:{job.times}:{'behind' if behind else 'first'}"
     over = key in fed and now - fed[key] >= HELPLESS_S

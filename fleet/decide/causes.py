@@ -16,33 +16,33 @@ from fleet.world.kubernetes import KubeNode, KubePod
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
-# The annotation of a pod that should leave; its value says why. Removing it withdraws the request.
+# The annotation that requests a pod's departure; its value is the reason. Removing it withdraws the request.
 LEAVE = "minivm.io/leave"
 
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """One kind of cause: what a drain for it says in Slurm, and how the fleet treats it."""
+    """One kind of cause: the drain's reason in Slurm, and the fleet's reaction."""
 
     # Lower-case letters only: Slurm's reason of the drain begins with it.
     name: str
-    # The key of the policy for it; "": a person or a WorkerPool causes it, which needs no setting.
+    # The policy's key; "": a person or a WorkerPool is the cause, which needs no setting.
     setting: str = ""
     # The reason's text; "": its author's words.
     text: str = ""
     # A sign of a machine: the policy's `share` limits how many workers such signs drain at a time.
     limited: bool = False
-    # Requested for this one machine: drained at once, before the loop has looked at all workers.
+    # Requested for this one machine: the fast path drains it, without waiting for the loop.
     on_fast_path: bool = False
     # The pod is evicted once its node is drained and idle.
     evicts: bool = False
-    # The pod's WorkerPool wants the pod to go.
+    # The pod's WorkerPool requests the pod's departure.
     of_pool: bool = False
-    # What the pod's machine should become or prove.
+    # The goal or the owed proof of the pod's machine.
     of_goal: bool = False
     # The node is set down, so that its jobs run elsewhere.
     sets_down: bool = False
-    # A node without a pod that is held only for such causes waits for its next pod.
+    # A node without a pod that is drained only for such causes waits for its next pod.
     may_sleep: bool = False
 
 
@@ -90,7 +90,7 @@ def cause(kind: str, *values: object) -> dict[str, str]:
 
 
 def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
-    """Return the causes of a worker's Node and pod. Goals, pools, fencing and lost pods add theirs in `decide`."""
+    """Return the causes of a worker's Node and pod. `decide` adds those of goals, pools, fencing and lost pods."""
     causes_of_worker = dict(of_node(worker.node, policy, now)) if worker.node else {}
     node = worker.slurm
     if worker.node and node and "notready" in node.kinds and silent_for(worker.node, now) >= 0:

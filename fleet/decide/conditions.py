@@ -20,14 +20,14 @@ from fleet.world.worker_pool import PoolStatus
 MOST = 1024
 # Reasons of the condition, from the best to the worst; a Node with several workers shows the worst.
 WORST = ("TakesJobs", "NotResponding", "Draining", "Drained", "Down")
-# A replaced controller pod answers again within seconds: a shorter time would rewrite every object for nothing.
+# A replaced controller pod answers within seconds: a shorter time would rewrite every object needlessly.
 AFTER_S = 60.0
 # The reason of the conditions, and the state of a Machine, during an outage.
 UNKNOWN = "SlurmUnknown"
 
 
 def condition(node: SlurmNode) -> KubeCondition:
-    """Return whether a node takes jobs; not whether it has some, which would be a write for every job."""
+    """Return whether a node takes jobs. Whether it has jobs is not shown: that would be a write for every job."""
     if node.drained:
         status, reason = "False", "Draining" if node.record.busy else "Drained"
     elif node.down:
@@ -52,7 +52,7 @@ _DURATION = re.compile(r"\b[0-9]+ (?:ms|s|min|h)\b")
 
 
 def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeCondition, ...]]) -> Iterator[Change]:
-    """Write what the pods' pages show into their status. A pod that does not answer keeps what was written last."""
+    """Copy the conditions of the pods' pages into their status. A silent pod keeps its last conditions."""
     for pod in (*kubernetes.pods.values(), *kubernetes.others.values()):
         if pod.ended or (page := pages.get(pod.uid)) is None:
             continue
@@ -63,7 +63,7 @@ def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeConditi
 
 
 def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
-    """Take back "ready" where the kubelet's probe and the page both fail: the fleet's own network may be cut."""
+    """Withdraw "ready" only where the kubelet's probe fails too: the fleet's own network may be cut."""
     shown, probed = pod.conditions.get(READY), pod.conditions.get("ContainersReady")
     if shown is None or shown.status != "True" or probed is None or probed.status == "True":
         return ()
@@ -77,7 +77,7 @@ def lasting(condition: KubeCondition) -> KubeCondition:
 
 
 def summary(type_: str, workers: Sequence[Worker], whose: str) -> KubeCondition | None:
-    """Return the condition of a Node with these workers, and whose they are; None: Slurm does not know one of them."""
+    """Return the condition of a Node with these workers and the fleet's mark; None: Slurm does not know all of them."""
     shown = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
     if len(shown) < len(workers):
         return None
@@ -98,7 +98,7 @@ def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, whos
 
 
 def hide_on_node(node: KubeNode, policy: Policy, whose: str) -> Change | None:
-    """Remove the condition of a Node without workers, unless another fleet wrote it."""
+    """Remove the condition of a Node without workers, if this fleet wrote it."""
     shown = node.conditions.get(policy.shows)
     mine = shown is not None and _is_mine(shown, whose)
     return HideOnNode(node.name, node.uid, policy.shows) if mine else None
@@ -123,7 +123,7 @@ def follow_cordon(node: KubeNode, workers: Sequence[Worker], policy: Policy, goa
     if goal:
         return None if node.cordoned else Cordon(node.name, node.uid, node.version, f"goal {goal}"[:MOST])
     if any(worker.slurm is None for worker in workers):
-        return None  # the state of one of them is not known
+        return None  # the state of a worker is unknown
     nodes = ((worker.name, worker.slurm) for worker in workers if worker.slurm)
     held_by_person = next(((name, slurm) for name, slurm in nodes if slurm.drained and not slurm.by_fleet), None)
     if held_by_person and policy.cordon and not node.cordoned:
@@ -133,11 +133,8 @@ def follow_cordon(node: KubeNode, workers: Sequence[Worker], policy: Policy, goa
     return None
 
 
-# While slurmctld does not answer. Without this, `kubectl get machines,workerpools` would repeat the state from before.
-
-
 def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Policy) -> Iterator[Change]:
-    """Replace each state that Slurm no longer confirms. `since`: when slurmctld answered last.
+    """Mark each shown state as unknown while slurmctld does not answer. `since`: the time of its last answer.
 
     Objects that show the outage already are left alone, so a restarted operator does not move the time in them.
     """
@@ -150,7 +147,7 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
             yield ShowOnPod(pod.name, pod.uid, _unknown(shown, outage))
     for node in kubernetes.nodes.values() if policy.shows else ():
         shown = node.conditions.get(policy.shows)
-        # Another cluster's operator may show its own workers on the same Node.
+        # Another cluster's fleet may show its own workers on the same Node.
         if shown is not None and shown.reason != UNKNOWN and _is_mine(shown, kubernetes.whose):
             rest = shown.message.removeprefix(kubernetes.whose).removeprefix(": ")
             yield ShowOnNode(node.name, node.uid, _unknown(replace(shown, message=rest), outage, kubernetes.whose))

@@ -1,4 +1,4 @@
-"""The one decision of a pass: a snapshot, the memory, the time and the policy in; changes, notices and a memory out."""
+"""Decide one pass: from snapshot, memory, time and policy derive changes, notices and the next memory."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
 
 
 def protect(worker: Worker, slurm: SlurmView, causes: Mapping[str, str]) -> Free | Protect | None:
-    """Label a pod that may be evicted, or take the label away.
+    """Label a pod that may be evicted, or remove the label.
 
-    A drained pod that no job holds may be evicted by anybody. Every other pod may get a job at any moment: without
-    the label its pool's PodDisruptionBudget allows no eviction. The label goes before the drain does; after a person
-    resumes a node, its pod stays evictable until the next pass.
+    Any client may evict a drained pod that no job holds. Every other pod may get a job at any moment: without
+    the label its pool's PodDisruptionBudget allows no eviction. The fleet removes the label before the
+    drain; after a person resumes a node, its pod stays evictable until the next pass.
     """
     pod, node = worker.pod, worker.slurm
     if pod.deleting:
@@ -57,7 +57,7 @@ def protect(worker: Worker, slurm: SlurmView, causes: Mapping[str, str]) -> Free
     if node is None and causes.keys() & {"lost", *OF_POOL}:
         return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
     if node is None and pod.lost and worker.name not in slurm.unread:
-        return None  # it is still lost; a restarted operator counts anew, and takes nothing back
+        return None  # still lost; a restarted fleet counts from zero, and withdraws nothing
     if node is None or not _is_idle(node, causes):
         return Protect(pod.name, pod.uid, pod.version) if pod.free else None
     jobs = slurm.holding(worker.name)
@@ -72,7 +72,7 @@ def _is_idle(node: SlurmNode, causes: Mapping[str, str]) -> bool:
 
 
 def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: bool) -> Action | None:
-    """Evict a pod that should leave, or say what it waits for. `room`: whether one more pod of its pool may be away."""
+    """Evict a pod that should leave, or report what it waits for. `room`: one more pod of its pool may be away."""
     if not is_to_go(worker, causes):
         return None
     name, node, pod = worker.name, worker.slurm, worker.pod
@@ -83,14 +83,14 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
                 name, "leave", "must leave, and Slurm has no record of it: the fleet cannot tell whether it is idle"
             )
     elif not node.drained or (not node.by_fleet and not causes.keys() & EVICTING - OF_POOL):
-        return None  # the drain comes first; a pod that a person holds stays, if only its pool wants it to go
+        return None  # not drained yet; a pod that a person drained stays if only its pool requests the departure
     elif not for_pool and (node.by_fleet or LEAVE not in pod.annotations) and pod.created >= node.since:
-        # The pod is newer than the drain. Without a person's request for this very pod it is not evicted twice.
+        # The pod is newer than the drain: do not evict it again without a person's request for this pod.
         return Notice(name, "leave", "has come back to the machine that it must leave, and is not evicted again")
     elif hindrance := _hindrance(node, slurm):
         return Notice(name, "leave", f"must leave, and {hindrance}")
     if not pod.free:
-        return None  # its label comes first
+        return None  # not labelled yet
     if not room:
         return Notice(name, "leave", "must leave, and waits for the other pods of its pool that are away")
     reason = pod.annotations.get(LEAVE) or next(
@@ -108,23 +108,23 @@ def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
     return "waits until it is idle" if node.record.busy else ""
 
 
-# Changes that only show or create something come last: where they are refused, they must not hold up a drain.
+# Changes that only show or create objects come last: a refusal must not delay a drain.
 LAST = (ShowOnPod, ShowStates, ShowOnNode, HideOnNode, Make, Record, CallHook, Place, CreatePod, Adopt, NotePool)
-# Changes that end no job and do not depend on each other: many may run at a time.
+# Independent changes that end no job: many may run concurrently.
 MANY = (Undrain, Protect, ShowOnPod, ShowStates, ShowOnNode, HideOnNode)
 PASS_S = 3.0
-# In a minute, so many new texts about one subject are reported.
+# The most new texts about one subject in a minute.
 MINUTE_S, NEWS = 60.0, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     changes: tuple[Change, ...]
-    # All notices that hold now, and those that were not reported before.
+    # All present notices, and the new ones among them.
     stands: tuple[Notice, ...]
     news: tuple[Notice, ...]
     memory: FleetMemory
-    mistake: str = ""  # the traceback of a bug, because of which nothing is decided
+    mistake: str = ""  # the traceback of a bug that prevented the decision
 
 
 def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
@@ -140,7 +140,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
             return finish(memory, notices, (), memory, now)
         return _without_slurm(snapshot, kubernetes, memory, now, policy, notices)
     goals = remediation.derive_goals(snapshot, now, policy)
-    # With a wrong clock it is not known how long a job has waited or a node been idle.
+    # With a wrong clock, waiting and idle times are unknown.
     pool_world, pool_slurm = (
         (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
     )
@@ -184,7 +184,7 @@ def _without_slurm(
     policy: Policy,
     notices: list[Notice],
 ) -> Decision:
-    """Decide what needs no answer of slurmctld: its own controller may lie on a dead machine, and states go stale."""
+    """Decide during an outage of slurmctld: fence its machine if that is dead, and mark shown states as unknown."""
     since = memory.slurm_silent_since or now
     slurm = snapshot.slurm
     changes = _sort_out(
@@ -217,7 +217,7 @@ def _is_creation(change: Change) -> bool:
 
 
 def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapping[str, int]) -> list[Change]:
-    """Order the creations by turns: one pod of each pool, then the second of each, so that no pool starves another.
+    """Order the creations round-robin over the pools, so that no pool starves another.
 
     `paces`: the most creations of a pool in one pass.
     """
@@ -240,7 +240,7 @@ def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapp
 def _not_refused(
     changes: list[Change], memory: FleetMemory, now: float
 ) -> tuple[list[Change], dict[Key, RefusedChange]]:
-    """Leave out changes that wait for their retry; also return the refusals of changes that are still due."""
+    """Drop changes in backoff; also return the refusals of changes that are still due."""
     due = {action_key(change) for change in changes}
     refused = {key: refusal for key, refusal in memory.refused.items() if key in due}
     waiting = {key for key, refusal in refused.items() if now < refusal.until}
@@ -261,7 +261,7 @@ def _within_rate(
 
 
 def without_deadlines(policy: Policy) -> Policy:
-    """Make nothing due because of passed time; drains that exist for it stay."""
+    """Disable all deadlines; existing drains for a deadline stay."""
     never = float("inf")
     within = policy.leave_within_s and never
     lend = replace(policy.lend, notice_s=never)
@@ -269,7 +269,7 @@ def without_deadlines(policy: Policy) -> Policy:
 
 
 def _undated(kubernetes: KubernetesView) -> KubernetesView:
-    """Do the same for pools; a deadline of 0 is not one of time and stays."""
+    """Disable the pools' deadlines; a deadline of 0 depends on no clock and stays."""
     if kubernetes.pools is None:
         return kubernetes
     never = float("inf")
@@ -289,7 +289,7 @@ def _actions(
     pool_plan: PoolsPlan,
 ) -> Iterator[Action]:
     fencing_causes = fencing.causes(kubernetes, slurm, snapshot.proofs, policy, now)
-    # While a worker's Node is unknown, it is not known either whether a cause has gone.
+    # While a worker's Node is unknown, so is the end of a cause.
     workers = {
         worker.name: (
             worker,
@@ -318,10 +318,10 @@ def _actions(
         admitted_causes = admitted(worker.slurm, worker_causes, limits)
         guard = protect(worker, slurm, admitted_causes)
         if name in pool_plan.named and isinstance(guard, Free):
-            guard = None  # it may be taken back now: freeing it in each pass would never end
+            guard = None  # the next pass may withdraw the label: freeing it in each pass would never end
         drain = decide_drain(worker, admitted_causes, _mark(worker, memory))
         if isinstance(drain, Undrain) and slinky.shows_drain(worker.pod):
-            drain = None  # programs that delete drained pods are to see its end first
+            drain = None  # programs that delete drained pods must see the end of the drain first
         is_ending = worker.slurm is not None and worker.slurm.by_fleet and not admitted_causes
         shown = (conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy, ends=is_ending))
         yield from filter(None, [drain, guard, *shown])
@@ -355,13 +355,13 @@ def _on_nodes(
     goals: remediation.Goals | None,
     limits: Budget,
 ) -> Iterator[Action]:
-    """Cordons and conditions of Nodes with workers, and the removal of conditions from Nodes without."""
+    """Set cordons and conditions of Nodes with workers, and remove conditions from Nodes without workers."""
     workers_on: dict[str, list[Worker]] = {}
     for worker in workers:
         workers_on.setdefault(worker.pod.node, []).append(worker)
     for name, workers_there in workers_on.items():
         node, goal = kubernetes.nodes[name], goals.of_node(name) if goals else remediation.UP
-        # A goal that is unknown, or held back by a pause, lifts nothing.
+        # An unknown goal, or one that a pause suspends, lifts no cordon.
         if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
             yield from filter(None, [conditions.follow_cordon(node, workers_there, policy, goal.text)])
         yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.whose)])
@@ -389,7 +389,7 @@ def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Po
 
 
 def _pause(limits: Budget, total: int) -> Notice:
-    # Without the present number, which would be news in each pass.
+    # Without the present number: a new text would be reported in each pass.
     many = f"of {total} workers more than {limits.most} have machines that are unwell"
     return Notice("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
 
@@ -417,7 +417,7 @@ def _marks(
     goals: remediation.Goals | None,
     pool_plan: PoolsPlan,
 ) -> Mapping[str, Mark]:
-    """Remember the marks for which a person's comment leaves no place in Slurm, as long as their causes last."""
+    """Remember marks that a person's comment displaces in Slurm, as long as their causes last."""
     marks = {}
     for worker in workers:
         if worker.slurm is not None and not free(worker.slurm.comment):
@@ -448,7 +448,7 @@ def finish(
     by_key: dict[tuple[str, str], list[Notice]] = {}
     for notice in stands:
         by_key.setdefault((notice.about, notice.kind), []).append(notice)
-    # Ended notices are remembered for the rest of their minute, since they may come and go as well.
+    # Remember ended notices for the rest of their minute, since they may recur.
     histories = {
         key: replace(before, texts=frozenset())
         for key, before in memory.reported.items()

@@ -96,7 +96,7 @@ def _release(worker: Worker, node: SlurmNode) -> DrainAction:
         if not (back if was_set_down else pod.ready and node.record.responds and not node.down):
             return Notice(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
         if pod.free:
-            return None  # it may be evicted: its protection comes first
+            return None  # still labelled as evictable: the label goes first
         at = SeenVersions(pod.name, machine.name, pod.version, machine.version)
         comment = "" if reasons.free(node.comment) else None
         return Undrain(node.name, comment, node.precondition, at, was_set_down)
@@ -109,26 +109,24 @@ Causes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The workers that are or would be drained for signs of their machines, and the most that may be."""
+    """Workers that are or would be drained for signs of their machines, and their maximum."""
 
     against: frozenset[str]
     most: int
-    # Workers whose machine or pod is silent, but not yet long enough to be drained for it.
+    # Workers whose machine or pod is silent, but not yet for long enough to be drained.
     soon: frozenset[str] = frozenset()
 
     @property
     def paused(self) -> bool:
-        """Return whether so many machines are unwell that the cause is probably elsewhere.
+        """Return whether so many machines are unwell that the cause is probably elsewhere: drain no further worker.
 
-        Then no further worker is drained.
-
-        Silent machines count at once; otherwise the first of many would be drained before the limit is seen.
+        Silent machines count at once; otherwise the first of many would be drained before the limit is reached.
         """
         return len(self.against | self.soon) > self.most
 
 
 def budget(nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy, silent: Iterable[str] = ()) -> Budget:
-    """Count workers and nodes without pods. `silent`: those that are silent now, for however long."""
+    """Count workers and nodes without pods. `silent`: those that are silent now, for any time."""
     against = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
     soon = frozenset(name for name in silent if not _is_held(nodes[name][0]))
     return Budget(against, max(1, int(len(nodes) * policy.share)), soon)
@@ -138,7 +136,7 @@ def _counts(node: SlurmNode | None, causes: Causes) -> bool:
     if node is None:
         return bool(causes.keys() & LIMITED)
     if node.by_fleet:
-        # A node whose cause has gone takes no jobs until it is undrained.
+        # A node whose cause has ended takes no jobs until the undrain.
         return bool((causes.keys() | node.kinds) & LIMITED)
     return bool(causes.keys() & LIMITED) and not _is_held(node)
 
@@ -170,8 +168,8 @@ def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
 def shared(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:
     """Take the first `most` changes.
 
-    Changes that were refused before get half of the places while others wait; otherwise a thousand refused changes
-    would keep the rest from their turn.
+    Retries of refused changes get at most half of the places while new changes wait; otherwise a thousand refused
+    changes would block the rest.
     """
     retries = [change for change in changes if action_key(change) in refused]
     later = {action_key(change) for change in retries[most // 2 :]}

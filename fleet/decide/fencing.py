@@ -1,8 +1,8 @@
-"""Fencing of dead machines: Kubernetes keeps their pods for ever, because it does not know whether they still run.
+"""Fencing of dead machines, whose pods Kubernetes keeps for ever because it cannot know whether they still run.
 
-With proof of its death a machine is given up: its Node is tainted out-of-service, its workers are set down in Slurm,
-and its pods are deleted by force, so that they start elsewhere. This never follows from one sign alone, and never
-happens to many machines at once.
+With proof of a machine's death the fleet taints its Node out-of-service, sets its workers down in Slurm, and deletes
+its pods by force, so that they start elsewhere. One sign alone is no proof, and the fleet never fences many machines at
+once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GIVEN_UP = "givenup"
 
 
 def pods_on(kubernetes: KubernetesView) -> Mapping[str, list[KubePod]]:
-    """Return the release's pods by Node, the controller's Node first: without the controller nobody can submit."""
+    """Return the release's pods by Node, the controller's Node first: without the controller no user can submit."""
     pods_by_node: dict[str, list[KubePod]] = {}
     pods = [*kubernetes.others.values(), *kubernetes.pods.values()]
     for pod in sorted(pods, key=lambda pod: (pod.component != CONTROLLER, pod.name)):
@@ -41,7 +41,7 @@ def suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> list[Kub
 def fence(
     kubernetes: KubernetesView, slurm: SlurmView | Unknown, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Iterator[Action]:
-    """Decide about every dead machine. While Slurm is unknown, only about the one with Slurm's controller."""
+    """Decide about every dead machine; while Slurm is unknown, only about the machine of Slurm's controller."""
     pods_by_node = pods_on(kubernetes)
     many = _too_many(kubernetes, pods_by_node, policy, now)
     dead = suspects(kubernetes, policy, now)

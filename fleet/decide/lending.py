@@ -1,7 +1,7 @@
 """Lending: machines of pools for guest pods that find no room; idle machines first, busy ones with notice.
 
-Slurm records what is lent: the fleet's drain for it stays on the node while the node has no pod. Nothing else is
-remembered, and a machine whose drain a person lifts belongs to its pool again.
+Slurm records each loan: the fleet's drain for it stays on the node while the node has no pod. The fleet remembers
+nothing else, so a machine whose drain a person lifts belongs to its pool again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNNAMED = "whoever wanted it"
 @dataclass(frozen=True, slots=True)
 class Lender:
     pool: WorkerPool
-    names: Mapping[str, str]  # its pods, with the Node of each
+    names: Mapping[str, str]  # pod name -> Node
     before: frozenset[str]  # lent already, according to Slurm
     most: int
     wants: Amounts  # what its template requests; empty: not known
@@ -68,7 +68,7 @@ class Allocation:
         self.short: set[str] = set()
 
     def assign(self, *, begin: bool) -> None:
-        """Assign machines; `begin`: whether more machines may be lent than are already."""
+        """Assign machines; `begin`: whether new loans may begin."""
         lender_of: dict[str, Lender] = {}
         lent_names: set[str] = set()
         for lender in self.lenders:
@@ -131,10 +131,7 @@ class Allocation:
         return guests_of
 
     def _staying_guests(self, lender: Lender, name: str) -> list[Guest]:
-        """Return the guests on a lent machine.
-
-        None if the pool's pod is back, or has room beside them and can come back.
-        """
+        """Return the guests on a lent machine; none if the pool's pod is back, or fits there together with them."""
         worker = self.workers.get(name)
         if worker is not None and worker.pod.node:
             return []
@@ -150,7 +147,7 @@ class Allocation:
         return (0 if worker is None else 1 + busy), not is_lent_already, name
 
     def _may_go(self, lender: Lender, name: str) -> bool:
-        """Return whether the pool's own healthy worker is free to lend: nobody holds, requests or reserves it."""
+        """Return whether the pool may lend this worker: its own, healthy, and not held, requested or reserved."""
         worker, reserved = self.workers.get(name), self.slurm.reserved
         if reserved is None or name in reserved:
             return False
@@ -170,7 +167,7 @@ class Allocation:
             return False
         if not guest.suits(node.name, node.labels, ((taint.key, taint.value, taint.effect) for taint in node.taints)):
             return False
-        # If the guest fits beside the pool's pod, something else keeps it away.
+        # If the guest fits together with the pool's pod, its waiting has another cause.
         return worker is None or not holds(less(room, worker.pod.requests), guest.requests)
 
 

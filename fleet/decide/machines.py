@@ -1,8 +1,8 @@
-"""Match Nodes to Machine objects, and update what is known of each machine.
+"""Match Nodes to Machine objects, and update the status of each machine.
 
 A machine is known by its GPUs if its worker reports them, else by the provider's name, else by its Node. It outlives
-pods and Nodes. A pod's report of GPUs may be a lie and name another machine's: within one boot of a Node no GPU comes
-or goes, so a report changes nothing there; of several claims of one GPU the machine that has it wins, or none.
+pods and Nodes. A pod's report of GPUs may be forged. Within one boot of a Node no GPU comes or goes, so reports change
+nothing there; if several Nodes claim a GPU, its present machine keeps it, or no claim counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Host:
     node: KubeNode
     workers: Sequence[Worker] = ()
     reported_gpus: frozenset[str] = frozenset()  # GPUs that its pods report
-    gpus: frozenset[str] = frozenset()  # those that are believed
+    gpus: frozenset[str] = frozenset()  # GPUs that the fleet accepts
     same: str = ""  # the Machine that it has been since its last boot
 
     @property
@@ -125,7 +125,7 @@ def _stays(machine: MachineObject) -> bool:
 
 
 def match_machines(machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]) -> Mapping[str, str]:
-    """Return the Machine of each Node that has one. A Machine is at one Node; a second claim is not believed."""
+    """Return the Machine of each Node that has one. A Machine is at one Node; a second claim is ignored."""
     result: dict[str, str] = {}
     free = {key: machine.status for key, machine in sorted(machines.items()) if not machine.deleting}
     by_gpu, by_provider, by_node = _index(free)
@@ -157,7 +157,7 @@ def match_machines(machines: Mapping[str, MachineObject], hosts_by_node: Mapping
     for where, host in hosts_by_node.items():
         take(where, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
     for where, host in hosts_by_node.items():
-        # Just created, or back: then its name tells.
+        # Just created, or back: then its name identifies it.
         take(where, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
     return result
 
@@ -205,7 +205,7 @@ def missing_machines(
 def updated_status(
     machine: MachineObject, host: Host | None, now: float, window_s: float, *, stands: bool = False
 ) -> MachineStatus:
-    """Return the status after a pass. No host: the hardware is nowhere. `stands`: keep a verdict that Slurm lost."""
+    """Return the status after a pass. No host: the machine is at no Node. `stands`: keep a verdict that Slurm lost."""
     before = machine.status
     if host is None:
         after = replace(before, state="Absent", node="", node_uid="", worker="")

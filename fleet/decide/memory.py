@@ -1,4 +1,4 @@
-"""Memory between passes. All of it may be lost at any moment: durable facts are in Slurm and Kubernetes."""
+"""Memory between passes. Losing it is safe at any moment: durable facts are in Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.reasons import Mark
 
 # The longest time between retries of a refused change.
 LONGEST_S = 30.0
-# From so many creations at a time on, a pool is not limited any more.
+# A pool with this many creations in one pass is no longer limited.
 FASTEST = 32
 
 

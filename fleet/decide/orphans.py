@@ -18,7 +18,7 @@ from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 
 def awake(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
-    """Yield the orphans, without those that an elastic pool let go and those whose machines are lent."""
+    """Yield the orphans, except those that an elastic pool released and those whose machines are lent."""
     kubernetes = snapshot.kubernetes
     for node in snapshot.orphans():
         if isinstance(kubernetes, Unknown) or not (asleep(node) and (kubernetes.elastic(node.name) or lent(node))):
@@ -80,7 +80,7 @@ DIGITS = 12
 def lost_causes(
     worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
 ) -> Mapping[str, str]:
-    """Why the pod is replaced. The time of the restart is on the pod, so another leader continues from there."""
+    """Return the cause to replace a pod. The pod carries the time of the restart, so a new leader continues."""
     requested_at = _asked_at(worker.pod)
     if not _is_unknown(worker, slurm) or requested_at is None or not _is_due(lost, now, policy):
         return {}
@@ -109,7 +109,7 @@ def _is_unknown(worker: Worker, slurm: SlurmView) -> bool:
 
 
 def _asked_at(pod: KubePod) -> int | None:
-    """When the fleet asked for a restart of slurmd."""
+    """Return the time at which the fleet requested a restart of slurmd."""
     word = pod.annotations.get(RESTART, "")
     return int(word) if word.isascii() and word.isdigit() and len(word) <= DIGITS else None
 

@@ -1,4 +1,4 @@
-"""The plan for every pool's pods: creations, adoptions, drains and the status. An unknown pool is left as it is."""
+"""Plan every pool's pods: creations, adoptions, drains and the status. The fleet leaves an unknown pool unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerP
 # If the next pod ends too, it is replaced after ever longer. The count is in the pool's status before the pod goes: if
 # the fleet is killed between the two, the next leader counts it once.
 FIRST_S, LONGEST_S = 30.0, 3600.0
-# After so long without an end the count starts anew.
+# After this time without an end the count restarts.
 WELL_S = 600.0
 
 
@@ -43,7 +43,7 @@ def counted(
         return bool(pod.ended) and wanted(name) and (entries[name].uid if name in entries else "") != pod.uid
 
     new = [pod for name, pod in pods.items() if is_new(name, pod)]
-    # The number of counts is bounded: names whose pod is ready again make room.
+    # The number of counts is bounded: drop names whose pod is ready again.
     ready = sorted((entry.since, name) for name, entry in entries.items() if name in pods and pods[name].ready)
     for pod in sorted(new, key=lambda pod: pod.name):
         if pod.name not in entries and len(entries) >= crd_pools.ENDED:
@@ -56,7 +56,7 @@ def counted(
 
 
 def _is_past(entry: EndedPod, pod: KubePod | None, now: float) -> bool:
-    """Return whether the pod is well, or nobody has wanted one of its name, for long enough."""
+    """Return whether the pod has been well, or its name unused, for long enough."""
     return (pod is None or pod.ready) and now - entry.since >= WELL_S + pause(entry.times)
 
 
@@ -117,7 +117,7 @@ class PoolsPlan:
         """Return whether one more pod of the pool may be away. `away`: its other pods that exist and are not well."""
         label = worker.pod.pool
         if worker.name in self.spare or (label in self.most and not worker.pod.ready):
-            return True  # nobody misses it, or it is missing already
+            return True  # spare, or missing already
         return away + len(self.missing.get(label, ())) < self.most.get(label, policy.away)
 
 
@@ -143,7 +143,7 @@ def pools(
     actions: list[Action] = []
     spare: set[str] = set()
     named: set[str] = set()
-    # By name: a write of its status moves a pool in the order of the watch.
+    # Sorted by name: a write of its status changes a pool's place in the watch's order.
     live_pools = [pool for _, pool in sorted((kubernetes.pools or {}).items()) if not pool.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
     working = [pool for pool in live_pools if pool.name not in sets and pool.name not in refused]
@@ -227,7 +227,7 @@ class PoolView:
         self.absent = [name for name in self.names if name not in loans.to and self._is_absent(name)]
         self.ownerless = [pod for pod in kubernetes.pods.values() if self._may_adopt(pod)]
         self.missing = frozenset(name for name in self.absent if self._is_open(self.names[name]))
-        # Also pods with its label that it has not adopted yet; without lent ones, which nobody misses.
+        # Also pods with its label that it has not adopted yet; without lent ones, which are not missing.
         others = {other.uid for other in (kubernetes.pools or {}).values()} - {pool.uid}
         own = [
             worker
@@ -261,7 +261,7 @@ class PoolView:
     def _stale(self, worker: Worker) -> Stale | None:
         pod, pool = worker.pod, self.pool
         if pod.ended or pod.name in self.loans.to:
-            return None  # it goes for that
+            return None  # it leaves for that reason
         if pod.name in self.names:
             if not self._is_old(pod) or (worker.node and not takes_new_pods(worker.node, self.policy, self.now)):
                 return None
@@ -276,7 +276,7 @@ class PoolView:
         return Stale(worker, "surplus", f"its node is none of {pool.name}'s")
 
     def in_turn(self) -> Iterator[Stale]:
-        """Return the pods that go in turn; the surplus of an elastic pool is not missed and needs no turn."""
+        """Return the pods that go in turn; the surplus of an elastic pool needs no turn."""
         return (stale for stale in self.stale if self.plan is None or stale.kind != "surplus")
 
     def never_placed(self, slurm: SlurmView) -> Iterator[Evict]:
@@ -315,7 +315,7 @@ class PoolView:
         return is_ownerless(self.pool, pod, self.kubernetes) and self.names.get(pod.name, "") in ("", pod.node)
 
     def not_made(self, failed: Mapping[Key, RefusedChange]) -> str:
-        """Why the first missing pod could not be created, as the API server said it."""
+        """Return the API server's reason why the first missing pod could not be created."""
         creations = (CreatePod(name, self.names[name], self.pool) for name in sorted(self.missing) if failed)
         keys = (action_key(creation) for creation in creations)
         return next((failed[key].text.partition("\n")[0] for key in keys if key in failed), "")

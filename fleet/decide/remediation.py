@@ -55,8 +55,8 @@ from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 FAILED = "deep check: "
 _ENDS = ("rebooted", "replaced", "forgiven")
 ACTED = ("reboot", "replace", "down")
-# Annotations beside the policy's: which remedy of which Machine asks, and why. A mark that the machine wrote itself
-# prevents the remedy, which is reported when its time is over.
+# Annotations in addition to the policy's: Machine and number of the remedy, and its reason. A mark that the machine
+# wrote itself prevents the remedy; the fleet reports that when the remedy's time is over.
 MARK, WHY = "minivm.io/remedy", "minivm.io/remedy-reason"
 Act = Annotate | Withdraw | StartJob | CallHook
 Step = tuple[MachineStatus, Act | None, str]  # the status after it, the change, and what it waits for
@@ -64,7 +64,7 @@ Step = tuple[MachineStatus, Act | None, str]  # the status after it, the change,
 
 @dataclass(frozen=True, slots=True)
 class RemedyTurn:
-    """One machine in one pass. `machine` is as it is stored: only a stored intent counts."""
+    """One machine in one pass. `machine`: the stored object, since only a stored intent counts."""
 
     machine: MachineObject
     host: Host
@@ -99,7 +99,7 @@ class RemedyTurn:
         return f"{self.machine.uid}/{remedy.number}"
 
     def _begin(self, status: MachineStatus) -> Step:
-        # A person may request any number of remedies that help; the policy counts all of them.
+        # For a person's goal only failed remedies count; for the policy's, all reboots.
         tries = count(status, "failed" if self.machine.goal else "reboot", self.now, self.rules.window_s)
         if self.goal == "reboot" and tries >= self.rules.attempts:
             return status, None, f"was rebooted {tries} times and is not well: a person is to look at it"
@@ -131,7 +131,7 @@ class RemedyTurn:
         if idle is None:
             return status, None, "waits until it is known whether it is idle"
         if not idle:
-            # A person has resumed it since: the next attempt gets another number.
+            # A person has resumed it meanwhile: the next attempt gets another number.
             return add(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
         node = self.host.node
         name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{remedy.number}"
@@ -213,7 +213,7 @@ def evidence(text: str) -> DrainVerdict | None:
 # Goals, and their effect in Slurm and Kubernetes.
 # Goals after which a machine must be proven well.
 PROVEN = frozenset({"reboot", "replace"})
-# Letters of a refusal that are shown; its end says why.
+# Letters shown of a refusal: its end, which has the reason.
 SHOWN = 160
 BY_CLASS = {"reboot": "reboot", "rma": "replace"}
 
@@ -339,7 +339,7 @@ def _common_verdicts(
 
 
 def goal_causes(worker: Worker, goals: Goals | None, kubernetes: KubernetesView) -> Mapping[str, str]:
-    """Why the worker's machine takes no new jobs. While goals are unknown, an existing drain for them stays."""
+    """Return why the worker's machine takes no new jobs. While goals are unknown, an existing drain for them stays."""
     if goals is None:
         before = worker.slurm.kinds if worker.slurm else frozenset[str]()
         return dict.fromkeys(before & OF_GOAL, "as its machine was to be") if kubernetes.blind else {}
@@ -368,12 +368,12 @@ def _unproven(worker: Worker, goals: Goals) -> Mapping[str, str]:
 
 
 def _came_at(status: MachineStatus) -> float:
-    """When the machine was first seen on its Node; 0: so long ago that its history does not tell."""
+    """Return when the machine was first seen on its Node; 0: before the beginning of its history."""
     return next((entry.at for entry in reversed(status.history) if entry.what == "node"), 0.0)
 
 
 def cordons(goals: Goals) -> Iterator[Cordon | Uncordon]:
-    """Cordon Nodes without workers by their goal; `conditions.follow_cordon` decides about the others."""
+    """Cordon Nodes without workers by their goal; `conditions.follow_cordon` decides about Nodes with workers."""
     for where in goals.at:
         node, goal = goals.hosts[where].node, goals.of_node(where)
         if goals.hosts[where].workers:
@@ -394,7 +394,7 @@ def record_machines(
     policy: Policy,
     failed: Mapping[Key, RefusedChange] | None = None,
 ) -> Iterator[Action]:
-    """Record what is new of each machine, and take the next step of its remedy.
+    """Record each machine's changed status, and take the next step of its remedy.
 
     Skips machines whose Node cannot be read. `failed`: changes that failed, such as a remedy.
     """

@@ -1,7 +1,7 @@
 """Roll-outs: which outdated pods of a WorkerPool go next, and how far the roll-out of a StatefulSet is.
 
 At most `maxUnavailable` pods of a pool are away, or idle and kept from jobs. Idle pods go first. As many busy pods are
-kept from new jobs, so that they become idle; a pod with long jobs keeps others from that only for a while. A pod that
+kept from new jobs, so that they become idle; a pod with long jobs blocks the next pod only for a while. A pod that
 becomes idle while there is no room takes jobs again.
 """
 
@@ -20,7 +20,7 @@ from fleet.world.slurm import SlurmNode, SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import WorkerPool
 
-# A pod that has waited for its jobs for longer lets the next pod begin to wait.
+# When a pod has waited for its jobs for longer, the next pod begins to wait.
 PATIENT_S = 600.0
 
 
@@ -44,7 +44,7 @@ class Stale:
 def turns(
     pool: WorkerPool, stale: Iterable[Stale], away: int, slurm: SlurmView, now: float, policy: Policy
 ) -> Mapping[str, Mapping[str, str]]:
-    """Return the drain causes of pods whose turn it is, and of pods that a person holds, so that this is reported.
+    """Return the drain causes of pods whose turn it is, and of pods that a person holds, for the report.
 
     `away`: how many pods of the pool are away already.
     """
@@ -108,7 +108,7 @@ def _is_drained_for(stale: Stale) -> bool:
 
 
 def _is_known(worker: Worker, slurm: SlurmView, now: float, policy: Policy) -> bool:
-    """Return whether the pod can be judged: one that Slurm does not know may be about to register."""
+    """Return whether the pod's state is certain: a pod that Slurm does not know may be about to register."""
     if worker.slurm is not None:
         return True
     return worker.name not in slurm.unread and not worker.pod.ready and now - worker.pod.created >= policy.lost_s

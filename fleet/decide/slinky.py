@@ -1,4 +1,4 @@
-"""The words of Slinky's operator, for programs that were written for it: NVSentinel's drainer and drain monitor.
+"""Conditions and annotations of Slinky's operator, for programs that read them: NVSentinel's drainer and drain monitor.
 
 They read the state of a pod's node in Slurm from conditions of the pod, one for each base state and flag. NVSentinel's
 drainer deletes a pod that shows Drain and no busy state. So all conditions of a pod change in one patch and come from
@@ -29,10 +29,10 @@ FLAGS = {
 }  # fmt: skip
 BUSY = ("Allocated", "Mixed", "Completing")
 DRAIN = f"{PREFIX}Drain"
-# Programs take a drain whose reason does not begin so for a fault of the machine, and let it be repaired.
+# Programs treat a drain without this prefix as a fault of the machine, and start a repair.
 OWN_REASON = "slurm-operator: "
 MOST = 1024
-# The annotation of a pod whose node is to be drained, and its only value.
+# The annotation that requests a drain of the pod's node, and its only value.
 POD_CORDON, YES = "nodeset.slinky.slurm.net/pod-cordon", "true"
 
 
@@ -50,13 +50,13 @@ def show_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends: bool 
     if worker.slurm is None:
         return None
     jobs = slurm.holding(worker.name)
-    # A pod that may be evicted was found without jobs; jobs are not asked for again.
+    # A pod with the label FREE has no jobs; do not request them again.
     is_held = bool(jobs) or (jobs is None and worker.slurm.drained and not pod.free)
     expected = _conditions(worker.slurm, is_held)
     if ends:
         expected.pop(DRAIN, None)
     changed = [each for type_, each in expected.items() if _differs(each, shown.get(type_))]
-    # Programs read a missing condition as False, so a state that never was needs no condition.
+    # Programs read a missing condition as False, so only states that were shown need one.
     ended = [type_ for type_, each in shown.items() if type_ not in expected and each.status == "True"]
     changed += [KubeCondition(type_, "False", "", "") for type_ in ended]
     return ShowStates(pod.name, pod.uid, tuple(changed), urgent=shows_drain(pod)) if changed else None

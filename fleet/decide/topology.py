@@ -1,8 +1,8 @@
 """A worker's place in Slurm's topology, derived from the labels of its own Node only.
 
 A switch is named by its whole path, with a final slash unless it is a leaf: `dc1/`, `dc1/row-4/`, `dc1/row-4/r7`. So
-each switch has one parent and one depth whatever labels say, now or before: Slurm stores the places of nodes with its
-jobs, and does not start if one contradicts another. Blocks are listed in Slurm's file; a place cannot create one.
+each switch has one parent and one depth for all present and past labels: Slurm stores the places of nodes with its
+jobs, and does not start if two contradict each other. Slurm's file lists the blocks; a place cannot create one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fleet.policy import Topology
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.snapshot import Worker
 
-# Slurm's name for the only topology without a file, and the switch above all others.
+# Slurm's name for the only topology without a file, and the root switch.
 NAME, ROOT = "default", "/"
 # The block topology, which a partition may name.
 BLOCKS = "blocks"
-# Stands for a missing label.
+# Replaces a missing label.
 UNKNOWN = "unknown"
 # Letters of a switch's name that slurmctld accepts in a file.
 MOST = 64
@@ -105,7 +105,7 @@ def remembered(workers: Iterable[Worker], before: Mapping[str, PlaceHistory], no
 
 
 def conf(kubernetes: KubernetesView, topology: Topology) -> str:
-    """Render the tree, the same bytes in whatever order objects come. A pod without a Node is at an unknown place."""
+    """Render the tree; its bytes do not depend on the order of objects. A pod without a Node is at an unknown place."""
     return tree({name: switches(labels, topology.tiers) for name, labels in _labels(kubernetes).items()})
 
 
