@@ -72,19 +72,19 @@ def commit(cluster: LocalCluster, tree: Path) -> str:
     return output.split()[-1]
 
 
-def judged(status: str, wanted: str) -> str | None:
+def judged(status: str, commit_hash: str) -> str | None:
     """Evaluate `gitsync status --json`: the reason of a refusal, "" if published, None while neither."""
     try:
         state = json.loads(status)
     except ValueError:
         return None
-    if state.get("current") == wanted:
+    if state.get("current") == commit_hash:
         return ""
     refused = state.get("quarantine") or {}
-    return str(refused.get("reason")) if refused.get("commit") == wanted else None
+    return str(refused.get("reason")) if refused.get("commit") == commit_hash else None
 
 
-def follow(cluster: LocalCluster, wanted: str, timeout: float) -> Iterable[Fate]:
+def follow(cluster: LocalCluster, commit_hash: str, timeout: float) -> Iterable[Fate]:
     """Yield each pod that runs scripts when it takes or refuses the commit."""
     waiting = [pod.name for pod in cluster.manifests().pods if pod.role != "demo"]
     deadline = time.monotonic() + timeout
@@ -93,7 +93,7 @@ def follow(cluster: LocalCluster, wanted: str, timeout: float) -> Iterable[Fate]
     while waiting:
         for pod in list(waiting):
             _, output = cluster.exec(pod, ["gitsync", "status", "--json"])
-            reason = judged(output, wanted)
+            reason = judged(output, commit_hash)
             if reason is not None:
                 waiting.remove(pod)
                 yield Fate(pod, reason)
@@ -214,38 +214,40 @@ def up(
     from images import settings
 
     every, single = chosen(given_tags)
-    there = stored(name)
+    stored_options = stored(name)
     prefix = settings.read(assignments=root.obj.assignments).prefix
-    given = os.environ.get("MINIVM_BUILD_PREFIX") or any(text.startswith("prefix=") for text in root.obj.assignments)
-    asked = UpRequest(
+    prefix_is_given = os.environ.get("MINIVM_BUILD_PREFIX") or any(
+        text.startswith("prefix=") for text in root.obj.assignments
+    )
+    request = UpRequest(
         workers=workers,
         controllers=controllers,
         proctrack=proctrack,
         auth=auth,
         overrides=read_overrides(values_file) if values_file else None,
         values_file=str(values_file.resolve()) if values_file else "",
-        repository=prefix if there is None or given else "",
+        repository=prefix if stored_options is None or prefix_is_given else "",
         people=read_people(people_file) if people_file else None,
         reset=reset,
     )
-    options = settle(name, there, asked)
-    client, begun = connect(), time.monotonic()
+    options = settle(name, stored_options, request)
+    client, started_at = connect(), time.monotonic()
     checkout = Checkout(root.obj.repository, root.obj.assignments)
     if slurm or variant:
         repository = repository_of(options.overrides, options.repository)
-        found = newest_here(client, repository, slurm=slurm, variant=variant, builder=checkout)
-        options = replace(options, tags=found)
+        tags = newest_here(client, repository, slurm=slurm, variant=variant, builder=checkout)
+        options = replace(options, tags=tags)
     if every:
         options = replace(options, tag=every, tags={})
     options = replace(options, tags={**options.tags, **single})
     wish = Wish(anew=bool(slurm or variant or every), roles=frozenset(single), keep=keep_images)
 
     def log(text: str) -> None:
-        click.echo(f"{time.monotonic() - begun:6.1f} s  {text}")
+        click.echo(f"{time.monotonic() - started_at:6.1f} s  {text}")
 
     cluster = LocalCluster(client, options, log=log, checkout=checkout)
     if rehearse:
-        if there is None:
+        if stored_options is None:
             raise ClusterError("rehearse the change", f"the cluster {name} is not up", hint="make up")
         with cluster.changing("rehearse the change"):
             code, text = cluster.rehearse(wish)

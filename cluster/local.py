@@ -55,7 +55,7 @@ def of_services(subnet: str, names: Iterable[str]) -> dict[str, str]:
 def allocate(subnet: str, *, gateway: str, used: Iterable[str], last: str, count: int) -> list[str]:
     """Return `count` free addresses after `last`, wrapping around at the end of the subnet."""
     network = ipaddress.ip_network(subnet)
-    taken = {*used, gateway}
+    used_addresses = {*used, gateway}
     size = network.num_addresses
     start = int(ipaddress.ip_address(last)) - int(network.network_address) if last else 1
     free: list[str] = []
@@ -65,7 +65,7 @@ def allocate(subnet: str, *, gateway: str, used: Iterable[str], last: str, count
         if offset in (0, size - 1):
             continue
         address = str(network.network_address + offset)
-        if address not in taken:
+        if address not in used_addresses:
             free.append(address)
         if len(free) == count:
             return free
@@ -139,30 +139,30 @@ class LocalCluster:
         found = self.kubelet.inspect_image(image)
         return report.image(found) if found else None
 
-    def pins(self, there: Mapping[str, RunningPod]) -> Pins:
+    def pins(self, running: Mapping[str, RunningPod]) -> Pins:
         """Return the images of this cluster. An older version stored none, so the pods' images count."""
-        kept = pins.read(self.state)
-        seen = {item.reference: EngineImage(item.image, self.slurm_in(item.image)) for item in there.values()}
+        pinned = pins.read(self.state)
+        started = {item.reference: EngineImage(item.image, self.slurm_in(item.image)) for item in running.values()}
         controllers = [
             self.slurm_in(item.image)
-            for name, item in there.items()
+            for name, item in running.items()
             if item.role == "controller" or name == plan.CONTROLLER
         ]
-        return Pins({**seen, **kept.images}, max([kept.state, *controllers]))
+        return Pins({**started, **pinned.images}, max([pinned.state, *controllers]))
 
     def slurm_in(self, image: str) -> str:
-        found = self.look(image)
-        return found.slurm if found else ""
+        inspected = self.look(image)
+        return inspected.slurm if inspected else ""
 
     def saved_port(self) -> int:
         """Return the login pod's current port."""
         options = stored(self.options.name, self.state.parent)
         return options.port if options else self.options.port
 
-    def changes_auth(self, there: Mapping[str, RunningPod]) -> bool:
+    def changes_auth(self, running: Mapping[str, RunningPod]) -> bool:
         """Return whether the options change the authentication; ClusterError while that would end steps."""
         before = stored(self.options.name, self.state.parent)
-        if before is None or not there or values.auth(before) == values.auth(self.options):
+        if before is None or not running or values.auth(before) == values.auth(self.options):
             return False
         cannot = f"change the authentication from {values.auth(before)} to {values.auth(self.options)}"
         command = ["timeout", "10", "squeue", "--noheader", "--states=R,CG,S,CF,SI,SO", "--format=%A"]
@@ -192,76 +192,78 @@ class LocalCluster:
         `port` is a requested one; a login pod with another port is replaced.
         """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        there = self.kubelet.running()
-        self.options = self.with_this_machine(port, there)
-        changes_auth = self.changes_auth(there)
+        running = self.kubelet.running()
+        self.options = self.with_this_machine(port, running)
+        changes_auth = self.changes_auth(running)
         with self.stages.stage("chart"):
-            known, choice, kept = self.decide(there, wish)
-            slurm_conf.check_drop_ins(self.kubelet, known)
-            planned = self.plan(known, choice, there)
+            desired, choice, pinned = self.decide(running, wish)
+            slurm_conf.check_drop_ins(self.kubelet, desired)
+            planned = self.plan(desired, choice, running)
         if agree:
             agree(planned)
-            there = self.kubelet.running()
-        if changes_auth and self.changes_auth(there):
+            running = self.kubelet.running()
+        if changes_auth and self.changes_auth(running):
             # Pods of the two kinds do not understand each other.
             self.log("all pods start anew, with another authentication")
-            for pod in there.values():
+            for pod in running.values():
                 self.retire(pod)
-            there = {}
-            planned = self.plan(known, choice, there)
-        pins.write(self.state, Pins(choice.images, kept.state))
+            running = {}
+            planned = self.plan(desired, choice, running)
+        pins.write(self.state, Pins(choice.images, pinned.state))
         self.save()
         write_private(self.known_hosts, keys.known_hosts(self.keys(), self.options.port).encode())
         with self.stages.stage("pods"):
-            self.revive(planned, known, there)
-            self.reconcile(known, self.kubelet.running(), timeout=timeout)
+            self.revive(planned, desired, running)
+            self.reconcile(desired, self.kubelet.running(), timeout=timeout)
         with self.stages.stage("ready"):
-            self.wait_ready(known, timeout=timeout)
-        slurm_conf.confirm(self.run_slurm, there)
+            self.wait_ready(desired, timeout=timeout)
+        slurm_conf.confirm(self.run_slurm, running)
 
     def rehearse(self, wish: Wish = NO_WISH) -> tuple[int, str]:
         """Start the wanted images' Slurm on a copy of the state, and return what would be lost. Changes nothing."""
-        there = self.kubelet.running()
-        controller = there.get(self.active_controller(there))
+        running = self.kubelet.running()
+        controller = running.get(self.active_controller(running))
         if controller is None or not controller.running:
             raise ClusterError(slurm_conf.CANNOT_REHEARSE, "the controller does not run", hint="make status")
-        known, _, _ = self.decide(there, wish)
-        (pod,) = [pod for pod in known.pods if pod.name == slurm_conf.CONTROLLER]
-        return slurm_conf.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(known))
+        desired, _, _ = self.decide(running, wish)
+        (pod,) = [pod for pod in desired.pods if pod.name == slurm_conf.CONTROLLER]
+        return slurm_conf.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(desired))
 
-    def with_this_machine(self, asked: int, there: Mapping[str, RunningPod]) -> Options:
+    def with_this_machine(self, requested: int, running: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
-        port = names.choose(asked, default=self.options.port, own=self.saved_port() if there else 0)
-        if asked not in (0, port):
-            self.log(f"port {asked} of 127.0.0.1 is taken, using {port}")
+        port = names.choose(requested, default=self.options.port, own=self.saved_port() if running else 0)
+        if requested not in (0, port):
+            self.log(f"port {requested} of 127.0.0.1 is taken, using {port}")
         no_cgroups = self.no_cgroups()
         options = replace(self.options, port=port, own_cgroups=not no_cgroups)
         if no_cgroups and values.proctrack(options) == "cgroup":
             raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
         return options
 
-    def decide(self, there: Mapping[str, RunningPod], wish: Wish) -> tuple[Manifests, ImageChoice, Pins]:
+    def decide(self, running: Mapping[str, RunningPod], wish: Wish) -> tuple[Manifests, ImageChoice, Pins]:
         """Choose the images and render the chart; ClusterError for images that this cluster cannot use."""
-        kept = self.pins(there)
-        controller = pinning.choose([self.options.image("controller")], kept.images, self.look, wish)
-        known = self.rendered(controller.images)
-        fit = self.fit(known.pods, controller.images[self.options.image("controller")])
-        choice = pinning.choose({pod.image for pod in known.pods}, kept.images, self.look, wish, fit)
-        pinning.check_releases(known.pods, choice.images, kept.state)
-        foreign = [found for name in sorted(choice.images) if (found := self.foreign(name, choice.images[name], kept))]
+        pinned = self.pins(running)
+        controller = pinning.choose([self.options.image("controller")], pinned.images, self.look, wish)
+        desired = self.rendered(controller.images)
+        fit = self.fit(desired.pods, controller.images[self.options.image("controller")])
+        choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.look, wish, fit)
+        pinning.check_releases(desired.pods, choice.images, pinned.state)
+        foreign = [
+            found for name in sorted(choice.images) if (found := self.foreign(name, choice.images[name], pinned))
+        ]
         choice = replace(choice, notes=(*choice.notes, *pinning.foreign_notes(foreign)))
-        return known.starting_from({name: image.id for name, image in choice.images.items()}), choice, kept
+        return desired.starting_from({name: image.id for name, image in choice.images.items()}), choice, pinned
 
-    def foreign(self, reference: str, image: EngineImage, kept: Pins) -> Foreign | None:
+    def foreign(self, reference: str, image: EngineImage, pinned: Pins) -> Foreign | None:
         """Return what a newly chosen image is, if this checkout would build it differently."""
-        if self.checkout is None or image == kept.images.get(reference):
+        if self.checkout is None or image == pinned.images.get(reference):
             return None
         labels, role = self.kubelet.labels(image.id), pinning.role_of(reference)
-        named = pinning.TAG.fullmatch(labels.get(report.VERSION_LABEL, ""))
-        if named is None:
+        tag = pinning.TAG.fullmatch(labels.get(report.VERSION_LABEL, ""))
+        if tag is None:
             return None
-        own = self.checkout.tags(image.release, named["variant"], named["arch"] or "amd64").get(role)
-        if own in (None, named[0]):
+        own = self.checkout.tags(image.release, tag["variant"], tag["arch"] or "amd64").get(role)
+        if own in (None, tag[0]):
             return None
         revision = labels.get(pinning.REVISION_LABEL, "")
         return Foreign(role, self.checkout.age(revision), revision, image.release)
@@ -269,52 +271,54 @@ class LocalCluster:
     def fit(self, pods: Iterable[PodSpec], controller: EngineImage) -> ReleaseFit:
         """Return what keeps workers and logins at the controller's release, whatever `latest` is."""
         version = str((self.kubelet.labels(controller.id) or {}).get(report.VERSION_LABEL, ""))
-        named = pinning.TAG.fullmatch(version)
+        tag = pinning.TAG.fullmatch(version)
 
         def newest(reference: str) -> EngineImage | None:
-            variant = named["variant"] if named else ""
-            found = pinning.newest_beside(
+            variant = tag["variant"] if tag else ""
+            tag_found = pinning.newest_beside(
                 self.kubelet.client, reference, slurm=controller.release, variant=variant, builder=self.checkout
             )
-            return self.look(found) if found else None
+            return self.look(tag_found) if tag_found else None
 
         return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest)
 
-    def plan(self, known: Manifests, choice: ImageChoice, there: Mapping[str, RunningPod]) -> UpPlan:
+    def plan(self, desired: Manifests, choice: ImageChoice, running: Mapping[str, RunningPod]) -> UpPlan:
         """Plan `up`: the steps, and what users lose."""
-        before = stored(self.options.name, self.state.parent) if there else None
+        before = stored(self.options.name, self.state.parent) if running else None
         changes = plan.changed_settings(before, self.options) if before else []
         with ThreadPoolExecutor(HANDS) as hands:
             steps = [
-                step for step in hands.map(lambda pod: self.step(pod, known, there), in_roll_order(known.pods)) if step
+                step
+                for step in hands.map(lambda pod: self.step(pod, desired, running), in_roll_order(desired.pods))
+                if step
             ]
-        wanted = {pod.name for pod in known.pods}
-        steps = [PlanStep(StepKind.REMOVE, name) for name in sorted(there) if name not in wanted] + steps
-        there_too = [pod for pod in known.pods if pod.name in there]
-        changed = sorted(set().union(*(self.kubelet.changed_files(pod, known) for pod in there_too)))
+        wanted_names = {pod.name for pod in desired.pods}
+        steps = [PlanStep(StepKind.REMOVE, name) for name in sorted(running) if name not in wanted_names] + steps
+        present_pods = [pod for pod in desired.pods if pod.name in running]
+        changed = sorted(set().union(*(self.kubelet.changed_files(pod, desired) for pod in present_pods)))
         changes += [f"files of {name}" for name in changed]
-        gone, refused = set[str](), list[str]()
+        lost_partitions, refused = set[str](), list[str]()
         if slurm_conf.CONFIG in changed:
-            before_files = slurm_conf.files_before(self.kubelet, known)
-            gone = plan.partitions(before_files) - plan.partitions(slurm_conf.files(known))
-            controller = there.get(self.active_controller(there))
-            lines, refused = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(known))
+            before_files = slurm_conf.files_before(self.kubelet, desired)
+            lost_partitions = plan.partitions(before_files) - plan.partitions(slurm_conf.files(desired))
+            controller = running.get(self.active_controller(running))
+            lines, refused = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(desired))
             changes += [f"slurm.conf: {line}" for line in lines]
         with ThreadPoolExecutor(HANDS) as hands:
             find_stake = partial(plan.find_stake, run_slurm=self.run_slurm, run=self.exec)
-            stakes = hands.map(find_stake, steps, [there.get(step.pod) for step in steps])
+            stakes = hands.map(find_stake, steps, [running.get(step.pod) for step in steps])
             stakes_by_pod = {step.pod: stake for step, stake in zip(steps, stakes, strict=True)}
-        lost = plan.losses(steps, partitions=gone, stakes=stakes_by_pod, refused=refused)
+        lost = plan.losses(steps, partitions=lost_partitions, stakes=stakes_by_pod, refused=refused)
         lost += plan.lost_people(before, self.options)
-        kept = values.auth(before) if before else ""
-        notes = (*choice.notes, *(plan.notes_of_auth(kept) if kept == values.auth(self.options) else ()))
+        auth_before = values.auth(before) if before else ""
+        notes = (*choice.notes, *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
 
-    def step(self, pod: PodSpec, known: Manifests, there: Mapping[str, RunningPod]) -> PlanStep | None:
-        current = there.get(pod.name)
+    def step(self, pod: PodSpec, desired: Manifests, running: Mapping[str, RunningPod]) -> PlanStep | None:
+        current = running.get(pod.name)
         if current is None:
             return PlanStep(StepKind.CREATE, pod.name)
-        described = self.describe(pod, known)
+        described = self.describe(pod, desired)
         if current.spec != fingerprint(described):
             return PlanStep(
                 StepKind.REPLACE, pod.name, plan.reasons(self.kubelet.described(pod.name), described, self.slurm_in)
@@ -327,37 +331,37 @@ class LocalCluster:
             else None
         )
 
-    def reconcile(self, known: Manifests, running: Mapping[str, RunningPod], *, timeout: float) -> None:
+    def reconcile(self, desired: Manifests, running: Mapping[str, RunningPod], *, timeout: float) -> None:
         """Remove extra pods, create missing ones, replace changed ones, and publish changed files to the rest.
 
         Slurm's order holds throughout: a new slurmd or client never starts beside an old controller.
         """
-        wanted = self.specs(known)
+        wanted_specs = self.specs(desired)
         with ThreadPoolExecutor(HANDS) as pool:
-            for done in [pool.submit(self.retire, item) for name, item in running.items() if name not in wanted]:
+            for done in [pool.submit(self.retire, item) for name, item in running.items() if name not in wanted_specs]:
                 done.result()
             changed = [
                 pod
-                for pod in in_roll_order(known.pods)
-                if pod.name in running and running[pod.name].spec != wanted[pod.name]
+                for pod in in_roll_order(desired.pods)
+                if pod.name in running and running[pod.name].spec != wanted_specs[pod.name]
             ]
             controllers = [pod for pod in changed if pod.role == "controller"]
-            self.roll(controllers, known, timeout=timeout)
+            self.roll(controllers, desired, timeout=timeout)
             if any(self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image) for pod in controllers):
                 self.refresh_logins(running)
-            self.start([pod for pod in in_start_order(known.pods) if pod.name not in running], known, pool)
-        for pod in known.pods:
+            self.start([pod for pod in in_start_order(desired.pods) if pod.name not in running], desired, pool)
+        for pod in desired.pods:
             current = running.get(pod.name)
-            if current and current.spec == wanted[pod.name] and self.kubelet.publish_files(pod, known):
+            if current and current.spec == wanted_specs[pod.name] and self.kubelet.publish_files(pod, desired):
                 self.log(f"{pod.name}: changed files published")
-        self.roll([pod for pod in changed if pod.role != "controller"], known, timeout=timeout)
+        self.roll([pod for pod in changed if pod.role != "controller"], desired, timeout=timeout)
 
-    def roll(self, pods: Iterable[PodSpec], known: Manifests, *, timeout: float) -> None:
+    def roll(self, pods: Iterable[PodSpec], desired: Manifests, *, timeout: float) -> None:
         """Replace one pod at a time, each ready before the next, like a StatefulSet's rollout."""
         for pod in pods:
             self.log(f"{pod.name}: replaced, its description changed")
-            self.delete(pod.name, known=known)
-            self.wait_ready(known, timeout=timeout, only=pod.name)
+            self.delete(pod.name, known=desired)
+            self.wait_ready(desired, timeout=timeout, only=pod.name)
 
     def refresh_logins(self, running: Mapping[str, RunningPod]) -> None:
         """Let the logins' sackd fetch the configuration of a controller of another release.
@@ -369,7 +373,7 @@ class LocalCluster:
             code, output = self.exec(name, ["minivm", "restart", "sackd"])
             self.log(f"{name}: sackd {'restarted' if code == 0 else 'not restarted: ' + one_line(output)}")
 
-    def revive(self, planned: UpPlan, known: Manifests, running: Mapping[str, RunningPod]) -> None:
+    def revive(self, planned: UpPlan, desired: Manifests, running: Mapping[str, RunningPod]) -> None:
         """Start stopped pods again; no kubelet watches the pods of one machine, so `up` does this in passing."""
 
         def look(step: PlanStep) -> None:
@@ -385,72 +389,74 @@ class LocalCluster:
                 if current.running:
                     self.kubelet.restart(current)
                 else:
-                    self.kubelet.start(known.pod(step.pod), current.container)
+                    self.kubelet.start(desired.pod(step.pod), current.container)
 
         with ThreadPoolExecutor(HANDS) as pool:
             list(pool.map(look, planned.steps))
 
-    def describe(self, pod: PodSpec, known: Manifests) -> dict[str, Any]:
-        return description(pod, self.kubelet.image_id(pod.image), published(pod, known))
+    def describe(self, pod: PodSpec, desired: Manifests) -> dict[str, Any]:
+        return description(pod, self.kubelet.image_id(pod.image), published(pod, desired))
 
-    def specs(self, known: Manifests) -> dict[str, str]:
-        return {pod.name: fingerprint(self.describe(pod, known)) for pod in known.pods}
+    def specs(self, desired: Manifests) -> dict[str, str]:
+        return {pod.name: fingerprint(self.describe(pod, desired)) for pod in desired.pods}
 
-    def start(self, pods: Iterable[PodSpec], known: Manifests, hands: ThreadPoolExecutor) -> None:
+    def start(self, pods: Iterable[PodSpec], desired: Manifests, pool: ThreadPoolExecutor) -> None:
         """Start new containers at new addresses, in parallel."""
         missing = list(pods)
         if not missing:
             return
-        kept = self.kept_addresses(known)
-        without_service = [pod for pod in missing if pod.name not in kept]
+        kept_addresses = self.kept_addresses(desired)
+        without_service = [pod for pod in missing if pod.name not in kept_addresses]
         assigned = dict(
             zip(
                 (pod.name for pod in without_service),
-                self.new_addresses(len(without_service), [*kept.values(), *self.moving_addresses(known).values()]),
+                self.new_addresses(
+                    len(without_service), [*kept_addresses.values(), *self.moving_addresses(desired).values()]
+                ),
                 strict=True,
             )
         )
-        starts = [hands.submit(self.launch, pod, known, kept | assigned) for pod in missing]
+        starts = [pool.submit(self.launch, pod, desired, kept_addresses | assigned) for pod in missing]
         for start in starts:
             start.result()
 
-    def launch(self, pod: PodSpec, known: Manifests, assigned: Mapping[str, str]) -> None:
-        names, address = manifests.aliases(pod, known.services), assigned[pod.name]
-        addresses = self.moving_addresses(known) | {
+    def launch(self, pod: PodSpec, desired: Manifests, assigned: Mapping[str, str]) -> None:
+        names, address = manifests.aliases(pod, desired.services), assigned[pod.name]
+        addresses = self.moving_addresses(desired) | {
             service.name: assigned[behind]
-            for behind, service in manifests.stable_services(known.pods, known.services).items()
+            for behind, service in manifests.stable_services(desired.pods, desired.services).items()
         }
         hosts = {
             name: addresses[service] for service in addresses for name in manifests.host_names(service, pod.namespace)
         }
-        described = self.describe(pod, known)
-        made = self.kubelet.create(pod, known, address=address, described=described, aliases=names, hosts=hosts)
+        described = self.describe(pod, desired)
+        container = self.kubelet.create(pod, desired, address=address, described=described, aliases=names, hosts=hosts)
         if pod.role == "controller":
             # Before it starts: from then on the state may be of this Slurm.
-            kept = pins.read(self.state)
-            pins.write(self.state, replace(kept, state=max(kept.state, self.slurm_in(described["image"]))))
-        self.kubelet.start(pod, made)
+            pinned = pins.read(self.state)
+            pins.write(self.state, replace(pinned, state=max(pinned.state, self.slurm_in(described["image"]))))
+        self.kubelet.start(pod, container)
         self.log(f"{pod.name}: started at {address}")
 
-    def service_addresses(self, known: Manifests) -> dict[str, str]:
+    def service_addresses(self, desired: Manifests) -> dict[str, str]:
         """Map every Service with an address of its own to it."""
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
-        kept = manifests.stable_services(known.pods, known.services).values()
-        moving = manifests.moving_services(known.services)
-        return of_services(subnet, {service.name for service in (*kept, *moving)})
+        stable = manifests.stable_services(desired.pods, desired.services).values()
+        moving = manifests.moving_services(desired.services)
+        return of_services(subnet, {service.name for service in (*stable, *moving)})
 
-    def kept_addresses(self, known: Manifests) -> dict[str, str]:
+    def kept_addresses(self, desired: Manifests) -> dict[str, str]:
         """Map pods to the address of the Service in front of them, which outlives the pod."""
-        by_service = self.service_addresses(known)
-        kept = manifests.stable_services(known.pods, known.services)
-        return {pod: by_service[service.name] for pod, service in kept.items()}
+        by_service = self.service_addresses(desired)
+        stable = manifests.stable_services(desired.pods, desired.services)
+        return {pod: by_service[service.name] for pod, service in stable.items()}
 
-    def moving_addresses(self, known: Manifests) -> dict[str, str]:
+    def moving_addresses(self, desired: Manifests) -> dict[str, str]:
         """Map Services to the address that the active one of several pods takes."""
-        by_service = self.service_addresses(known)
-        return {service.name: by_service[service.name] for service in manifests.moving_services(known.services)}
+        by_service = self.service_addresses(desired)
+        return {service.name: by_service[service.name] for service in manifests.moving_services(desired.services)}
 
-    def new_addresses(self, count: int, kept: Iterable[str] = ()) -> list[str]:
+    def new_addresses(self, count: int, reserved: Iterable[str] = ()) -> list[str]:
         """Return addresses that no pod has and the last pods did not have, so that no peer relies on an old one."""
         if not count:
             return []
@@ -459,16 +465,16 @@ class LocalCluster:
         memory = self.state / "last-address"
         # Includes containers that a person attached to the network, such as a database.
         used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
-        used += kept
+        used += reserved
         last = memory.read_text() if memory.exists() else ""
         allocated = allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
         write_private(memory, allocated[-1].encode())
         return allocated
 
-    def wait_ready(self, known: Manifests, *, timeout: float, only: str = "") -> None:
+    def wait_ready(self, desired: Manifests, *, timeout: float, only: str = "") -> None:
         """Wait until every pod is ready; log each one."""
         begun = time.monotonic()
-        waiting = {pod.name: pod for pod in known.pods if only in ("", pod.name)}
+        waiting = {pod.name: pod for pod in desired.pods if only in ("", pod.name)}
         while True:
             running = self.kubelet.running()
             for name, pod in list(waiting.items()):
@@ -481,9 +487,9 @@ class LocalCluster:
                 return
             if time.monotonic() - begun > timeout:
                 # Includes pods that are not waited for: one of them may be the cause.
-                pods = in_start_order(known.pods)
-                asked = [(pod.name, report.read_readiness(pod, running.get(pod.name))) for pod in pods]
-                causes = plan.not_ready([(name, answer.reason) for name, answer in asked if not answer.ready])
+                pods = in_start_order(desired.pods)
+                readings = [(pod.name, report.read_readiness(pod, running.get(pod.name))) for pod in pods]
+                causes = plan.not_ready([(name, answer.reason) for name, answer in readings if not answer.ready])
                 raise ClusterError(
                     "bring the cluster up", f"after {timeout:.0f} s not ready:{causes}", hint="make status"
                 )
@@ -525,11 +531,11 @@ class LocalCluster:
             raise ClusterError(f"run a command in {pod}", "there is no such pod")
         return self.kubelet.exec(running[pod].container, command, user=user)
 
-    def active_controller(self, there: Mapping[str, RunningPod]) -> str:
+    def active_controller(self, running: Mapping[str, RunningPod]) -> str:
         """Return the controller that acts: the only one, or the one of several that says so."""
-        found = [item for item in there.values() if item.role == "controller"]
-        if len(found) > 1:
-            for item in found:
+        controllers = [item for item in running.values() if item.role == "controller"]
+        if len(controllers) > 1:
+            for item in controllers:
                 if report.read_turn(item).startswith("active"):
                     return item.pod
         return slurm_conf.CONTROLLER
@@ -543,12 +549,12 @@ class LocalCluster:
     # Status
 
     def status(self) -> list[Row]:
-        known, running = self.manifests(), self.kubelet.running()
+        desired, running = self.manifests(), self.kubelet.running()
         with ThreadPoolExecutor(HANDS) as pool:
             slurm = pool.submit(self.slurm_states, running)
-            readings = pool.map(lambda pod: (pod.name, report.read_status(pod, running.get(pod.name))), known.pods)
+            readings = pool.map(lambda pod: (pod.name, report.read_status(pod, running.get(pod.name))), desired.pods)
             images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in running.values()}
-            return report.rows(known.pods, running, dict(readings), slurm.result(), images)
+            return report.rows(desired.pods, running, dict(readings), slurm.result(), images)
 
     def slurm_states(self, running: Mapping[str, RunningPod]) -> dict[str, str]:
         """Ask the controller once for the nodes' states, with a short timeout."""

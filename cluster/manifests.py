@@ -429,10 +429,10 @@ def in_words(text: str) -> str:
     """Write the schema's errors as `FIELD: what is wrong`, one line each; a line that is of no known form stays."""
     lines = []
     for line in text.strip().splitlines()[1:]:
-        if not (found := _LINE.fullmatch(line)):
+        if not (match := _LINE.fullmatch(line)):
             lines.append(line.strip())
             continue
-        field, what = ".".join(found["at"].strip("/").split("/")) or "the values", found["what"]
+        field, what = ".".join(match["at"].strip("/").split("/")) or "the values", match["what"]
         if what.endswith(("failed", ", want null")):
             continue  # the lines below it say what is wrong
         if extra := _EXTRA.fullmatch(what):

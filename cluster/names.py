@@ -83,9 +83,9 @@ def choose(requested: int, *, default: int, own: int) -> int:
     return own if own and not requested else free_port(requested or default, own=own)
 
 
-def free_port(wanted: int, *, own: int = 0) -> int:
+def free_port(first_port: int, *, own: int = 0) -> int:
     """Return the port, or the next free one of this machine."""
-    for port in range(wanted, min(wanted + 100, 65536)):
+    for port in range(first_port, min(first_port + 100, 65536)):
         if port == own:
             return port
         with contextlib.closing(socket.socket()) as probe:
@@ -95,4 +95,4 @@ def free_port(wanted: int, *, own: int = 0) -> int:
             except OSError:
                 continue
             return port
-    raise ClusterError("publish the login pod's ssh port", f"127.0.0.1:{wanted} and the next 100 are taken")
+    raise ClusterError("publish the login pod's ssh port", f"127.0.0.1:{first_port} and the next 100 are taken")

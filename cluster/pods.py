@@ -57,8 +57,8 @@ def description(pod: PodSpec, image_id: str, published: Mapping[int, int] = Mapp
     That is the content of its ConfigMaps. A node port is part of the container here; on Kubernetes a Service adds it to
     a running pod.
     """
-    made = asdict(pod) | {"image": image_id, "env": dict(pod.env), "published": dict(published)}
-    plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
+    described = asdict(pod) | {"image": image_id, "env": dict(pod.env), "published": dict(published)}
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
     return plain
 
 
@@ -66,9 +66,9 @@ def fingerprint(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def published(pod: PodSpec, known: Manifests) -> dict[int, int]:
+def published(pod: PodSpec, desired: Manifests) -> dict[int, int]:
     """Map the pod's published ports to ports of this machine."""
-    services = [service for service in known.services if service.node_port and manifests.selects(service, pod)]
+    services = [service for service in desired.services if service.node_port and manifests.selects(service, pod)]
     return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
 
 

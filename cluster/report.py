@@ -67,8 +67,8 @@ def rows(
             readiness[pod.name].turn.partition(":")[0] or slurm.get(pod.name, "-"),
             running[pod.name].restarts if pod.name in running else 0,
             readiness[pod.name].also,
-            image(found).slurm if (found := runs.get(pod.name)) else "",
-            image_name(found) if found else "",
+            image(inspected).slurm if (inspected := runs.get(pod.name)) else "",
+            image_name(inspected) if inspected else "",
             readiness[pod.name].turn,
         )
         for pod in pods

@@ -48,14 +48,14 @@ def confirm(run: Exec, before: Container[str]) -> None:
         time.sleep(PAUSE)
 
 
-def files(known: Manifests) -> Mapping[str, bytes]:
+def files(desired: Manifests) -> Mapping[str, bytes]:
     """Return the files that the chart renders from the values, as the controller would see them."""
-    return known.files[VolumeSource.CONFIG, CONFIG].data
+    return desired.files[VolumeSource.CONFIG, CONFIG].data
 
 
-def files_before(kubelet: Kubelet, known: Manifests) -> Mapping[str, bytes]:
+def files_before(kubelet: Kubelet, desired: Manifests) -> Mapping[str, bytes]:
     """Return the files that the controller's pod sees now."""
-    (pod,) = [pod for pod in known.pods if pod.name == CONTROLLER]
+    (pod,) = [pod for pod in desired.pods if pod.name == CONTROLLER]
     volumes = [mount.volume for mount in pod.mounts if mount.volume.of == CONFIG]
     return published(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
 
@@ -76,8 +76,10 @@ def weigh(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, by
         return [], []
     code, text = ask(kubelet, controller, "diff", data)
     lines = text.splitlines() if code == 0 else []
-    ends = [line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: ")]
-    return [line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))], ends
+    ended_jobs = [line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: ")]
+    return [
+        line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))
+    ], ended_jobs
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
@@ -99,36 +101,36 @@ DIRECTORIES = ("services.d", "supervisor.d")
 DROP_INS_WITHIN_S = 60
 
 
-def check_drop_ins(kubelet: Kubelet, known: Manifests) -> None:
+def check_drop_ins(kubelet: Kubelet, desired: Manifests) -> None:
     """Raise ClusterError for drop-ins that a pod would refuse; those that the pods have already are skipped."""
     checked_roles = set()
-    for pod in known.pods:
+    for pod in desired.pods:
         mounts = [mount for mount in pod.mounts if PurePosixPath(mount.path).name in DIRECTORIES]
-        if pod.role in checked_roles or not any(_has_changed(kubelet, pod, mount, known) for mount in mounts):
+        if pod.role in checked_roles or not any(_has_changed(kubelet, pod, mount, desired) for mount in mounts):
             continue
         checked_roles.add(pod.role)
-        refused = _refusal_of(kubelet, pod, mounts, known)
-        if refused:
-            raise ClusterError(f"take the drop-ins of {pod.role}", refused, hint="no pod was changed")
+        refusal = _refusal_of(kubelet, pod, mounts, desired)
+        if refusal:
+            raise ClusterError(f"take the drop-ins of {pod.role}", refusal, hint="no pod was changed")
 
 
-def _has_changed(kubelet: Kubelet, pod: PodSpec, mount: VolumeMount, known: Manifests) -> bool:
-    files = _drop_ins_in(mount, known)
+def _has_changed(kubelet: Kubelet, pod: PodSpec, mount: VolumeMount, desired: Manifests) -> bool:
+    files = _drop_ins_in(mount, desired)
     return bool(files) and published(kubelet.volume_directory(pod, mount.volume.name)) != files
 
 
-def _drop_ins_in(mount: VolumeMount, known: Manifests) -> dict[str, bytes]:
-    files = known.files.get((mount.volume.source, mount.volume.of))
+def _drop_ins_in(mount: VolumeMount, desired: Manifests) -> dict[str, bytes]:
+    files = desired.files.get((mount.volume.source, mount.volume.of))
     return dict(files.data) if files is not None and mount.volume.source is VolumeSource.CONFIG else {}
 
 
-def _refusal_of(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], known: Manifests) -> str:
+def _refusal_of(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], desired: Manifests) -> str:
     """Run `minivm check` of the pod's own image in a short-lived container; return its error, or ""."""
     root = kubelet.state / "check"
     binds: list[dict[str, Any]] = []
     for mount in mounts:
         directory = root / pod.role / mount.volume.name
-        publish(directory, _drop_ins_in(mount, known), mode=mount.volume.mode)
+        publish(directory, _drop_ins_in(mount, desired), mode=mount.volume.mode)
         binds.append({"Type": "bind", "Source": str(directory), "Target": mount.path, "ReadOnly": True})
     api = kubelet.api
     host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")
@@ -198,8 +200,8 @@ def save_state(kubelet: Kubelet, controller: RunningPod) -> str:
 def _copies_of(kubelet: Kubelet, controller: RunningPod) -> str:
     """Return where the machine has the controller's copies."""
     mounts = kubelet.api.inspect_container(controller.container)["Mounts"]
-    holding = [mount for mount in mounts if COPIES.is_relative_to(mount["Destination"])]
-    if not holding:
+    mounts_with_copies = [mount for mount in mounts if COPIES.is_relative_to(mount["Destination"])]
+    if not mounts_with_copies:
         raise ClusterError(CANNOT_REHEARSE, f"no volume of the controller holds {COPIES}")
-    nearest = max(holding, key=lambda mount: len(mount["Destination"]))
+    nearest = max(mounts_with_copies, key=lambda mount: len(mount["Destination"]))
     return str(PurePosixPath(nearest["Source"]) / COPIES.relative_to(nearest["Destination"]))

@@ -48,10 +48,10 @@ class Options:
 
     def image(self, role: str) -> str:
         """Return the role's image, as the chart names it."""
-        said = self.overrides.get("image")
-        said = said if isinstance(said, Mapping) else {}
-        tag = (said.get("tags") or {}).get(role) or self.tags.get(role) or said.get("tag") or self.tag
-        digest = (said.get("digests") or {}).get(role)
+        image_values = self.overrides.get("image")
+        image_values = image_values if isinstance(image_values, Mapping) else {}
+        tag = (image_values.get("tags") or {}).get(role) or self.tags.get(role) or image_values.get("tag") or self.tag
+        digest = (image_values.get("digests") or {}).get(role)
         return f"{repository_of(self.overrides, self.repository)}/{role}:{tag}" + (f"@{digest}" if digest else "")
 
     def __post_init__(self) -> None:
@@ -77,10 +77,10 @@ def load(text: str | bytes, file: str) -> Options:
         unknown = sorted(set(raw) - {item.name for item in fields(Options)})
         if not unknown:
             return Options(**{**raw, "auth": raw.get("auth") or OLDER_AUTH})
-        why = f"this version does not know {', '.join(unknown)}"
+        problem = f"this version does not know {', '.join(unknown)}"
     except (ValueError, TypeError) as error:
-        why = str(error)
-    raise ClusterError("read the stored options of a cluster", why, file=file,
+        problem = str(error)
+    raise ClusterError("read the stored options of a cluster", problem, file=file,
                        hint="use the checkout that brought it up; or `make down` and `make up`")  # fmt: skip
 
 
@@ -100,39 +100,39 @@ class UpRequest:
     reset: bool = False
 
 
-def settle(name: str, stored: Options | None, asked: UpRequest) -> Options:
+def settle(name: str, stored: Options | None, request: UpRequest) -> Options:
     """Combine a cluster's options: those given now, then the stored ones, then the defaults."""
     options = stored or Options(name=name)
-    if asked.reset:
+    if request.reset:
         options = replace(options, workers=Options().workers, controllers=1, proctrack="", overrides={}, values_file="",
                           people={})  # fmt: skip
-    if asked.overrides is not None:
-        options = replace(options, overrides=asked.overrides, values_file=asked.values_file)
-    if asked.people is not None:
-        refuse_other_uids(stored.people if stored else {}, asked.people)
-        options = replace(options, people=asked.people)
+    if request.overrides is not None:
+        options = replace(options, overrides=request.overrides, values_file=request.values_file)
+    if request.people is not None:
+        refuse_other_uids(stored.people if stored else {}, request.people)
+        options = replace(options, people=request.people)
     if options.people and options.overrides.get("people"):
         raise ClusterError("use --people", "the values have people too", file=options.values_file, field="people",
                            hint="keep one of them; --reset forgets a stored file")  # fmt: skip
-    if asked.controllers is not None:
-        options = replace(options, controllers=asked.controllers)
-    if asked.proctrack is not None:
-        options = replace(options, proctrack=asked.proctrack)
+    if request.controllers is not None:
+        options = replace(options, controllers=request.controllers)
+    if request.proctrack is not None:
+        options = replace(options, proctrack=request.proctrack)
     # Another authentication ends running steps: only --auth and a value change it.
-    options = replace(options, auth=asked.auth or (auth(stored) if stored else options.auth))
-    if asked.auth is not None and auth(options) != asked.auth:
-        raise ClusterError(f"use the authentication {asked.auth}", f"the values say {auth(options)}",
+    options = replace(options, auth=request.auth or (auth(stored) if stored else options.auth))
+    if request.auth is not None and auth(options) != request.auth:
+        raise ClusterError(f"use the authentication {request.auth}", f"the values say {auth(options)}",
                            file=options.values_file, field="slurm.auth",
                            hint="change it there, or leave it out there")  # fmt: skip
-    if asked.repository:
-        options = replace(options, repository=asked.repository)
-    if asked.workers is not None:
+    if request.repository:
+        options = replace(options, repository=request.repository)
+    if request.workers is not None:
         replicas = replicas_of(options.overrides)
-        if replicas not in (None, asked.workers):
-            raise ClusterError(f"start {asked.workers} workers", f"the values say {replicas}",
+        if replicas not in (None, request.workers):
+            raise ClusterError(f"start {request.workers} workers", f"the values say {replicas}",
                                file=options.values_file, field="workers.pools.worker.replicas",
                                hint="change it there, or leave it out there")  # fmt: skip
-        options = replace(options, workers=asked.workers)
+        options = replace(options, workers=request.workers)
     return options
 
 
@@ -156,10 +156,10 @@ def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> No
 
 def replicas_of(overrides: Mapping[str, Any]) -> Any:
     """Return the number of workers in the user's values, which --workers cannot change; None without one."""
-    found: Any = overrides
+    value: Any = overrides
     for key in ("workers", "pools", "worker", "replicas"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def repository_of(overrides: Mapping[str, Any], default: str) -> str:
@@ -183,9 +183,9 @@ def auth(options: Options) -> str:
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return chart values about the Slurm in the controller's image, whose tag may be `latest`."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
-    known = {"version": version[0]} if version else {}
+    values = {"version": version[0]} if version else {}
     # A build from the tarball has what the release's packages may lack.
-    return known | ({"mpiDefault": "pmix"} if "pmix" in labels.get("io.minivm.capabilities", "").split() else {})
+    return values | ({"mpiDefault": "pmix"} if "pmix" in labels.get("io.minivm.capabilities", "").split() else {})
 
 
 def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:

@@ -87,36 +87,38 @@ def choose_one(
     reference: str, pin: EngineImage | None, look: Callable[[str], EngineImage | None], wish: Wish, fit: ReleaseFit
 ) -> tuple[EngineImage, str]:
     """Return the image, and the plan's note about it."""
-    now = look(reference)
+    present = look(reference)
     if pin is None or wish.renews(reference):
-        if role_of(reference) not in wish.roles and fit.wants_another(reference, now):
-            return fitting(reference, now, fit)
-        if now is None:
+        if role_of(reference) not in wish.roles and fit.wants_another(reference, present):
+            return fitting(reference, present, fit)
+        if present is None:
             raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_build(reference))
-        return now, ""
-    kept = look(pin.id)
-    if now is None or now.id == pin.id:
-        return (kept or now or gone(reference, pin)), ""
-    if not pin.release or now.release != pin.release:
-        other = f"{reference} has Slurm {now.slurm or 'of an unknown version'} now, the cluster keeps its {pin.slurm}"
-        return kept or gone(
+        return present, ""
+    pinned_image = look(pin.id)
+    if present is None or present.id == pin.id:
+        return (pinned_image or present or gone(reference, pin)), ""
+    if not pin.release or present.release != pin.release:
+        other = (
+            f"{reference} has Slurm {present.slurm or 'of an unknown version'} now, the cluster keeps its {pin.slurm}"
+        )
+        return pinned_image or gone(
             reference, pin
-        ), f"{other}; `--slurm-version {now.release}` changes it" if now.slurm else other
-    if kept is None:
-        return now, f"{reference}: the image of this cluster was removed, its new build takes its place"
+        ), f"{other}; `--slurm-version {present.release}` changes it" if present.slurm else other
+    if pinned_image is None:
+        return present, f"{reference}: the image of this cluster was removed, its new build takes its place"
     if wish.keep:
-        return kept, f"{reference} was built anew, the cluster keeps the build that it has"
-    return now, f"{reference} was built anew; `--keep-images` keeps the build that the cluster has"
+        return pinned_image, f"{reference} was built anew, the cluster keeps the build that it has"
+    return present, f"{reference} was built anew; `--keep-images` keeps the build that the cluster has"
 
 
-def fitting(reference: str, now: EngineImage | None, fit: ReleaseFit) -> tuple[EngineImage, str]:
+def fitting(reference: str, present: EngineImage | None, fit: ReleaseFit) -> tuple[EngineImage, str]:
     """Return the newest image of the cluster's release, and the plan's note; refuse where there is none."""
-    there = f"it has Slurm {now.slurm}" if now else "this machine does not have it"
-    if (found := fit.newest(reference)) is not None:
-        return found, f"{reference}: {there}, the cluster takes its newest build of {fit.release}"
+    problem = f"it has Slurm {present.slurm}" if present else "this machine does not have it"
+    if (newest := fit.newest(reference)) is not None:
+        return newest, f"{reference}: {problem}, the cluster takes its newest build of {fit.release}"
     raise ClusterError(
         f"start from {reference}",
-        f"{there}, the cluster has Slurm {fit.release}, and there is no image of that; no pod was touched",
+        f"{problem}, the cluster has Slurm {fit.release}, and there is no image of that; no pod was touched",
         hint=f"{how_to_build(reference, fit.release)} builds it",
     )
 
@@ -130,11 +132,11 @@ def gone(reference: str, pin: EngineImage) -> EngineImage:
 
 def how_to_build(reference: str, slurm: str = "") -> str:
     tag = re.match(r"([0-9]{2}[.][0-9]{2})[.]", reference.rpartition(":")[2])
-    wanted = slurm or (tag[1] if tag else "")
+    slurm_release = slurm or (tag[1] if tag else "")
     if (role := role_of(reference)) in MORE_IMAGES:
         # `make images` leaves these out.
-        return f"`build.py {f'--slurm {wanted} ' if wanted else ''}build {role}`"
-    return f"`make images SLURM={wanted}`" if wanted else "`make images`"
+        return f"`build.py {f'--slurm {slurm_release} ' if slurm_release else ''}build {role}`"
+    return f"`make images SLURM={slurm_release}`" if slurm_release else "`make images`"
 
 
 def short(image_id: str) -> str:
@@ -175,10 +177,10 @@ def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], s
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
-def chosen(given: Iterable[str]) -> tuple[str, dict[str, str]]:
+def chosen(texts: Iterable[str]) -> tuple[str, dict[str, str]]:
     """Parse TAG and ROLE=TAG into the tag of all roles and those of single roles; an empty tag counts as absent."""
     every, single = "", {}
-    for text in given:
+    for text in texts:
         role, equals, tag = text.rpartition("=")
         if equals and role not in (*ROLES, *MORE_IMAGES):
             raise ClusterError(f"take the tag {text!r}", f"the roles are {', '.join((*ROLES, *MORE_IMAGES))}")
@@ -243,7 +245,7 @@ def newest_of(
 
     The build that this checkout would make comes first, then ROLE:latest, then the newest commit's.
     """
-    known: dict[str, list[tuple[TaggedBuild, str, bool]]] = {}
+    builds_of: dict[str, list[tuple[TaggedBuild, str, bool]]] = {}
     for build in images:
         name, _, tag = build.reference.rpartition(":")
         role = name.removeprefix(f"{repository}/")
@@ -258,15 +260,15 @@ def newest_of(
             continue
         tags = builder.tags(release(parts["slurm"]), parts["variant"], arch) if builder else {}
         own = tags.get(role) == tag
-        known.setdefault(role, []).append((build, tag, own))
-    revisions = [build.revision for builds in known.values() for build, _, _ in builds]
+        builds_of.setdefault(role, []).append((build, tag, own))
+    revisions = [build.revision for builds in builds_of.values() for build, _, _ in builds]
     times = builder.committed(revisions) if builder else {}
 
     def order(item: tuple[TaggedBuild, str, bool]) -> tuple[bool, bool, int, str, str]:
         build, tag, own = item
         return own, build.latest, times.get(build.revision, 0), build.tagged, tag
 
-    return {role: max(builds, key=order)[1] for role, builds in known.items()}
+    return {role: max(builds, key=order)[1] for role, builds in builds_of.items()}
 
 
 def make_command(slurm: str, variant: str) -> str:
@@ -290,8 +292,8 @@ def newest_beside(
     """Return the newest image of the reference's role, as the engine names it; "" without one."""
     repository, _, role = reference.rpartition(":")[0].rpartition("/")
     listed, arch = listed_here(client, repository), client.api.version()["Arch"]
-    found = newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
-    return f"{repository}/{role}:{found[role]}" if role in found else ""
+    tag_of = newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
+    return f"{repository}/{role}:{tag_of[role]}" if role in tag_of else ""
 
 
 def listed_here(client: Any, repository: str) -> list[TaggedBuild]:
@@ -361,8 +363,10 @@ class Checkout:
 
     def composed(self, release: str, variant: str, arch: str, slurm: str | None = None) -> dict[str, str]:
         try:
-            wanted = replace(settings.read(assignments=self.assignments), variant=variant, arch=arch)
-            session = Session.open(self.repository, wanted if slurm is None else replace(wanted, slurm=slurm))
+            chosen_settings = replace(settings.read(assignments=self.assignments), variant=variant, arch=arch)
+            session = Session.open(
+                self.repository, chosen_settings if slurm is None else replace(chosen_settings, slurm=slurm)
+            )
             images = session.compose(session.definition.roles).images.values()
         except ImagesError:
             # A release or variant that this checkout does not have, or a lock that is not whole.

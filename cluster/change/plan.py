@@ -95,7 +95,7 @@ def in_roll_order(pods: Iterable[PodSpec]) -> list[PodSpec]:
 
 def changed_settings(before: Options, after: Options) -> list[str]:
     """List the user's changed settings. Values may be secrets, so only their names are shown."""
-    found = []
+    changes = []
     for item in fields(Options):
         old, new = getattr(before, item.name), getattr(after, item.name)
         if item.name == "auth":
@@ -103,24 +103,24 @@ def changed_settings(before: Options, after: Options) -> list[str]:
         if old == new or item.name in ("values_file", "own_cgroups"):
             continue
         if item.name == "people":
-            found.append(f"people: {', '.join(changed_people(old, new))}")
+            changes.append(f"people: {', '.join(changed_people(old, new))}")
         elif item.name == "overrides":
-            found.append(f"values: {', '.join(differing(old, new))}")
+            changes.append(f"values: {', '.join(differing(old, new))}")
         elif isinstance(old, Mapping):
-            found += [f"{item.name}: {key}={new.get(key) or 'default'}" for key in differing(old, new)]
+            changes += [f"{item.name}: {key}={new.get(key) or 'default'}" for key in differing(old, new)]
         else:
-            found.append(f"{item.name}: {old or 'default'} -> {new or 'default'}")
-    return found
+            changes.append(f"{item.name}: {old or 'default'} -> {new or 'default'}")
+    return changes
 
 
 def changed_people(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 10) -> list[str]:
     """Name the people of a people.yaml who come, go or change, and its groups as a whole."""
     before, after = ({person["name"]: person for person in people.get("users", [])} for people in (old, new))
-    found = [f"new {name}" for name in after if name not in before]
-    found += [f"no {name}" for name in before if name not in after]
-    found += [f"changed {name}" for name in after if name in before and after[name] != before[name]]
-    found += ["groups"] * (old.get("groups", []) != new.get("groups", []))
-    return found[:most] + [f"and {len(found) - most} more"] * (len(found) > most)
+    changes = [f"new {name}" for name in after if name not in before]
+    changes += [f"no {name}" for name in before if name not in after]
+    changes += [f"changed {name}" for name in after if name in before and after[name] != before[name]]
+    changes += ["groups"] * (old.get("groups", []) != new.get("groups", []))
+    return changes[:most] + [f"and {len(changes) - most} more"] * (len(changes) > most)
 
 
 def lost_people(before: Options | None, after: Options) -> list[str]:
@@ -156,16 +156,16 @@ def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Calla
     """Return why a pod is replaced. Images are ids here. Environment values may be secrets and are not shown."""
     if not before:
         return "its description changed"
-    found = []
+    changes = []
     for key in (key for key in after if before.get(key) != after[key]):
         if key == "image":
             old, new = (slurm_in(str(side["image"])) for side in (before, after))
-            found.append(f"Slurm {old} -> {new}" if old != new and new else "new image")
+            changes.append(f"Slurm {old} -> {new}" if old != new and new else "new image")
         elif isinstance(after[key], Mapping) and isinstance(before.get(key), Mapping):
-            found.append(f"{key} ({', '.join(differing(before[key], after[key]))})")
+            changes.append(f"{key} ({', '.join(differing(before[key], after[key]))})")
         else:
-            found.append(key.replace("_", " "))
-    return ", ".join(found) or "its description changed"
+            changes.append(key.replace("_", " "))
+    return ", ".join(changes) or "its description changed"
 
 
 def partitions(files: Mapping[str, bytes]) -> set[str]:
@@ -179,26 +179,26 @@ def losses(
     steps: Sequence[PlanStep], *, partitions: Iterable[str], stakes: Mapping[str, Stake], refused: Iterable[str] = ()
 ) -> list[str]:
     """Return what the plan costs its users. `refused`: jobs that a changed slurm.conf would end."""
-    found = [f"partition {name} goes" for name in sorted(partitions)]
+    losses_found = [f"partition {name} goes" for name in sorted(partitions)]
     for step in steps:
         stake = stakes.get(step.pod, Stake())
         if step.kind is StepKind.CREATE:
             continue
         if step.kind is StepKind.REMOVE:
-            found.append(f"pod {step.pod} goes")
+            losses_found.append(f"pod {step.pod} goes")
             if stake.waiting:
-                found.append(f"{step.pod}: jobs that name it wait for ever: {listed(stake.waiting)}")
-        again = [job for job in stake.jobs if job.requeues]
-        for_good = [job for job in stake.jobs if not job.requeues]
-        if again:
-            found.append(f"{step.pod}: jobs that outlast its drain are requeued: {listed(again)}")
-        if for_good:
-            found.append(f"{step.pod}: jobs that outlast its drain end: {listed(for_good)}")
+                losses_found.append(f"{step.pod}: jobs that name it wait for ever: {listed(stake.waiting)}")
+        requeued = [job for job in stake.jobs if job.requeues]
+        ended = [job for job in stake.jobs if not job.requeues]
+        if requeued:
+            losses_found.append(f"{step.pod}: jobs that outlast its drain are requeued: {listed(requeued)}")
+        if ended:
+            losses_found.append(f"{step.pod}: jobs that outlast its drain end: {listed(ended)}")
         if count := stake.sessions:
-            found.append(f"{step.pod}: {count} ssh session{'s' * (count > 1)} end{'s' * (count == 1)}")
+            losses_found.append(f"{step.pod}: {count} ssh session{'s' * (count > 1)} end{'s' * (count == 1)}")
         if stake.unknown:
-            found.append(f"{step.pod}: whatever runs there, slurmctld did not answer: {stake.unknown}")
-    return found + [f"slurm.conf: {text}; the controller refuses it until they have ended" for text in refused]
+            losses_found.append(f"{step.pod}: whatever runs there, slurmctld did not answer: {stake.unknown}")
+    return losses_found + [f"slurm.conf: {text}; the controller refuses it until they have ended" for text in refused]
 
 
 def not_ready(reasons: Sequence[tuple[str, str]]) -> str:
@@ -274,10 +274,12 @@ def begun_on(run: Exec, login: str) -> list[JobAtStake]:
     """Return jobs whose srun or salloc runs on this login pod: they end with it."""
     rows = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="AllocNodes").splitlines()
     # slurmctld resolves the client's address to the container's name, which ends with the pod's.
-    here = "\n".join(row for row in rows if last(row).endswith(login))
+    started_here = "\n".join(row for row in rows if last(row).endswith(login))
     batch = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="BatchFlag").splitlines()
     without_client = {job.id for job in parse_jobs("\n".join(row for row in batch if last(row) not in ("", "0")))}
-    return [JobAtStake(job.id, job.user, requeues=False) for job in parse_jobs(here) if job.id not in without_client]
+    return [
+        JobAtStake(job.id, job.user, requeues=False) for job in parse_jobs(started_here) if job.id not in without_client
+    ]
 
 
 def last(row: str) -> str:
