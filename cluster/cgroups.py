@@ -52,7 +52,7 @@ def writable(directory: Path) -> bool:
 
 
 def wanted(pod: PodSpec) -> bool:
-    """Tell if the pod wants writable cgroups; other requests to the runtime are refused here."""
+    """Return whether the pod wants writable cgroups; refuse other requests to the runtime."""
     if pod.privileged:
         hint = f"runtimeClassName: {RUNTIME_CLASS}, in place of cgroup: true"
         raise ClusterError(f"start {pod.name}", "no pod is privileged on one machine", hint=hint)
@@ -101,7 +101,7 @@ def remove(cluster: str, pod: str = "", *, root: Path = ROOT) -> None:
 
 
 def prune(top: Path) -> None:
-    """Remove a directory tree, leaves first. A directory whose last process is just ending is busy for a moment."""
+    """Remove a directory tree, leaves first. A directory stays busy for a moment after its last process ended."""
     deadline = time.monotonic() + PATIENCE
     while top.is_dir():
         for directory, _, _ in os.walk(top, topdown=False):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEMO = f"{RELEASE}-demo-0"
 NOBODY = 65534
 POLL = 0.2
-# Directories beside scripts on a developer's machine.
+# Directories of a developer's tools in a tree of scripts.
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"})
 
 

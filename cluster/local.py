@@ -1,4 +1,4 @@
-"""A whole cluster on one machine from the chart's pods. `up` on a running cluster applies changes."""
+"""Run a whole cluster on one machine from the chart's pods. `up` on a running cluster applies changes."""
 
 from __future__ import annotations
 
@@ -187,9 +187,9 @@ class LocalCluster:
         wish: Wish = NO_WISH,
         agree: Callable[[UpPlan], None] | None = None,
     ) -> None:
-        """Bring the cluster to its options. `agree` gets the plan before any pod is touched, and may raise.
+        """Apply the options to the cluster. `agree` gets the plan before any pod changes, and may raise to stop it.
 
-        `port` is a requested one; a login pod with another port is replaced.
+        `port`: a requested port; `up` replaces a login pod with another port.
         """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         running = self.kubelet.running()
@@ -203,7 +203,7 @@ class LocalCluster:
             agree(planned)
             running = self.kubelet.running()
         if changes_auth and self.changes_auth(running):
-            # Pods of the two kinds do not understand each other.
+            # Daemons with different authentication cannot talk to each other.
             self.log("all pods start anew, with another authentication")
             for pod in running.values():
                 self.retire(pod)
@@ -220,7 +220,7 @@ class LocalCluster:
         slurm_conf.confirm(self.run_slurm, running)
 
     def rehearse(self, wish: Wish = NO_WISH) -> tuple[int, str]:
-        """Start the wanted images' Slurm on a copy of the state, and return what would be lost. Changes nothing."""
+        """Start Slurm of the chosen images on a copy of the state, and report losses. Changes nothing."""
         running = self.kubelet.running()
         controller = running.get(self.active_controller(running))
         if controller is None or not controller.running:
@@ -255,7 +255,7 @@ class LocalCluster:
         return desired.starting_from({name: image.id for name, image in choice.images.items()}), choice, pinned
 
     def foreign(self, reference: str, image: EngineImage, pinned: Pins) -> Foreign | None:
-        """Return what a newly chosen image is, if this checkout would build it differently."""
+        """Describe a newly chosen image if this checkout would build it differently."""
         if self.checkout is None or image == pinned.images.get(reference):
             return None
         labels, role = self.kubelet.labels(image.id), pinning.role_of(reference)
@@ -269,7 +269,7 @@ class LocalCluster:
         return Foreign(role, self.checkout.age(revision), revision, image.release)
 
     def fit(self, pods: Iterable[PodSpec], controller: EngineImage) -> ReleaseFit:
-        """Return what keeps workers and logins at the controller's release, whatever `latest` is."""
+        """Return the rule that keeps workers and logins at the controller's release, regardless of `latest`."""
         version = str((self.kubelet.labels(controller.id) or {}).get(report.VERSION_LABEL, ""))
         tag = pinning.TAG.fullmatch(version)
 
@@ -334,7 +334,7 @@ class LocalCluster:
     def reconcile(self, desired: Manifests, running: Mapping[str, RunningPod], *, timeout: float) -> None:
         """Remove extra pods, create missing ones, replace changed ones, and publish changed files to the rest.
 
-        Slurm's order holds throughout: a new slurmd or client never starts beside an old controller.
+        Slurm's order holds throughout: a new slurmd or client never runs with an old controller.
         """
         wanted_specs = self.specs(desired)
         with ThreadPoolExecutor(HANDS) as pool:
@@ -366,8 +366,8 @@ class LocalCluster:
     def refresh_logins(self, running: Mapping[str, RunningPod]) -> None:
         """Let the logins' sackd fetch the configuration of a controller of another release.
 
-        A new slurmctld does not know a sackd of before, and SIGHUP does not make sackd fetch: it would keep an
-        MpiDefault that new workers lack, and their steps would hang.
+        A new slurmctld does not know an older sackd, and SIGHUP does not make sackd fetch: it would keep an MpiDefault
+        that new workers lack, and their steps would hang.
         """
         for name in (name for name, item in running.items() if item.role == "login" and item.running):
             code, output = self.exec(name, ["minivm", "restart", "sackd"])
@@ -381,7 +381,7 @@ class LocalCluster:
             if current is None:
                 return
             if step.kind is StepKind.REPLACE and not current.running:
-                # Its old description may be why it does not run: the new one starts like a missing pod.
+                # Its old description may be the cause: start the new one like a missing pod.
                 self.log(f"{step.pod}: recreated, it did not run and its description changed")
                 self.kubelet.remove(step.pod, current.container)
             elif step.kind is StepKind.RESTART:
@@ -432,7 +432,7 @@ class LocalCluster:
         described = self.describe(pod, desired)
         container = self.kubelet.create(pod, desired, address=address, described=described, aliases=names, hosts=hosts)
         if pod.role == "controller":
-            # Before it starts: from then on the state may be of this Slurm.
+            # Written before the start: from then on the state may be of this Slurm.
             pinned = pins.read(self.state)
             pins.write(self.state, replace(pinned, state=max(pinned.state, self.slurm_in(described["image"]))))
         self.kubelet.start(pod, container)
@@ -457,7 +457,7 @@ class LocalCluster:
         return {service.name: by_service[service.name] for service in manifests.moving_services(desired.services)}
 
     def new_addresses(self, count: int, reserved: Iterable[str] = ()) -> list[str]:
-        """Return addresses that no pod has and the last pods did not have, so that no peer relies on an old one."""
+        """Return addresses that neither present nor previous pods have, so that no peer reaches a wrong pod."""
         if not count:
             return []
         network = self.kubelet.ensure_network()
@@ -486,7 +486,7 @@ class LocalCluster:
             if not waiting:
                 return
             if time.monotonic() - begun > timeout:
-                # Includes pods that are not waited for: one of them may be the cause.
+                # Includes pods outside this wait, which may be the cause.
                 pods = in_start_order(desired.pods)
                 readings = [(pod.name, report.read_readiness(pod, running.get(pod.name))) for pod in pods]
                 causes = plan.not_ready([(name, answer.reason) for name, answer in readings if not answer.ready])
@@ -532,7 +532,7 @@ class LocalCluster:
         return self.kubelet.exec(running[pod].container, command, user=user)
 
     def active_controller(self, running: Mapping[str, RunningPod]) -> str:
-        """Return the controller that acts: the only one, or the one of several that says so."""
+        """Return the active controller."""
         controllers = [item for item in running.values() if item.role == "controller"]
         if len(controllers) > 1:
             for item in controllers:
@@ -541,7 +541,7 @@ class LocalCluster:
         return slurm_conf.CONTROLLER
 
     def run_slurm(self, pod: str, command: Iterable[str]) -> tuple[int, str]:
-        """Run a command like `exec`, but instead of in the first controller in the one that acts."""
+        """Run a command like `exec`, in the active controller if `pod` is the first controller."""
         if pod == slurm_conf.CONTROLLER:
             pod = self.active_controller(self.kubelet.running())
         return self.exec(pod, command)
@@ -586,7 +586,7 @@ class LocalCluster:
         return keys.ssh_command(self.keys(), user, *command, port=self.options.port, known_hosts=self.known_hosts)
 
     def down(self) -> bool:
-        """Remove everything of this cluster by its label; tell if there was anything.
+        """Remove everything of this cluster by its label; return whether there was anything.
 
         Containers, volumes, the network, and the state on disk.
         """

@@ -136,7 +136,7 @@ def selects(service: ServiceSpec, pod: PodSpec) -> bool:
 
 
 def stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) -> dict[str, ServiceSpec]:
-    """Map pods to the Service whose address they keep: it has an address and no other pod behind it."""
+    """Map pods to the Service whose address they keep: a Service with an address and only this pod behind it."""
     by_pod: dict[str, ServiceSpec] = {}
     for service in services:
         behind = [pod.name for pod in pods if selects(service, pod)]
@@ -146,12 +146,12 @@ def stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) ->
 
 
 def moving_services(services: Iterable[ServiceSpec]) -> list[ServiceSpec]:
-    """Return the Services whose address moves between their pods."""
+    """Return the Services with an address that moves between their pods."""
     return [service for service in services if not service.selector and not service.headless]
 
 
 def host_names(host: str, namespace: str) -> list[str]:
-    """Return the forms in which the cluster's DNS knows a name of a namespace."""
+    """Return the names by which the cluster's DNS resolves a host of a namespace."""
     return [host, f"{host}.{namespace}", f"{host}.{namespace}.{CLUSTER_DOMAIN}"]
 
 
@@ -296,7 +296,7 @@ def parse_pod(
 
 
 def refuse_parts(spec: Mapping[str, Any], sidecars: Sequence[Mapping[str, Any]], *, pod: str) -> None:
-    """Refuse parts of a pod that only Kubernetes has: a cluster here would run without them, and say nothing."""
+    """Refuse parts of a pod that only Kubernetes provides: a local cluster would silently run without them."""
     parts = {"sidecars": sidecars, **{key: spec.get(key) for key in ("initContainers", "resourceClaims")}}
     for part_name, given in parts.items():
         if given:
@@ -426,7 +426,7 @@ _EXTRA = re.compile(r"additional properties (?P<keys>.*) not allowed")
 
 
 def in_words(text: str) -> str:
-    """Write the schema's errors as `FIELD: what is wrong`, one line each; a line that is of no known form stays."""
+    """Write the schema's errors as `FIELD: what is wrong`, one line each; keep a line of unknown form."""
     lines = []
     for line in text.strip().splitlines()[1:]:
         if not (match := _LINE.fullmatch(line)):
@@ -434,7 +434,7 @@ def in_words(text: str) -> str:
             continue
         field, what = ".".join(match["at"].strip("/").split("/")) or "the values", match["what"]
         if what.endswith(("failed", ", want null")):
-            continue  # the lines below it say what is wrong
+            continue  # the lines below it have the details
         if extra := _EXTRA.fullmatch(what):
             what = f"no such key: {extra['keys']}"
         elif got := _GOT.fullmatch(what):

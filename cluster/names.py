@@ -33,7 +33,7 @@ def hint(known: Iterable[str]) -> str:
 
 
 def own(api: Any, name: str, state: Path, cannot: str) -> None:
-    """Refuse a cluster of another directory: the engine distinguishes clusters by name alone.
+    """Refuse a cluster that another directory owns: the engine distinguishes clusters by name alone.
 
     Keys, ports and files are in the owning directory. If that directory is gone, the cluster has no owner.
     """

@@ -52,10 +52,9 @@ class RunningPod:
 
 
 def description(pod: PodSpec, image_id: str, published: Mapping[int, int] = MappingProxyType({})) -> dict[str, Any]:
-    """Return what a pod is created from, as JSON, except what changes under a running one.
+    """Return a pod's description as JSON, without the content of its ConfigMaps, which changes under a running pod.
 
-    That is the content of its ConfigMaps. A node port is part of the container here; on Kubernetes a Service adds it to
-    a running pod.
+    A node port is part of the container here; on Kubernetes a Service adds it to a running pod.
     """
     described = asdict(pod) | {"image": image_id, "env": dict(pod.env), "published": dict(published)}
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
@@ -171,7 +170,7 @@ class Kubelet:
     # Volumes
 
     def publish_files(self, pod: PodSpec, known: Manifests) -> bool:
-        """Write the pod's ConfigMaps and Secrets as directories; tell if a running pod sees a change."""
+        """Write the pod's ConfigMaps and Secrets as directories; return whether a running pod sees a change."""
         changed = False
         for volume, files in self.files(pod, known):
             changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)

@@ -24,7 +24,7 @@ def published(directory: Path) -> dict[str, bytes]:
 
 
 def publish(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
-    """Let the directory show exactly these files; tell if anything changed."""
+    """Let the directory show exactly these files; return whether anything changed."""
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / DATA).is_symlink() and published(directory) == dict(files):
         return False

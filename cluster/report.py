@@ -25,10 +25,10 @@ class Row:
     slurm: str
     restarts: int
     also: tuple[str, ...] = ()
-    # Of the image that the pod runs, whatever its name refers to now.
+    # Of the image that the pod runs, even if its name refers to a newer one.
     version: str = ""
     image: str = ""
-    # What the pod is among several controllers, in full.
+    # The pod's place among several controllers, in full.
     turn: str = ""
 
 
@@ -174,12 +174,12 @@ class Readiness:
     reason: str = ""
     # Problems that do not make the pod unready.
     also: tuple[str, ...] = ()
-    # What the pod is among several that take turns: "active, term 3", "standby: ...".
+    # The pod's place among several controllers: "active, term 3", "standby: ...".
     turn: str = ""
 
 
 def read_readiness(pod: PodSpec, running: RunningPod | None) -> Readiness:
-    """Ask the pod: ready, or why not."""
+    """Read a pod's readiness, and the reason if it is not ready."""
     if running is None:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
@@ -195,7 +195,7 @@ def read_readiness(pod: PodSpec, running: RunningPod | None) -> Readiness:
 
 
 def read_status(pod: PodSpec, running: RunningPod | None) -> Readiness:
-    """Ask the pod and read its other problems from its status."""
+    """Read a pod's readiness, its other problems, and its turn."""
     answer = read_readiness(pod, running)
     if running is None or not running.running:
         return answer
@@ -208,7 +208,7 @@ def read_status(pod: PodSpec, running: RunningPod | None) -> Readiness:
 
 
 def read_turn(running: RunningPod) -> str:
-    """Ask a controller what it is among several: "active, term 3", "standby: ..."; "" if it does not say."""
+    """Read a controller's place among several: "active, term 3", "standby: ..."; "" if it reports none."""
     try:
         code, text = _get(running.address, PORT, STATUS)
         return str(json.loads(text).get("turn", "")) if code == 200 else ""
@@ -231,7 +231,7 @@ def check_hope(pod: PodSpec, running: RunningPod | None) -> None:
 
 
 def is_dead(pod: PodSpec, running: RunningPod) -> bool:
-    """Tell if a kubelet would restart this container: its PID 1 hangs, or reports failure.
+    """Return whether a kubelet would restart this container: its PID 1 hangs, or reports failure.
 
     A closed port means that the pod still starts: on Kubernetes the startup probe handles that.
     """

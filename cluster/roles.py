@@ -1,4 +1,4 @@
-"""The roles of a cluster's pods on one machine, and what `up` knows of each.
+"""The roles of a cluster's pods on one machine, and their properties for `up`.
 
 A new role is a row here, a row of `minivm.roles` in the chart's _helpers.tpl, and one of fleet/world/kubernetes.py.
 tests/unit/test_roles.py compares them with images/roles/.
@@ -14,16 +14,16 @@ class PodRole:
     """One role. Its image has its name."""
 
     name: str
-    # Images with more in them, which are built only on request and may stand in for the role's image.
+    # Larger images, built only on request, that may replace the role's image.
     more_images: tuple[str, ...] = ()
-    # Its Slurm may be older than the controller's, and never newer.
+    # Its Slurm may be older than the controller's, never newer.
     is_client: bool = False
     # Hierarchies of cgroup v1 in which Slurm creates directories for jobs, and the login pod for users.
     hierarchies: tuple[str, ...] = ()
 
 
-# In the order in which pods start and are replaced: slurmdbd and slurmctld, which are one pod, before the slurmd and
-# the clients, which they understand when they are older and not when they are newer.
+# In the order of starts and replacements: slurmdbd and slurmctld, which are one pod, before slurmd and the clients,
+# since they understand older peers and not newer ones.
 TABLE = (
     PodRole("controller"),
     PodRole("demo"),

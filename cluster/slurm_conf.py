@@ -19,7 +19,7 @@ from cluster.values import RELEASE
 
 CONTROLLER = f"{RELEASE}-controller-0"
 CONFIG = f"{RELEASE}-config"
-JUDGED_WITHIN = 300.0  # a slurmctld that hangs is asked twice, killed and started
+JUDGED_WITHIN = 300.0  # covers two requests to a hanging slurmctld, its end and its restart
 PAUSE = 0.2
 
 Exec = Callable[[str, Iterable[str]], tuple[int, str]]
@@ -83,7 +83,7 @@ def weigh(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, by
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
-    """Pack a uniquely named directory into a tar, for a shared place."""
+    """Pack the files into a tar of one uniquely named directory; return name and tar."""
     name = f"minivm-{uuid.uuid4().hex}"
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -102,7 +102,7 @@ DROP_INS_WITHIN_S = 60
 
 
 def check_drop_ins(kubelet: Kubelet, desired: Manifests) -> None:
-    """Raise ClusterError for drop-ins that a pod would refuse; those that the pods have already are skipped."""
+    """Raise ClusterError for drop-ins that a pod would refuse; skip those that the pods have already."""
     checked_roles = set()
     for pod in desired.pods:
         mounts = [mount for mount in pod.mounts if PurePosixPath(mount.path).name in DIRECTORIES]
@@ -198,7 +198,7 @@ def save_state(kubelet: Kubelet, controller: RunningPod) -> str:
 
 
 def _copies_of(kubelet: Kubelet, controller: RunningPod) -> str:
-    """Return where the machine has the controller's copies."""
+    """Return the machine's directory with the controller's copies."""
     mounts = kubelet.api.inspect_container(controller.container)["Mounts"]
     mounts_with_copies = [mount for mount in mounts if COPIES.is_relative_to(mount["Destination"])]
     if not mounts_with_copies:

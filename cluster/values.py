@@ -17,7 +17,7 @@ RELEASE = "slurm"
 NAMESPACE = "minivm"
 USERS = ("alice", "bob")
 AUTHS = ("slurm", "munge")
-# Of options stored before a cluster's own was.
+# For stored options of an older version, which had no authentication.
 OLDER_AUTH = "munge"
 
 
@@ -27,7 +27,7 @@ class Options:
 
     name: str = "local"
     workers: int = 2
-    # Of these one acts, the others stand by.
+    # One is active, the rest are standbys.
     controllers: int = 1
     tag: str = "latest"
     # Role -> tag, if it differs from `tag`: a tag is the hash of one image, so the roles' differ.
@@ -36,9 +36,9 @@ class Options:
     port: int = 2222
     # How Slurm tracks jobs; empty: in cgroups if pods of this machine may have their own.
     proctrack: str = ""
-    # How daemons prove who they are (AUTHS), unless the overrides say it.
+    # How daemons authenticate (AUTHS), unless the overrides set it.
     auth: str = AUTHS[0]
-    # True if they may.
+    # Whether pods may have cgroups of their own.
     own_cgroups: bool = False
     # The content of the values file, and its path.
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def settle(name: str, stored: Options | None, request: UpRequest) -> Options:
 
 
 def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Refuse a file in which a stored person has another uid or name: files and jobs carry the uid alone."""
+    """Refuse a file that changes a stored person's uid or name: files and jobs carry the uid alone."""
     had = {person["name"]: person["uid"] for person in before.get("users", [])}
     for person in after["users"]:
         uid = had.get(person["name"], person["uid"])
@@ -181,7 +181,7 @@ def auth(options: Options) -> str:
 
 
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return chart values about the Slurm in the controller's image, whose tag may be `latest`."""
+    """Return chart values for the Slurm in the controller's image, since a tag `latest` does not name it."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
     values = {"version": version[0]} if version else {}
     # A build from the tarball has what the release's packages may lack.
@@ -229,7 +229,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
         raise ClusterError("keep the sessions of the login pod", "one container has its ssh port here",
                            file=options.values_file, field="login.keepSeconds",
                            hint="leave it out; `up` says which sessions end")  # fmt: skip
-    # An empty one is the cluster's own; the chart sees no cluster here.
+    # An empty value means the cluster's own, which the chart cannot look up here.
     values["slurm"]["auth"] = auth(options)
     return values
 

@@ -23,7 +23,7 @@ REVISION_LABEL = "org.opencontainers.image.revision"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The user's requests about images, beside their names."""
+    """The user's requests about images, in addition to their names."""
 
     # Take the current target of every reference, or of these roles' references, whichever Slurm that is.
     anew: bool = False
@@ -37,9 +37,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFit:
-    """The release that the workers and logins have without a request of the user's: the controller's.
+    """The release of workers and logins without a user's request: the controller's.
 
-    `latest` may be of another one, above all for a role that `make images` does not build.
+    `latest` may be of another release, above all for a role that `make images` does not build.
     """
 
     release: str
@@ -48,7 +48,7 @@ class ReleaseFit:
     newest: Callable[[str], EngineImage | None]
 
     def wants_another(self, reference: str, now: EngineImage | None) -> bool:
-        """Tell if the reference moves with each build, and its image is not of that release."""
+        """Return whether the reference moves with each build, and its image is not of that release."""
         moves = reference in self.references and reference.endswith(":latest")
         return moves and bool(self.release) and (now is None or now.release not in ("", self.release))
 
@@ -63,7 +63,7 @@ class ImageChoice:
 
 
 def role_of(reference: str) -> str:
-    """Describe an image: "worker of registry:5000/minivm/worker:latest"."""
+    """Return an image's role: "worker" of registry:5000/minivm/worker:latest."""
     return reference.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
@@ -74,7 +74,7 @@ def choose(
     wish: Wish,
     fit: ReleaseFit = NO_FIT,
 ) -> ImageChoice:
-    """Choose the image of each reference. `look` finds an image on this machine, by its reference or its id."""
+    """Choose an image for every reference. `look` finds an image on this machine by its reference or id."""
     images: dict[str, EngineImage] = {}
     notes: list[str] = []
     for reference in sorted(set(references)):
@@ -195,13 +195,13 @@ def chosen(texts: Iterable[str]) -> tuple[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class TaggedBuild:
-    """A name of an image on this machine, and what orders it among the builds of its role."""
+    """A name of an image on this machine, and the keys that order the builds of its role."""
 
     reference: str
     # ROLE:latest is the same image.
     latest: bool = False
     revision: str = ""
-    # When the engine's image got a name last: also an older image's time, when it gets another name.
+    # When the engine last tagged the image; a new name for an older image counts too.
     tagged: str = ""
 
 
@@ -310,7 +310,7 @@ def listed_here(client: Any, repository: str) -> list[TaggedBuild]:
     ]
 
 
-# The plan's word about builds that are not this checkout's.
+# Notes of the plan about builds of another checkout.
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,10 +354,10 @@ class Checkout:
     _tags: dict[tuple[str, str, str], Mapping[str, str]] = field(default_factory=dict)
 
     def tags(self, release: str, variant: str, arch: str) -> Mapping[str, str]:
-        """Return role -> tag of what `build.py build` would make now; nothing where it cannot build that."""
+        """Return role -> tag of the images that `build.py build` would make now; none where it cannot build them."""
         choice = release, variant, arch
         if choice not in self._tags:
-            # A variant built from source has one release, and no packages by that name.
+            # A variant built from source has one release, and no packages of that name.
             self._tags[choice] = self.composed(*choice, slurm=release) or self.composed(*choice)
         return self._tags[choice]
 
@@ -374,7 +374,7 @@ class Checkout:
         return {image.name: image.tag for image in images if image.is_role and image.tag.startswith(f"{release}.")}
 
     def committed(self, revisions: Iterable[str]) -> dict[str, int]:
-        """Return the time of each commit that this checkout has."""
+        """Return the commit times of revisions in this checkout."""
         listed = sorted({revision for revision in revisions if COMMIT.fullmatch(revision)})
         if not listed:
             return {}
@@ -387,7 +387,7 @@ class Checkout:
         return {revision: int(seconds) for seconds, revision in pairs}
 
     def age(self, revision: str) -> str:
-        """Compare a build's commit with this checkout's: "older", or "other"."""
+        """Return "older" if a build's commit is older than this checkout's, else "other"."""
         head = git_revision(self.repository)
         times = self.committed([revision, head])
         return "older" if times.get(revision, 0) < times.get(head, 0) and revision in times else "other"

@@ -1,4 +1,4 @@
-"""The plan of `up` in words, and the jobs and sessions that it ends."""
+"""The plan of `up`: its steps, and the jobs and sessions that it ends."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class JobAtStake:
 
 @dataclass(frozen=True, slots=True)
 class Stake:
-    """Jobs and sessions that a pod's users lose with it."""
+    """Jobs and sessions that a pod's users lose when the pod ends."""
 
-    # They run on it, or their srun or salloc does.
+    # Jobs that run on the pod, or whose srun or salloc does.
     jobs: Sequence[JobAtStake] = ()
-    # They wait, and name it.
+    # Pending jobs that name the pod's node.
     waiting: Sequence[JobAtStake] = ()
     sessions: int = 0
-    # Why its jobs are not known.
+    # Why the jobs are unknown.
     unknown: str = ""
 
 
@@ -114,7 +114,7 @@ def changed_settings(before: Options, after: Options) -> list[str]:
 
 
 def changed_people(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 10) -> list[str]:
-    """Name the people of a people.yaml who come, go or change, and its groups as a whole."""
+    """List added, removed and changed people of a people.yaml, and whether its groups changed."""
     before, after = ({person["name"]: person for person in people.get("users", [])} for people in (old, new))
     changes = [f"new {name}" for name in after if name not in before]
     changes += [f"no {name}" for name in before if name not in after]
@@ -124,7 +124,7 @@ def changed_people(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 1
 
 
 def lost_people(before: Options | None, after: Options) -> list[str]:
-    """Name the people whom a new people.yaml takes away."""
+    """List the people whom a new people.yaml removes."""
     old, new = before.people if before else {}, after.people
     present = {person["name"] for person in new.get("users", [])}
     names = [person["name"] for person in old.get("users", []) if person["name"] not in present]
@@ -133,7 +133,7 @@ def lost_people(before: Options | None, after: Options) -> list[str]:
 
 
 def notes_of_auth(auth: str) -> list[str]:
-    """Tell the operator of a cluster that keeps munge that there is another authentication, and how to take it."""
+    """Return the note for a cluster with munge: auth/slurm exists, and `--auth slurm` enables it."""
     if auth != "munge":
         return []
     return ["Slurm's daemons keep munge; new clusters have auth/slurm, and `--auth slurm` takes it while no job runs"
@@ -153,7 +153,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") 
 
 
 def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Callable[[str], str]) -> str:
-    """Return why a pod is replaced. Images are ids here. Environment values may be secrets and are not shown."""
+    """Return why a pod is replaced. Images are ids here. Do not show environment values, which may be secrets."""
     if not before:
         return "its description changed"
     changes = []
@@ -202,7 +202,7 @@ def losses(
 
 
 def not_ready(reasons: Sequence[tuple[str, str]]) -> str:
-    """Why pods are not ready, the cause first: in start order, each pod waits for those before it."""
+    """Format why pods are not ready, in start order: each pod waits for those before it, so the first is the cause."""
     first, *rest = [f"\n  {pod}: {reason}" for pod, reason in reasons] or [""]
     return first + ("\nand, perhaps for that reason:" + "".join(rest) if rest else "")
 
@@ -222,7 +222,7 @@ def parse_jobs(text: str) -> list[JobAtStake]:
     ]
 
 
-# Jobs and sessions that a change of a running cluster's pods would end, from its own daemons.
+# Jobs and sessions that a change of a running cluster's pods would end, as Slurm and sshd report them.
 CONTROLLER = f"{RELEASE}-controller-0"
 # squeue's columns for parse_jobs(), and one more: the nodes that a waiting job names, or its client's host.
 COLUMNS = "JobArrayID:|,UserName:|,Requeue:|"
@@ -260,7 +260,7 @@ def squeue(run: Exec, *arguments: str, column: str = "") -> str:
 
 def running_on(run: Exec, node: str) -> list[JobAtStake]:
     jobs = parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
-    return [job for job in jobs if job.user != SLURM_USER]  # active checks, which every other job preempts too
+    return [job for job in jobs if job.user != SLURM_USER]  # active checks, which any other job preempts
 
 
 def waiting_for(run: Exec, node: str) -> list[JobAtStake]:
