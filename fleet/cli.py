@@ -124,7 +124,7 @@ def _worker(worker: Worker, *, known: bool) -> str:
 
 
 def _pod(pod: KubePod) -> str:
-    """Return a pod that is no worker: what Kubernetes says of it, the controller's and the logins' among them."""
+    """Describe a pod that is no worker, such as the controller's or a login's, by its state in Kubernetes."""
     ready = pod.conditions.get("Ready")
     state = "ready" if pod.ready else f"not ready {ready.reason} {ready.message}".rstrip() if ready else "not ready"
     state = "is being deleted" if pod.deleting else state

@@ -15,7 +15,7 @@ WHEN = (IDLE, DEADLINE, NOW)
 NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 MOST = 65533
 REPLICAS = 1
-# The most pods of a pool whose ends are counted.
+# The most pods of a pool with counted ends.
 ENDED = 128
 # Bytes of the last good spec that is kept: with the spec itself it must fit into an object.
 LAST_GOOD = 262144

@@ -110,9 +110,9 @@ class Machines:
     share: float = 0.0
     # How long an entry in its history counts against a machine.
     window_s: float = 7 * 86400.0
-    # After so many reboots another verdict leads to a replacement.
+    # After this many reboots, another verdict leads to a replacement.
     attempts: int = 2
-    # A machine with so many verdicts in the window takes no jobs; 0: no limit.
+    # A machine with this many verdicts in the window takes no jobs; 0: no limit.
     flaps: int = 4
     # How long a machine has to be well after a reboot.
     verify_s: float = 1800.0
@@ -164,7 +164,7 @@ class Policy:
     conditions: tuple[str, ...] = ()
     # Annotations that may say why a Node is cordoned; the first one that is set counts.
     reasons: tuple[str, ...] = REASONS
-    # A Node that is not ready for so long is drained.
+    # Seconds after which a Node that is not ready is drained.
     not_ready_s: float = 60.0
     # Signs of machines (conditions, not ready) may drain this share of the workers, and at least one.
     share: float = 0.2
@@ -172,17 +172,17 @@ class Policy:
     changes: int = 30
     # The most changes in one second that end no job: conditions and undrains.
     rate: int = 100
-    # The most pods of a pool that may be away, for whatever reason.
+    # The most pods of a pool that may be away, for any reason.
     away: int = 1
     # How long jobs of a leaving pod have until they are requeued; 0: until they end.
     leave_within_s: float = 0.0
-    # A node whose pod is gone for so long is drained.
+    # Seconds after which a node without a pod is drained.
     gone_s: float = 30.0
-    # A ready pod that Slurm does not know for so long is replaced.
+    # Seconds after which a ready pod that Slurm does not know is replaced.
     lost_s: float = 60.0
     # Whether to cordon a Node whose worker a person or a verdict has drained in Slurm.
     cordon: bool = False
-    # Show and obey the words of Slinky's operator, for programs that were written for it.
+    # Show the conditions and obey the annotations of Slinky's operator.
     slinky: bool = False
     # The type of the condition on Nodes; "": none. Clusters that share Nodes need different types.
     shows: str = STATE

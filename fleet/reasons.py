@@ -2,8 +2,7 @@
 
     Reason=minivm: fleet: cordon+going: fan 3; spot notice      Comment=minivm: fleet: held 1 cordon+going
 
-One update writes both, so no drain is forgotten, and none is remembered that was not made. A marked node that is not
-drained was resumed by someone else.
+One update writes both, so reason and mark never disagree. If a marked node is not drained, a person resumed it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from init.slurm.node import PREFIX
 OURS = f"{PREFIX} fleet:"
 # Without accounting Slurm keeps the reason of a lifted drain, and would show it for Slurm's own next drain.
 LIFTED = f"{OURS} lifted"
-# Lower-case letters only: a drain whose kind has a digit would not be recognized as the fleet's, nor lifted.
+# Lower-case letters only: the fleet would neither recognize nor lift its drain for a kind with a digit.
 KIND = r"[a-z]+(?:\+[a-z]+)*"
 _REASON = re.compile(rf"{re.escape(OURS)} ({KIND}): ")
 _MARK = re.compile(rf"{re.escape(OURS)} held ([0-9]{{1,6}}) ({KIND})")
@@ -39,7 +38,7 @@ class Mark:
 
 
 def reason(causes: Mapping[str, str], times: int = 1) -> str:
-    """Build the reason from the causes, and say if a person has lifted the drain before."""
+    """Build the reason from the causes; mark it if a person has lifted the drain before."""
     text = ", ".join(plain(words) for _, words in sorted(causes.items()))
     return f"{OURS} {'+'.join(sorted(causes))}: {text[:MOST].strip()}{AGAIN if times > 1 else ''}"
 
@@ -75,5 +74,5 @@ def marked(comment: str) -> Mark | None:
 
 
 def free(comment: str) -> bool:
-    """Return whether a mark may be written there: a person's comment is not overwritten."""
+    """Return whether the fleet may write a mark: it does not overwrite a person's comment."""
     return not comment or comment.startswith(OURS)

@@ -48,7 +48,7 @@ from ground.errors import one_line
 
 # Changes and notices as sentences for the log, the plan and Events.
 def in_words(action: actions.Change | actions.Notice) -> str:
-    """Render one line, whatever users and machines wrote into the quoted parts."""
+    """Render a change or notice as one printable line."""
     return one_line(_words(action))
 
 
@@ -139,7 +139,7 @@ def pool_news(before: PoolStatus, after: PoolStatus) -> str:
 
 
 class EventRateLimit:
-    """At most NEWS Events a minute for notes of one object: root on a worker can make a verdict come and go."""
+    """Limit Events for notes of one object to NEWS a minute: root on a worker can make a verdict come and go."""
 
     def __init__(self) -> None:
         self._written: dict[str, tuple[float, int]] = {}
@@ -190,7 +190,7 @@ def events(
     limit: EventRateLimit,
     now: float,
 ) -> list[Object]:
-    """Build at most `most` Events; the log has all of them. Notes, of which there may be thousands, come last."""
+    """Build at most `most` Events; the log has all. Notes come last, since there may be thousands."""
     ordered = sorted(actions, key=lambda action: isinstance(action, Record | NotePool))
     objects: list[Object] = []
     for action in ordered:
@@ -203,7 +203,7 @@ def events(
 
 
 def _noted(note: Record | NotePool, kubernetes: KubernetesView) -> tuple[Object, str] | None:
-    """Return the object of a note, and what is new; None: the note repeats what was known, or only counts."""
+    """Return the object of a note, and its news; None: the note has no news, or only counts."""
     if isinstance(note, Record):
         machine = (kubernetes.machines or {}).get(note.name)
         news = machine_news(machine.status, note.status) if machine else ""
@@ -224,7 +224,7 @@ def _own(name: str, kubernetes: KubernetesView) -> KubePod | None:
 
 
 def _whose(record: str, kubernetes: KubernetesView) -> str:
-    """Return the object for the Event of a removed record, whose pod has gone: its WorkerPool, else the fleet."""
+    """Return the object for the Event of a removed record, which has no pod: its WorkerPool, else the fleet."""
     pools = [name for name in kubernetes.pools or {} if record.startswith(f"{name}-")]
     return max(pools, key=len, default=FLEET)
 

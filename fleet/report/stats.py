@@ -15,7 +15,7 @@ from fleet.report.web import HttpServer
 from fleet.world.snapshot import FleetSnapshot, Unknown
 from ground.metrics import family
 
-# A loop without a turn for so long hangs: a pass asks two servers, each with its deadlines.
+# A loop without a pass for this time hangs: a pass asks two servers, each with its deadlines.
 HANGS_S = 300.0
 
 

@@ -40,7 +40,7 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
 
 
 def unknown(snapshot: FleetSnapshot) -> Report:
-    """Why a side is not known; for Slurm also the time of its last answer, where this process has seen one."""
+    """Return why a side is unknown; for Slurm also the time of the last answer that this process received."""
     sides = (("kubernetes", snapshot.kubernetes), ("slurm", snapshot.slurm))
     reasons: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
     if "slurm" in reasons and snapshot.last is not None:
@@ -53,7 +53,7 @@ def _notice(about: str, kind: str, text: str) -> Report:
 
 
 def worker_(worker: Worker, *, known: bool = True) -> Report:
-    """`known`: whether slurmctld answers. While it does not, the pod's condition keeps the last state that it had."""
+    """Report one worker. `known`: slurmctld answers; otherwise the pod's condition has the last known state."""
     node, slurm, shown = worker.node, worker.slurm, worker.pod.conditions.get(STATE)
     state, reason = "Unregistered", ""
     if slurm is not None:
@@ -112,10 +112,7 @@ def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now:
 
 
 def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
-    """Return the state of a worker in Slurm.
-
-    While slurmctld does not answer, whether its pod is ready and the last state.
-    """
+    """Format a worker's state in Slurm; during an outage of slurmctld its pod's readiness and the last known state."""
     if known:
         return f"{worker['slurm']} {worker['reason']}".rstrip() or "not in Slurm"
     last = f"{worker['state']} {worker['reason']}".rstrip()
@@ -125,7 +122,7 @@ def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
 
 
 def lines(data: Mapping[str, Any]) -> Iterator[str]:
-    """Return the report for a terminal: machines that take jobs are counted, the rest are named."""
+    """Format the report for a terminal: count the machines that take jobs, and name the rest."""
     for side, why in data["unknown"].items():
         yield f"{side.capitalize()} does not answer: {why['why']}"
     for worker in data["workers"]:

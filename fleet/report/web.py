@@ -1,7 +1,7 @@
 """The HTTP servers: probes and metrics for the kubelet and Prometheus, and a read-only page for people.
 
-The page listens on the pod's loopback, so the API server decides who may forward a port to it. A browser there has
-other pages open too: a request by another host name than loopback's comes from such a page, and is refused.
+The page listens on the pod's loopback, so the API server authorizes the users that may forward a port to it. Other
+pages in the same browser could send requests to it: the server refuses any host name but loopback's.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _is_held(worker: Worker) -> bool:
 
 
 def _without_worker(status: MachineStatus, kubernetes: KubernetesView) -> str:
-    """Return the state of a machine without a worker; its object may still have the state from before."""
+    """Return the state of a machine without a worker; its object may still have an older state."""
     node = kubernetes.nodes.get(status.node)
     if node is not None and node.fenced:
         return "GivenUp"
@@ -145,7 +145,7 @@ def state(worker: Worker, *, known: bool = True) -> str:
 
 
 def reason(worker: Worker, *, known: bool) -> str:
-    """Why the worker takes no jobs; of one that takes jobs Slurm may keep an old reason."""
+    """Return why the worker takes no jobs; Slurm may keep an old reason of a worker that takes jobs."""
     if worker.slurm is not None:
         return line(worker.slurm.reason, SHORT) if _is_held(worker) else ""
     return line(str(worker_(worker, known=known)["reason"]), SHORT)
@@ -156,7 +156,7 @@ def rack(node: KubeNode | None) -> str:
 
 
 def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
-    """Everything known about one cell; None: there is no cell of that name. `jobs`: by node; None: not known."""
+    """Return all facts about one cell; None: no such cell. `jobs`: by node; None: not known."""
     kubernetes = snapshot.kubernetes
     if isinstance(kubernetes, Unknown):
         return None
@@ -239,7 +239,7 @@ HEADERS = {
 
 
 class HttpServer:
-    """Serve small pages by GET and HEAD. Bounds connections, bytes and time, since anybody may connect."""
+    """Serve small pages by GET and HEAD. Bounds connections, bytes and time, since any client may connect."""
 
     longest, client = LONGEST, "the kubelet"
 
@@ -327,7 +327,7 @@ def content(type_: str, text: bytes, age: float = 0.0) -> Content:
 
 
 class PageSource:
-    """The data of the page: the leader's last decision; without leadership, a look of its own on request."""
+    """The data of the page: the leader's last decision; on a standby, a fresh look on request."""
 
     def __init__(
         self, cache: WatchCache, rest: SlurmClient, policy: Callable[[], Policy], acts: Callable[[], bool]

@@ -151,7 +151,7 @@ def _term(term: Fields) -> tuple[NodeRequirement, ...]:
 
 
 def requests(spec: Fields) -> dict[str, int]:
-    """Compute what a pod requests: the sum of its containers, and at least what each init container needs alone."""
+    """Compute a pod's requests: the sum of its containers, and at least the requests of each init container."""
     total = amounts(spec.sub("overhead"))
     alone: list[dict[str, int]] = []
     for key in ("containers", "initContainers"):

@@ -59,7 +59,7 @@ class PendingJob:
 
 
 def pending_jobs(jobs: Iterable[object]) -> tuple[PendingJob, ...]:
-    """Parse the jobs that wait for any nodes. FleetError: one of them cannot be read."""
+    """Parse the pending jobs; raise FleetError if one cannot be read."""
     waiting = (job for job in (Fields(item, "job") for item in jobs) if "PENDING" in job.items("job_state"))
     # A job that names its nodes waits for those, and no other node helps.
     return tuple(_pending_job(job) for job in waiting if not job.text("required_nodes"))
@@ -118,7 +118,7 @@ def parse_offer(record: Object) -> Offer:
 
 
 def mismatch(offer: Offer, job: PendingJob) -> str:
-    """Say what the job asks for that such a node lacks; an empty text: it fits, as far as is known."""
+    """Return the job's request that such a node lacks; empty: the job fits, as far as is known."""
     named = re.findall(r"[A-Za-z0-9_.=-]+", re.sub(r"\*[0-9]+", "", job.features))
     plain = not re.search(r"[|\[\]()]", job.features)
     lacks = [name for name in named if name not in offer.features]

@@ -145,7 +145,7 @@ class KubernetesView:
     # WorkerPools; None: switched off, or not known now (`unsure`).
     pools: Mapping[str, WorkerPool] | None = None
     unsure: bool = False
-    # By pool, the names of its pods and the Node of each.
+    # Pool -> pod name -> Node.
     desired_pods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Why an object cannot be read, by kind and name. Its absence proves nothing.
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class KubernetesView:
         return False if self._belongs_to_a_pool(name) else None
 
     def _belongs_to_a_pool(self, name: str) -> bool:
-        """Return whether a pool made it. A pool with a pod on each Node is judged only while every Node can be read."""
+        """Return whether a pool made it. For a pool by Nodes, only while every Node can be read."""
         for pool in (self.pools or {}).values():
             rest = name.removeprefix(f"{pool.name}-")
             if rest != name and (pool.selector is not None or CANONICAL.fullmatch(rest)):
@@ -291,7 +291,7 @@ def parse_stateful_set(item: Object) -> StatefulSet:
 
 
 def _amounts(read: Callable[[], dict[str, int]]) -> Amounts:
-    """Read what only lending needs: an error there does not make the whole object unreadable."""
+    """Read the fields that only lending needs; an error in them does not make the whole object unreadable."""
     try:
         return {sys.intern(key): much for key, much in read().items()}
     except FleetError:

@@ -1,4 +1,4 @@
-"""The Machine object: the goal that people set, and the status in which the fleet records what it saw and did."""
+"""The Machine object: the goal that people set, and the status with the fleet's observations and actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A remedy that has begun. It is recorded before it is performed, so that the next leader knows of it."""
+    """A remedy in progress. The fleet records it before it performs it, so that the next leader knows of it."""
 
     goal: str
     number: int

@@ -1,7 +1,7 @@
-"""The conditions that a pod's page `/conditions` shows, its deep check among them: they go into the pod's status.
+"""Parse the conditions of a pod's page `/conditions`, its deep check among them; they go into the pod's status.
 
-The page is the pod's own word, as the same conditions were when the pod wrote them: root in a pod can show anything. So
-only these three types count, in form and length that Kubernetes takes; anything else is no answer.
+Root in a pod can show anything on its page. So only these three types count, in a form and length that Kubernetes
+accepts; any other page counts as no answer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ground.errors import one_line
 
 # The deep check of a machine since its boot, as its workers report it: it decides whether a reboot has helped.
 #
-# A report counts for the boot that it names and no other, so a report after the remedy's boot began after the remedy,
-# whatever clocks say. Root in a pod can write it, as root can write any verdict into Slurm.
+# A report counts only for the boot that it names, so a report of the remedy's boot is newer than the remedy,
+# independently of clocks. Root in a pod can forge it, as root can write any verdict into Slurm.
 CONDITION = "minivm.io/DeepCheck"
 # "BOOT NUMBER-OF-CHECKS TEXT": init/helpers/conditions.py writes it.
 _MESSAGE = re.compile(r"(\S{1,64}) ([0-9]{1,4})(?: (.*))?", re.DOTALL)
@@ -74,7 +74,7 @@ _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,62}[A-Za-z0-9_])?")
 
 
 def parse_page(body: bytes, pod: str) -> tuple[KubeCondition, ...]:
-    """Parse the page of this pod; raise FleetError for any other, such as that of a new pod at the same address."""
+    """Parse the page of this pod; raise FleetError for another pod's page, such as a new pod at the same address."""
     try:
         fields = Fields(json.loads(body), "the page /conditions")
     except (ValueError, RecursionError) as error:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """Facts of a node that a change rechecks before it is made: a drain that a person sets in between must survive."""
+    """Facts of a node that a change re-checks first: a drain that a person sets in between must survive."""
 
     drained: bool
     down: bool
@@ -64,17 +64,17 @@ class SlurmNode:
 
     @property
     def runs(self) -> bool:
-        """Return whether a job has processors of it."""
+        """Return whether a job has processors of the node."""
         return self.record.allocated > 0 or bool(self.record.flags & {"ALLOCATED", "MIXED"})
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The causes for which the fleet drained it; empty if the fleet did not."""
+        """The causes of the fleet's drain; empty if the fleet did not drain the node."""
         return reasons.kinds(self.reason) if self.drained else frozenset()
 
     @property
     def by_fleet(self) -> bool:
-        """Return whether the fleet drained it. A reason without causes is that of a drain that was lifted."""
+        """Return whether the fleet drained the node. A lifted drain leaves a reason without causes."""
         return bool(self.kinds)
 
     @property
@@ -127,7 +127,7 @@ def parse_nodes(nodes: Iterable[object]) -> SlurmView:
 
 
 def with_jobs(side: SlurmView, jobs: Iterable[object], reservations: Iterable[object] | None = None) -> SlurmView:
-    """Add the jobs. A job that cannot be read may hold or name any node: then nothing is known, and it is named."""
+    """Add the jobs. An unreadable job may hold or name any node: then the jobs are unknown, and `doubts` names it."""
     jobs, reservations = list(jobs), None if reservations is None else list(reservations)
     doubts: dict[str, str] = {}
 
@@ -177,7 +177,7 @@ def slurm_node(item: object) -> SlurmNode:
 
 
 def _for_pools(node: Fields) -> tuple[float, Offer]:
-    """Read what only elastic pools need: an error there does not make the whole record unreadable."""
+    """Read the fields that only elastic pools need; an error in them does not make the whole record unreadable."""
     try:
         return float(node.number("last_busy")), _shared(parse_offer(node.data))
     except FleetError:

@@ -1,4 +1,4 @@
-"""Both sides at one moment, joined: a worker is a pod, its Node, and its node in Slurm."""
+"""Snapshot of Kubernetes and Slurm at one moment, joined: a worker is a pod, its Node, and its node in Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeathProof:
     kubelet: bool | None
     # Its pods that answer.
     pods: tuple[str, ...]
-    # Whether most healthy kubelets answer: otherwise the fleet's own network may be cut.
+    # Most healthy kubelets answer; otherwise the fleet's own network may be cut.
     witness: bool
 
 
@@ -50,7 +50,7 @@ class FleetSnapshot:
     # Slurm's last answer and its time, for display while slurmctld does not answer; no decision reads them.
     last: SlurmView | None = None
     last_at: float = 0.0
-    # What the pages of pods show, by the pod's uid; empty: the pod does not answer.
+    # The conditions of the pods' pages, by the pod's uid; empty: the pod does not answer.
     pages: Mapping[str, tuple[KubeCondition, ...]] = field(default_factory=dict)
 
     def workers(self) -> Iterator[Worker]:

@@ -1,4 +1,4 @@
-"""The WorkerPool object: the pods that people want, and the status in which the fleet records what it made."""
+"""The WorkerPool object: the pods that people request, and the status that the fleet records."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PoolCondition:
 
 @dataclass(frozen=True, slots=True)
 class EndedPod:
-    """A pod whose containers have all ended: how often that name did, since when it is known, and why."""
+    """A pod with only ended containers: how often pods of its name ended, since when that is known, and why."""
 
     name: str
     uid: str
@@ -118,7 +118,7 @@ class WorkerPool:
         return int(rest) if self.elastic is not None and rest != name and CANONICAL.fullmatch(rest) else -1
 
     def may_have(self, name: str) -> bool:
-        """Return whether this elastic pool makes a pod of that name when jobs ask for it."""
+        """Return whether this elastic pool may create a pod of that name."""
         return self.elastic is not None and 0 <= self.numbered(name) < self.elastic.most
 
     def names(self, nodes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
@@ -189,7 +189,7 @@ def _parse_pool(item: Object) -> WorkerPool:
 
 
 def _replicas(spec: Fields) -> int:
-    """Return the number of pods; an API server whose definition is older fills in no default."""
+    """Return the number of pods; an API server with an older definition fills in no default."""
     return _count(spec, "replicas", crd_pools.MOST) if "replicas" in spec.data else crd_pools.REPLICAS
 
 
@@ -285,7 +285,7 @@ def _number(text: str | None) -> int:
 
 
 def effective_offer(spec: ElasticSpec, seen: Offer) -> Offer:
-    """Return what the pool's nodes have: as the template declares it, otherwise as one of them showed it."""
+    """Return the resources of the pool's nodes: as the template declares them, else as Slurm recorded them."""
     declared = spec.declared
     return Offer(
         spec.partitions or seen.partitions,
