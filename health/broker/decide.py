@@ -64,7 +64,7 @@ class BrokerNode:
     since: float | None = None
 
     @property
-    def ours(self) -> bool:
+    def is_own_drain(self) -> bool:
         """True for a reason posted for a check: "minivm: pod stops" has the prefix too, but is not the broker's."""
         return bool(names(self.reason))
 
@@ -181,7 +181,7 @@ def reason(standing: Mapping[str, Seen], carried: Iterable[str] = ()) -> str:
 
 
 def parts(text: str) -> list[tuple[str, str, str, str]]:
-    """Split a reason of ours into (check, class, commit, whole part) per check; empty for any other reason."""
+    """Split the broker's reason into (check, class, commit, whole part) per check; empty for any other."""
     if not text.startswith(PREFIX):
         return []
     matches = [(_NAMED.match(part), part) for part in text[len(PREFIX) :].strip().split("; ")]
@@ -241,7 +241,7 @@ def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[st
 
 def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, str]) -> Act:
     """Decide on the node, before guard and rate limit. `kept`: see `unreleased`."""
-    if node.drained and not node.ours:
+    if node.drained and not node.is_own_drain:
         # A person's drain, or Slurm's own: never change it; it keeps jobs off as well.
         return Act("nothing", f"drained already: {node.reason}")
     carried = left(standing, kept) if node.drained else []

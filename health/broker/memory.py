@@ -29,10 +29,10 @@ class Memory:
     forgotten: frozenset[str] = frozenset()
     # Times of changes to the node, by the steady clock.
     changes: tuple[float, ...] = ()
-    # Problems at the last action: while they are the same, nothing is asked.
+    # Problems at the last action: while they are the same, the broker asks nothing.
     acted_on: frozenset[str] | None = None
     drained: bool = False
-    # The node's reason at the last look, if it is ours.
+    # The node's reason at the last look, if the broker wrote it.
     posted: str = ""
     said: str = "starting"
     # The node as this pod found it; None: not known yet.

@@ -221,7 +221,7 @@ def _act_on_verdicts(memory: Memory, after: Memory, node: decide.BrokerNode, inp
         standing = after.standing(now)
         act = decide.decide(standing, node, _kept(after, node.reason, inputs, now))
     if act.kind == "nothing":
-        own_reason = node.reason if node.drained and node.ours else ""
+        own_reason = node.reason if node.drained and node.is_own_drain else ""
         acted = _acted(replace(after, drained=node.drained, posted=own_reason), standing, act)
         is_expected = not node.drained and now.steady < after.expected
         return (replace(acted, due=now.steady + slurm_drains.AGAIN_S / 2) if is_expected else acted), logs

@@ -90,7 +90,7 @@ HEADER_KEYS = {"about", "class", "period_s", "deadline_s", "when", "user_made"}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Checks that loaded, and the errors of the others: one broken file does not affect the rest."""
+    """Checks that loaded, and the errors of the rest: one broken file does not affect the rest."""
 
     checks: dict[str, api.CheckModule]
     broken: dict[str, str]

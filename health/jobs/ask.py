@@ -50,7 +50,7 @@ class Asker:
 
     @property
     def is_old(self) -> bool:
-        """True if the job snapshot gave the last answer: some seconds old, and of nodes only what nobody may see."""
+        """True if the snapshot gave the last answer: some seconds old, with the nodes that `nobody` may see."""
         return isinstance(self.run, Shared) and self.run.is_old
 
     @property
@@ -345,7 +345,7 @@ def output_age(path: str, started: float, now: float) -> float | None:
 
     def stat() -> None:
         try:
-            status = os.stat(path)  # noqa: PTH116 (a path of a user, not one of ours)
+            status = os.stat(path)  # noqa: PTH116 (a user's path)
         except (OSError, ValueError):
             return
         if status.st_uid == os.getuid() and status.st_mtime >= started - 1:

@@ -32,7 +32,7 @@ def is_unknown_job(error: SlurmError) -> bool:
 
 
 def question(argv: Sequence[str]) -> dict[str, Any] | None:
-    """Return what the snapshot is asked for a command; None for a command that it does not answer."""
+    """Return the request to the snapshot for a command; None for a command that it does not answer."""
     words = tuple(argv)
     if words[:3] == (SQUEUE, "--json", "--states=all") and len(words) == 4:
         if words[3] == "--me":
@@ -69,7 +69,7 @@ class Shared:
         return self._direct(argv)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the reply; None where no service answers, which is asked nothing more then."""
+        """Return the reply; None where no service answers: later questions skip it then."""
         deadline = time.monotonic() + WITHIN
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.settimeout(WITHIN)

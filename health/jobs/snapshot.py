@@ -73,7 +73,7 @@ def _cpu_of_commands() -> float:
 
 
 class JobSnapshot:
-    """Questions by kind, each put to slurmctld with all others of its kind that wait."""
+    """Questions by kind, each put to slurmctld with all waiting ones of its kind."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class JobSnapshot:
         self._kept: dict[tuple[str, str], TimedJobs] = {}
         self._woken = asyncio.Event()
         self._tokens, self._filled = float(BURST), clock()
-        self._new: Counter[int] = Counter()  # questions of each user that nobody had asked before
+        self._new: Counter[int] = Counter()  # questions of each user that no user had asked before
         self._apart_until = 0.0  # commands of several keys are dear
         self._aside: dict[tuple[str, str], float] = {}  # keys whose own answer is too long, until then
 

@@ -29,11 +29,11 @@ MOST_RETRY_AFTER = 3600.0
 
 
 class MessageRefusedError(Exception):
-    """The server takes this message never, and others may go."""
+    """The server refuses this message for good; other messages may go."""
 
 
 class MessageDeferredError(Exception):
-    """The server takes this message later, and others may go now."""
+    """The server takes this message later; other messages may go now."""
 
 
 class MessageUnansweredError(MessageDeferredError):

@@ -32,7 +32,7 @@ def main() -> int:
     places.runner.mkdir(mode=0o700, parents=True, exist_ok=True)
     places.runner.chmod(0o700)
     path = places.runner / "socket"
-    # A previous server may have owed a check after a job, and its end notified nobody.
+    # A previous server may have owed a check after a job, and its end woke no process.
     owes = path.exists()
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as listener:

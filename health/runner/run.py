@@ -22,7 +22,7 @@ from ground.errors import one_line
 from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS
-from health.runner import gate, ours, record
+from health.runner import gate, image_scripts, record
 from health.runner.plan import only_with, scripts
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, ScriptOutcome, environment, run
@@ -137,9 +137,9 @@ class Run:
         return bool(variable) and not self.given.get(variable)
 
     def _start(self, script: str, limit_s: float) -> ScriptOutcome:
-        step = self.warm.ours.step(self.tree, script) if self.warm.ours else None
+        step = self.warm.image_scripts.step(self.tree, script) if self.warm.image_scripts else None
         if step is not None:
-            return ours.run(step, self.env, limit_s, UNFIT)
+            return image_scripts.run(step, self.env, limit_s, UNFIT)
         return run([str(self.tree / script)], self.env, limit_s, UNFIT)
 
     def _broke(self, name: str, done: ScriptOutcome) -> None:

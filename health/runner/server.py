@@ -25,8 +25,8 @@ from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
 from health.runner import failed, gate, plan, record, worker
+from health.runner.image_scripts import ImageScripts
 from health.runner.kept import FileCache
-from health.runner.ours import ImageScripts
 from health.runner.warm import Warm, policy_of
 from health.runner.worker import Request, parse
 from health.script import UNFIT, environment
@@ -127,7 +127,7 @@ class RunnerServer:
         self.places = places
         self.layout = layout
         self.kept = FileCache()
-        self.ours = ImageScripts(layout.zero, self.kept)
+        self.image_scripts = ImageScripts(layout.zero, self.kept)
         self.after = After(places)
         self.failed = failed.FailedJobs()
         self.hands = worker.Hands()
@@ -208,7 +208,7 @@ class RunnerServer:
         if kind == "prolog":
             gate.look(kind, tree, held.commit, self.places, self.kept)
         for name in plan.scripts(tree, kind):
-            self.ours.step(tree, f"{kind}.d/{name}")
+            self.image_scripts.step(tree, f"{kind}.d/{name}")
 
     def _plan(self, held: lease.Lease, policy: RunnerPolicy) -> None:
         link, files = plan.link_of(self.layout), plan.rests_on(self.places, held.path)
@@ -283,7 +283,7 @@ class RunnerServer:
                 self._plan(held, policy)
             except OSError as error:
                 self._tell(f"cannot plan task prologs: {error}")
-            warm = Warm(self.places, self.kept, self.ours, held, after_a_job=after_a_job, looked_at_later=True)
+            warm = Warm(self.places, self.kept, self.image_scripts, held, after_a_job=after_a_job, looked_at_later=True)
             client = call.connection.fileno()
             if self.hands.give(client, bytes(call.text), held, after_a_job=after_a_job):
                 return

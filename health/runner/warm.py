@@ -8,15 +8,15 @@ from pathlib import Path
 from gitsync.lease import Lease
 from health.places import Places
 from health.policy import IN_A_TREE, RunnerPolicy, read_runner_policy
+from health.runner.image_scripts import ImageScripts
 from health.runner.kept import FileCache
-from health.runner.ours import ImageScripts
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
     places: Places = field(default_factory=Places.from_environment)
     kept: FileCache | None = None
-    ours: ImageScripts | None = None
+    image_scripts: ImageScripts | None = None
     # The commit, resolved and held for this run.
     held: Lease | None = None
     # A job has ended since the last check of the node.

@@ -21,7 +21,7 @@ from types import FrameType
 
 from gitsync.layout import Layout
 from gitsync.lease import Lease
-from health.runner import ours
+from health.runner import image_scripts
 from health.runner import run as runner
 from health.runner.warm import Warm, policy_of
 
@@ -48,7 +48,7 @@ def fork(work: Callable[[], None]) -> int:
         signal.signal(signal.SIGTERM, _stop)
         work()
         code = 0
-    except ours.Stopped:
+    except image_scripts.Stopped:
         pass
     except BaseException:
         traceback.print_exc()
@@ -57,7 +57,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise ours.Stopped
+    raise image_scripts.Stopped
 
 
 def serve(
@@ -136,7 +136,7 @@ def _become(fd: int, place: int) -> None:
 
 def _is_unchanged() -> bool:
     """Tell if the last run printed nothing, no step was cut or failed, and no process of it remains."""
-    if not ours.whole:
+    if not image_scripts.whole:
         return False
     try:
         os.waitpid(-1, os.WNOHANG)
@@ -178,7 +178,7 @@ class _StopOnHangUp:
     def _look(*_: object) -> None:
         # A client sends nothing more: readable means that it has closed the connection.
         if select.select([CLIENT], [], [], 0)[0]:
-            raise ours.Stopped
+            raise image_scripts.Stopped
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -324,7 +324,7 @@ class Request:
 
 
 def parse(text: bytes | bytearray) -> Request | None:
-    """Parse a request; None while it is incomplete; ValueError for anything that no client of ours sends."""
+    """Parse a request; None while it is incomplete; ValueError for anything that the client never sends."""
     line, end, _ = bytes(text[:LONGEST_LINE]).partition(b"\n")
     if not end:
         if len(text) >= LONGEST_LINE:

@@ -53,7 +53,7 @@ class ObjectChange:
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """A field that somebody changed in an owned object; `field` is "" for a user whom somebody removed."""
+    """A field of an owned object that was changed by hand; `field` is "" for a user who was removed by hand."""
 
     key: ObjectKey
     field: str

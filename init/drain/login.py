@@ -187,7 +187,7 @@ class Stay:
             sessions, keepers = find_sessions(), find_keepers()
             is_settled = time.monotonic() >= settled
             if is_settled and not (sessions or keepers) and self.returning == "":
-                break  # nobody was let in meanwhile
+                break  # no login succeeded meanwhile
             people = {*keepers, *_owners(sessions)}
             if is_settled:
                 self._close(keepers)
@@ -335,7 +335,7 @@ class Records:
 
     def people(self, uids: Collection[int]) -> list[PasswdEntry]:
         """Look people up, with a limit: a directory may not answer."""
-        # Of user ids without a name a user may have thousands: each has its turn before one is asked again.
+        # A user may have thousands of user ids without a name: look up each before any is looked up again.
         batch = sorted(set(uids) - set(self.known) - self.tried)[:256]
         if batch:
             self.tried.update(batch)

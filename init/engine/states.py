@@ -217,7 +217,7 @@ class EndPod:
 
 @record(frozen=True, slots=True)
 class Impossible:
-    """Report an event that this phase cannot have, a bug of ours. It is counted and logged; nothing else happens."""
+    """Report an event that this phase cannot have, a bug of minivm. It is counted and logged; nothing else happens."""
 
     what: str
 

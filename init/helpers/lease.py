@@ -203,7 +203,7 @@ class Keeper(threading.Thread):
         return Takeover(mine, seen.holder or "an unknown pod", seen.released, since)
 
     def describe(self) -> str:
-        """Return for what this pod stands by."""
+        """Return what this standby waits for."""
         contest = self.contest
         if self.error:
             return f"cannot use the lease: {self.error}"
@@ -342,7 +342,7 @@ class LeaseKeeper:
 
 
 class PodReporter(threading.Thread):
-    """The thread that asks PID 1 of this pod: a standby reports to the others, a new holder learns when it serves."""
+    """The thread that asks PID 1 of this pod: a standby reports, a new holder learns when it serves."""
 
     def __init__(self, service: LeaseKeeper, page: str, protocol: int) -> None:
         super().__init__(daemon=True)

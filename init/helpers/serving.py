@@ -44,8 +44,8 @@ from init.slurm.proof import WORKER
 # always has such a one (slurmscriptd), and is not looked at.
 
 
-# For a hand-over, which takes a second. Where the successor hangs nobody answers slurmctld, which gives up the node and
-# its jobs after SlurmdTimeout (the chart's: 120 s).
+# For a hand-over, which takes a second. While the successor hangs nothing answers slurmctld, which gives up the node
+# and its jobs after SlurmdTimeout (the chart's: 120 s).
 HANDOVER_S = 30.0
 REMEMBERED_S = 600.0  # how long the pod's status shows it
 EXIT_S = 2.0  # for the old process to exit once its successor is gone

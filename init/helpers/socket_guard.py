@@ -285,7 +285,7 @@ def main(service: str, path: Path, control: Path = SOCKET) -> int:
     try:
         sum(1 for _ in dump())
     except OSError as error:
-        log(f"the kernel does not list unix sockets ({error.strerror}): nobody guards {service}")
+        log(f"the kernel does not list unix sockets ({error.strerror}): {service} is not guarded")
         return CANNOT
     notify("READY=1")
     while True:

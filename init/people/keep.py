@@ -102,7 +102,7 @@ def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
         people = read.parse(data)
     except InitError as error:
         consequence = (
-            f"the {len(state.people.users)} people before stay" if state.people.users else "nobody of it is known"
+            f"the {len(state.people.users)} people before stay" if state.people.users else "no person of it is known"
         )
         return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {consequence}",))
     settled: Settled = settle(people, state.ids, state.people, taken)
@@ -169,7 +169,7 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
             if state != before:
                 save(pod, state)  # before anybody is known by a new uid
         except OSError as error:
-            problems.append(f"cannot store the people: {error}; nobody is added meanwhile")
+            problems.append(f"cannot store the people: {error}; no person is added meanwhile")
             state = replace(state, people=in_both(before.people, state.people))
         try:
             publish(pod, state.people, now)
@@ -227,7 +227,7 @@ def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) 
 
 
 def directory_answers(pod: Pod) -> bool:
-    """Tell if sssd takes connections, where it is configured: without it nobody can say who moved to the directory."""
+    """Tell if sssd takes connections, where it is configured: without sssd it is unknown who moved to the directory."""
     if not pod.path("/etc/sssd/sssd.conf").exists():
         return True
     with socket.socket(socket.AF_UNIX) as stream:

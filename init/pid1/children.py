@@ -75,7 +75,7 @@ DEAF = 3.0  # the same while PID 1 cannot read notifications: a MAINPID of a suc
 
 
 class Children:
-    """All processes of ours, and the meaning of their ends; every event goes to the engine."""
+    """All child processes, and the meaning of their ends; every event goes to the engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -165,7 +165,7 @@ class Children:
         return pid
 
     def run_own(self, function: Callable[[], None], output: int) -> int:
-        """Run a function of ours that may block, outside of PID 1."""
+        """Run a function that may block in a child, outside of PID 1."""
         pid = procs.fork_own(function, Streams(self._null, output, 2), "probe")
         self._waits[pid] = lambda _: None
         return pid

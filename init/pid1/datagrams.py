@@ -86,7 +86,7 @@ class Datagrams:
 
     @property
     def complete(self) -> bool:
-        """True if all messages so far can be received, or if the closer is late: nobody waits for it for ever."""
+        """Tell if all messages so far can be received, or if the closer is late: the wait for it is bounded."""
         return not self.waiting or self._closer().late
 
     def _taken(self) -> None:

@@ -40,7 +40,7 @@ def signing(controller: str) -> Iterator[None]:
     if mode() != SLURM or any(map(os.path.lexists, (SOCKET, *OTHERS))):
         yield
         return
-    # Its own file: it asks nobody for one, and listens on no port.
+    # Its own file: it fetches none from slurmctld, and listens on no port.
     with open(CONFIGURATION, "w") as file:  # noqa: PTH123 - pathlib costs 8 ms of boot
         file.write(f"ClusterName=minivm\nSlurmctldHost={controller.rpartition(':')[0]}\nSlurmUser=slurm\n")
         file.write("AuthType=auth/slurm\nCredType=cred/slurm\n")

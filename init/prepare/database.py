@@ -92,7 +92,7 @@ def mariadb(pod: Pod) -> str:
     write(pod.path(INIT_FILE), SQL.encode(), mode=0o644, owner=(0, 0))
     # The marker is written last, so that an interrupted copy never counts as a database.
     marker, copying = data / ".minivm-complete", data / ".minivm-copying"
-    # Anything that is no unfinished copy of ours is an existing database on a volume.
+    # Anything but an unfinished copy made here is an existing database on a volume.
     if marker.exists() or ((data / "ib_logfile0").exists() and not copying.exists()):
         return "the database is there"
     template = pod.path(TEMPLATE)

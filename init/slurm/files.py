@@ -95,7 +95,7 @@ def mounted_files(directory: Path) -> list[Path]:
 
 
 def is_configuration(name: str) -> bool:
-    """Tell if Slurm reads the file; others, such as pools.json, are for minivm."""
+    """Tell if Slurm reads the file; the rest, such as pools.json, is for minivm."""
     return Path(name).suffix in SUFFIXES
 
 

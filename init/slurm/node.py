@@ -99,8 +99,8 @@ def fresh(node: Node, address: str, *, differs: bool = False) -> Fresh:
     """Plan the steps: drop the last pod's jobs, address and resources; keep states that people or the broker set.
 
     `down` requeues jobs that died with the last pod and that slurmctld still counts as running. It replaces the reason
-    and its author, so a node that others hold keeps its state, and its jobs are requeued one by one. After `resume`
-    slurmctld gives the node no job before slurmd has answered.
+    and its author, so a node that another actor drained keeps its state, and its jobs are requeued one by one. After
+    `resume` slurmctld gives the node no job before slurmd has answered.
     """
     stale = not node.dynamic and bool(address) and node.address != address
     if node.dynamic and differs:

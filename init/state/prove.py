@@ -290,7 +290,7 @@ def _ports(count: int) -> Iterator[list[int]]:
     for each in sockets[:2]:
         each.close()
     try:
-        yield numbers  # the others stay bound and closed: nothing of the pod answers there
+        yield numbers  # the remaining ports stay bound and closed: no daemon of the pod answers there
     finally:
         for each in sockets[2:]:
             each.close()

@@ -132,7 +132,7 @@ class Look:
     def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
         def tell() -> None:
             engine = self._core.engine
-            causes = reasons.pod_reasons(engine, now, quoting=False)  # a watcher may pass them on to others
+            causes = reasons.pod_reasons(engine, now, quoting=False)  # a watcher may publish them
             degraded = reasons.degraded(engine, now, quoting=False)
             caller.reply(ready=not causes, phase=engine.phase.value, reasons=causes, degraded=degraded)
 

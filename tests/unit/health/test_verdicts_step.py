@@ -181,7 +181,7 @@ class World:
 
     def change(self, act: Act) -> None:
         if self.node.drained:
-            assert self.node.ours, f"{act} over {self.node}: a person's drain is not ours"
+            assert self.node.is_own_drain, f"{act} over {self.node}: a person's drain"
         assert (act.kind == "drain") is not self.node.drained
         if act.kind == "clear":
             self.node = IDLE

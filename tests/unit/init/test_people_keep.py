@@ -241,7 +241,7 @@ def test_a_full_disk_keeps_no_removed_person_and_no_withdrawn_key(here: Here, mo
     monkeypatch.setattr(keep, "write_json", full)
     here.mount(people(ada(keys=[OTHER]), ada(name="eve", uid=5009)))
     (problem,) = here.run()
-    assert "cannot store the people" in problem and "nobody is added" in problem
+    assert "cannot store the people" in problem and "no person is added" in problem
     assert here.keys() == {"ada": f"{OTHER}\n"} and len(here.extra("passwd")) == 1
 
 
