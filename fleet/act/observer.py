@@ -21,8 +21,8 @@ from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.causes import EVICTING, LEAVE, silent_for
 from fleet.decide.conditions import lasting
-from fleet.decide.fencing import pods_on, suspects
-from fleet.decide.orphans import removable
+from fleet.decide.fencing import find_suspects, pods_on
+from fleet.decide.orphans import is_removable
 from fleet.decide.remediation import ACTED
 from fleet.errors import FleetError
 from fleet.policy import Policy
@@ -48,7 +48,7 @@ class LeaseAges:
 
     async def follow(self, api: ApiClient, kubernetes: KubernetesView, policy: Policy) -> None:
         """Watch the leases of all silent Nodes, so that their age is known when one looks dead."""
-        silent = suspects(kubernetes, replace(policy, dead_s=0.0), steady())[: 4 * MOST]
+        silent = find_suspects(kubernetes, replace(policy, dead_s=0.0), steady())[: 4 * MOST]
         self._seen = {node.name: self._seen[node.name] for node in silent if node.name in self._seen}
         await asyncio.gather(*(self.age(api, node.name) for node in silent))
 
@@ -68,7 +68,7 @@ async def prove(
     """Probe the machines that look dead. Without `leases`, the time in a lease gives its age."""
     if leases:
         await leases.follow(api, kubernetes, policy)
-    nodes = suspects(kubernetes, policy, steady())[:MOST]
+    nodes = find_suspects(kubernetes, policy, steady())[:MOST]
     if not nodes:
         return {}
     pods_by_node = pods_on(kubernetes)
@@ -207,7 +207,7 @@ def needs_claims(snapshot: FleetSnapshot) -> bool:
         return True
     if any(pool.elastic for pool in (kubernetes.pools or {}).values()):
         return True
-    return any(removable(node) and kubernetes.made(node.name) is False for node in snapshot.orphans())
+    return any(is_removable(node) and kubernetes.made(node.name) is False for node in snapshot.orphans())
 
 
 class Observer:

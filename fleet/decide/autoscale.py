@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet.decide.actions import Notice
-from fleet.decide.orphans import asleep
+from fleet.decide.orphans import is_asleep
 from fleet.world.jobs import BEHIND, Offer, PendingJob, mismatch, nodes_needed
 from fleet.world.kubernetes import KubePod, KubernetesView
 from fleet.world.slurm import SlurmView
@@ -128,7 +128,7 @@ def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
     if node.record.busy or slurm.holding(worker.name):
         return False
     # Until a returning pod is ready, its predecessor's drain still holds its node.
-    return asleep(node) or not (node.drained or node.down)
+    return is_asleep(node) or not (node.drained or node.down)
 
 
 def leaves(worker: Worker) -> bool:
@@ -193,7 +193,7 @@ def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView,
         name = f"{demand.pool.name}-{number}"
         if name in kubernetes.pods or name in kubernetes.others:
             continue
-        (held_names if name in slurm.nodes and not asleep(slurm.nodes[name]) else free).append(name)
+        (held_names if name in slurm.nodes and not is_asleep(slurm.nodes[name]) else free).append(name)
         if len(free) == many:
             break
     return (free + held_names)[:many]

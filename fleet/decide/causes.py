@@ -1,8 +1,8 @@
 """Why the fleet drains a worker: the table of all kinds of causes, and the causes that follow from its Node and pod.
 
-To add a cause, add its row to `KINDS`, and its condition to `causes` or `of_node`, or to the module that its row's
-comment names. The budget, the fast path, eviction and the down state follow from the row. A new setting goes into
-fleet/policy.py; docs/fleet.md names each kind. tests/unit/fleet/test_fleet_causes.py finds what is missing.
+To add a cause, add its row to `KINDS`, and its condition to `find_causes` or `find_node_causes`, or to the module that
+its row's comment names. The budget, the fast path, eviction and the down state follow from the row. A new setting goes
+into fleet/policy.py; docs/fleet.md names each kind. tests/unit/fleet/test_fleet_causes.py finds what is missing.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def cause(kind: str, *values: object) -> dict[str, str]:
     return {kind: TEXTS[kind].format(*values)}
 
 
-def causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
+def find_causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
     """Return the causes of a worker's Node and pod. `decide` adds those of goals, pools, fencing and lost pods."""
-    causes_of_worker = dict(of_node(worker.node, policy, now)) if worker.node else {}
+    causes_of_worker = dict(find_node_causes(worker.node, policy, now)) if worker.node else {}
     node = worker.slurm
     if worker.node and node and "notready" in node.kinds and silent_for(worker.node, now) >= 0:
         # Keep the drain while the Node is silent: a restarted fleet has not counted `not_ready_s` yet.
@@ -116,7 +116,7 @@ def is_past_deadline(pod: KubePod, node: SlurmNode, kinds: Set[str], within: flo
     return "deadline" in node.kinds or now - node.since >= within
 
 
-def of_node(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
+def find_node_causes(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
     """Return the causes of a Node."""
     node_causes: dict[str, str] = {}
     # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.
@@ -145,4 +145,4 @@ def silent_for(node: KubeNode, now: float) -> float:
 
 def takes_new_pods(node: KubeNode, policy: Policy, now: float) -> bool:
     """Return whether the Node may get a new pod of a pool: it is ready, not cordoned or given up, and has no cause."""
-    return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or of_node(node, policy, now))
+    return not (node.cordoned or node.fenced or silent_for(node, now) >= 0 or find_node_causes(node, policy, now))

@@ -76,7 +76,7 @@ def lasting(condition: KubeCondition) -> KubeCondition:
     return replace(condition, message=_DURATION.sub("", condition.message))
 
 
-def summary(type_: str, workers: Sequence[Worker], whose: str) -> KubeCondition | None:
+def summarize(type_: str, workers: Sequence[Worker], whose: str) -> KubeCondition | None:
     """Return the condition of a Node with these workers and the fleet's mark; None: Slurm does not know all of them."""
     shown = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
     if len(shown) < len(workers):
@@ -91,7 +91,7 @@ def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, whos
     """Show the workers' state on their Node, for a repair that waits until its machine is drained."""
     if not policy.shows or not workers:
         return None
-    expected, shown = summary(policy.shows, workers, whose), node.conditions.get(policy.shows)
+    expected, shown = summarize(policy.shows, workers, whose), node.conditions.get(policy.shows)
     if expected is None or _same(expected, shown):
         return None
     return ShowOnNode(node.name, node.uid, _since(expected, shown))

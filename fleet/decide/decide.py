@@ -28,11 +28,11 @@ from fleet.decide.actions import (
     Undrain,
     action_key,
 )
-from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, causes, silent_for
-from fleet.decide.drain import Budget, admitted, away, budget, decide_drain, shared
+from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, find_causes, silent_for
+from fleet.decide.drain import Budget, admit_causes, count_budget, decide_drain, find_away, share_places
 from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
-from fleet.decide.pools import PoolsPlan, pools
-from fleet.decide.rollout import rollouts
+from fleet.decide.pools import PoolsPlan, plan_pools
+from fleet.decide.rollout import report_rollouts
 from fleet.policy import Policy
 from fleet.reasons import Mark, free
 from fleet.world.kubernetes import KubernetesView
@@ -144,12 +144,12 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     pool_world, pool_slurm = (
         (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
     )
-    pool_plan = pools(snapshot.workers(), pool_world, pool_slurm, now, policy, memory.fed, memory.refused)
+    pool_plan = plan_pools(snapshot.workers(), pool_world, pool_slurm, now, policy, memory.fed, memory.refused)
     changes = _sort_out(
         notices,
         _unread(kubernetes, slurm),
         _actions(snapshot, kubernetes, slurm, memory, now, policy, goals, pool_plan=pool_plan),
-        fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
+        fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
@@ -165,10 +165,10 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     admitted_changes = _within_rate(changes, refused, policy, notices)
     workers = list(snapshot.workers())
     after = FleetMemory(
-        absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake(snapshot)},
-        lost=orphans.remembered(snapshot, memory.lost, admitted_changes, now),
+        absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake_orphans(snapshot)},
+        lost=orphans.remember_lost_pods(snapshot, memory.lost, admitted_changes, now),
         marks=_marks(memory, workers, kubernetes, now, policy, goals, pool_plan),
-        moved=topology.remembered(workers, memory.moved, now) if policy.topology.told else {},
+        moved=topology.remember_places(workers, memory.moved, now) if policy.topology.told else {},
         refused=refused,
         fed=pool_plan.fed,
         paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
@@ -189,9 +189,9 @@ def _without_slurm(
     slurm = snapshot.slurm
     changes = _sort_out(
         notices,
-        fencing.fence(kubernetes, slurm, snapshot.proofs, policy, now),
+        fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now),
         conditions.show_outage(kubernetes, since, now, policy),
-        slinky.hold(kubernetes, policy),
+        slinky.show_busy(kubernetes, policy),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
@@ -257,7 +257,7 @@ def _within_rate(
     if len(careful) > most or len(light) > many:
         limit = most if len(careful) > most else many
         notices.append(Notice("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
-    return (*shared(careful, refused, most), *shared(light, refused, many))
+    return (*share_places(careful, refused, most), *share_places(light, refused, many))
 
 
 def without_deadlines(policy: Policy) -> Policy:
@@ -288,13 +288,13 @@ def _actions(
     *,
     pool_plan: PoolsPlan,
 ) -> Iterator[Action]:
-    fencing_causes = fencing.causes(kubernetes, slurm, snapshot.proofs, policy, now)
+    fencing_causes = fencing.fencing_causes(kubernetes, slurm, snapshot.proofs, policy, now)
     # While a worker's Node is unknown, so is the end of a cause.
     workers = {
         worker.name: (
             worker,
             {
-                **causes(worker, policy, now),
+                **find_causes(worker, policy, now),
                 **fencing_causes.get(worker.pod.node, {}),
                 **orphans.lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
                 **remediation.goal_causes(worker, goals, kubernetes),
@@ -305,17 +305,17 @@ def _actions(
         if worker.node is not None
     }
     unmanned = {
-        node.name: (node, orphans.causes(now - memory.absent.get(node.name, now), policy))
-        for node in orphans.awake(snapshot)
+        node.name: (node, orphans.orphan_causes(now - memory.absent.get(node.name, now), policy))
+        for node in orphans.awake_orphans(snapshot)
     }
     silent = [name for name, (worker, _) in workers.items() if worker.node and silent_for(worker.node, now) >= 0]
     causes_of_nodes = {name: (worker.slurm, worker_causes) for name, (worker, worker_causes) in workers.items()}
-    limits = budget({**causes_of_nodes, **unmanned}, policy, [*silent, *unmanned])
+    limits = count_budget({**causes_of_nodes, **unmanned}, policy, [*silent, *unmanned])
     if limits.paused:
         yield _pause(limits, len(workers) + len(unmanned))
-    missing = {pool: names - pool_plan.spare for pool, names in away(snapshot.workers()).items()}
+    missing = {pool: names - pool_plan.spare for pool, names in find_away(snapshot.workers()).items()}
     for name, (worker, worker_causes) in workers.items():
-        admitted_causes = admitted(worker.slurm, worker_causes, limits)
+        admitted_causes = admit_causes(worker.slurm, worker_causes, limits)
         guard = protect(worker, slurm, admitted_causes)
         if name in pool_plan.named and isinstance(guard, Free):
             guard = None  # the next pass may withdraw the label: freeing it in each pass would never end
@@ -325,7 +325,7 @@ def _actions(
         is_ending = worker.slurm is not None and worker.slurm.by_fleet and not admitted_causes
         shown = (conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy, ends=is_ending))
         yield from filter(None, [drain, guard, *shown])
-        yield from orphans.restart(worker, slurm, memory.lost.get(name), now, policy)
+        yield from orphans.restart_slurmd(worker, slurm, memory.lost.get(name), now, policy)
         if pool_plan.unsure or name in pool_plan.named:
             continue
         pods_away = missing.setdefault(worker.pod.pool, set())
@@ -335,11 +335,11 @@ def _actions(
             if isinstance(departure, Evict):
                 pods_away.add(name)
     for name, (node, orphan_causes) in unmanned.items():
-        counted = admitted(node, orphan_causes, limits)
+        counted = admit_causes(node, orphan_causes, limits)
         yield from filter(None, [orphans.decide_orphan(node, slurm, counted, made=kubernetes.made(name))])
     yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, goals, limits)
     yield from pool_plan.actions
-    yield from rollouts(snapshot.workers(), kubernetes)
+    yield from report_rollouts(snapshot.workers(), kubernetes)
     if goals is not None:
         yield from remediation.cordons(goals)
         # Deadlines of remedies and times in the history wait for a trusted clock.
@@ -375,14 +375,14 @@ def _on_nodes(
 def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Iterator[Action]:
     if policy.topology.told and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
         yield Notice("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
-    elif domains := topology.blockless(snapshot.workers(), policy.topology):
+    elif domains := topology.unlisted_domains(snapshot.workers(), policy.topology):
         more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
         named = f"{', '.join(domains[:3])}{more}"
         yield Notice("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {named}")
     for worker in snapshot.workers():
-        if (change := topology.due(worker, policy.topology)) is None:
+        if (change := topology.due_place(worker, policy.topology)) is None:
             continue
-        if topology.restless(memory.moved.get(worker.name), now):
+        if topology.is_restless(memory.moved.get(worker.name), now):
             yield Notice(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
         else:
             yield change
@@ -424,7 +424,7 @@ def _marks(
             mark = worker.slurm.mark if worker.slurm.by_fleet else memory.marks.get(worker.name)
             if mark is not None and (
                 worker.node is None
-                or causes(worker, policy, now)
+                or find_causes(worker, policy, now)
                 or remediation.goal_causes(worker, goals, kubernetes)
                 or worker.name in pool_plan.causes
             ):

@@ -34,7 +34,7 @@ def urgent_drains(
     for worker in workers:
         if worker.node is None or worker.slurm is None or worker.slurm.drained or worker.slurm.down:
             continue
-        worker_causes = node_causes.causes(worker, policy, now)
+        worker_causes = node_causes.find_causes(worker, policy, now)
         if worker_causes and worker_causes.keys() <= ON_FAST_PATH:
             action = decide_drain(worker, worker_causes, worker.slurm.mark or marks.get(worker.name))
             if isinstance(action, Drain):
@@ -125,7 +125,9 @@ class Budget:
         return len(self.against | self.soon) > self.most
 
 
-def budget(nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy, silent: Iterable[str] = ()) -> Budget:
+def count_budget(
+    nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy, silent: Iterable[str] = ()
+) -> Budget:
     """Count workers and nodes without pods. `silent`: those that are silent now, for any time."""
     against = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
     soon = frozenset(name for name in silent if not _is_held(nodes[name][0]))
@@ -145,7 +147,7 @@ def _is_held(node: SlurmNode | None) -> bool:
     return node is not None and (node.drained or node.down)
 
 
-def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
+def admit_causes(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
     """Return the causes that count now.
 
     During a pause, machine signs count only if the worker is drained for them already.
@@ -156,7 +158,7 @@ def admitted(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
     return {kind: text for kind, text in causes.items() if kind not in LIMITED or kind in before}
 
 
-def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
+def find_away(workers: Iterable[Worker]) -> dict[str, set[str]]:
     """Return the pods that are being deleted or not ready, by pool."""
     pods_by_pool: dict[str, set[str]] = {}
     for worker in workers:
@@ -165,7 +167,7 @@ def away(workers: Iterable[Worker]) -> dict[str, set[str]]:
     return pods_by_pool
 
 
-def shared(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:
+def share_places(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:
     """Take the first `most` changes.
 
     Retries of refused changes get at most half of the places while new changes wait; otherwise a thousand refused

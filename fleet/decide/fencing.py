@@ -30,7 +30,7 @@ def pods_on(kubernetes: KubernetesView) -> Mapping[str, list[KubePod]]:
     return pods_by_node
 
 
-def suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> list[KubeNode]:
+def find_suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> list[KubeNode]:
     """Return the Nodes that need a proof of death, the controller's first."""
     if policy.fencing == "off":
         return []
@@ -38,13 +38,13 @@ def suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> list[Kub
     return [node for node in nodes if silent_for(node, now) >= policy.dead_s]
 
 
-def fence(
+def plan_fencing(
     kubernetes: KubernetesView, slurm: SlurmView | Unknown, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Iterator[Action]:
     """Decide about every dead machine; while Slurm is unknown, only about the machine of Slurm's controller."""
     pods_by_node = pods_on(kubernetes)
     many = _too_many(kubernetes, pods_by_node, policy, now)
-    dead = suspects(kubernetes, policy, now)
+    dead = find_suspects(kubernetes, policy, now)
     if dead and many:
         yield many
     for node in dead:
@@ -102,14 +102,14 @@ def _too_many(kubernetes: KubernetesView, on: Mapping[str, list[KubePod]], polic
     return Notice("fleet", "fencing", text)
 
 
-def causes(
+def fencing_causes(
     kubernetes: KubernetesView, slurm: SlurmView, proofs: Mapping[str, DeathProof], policy: Policy, now: float
 ) -> Mapping[str, Mapping[str, str]]:
     """Return the drain causes of workers on given-up Nodes, proven again in each pass, since they end jobs."""
     pods_by_node = pods_on(kubernetes)
     return {
         node.name: cause("dead", node.name)
-        for node in suspects(kubernetes, policy, now)
+        for node in find_suspects(kubernetes, policy, now)
         if node.fenced
         and policy.fencing == "act"
         and not _lacking(node, pods_by_node[node.name], slurm, proofs.get(node.name), policy)

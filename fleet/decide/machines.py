@@ -84,7 +84,7 @@ def line(text: str, most: int = crd.TEXT) -> str:
     return one_line(text)[:most].strip()
 
 
-def hosts(kubernetes: KubernetesView, workers: Sequence[Worker]) -> Mapping[str, Host]:
+def find_hosts(kubernetes: KubernetesView, workers: Sequence[Worker]) -> Mapping[str, Host]:
     on: dict[str, list[Worker]] = {}
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)
@@ -202,7 +202,7 @@ def missing_machines(
             yield Make(machine_name(host), where)
 
 
-def updated_status(
+def update_status(
     machine: MachineObject, host: Host | None, now: float, window_s: float, *, stands: bool = False
 ) -> MachineStatus:
     """Return the status after a pass. No host: the machine is at no Node. `stands`: keep a verdict that Slurm lost."""
@@ -210,8 +210,8 @@ def updated_status(
     if host is None:
         after = replace(before, state="Absent", node="", node_uid="", worker="")
         if before.remedy is not None and before.remedy.goal == "replace":
-            after = add(replace(after, remedy=None), now, "replaced")
-        return add(after, now, "left", before.node) if before.node else after
+            after = add_history(replace(after, remedy=None), now, "replaced")
+        return add_history(after, now, "left", before.node) if before.node else after
     node, verdict = host.node, host.verdict()
     after = replace(
         before,
@@ -224,15 +224,15 @@ def updated_status(
         state=host_state(host),
     )
     if before.node_uid != node.uid:
-        after = add(after, now, "node", node.name)
+        after = add_history(after, now, "node", node.name)
     if verdict is not None and not (before.ill and check_name(before.verdict) == verdict.check):
-        after = add(after, now, "verdict", verdict.text)
+        after = add_history(after, now, "verdict", verdict.text)
     if verdict is not None:
         after = replace(after, verdict=verdict.text, ill=True)
     elif host.is_known_to_slurm and host.workers and before.ill and not stands:
-        after = add(replace(after, ill=False), now, "well", "")
+        after = add_history(replace(after, ill=False), now, "well", "")
     if machine.goal == "up" and any(entry.what in ("verdict", "reboot", "failed") for entry in since_forgiven(after)):
-        after = add(after, now, "forgiven", machine.reason)
+        after = add_history(after, now, "forgiven", machine.reason)
     return replace(after, repeats=count(after, "verdict", now, window_s))
 
 
@@ -257,6 +257,6 @@ def count(status: MachineStatus, what: str, now: float, window_s: float) -> int:
     return sum(entry.what == what and now - entry.at < window_s for entry in since_forgiven(status))
 
 
-def add(status: MachineStatus, now: float, what: str, text: str = "") -> MachineStatus:
+def add_history(status: MachineStatus, now: float, what: str, text: str = "") -> MachineStatus:
     entry = HistoryEntry(int(now), what, line(text))
     return replace(status, history=(*status.history, entry)[-crd.EVENTS :])

@@ -17,28 +17,30 @@ from fleet.world.slurm import SlurmNode, SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 
-def awake(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
+def awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
     """Yield the orphans, except those that an elastic pool released and those whose machines are lent."""
     kubernetes = snapshot.kubernetes
     for node in snapshot.orphans():
-        if isinstance(kubernetes, Unknown) or not (asleep(node) and (kubernetes.elastic(node.name) or lent(node))):
+        if isinstance(kubernetes, Unknown) or not (
+            is_asleep(node) and (kubernetes.elastic(node.name) or is_lent(node))
+        ):
             yield node
-        elif removable(node) and kubernetes.made(node.name) is False:
+        elif is_removable(node) and kubernetes.made(node.name) is False:
             yield node  # beyond the pool's maximum
 
 
-def lent(node: SlurmNode) -> bool:
+def is_lent(node: SlurmNode) -> bool:
     """Return whether the fleet drained it to lend its machine."""
     return "lend" in node.kinds
 
 
-def asleep(node: SlurmNode) -> bool:
+def is_asleep(node: SlurmNode) -> bool:
     """Return whether it is idle and held only because its pod went: by the fleet, or by the pod itself as it ended."""
     by_fleet = node.by_fleet and node.kinds <= MAY_SLEEP
     return (node.drained or node.down) and not node.record.busy and (by_fleet or node.record.held_by_us)
 
 
-def causes(absent: float, policy: Policy) -> Mapping[str, str]:
+def orphan_causes(absent: float, policy: Policy) -> Mapping[str, str]:
     """`absent`: seconds without a pod. A pod that is replaced is away for a moment."""
     return cause("gone") if absent >= policy.gone_s else {}
 
@@ -48,7 +50,7 @@ def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str],
 
     Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
     """
-    if made is False and removable(node) and is_unclaimed(node, slurm):
+    if made is False and is_removable(node) and is_unclaimed(node, slurm):
         return Remove(node.name, node.precondition)
     if not counted:
         return None
@@ -59,7 +61,7 @@ def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str],
     return None if node.drained or node.down else drain(node, counted, 1, frozenset(counted))
 
 
-def removable(node: SlurmNode) -> bool:
+def is_removable(node: SlurmNode) -> bool:
     """Return whether it is down and idle, held by the fleet or by its pod's init as the pod ended."""
     return node.down and not node.record.busy and (node.by_fleet or node.record.held_by_us)
 
@@ -92,7 +94,9 @@ def lost_causes(
     return cause("lost", again)
 
 
-def restart(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Iterator[Action]:
+def restart_slurmd(
+    worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
+) -> Iterator[Action]:
     pod, requested_at = worker.pod, _asked_at(worker.pod)
     if pod.deleting:
         return
@@ -122,7 +126,7 @@ def _is_due(lost: LostPod | None, now: float, policy: Policy) -> bool:
     return lost is not None and now - lost.since >= _patience_s(lost, policy)
 
 
-def remembered(
+def remember_lost_pods(
     snapshot: FleetSnapshot, before: Mapping[str, LostPod], changes: Iterable[Change], now: float
 ) -> Mapping[str, LostPod]:
     """Remember the ready pods that Slurm does not know, and the replaced ones until it does."""

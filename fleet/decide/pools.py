@@ -12,7 +12,7 @@ from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool,
 from fleet.decide.autoscale import ElasticPlan, is_ownerless, plan_elastic
 from fleet.decide.causes import LEAVE, OF_POOL, TEXTS, takes_new_pods
 from fleet.decide.memory import RefusedChange
-from fleet.decide.rollout import Stale, is_to_go, turns
+from fleet.decide.rollout import Stale, is_to_go, plan_turns
 from fleet.policy import Policy
 from fleet.reasons import plain
 from fleet.world.kubernetes import KubePod, KubernetesView
@@ -33,7 +33,7 @@ def pause(times: int) -> float:
     return 0.0 if times < 2 else min(LONGEST_S, FIRST_S * 2.0 ** min(times - 2, 10))
 
 
-def counted(
+def count_ended(
     before: Iterable[EndedPod], wanted: Callable[[str], bool], pods: Mapping[str, KubePod], now: float
 ) -> tuple[EndedPod, ...]:
     """Update the counts. `wanted`: whether a pod of that name should exist, or may when a job asks."""
@@ -121,7 +121,7 @@ class PoolsPlan:
         return away + len(self.missing.get(label, ())) < self.most.get(label, policy.away)
 
 
-def pools(
+def plan_pools(
     workers: Iterable[Worker],
     kubernetes: KubernetesView,
     slurm: SlurmView,
@@ -164,7 +164,7 @@ def pools(
             continue
         plan, loan = plans.get(pool.name), loans.get(pool.name, lending.NONE)
         view = PoolView(pool, kubernetes, workers, now, policy, plan, loan)
-        causes |= turns(pool, view.in_turn(), len(view.away | view.not_back), slurm, now, policy)
+        causes |= plan_turns(pool, view.in_turn(), len(view.away | view.not_back), slurm, now, policy)
         if plan is not None:
             causes |= {name: {"surplus": refusal} for name, refusal in plan.going.items()}
             spare |= plan.going.keys()
@@ -347,7 +347,7 @@ class PoolView:
                 *self._whole(),
             ),
             adopted=(pool.status.adopted or pool.hash) if adopted else "",
-            ended=counted(pool.status.ended, self._is_to_be, {pod.name: pod for pod in present}, self.now),
+            ended=count_ended(pool.status.ended, self._is_to_be, {pod.name: pod for pod in present}, self.now),
             last_good=pool.spec_text if len(pool.spec_text) <= crd_pools.LAST_GOOD else "",
         )
         # A definition of an older version drops lastGood: alone it would be written again and again.

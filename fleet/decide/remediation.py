@@ -33,14 +33,14 @@ from fleet.decide.causes import OF_GOAL, TEXTS, cause, silent_for
 from fleet.decide.machines import (
     DrainVerdict,
     Host,
-    add,
+    add_history,
     count,
-    hosts,
+    find_hosts,
     line,
     match_machines,
     missing_machines,
     parse_verdict,
-    updated_status,
+    update_status,
     with_believed_gpus,
 )
 from fleet.decide.memory import RefusedChange
@@ -80,7 +80,7 @@ class RemedyTurn:
         """Decide the next step of the remedy."""
         begun, node = self.machine.status.remedy, self.host.node
         if begun is not None and begun.goal != self.goal:
-            return add(replace(status, remedy=None), self.now, "withdrawn", begun.goal), None, ""
+            return add_history(replace(status, remedy=None), self.now, "withdrawn", begun.goal), None, ""
         mark = node.annotations.get(MARK, "")
         if mark.startswith(f"{self.machine.uid}/") and (begun is None or mark != self._mark(begun)):
             policys = [name for treatment in self.rules.remedies.values() for name in treatment.annotate]
@@ -110,7 +110,11 @@ class RemedyTurn:
         by_hand = self._treatment() is None
         number = status.remedies + 1
         remedy = Remedy(self.goal, number, int(self.now), self.host.node.boot, by_hand)
-        return add(replace(status, remedy=remedy, remedies=number), self.now, self.goal, self.why), None, "begins"
+        return (
+            add_history(replace(status, remedy=remedy, remedies=number), self.now, self.goal, self.why),
+            None,
+            "begins",
+        )
 
     def _is_idle(self) -> bool | None:
         """Return whether nothing runs there; None: no evidence against it, but not known."""
@@ -132,7 +136,7 @@ class RemedyTurn:
             return status, None, "waits until it is known whether it is idle"
         if not idle:
             # A person has resumed it meanwhile: the next attempt gets another number.
-            return add(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
+            return add_history(replace(status, remedy=None), self.now, "withdrawn", "it is not idle any more"), None, ""
         node = self.host.node
         name = f"{self.machine.name[:40].strip('-.')}-{self.machine.uid[:8]}-{remedy.number}"
         if treatment.webhook is not None:
@@ -154,15 +158,21 @@ class RemedyTurn:
         proof = self._proof(status) if self.rules.proof == "deep" and self._has_booted(begun) else None
         if proof is not None and proof.passed is False:
             # The verdict outlives the remedy; the next remedy follows from it.
-            failed = add(add(status, self.now, "verdict", proof.text), self.now, "failed", f"{FAILED}{proof.text}")
+            failed = add_history(
+                add_history(status, self.now, "verdict", proof.text), self.now, "failed", f"{FAILED}{proof.text}"
+            )
             return replace(failed, remedy=None, verdict=proof.text, ill=True), None, "has failed"
         if proof is not None and not proof.passed and self._is_well():
             return status, None, f"is rebooted, and waits: {proof.text}"
         if self._has_booted(begun) and self._is_well():
             fulfilled = self.machine.generation if self.machine.goal else status.fulfilled
-            return add(replace(status, remedy=None, fulfilled=fulfilled), self.now, "rebooted"), None, "is rebooted"
+            return (
+                add_history(replace(status, remedy=None, fulfilled=fulfilled), self.now, "rebooted"),
+                None,
+                "is rebooted",
+            )
         if self._treatment() is not None and self.now - begun.at >= self.rules.verify_s:
-            return add(replace(status, remedy=None), self.now, "failed", begun.goal), None, "has failed"
+            return add_history(replace(status, remedy=None), self.now, "failed", begun.goal), None, "has failed"
         return status, None, "waits for its next boot, and to be well after it"
 
     def _proof(self, status: MachineStatus) -> DeepResult:
@@ -260,7 +270,7 @@ def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals |
     if isinstance(kubernetes, Unknown) or isinstance(snapshot.slurm, Unknown) or kubernetes.machines is None:
         return None
     machines = kubernetes.machines
-    host_at = with_believed_gpus(machines, hosts(kubernetes, list(snapshot.workers())))
+    host_at = with_believed_gpus(machines, find_hosts(kubernetes, list(snapshot.workers())))
     at = match_machines(machines, host_at)
     host_of = {machine: host_at[where] for where, machine in at.items()}
     statuses = {where: machines[name].status for where, name in at.items()}
@@ -412,7 +422,7 @@ def record_machines(
         goal, proposal = goals.active.get(name, UP), goals.proposed.get(name, UP)
         host = goals.hosts[where] if name in node_of else None
         stands = rules.proof == "deep" and bool(disproved(machine.status, host))
-        after, act, text = updated_status(machine, host, now, rules.window_s, stands=stands), None, "is nowhere"
+        after, act, text = update_status(machine, host, now, rules.window_s, stands=stands), None, "is nowhere"
         if host is not None:
             turn = RemedyTurn(machine, host, goal.goal, goal.why, room > 0, kubernetes, slurm, now, rules)
             after, act, text = turn.step(after)

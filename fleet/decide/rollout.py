@@ -41,7 +41,7 @@ class Stale:
     why: str
 
 
-def turns(
+def plan_turns(
     pool: WorkerPool, stale: Iterable[Stale], away: int, slurm: SlurmView, now: float, policy: Policy
 ) -> Mapping[str, Mapping[str, str]]:
     """Return the drain causes of pods whose turn it is, and of pods that a person holds, for the report.
@@ -131,7 +131,7 @@ def _is_past_deadline(stale: Stale, pool: WorkerPool, now: float) -> bool:
     return is_past_deadline(stale.worker.pod, node, {stale.kind}, pool.within_s, now)
 
 
-def rollouts(workers: Iterable[Worker], kubernetes: KubernetesView) -> Iterator[Notice]:
+def report_rollouts(workers: Iterable[Worker], kubernetes: KubernetesView) -> Iterator[Notice]:
     """For each StatefulSet with pods of an older template, report the next pod and what it waits for."""
     by_set: dict[str, list[Worker]] = {}
     for worker in workers:

@@ -67,7 +67,7 @@ def shows_drain(pod: KubePod) -> bool:
     return shown is not None and shown.status == "True"
 
 
-def hold(kubernetes: KubernetesView, policy: Policy) -> Iterator[ShowStates]:
+def show_busy(kubernetes: KubernetesView, policy: Policy) -> Iterator[ShowStates]:
     """Show each drained pod as busy while slurmctld does not answer: a person may have resumed its node."""
     for pod in kubernetes.pods.values() if policy.slinky else ():
         shown = (pod.conditions.get(f"{PREFIX}{state}") for state in BUSY)

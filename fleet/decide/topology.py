@@ -70,14 +70,14 @@ def place(labels: Mapping[str, str], topology: Topology) -> str:
     return f"{tree},{BLOCKS}:{block(domain) if domain in topology.blocks.domains else UNKNOWN}"
 
 
-def blockless(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
+def unlisted_domains(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
     """Return the domains of workers that the policy does not list."""
     label, listed = topology.blocks.label, {"", *topology.blocks.domains}
     domains = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
     return tuple(sorted(domains - listed))
 
 
-def due(worker: Worker, topology: Topology) -> Place | None:
+def due_place(worker: Worker, topology: Topology) -> Place | None:
     """Return the change of a worker's place; None for static nodes, unknown Nodes, and Slurm before 25.05."""
     node = worker.slurm
     if not topology.told or worker.node is None or node is None or node.topology is None or not node.record.dynamic:
@@ -86,11 +86,13 @@ def due(worker: Worker, topology: Topology) -> Place | None:
     return None if node.topology == target else Place(worker.name, target, node.topology)
 
 
-def restless(history: PlaceHistory | None, now: float) -> bool:
+def is_restless(history: PlaceHistory | None, now: float) -> bool:
     return history is not None and sum(now - at < WITHIN_S for at in history.times) >= OFTEN
 
 
-def remembered(workers: Iterable[Worker], before: Mapping[str, PlaceHistory], now: float) -> Mapping[str, PlaceHistory]:
+def remember_places(
+    workers: Iterable[Worker], before: Mapping[str, PlaceHistory], now: float
+) -> Mapping[str, PlaceHistory]:
     histories = {}
     for worker in workers:
         if worker.slurm is not None and worker.slurm.topology is not None:

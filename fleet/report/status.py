@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet.decide.causes import causes
+from fleet.decide.causes import find_causes
 from fleet.decide.conditions import UNKNOWN, condition
 from fleet.decide.decide import Decision
-from fleet.decide.drain import away, budget
+from fleet.decide.drain import count_budget, find_away
 from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE, Policy
@@ -78,7 +78,7 @@ def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Rep
         {} if isinstance(kubernetes, Unknown) else {pool.label: pool for pool in (kubernetes.pools or {}).values()}
     )
     own = {label: pool.most for label, pool in pool_of.items()}
-    gone = away(workers)
+    gone = find_away(workers)
     report_of: Report = {}
     for name in sorted(
         {worker.pod.pool for worker in workers} | {name for name, pool in pool_of.items() if pool.elastic}
@@ -99,8 +99,8 @@ def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Rep
 def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now: float) -> Report:
     kubernetes = snapshot.kubernetes
     machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
-    unwell = budget(
-        {worker.name: (worker.slurm, causes(worker, policy, now)) for worker in workers if worker.node}, policy
+    unwell = count_budget(
+        {worker.name: (worker.slurm, find_causes(worker, policy, now)) for worker in workers if worker.node}, policy
     )
     treated = [name for name, machine in machines.items() if in_treatment(machine.status.remedy)]
     most = max(policy.machines.at_once, int(len(machines) * policy.machines.share))

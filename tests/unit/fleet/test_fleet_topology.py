@@ -13,7 +13,7 @@ from fleet.act.slurm_client import body
 from fleet.decide.actions import Drain, Place
 from fleet.decide.decide import MANY, decide
 from fleet.decide.memory import FleetMemory
-from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due, part, place, switches, tree
+from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due_place, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, policy_from_json
 from fleet.report.events import in_words
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView
@@ -122,9 +122,9 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
     assert (older.topology, newer.topology) == (None, "")
     node, pod = KubeNode("n0", "uid"), KubePod("w0", "uid", node="n0")
     for known in (older, slurm_node({**item, "state": ["IDLE"], "topology": ""}), None):
-        assert due(Worker("w0", pod, node, known), TREE.topology) is None
-    assert due(Worker("w0", pod, None, newer), TREE.topology) is None
-    assert due(Worker("w0", pod, node, newer), TREE.topology)
+        assert due_place(Worker("w0", pod, node, known), TREE.topology) is None
+    assert due_place(Worker("w0", pod, None, newer), TREE.topology) is None
+    assert due_place(Worker("w0", pod, node, newer), TREE.topology)
     world = FleetSnapshot(KubernetesView({"n0": node}, {"w0": pod}), SlurmView({"w0": older}))
     (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).stands if one.kind == "topology"]
     assert (told.about, told.text) == ("fleet", "this release of Slurm is told no places of nodes: from 25.05 on it is")

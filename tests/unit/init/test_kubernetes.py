@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fleet import crd
-from fleet.decide.machines import hosts
+from fleet.decide.machines import find_hosts
 from fleet.decide.remediation import evidence
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.kubernetes import parse_pod as read_pod
@@ -294,7 +294,7 @@ def test_the_fleet_reads_what_a_pod_tells(tmp_path: Path) -> None:
     told = page.gpu_condition(conditions.gpu_uuids(machine(tmp_path, f"GPU 0: x (UUID: {ONE})")))
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = KubernetesView({"n1": KubeNode("n1", "u")}, {"w1": read_pod(item)})
-    (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
+    (place,) = find_hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     assert place.reported_gpus == {ONE}
 
 
@@ -413,7 +413,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     told = page.deep_condition(page.read_deep(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = KubernetesView({"n1": KubeNode("n1", "u", boot="b1")}, {"w1": read_pod(item)})
-    (place,) = hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
+    (place,) = find_hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
     answer = fleet_deep(place.workers, "b1")
     assert answer.passed is passed
     if passed is False:
