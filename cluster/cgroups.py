@@ -57,8 +57,8 @@ def wanted(pod: PodSpec) -> bool:
         hint = f"runtimeClassName: {RUNTIME_CLASS}, in place of cgroup: true"
         raise ClusterError(f"start {pod.name}", "no pod is privileged on one machine", hint=hint)
     if pod.runtime_class not in ("", RUNTIME_CLASS):
-        why = f"there is no RuntimeClass {pod.runtime_class} on one machine"
-        raise ClusterError(f"start {pod.name}", why, hint=f"{RUNTIME_CLASS} is")
+        problem = f"there is no RuntimeClass {pod.runtime_class} on one machine"
+        raise ClusterError(f"start {pod.name}", problem, hint=f"{RUNTIME_CLASS} is")
     return bool(pod.runtime_class)
 
 

@@ -371,10 +371,10 @@ def scripts(name: str, timeout: float, tree: Path) -> None:
     from cluster.local import LocalCluster
 
     cluster = LocalCluster.saved(connect(), name)
-    made = commit(cluster, tree)
-    click.echo(f"{tree} is commit {made}")
+    commit_hash = commit(cluster, tree)
+    click.echo(f"{tree} is commit {commit_hash}")
     refused = False
-    for fate in follow(cluster, made, timeout):
+    for fate in follow(cluster, commit_hash, timeout):
         refused |= bool(fate.why)
         click.echo(f"{fate.pod}: {f'refused: {fate.why}' if fate.why else 'taken'}")
     sys.exit(1 if refused else 0)

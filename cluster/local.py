@@ -136,8 +136,8 @@ class LocalCluster:
 
     def look(self, image: str) -> EngineImage | None:
         """Find an image of this machine by its reference or its id."""
-        found = self.kubelet.inspect_image(image)
-        return report.image(found) if found else None
+        inspected = self.kubelet.inspect_image(image)
+        return report.image(inspected) if inspected else None
 
     def pins(self, running: Mapping[str, RunningPod]) -> Pins:
         """Return the images of this cluster. An older version stored none, so the pods' images count."""

@@ -344,21 +344,21 @@ def parse_env(
 def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
     name = str(raw["name"])
     (kind,) = set(raw) - {"name"}
-    given: Mapping[str, Any] = raw[kind] or {}
+    source: Mapping[str, Any] = raw[kind] or {}
     match kind:
         case "configMap":
-            return Volume(name, VolumeSource.CONFIG, of=str(given["name"]), mode=int(given.get("defaultMode", 0o644)))
+            return Volume(name, VolumeSource.CONFIG, of=str(source["name"]), mode=int(source.get("defaultMode", 0o644)))
         case "secret":
             return Volume(
-                name, VolumeSource.SECRET, of=str(given["secretName"]), mode=int(given.get("defaultMode", 0o644))
+                name, VolumeSource.SECRET, of=str(source["secretName"]), mode=int(source.get("defaultMode", 0o644))
             )
         case "persistentVolumeClaim":
-            return Volume(name, VolumeSource.CLAIM, of=str(given["claimName"]))
+            return Volume(name, VolumeSource.CLAIM, of=str(source["claimName"]))
         case "emptyDir":
-            memory = given.get("medium") == "Memory"
-            return Volume(name, VolumeSource.EMPTY, memory=memory, size=quantity(given.get("sizeLimit", 0)))
+            memory = source.get("medium") == "Memory"
+            return Volume(name, VolumeSource.EMPTY, memory=memory, size=quantity(source.get("sizeLimit", 0)))
         case "hostPath":
-            return Volume(name, VolumeSource.HOST, of=str(given["path"]))
+            return Volume(name, VolumeSource.HOST, of=str(source["path"]))
         case "projected" | "downwardAPI":
             # The API server's token, or fields requested by an annotation: without an API server the pod finds neither
             # and does without.

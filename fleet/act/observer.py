@@ -333,7 +333,7 @@ class PodPages:
         answer = self._answers.get(pod.uid)
         if answer is None or answer.ready != is_ready(pod):
             return True
-        shows_ready = any(each.type == READY and each.status == "True" for each in answer.conditions)
+        shows_ready = any(condition.type == READY and condition.status == "True" for condition in answer.conditions)
         settled = answer.ready and shows_ready and not pod.deleting
         return self.now() - answer.at >= (LATER_S if settled else SOON_S)
 

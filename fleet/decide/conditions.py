@@ -81,8 +81,8 @@ def summarize(type_: str, workers: Sequence[Worker], whose: str) -> KubeConditio
     shown = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
     if len(shown) < len(workers):
         return None
-    worst = max((each for _, each in shown), key=lambda each: WORST.index(each.reason))
-    texts = (f"{name}: {each.reason} {each.message}".rstrip() for name, each in shown if each.status != "True")
+    worst = max((state for _, state in shown), key=lambda state: WORST.index(state.reason))
+    texts = (f"{name}: {state.reason} {state.message}".rstrip() for name, state in shown if state.status != "True")
     text = "; ".join(texts)
     return KubeCondition(type_, worst.status, worst.reason, (f"{whose}: {text}" if text else whose)[:MOST])
 
@@ -155,7 +155,7 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
         if machine.status.state in (*WORST, "Unregistered") and not machine.deleting:
             yield Record(machine.name, machine.version, _unknown_machine(machine.status, outage))
     for pool in (kubernetes.pools or {}).values():
-        if not pool.deleting and not any(each.reason == UNKNOWN for each in pool.status.conditions):
+        if not pool.deleting and not any(condition.reason == UNKNOWN for condition in pool.status.conditions):
             yield NotePool(pool.name, pool.version, _unknown_pool(pool.status, outage, int(now)))
 
 
@@ -181,14 +181,14 @@ def _unknown_pool(status: PoolStatus, outage: str, now: int) -> PoolStatus:
     }
     conditions = tuple(
         replace(
-            each,
+            condition,
             status="False",
             reason=UNKNOWN,
-            message=texts[each.type][: crd_pools.SAID],
-            since=each.since if each.status == "False" else now,
+            message=texts[condition.type][: crd_pools.SAID],
+            since=condition.since if condition.status == "False" else now,
         )
-        if each.type in texts
-        else each
-        for each in status.conditions
+        if condition.type in texts
+        else condition
+        for condition in status.conditions
     )
     return replace(status, ready=0, conditions=conditions)

@@ -46,7 +46,7 @@ def orphan_causes(absent: float, policy: Policy) -> Mapping[str, str]:
 
 
 def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str], *, made: bool | None) -> Action | None:
-    """Drain an orphan, set it down, or remove it. `found`: the causes that count.
+    """Drain an orphan, set it down, or remove it. `counted`: the causes that count.
 
     Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
     """

@@ -44,7 +44,7 @@ def show_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends: bool 
     pod = worker.pod
     if pod.deleting:
         return None
-    shown = {type_: each for type_, each in pod.conditions.items() if type_.startswith(PREFIX)}
+    shown = {type_: condition for type_, condition in pod.conditions.items() if type_.startswith(PREFIX)}
     if not policy.slinky:
         return ShowStates(pod.name, pod.uid, (), tuple(sorted(shown))) if shown else None
     if worker.slurm is None:
@@ -55,9 +55,9 @@ def show_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends: bool 
     expected = _conditions(worker.slurm, is_held)
     if ends:
         expected.pop(DRAIN, None)
-    changed = [each for type_, each in expected.items() if _differs(each, shown.get(type_))]
+    changed = [condition for type_, condition in expected.items() if _differs(condition, shown.get(type_))]
     # Programs read a missing condition as False, so only states that were shown need one.
-    ended = [type_ for type_, each in shown.items() if type_ not in expected and each.status == "True"]
+    ended = [type_ for type_, condition in shown.items() if type_ not in expected and condition.status == "True"]
     changed += [KubeCondition(type_, "False", "", "") for type_ in ended]
     return ShowStates(pod.name, pod.uid, tuple(changed), urgent=shows_drain(pod)) if changed else None
 
@@ -71,7 +71,11 @@ def show_busy(kubernetes: KubernetesView, policy: Policy) -> Iterator[ShowStates
     """Show each drained pod as busy while slurmctld does not answer: a person may have resumed its node."""
     for pod in kubernetes.pods.values() if policy.slinky else ():
         shown = (pod.conditions.get(f"{PREFIX}{state}") for state in BUSY)
-        if shows_drain(pod) and not pod.deleting and not any(each and each.status == "True" for each in shown):
+        if (
+            shows_drain(pod)
+            and not pod.deleting
+            and not any(condition and condition.status == "True" for condition in shown)
+        ):
             busy = KubeCondition(f"{PREFIX}Mixed", "True", "", "slurmctld does not answer: jobs may run")
             yield ShowStates(pod.name, pod.uid, (busy,), urgent=True)
 

@@ -162,7 +162,7 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
         return None
     machines = kubernetes.machines or {}
     answers = isinstance(snapshot.slurm, SlurmView)
-    worker = next((each for each in snapshot.shown_workers() if each.name == name), None)
+    worker = next((candidate for candidate in snapshot.shown_workers() if candidate.name == name), None)
     if worker is None and name not in machines:
         return None
     if worker is not None:

@@ -82,8 +82,8 @@ def parse_page(body: bytes, pod: str) -> tuple[KubeCondition, ...]:
     if (name := fields.text("pod")) != pod:
         fields.fail("pod", f"it is of {one_line(name)[:64]!r}")
     conditions = tuple(_condition(item) for item in fields.subs("conditions"))
-    if [each.type for each in conditions] != [
-        type_ for type_ in TYPES if any(each.type == type_ for each in conditions)
+    if [condition.type for condition in conditions] != [
+        type_ for type_ in TYPES if any(condition.type == type_ for condition in conditions)
     ]:
         fields.fail("conditions", f"wanted at most one of each of {', '.join(TYPES)}, in this order")
     return conditions
