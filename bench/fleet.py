@@ -30,7 +30,7 @@ from bench.fleet_nodes import LEASE, FleetProcess
 from fleet import reasons
 from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE
-from fleet.world.kubernetes import fleet_mark
+from fleet.world.kubernetes import make_fleet_mark
 from fleet.world.slurm import Precondition
 from tests.container.init_pods import slurm_conf, world
 from tests.kubernetes import programs
@@ -57,7 +57,7 @@ WORKER = {**LABELS, "app.kubernetes.io/component": "worker"}
 SINCE = "2026-11-20T00:00:00Z"
 # As a fleet before it has left it, on a pod and, where it says whose it is, on a Node.
 SHOWN = {"type": STATE, "status": "True", "reason": "TakesJobs", "lastTransitionTime": SINCE}
-BESIDE = {**SHOWN, "message": fleet_mark("default", "slurm")}
+BESIDE = {**SHOWN, "message": make_fleet_mark("default", "slurm")}
 
 
 class Site:

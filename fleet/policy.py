@@ -150,7 +150,7 @@ class Topology:
     blocks: Blocks = Blocks()
 
     @property
-    def told(self) -> bool:
+    def is_set(self) -> bool:
         """Return whether the fleet sets places in Slurm at all."""
         return bool(self.tiers or self.blocks.label)
 

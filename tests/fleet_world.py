@@ -78,7 +78,7 @@ def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[O
             read[kind].take(item)
     unread = {**read["Node"].unread, **read["Pod"].unread}
     kept = None if sets is None else read["StatefulSet"].found
-    return assemble(read["Node"].found, read["Pod"].found, kept, unread, whose=MARK)
+    return assemble(read["Node"].found, read["Pod"].found, kept, unread, fleet_mark=MARK)
 
 
 def stamp(at: float) -> str:

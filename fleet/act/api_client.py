@@ -21,7 +21,7 @@ from fleet.act.clock import ClockSkew
 from fleet.decide.actions import SeenVersions
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import LABEL, WORKER, fleet_mark
+from fleet.world.kubernetes import LABEL, WORKER, make_fleet_mark
 
 Object = dict[str, Any]
 # Statuses that mean: the object is gone, or has changed since the fleet read it.
@@ -100,7 +100,7 @@ class ApiClient:
         self.custom = client.CustomObjectsApi(connection)
         self.leases = client.CoordinationV1Api(connection)
         self.labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
-        self.mark = fleet_mark(namespace, release)
+        self.mark = make_fleet_mark(namespace, release)
 
     @classmethod
     async def open(cls, namespace: str, release: str) -> ApiClient:

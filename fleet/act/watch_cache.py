@@ -37,10 +37,12 @@ PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 class ParsedObjects:
     """The objects of one kind, parsed, or the reason why one cannot be."""
 
-    def __init__(self, kind: str, whose: str) -> None:
-        """`whose`: the mark of this fleet."""
+    def __init__(self, kind: str, fleet_mark: str) -> None:
+        """`fleet_mark`: the mark of this fleet."""
         self.kind = kind
-        self._parse = partial(kubernetes.parse_node, whose=whose) if kind == "Node" else PARSE[kind.partition(" ")[0]]
+        self._parse = (
+            partial(kubernetes.parse_node, fleet_mark=fleet_mark) if kind == "Node" else PARSE[kind.partition(" ")[0]]
+        )
         self.found: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
         self.hidden: dict[str, str] = {}  # the Nodes of unreadable pods, where at least those can be read
@@ -142,7 +144,7 @@ class WatchCache:
         guests: Iterable[str] = (),
     ) -> None:
         """`guests`: the namespaces of guest pods."""
-        self.whose = api.mark
+        self.fleet_mark = api.mark
         self.machines = KindWatch(api, "Machine", changed) if machines else None
         self.pools = KindWatch(api, "WorkerPool", changed) if pools else None
         self.guests = [KindWatch(api, f"{GUESTS}{namespace}", changed) for namespace in guests]
@@ -185,7 +187,7 @@ class WatchCache:
             blind=blind,
             pools=pools,
             unsure=unsure,
-            whose=self.whose,
+            fleet_mark=self.fleet_mark,
         )
         return replace(side, guests=guests, silent=silent, hidden=dict(pods.hidden))
 

@@ -76,7 +76,7 @@ def lasting(condition: KubeCondition) -> KubeCondition:
     return replace(condition, message=_DURATION.sub("", condition.message))
 
 
-def summarize(type_: str, workers: Sequence[Worker], whose: str) -> KubeCondition | None:
+def summarize(type_: str, workers: Sequence[Worker], fleet_mark: str) -> KubeCondition | None:
     """Return the condition of a Node with these workers and the fleet's mark; None: Slurm does not know all of them."""
     shown = [(worker.name, condition(worker.slurm)) for worker in workers if worker.slurm is not None]
     if len(shown) < len(workers):
@@ -84,28 +84,28 @@ def summarize(type_: str, workers: Sequence[Worker], whose: str) -> KubeConditio
     worst = max((state for _, state in shown), key=lambda state: WORST.index(state.reason))
     texts = (f"{name}: {state.reason} {state.message}".rstrip() for name, state in shown if state.status != "True")
     text = "; ".join(texts)
-    return KubeCondition(type_, worst.status, worst.reason, (f"{whose}: {text}" if text else whose)[:MOST])
+    return KubeCondition(type_, worst.status, worst.reason, (f"{fleet_mark}: {text}" if text else fleet_mark)[:MOST])
 
 
-def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, whose: str) -> Change | None:
+def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, fleet_mark: str) -> Change | None:
     """Show the workers' state on their Node, for a repair that waits until its machine is drained."""
     if not policy.shows or not workers:
         return None
-    expected, shown = summarize(policy.shows, workers, whose), node.conditions.get(policy.shows)
+    expected, shown = summarize(policy.shows, workers, fleet_mark), node.conditions.get(policy.shows)
     if expected is None or _same(expected, shown):
         return None
     return ShowOnNode(node.name, node.uid, _since(expected, shown))
 
 
-def hide_on_node(node: KubeNode, policy: Policy, whose: str) -> Change | None:
+def hide_on_node(node: KubeNode, policy: Policy, fleet_mark: str) -> Change | None:
     """Remove the condition of a Node without workers, if this fleet wrote it."""
     shown = node.conditions.get(policy.shows)
-    mine = shown is not None and _is_mine(shown, whose)
+    mine = shown is not None and _is_mine(shown, fleet_mark)
     return HideOnNode(node.name, node.uid, policy.shows) if mine else None
 
 
-def _is_mine(shown: KubeCondition, whose: str) -> bool:
-    return shown.message == whose or shown.message.startswith(f"{whose}: ")
+def _is_mine(shown: KubeCondition, fleet_mark: str) -> bool:
+    return shown.message == fleet_mark or shown.message.startswith(f"{fleet_mark}: ")
 
 
 def _same(expected: KubeCondition, shown: KubeCondition | None) -> bool:
@@ -148,9 +148,9 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
     for node in kubernetes.nodes.values() if policy.shows else ():
         shown = node.conditions.get(policy.shows)
         # Another cluster's fleet may show its own workers on the same Node.
-        if shown is not None and shown.reason != UNKNOWN and _is_mine(shown, kubernetes.whose):
-            rest = shown.message.removeprefix(kubernetes.whose).removeprefix(": ")
-            yield ShowOnNode(node.name, node.uid, _unknown(replace(shown, message=rest), outage, kubernetes.whose))
+        if shown is not None and shown.reason != UNKNOWN and _is_mine(shown, kubernetes.fleet_mark):
+            rest = shown.message.removeprefix(kubernetes.fleet_mark).removeprefix(": ")
+            yield ShowOnNode(node.name, node.uid, _unknown(replace(shown, message=rest), outage, kubernetes.fleet_mark))
     for machine in (kubernetes.machines or {}).values():
         if machine.status.state in (*WORST, "Unregistered") and not machine.deleting:
             yield Record(machine.name, machine.version, _unknown_machine(machine.status, outage))
@@ -159,10 +159,10 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
             yield NotePool(pool.name, pool.version, _unknown_pool(pool.status, outage, int(now)))
 
 
-def _unknown(shown: KubeCondition, outage: str, whose: str = "") -> KubeCondition:
+def _unknown(shown: KubeCondition, outage: str, fleet_mark: str = "") -> KubeCondition:
     last = f"{shown.reason} {shown.message}".strip()
     message = f"{outage}; last known: {last}"
-    return KubeCondition(shown.type, "Unknown", UNKNOWN, (f"{whose}: {message}" if whose else message)[:MOST])
+    return KubeCondition(shown.type, "Unknown", UNKNOWN, (f"{fleet_mark}: {message}" if fleet_mark else message)[:MOST])
 
 
 def _unknown_machine(status: MachineStatus, outage: str) -> MachineStatus:

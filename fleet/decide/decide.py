@@ -168,7 +168,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake_orphans(snapshot)},
         lost=orphans.remember_lost_pods(snapshot, memory.lost, admitted_changes, now),
         marks=_marks(memory, workers, kubernetes, now, policy, goals, pool_plan),
-        moved=topology.remember_places(workers, memory.moved, now) if policy.topology.told else {},
+        moved=topology.remember_places(workers, memory.moved, now) if policy.topology.is_set else {},
         refused=refused,
         fed=pool_plan.fed,
         paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
@@ -364,16 +364,16 @@ def _on_nodes(
         # An unknown goal, or one that a pause suspends, lifts no cordon.
         if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
             yield from filter(None, [conditions.follow_cordon(node, workers_there, policy, goal.text)])
-        yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.whose)])
+        yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.fleet_mark)])
     occupied = {pod.node for pod in kubernetes.pods.values()}
     for node in kubernetes.nodes.values():
-        shown = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.whose)
+        shown = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.fleet_mark)
         if shown is not None and kubernetes.sees(node.name):
             yield shown
 
 
 def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Iterator[Action]:
-    if policy.topology.told and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
+    if policy.topology.is_set and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
         yield Notice("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
     elif domains := topology.unlisted_domains(snapshot.workers(), policy.topology):
         more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""

@@ -80,7 +80,7 @@ def unlisted_domains(workers: Iterable[Worker], topology: Topology) -> tuple[str
 def due_place(worker: Worker, topology: Topology) -> Place | None:
     """Return the change of a worker's place; None for static nodes, unknown Nodes, and Slurm before 25.05."""
     node = worker.slurm
-    if not topology.told or worker.node is None or node is None or node.topology is None or not node.record.dynamic:
+    if not topology.is_set or worker.node is None or node is None or node.topology is None or not node.record.dynamic:
         return None
     target = place(worker.node.labels, topology)
     return None if node.topology == target else Place(worker.name, target, node.topology)

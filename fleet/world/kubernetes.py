@@ -152,7 +152,7 @@ class KubernetesView:
     # The Node of a pod that cannot be read, if at least that is known; "": not scheduled. A pod can make its own status
     # unreadable, and must not hold up other machines by that.
     hidden: Mapping[str, str] = field(default_factory=dict)
-    whose: str = ""  # the mark of this fleet
+    fleet_mark: str = ""  # this fleet in labels and conditions
     # Pods of the namespaces that may borrow machines; None: none of these namespaces is known.
     guests: tuple[Guest, ...] | None = ()
     # The namespaces that are not known.
@@ -198,14 +198,14 @@ def assemble(  # noqa: PLR0913 - one for each kind
     blind: bool = False,
     pools: Mapping[str, WorkerPool] | None = None,
     unsure: bool = False,
-    whose: str = "",
+    fleet_mark: str = "",
 ) -> KubernetesView:
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
     desired = {name: pool.names(labels) for name, pool in (pools or {}).items()}
     side = KubernetesView(nodes, workers, others, sets, machines, blind, pools, unsure, desired, unread)
-    return replace(side, whose=whose)
+    return replace(side, fleet_mark=fleet_mark)
 
 
 def name_of(item: Object) -> str:
@@ -220,13 +220,13 @@ def node_name_of(item: Object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def fleet_mark(namespace: str, release: str) -> str:
+def make_fleet_mark(namespace: str, release: str) -> str:
     """Name this fleet in a label's value: several Slurm clusters with a fleet each may share Nodes."""
     mark = f"{namespace}.{release}"
     return mark if len(mark) <= LONGEST else hashlib.sha256(mark.encode()).hexdigest()[:LONGEST]
 
 
-def parse_node(item: Object, whose: str) -> KubeNode:
+def parse_node(item: Object, fleet_mark: str) -> KubeNode:
     fields = Fields(item)
     metadata, spec, status = fields.sub("metadata"), fields.sub("spec"), fields.sub("status")
     labels = metadata.texts("labels")
@@ -235,7 +235,7 @@ def parse_node(item: Object, whose: str) -> KubeNode:
         uid=metadata.text("uid", needed=True),
         version=metadata.text("resourceVersion"),
         cordoned=spec.flag("unschedulable"),
-        cordoned_by_fleet=labels.get(CORDONED) in (whose, LEGACY_MARK),
+        cordoned_by_fleet=labels.get(CORDONED) in (fleet_mark, LEGACY_MARK),
         fenced=labels.get(FENCED) == "true",
         taints=tuple(
             Taint(taint.text("key", needed=True), taint.text("value"), taint.text("effect"))

@@ -147,8 +147,8 @@ def test_what_is_refused_says_where() -> None:
 
 
 def test_a_mark_says_whose_it_is_and_fits_a_label() -> None:
-    assert kubernetes.fleet_mark("lab", "slurm") == "lab.slurm"
-    long = {kubernetes.fleet_mark("n" * 40, release * 30) for release in "ab"}
+    assert kubernetes.make_fleet_mark("lab", "slurm") == "lab.slurm"
+    long = {kubernetes.make_fleet_mark("n" * 40, release * 30) for release in "ab"}
     assert len(long) == 2 and {len(mark) for mark in long} == {63}
 
 
