@@ -13,6 +13,7 @@ from typing import Any
 from images.ship.credentials import Login
 from images.ship.registry import RegistryPath
 from tests.container.conftest import docker
+from tests.support.ports import free_port
 from tests.waiting import until
 
 # "correct horse" by bcrypt, as `htpasswd -B` writes it.
@@ -46,9 +47,7 @@ class Registryd:
         self.storage = root / "storage"
         self.storage.mkdir(parents=True)
         (root / "htpasswd").write_text(HTPASSWD)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         by_file = {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}}
         config: dict[str, Any] = {
             "version": "0.1",

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import urllib.error
@@ -24,7 +23,8 @@ import yaml
 from fleet import crd
 from tests.helm import KINDS
 from tests.kubernetes.programs import Programs
-from tests.waiting import until
+from tests.support.ports import free_port
+from tests.waiting import PATIENCE, until
 
 Object = dict[str, Any]
 
@@ -35,7 +35,7 @@ class ApiServer:
         self.token = secrets.token_hex(16)
         # Of the kubelet of a machine called n0.
         self.kubelet = secrets.token_hex(16)
-        self.url = f"https://127.0.0.1:{_port()}"
+        self.url = f"https://127.0.0.1:{free_port()}"
         self.kubeconfig = directory / "kubeconfig"
         # Made by the server for itself, on loopback, for as long as a test lasts.
         self.context = ssl._create_unverified_context()
@@ -43,7 +43,7 @@ class ApiServer:
 
     def start(self) -> None:
         directory, bin_ = self.directory, self.programs.bin
-        client, peer = (f"http://127.0.0.1:{_port()}" for _ in range(2))
+        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         clients = ("--listen-client-urls", client, "--advertise-client-urls", client)
         self._run("etcd", bin_ / "etcd", "--data-dir", directory / "etcd", *clients,
                   "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
@@ -93,13 +93,13 @@ class ApiServer:
         # The API server first: without its etcd it takes a minute.
         for one in reversed(self.running):
             one.terminate()
-            one.wait(timeout=60)
+            one.wait(timeout=PATIENCE)
 
     def ask(self, method: str, path: str, body: Object | None = None, *, kind: str = "", raw: bool = False) -> Object:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, context=self.context, timeout=10) as reply:
+        with urllib.request.urlopen(request, context=self.context, timeout=60) as reply:
             found: Object = {} if raw else json.load(reply)
         return found
 
@@ -122,13 +122,6 @@ def install(api: ApiServer) -> None:
 
     for one in made:
         until(partial(known, one["spec"]["names"]["plural"]), "the kind is known")
-
-
-def _port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ import yaml
 
 from tests.container.conftest import docker, image_of
 from tests.helm import rendered_for
-from tests.kubernetes.apiserver import _port
 from tests.support.both_sides import PODS, ROOT, Both, Running, both_sides
 from tests.support.kube_paths import PLURAL, path
+from tests.support.ports import free_port
 from tests.waiting import PATIENCE, until
 
 
@@ -351,7 +351,7 @@ class Second:
     """A fleet of several, as its pod starts it."""
 
     def __init__(self, both: Both, name: str) -> None:
-        self.both, self.name, self.port = both, name, _port()
+        self.both, self.name, self.port = both, name, free_port()
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:
@@ -405,7 +405,7 @@ def test_its_image_with_the_charts_account_keeps_them_so(both: Both, tmp_path: P
     (container,) = next(one for one in made if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one["value"] for one in container["env"] if "value" in one} | {
         "MINIVM_POD_NAME": "slurm-fleet-1", "MINIVM_POD_NAMESPACE": "default", "MINIVM_FLEET_SLURM": both.rest,
-        "MINIVM_FLEET_HTTP": f"127.0.0.1:{_port()}", "MINIVM_FLEET_PAGE": f"127.0.0.1:{_port()}",
+        "MINIVM_FLEET_HTTP": f"127.0.0.1:{free_port()}", "MINIVM_FLEET_PAGE": f"127.0.0.1:{free_port()}",
         "KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": both.api.url.rpartition(":")[2],
     }  # fmt: skip
     at = {"account": "/var/run/secrets/kubernetes.io/serviceaccount", "key": "/mnt/minivm/secrets/slurm",

@@ -15,6 +15,7 @@ import pytest
 from tests.kubernetes.kubectl import condition, going
 from tests.kubernetes.ssh import Door
 from tests.kubernetes.world import Release
+from tests.support.ports import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -155,12 +156,6 @@ def stays(release: Release, pod: str) -> str:
         "-n", release.namespace, "exec", f"{release.name}-{pod}", "--", "minivm", "status"
     )
     return done.stdout.partition("stays until ")[2][:5]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def banner(port: int) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from init.plan.compile import compile_plan, plan_to_json
 from init.plan.spec import parse_drain, parse_service
 from init.pod.client import Client
 from init.view.snapshot import ServiceView, Snapshot
+from tests.support.ports import free_port
 from tests.waiting import until
 
 # The system's own where there is one: services that are not root must be able to run it.
@@ -50,13 +50,6 @@ def shell(code: str) -> list[str]:
 
 
 NOTIFIES = python("tell('READY=1'); signal.pause()")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class World:

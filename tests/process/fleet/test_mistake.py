@@ -14,9 +14,9 @@ from fleet.decide.decide import decide
 from fleet.reconciler import Reconciler
 from fleet.settings import FleetSettings
 from fleet.world.kubernetes import KubernetesView
-from tests.kubernetes.apiserver import _port as free_port
 from tests.support.fleet_pages import asked
 from tests.support.fleet_run import POD, SLURM, server, settings
+from tests.support.ports import free_port
 from tests.support.slurm_rest import Rest, nodes
 from tests.support.watch_server import Query, Server, Write, node, page, until
 
