@@ -249,7 +249,12 @@ def test_a_definition_of_an_older_version_gets_the_status_that_it_knows(api: Api
     api.ask("PUT", where, kind)
     try:
         cluster = Cluster(api)
-        until(lambda: not read(api, pool).status.last_good, "the definition is the older one")
+
+        def is_older() -> bool:
+            api.merge(f"{pool}/status", {"status": {"lastGood": "x"}})
+            return not read(api, pool).status.last_good
+
+        until(is_older, "the definition is the older one")
         cluster.looks()
         assert (read(api, pool).status.ready, read(api, pool).status.last_good) == (3, "")
     finally:
@@ -400,7 +405,7 @@ def columns(api: ApiServer) -> dict[str, dict[str, Any]]:
     """As `kubectl get workerpools` shows them, by name."""
     headers = {"Authorization": f"Bearer {api.token}", "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     request = urllib.request.Request(f"{api.url}{POOLS}", headers=headers)
-    with urllib.request.urlopen(request, context=api.context, timeout=10) as reply:
+    with urllib.request.urlopen(request, context=api.context, timeout=60) as reply:
         table: dict[str, Any] = json.load(reply)
     names = [one["name"] for one in table["columnDefinitions"]]
     return {one["cells"][0]: dict(zip(names, one["cells"], strict=True)) for one in table["rows"]}

@@ -31,8 +31,9 @@ class Labelled(Both):
         self.api.merge(f"/api/v1/nodes/n-{name}", {"metadata": {"labels": {ROW: row, RACK: rack}}})
 
     def switches(self) -> Mapping[str, str]:
-        """Each switch that has nodes, with these."""
-        lines = [line.split() for line in self.scontrol("show", "topology").splitlines() if line]
+        """Each switch that has nodes, with these; none while slurmctld takes another configuration."""
+        code, text = self.controller.code("scontrol", "show", "topology")
+        lines = [line.split() for line in text.splitlines() if line] if code == 0 else []
         found = [dict(word.partition("=")[::2] for word in words) for words in lines]
         return {one["SwitchName"]: one["Nodes"] for one in found if one.get("Nodes")}
 
