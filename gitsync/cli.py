@@ -203,7 +203,7 @@ def why() -> None:
 def rollback(commit: str) -> None:
     """Publish COMMIT now, and ignore the present one until the ref moves. `zero` is the image's own tree."""
     from gitsync.cycle.run import run_cycle
-    from gitsync.cycle.wake import poke
+    from gitsync.cycle.webhook import poke
 
     settings = _settings()
     state = run_cycle(settings, only=full_commit(settings, commit), leave=True)
@@ -217,7 +217,7 @@ def rollback(commit: str) -> None:
 def pin(commit: str) -> None:
     """Stay on COMMIT, wherever the ref moves, until `gitsync unpin`."""
     from gitsync.cycle.run import run_cycle
-    from gitsync.cycle.wake import poke
+    from gitsync.cycle.webhook import poke
     from gitsync.state import write_pin
 
     settings = _settings()
@@ -231,7 +231,7 @@ def pin(commit: str) -> None:
 @main.command()
 def unpin() -> None:
     """Follow the ref again."""
-    from gitsync.cycle.wake import poke
+    from gitsync.cycle.webhook import poke
 
     settings = _settings()
     if not settings.layout.pin.exists():
@@ -244,7 +244,7 @@ def unpin() -> None:
 @main.command()
 def now() -> None:
     """Start the running loop's next cycle now."""
-    from gitsync.cycle.wake import poke
+    from gitsync.cycle.webhook import poke
 
     if not poke(_settings()):
         raise GitsyncError("start a cycle", "no loop is running here", hint="gitsync once runs a cycle by itself")

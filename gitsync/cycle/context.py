@@ -47,9 +47,9 @@ def is_my_turn(cycle: Cycle, tip: Tip) -> bool:
     assert candidate is not None
     view: RingView | None = None
     if settings.ring_url and settings.canary_percent > 0:
-        from gitsync.rings import client
+        from gitsync import rings
 
-        view = client.ask(settings.ring_url, tip.commit)
+        view = rings.ask(settings.ring_url, tip.commit)
     decision = ring_decision(
         settings.pod, settings.canary_percent, settings.ring_delay, cycle.clock(), candidate.seen, view,
         ring_asked=settings.ring_url is not None,
@@ -63,18 +63,18 @@ def report_to_ring(cycle: Cycle, commit: str, *, ok: bool, reason: str = "") -> 
     """Report this node's result with a commit to the ring, if there is one."""
     settings = cycle.settings
     if settings.ring_url:
-        from gitsync.rings import client
+        from gitsync import rings
 
-        client.send_result(settings.ring_url, settings.pod, commit, ok=ok, reason=reason, secret=settings.ring_secret)
+        rings.send_result(settings.ring_url, settings.pod, commit, ok=ok, reason=reason, secret=settings.ring_secret)
 
 
 def forward_reports(cycle: Cycle) -> None:
     """Forward to the ring what the runner reported about broken scripts."""
     settings = cycle.settings
     if any(settings.layout.reports.glob("*.json")):
-        from gitsync.rings import client
+        from gitsync import rings
 
-        client.forward_reports(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)
+        rings.forward_reports(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)
 
 
 # Quarantine of refused commits: until the ref moves, or the settings that refused the commit change.

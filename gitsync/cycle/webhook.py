@@ -14,8 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gitsync.cycle.wake import poke
-from gitsync.rings.signing import authentic, read_secret
+from gitsync.rings import authentic, read_secret
 from gitsync.settings import GitsyncSettings, content_length, split_address
 
 LARGEST = 5 << 20
@@ -97,3 +96,16 @@ def serve(settings: GitsyncSettings) -> None:
     address = split_address(settings.webhook or "", "MINIVM_GITSYNC_WEBHOOK")
     with Listener(address, handler(settings.webhook_secret, lambda: poke(settings))) as server:
         server.serve_forever()
+
+
+# Wake the loop over its socket, so that its next cycle starts now.
+
+
+def poke(settings: GitsyncSettings) -> bool:
+    """Start the running loop's next cycle now; return False when no loop listens."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+            out.sendto(b"now", str(settings.layout.wake))
+    except OSError:
+        return False
+    return True

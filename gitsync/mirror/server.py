@@ -34,8 +34,7 @@ from gitsync import report
 from gitsync.errors import GitsyncError
 from gitsync.mirror.update import KEEP, inside
 from gitsync.repo import child
-from gitsync.rings.board import Board
-from gitsync.rings.signing import authentic, read_secret
+from gitsync.rings import Board, authentic, read_secret
 from gitsync.schedule import next_delay
 from gitsync.settings import GitsyncSettings, content_length, split_address
 from gitsync.state import load_state

@@ -12,7 +12,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"prepare", "drain", "helpers", "people"},
     ],
     "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active", "notify"}],
-    "gitsync": [{""}, {"repo", "rings"}, {"tree"}, {"cycle", "mirror"}],
+    "gitsync": [{""}, {"repo"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
     "cluster": [{"", "change"}],

@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gitsync import schedule
+from gitsync import rings, schedule
 from gitsync.cycle.run import run_cycle
-from gitsync.rings import client
 from tests.process.gitsync_world import GOOD_TREE, World
 from tests.waiting import until
 
@@ -227,13 +226,13 @@ def test_with_a_secret_the_ring_hears_only_who_knows_it(world: World) -> None:
     with mirror(world, MINIVM_GITSYNC_RING_SECRET=str(secret)) as running:
         until(lambda: first[:12] in running.log.read_text(), "the mirror shows the first commit")
         url = f"{running.url}/ring"
-        assert not client.send_result(url, "liar", first, ok=False, reason="no")
+        assert not rings.send_result(url, "liar", first, ok=False, reason="no")
         assert '"failed": 0' in running.get(f"/ring/{first}")
         node(world, running)
         world.settings = replace(world.settings, ring_url=url, ring_secret=secret, canary_percent=100.0)
         run_cycle(world.settings)
         assert '"good": 1' in running.get(f"/ring/{first}")
-        assert client.send_result(url, "node", first, ok=False, reason="no", secret=secret)
+        assert rings.send_result(url, "node", first, ok=False, reason="no", secret=secret)
         assert '"failed": 1' in running.get(f"/ring/{first}")
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gitsync import rings
 from gitsync.mirror import server as mirror_cache
 from gitsync.mirror import server as mirror_requests
 from gitsync.mirror.server import Cache
-from gitsync.rings import board as ring_board
-from gitsync.rings.board import Board
+from gitsync.rings import Board
 
 COMMIT = "a" * 40
 
@@ -21,7 +21,7 @@ def said(pod: str, *, ok: bool) -> bytes:
 
 
 def test_no_number_of_good_words_crowds_out_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_board, "MAX_PODS", 100)
+    monkeypatch.setattr(rings, "MAX_PODS", 100)
     board = Board(tmp_path / "ring.json", lambda: 1.0)
     board.see(COMMIT)
     for number in range(150):

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitsync import layout, report, schedule, settings, state
+from gitsync import layout, report, rings, schedule, settings, state
 from gitsync.errors import GitsyncError
 from gitsync.repo.listing import CommitFile
-from gitsync.rings import client, signing
 from gitsync.schedule import RingView, Turn
 from gitsync.settings import Ref, RefKind
 from gitsync.state import Candidate, GitsyncState, Published, Quarantine
@@ -336,17 +335,17 @@ def test_a_webhook_is_authentic_by_signature_or_token() -> None:
     import hmac
 
     signature = "sha256=" + hmac.new(b"s", b"body", hashlib.sha256).hexdigest()
-    assert signing.authentic({"x-hub-signature-256": signature}, b"body", b"s")
-    assert not signing.authentic({"x-hub-signature-256": signature}, b"other", b"s")
-    assert signing.authentic({"x-gitlab-token": "s"}, b"body", b"s")
-    assert not signing.authentic({"x-gitlab-token": ""}, b"body", b"")
-    assert not signing.authentic({}, b"body", b"s")
+    assert rings.authentic({"x-hub-signature-256": signature}, b"body", b"s")
+    assert not rings.authentic({"x-hub-signature-256": signature}, b"other", b"s")
+    assert rings.authentic({"x-gitlab-token": "s"}, b"body", b"s")
+    assert not rings.authentic({"x-gitlab-token": ""}, b"body", b"")
+    assert not rings.authentic({}, b"body", b"s")
 
 
 @given(st.binary(max_size=200))
 def test_no_answer_of_the_ring_crashes_a_node(body: bytes) -> None:
     try:
-        view = client.parse(body)
+        view = rings.parse(body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return
     assert isinstance(view, RingView)
@@ -376,12 +375,12 @@ def test_a_ring_that_answers_nonsense_ends_no_cycle(answer: bytes) -> None:
 
         threading.Thread(target=serve, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/ring"
-        assert client.ask(url, HASH) is None
-        assert client.send_result(url, "pod", HASH, ok=True) is False
+        assert rings.ask(url, HASH) is None
+        assert rings.send_result(url, "pod", HASH, ok=True) is False
 
 
 def test_a_pods_words_reach_no_terminal_as_they_are() -> None:
-    view = client.parse(b'{"first_seen": 1, "good": 0, "failed": 1, "reasons": ["pod: \\u001b]0;owned\\u0007 x"]}')
+    view = rings.parse(b'{"first_seen": 1, "good": 0, "failed": 1, "reasons": ["pod: \\u001b]0;owned\\u0007 x"]}')
     assert view.reasons == ("pod:  ]0;owned  x",)
 
 

@@ -1,1 +1,0 @@
-"""Canary rings: nodes' signed reports about a commit, and the board that collects them."""
