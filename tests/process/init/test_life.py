@@ -409,8 +409,8 @@ def test_a_watchdog_restarts_a_service_that_hangs(pod: World) -> None:
 
 
 def test_a_watchdog_that_is_fed_stays_quiet(pod: World) -> None:
-    fed = "tell('READY=1')\nfor _ in range(40): tell('WATCHDOG=1'); time.sleep(0.05)\nprint('fed'); signal.pause()"
-    pod.start({"a": {"command": python(fed), "ready": "notify", "watchdog": "1s"}})
+    fed = "tell('READY=1')\nfor _ in range(80): tell('WATCHDOG=1'); time.sleep(0.1)\nprint('fed'); signal.pause()"
+    pod.start({"a": {"command": python(fed), "ready": "notify", "watchdog": "4s"}})
     pod.until(lambda: "a | fed" in pod.output(), "it lived twice as long as one period")
     assert pod.service("a").failures == 0
 

@@ -386,7 +386,7 @@ def test_ten_thousand_hostile_things_change_nothing(pod: World, entry: list[str]
         pod.until(lambda was=before: pod.service("a").pid not in (0, was) and pod.service("a").ready, "it runs again")  # type: ignore[misc]
         assert ask(there, 8651) == 200
         kills += 1
-        assert time.monotonic() - began < 120, "the flood itself does not come on"
+        assert time.monotonic() - began < 400, "the flood itself does not come on"
     size, seconds = len(pod.output()), time.monotonic() - began
     assert kills > 3
     assert size < (2 << 20) + seconds * (128 << 10), "the log"
