@@ -128,7 +128,7 @@ cluster cannot know, and refuses. The answer is kept beside the values, for one 
 {{- define "minivm.secret.ring" -}}
 {{ default (printf "%s-ring" (include "minivm.fullname" .)) .Values.secrets.ring.existingSecret }}
 {{- end -}}
-{{/* A ring that is asked wants signed reports; a file that the operator names himself comes before the chart's. */}}
+{{/* A ring's board requires signed reports; a file that the operator configures takes precedence over the chart's. */}}
 {{- define "minivm.hasRing" -}}
 {{- if not (hasKey .Values.scripts.env "MINIVM_GITSYNC_RING_SECRET") -}}
 {{- if or .Values.secrets.ring.existingSecret .Values.secrets.ring.key (index .Values.scripts.env "MINIVM_GITSYNC_RING_URL") }}yes{{ end -}}
@@ -489,7 +489,7 @@ initContainers: {{ toJson . }}
     {{- include "minivm.apiToken" . | nindent 4 }}
 {{- end }}
 {{- if .ssh }}
-{{- /* A worker has no key of the login pods: whoever is root on one would be a login pod to everybody. */}}
+{{- /* A worker has no key of the login pods: root on a worker could impersonate a login pod. */}}
 - name: ssh-host-keys
   {{- if eq .role "login" }}
   secret: {secretName: {{ include "minivm.secret.ssh" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "ssh-host-keys") }}}

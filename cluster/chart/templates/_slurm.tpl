@@ -49,7 +49,7 @@
   "PrologFlags" (ternary "Alloc,Contain" "Alloc" $cgroup)
   "JobAcctGatherType" (ternary "jobacct_gather/cgroup" "jobacct_gather/linux" $cgroup)
 -}}
-{{- /* Users reach a socket of slurmd's, where 50 silent connections would keep it from answering anybody (24.11). */ -}}
+{{- /* Users reach a socket of slurmd, which 50 silent connections would block for all clients (24.11). */ -}}
 {{- if eq (include "minivm.auth" .) "slurm" }}{{ $_ := set $lines "SlurmdParameters" "conmgr_max_connections=8192" }}{{ end -}}
 {{- if eq .Values.slurm.nodeMode "dynamic" -}}
   {{- $_ := set $lines "MaxNodeCount" (toString .Values.slurm.maxNodes) -}}
@@ -229,7 +229,7 @@ local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {
 {{- if and $mounts (not (has "SYS_ADMIN" .Values.workers.capabilities)) }}{{ fail "slurm.config: a job's own /tmp is mounted by slurmd, which takes SYS_ADMIN in workers.capabilities; each job has a TMPDIR of its own without" }}{{ end -}}
 {{- end -}}
 
-{{/* slurmctld's own metrics, where its release has some and would give them to anybody. */}}
+{{/* slurmctld's own metrics, if its release has them; it serves them to any client. */}}
 {{- define "minivm.slurmMetrics" -}}
 {{- if .Values.slurm.metrics -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
@@ -261,8 +261,8 @@ yes
 {{- end -}}
 {{- end -}}
 
-{{/* A block for each domain, by the name that the fleet tells of it, and one for who has none of them. slurmctld ends on sizes
-that are not the first one's doubles. */}}
+{{/* A block for each domain, with the fleet's name for it, and one for nodes without a domain. slurmctld exits on sizes that
+are not doublings of the first one. */}}
 {{- define "minivm.blocks" -}}
 {{- $blocks := dig "topology" "blocks" dict .Values.fleet.policy -}}
 {{- if $blocks.label -}}
