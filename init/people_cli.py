@@ -146,4 +146,4 @@ def forget(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="minivm people")
