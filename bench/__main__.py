@@ -21,8 +21,8 @@ def end_well() -> None:
     """End by SystemExit at a signal, so that an area removes what it started; ignore further signals meanwhile."""
 
     def end(number: int, _: object) -> None:
-        for one in ENDS:
-            signal.signal(one, signal.SIG_IGN)
+        for process in ENDS:
+            signal.signal(process, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     for one in ENDS:

@@ -137,14 +137,14 @@ def main() -> int:
     rails, links = 8, 2
     fabric = SimulatedFabric(machines, rails, break_some(machines, rails, links, random.Random(1)))
     minutes = fabric.sweep()
-    told = fabric.told()
+    reported = fabric.told()
     further = max(fabric.further(check) for check in fabric.checks)
     bound = 2 * (links + 1) * math.log2(len(machines)) + 4
     share = fabric.busiest / len(machines)
     print(f"{len(machines)} machines, {rails} rails, {rounds(len(machines))} rounds cross every level, one a day")
     print(f"one round of all rails: {minutes:.0f} min, {fabric.submitted} tests of {TEST_S:.0f} s")
     print(f"busy at most: {100 * share:.1f} % of the fleet; budget {100 * fabric.settings.share:.0f} %")
-    print(f"faults: {len(fabric.faults)}; found {len(told & fabric.faults)}, false {len(told - fabric.faults)}")
+    print(f"faults: {len(fabric.faults)}; found {len(reported & fabric.faults)}, false {len(reported - fabric.faults)}")
     print(f"tests beyond the pairs: at most {further} a rail; bound {bound:.0f}")
     print(f"slowest turn of the planner: {fabric.slowest_s:.1f} s")
-    return int(share > fabric.settings.share or told != fabric.faults or further > bound)
+    return int(share > fabric.settings.share or reported != fabric.faults or further > bound)

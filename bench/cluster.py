@@ -116,7 +116,7 @@ def crowd(cluster: LocalCluster) -> None:
     with ThreadPoolExecutor(LOGINS) as people:
         done = list(people.map(enter, range(LOGINS)))
     whole = time.monotonic() - begun
-    times = sorted(one for one in done if one is not None)
+    times = sorted(seconds for seconds in done if seconds is not None)
     row(f"{LOGINS} logins at once, the last one in", whole, f"{done.count(None)} failed")
     row("  median login", statistics.median(times))
 
@@ -137,14 +137,14 @@ def restart(cluster: LocalCluster) -> None:
     batch = "sbatch -Q -N1 --exclusive -D /tmp -o /dev/null"
     start = f"for i in 1 2; do {batch} -J running --wrap 'sleep 600'; done; {batch} -J queued --array=1-{QUEUED}"
     ssh(cluster, f"{start} --wrap true; until [ $(squeue -h -t R -n running | wc -l) = 2 ]; do sleep 0.1; done")
-    known, begun = cluster.manifests(), time.monotonic()
-    cluster.delete("slurm-controller-0", known=known)
+    manifests, begun = cluster.manifests(), time.monotonic()
+    cluster.delete("slurm-controller-0", known=manifests)
     ssh(cluster, f"until {batch} -J after --wrap true 2>/dev/null; do sleep 0.1; done")
     outage = time.monotonic() - begun
-    left = ssh(cluster, "squeue -h -t R -n running | wc -l; squeue -h -r -t PD -n queued | wc -l").split()
+    counts = ssh(cluster, "squeue -h -t R -n running | wc -l; squeue -h -r -t PD -n queued | wc -l").split()
     what = f"controller restarted under {QUEUED} queued and 2 running jobs: no submissions for"
-    row(what, outage, f"{left[0]} run on, {left[1]} are queued")
-    cluster.wait_ready(known, timeout=60)
+    row(what, outage, f"{counts[0]} run on, {counts[1]} are queued")
+    cluster.wait_ready(manifests, timeout=60)
     ssh(cluster, "scancel --me")
 
 

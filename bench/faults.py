@@ -29,18 +29,18 @@ def run(faults: Iterable[Fault], workers: int) -> Iterator[Outcome]:
 
 
 def row(call: str, made: int, found: list[Outcome]) -> str:
-    well = [one for one in found if not one.failed]
+    well = [outcome for outcome in found if not outcome.failed]
     errors = " ".join(FITS[call])
-    refused = sum(one.refused for one in well)
-    told = sum(bool(one.told) and not one.refused for one in well)
+    refused = sum(outcome.refused for outcome in well)
+    reported = sum(bool(outcome.told) and not outcome.refused for outcome in well)
     cells = (
         call,
         made,
         errors,
         len(found),
-        sum(one.injected for one in found),
+        sum(outcome.injected for outcome in found),
         len(well),
-        told,
+        reported,
         refused,
         len(found) - len(well),
     )
@@ -53,21 +53,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     live(None)  # whatever Python compiles, it has compiled now
     calls, once_ready = (
-        {name: made for name, made in census(live(None, late=late)).items() if not arguments or name in arguments}
+        {
+            name: calls_made
+            for name, calls_made in census(live(None, late=late)).items()
+            if not arguments or name in arguments
+        }
         for late in (False, True)
     )
-    found: dict[str, list[Outcome]] = {call: [] for call in calls | once_ready}
+    outcomes_by_call: dict[str, list[Outcome]] = {call: [] for call in calls | once_ready}
     faults = [*matrix(calls, late=False), *matrix(once_ready, late=True)]
     for outcome in run(faults, os.cpu_count() or 1):
         assert outcome.fault is not None
-        found[outcome.fault.call].append(outcome)
+        outcomes_by_call[outcome.fault.call].append(outcome)
         if outcome.failed:
             print(f"FAILED {outcome.fault}: {outcome.failed}", file=sys.stderr, flush=True)
     print("| call | made | errors | lives | injected | survived | told of it | refused at the start | failed |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for call, outcomes in found.items():
+    for call, outcomes in outcomes_by_call.items():
         print(row(call, calls.get(call, 0), outcomes))
-    every = [one for outcomes in found.values() for one in outcomes]
+    every = [one for outcomes in outcomes_by_call.values() for one in outcomes]
     lost = sum(bool(one.failed) for one in every)
     print(f"\n{len(every)} lives, {sum(one.injected for one in every)} errors injected, {lost} failed.")
     return 1 if lost else 0

@@ -128,13 +128,13 @@ class Site:
 def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     well = dict.fromkeys(("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"), "False")
-    found = {**well, "Ready": "True" if ready else "Unknown"}
-    since = dict.fromkeys(found, SINCE) | ({} if ready else {"Ready": now})
-    said = [
-        {"type": kind, "status": one, "lastHeartbeatTime": now, "lastTransitionTime": since[kind]}
-        for kind, one in found.items()
+    conditions = {**well, "Ready": "True" if ready else "Unknown"}
+    since = dict.fromkeys(conditions, SINCE) | ({} if ready else {"Ready": now})
+    listed = [
+        {"type": kind, "status": state, "lastHeartbeatTime": now, "lastTransitionTime": since[kind]}
+        for kind, state in conditions.items()
     ]
-    return {"conditions": [*said, *more]}
+    return {"conditions": [*listed, *more]}
 
 
 @contextlib.contextmanager
@@ -156,19 +156,19 @@ def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
         controller = slurm.pod("controller", "slurm-controller", env=env).wait_ready(180)
         controller.container.reload()
         at = controller.container.attrs["NetworkSettings"]["Networks"][slurm.network.name]["IPAddress"]
-        made = Site(api, f"{at}:6820", key, directory, size)
-        made.fill()
-        until(lambda: len(made.slurm.look(jobs=False).nodes) == size, "slurmctld knows them", within=120)
+        built = Site(api, f"{at}:6820", key, directory, size)
+        built.fill()
+        until(lambda: len(built.slurm.look(jobs=False).nodes) == size, "slurmctld knows them", within=120)
         if behind:
             idle = partial(controller.run, "sinfo", "--noheader", "--responding", "--states=idle", "--format=%D")
             until(lambda: int(idle() or 0) >= many, "each slurmd has registered", within=900, seen=behind.logs)
             row(f"{many} slurmd, until the last one has registered, from the first one's start", since(begun), "s")
-        beating = threading.Thread(target=made.heartbeats)
+        beating = threading.Thread(target=built.heartbeats)
         beating.start()
         try:
-            yield made
+            yield built
         finally:
-            made.stop.set()
+            built.stop.set()
             beating.join()
 
 
@@ -176,15 +176,18 @@ def main() -> int:
     many = fleet_nodes.chosen(NODES, SLURMD)
     if many < SLURMD:
         print(f"of {SLURMD} slurmd {many}: so many are asked for, or fit", flush=True)
-    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory, site(Path(directory), NODES, many) as made:
-        fleet = FleetProcess(made)
+    with (
+        tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory,
+        site(Path(directory), NODES, many) as bench_site,
+    ):
+        fleet = FleetProcess(bench_site)
         with contextlib.ExitStack() as stack:
             stack.callback(fleet.end)
-            known_by(made, fleet)
+            known_by(bench_site, fleet)
             # It waits for the Lease.
-            other = FleetProcess(made, "other")
+            other = FleetProcess(bench_site, "other")
             stack.callback(other.end)
-            measure(made, fleet, other)
+            measure(bench_site, fleet, other)
     return 0
 
 
@@ -209,7 +212,7 @@ def measure(made: Site, fleet: FleetProcess, other: FleetProcess) -> None:
 def calm(fleet: FleetProcess) -> None:
     """Wait until the fleet has done its initial work."""
     before = -1
-    while before != (before := sum(fleet.done(one) for one in ("showonpod", "showonnode", "drain", "undrain"))):
+    while before != (before := sum(fleet.done(verb) for verb in ("showonpod", "showonnode", "drain", "undrain"))):
         time.sleep(CALM_S)
 
 
@@ -218,10 +221,10 @@ def known(made: Site, fleet: FleetProcess) -> bool:
 
 
 def idle(*fleets: FleetProcess) -> list[float]:
-    before, begun = [one.processor() for one in fleets], time.monotonic()
+    before, begun = [fleet.processor() for fleet in fleets], time.monotonic()
     time.sleep(IDLE_S)
     took = since(begun)
-    return [(one.processor() - was) / took for one, was in zip(fleets, before, strict=True)]
+    return [(fleet.processor() - was) / took for fleet, was in zip(fleets, before, strict=True)]
 
 
 def cordons(made: Site) -> None:

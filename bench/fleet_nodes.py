@@ -64,12 +64,14 @@ def room(size: int) -> int:
 
 def chosen(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
     """Return the requested number of slurmd, or the usual one as far as it fits."""
-    asked, most = os.environ.get(name, ""), room(size)
-    if not asked:
+    requested, most = os.environ.get(name, ""), room(size)
+    if not requested:
         return min(usual, most)
-    if not (asked.isascii() and asked.isdigit() and len(asked) < 9) or int(asked) > most:
-        raise SystemExit(f"error: {name}: found {asked!r}, expected a number up to {most}: so many fit beside the rest")
-    return int(asked)
+    if not (requested.isascii() and requested.isdigit() and len(requested) < 9) or int(requested) > most:
+        raise SystemExit(
+            f"error: {name}: found {requested!r}, expected a number up to {most}: so many fit beside the rest"
+        )
+    return int(requested)
 
 
 def lines(size: int, many: int) -> tuple[str, ...]:
@@ -83,8 +85,8 @@ def lines(size: int, many: int) -> tuple[str, ...]:
 
 def suited(conf: str) -> str:
     """Drop the settings that CONF replaces; slurmd accepts no setting twice."""
-    ours = {line.partition("=")[0] for line in CONF}
-    kept = [line for line in conf.splitlines() if line in CONF or line.partition("=")[0] not in ours]
+    own_keys = {line.partition("=")[0] for line in CONF}
+    kept = [line for line in conf.splitlines() if line in CONF or line.partition("=")[0] not in own_keys]
     return "\n".join(kept) + "\n"
 
 

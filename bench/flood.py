@@ -68,15 +68,15 @@ def main(target: str, idle: int, busy: int, seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     while idle > PER_PROCESS and os.fork() == 0:
         idle, busy = idle - PER_PROCESS, 0
-    held: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     work = [threading.Thread(target=annoy, args=(target, until), daemon=True) for _ in range(busy)]
-    work.append(threading.Thread(target=hold, args=(target, min(idle, PER_PROCESS), until, held), daemon=True))
+    work.append(threading.Thread(target=hold, args=(target, min(idle, PER_PROCESS), until, sockets), daemon=True))
     for thread in work:
         thread.start()
     patience = time.monotonic() + min(seconds / 2, 4)
-    while len(held) < min(idle, PER_PROCESS) and time.monotonic() < patience:
+    while len(sockets) < min(idle, PER_PROCESS) and time.monotonic() < patience:
         time.sleep(0.05)
-    print("open", len(held), flush=True)
+    print("open", len(sockets), flush=True)
     end_with_the_parent(until)
 
 

@@ -125,9 +125,9 @@ def one_change(folder: Path) -> str:
                         times[kind].append(work[name]())
                         moved[kind].append(line.total)
                         if kind == "gitsync":
-                            known = json.loads(world.layout.state.read_text())
-                            steps.append(known["durations"])
-                            times["published"].append(known["published"]["at"] - at)
+                            state = json.loads(world.layout.state.read_text())
+                            steps.append(state["durations"])
+                            times["published"].append(state["published"]["at"] - at)
                 assert world.live() == world.upstream.git("rev-parse", "HEAD")
             times["look gitsync"] = [loop_cycle(settings, look=True) for _ in range(3)]
     rows = [
@@ -167,17 +167,17 @@ async def one_node(host: str, port: int, requests: Sequence[Request], wait: floa
     reader, writer = await asyncio.open_connection(host, port)
     try:
         for method, path, headers, body in requests:
-            kept = {name: value for name, value in headers.items() if name not in {"Host", "Content-Length"}}
+            passed = {name: value for name, value in headers.items() if name not in {"Host", "Content-Length"}}
             lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}"]
-            lines += [f"{name}: {value}" for name, value in kept.items()]
+            lines += [f"{name}: {value}" for name, value in passed.items()]
             writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
             await writer.drain()
             head = await reader.readuntil(b"\r\n\r\n")
             if b" 200 " not in head.split(b"\r\n")[0]:
                 raise OSError(head.split(b"\r\n")[0].decode())
-            found = re.search(rb"content-length: (\d+)", head, re.I)
-            assert found is not None
-            await reader.readexactly(int(found[1]))
+            length = re.search(rb"content-length: (\d+)", head, re.I)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
     finally:
         writer.close()
     return time.monotonic() - begun
@@ -223,9 +223,9 @@ def a_thousand(folder: Path) -> str:
         port = int(server.url.split(":")[2].split("/")[0])
         for how, spread in (("at once", 0.0), (f"over {SPREAD:.0f} s", SPREAD)):
             server.requests = server.open_peak = server.running_peak = 0
-            seen = asyncio.run(herd(port, requests, spread))
+            times = asyncio.run(herd(port, requests, spread))
             rows.append(
-                [f"direct, {how}", f"{seen.last:.1f}", f"{seen.median * 1000:.0f}", str(seen.failed),
+                [f"direct, {how}", f"{times.last:.1f}", f"{times.median * 1000:.0f}", str(times.failed),
                  f"{server.requests:,}", str(server.open_peak), str(server.running_peak)]
             )  # fmt: skip
         rows += through_the_mirror(world, server, requests)
@@ -255,17 +255,17 @@ def through_the_mirror(world: World, server: HttpGit, requests: Sequence[Request
     rows = []
     try:
         until(lambda: "shows" in log.read_text(), "the mirror shows the commit")
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text())
-        assert found is not None
-        port = int(found[1])
-        asked = [(method, path.replace("/upstream.git", "/scripts.git"), headers, body)
+        port_match = re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text())
+        assert port_match is not None
+        port = int(port_match[1])
+        through_mirror = [(method, path.replace("/upstream.git", "/scripts.git"), headers, body)
                  for method, path, headers, body in requests]  # fmt: skip
         for how, spread in (("at once", 0.0), (f"over {SPREAD:.0f} s", SPREAD)):
             before = counters(port)
-            seen = asyncio.run(herd(port, asked, spread))
+            times = asyncio.run(herd(port, through_mirror, spread))
             after = counters(port)
             rows.append(
-                [f"mirror, {how}", f"{seen.last:.1f}", f"{seen.median * 1000:.0f}", str(seen.failed),
+                [f"mirror, {how}", f"{times.last:.1f}", f"{times.median * 1000:.0f}", str(times.failed),
                  f"{server.requests:,} (the mirror's own)", str(server.open_peak), str(server.running_peak)]
             )  # fmt: skip
             rows.append(

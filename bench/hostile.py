@@ -45,7 +45,7 @@ ASKED = (
 def main(log: str, notify: str, control: str, host: str, port: str) -> None:
     become_nobody()
     dice = random.Random(os.getpid())
-    held: deque[socket.socket] = deque()
+    sockets: deque[socket.socket] = deque()
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sender.settimeout(0.05)
     lasting = lingering()
@@ -54,7 +54,7 @@ def main(log: str, notify: str, control: str, host: str, port: str) -> None:
         lambda: sender.sendto(dice.choice(TOLD), notify),
         lambda: attach(sender, log, lasting.fileno() if dice.random() < 0.2 else 0, dice),
         lambda: attach(sender, notify, 0, dice),
-        lambda: connect(host, int(port), held, dice),
+        lambda: connect(host, int(port), sockets, dice),
         lambda: speak(control),
         lambda: breed(dice) if dice.random() < 0.05 else None,
     )
@@ -77,15 +77,15 @@ def become_nobody() -> None:
 def lingering() -> socket.socket:
     """Return a connection with unsent data whose close takes an hour; its other end stays open."""
     listener = socket.create_server(("127.0.0.1", 0))
-    here = socket.create_connection(listener.getsockname())
+    client = socket.create_connection(listener.getsockname())
     other, _ = listener.accept()
     OTHERS.append(other)
-    here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
-    here.setblocking(False)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    client.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            here.send(b"x" * 65536)
-    return here
+            client.send(b"x" * 65536)
+    return client
 
 
 OTHERS: list[socket.socket] = []

@@ -219,13 +219,13 @@ def running(cluster: LocalCluster, programs: Iterable[tuple[str, str, str]]) -> 
 
 def ends(cluster: LocalCluster, jobs: Iterable[str]) -> dict[str, str]:
     """Return the state of each job when all have ended, or after a deadline."""
-    wanted, until = set(jobs), time.monotonic() + SETTLED_S
+    awaited, until = set(jobs), time.monotonic() + SETTLED_S
     while True:
-        code, said = cluster.exec(CONTROLLER, ["sacct", "-a", "-n", "-X", "-P", "-o", "jobid,state"])
-        states = dict(line.split("|", 1) for line in said.splitlines() if "|" in line) if code == 0 else {}
-        found = {job: states.get(job, "unknown") for job in wanted}
-        if all(state == "COMPLETED" for state in found.values()) or time.monotonic() > until:
-            return found
+        code, output = cluster.exec(CONTROLLER, ["sacct", "-a", "-n", "-X", "-P", "-o", "jobid,state"])
+        states = dict(line.split("|", 1) for line in output.splitlines() if "|" in line) if code == 0 else {}
+        states_found = {job: states.get(job, "unknown") for job in awaited}
+        if all(state == "COMPLETED" for state in states_found.values()) or time.monotonic() > until:
+            return states_found
         time.sleep(0.5)
 
 
@@ -247,11 +247,11 @@ def report(samples: list[CommandSample], jobs: dict[str, str]) -> list[str]:
     lines.append(f"of {len(jobs)} jobs and {sum(sample.phase == ATTACKED for sample in samples)} commands under attack")
     for command in dict.fromkeys(sample.command for sample in samples):
         for phase in (QUIET, BUSY, ATTACKED):
-            given = [sample for sample in samples if (sample.command, sample.phase) == (command, phase)]
-            if given:
-                times = [sample.seconds for sample in given]
-                failed, slow = sum(bool(sample.failure) for sample in given), sum(time > SLOW_S for time in times)
-                bad = f"{failed} failed, {slow} over {SLOW_S:.0f} s of {len(given)}"
+            matching = [sample for sample in samples if (sample.command, sample.phase) == (command, phase)]
+            if matching:
+                times = [sample.seconds for sample in matching]
+                failed, slow = sum(bool(sample.failure) for sample in matching), sum(time > SLOW_S for time in times)
+                bad = f"{failed} failed, {slow} over {SLOW_S:.0f} s of {len(matching)}"
                 lines.append(
                     f"{command}, {phase}: median {statistics.median(times):.2f} s, longest {max(times):.2f} s; {bad}"
                 )

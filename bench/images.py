@@ -129,12 +129,12 @@ def main() -> None:
     with ExitStack() as stack:
         stack.callback(remove, engine)
         figures.append(Figure("the root, from nothing", cold(session, composed, root)))
-        ours = cold(session, composed, rest)
+        own_seconds = cold(session, composed, rest)
         maker = Maker(session.place, composed, engine, Quiet(), "")
         contexts = Contexts(maker, rest, stack)
         rebase(rest, contexts, names)
         plain = timed(lambda: plain_build(engine, rest, contexts, names, cache=False))
-        figures.append(Figure(f"cold build, {len(rest)} images", ours, plain))
+        figures.append(Figure(f"cold build, {len(rest)} images", own_seconds, plain))
         # The plain builds fill their cache once more, because `nocache` left them none to find.
         plain_build(engine, rest, contexts, names, cache=True)
         prefix = ("--set", f"prefix={PREFIX}")

@@ -152,9 +152,9 @@ def orphans(peer: Peer) -> float | None:
         os.write(gatekeeper, b"x" * ORPHANS)  # a byte for each: the word to end
         began = time.monotonic()
         until(lambda: len(pod.inside()) < 10)
-        taken = (time.monotonic() - began) * 1000
+        elapsed_ms = (time.monotonic() - began) * 1000
         os.close(gatekeeper)
-        return taken
+        return elapsed_ms
 
 
 KERNEL = [
@@ -224,14 +224,14 @@ def logs(peer: Peer) -> float | None:
             assert argv is not None
             pod.start(argv, output)
             done = pod.marks(1)[0]
-            wanted = count // block * block
-            until(lambda: target.stat().st_size >= wanted * (len(line) + len("s0 | ")))
+            expected = count // block * block
+            until(lambda: target.stat().st_size >= expected * (len(line) + len("s0 | ")))
             seconds = max(done, time.monotonic()) - pod.began
             tagged = ("s0 | " + line).encode()
             data = target.read_bytes()
-            if data.count(tagged) != wanted or len(data) != wanted * len(tagged):
-                raise AssertionError(f"{peer.name}: {data.count(tagged)} of {wanted} lines")
-            return wanted * len(line) / 1e6 / seconds
+            if data.count(tagged) != expected or len(data) != expected * len(tagged):
+                raise AssertionError(f"{peer.name}: {data.count(tagged)} of {expected} lines")
+            return expected * len(line) / 1e6 / seconds
         finally:
             os.close(output)
             target.unlink()
@@ -261,7 +261,7 @@ def comm(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    found = []
+    pids = []
     todo = [pid]
     while todo:
         current = todo.pop()
@@ -270,9 +270,9 @@ def descendants(pid: int) -> list[int]:
             below = [int(word) for word in children.read_text().split()]
         except OSError:
             continue
-        found += below
+        pids += below
         todo += below
-    return found
+    return pids
 
 
 def until(look: Callable[[], bool], patience: float = 30.0) -> None:
@@ -303,7 +303,7 @@ class Kernel(Peer):
 
 def measure(name: str, peers: list[Peer]) -> dict[str, float | None]:
     _, figure, rounds, _ = FIGURES[name]
-    taken: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    samples: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for _ in range(rounds * TIMES):
         for peer in peers:
             if not peer.available():
@@ -313,8 +313,8 @@ def measure(name: str, peers: list[Peer]) -> dict[str, float | None]:
             except TimeoutError:
                 value = None  # a service that was never told, a start that never came
             if value is not None:
-                taken[peer.name].append(value)
-    return {peer: statistics.median(values) if values else None for peer, values in taken.items()}
+                samples[peer.name].append(value)
+    return {peer: statistics.median(values) if values else None for peer, values in samples.items()}
 
 
 def main(chosen: list[str] | None = None) -> int:
@@ -329,8 +329,8 @@ def main(chosen: list[str] | None = None) -> int:
     print(f"| figure | {' | '.join(names)} | aim |\n|{'---|' * (len(names) + 2)}", flush=True)
     for name in chosen or list(FIGURES):
         peers = [*PEERS, Kernel("nobody")] if name in ("orphans", "chain") else list(PEERS)
-        found = measure(name, peers)
-        shown = ["-" if (value := found.get(peer)) is None else f"{value:.1f}" for peer in names]
+        figures = measure(name, peers)
+        shown = ["-" if (value := figures.get(peer)) is None else f"{value:.1f}" for peer in names]
         print(f"| {FIGURES[name][0]} | {' | '.join(shown)} | {FIGURES[name][3]} |", flush=True)
     return 0
 

@@ -72,14 +72,14 @@ class BenchPod:
 
     def marks(self, count: int, patience: float = PATIENCE) -> list[float]:
         """Wait for the next marks; return when each came."""
-        found: list[float] = []
+        times: list[float] = []
         deadline = time.monotonic() + patience
-        while len(found) < count:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._marks], [], [], left)[0]:
-                raise TimeoutError(f"{len(found)} of {count} marks")
-            found += [time.monotonic()] * len(os.read(self._marks, 4096).split())
-        return found
+        while len(times) < count:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self._marks], [], [], remaining)[0]:
+                raise TimeoutError(f"{len(times)} of {count} marks")
+            times += [time.monotonic()] * len(os.read(self._marks, 4096).split())
+        return times
 
     def inside(self) -> list[int]:
         """Return PID 1's children, by their pids outside the namespace."""

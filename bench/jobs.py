@@ -93,14 +93,14 @@ exec 9>/run/gate; flock -x 9; (read word < /run/word; date +%s%N > /run/opened) 
 
 
 def main() -> int:
-    found = Figures()
+    figures = Figures()
     with cluster_of("") as cluster:
-        measure(cluster, found)
-        held = tracking(cluster) == "cgroup"
-    if held:
+        measure(cluster, figures)
+        by_cgroup = tracking(cluster) == "cgroup"
+    if by_cgroup:
         with cluster_of("linuxproc") as cluster:
-            found.turns(cluster, crowd)
-    found.tell()
+            figures.turns(cluster, crowd)
+    figures.tell()
     print(f"load {os.getloadavg()[0]:.1f}, {os.getloadavg()[1]:.1f}")
     return 0
 
@@ -146,8 +146,10 @@ class Figures:
         for what, ways in self.figures.items():
             without = statistics.median(ways[BASE])
             for way in ways:
-                one = statistics.median(ways[way])
-                print(f"{what:<{WIDTH}} {way:<16} {one:8.2f}   {one / without:5.2f} times, {one - without:+.2f}")
+                median = statistics.median(ways[way])
+                print(
+                    f"{what:<{WIDTH}} {way:<16} {median:8.2f}   {median / without:5.2f} times, {median - without:+.2f}"
+                )
 
 
 def measure(cluster: LocalCluster, found: Figures) -> None:
@@ -158,15 +160,15 @@ def measure(cluster: LocalCluster, found: Figures) -> None:
     for kind in ("prolog", "epilog"):
         seconds = sorted(entry["seconds"] * 1000 for entry in records(cluster, begun) if entry["kind"] == kind)
         p99 = seconds[len(seconds) * 99 // 100]
-        said = f"{statistics.median(seconds):.1f}, p99 {p99:.1f}, worst {seconds[-1]:.1f} ms of {len(seconds)}"
-        print(f"{kind}, by its record: {said}")
+        summary = f"{statistics.median(seconds):.1f}, p99 {p99:.1f}, worst {seconds[-1]:.1f} ms of {len(seconds)}"
+        print(f"{kind}, by its record: {summary}")
 
 
 def by_hand(cluster: LocalCluster) -> None:
-    found = run(cluster, WORKERS[0], "/usr/bin/python3", "-c", STARTS.replace("COUNT", str(BY_HAND)))
-    for kind, (median, p99, worst, cpu) in json.loads(found).items():
-        said = f"median {median:.1f} ms, p99 {p99:.1f}, worst {worst:.1f}, processor time {cpu:.1f}"
-        print(f"{kind}, by hand: {said}", flush=True)
+    output = run(cluster, WORKERS[0], "/usr/bin/python3", "-c", STARTS.replace("COUNT", str(BY_HAND)))
+    for kind, (median, p99, worst, cpu) in json.loads(output).items():
+        summary = f"median {median:.1f} ms, p99 {p99:.1f}, worst {worst:.1f}, processor time {cpu:.1f}"
+        print(f"{kind}, by hand: {summary}", flush=True)
 
 
 def become(cluster: LocalCluster, way: str) -> None:
@@ -178,9 +180,9 @@ def become(cluster: LocalCluster, way: str) -> None:
     run(cluster, CONTROLLER, "sed", "-E", "-i", *edits, "/etc/slurm/slurm.conf")
     run(cluster, CONTROLLER, "scontrol", "reconfigure")
     lines = f"^#?({'|'.join(PROGRAMS)})="
-    wanted = run(cluster, CONTROLLER, "grep", "-E", lines, "/etc/slurm/slurm.conf")
+    settings = run(cluster, CONTROLLER, "grep", "-E", lines, "/etc/slurm/slurm.conf")
     for worker in WORKERS:
-        while cluster.exec(worker, ["grep", "-E", lines, "/run/slurm/conf/slurm.conf"])[1] != wanted:
+        while cluster.exec(worker, ["grep", "-E", lines, "/run/slurm/conf/slurm.conf"])[1] != settings:
             time.sleep(0.1)
     # A first job on each, which nobody times.
     ssh(cluster, "srun -N2 true")

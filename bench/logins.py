@@ -113,17 +113,17 @@ def clients(cluster: LocalCluster) -> Iterator[People]:
         docker("cp", str(cluster.keys().users["alice"]), f"{name}:/root/key")
         docker("exec", name, "sh", "-c", "chown 0:0 /root/key && chmod 600 /root/key")
         command = ["docker", "exec", "--interactive", name, "python3", "-c", CLIENTS]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
-            yield People(asked, cluster.kubelet.running()[POD].address)
-            assert asked.stdin
-            asked.stdin.close()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            yield People(client, cluster.kubelet.running()[POD].address)
+            assert client.stdin
+            client.stdin.close()
     finally:
         docker("rm", "--force", name)
 
 
 def measure(cluster: LocalCluster, people: People) -> None:
-    said = cluster.exec(POD, ["sh", "-c", BEGIN_PLAIN, PLAIN_SSHD, str(BARE)])
-    assert said[0] == 0, said[1]
+    output = cluster.exec(POD, ["sh", "-c", BEGIN_PLAIN, PLAIN_SSHD, str(BARE)])
+    assert output[0] == 0, output[1]
     ports = {"as the image has it": OURS, "plain sshd, a file of keys": PLAIN, "plain sshd, without PAM": BARE}
     for port in ports.values():
         people.enter(port, 2)
@@ -137,8 +137,8 @@ def measure(cluster: LocalCluster, people: People) -> None:
     for what in ports:
         more = f"{statistics.median(spent[what]) * 1000:.0f} ms of processor time in the pod"
         row(f"a login, {what}", statistics.median(times[what]) * 1000, "ms", more)
-    ours, plain, _ = (statistics.median(times[what]) for what in ports)
-    row("  ours against plain", ours / plain, "x", "target 1.3")
+    own_median, plain, _ = (statistics.median(times[what]) for what in ports)
+    row("  ours against plain", own_median / plain, "x", "target 1.3")
     cores = len(os.sched_getaffinity(0))
     for what, port in ports.items():
         before = usage(cluster)
@@ -156,9 +156,9 @@ def measure(cluster: LocalCluster, people: People) -> None:
 
 def usage(cluster: LocalCluster) -> float:
     """Return the pod's processor time in seconds."""
-    code, said = cluster.exec(POD, ["sh", "-c", USAGE])
-    assert code == 0, said
-    return int(said) / 1e9
+    code, output = cluster.exec(POD, ["sh", "-c", USAGE])
+    assert code == 0, output
+    return int(output) / 1e9
 
 
 def docker(*arguments: str) -> None:

@@ -83,10 +83,10 @@ def figures(count: int, once: Callable[[], Cost]) -> tuple[float, float, float]:
 def used_ms(pid: int) -> float:
     """Return the processor time of a process, its children, and the children that those waited for."""
     ticks = 0
-    for one in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+    for process in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         # A fork may just have ended.
         with contextlib.suppress(OSError):
-            ticks += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
+            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return ticks * 1000 / os.sysconf("SC_CLK_TCK")
 
 

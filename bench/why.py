@@ -95,10 +95,12 @@ def people(cluster: LocalCluster, how: str, number: int, ids: list[str]) -> None
     ssh(cluster, f"sleep {SECONDS / 2}")
     before = requests(cluster)
     line = f"/opt/minivm/bin/python3 -I - {how.split(maxsplit=1)[0]} {number} {EVERY} {SECONDS} {' '.join(ids)}"
-    said = ssh(cluster, f"{line} <<'END'\n{ASKS}\nEND")
+    output = ssh(cluster, f"{line} <<'END'\n{ASKS}\nEND")
     after = requests(cluster)
     rate = (after - before) / SECONDS - (before - idle) / (SECONDS / 2)
-    row(f"{number} people, {how}: requests to slurmctld a second", rate, f"answers, failed, slowest s: {said.strip()}")
+    row(
+        f"{number} people, {how}: requests to slurmctld a second", rate, f"answers, failed, slowest s: {output.strip()}"
+    )
 
 
 def requests(cluster: LocalCluster) -> int:
@@ -108,9 +110,9 @@ def requests(cluster: LocalCluster) -> int:
 
 
 def on_controller(cluster: LocalCluster, script: str, *arguments: str) -> str:
-    code, said = cluster.exec(CONTROLLER, ["sh", "-c", script, "sh", *arguments])
-    assert code == 0, said
-    return said
+    code, output = cluster.exec(CONTROLLER, ["sh", "-c", script, "sh", *arguments])
+    assert code == 0, output
+    return output
 
 
 def row(what: str, value: float, more: str) -> None:
