@@ -10,26 +10,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gitsync import report
-from gitsync.cycle.context import Cycle, forward_reports, is_my_turn, is_quarantined, leave_alone, refuse
-from gitsync.errors import Damaged, GitsyncError, RefusedCommit, TooLarge
+from gitsync.cycle.context import (
+    Cycle,
+    forward_reports,
+    is_my_turn,
+    is_quarantined,
+    leave_alone,
+    refuse,
+    report_to_ring,
+)
+from gitsync.errors import Damaged, GitsyncError, RefusedCommit, Stalled, TooLarge
 from gitsync.layout import ZERO
 from gitsync.repo import transfer
-from gitsync.repo.listing import Tip
+from gitsync.repo.listing import CommitFile, Tip, as_published
 from gitsync.repo.lock import held
 from gitsync.settings import GitsyncSettings, Ref, RefKind
 from gitsync.state import Candidate, GitsyncState, Published, load_state, read_pin
-from gitsync.tree import publish
-from gitsync.tree.write import damage, write_tree
-
-if TYPE_CHECKING:
-    from gitsync.repo.reader import CommitReader
-from typing import TYPE_CHECKING
-
-from gitsync.cycle.context import report_to_ring
-from gitsync.errors import Stalled
-from gitsync.repo.listing import CommitFile, as_published
-from gitsync.tree import check, marker
+from gitsync.tree import check, marker, publish
 from gitsync.tree.admit import admit
+from gitsync.tree.write import damage, write_tree
 
 if TYPE_CHECKING:
     from gitsync.repo.reader import CommitReader
