@@ -21,12 +21,12 @@ def end_well() -> None:
     """End by SystemExit at a signal, so that an area removes what it started; ignore further signals meanwhile."""
 
     def end(number: int, _: object) -> None:
-        for process in ENDS:
-            signal.signal(process, signal.SIG_IGN)
+        for each in ENDS:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    for one in ENDS:
-        signal.signal(one, end)
+    for each in ENDS:
+        signal.signal(each, end)
 
 
 def main(arguments: list[str]) -> int:

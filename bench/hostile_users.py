@@ -223,9 +223,9 @@ def ends(cluster: LocalCluster, jobs: Iterable[str]) -> dict[str, str]:
     while True:
         code, output = cluster.exec(CONTROLLER, ["sacct", "-a", "-n", "-X", "-P", "-o", "jobid,state"])
         states = dict(line.split("|", 1) for line in output.splitlines() if "|" in line) if code == 0 else {}
-        states_found = {job: states.get(job, "unknown") for job in awaited}
-        if all(state == "COMPLETED" for state in states_found.values()) or time.monotonic() > until:
-            return states_found
+        final_states = {job: states.get(job, "unknown") for job in awaited}
+        if all(state == "COMPLETED" for state in final_states.values()) or time.monotonic() > until:
+            return final_states
         time.sleep(0.5)
 
 

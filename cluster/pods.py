@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 from cluster import cgroups, manifests, publish
 from cluster.errors import ClusterError
@@ -26,6 +27,8 @@ GRACE_LABEL = "minivm.grace"
 PRE_STOP_LABEL = "minivm.pre-stop"
 PROFILE = CHART / "files/seccomp-containers.json"
 CORRECT = "correct the values, then `make up ARGS='--values FILE'`; `make up ARGS=--reset` goes back to the defaults"
+FRAME = struct.Struct(">BxxxL")
+EXIT_S = 30.0
 # A kubelet keeps the last 10 MiB of a container's log and four older files.
 LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "5"}}
 
@@ -74,6 +77,12 @@ def published(pod: PodSpec, desired: Manifests) -> dict[int, int]:
 def status(error: OSError) -> int:
     """Return the HTTP status behind an error of the engine's API; 0 if it was never reached."""
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def _frames(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the engine's frames of stdout and stderr until the stream ends: one byte of kind, then the size."""
+    while len(header := stream.read(FRAME.size)) == FRAME.size:
+        yield stream.read(FRAME.unpack(header)[1])
 
 
 def security(pod: PodSpec) -> list[str]:
@@ -321,10 +330,27 @@ class Kubelet:
                 self.api.remove_volume(volume, force=True)
 
     def exec(self, container: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
-        """Run a command in a pod; return the exit code, and stdout and stderr together."""
+        """Run a command in a pod; return the exit code, and stdout and stderr together.
+
+        The docker library would upgrade the connection and read beside the buffer of the response: what the engine
+        sends together with the header is lost then, under load one answer of a hundred.
+        """
         started = self.api.exec_create(container, list(command), user=user)["Id"]
-        output: bytes = self.api.exec_start(started)
-        return int(self.api.exec_inspect(started)["ExitCode"] or 0), output.decode(errors="replace")
+        url = f"{self.api.base_url}/v{self.api.api_version}/exec/{started}/start"
+        request = {"Detach": False, "Tty": False}
+        with self.api.post(url, json=request, stream=True, timeout=None) as answer:  # a command may be silent for long
+            answer.raise_for_status()
+            output = b"".join(_frames(answer.raw))
+        return self._exit_code(started), output.decode(errors="replace")
+
+    def _exit_code(self, started: str) -> int:
+        """Return the exit code of a command whose output has ended; the engine knows it a moment later."""
+        deadline = time.monotonic() + EXIT_S
+        while (code := self.api.exec_inspect(started)["ExitCode"]) is None:
+            if time.monotonic() > deadline:
+                raise ClusterError("run a command in a pod", f"the engine gave no exit code within {EXIT_S:g} s")
+            time.sleep(0.05)
+        return int(code)
 
     def volumes(self) -> list[str]:
         volumes = self.api.volumes(filters={"label": f"{LABEL}={self.cluster}"})["Volumes"] or []
