@@ -16,6 +16,7 @@ from health.jobs.model import Job, JobCause, World, safe
 
 # Ends that Slurm's own line in the output ("CANCELLED AT ...") says whole, and good ones, get no note.
 NOTED = frozenset({"FAILED", "OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE"})
+SUSPECT = "your code or the machine"  # the node has a problem now, and that may be why the program failed
 LONGEST = 400
 CLOCKS_S = 60.0  # by which a file server's clock may differ from the node's
 LATER_S = 1.0  # after the job's epilog began, another job or the user writes to the file
@@ -40,6 +41,14 @@ def words(job: Job, now: float, node: str = "", problem: str = "") -> str:
         f"minivm: job {safe(job.shown, 40)} failed: {safe(page.answer.headline, LONGEST)}{cause}\n"
         f"minivm: evidence and what to do: minivm job {safe(job.shown, 40)}\n"
     )
+
+
+def classify(job: Job, now: float, problem: str = "") -> tuple[str, str] | None:
+    """Return the state and the cause of a batch job that ended badly; None for any other job."""
+    if not job.batch or not job.has_ended or job.state == "COMPLETED" or _is_follower(job):
+        return None
+    cause = explain(job, World(), now).answer.cause
+    return job.state, SUSPECT if job.state == "FAILED" and cause is JobCause.CODE and problem else str(cause)
 
 
 def _is_follower(job: Job) -> bool:

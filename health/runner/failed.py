@@ -7,13 +7,18 @@ and is never written twice.
 from __future__ import annotations
 
 import os
+import re
 import time
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ground.files import write_whole
+from ground.metrics import family
 from health.places import Places
 from health.policy import broker_policy_of, read_broker_policy
 from health.runner import record
@@ -35,6 +40,20 @@ MOST_WAITING = 64
 MOST_RUNNING = 4096
 ASK_S = 5.0
 WRITE_S = 5.0
+# Series that exist from the start: increase() does not see the first failure of a series that appears with it.
+SERIES = (
+    ("FAILED", "your code"), ("FAILED", "your code or the machine"), ("FAILED", "the request"),
+    ("FAILED", "the cluster"), ("FAILED", "not known"), ("OUT_OF_MEMORY", "the request"), ("TIMEOUT", "a limit"),
+    ("NODE_FAIL", "the machine"), ("BOOT_FAIL", "the machine"), ("DEADLINE", "the request"),
+    ("CANCELLED", "a person"), ("CANCELLED", "the cluster"), ("PREEMPTED", "the cluster"),
+)  # fmt: skip
+MOST_SERIES = 40
+OTHER = ("OTHER", "not known")
+FAILED_TOTAL, UNEXPLAINED_TOTAL = "minivm_jobs_failed_total", "minivm_jobs_unexplained_total"
+_SAMPLE = re.compile(
+    rf'{FAILED_TOTAL}\{{state="([A-Z_]{{1,40}})",cause="([a-z ]{{1,40}})"\}} ([0-9]{{1,15}})', re.ASCII
+)
+_UNEXPLAINED = re.compile(rf"^{UNEXPLAINED_TOTAL} ([0-9]{{1,15}})$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,7 @@ class FailedJobs:
         self._waiting: dict[int, EndedJob] = {}
         self._due_at = -inf
         self._pid = 0
+        self.dropped = 0  # jobs beyond MOST_WAITING
 
     def started(self, env: Mapping[str, str]) -> None:
         job, end = _number(env, "SLURM_JOB_ID"), _number(env, "SLURM_JOB_END_TIME")
@@ -71,10 +91,14 @@ class FailedJobs:
             return
         first = expanded(env.get("SLURM_JOB_NODELIST", "")[:65536])[:1]
         node = env.get("SLURMD_NODENAME", "")
-        if first == [node] and len(self._waiting) < MOST_WAITING:
-            if not self._waiting:
-                self._due_at = max(now + WAIT_S + spread(node), self._due_at)
-            self._waiting[job.id] = job
+        if first != [node]:
+            return
+        if len(self._waiting) >= MOST_WAITING and job.id not in self._waiting:
+            self.dropped += 1
+            return
+        if not self._waiting:
+            self._due_at = max(now + WAIT_S + spread(node), self._due_at)
+        self._waiting[job.id] = job
 
     def times(self, is_checked: bool) -> list[float]:
         if not self._waiting or self._pid:
@@ -106,8 +130,8 @@ def _number(env: Mapping[str, str], name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
-def tell(jobs: list[EndedJob], places: Places) -> None:
-    """Write the notes, in a fork of the runner."""
+def tell(jobs: list[EndedJob], places: Places, dropped: int = 0) -> None:
+    """Write the notes and count the causes, in a fork of the runner. `dropped`: jobs that nothing looks up."""
     os.closerange(3, 1 << 20)  # a client of the runner sees its end only once no process holds its connection
     done: list[int] = []
     skipped: dict[str, str] = {}
@@ -116,7 +140,7 @@ def tell(jobs: list[EndedJob], places: Places) -> None:
         ended_jobs = _ask(jobs)
         beside = suspicion(places, time.time())
     except Exception as error:  # a defect, or slurmctld is away: it costs notes, and no job
-        ended_jobs, skipped = {}, {str(job.id): (str(error) or repr(error))[:300] for job in jobs}
+        ended_jobs, beside, skipped = {}, "", {str(job.id): (str(error) or repr(error))[:300] for job in jobs}
     for job in jobs if not skipped else ():
         try:
             obstacle = (
@@ -130,6 +154,54 @@ def tell(jobs: list[EndedJob], places: Places) -> None:
             done.append(job.id)
     entry: dict[str, object] = {"at": round(time.time(), 3), "kind": "note", "job": "", "result": "ok", "told": done}
     record.append({**entry, "skipped": skipped} if skipped else entry)
+    count(metrics_path(places), jobs, ended_jobs, beside, dropped)
+
+
+def metrics_path(places: Places) -> Path:
+    return places.metrics.with_name("jobs.prom")
+
+
+def count(path: Path, jobs: list[EndedJob], ended_jobs: Mapping[int, Job], beside: str, dropped: int) -> None:
+    """Add the ended jobs to the counters of the file; only one fork at a time writes it."""
+    from health.jobs import note
+
+    counts, unexplained = read_counts(path)
+    unexplained += dropped
+    for ended in jobs:
+        job = ended_jobs.get(ended.id)
+        if job is None:
+            unexplained += 1
+        elif key := note.classify(job, time.time(), beside):
+            key = key if key in counts or len(counts) < MOST_SERIES else OTHER
+            counts[key] = counts.get(key, 0) + 1
+    write_counts(path, counts, unexplained)
+
+
+def read_counts(path: Path) -> tuple[dict[tuple[str, str], int], int]:
+    """Return the counters by state and cause, and that of unexplained jobs; zeros without a readable file."""
+    counts = dict.fromkeys((*SERIES, OTHER), 0)
+    try:
+        text = path.read_text("ascii", "replace")
+    except OSError:
+        return counts, 0
+    counts |= {(state, cause): int(number) for state, cause, number in _SAMPLE.findall(text)[:MOST_SERIES]}
+    unexplained = _UNEXPLAINED.search(text)
+    return counts, int(unexplained[1]) if unexplained else 0
+
+
+def write_counts(path: Path, counts: Mapping[tuple[str, str], int], unexplained: int) -> None:
+    failed = [({"state": state, "cause": cause}, str(number)) for (state, cause), number in counts.items()]
+    about = "Batch jobs that ended badly, on their first node, by Slurm's state and the cause that minivm job gives."
+    lines = [
+        *family(FAILED_TOTAL, about, failed, "counter"),
+        *family(
+            UNEXPLAINED_TOTAL, "Batch jobs that may have ended badly and that slurmctld was not asked about or forgot.",
+            [({}, str(unexplained))], "counter",
+        ),
+    ]  # fmt: skip
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def _ask(jobs: list[EndedJob]) -> dict[int, Job]:

@@ -183,9 +183,10 @@ class RunnerServer:
                 if self.after.put_off(now):
                     self._tell(f"cannot check the node after a job, retrying: {error}")
         if self.failed.is_due(now, not self.after.is_owed):
-            jobs = self.failed.take(now)
+            jobs, dropped = self.failed.take(now), self.failed.dropped
             try:
-                self._fork(partial(failed.tell, jobs, self.places), self.failed.began)
+                self._fork(partial(failed.tell, jobs, self.places, dropped), self.failed.began)
+                self.failed.dropped = 0
             except OSError as error:
                 self._tell(f"{len(jobs)} outputs of failed jobs have no note: {error}")
 
@@ -227,6 +228,9 @@ class RunnerServer:
 
     def measure(self) -> None:
         record.write_metrics(self.places.metrics.with_name("runner.prom"), self.missed)
+        path = failed.metrics_path(self.places)
+        if not path.exists():
+            failed.write_counts(path, *failed.read_counts(path))
 
     def _accept(self) -> None:
         for _ in range(64):

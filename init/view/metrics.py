@@ -109,9 +109,9 @@ COUNTERS = {
 # file must be a small regular file of root: reading never blocks, and no other user can add text.
 
 
-SERVICES = ("drift", "gitsync", "health", "notify", "state")
+SERVICES = ("drift", "gitsync", "health", "jobs", "notify", "runner", "state")
 # Not the signer, which is a person's name, nor the text of an error.
-LABELS = frozenset({"channel", "check", "class", "commit", "ref", "ring", "step"})
+LABELS = frozenset({"cause", "channel", "check", "class", "commit", "ref", "ring", "state", "step"})
 LARGEST = 64 * 1024
 MOST_SAMPLES = 1000
 LONGEST_VALUE = 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -150,7 +151,26 @@ def test_users_of_a_login_share_what_slurmctld_says_and_get_only_their_own_jobs(
     bob(f"scancel {own}")
 
 
+SCRAPE = (
+    "import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:8650/metrics', timeout=20).read().decode())"
+)
+
+
+def count_failed(person: Researcher, state: str, cause: str) -> int:
+    """Return how many jobs the workers' /metrics count with this state and cause."""
+    series = re.escape(f'minivm_jobs_failed_total{{state="{state}",cause="{cause}"}}')
+    total = 0
+    for worker in (FIRST, SECOND):
+        page = person.world.run(worker, "/opt/minivm/bin/python3", "-c", SCRAPE)
+        match = re.search(rf"^{series} (\d+)", page, re.MULTILINE)
+        assert match, f"{worker} has the series before the first failure:\n{page}"
+        total += int(match[1])
+    return total
+
+
 def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher) -> None:
+    code, limit = count_failed(alice, "FAILED", "your code"), count_failed(alice, "TIMEOUT", "a limit")
+
     def noted(path: str, job: str, *words: str) -> str:
         last = f"minivm: evidence and what to do: minivm job {job}\n"
 
@@ -187,3 +207,6 @@ def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher)
     assert alice("cat notes/out notes/well") == "fine\nfine\n"
     assert "away" not in alice("ls notes")
     alice("rm -r notes")
+    # Seven jobs ended by their own code, one at its time limit; jobs of other tests may be counted late.
+    until(lambda: count_failed(alice, "FAILED", "your code") >= code + 7, "the nodes count the causes")
+    until(lambda: count_failed(alice, "TIMEOUT", "a limit") >= limit + 1, "the nodes count the time limit")

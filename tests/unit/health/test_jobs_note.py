@@ -16,6 +16,7 @@ from health.places import Places
 from health.runner import failed
 from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, SPREAD_S, WAIT_S, FailedJobs, spread
 from health.verdict import Class, Result, Verdict, write_verdict
+from init.view.metrics import open_metrics
 
 NOW = 1_800_000_000.0
 
@@ -99,6 +100,67 @@ def test_what_users_wrote_makes_no_line_and_no_escape() -> None:
     assert text.count("\n") == 2 and "\x1b" not in text and len(text) < 1000
 
 
+@pytest.mark.parametrize(
+    ("subject", "problem", "key"),
+    [
+        (job("FAILED", exit_code=3), "", ("FAILED", "your code")),
+        (job("FAILED", exit_code=3), "gpu_count: 7 of 8 GPUs", ("FAILED", "your code or the machine")),
+        (job("FAILED", exit_code=1, reason="JobLaunchFailure"), "", ("FAILED", "the cluster")),
+        (job("FAILED", signal=53), "", ("FAILED", "the request")),
+        (job("FAILED", signal=9), "", ("FAILED", "not known")),
+        (job("TIMEOUT"), "gpu_count: 7 of 8 GPUs", ("TIMEOUT", "a limit")),
+        (job("OUT_OF_MEMORY"), "", ("OUT_OF_MEMORY", "the request")),
+        (job("NODE_FAIL"), "", ("NODE_FAIL", "the machine")),
+        (job("CANCELLED", killer="alice"), "", ("CANCELLED", "a person")),
+        (job("PREEMPTED"), "", ("PREEMPTED", "the cluster")),
+        (job("COMPLETED"), "", None),
+        (job("PENDING"), "", None),
+        (job("FAILED", exit_code=1, batch=False), "", None),
+        (job("FAILED", exit_code=1, shown="12+1"), "", None),
+    ],
+)
+def test_each_bad_end_is_of_a_state_and_a_cause(subject: Job, problem: str, key: tuple[str, str] | None) -> None:
+    assert note.classify(subject, NOW, problem) == key
+    assert key is None or key in failed.SERIES, "its series exists before the first failure"
+
+
+def counted(path: Path) -> dict[tuple[str, str], int]:
+    return {key: number for key, number in failed.read_counts(path)[0].items() if number}
+
+
+def test_causes_are_counted_and_counts_outlive_the_runner(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.d/jobs.prom"
+    failed.write_counts(path, *failed.read_counts(path))
+    assert counted(path) == {} and path.read_text().count('"} 0\n') == len(failed.SERIES) + 1
+    jobs = [failed.EndedJob(number, 61401, 61400) for number in (12, 13, 14)]
+    shown = {12: job("FAILED", exit_code=3), 13: job("DEADLINE", admin_comment="minivm: the pod of node w0 stops")}
+    rare = note.classify(shown[13], NOW)
+    assert rare == ("DEADLINE", "the cluster") and rare not in failed.SERIES
+    for times in (1, 2):
+        failed.count(path, jobs, shown, "", dropped=5)
+        assert counted(path) == {("FAILED", "your code"): times, rare: times}
+        assert failed.read_counts(path)[1] == 6 * times, "one that slurmctld does not know, and five beyond the limits"
+    lines = open_metrics(path.read_text(), "minivm_jobs_")
+    assert 'minivm_jobs_failed_total{state="FAILED",cause="your code"} 2' in lines
+    assert "minivm_jobs_unexplained_total 12" in lines
+
+
+def test_a_hostile_slurmctld_makes_no_endless_list_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, jobs = tmp_path / "jobs.prom", [failed.EndedJob(12, 61401, 61400)]
+    for state in [f"{'X' * (number % 30)}Y{'Z' * (number // 30)}" for number in range(2 * failed.MOST_SERIES)]:
+        monkeypatch.setattr(note, "classify", lambda *_, state=state: (state, "the cluster"))
+        failed.count(path, jobs, {12: job("FAILED")}, "", dropped=0)
+    counts, _ = failed.read_counts(path)
+    assert len(counts) == failed.MOST_SERIES and counts[failed.OTHER] > 0
+    assert open_metrics(path.read_text(), "minivm_jobs_")
+
+
+@pytest.mark.parametrize("text", ["", "\xff\x00", 'minivm_jobs_failed_total{state="FAILED",cause="your code"} -1\n'])
+def test_counts_that_cannot_be_read_begin_again(tmp_path: Path, text: str) -> None:
+    (tmp_path / "jobs.prom").write_text(text)
+    assert failed.read_counts(tmp_path / "jobs.prom") == (dict.fromkeys((*failed.SERIES, failed.OTHER), 0), 0)
+
+
 def test_the_file_of_standard_error_is_known() -> None:
     recorded = Path(__file__).parents[2] / "recordings/jobs/24.11-squeue.json"
     assert [found.errors for found in queue(recorded.read_text()) if found.id in (1, 2)] == [
@@ -153,7 +215,7 @@ def test_rounds_are_bounded_and_apart_and_wait_for_the_checks_of_the_node() -> N
         assert jobs.times(is_checked=True) == [], "one round at a time"
         jobs.reaped(8)
         jobs.reaped(7)
-    assert sum(number for _, number in rounds) == MOST_WAITING
+    assert sum(number for _, number in rounds) == MOST_WAITING and jobs.dropped == 199 - MOST_WAITING
     assert all(number <= MOST for _, number in rounds)
     assert all(later - sooner >= APART_S for (sooner, _), (later, _) in pairwise(rounds))
     assert inf not in [at for at, _ in rounds]
