@@ -32,7 +32,7 @@ OWN_ENGINE = "unix:///var/run/docker.sock"
 ENGINE_PID = Path("/var/run/docker.pid")
 ENGINE_LOG = Path("/var/log/minivm-dockerd.log")
 ENGINE_START_DEADLINE = 60.0
-NOBODY = "nobody answers there"
+NOBODY = "nothing answers there"
 
 
 class HostError(Exception):
@@ -143,7 +143,7 @@ def why_silent(address: str, within: float) -> str:
             connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
             reply = connection.recv(64)
     except TimeoutError:
-        return f"whoever listens there does not answer within {within:g} s"
+        return f"the listener there does not answer within {within:g} s"
     except PermissionError:
         return "you may not ask it: root may, and who is in its socket's group (docker)"
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):

@@ -62,7 +62,7 @@ def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None)
     if node.drained or node.down:
         state = "drained" if node.drained else "down"
         return Notice(
-            node.name, "held", f"{state} by others ({node.reason or 'no reason'}) and stays so; also: {reason}"
+            node.name, "held", f"{state} by another actor ({node.reason or 'no reason'}) and stays so; also: {reason}"
         )
     if mark is None or not kinds <= mark.kinds:
         return drain(node, causes, 1, kinds)

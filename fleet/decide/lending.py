@@ -30,7 +30,7 @@ from fleet.world.worker_pool import WorkerPool
 # pods spends only the share of the user's own namespace.
 WORK = 2_000_000
 NAMED = 5
-UNNAMED = "whoever wanted it"
+UNNAMED = "an unknown requester"
 
 
 @dataclass(frozen=True, slots=True)

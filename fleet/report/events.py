@@ -59,13 +59,13 @@ def _words(action: actions.Change | actions.Notice) -> str:  # noqa: C901, PLR09
         case actions.Undrain(name, _, _, _, down):
             return f"{'resume' if down else 'undrain'} {name} in Slurm"
         case actions.Remove(name):
-            return f"remove the record of {name} from Slurm: its name does not come back, and nobody names it"
+            return f"remove the record of {name} from Slurm: its name does not come back, and nothing refers to it"
         case actions.Forget(name):
             return f"forget that {name} was drained"
         case actions.Evict(pod, _, _, why):
             return f"evict {pod}: {why}"
         case actions.Free(pod):
-            return f"let others evict {pod}: it is drained, and nothing holds it"
+            return f"allow the eviction of {pod}: it is drained, and nothing holds it"
         case actions.RestartSlurmd(pod, _, _, word):
             return f"restart slurmd of {pod}: Slurm does not know it" if word else f"Slurm knows {pod} again"
         case actions.Protect(pod):

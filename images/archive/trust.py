@@ -36,7 +36,7 @@ def first(place: LockContext, pin: Pin) -> str:
 def seen(pin: Pin, place: LockContext) -> str:
     """Download a pin's file to where a build looks for it; return its checksum."""
     if urlsplit(pin.url).scheme not in ("https", ""):
-        raise ImagesError("trust a file on first sight", f"{pin.url} is not https: whoever is on the way may have made"
+        raise ImagesError("trust a file on first sight", f"{pin.url} is not https: the network may have changed"
                           " it", file=VERSIONS, field=f"pins.{pin.name}.url")  # fmt: skip
     return download("trust a file on first sight", pin, place.downloads, place.settings).parent.name
 

@@ -94,7 +94,7 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
     if not signers.is_file():
         raise ImagesError(what, "no such file of signers", file=signers,
                           hint="lines of `NAME KEYTYPE KEY`, as ssh-keygen's ALLOWED SIGNERS has them")  # fmt: skip
-    reason = "nobody has attached its provenance"
+    reason = "no provenance is attached"
     for data in envelopes:
         envelope = opened(data)
         if envelope is None:
@@ -103,7 +103,7 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
         payload, signatures = envelope
         signer = next((name for sig in signatures if (name := signed_by(payload, sig, signers, what))), "")
         if not signer:
-            reason = "its provenance is signed by nobody who may"
+            reason = "no allowed signer signed its provenance"
         elif (said := about(payload, digest)) is None:
             reason = f"its provenance, signed by {signer}, speaks of another image"
         else:

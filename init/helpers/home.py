@@ -27,7 +27,7 @@ def find_fault(directory: str) -> str:
     if not status.st_mode & stat.S_IXOTH and not (status.st_mode & stat.S_IXGRP and status.st_gid):
         return f"users may not enter it: its mode is {mode}, and jobs end with 0:53; chmod 0755 {directory}"
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        return f"every user may rename and remove the others' homes: its mode is {mode}; chmod 0755 {directory}"
+        return f"every user may rename and remove other users' homes: its mode is {mode}; chmod 0755 {directory}"
     return room.wrong(directory).removeprefix(f"{directory} ")
 
 

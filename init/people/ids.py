@@ -48,7 +48,7 @@ def settle(
     settled_ids, accepted, refused = dict(ids), [], []
     groups = [group for group in wanted.groups if not _is_taken(group, taken)]
     refused += [
-        f"groups ({group.name}): the image has a group of this name or gid; choose others"
+        f"groups ({group.name}): the image has a group of this name or gid; choose another"
         for group in wanted.groups
         if _is_taken(group, taken)
     ]
@@ -89,7 +89,7 @@ def _settled(
 ) -> tuple[Person, str]:
     """Return the person as it may count, and why the entry is refused or changed; "" if it is taken as it is."""
     if person.name in taken.names or person.uid in taken.uids:
-        return person, "name: the image has a user of this name or uid; choose others"
+        return person, "name: the image has a user of this name or uid; choose another"
     uid = known.get(person.name)
     if uid is not None and uid != person.uid:
         problem = f"uid: {person.uid}, and {person.name} has had {uid} here: write {uid}, or another name; {FORGET}"

@@ -34,7 +34,7 @@ SCRIPT, ENVIRONMENT, LEDGER = "script", "environment", "job.json"
 FILTER = "job_submit.lua"
 # In the chart's job_submit.lua: by these the owner in an environment is slurmctld's own word, not the user's.
 TRUSTED = (b"local has = {brings_back = true,", b'env["MINIVM_JOB_OWNER"] =')
-NOT_TOLD = "without the chart's job_submit.lua and slurm.bringBackJobs nobody knows their owners"
+NOT_TOLD = "without the chart's job_submit.lua and slurm.bringBackJobs their owners are unknown"
 # Bounds of what is kept: a flood of submissions must not fill the state's volume.
 MOST_JOBS = 5000
 MOST_BYTES = 512 << 20

@@ -112,7 +112,7 @@ def test_a_persons_drain_is_told_shown_and_never_touched(both: Both) -> None:
     before = both.node("w1")
     with both.running():
         both.cordon("w1", "rack 4")
-        until(lambda: "w1: drained by others (look at fan 3)" in both.log(), "it is told", seen=both.log)
+        until(lambda: "w1: drained by another actor (look at fan 3)" in both.log(), "it is told", seen=both.log)
         until(lambda: both.shown("w1") == "Drained look at fan 3", "and shown", seen=both.log)
         shown = "Drained default.slurm: w1: Drained look at fan 3"
         until(lambda: both.shown_on_node("w1") == shown, "on its Node, too", seen=both.log)

@@ -80,7 +80,7 @@ def test_what_a_person_has_set_down_is_told_and_never_touched(rows: Rows) -> Non
     before = rows.node(NAME)
     with rows.running():
         rows.cordon(NAME, "rack 4")
-        until(lambda: f"{NAME}: down by others (cable)" in rows.log(), "it is told", seen=rows.log)
+        until(lambda: f"{NAME}: down by another actor (cable)" in rows.log(), "it is told", seen=rows.log)
         until(lambda: rows.shown(NAME) == "Down cable", "and shown", seen=rows.log)
         rows.cordon(NAME, None, on=False)
         rows.quiet()

@@ -89,14 +89,14 @@ def test_what_was_attached_is_believed(registry: Registry, builder: Path, signer
 
 def test_a_tag_that_moved_is_not_what_was_signed(registry: Registry, builder: Path, signers: Path) -> None:
     attach(registry, pushed(registry, "1"), builder)
-    with pytest.raises(ImagesError, match="cannot verify worker:1: nobody has attached its provenance"):
+    with pytest.raises(ImagesError, match="cannot verify worker:1: no provenance is attached"):
         verify(registry, pushed(registry, "1", said="another"), signers)
 
 
 def test_a_strangers_signature_is_none(registry: Registry, tmp_path: Path, signers: Path) -> None:
     there = pushed(registry, "1")
     attach(registry, there, key(tmp_path, "stranger"))
-    with pytest.raises(ImagesError, match="its provenance is signed by nobody who may"):
+    with pytest.raises(ImagesError, match="no allowed signer signed its provenance"):
         verify(registry, there, signers)
 
 
@@ -123,7 +123,7 @@ def test_a_changed_statement_is_not_the_signed_one(registry: Registry, builder: 
     envelope = json.loads(provenance.signed(said, builder))
     envelope["payload"] = base64.b64encode(said.replace(b"debian", b"nvidia")).decode()
     provenance.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
-    with pytest.raises(ImagesError, match="signed by nobody who may"):
+    with pytest.raises(ImagesError, match="no allowed signer signed"):
         verify(registry, there, signers)
 
 
@@ -141,7 +141,7 @@ def test_a_signature_for_something_else_is_none(registry: Registry, builder: Pat
     provenance.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
     anything = tmp_path / "anything"
     anything.write_text(f"builder@site {builder.with_suffix('.pub').read_text()}")
-    with pytest.raises(ImagesError, match="signed by nobody who may"):
+    with pytest.raises(ImagesError, match="no allowed signer signed"):
         verify(registry, there, anything)
 
 
@@ -219,7 +219,7 @@ def test_the_command_says_who_built_it(registry: Registry, builder: Path, signer
         assert "builder@site" in done.stdout and there["digest"] in done.stdout and "role worker" in done.stdout
     signers.write_text("")
     done = subprocess.run([*command, name], cwd=ROOT, input=f"{PUSHER.password}\n", capture_output=True, text=True)
-    assert done.returncode == 1 and "signed by nobody who may" in done.stderr
+    assert done.returncode == 1 and "no allowed signer signed" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def asked(home: Path) -> tuple[int, str]:
         (0o1777, 0, ""),
         (0o750, 0, "users may not enter it: its mode is 0750, and jobs end with 0:53; chmod 0755 "),
         (0o700, USERS, "users may not enter it: its mode is 0700, and jobs end with 0:53; chmod 0755 "),
-        (0o777, 0, "every user may rename and remove the others' homes: its mode is 0777; chmod 0755 "),
+        (0o777, 0, "every user may rename and remove other users' homes: its mode is 0777; chmod 0755 "),
     ],
 )
 def test_what_users_may_do_there(disk: Path, mode: int, group: int, fault: str) -> None:

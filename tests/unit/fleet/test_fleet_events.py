@@ -29,12 +29,12 @@ WORLD = KubernetesView({"n0": KubeNode("n0", "uid-n0")}, {"w0": KubePod("w0", "u
 
 
 def test_an_event_is_of_the_pod_or_of_the_node() -> None:
-    of_pod = event(Notice("w0", "held", "drained by others"), WORLD, "slurm")
+    of_pod = event(Notice("w0", "held", "drained by another actor"), WORLD, "slurm")
     assert of_pod is not None
     assert of_pod["involvedObject"] == {
         "apiVersion": "v1", "kind": "Pod", "name": "w0", "uid": "uid-w0", "namespace": "slurm",
     }  # fmt: skip
-    assert (of_pod["type"], of_pod["reason"], of_pod["message"]) == ("Warning", "Held", "w0: drained by others")
+    assert (of_pod["type"], of_pod["reason"], of_pod["message"]) == ("Warning", "Held", "w0: drained by another actor")
     of_node = event(Cordon("n0", "uid-n0", "1", "fan 3"), WORLD, "slurm")
     assert of_node is not None
     assert of_node["metadata"]["namespace"] == "default"

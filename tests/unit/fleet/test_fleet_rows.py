@@ -104,7 +104,7 @@ def test_a_persons_drain_is_told_and_stays_in_both_directions(worlds: Worlds) ->
     worlds.person_drains("w0")
     worlds.cordon("n0")
     assert not in_slurm(worlds)
-    assert told(worlds)["w0", "held"].startswith("drained by others (look at fan 3) and stays so")
+    assert told(worlds)["w0", "held"].startswith("drained by another actor (look at fan 3) and stays so")
     worlds.cordon("n0", on=False)
     assert not in_slurm(worlds)
     assert ("w0", "held") not in told(worlds)
@@ -114,7 +114,7 @@ def test_a_node_that_is_down_is_told_and_stays(worlds: Worlds) -> None:
     worlds.slurm["w0"].down, worlds.slurm["w0"].reason = True, "Not responding"
     worlds.cordon("n0")
     assert not in_slurm(worlds)
-    assert told(worlds)["w0", "held"].startswith("down by others (Not responding)")
+    assert told(worlds)["w0", "held"].startswith("down by another actor (Not responding)")
 
 
 @pytest.mark.parametrize("reason", ["minivm: gpu_count[rma]@9f2c001 7 of 8 GPUs", init_node.STOPPING, reasons.LIFTED])

@@ -70,7 +70,7 @@ def test_an_engine_that_is_there_is_given_time_and_no_second_one_beside_it(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(address)
         server.listen(0)
-        late = f"cannot reach the docker engine at {address}: whoever listens there does not answer within 0.3 s"
+        late = f"cannot reach the docker engine at {address}: the listener there does not answer within 0.3 s"
         for _ in range(4):  # the last connections do not fit into the engine's backlog
             with pytest.raises(host.HostError, match=late):
                 host.ensure_engine()
@@ -138,7 +138,7 @@ def test_where_a_chosen_engine_does_not_answer_no_other_is_started(
     done: list[object] = []
     monkeypatch.setattr(host, "start_engine", done.append)
     monkeypatch.setattr(host, "apt_install", done.append)
-    with pytest.raises(host.HostError, match=f"{by} says {nobody}, and nobody answers there"):
+    with pytest.raises(host.HostError, match=f"{by} says {nobody}, and nothing answers there"):
         host.ensure_engine()
     assert not done
 

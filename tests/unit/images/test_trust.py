@@ -94,7 +94,7 @@ def test_a_checksum_that_stands_there_is_never_written_over(place: LockContext) 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://example.org/x.tar.gz", "is not https: whoever is on the way may have made it"),
+        ("http://example.org/x.tar.gz", "is not https: the network may have changed it"),
         ("file:///etc/passwd", "is not https"),
         ("/nothing/here", "No such file"),
         ("EMPTY", "it is empty"),
