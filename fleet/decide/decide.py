@@ -374,7 +374,7 @@ def _on_nodes(
 
 def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Iterator[Action]:
     if policy.topology.is_set and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
-        yield Notice("fleet", "topology", "this release of Slurm is told no places of nodes: from 25.05 on it is")
+        yield Notice("fleet", "topology", "the fleet sets no topology before Slurm 25.05")
     elif domains := topology.unlisted_domains(snapshot.workers(), policy.topology):
         more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
         named = f"{', '.join(domains[:3])}{more}"

@@ -184,18 +184,18 @@ def machine_name(host: Host) -> str:
 def missing_machines(
     machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host], at: Mapping[str, str]
 ) -> Iterator[Make | Notice]:
-    """Create a Machine for each Node that has a worker and no Machine, and report GPUs that are not believed."""
+    """Create a Machine for each Node that has a worker and no Machine, and report GPUs that contradict each other."""
     machine_of_gpu = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
     claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
     for where, host in hosts_by_node.items():
         strange = host.reported_gpus - set(machines[at[where]].status.gpus if where in at else ())
         if others := sorted({machine_of_gpu[gpu] for gpu in strange if gpu in machine_of_gpu}):
-            text = f"reports GPUs of {others[0]}, which is elsewhere: not believed"
+            text = f"reports GPUs of {others[0]}, which is elsewhere: ignored"
             yield Notice(where, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
-            yield Notice(where, "twice", "reports GPUs that another Node reports too: neither is believed")
+            yield Notice(where, "twice", "reports GPUs that another Node reports too: both are ignored")
         elif host.same and host.reported_gpus and not host.reported_gpus & host.gpus:
-            yield Notice(where, "twice", f"reports other GPUs than {host.same} had since its last boot: not believed")
+            yield Notice(where, "twice", f"reports other GPUs than {host.same} had since its last boot: ignored")
         if where in at or not host.workers:
             continue
         if not any(gpu in machine_of_gpu for gpu in host.reported_gpus) and machine_name(host) not in machines:

@@ -102,7 +102,7 @@ class RemedyTurn:
         # For a person's goal only failed remedies count; for the policy's, all reboots.
         tries = count(status, "failed" if self.machine.goal else "reboot", self.now, self.rules.window_s)
         if self.goal == "reboot" and tries >= self.rules.attempts:
-            return status, None, f"was rebooted {tries} times and is not well: a person is to look at it"
+            return status, None, f"was rebooted {tries} times and is not well: an operator must look at it"
         if not self._is_idle():
             return status, None, "waits until it is drained, cordoned and idle"
         if not self.room:
@@ -130,7 +130,7 @@ class RemedyTurn:
         done = replace(status, remedy=replace(remedy, done=True))
         treatment = self._treatment()
         if treatment is None or mark == self._mark(remedy) or self._has_booted(remedy):
-            return done, None, "is told"
+            return done, None, "is requested"
         idle = self._is_idle()
         if idle is None:
             return status, None, "waits until it is known whether it is idle"
@@ -142,12 +142,12 @@ class RemedyTurn:
         if treatment.webhook is not None:
             pool = " ".join(sorted({worker.pod.pool for worker in self.host.workers}))
             fields = (name, node.name, self.machine, self.goal, self.why, treatment.webhook, pool)
-            return status, CallHook(*fields, self._mark(remedy), done), "is told"
+            return status, CallHook(*fields, self._mark(remedy), done), "is requested"
         if treatment.job is None:
             annotations = {**treatment.annotate, MARK: self._mark(remedy), WHY: self.why}
-            return status, Annotate(node.name, node.uid, node.version, tuple(annotations.items())), "is told"
+            return status, Annotate(node.name, node.uid, node.version, tuple(annotations.items())), "is requested"
         job = StartJob(name, node.name, self.machine, self.goal, self.why, treatment.job, treatment.on_node, done)
-        return status, job, "is told"
+        return status, job, "is requested"
 
     def _has_booted(self, begun: Remedy) -> bool:
         return self.goal == "reboot" and has_booted(begun, self.host)
@@ -410,7 +410,7 @@ def record_machines(
     """
     machines, rules = kubernetes.machines or {}, policy.machines
     for verdict in sorted(goals.common):
-        yield Notice("fleet", "common", f"{verdict} stands against many machines at once: none is treated for that")
+        yield Notice("fleet", "common", f"{verdict} is reported by many machines at once: none is treated for it")
     room = max(rules.at_once, int(len(machines) * rules.share))
     room -= sum(in_treatment(machine.status.remedy) for machine in machines.values())
     yield from missing_machines(machines, goals.hosts, goals.at)

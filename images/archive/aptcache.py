@@ -42,7 +42,7 @@ class CacheHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         if not parts.netloc:
-            self.send_error(400, "a proxy is asked for whole addresses")
+            self.send_error(400, "a proxy needs the whole URL")
             return
         cached = self.directory / hashlib.sha256(self.path.encode()).hexdigest() if parts.path.endswith(KEPT) else None
         if cached and cached.exists():

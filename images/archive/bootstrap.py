@@ -197,7 +197,7 @@ def unpack(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> Iterator[M
                 if info.filename in listed and listed[info.filename] != member:
                     raise ImagesError(what, f"{info.filename} is not what its RECORD says")
                 if info.filename not in listed and not info.filename.endswith(".dist-info/RECORD"):
-                    raise ImagesError(what, f"{info.filename} does not stand in its RECORD")
+                    raise ImagesError(what, f"{info.filename} is not listed in its RECORD")
                 yield Member(info.filename, bool(info.external_attr >> 16 & 0o111), data)
     except (*BROKEN, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise ImagesError(what, f"damaged: {error}") from error

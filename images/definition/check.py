@@ -44,8 +44,8 @@ def check_layer(definition: Definition, layer: Layer) -> None:
     for artifact in layer.artifacts.everything():
         known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
         if layer.name in needs(definition.layers, artifact.layer):
-            raise ImagesError("order the layers", f"{layer.name} takes an artifact of {artifact.layer}, which stands on"
-                              " it: a cycle", file=file, field="artifacts")  # fmt: skip
+            problem = f"{layer.name} takes an artifact of {artifact.layer}, which is built on it: a cycle"
+            raise ImagesError("order the layers", problem, file=file, field="artifacts")
     for name in layer.downloads.everything():
         known_pin(definition, name, f"{file}: downloads")
     for name in layer.users.everything():

@@ -26,7 +26,7 @@ class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
             if key in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
             keys.add(key)
         mapping: dict[object, object] = super().construct_mapping(node, deep=deep)
         return mapping

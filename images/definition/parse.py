@@ -169,7 +169,7 @@ def requirements(fields: DefinitionFields, key: str, where: str) -> dict[str, tu
         if match is None:
             raise fields.error(key, f"{requirement!r} is not NAME, NAME==VERSION or NAME==VERSION.*")
         if match["name"] in requested:
-            raise fields.error(key, f"{match['name']!r} stands twice")
+            raise fields.error(key, f"{match['name']!r} is given twice")
         requested.add(match["name"])
     return groups
 

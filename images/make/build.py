@@ -284,7 +284,7 @@ class Maker:
             below = self.engine.inspect(image.step.base)
         under = list(below["RootFS"]["Layers"]) if below else []
         if diff_ids[: len(under)] != under:
-            raise ImagesError("name the image", f"{image.key} does not stand on {image.step.base}")
+            raise ImagesError("name the image", f"{image.key} is not built on {image.step.base}")
         config = store.config(
             below.get("Config"),
             len(under),

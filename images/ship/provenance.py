@@ -105,7 +105,7 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
         if not signer:
             reason = "no allowed signer signed its provenance"
         elif (said := about(payload, digest)) is None:
-            reason = f"its provenance, signed by {signer}, speaks of another image"
+            reason = f"its provenance, signed by {signer}, is about another image"
         else:
             return Verified(signer, said)
     raise ImagesError(what, reason, file=signers)

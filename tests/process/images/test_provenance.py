@@ -113,7 +113,7 @@ def test_a_good_statement_is_found_behind_a_strangers(
 def test_a_good_signature_of_another_image_proves_nothing(registry: Registry, builder: Path, signers: Path) -> None:
     there, other = pushed(registry, "1"), pushed(registry, "2", said="another")
     attach(registry, there, builder, about=other["digest"])
-    with pytest.raises(ImagesError, match="signed by builder@site, speaks of another image"):
+    with pytest.raises(ImagesError, match="signed by builder@site, is about another image"):
         verify(registry, there, signers)
 
 

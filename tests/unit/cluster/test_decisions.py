@@ -423,7 +423,7 @@ def test_an_engine_without_seccomp_is_told(security: list[str]) -> None:
     [
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"{[a]: b}", "a key is one word"),
-        (b"a: 1\na: 2\n", "stands twice"),
+        (b"a: 1\na: 2\n", "is given twice"),
         (b"- a\n", "holds a list, not names with values"),
         (b"[]\n", "holds a list, not names with values"),
     ],

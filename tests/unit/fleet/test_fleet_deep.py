@@ -180,7 +180,7 @@ def test_a_persons_reboot_that_a_deep_check_disproves_is_tried_again_and_then_le
         assert worlds.status("n0").ill
         assert worlds.status("n0").repeats == before + number
     assert len(worlds.treated) == worlds.policy.machines.attempts
-    assert "a person is to look at it" in worlds.status("n0").why
+    assert "an operator must look at it" in worlds.status("n0").why
     worlds.wants("n0", "up")
     worlds.settle_in()
     assert is_back(worlds)
@@ -230,7 +230,7 @@ def test_a_deep_check_that_fails_on_many_machines_at_one_commit_has_none_of_them
     assert {worlds.status(node).goal for node in ("n0", "n1")} == {"drain"}
     assert all(worlds.slurm[name].drained_by for name in ("w-0", "w-1"))
     told = [one.text for one in worlds.decide(worlds.world()).stands if one.kind == "common"]
-    assert told == ["dcgm_diag@9f2c001 stands against many machines at once: none is treated for that"]
+    assert told == ["dcgm_diag@9f2c001 is reported by many machines at once: none is treated for it"]
 
 
 def test_the_drain_asks_for_it_before_anything_is_done() -> None:

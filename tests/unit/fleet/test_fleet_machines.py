@@ -227,7 +227,7 @@ def test_a_pod_that_lies_about_its_gpus_moves_nobodys_history_nor_goal(lie: str,
     assert set(worlds.status("n1").gpus) == set(B)
     assert set(A) <= set(worlds.status("n0").gpus)
     if lie in ("another's", "nobody's", "one that is away") and not after:
-        assert "not believed" in told(worlds)["n0", "twice"]
+        assert "ignored" in told(worlds)["n0", "twice"]
     assert ("n1", "twice") not in told(worlds)
     assert not jsonschema_errors(worlds.status("n0"))
 
@@ -241,7 +241,7 @@ def test_of_two_new_ones_that_claim_one_that_is_away_neither_is_it(worlds: World
     worlds.pods["w1"].gpus = A
     worlds.settle_in()
     assert kept(worlds)[first].status.state == "Absent"
-    assert "elsewhere: not believed" in told(worlds)["n1", "twice"]
+    assert "elsewhere: ignored" in told(worlds)["n1", "twice"]
     worlds.pods["w1"].gpus = B
     worlds.settle_in()
     assert kept(worlds)[first].status.node == "n0"

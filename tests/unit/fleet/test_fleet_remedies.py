@@ -168,7 +168,7 @@ def test_a_machine_that_does_not_come_back_is_tried_again_and_then_left_to_a_per
         worlds.now += worlds.policy.machines.verify_s
     assert len(worlds.treated) == worlds.policy.machines.attempts
     assert worlds.slurm["w-0"].drained_by == "fleet"
-    assert "a person is to look at it" in worlds.status("n0").why
+    assert "an operator must look at it" in worlds.status("n0").why
 
 
 def test_a_reboot_that_does_not_help_becomes_a_replacement() -> None:
@@ -203,7 +203,7 @@ def test_what_a_commit_says_of_many_machines_is_the_commits_fault() -> None:
     worlds = fleet(treats(reboot=ASK), 5)
     for name in ("w-0", "w-1"):
         worlds.verdict(name, SICK)
-    assert told(worlds, "common") == ["gpu_lost@9f2c001 stands against many machines at once: none is treated for that"]
+    assert told(worlds, "common") == ["gpu_lost@9f2c001 is reported by many machines at once: none is treated for it"]
     worlds.settle_in()
     assert not worlds.treated
 

@@ -127,7 +127,7 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
     assert due_place(Worker("w0", pod, node, newer), TREE.topology)
     world = FleetSnapshot(KubernetesView({"n0": node}, {"w0": pod}), SlurmView({"w0": older}))
     (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).stands if one.kind == "topology"]
-    assert (told.about, told.text) == ("fleet", "this release of Slurm is told no places of nodes: from 25.05 on it is")
+    assert (told.about, told.text) == ("fleet", "the fleet sets no topology before Slurm 25.05")
 
 
 def test_a_machine_that_calls_itself_ever_anew_costs_slurm_few_switches() -> None:

@@ -231,7 +231,7 @@ def put(name: str, data: bytes = b"x", mode: int = stat.S_IFREG | 0o644) -> Call
         (put("nvidia/a\nb"), "is not a path inside it"),
         (put("nvidia/cu13/lib/liba.so.1", b"/etc/shadow", stat.S_IFLNK | 0o777), "is not a plain file"),
         (put("nvidia/cu13/lib/pipe", b"", stat.S_IFIFO | 0o644), "is not a plain file"),
-        (put("nvidia/cu13/lib/more.so"), "does not stand in its RECORD"),
+        (put("nvidia/cu13/lib/more.so"), "is not listed in its RECORD"),
         (put("nvidia/cu13/lib/libcudart.so.13", b"another"), "it holds a file twice"),
         (put("other-1.dist-info/RECORD"), "it has no RECORD of its files"),
     ],
@@ -249,7 +249,7 @@ def test_a_hostile_wheel_writes_nowhere(tmp_path: Path, change: Callable[[zipfil
     ("options", "why"),
     [
         ({"lie": "nvidia/cu13/bin/nvcc"}, "nvidia/cu13/bin/nvcc is not what its RECORD says"),
-        ({"unlisted": "nvidia/cu13/bin/nvcc"}, "nvidia/cu13/bin/nvcc does not stand in its RECORD"),
+        ({"unlisted": "nvidia/cu13/bin/nvcc"}, "nvidia/cu13/bin/nvcc is not listed in its RECORD"),
     ],
 )
 def test_a_wheel_is_what_its_own_list_says(tmp_path: Path, options: Mapping[str, Any], why: str) -> None:
