@@ -20,8 +20,9 @@ ADA, BOB, SYSTEM = 59_813, 59_814, 64_501
 
 @contextmanager
 def running(uid: int, script: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sh", "-c", f"{script}; echo ready; while :; do sleep 0.1; done"], user=uid, group=uid,
-                               extra_groups=[], stdout=subprocess.PIPE, cwd="/")  # fmt: skip
+    # A shell cannot trap a signal that it inherits as ignored: under nohup that is SIGHUP.
+    command = ["env", "--default-signal=HUP", "sh", "-c", f"{script}; echo ready; while :; do sleep 0.1; done"]
+    process = subprocess.Popen(command, user=uid, group=uid, extra_groups=[], stdout=subprocess.PIPE, cwd="/")
     try:
         assert process.stdout and process.stdout.readline() == b"ready\n"
         yield process
