@@ -220,7 +220,8 @@ left, hang = [], set()
 real = os.kill
 builtin.os.kill = lambda pid, number: left.append(pid)
 builtin.os.statvfs = lambda path: time.sleep(600 if path in hang else 0)
-builtin.threading.Thread.join = lambda thread, within: time.sleep(600 if hang else 0)
+join = builtin.threading.Thread.join
+builtin.threading.Thread.join = lambda thread, within: time.sleep(600) if hang else join(thread, within)
 builtin.MOUNT_DEADLINE_S, builtin.ABANDONED_MOUNTS, builtin.MOUNTS = 2.0, Path("abandoned"), Path("table")
 builtin.MOUNTS.write_text("a:/ /one nfs rw 0 0\\nb:/ /two nfs rw 0 0\\n")
 def lives(pid):
