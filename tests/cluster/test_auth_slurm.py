@@ -79,10 +79,11 @@ def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, a
     ann.wait_for(job, "RUNNING")
     with flood(bob, SOCKET, 1000, within="srun -Q -n1 --mem=200 -w slurm-worker-0") as held:
         assert held >= 1000
-        assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
         ann("touch flooded")
         ann.wait_for(job, "COMPLETED")
         ann("rm flooded")
+        # The node has two processors: this step waits for the job's.
+        assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
         assert signed.row("slurm-worker-0").ready
 
 
