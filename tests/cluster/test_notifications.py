@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_network
 
 import pytest
 
@@ -36,8 +37,9 @@ class Told:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     engine = DockerEngine().client
-    # An address of this machine that pods reach.
-    host = engine.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
+    # An address of this machine that pods reach. An engine that has just made its bridge does not name the gateway.
+    config = engine.networks.get("bridge").attrs["IPAM"]["Config"][0]
+    host = config.get("Gateway") or str(ip_network(config["Subnet"])[1])
     key, cert = certificate(tmp_path_factory.mktemp("keys"), f"IP:{host}")
     with relay(host=host, tls=context(key, cert)) as inbox, receiver(host=host) as (place, hook):
         values = {
