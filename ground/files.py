@@ -35,6 +35,15 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[i
         raise
 
 
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in the directory outlive a power failure."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def rewrite(path: Path, data: bytes) -> None:
     """Overwrite a file in place and durably, for readers on other machines of an NFS volume; all data has one length.
 

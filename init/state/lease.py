@@ -25,7 +25,7 @@ from errno import ECANCELED
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from ground.files import read_plain, rewrite, write_json, write_whole
+from ground.files import read_plain, rewrite, sync_directory, write_json, write_whole
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod
@@ -166,7 +166,7 @@ class Terms:
         finally:
             with suppress(OSError):
                 temporary.unlink()
-        sync(self.directory)
+        sync_directory(self.directory)
         self._prune(wanted)
         return self.term(wanted)
 
@@ -200,14 +200,6 @@ def _content(
     content: dict[str, object] = {"holder": holder, "life": life, "beat": beat, "released": released, "alone": alone,
                                   "serves": serves, "heir": heir}  # fmt: skip
     return json.dumps(content).encode().ljust(LENGTH) + b"\n"
-
-
-def sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # slurmctld's state, a directory for each term of leadership: `term-N` below the mounted StateSaveLocation.
@@ -257,7 +249,7 @@ def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -
         _sync_all(parent)
         _check_held(partial, is_held)
         partial.rename(target)
-        sync(parent)
+        sync_directory(parent)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise StateError(f"make {target}", error.strerror or str(error), hint="it is tried again") from error

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ground.files import read_plain, write_whole
+from ground.files import read_plain, sync_directory, write_whole
 from init.pod import release as slurm
 from init.pod.pod import Pod, user
 from init.pod.release import Release
@@ -144,7 +144,7 @@ def restore(
     cut("end")
     (state / STAGE).rmdir()
     (state / JOURNAL).unlink()
-    _sync(state)
+    sync_directory(state)
     yield f"the state is that of {manifest.name}; the present one is in {aside}"
 
 
@@ -155,7 +155,7 @@ def _free(state: Path, stamp: str) -> str:
 
 def _write_journal(state: Path, journal: dict[str, object]) -> None:
     write_whole(state / JOURNAL, json.dumps(journal), mode=0o600)
-    _sync(state)
+    sync_directory(state)
 
 
 def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: Release) -> None:
@@ -211,8 +211,8 @@ def _move(source: Path, target: Path, cut: Callable[[str], None]) -> None:
             continue
         cut(f"move {path.name}")
         path.rename(target / path.name)
-    _sync(target)
-    _sync(source)
+    sync_directory(target)
+    sync_directory(source)
 
 
 def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
@@ -263,11 +263,3 @@ def _sql(statement: str) -> str:
     if done.returncode:
         raise CopyError("restore the accounting database", done.stderr.strip()[-400:], hint="see `minivm why mariadb`")
     return done.stdout
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ground.files import locked, read_plain
+from ground.files import locked, read_plain, sync_directory
 from init.fields import number
 from init.pod.pod import Pod
 from init.slurm import accounting, client
@@ -106,9 +106,9 @@ def save(
         try:
             manifest = _fill(pod, state, partial, name, pause, now)
             _write(partial / MANIFEST, [copies.dumped(manifest).encode()])
-            _sync(partial)
+            sync_directory(partial)
             partial.rename(directory / name)
-            _sync(directory)
+            sync_directory(directory)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise CopyError(
@@ -435,14 +435,6 @@ def _clear(directory: Path) -> None:
     """Remove what killed saves left; the lock is held, so none is running."""
     for path in directory.glob(".*.partial"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def following_in(state: Path, pod: Pod) -> int:
