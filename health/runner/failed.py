@@ -11,13 +11,11 @@ import re
 import time
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ground.files import write_whole
 from ground.metrics import family
 from health.places import Places
 from health.policy import broker_policy_of, read_broker_policy
@@ -199,9 +197,7 @@ def write_counts(path: Path, counts: Mapping[tuple[str, str], int], unexplained:
             [({}, str(unexplained))], "counter",
         ),
     ]  # fmt: skip
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, ("\n".join(lines) + "\n").encode())
+    record.write_metrics(path, lines)
 
 
 def _ask(jobs: list[EndedJob]) -> dict[int, Job]:

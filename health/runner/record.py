@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ground.files import write_whole
@@ -134,9 +134,13 @@ def recovered() -> None:
     tell_the_pod("", "runner")
 
 
-def write_metrics(path: Path, count: int) -> None:
+def write_metrics(path: Path, lines: Iterable[str]) -> None:
+    """Write lines of Prometheus' format; a file that cannot be written costs the metrics alone."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = "Runs that the resident runner did not take since it started."
-        lines = family("minivm_runner_missed_total", about, [({}, str(count))], "counter")
         write_whole(path, "\n".join(lines) + "\n")
+
+
+def missed_metric(count: int) -> list[str]:
+    about = "Runs that the resident runner did not take since it started."
+    return family("minivm_runner_missed_total", about, [({}, str(count))], "counter")

@@ -227,7 +227,7 @@ class RunnerServer:
                 self._fork(record.recovered, lambda pid: None)
 
     def measure(self) -> None:
-        record.write_metrics(self.places.metrics.with_name("runner.prom"), self.missed)
+        record.write_metrics(self.places.metrics.with_name("runner.prom"), record.missed_metric(self.missed))
         path = failed.metrics_path(self.places)
         if not path.exists():
             failed.write_counts(path, *failed.read_counts(path))
