@@ -447,7 +447,9 @@ def ask_controller(word: str, name: str, values_file: Path | None) -> None:
 
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:
-        cluster.options = replace(cluster.options, overrides=read_overrides(values_file))
+        cluster.options = replace(
+            cluster.options, overrides=read_overrides(values_file), values_file=str(values_file.resolve())
+        )
     running = cluster.kubelet.running()
     controller = running.get(cluster.active_controller(running))
     if controller is None or not controller.running:

@@ -132,7 +132,8 @@ class LocalCluster:
         labels = self.kubelet.labels(image.id if image else reference)
         slurm = values.slurm_of(labels or {report.VERSION_LABEL: image.slurm if image else ""})
         chosen = values.local_values(self.options, self.keys(), slurm)
-        return manifests.parse(render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+        documents = render(chosen, release=RELEASE, namespace=NAMESPACE, file=self.options.values_file)
+        return manifests.parse(documents, namespace=NAMESPACE)
 
     def look(self, image: str) -> EngineImage | None:
         """Find an image of this machine by its reference or its id."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from cluster import mistakes
 from cluster.errors import ClusterError
 from images.definition.load import UniqueLoader, read_yaml
 
@@ -403,50 +404,47 @@ CHART = Path(__file__).resolve().parent / "chart"
 Document = dict[str, Any]
 
 
-def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> dict[str, str]:
-    """Render template -> text. Values are checked against the chart's schema first."""
+def render_texts(
+    values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART, file: str = ""
+) -> dict[str, str]:
+    """Render template -> text. Every mistake of the values, which come from `file`, is told at once."""
     import helm_python  # imported late: it takes 50 ms and 40 MB
+
+    def checks(given: Mapping[str, Any]) -> list[str]:
+        """Return the mistakes that the chart's checks find, if the schema takes the values."""
+        try:
+            loaded.validate_schema(loaded.merge_values(dict(given)))
+            loaded.render(dict(given), name=release, namespace=namespace)
+        except helm_python.HelmError as error:
+            return mistakes.of_checks(str(error)) if mistakes.is_check(str(error)) else []
+        return []
 
     try:
         with helm_python.Chart.load(chart) as loaded:
             try:
                 loaded.validate_schema(loaded.merge_values(dict(values)))
             except helm_python.HelmError as error:
-                hint = "docs/reference/chart.md has the keys"
-                raise ClusterError("use the values", in_words(str(error)), hint=hint) from error
+                lines, refused = mistakes.of_schema(str(error), values, loaded.values)
+                lines = lines or [str(error).strip()]
+                raise wrong_values([*lines, *mistakes.beside(values, refused, checks)], file) from error
             return loaded.render(dict(values), name=release, namespace=namespace)
     except helm_python.HelmError as error:
+        if mistakes.is_check(str(error)):
+            raise wrong_values(mistakes.of_checks(str(error)), file) from error
         raise ClusterError(f"render {chart.name}", str(error).strip()) from error
 
 
-_LINE = re.compile(r"\s*- at '(?P<at>[^']*)': (?P<what>.*)")
-_GOT = re.compile(r"(?P<bound>minimum: |maximum: |)got (?P<got>.*), want (?P<want>.*)")
-_BOUNDS = {"minimum: ": "at least ", "maximum: ": "at most ", "": ""}
-_EXTRA = re.compile(r"additional properties (?P<keys>.*) not allowed")
+def wrong_values(lines: Sequence[str], file: str) -> ClusterError:
+    """Return the error about all mistakes, one line each."""
+    text = lines[0] if len(lines) == 1 else "\n".join(["", *(f"  {line}" for line in lines)])
+    what = f"use the values of {file}" if file else "use the values"
+    return ClusterError(what, text, hint="docs/reference/chart.md has the keys")
 
 
-def in_words(text: str) -> str:
-    """Write the schema's errors as `FIELD: what is wrong`, one line each; keep a line of unknown form."""
-    lines = []
-    for line in text.strip().splitlines()[1:]:
-        if not (match := _LINE.fullmatch(line)):
-            lines.append(line.strip())
-            continue
-        field, what = ".".join(match["at"].strip("/").split("/")) or "the values", match["what"]
-        if what.endswith(("failed", ", want null")):
-            continue  # the lines below it have the details
-        if extra := _EXTRA.fullmatch(what):
-            what = f"no such key: {extra['keys']}"
-        elif got := _GOT.fullmatch(what):
-            what = f"it must be {_BOUNDS[got['bound']]}{got['want']}, not {got['got']}"
-        lines.append(f"{field}: {what}")
-    return "; ".join(lines) if len(lines) == 1 else "\n".join(["", *(f"  {line}" for line in lines)]) or text.strip()
-
-
-def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:
+def render(values: Mapping[str, Any], *, release: str, namespace: str, file: str = "") -> list[Document]:
     """Return the chart's objects, in the order of the templates."""
     documents: list[Document] = []
-    texts = render_texts(values, release=release, namespace=namespace)
+    texts = render_texts(values, release=release, namespace=namespace, file=file)
     for template, text in sorted(texts.items()):
         if not template.endswith((".yaml", ".yml")):
             continue

@@ -24,8 +24,8 @@ from init.slurm.judge import (
     SavedJudgement,
     SlurmConfigError,
     ignored,
-    impossible,
     load_said,
+    objections,
     weigh,
 )
 from init.slurm.kept import LastGoodConfig, digest
@@ -86,7 +86,7 @@ def check(candidate: str | None) -> None:
     """
     files, new = _placed(*_candidate(candidate))
     daemon = Slurmctld(Path(os.devnull))
-    objection = daemon.objects_to(files.candidate(new, TRIED)) or impossible(files, new)
+    objection = objections(files, daemon, new, TRIED)
     if objection:
         raise SlurmConfigError("take this slurm.conf", objection)
     effect = weigh(files, daemon, new)

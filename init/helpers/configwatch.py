@@ -29,7 +29,7 @@ from init.pod.helper import condition, log, service
 from init.pod.pod import Pod, write
 from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
 from init.slurm.files import SlurmFiles
-from init.slurm.judge import LIVE, REFUSED, SAID, SavedJudgement, impossible, load_said, save_said, weigh
+from init.slurm.judge import LIVE, REFUSED, SAID, SavedJudgement, load_said, objections, save_said, weigh
 from init.slurm.kept import LastGoodConfig, digest
 
 # Requests to this pod by an annotation, which Kubernetes shows as a file: to restart its slurmd.
@@ -194,7 +194,7 @@ class SlurmWatch:
         If slurmctld does not run with them, restore the old files and wait until slurmctld answers.
         """
         try:
-            objection = self.daemon.objects_to(self.files.candidate(files)) or impossible(self.files, files)
+            objection = objections(self.files, self.daemon, files)
             if objection:
                 return ReconfigureAnswer(ReconfigureOutcome.REFUSED, objection), False
             if not accepted:

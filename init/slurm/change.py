@@ -113,30 +113,32 @@ def effect(
 
 
 def impossible(new: Configuration, saved_of: str) -> str:
-    """Return an error that slurmctld would report but a client ignores; `saved_of`: the cluster of the saved state."""
+    """Return errors that slurmctld would report but a client ignores; `saved_of`: the cluster of the saved state."""
+    errors = []
     name = new.value("clustername").lower()
     if saved_of and name and name != saved_of:
-        return (
+        errors.append(
             f"ClusterName is {name}, and the state in StateSaveLocation is that of {saved_of}: a cluster keeps its name"
         )
     lists = [("NodeName", hosts_) for hosts_ in new.nodes]
     lists += [(f"partition {name}: Nodes", line.get("nodes", "")) for name, line in new.partitions.items()]
     for where, hosts in lists:
         if hosts.count("[") != hosts.count("]"):
-            return f"{where}={hosts}: a bracket is not closed, or not opened"
-    return ""
+            errors.append(f"{where}={hosts}: a bracket is not closed, or not opened")
+    return "; ".join(errors)
 
 
 def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
-    """Return an error if the configuration names a plug-in that is not among these (`priority_basic`)."""
+    """Return an error for each plug-in that the configuration names and that is not among these (`priority_basic`)."""
+    errors = []
     for key, kind in PLUGINS.items():
         names = sorted(file.removeprefix(f"{kind}_") for file in present if file.startswith(f"{kind}_"))
         for word in sorted(new.words(key)):
             name = word.partition("/")[2] or word
             if names and name not in ("none", *names):
                 line = f"{new.names[key]}={new.value(key)}"
-                return f"{line}: this Slurm has no plug-in {kind}/{name}, but {', '.join(names)}"
-    return ""
+                errors.append(f"{line}: this Slurm has no plug-in {kind}/{name}, but {', '.join(names)}")
+    return "; ".join(errors)
 
 
 _PARAMETER = re.compile(rb"\0([a-z]{2,16}_[a-z_]{2,32})(?==?\0)")

@@ -18,7 +18,7 @@ from init.slurm.change import ignored as ignored_by
 from init.slurm.change import impossible as cannot_be
 from init.slurm.conf import Configuration, read
 from init.slurm.daemon import Slurmctld
-from init.slurm.files import SlurmFiles
+from init.slurm.files import CANDIDATE, SlurmFiles
 
 SAID = Path("/run/minivm/slurm-config.json")
 LARGEST_STATE = 1 << 30  # bytes, enough for 200,000 jobs
@@ -61,7 +61,14 @@ def impossible(files: SlurmFiles, candidate: Mapping[str, bytes]) -> str:
     """Return why slurmctld would refuse it, if that is known beforehand, else ""."""
     new = read({**files.installed(), **candidate})
     saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace")
-    return cannot_be(new, saved.partition("|")[0].strip().lower()) or missing_plugin(new, plugins())  # NAME|NUMBER
+    errors = (cannot_be(new, saved.partition("|")[0].strip().lower()), missing_plugin(new, plugins()))  # NAME|NUMBER
+    return "; ".join(filter(None, errors))
+
+
+def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes], tried: Path = CANDIDATE) -> str:
+    """Return every known error of a candidate, which a Slurm client reads below `tried`, or ""."""
+    errors = (daemon.objects_to(files.candidate(candidate, tried)), impossible(files, candidate))
+    return "; ".join(filter(None, errors))
 
 
 def ignored(candidate: Mapping[str, bytes]) -> list[str]:

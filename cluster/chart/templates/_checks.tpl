@@ -1,3 +1,13 @@
+{{/* A mistake in the values: (list root text). The render goes on, so that "minivm.refuse" tells all of them at once. */}}
+{{- define "minivm.mistake" -}}
+{{- $values := (first .).Values -}}
+{{- $_ := set $values "mistakes" (append (default list $values.mistakes) (last .)) -}}
+{{- end -}}
+
+{{- define "minivm.refuse" -}}
+{{- with .Values.mistakes }}{{ fail (join "\n" (uniq .)) }}{{ end -}}
+{{- end -}}
+
 {{/* Values that render and are mistakes all the same. */}}
 {{- define "minivm.checks" -}}
 {{- include "minivm.checks.keys" . -}}
@@ -13,7 +23,7 @@
 {{- $given := list -}}
 {{- range $name := list "existingConfigMap" "existingSecret" }}{{ if index $p $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
 {{- if or $p.users $p.groups }}{{ $given = append $given "users and groups" }}{{ end -}}
-{{- if gt (len $given) 1 }}{{ fail (printf "people: %s are given, and people.yaml is one file: keep one of them" (join ", " $given)) }}{{ end -}}
+{{- if gt (len $given) 1 }}{{ include "minivm.mistake" (list $ (printf "people: %s are given, and people.yaml is one file: keep one of them" (join ", " $given))) }}{{ end -}}
 {{- end -}}
 
 {{/* The daemons refuse such a key at start, when the Secret exists already. */}}
@@ -21,9 +31,10 @@
 {{- range $name, $sizes := dict "munge" (list 32 1024) "slurm" (list 32 4096) "jwt" (list 32 8192) "ring" (list 16 4096) -}}
   {{- $text := index (index $.Values.secrets $name) "key" -}}
   {{- if $text -}}
-    {{- if not (regexMatch "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$" $text) }}{{ fail (printf "secrets.%s.key is no base64: `base64 -w0 FILE` makes it" $name) }}{{ end -}}
+    {{- if not (regexMatch "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$" $text) }}{{ include "minivm.mistake" (list $ (printf "secrets.%s.key is no base64: `base64 -w0 FILE` makes it" $name)) }}{{ else -}}
     {{- $size := len (b64dec $text) -}}
-    {{- if or (lt $size (first $sizes)) (gt $size (last $sizes)) }}{{ fail (printf "secrets.%s.key has %d bytes, and a key has %d to %d: leave it empty and the cluster makes one" $name $size (first $sizes) (last $sizes)) }}{{ end -}}
+    {{- if or (lt $size (first $sizes)) (gt $size (last $sizes)) }}{{ include "minivm.mistake" (list $ (printf "secrets.%s.key has %d bytes, and a key has %d to %d: leave it empty and the cluster makes one" $name $size (first $sizes) (last $sizes))) }}{{ end -}}
+    {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -31,15 +42,15 @@
 {{- define "minivm.checks.network" -}}
 {{- range $field := list "sshFrom" "metricsFrom" -}}
   {{- range index $.Values.networkPolicy $field -}}
-    {{- if not . }}{{ fail (printf "networkPolicy.%s: {} names no peer: write podSelector, namespaceSelector or ipBlock; all pods of all namespaces are {namespaceSelector: {}}" $field) }}{{ end -}}
+    {{- if not . }}{{ include "minivm.mistake" (list $ (printf "networkPolicy.%s: {} names no peer: write podSelector, namespaceSelector or ipBlock; all pods of all namespaces are {namespaceSelector: {}}" $field)) }}{{ end -}}
     {{- range $key, $_ := . -}}
-      {{- if not (has $key (list "podSelector" "namespaceSelector" "ipBlock")) }}{{ fail (printf "networkPolicy.%s: %s is no part of a peer; a peer has podSelector, namespaceSelector or ipBlock" $field $key) }}{{ end -}}
+      {{- if not (has $key (list "podSelector" "namespaceSelector" "ipBlock")) }}{{ include "minivm.mistake" (list $ (printf "networkPolicy.%s: %s is no part of a peer; a peer has podSelector, namespaceSelector or ipBlock" $field $key)) }}{{ end -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- range .Values.networkPolicy.nodeCidrs -}}
   {{- $bits := splitList "/" . | last | int -}}
-  {{- if lt $bits (ternary 16 8 (contains ":" .)) }}{{ fail (printf "networkPolicy.nodeCidrs: %s is more than the machines' network, and every address in it reaches slurmctld and every slurmd: name the machines' own networks" .) }}{{ end -}}
+  {{- if lt $bits (ternary 16 8 (contains ":" .)) }}{{ include "minivm.mistake" (list $ (printf "networkPolicy.nodeCidrs: %s is more than the machines' network, and every address in it reaches slurmctld and every slurmd: name the machines' own networks" .)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -48,13 +59,13 @@
 {{- if gt (int .Values.controller.replicas) 1 -}}
   {{- if not .Values.controller.moveAddress -}}
     {{- $name := .Values.controller.persistence.existingClaim -}}
-    {{- if not $name }}{{ fail "controller.replicas is 2, and controller.persistence.existingClaim is empty: both controllers need the same state. Name a PersistentVolumeClaim with the access mode ReadWriteMany (docs/how-to/two-controllers.md)" }}{{ end -}}
+    {{- if not $name }}{{ include "minivm.mistake" (list $ "controller.replicas is 2, and controller.persistence.existingClaim is empty: both controllers need the same state. Name a PersistentVolumeClaim with the access mode ReadWriteMany (docs/how-to/two-controllers.md)") }}{{ end -}}
     {{- with lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name -}}
-      {{- if not (has "ReadWriteMany" .spec.accessModes) }}{{ fail (printf "controller.persistence.existingClaim: %s has the access modes %s, and controller.replicas 2 needs ReadWriteMany: name a claim of a class that offers it" $name (join ", " .spec.accessModes)) }}{{ end -}}
+      {{- if not (has "ReadWriteMany" .spec.accessModes) }}{{ include "minivm.mistake" (list $ (printf "controller.persistence.existingClaim: %s has the access modes %s, and controller.replicas 2 needs ReadWriteMany: name a claim of a class that offers it" $name (join ", " .spec.accessModes))) }}{{ end -}}
     {{- end -}}
   {{- end -}}
-  {{- if eq .Values.accounting.mode "embedded" }}{{ fail "controller.replicas is 2, and accounting.mode is embedded: its database lives in one controller's pod. Set accounting.mode to external or none" }}{{ end -}}
-  {{- if not .Values.controller.stableAddress }}{{ fail "controller.replicas is 2, and controller.stableAddress is false: the address of one pod cannot move. Set it to true" }}{{ end -}}
+  {{- if eq .Values.accounting.mode "embedded" }}{{ include "minivm.mistake" (list $ "controller.replicas is 2, and accounting.mode is embedded: its database lives in one controller's pod. Set accounting.mode to external or none") }}{{ end -}}
+  {{- if not .Values.controller.stableAddress }}{{ include "minivm.mistake" (list $ "controller.replicas is 2, and controller.stableAddress is false: the address of one pod cannot move. Set it to true") }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -66,7 +77,7 @@
   {{- $present := $own -}}
   {{- range .spec.template.spec.volumes }}{{ if eq .name "shared" }}{{ $present = .persistentVolumeClaim.claimName }}{{ end }}{{ end -}}
   {{- $wanted := $.Values.controller.persistence.existingClaim | default $own -}}
-  {{- if and (ne $present $wanted) (gt (int .spec.replicas) 0) }}{{ fail (printf "controller.persistence.existingClaim: the state of the running controller is on the claim %s, and would be on %s: stop the controller and move the state first (docs/how-to/two-controllers.md)" $present $wanted) }}{{ end -}}
+  {{- if and (ne $present $wanted) (gt (int .spec.replicas) 0) }}{{ include "minivm.mistake" (list $ (printf "controller.persistence.existingClaim: the state of the running controller is on the claim %s, and would be on %s: stop the controller and move the state first (docs/how-to/two-controllers.md)" $present $wanted)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -78,16 +89,18 @@
   {{- $volumes := list -}}
   {{- range $settings.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
   {{- range $settings.extraVolumeMounts -}}
-    {{- if not (has .name $volumes) }}{{ fail (printf "%s.extraVolumeMounts: %s is not in extraVolumes, which has: %s" $field .name (join ", " $volumes | default "nothing")) }}{{ end -}}
+    {{- if not (has .name $volumes) }}{{ include "minivm.mistake" (list $ (printf "%s.extraVolumeMounts: %s is not in extraVolumes, which has: %s" $field .name (join ", " $volumes | default "nothing"))) }}{{ end -}}
     {{- $_ := set $paths (printf "%s.extraVolumeMounts: %s at %s" $field .name .mountPath) .mountPath -}}
   {{- end -}}
 {{- end -}}
 {{- $own := list "/bin" "/dev" "/etc/minivm" "/etc/munge" "/etc/pam.d" "/etc/slurm" "/etc/ssh" "/etc/sssd" "/lib" "/mnt/minivm" "/opt/minivm" "/proc" "/run" "/sbin" "/sys" "/usr/bin" "/usr/lib" "/usr/libexec" "/usr/sbin" "/usr/share/minivm" "/var/lib/minivm" "/var/lib/sss" "/var/run" "/var/spool" -}}
 {{- range $subject, $said := $paths -}}
   {{- $path := clean $said -}}
+  {{- $hides := list -}}
   {{- range $own -}}
-    {{- if or (eq $path "/") (eq $path .) (hasPrefix (printf "%s/" .) $path) (hasPrefix (printf "%s/" $path) .) }}{{ fail (printf "%s hides %s, which minivm needs: choose another path" $subject .) }}{{ end -}}
+    {{- if or (eq $path "/") (eq $path .) (hasPrefix (printf "%s/" .) $path) (hasPrefix (printf "%s/" $path) .) }}{{ $hides = append $hides . }}{{ end -}}
   {{- end -}}
+  {{- with $hides }}{{ include "minivm.mistake" (list $ (printf "%s hides %s, which minivm needs: choose another path" $subject (join ", " .))) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -102,12 +115,12 @@
 
 {{- define "minivm.checks.parts" -}}
 {{- with .Values.login -}}
-  {{- if and (int .keepSeconds) (lt (int .keepSeconds) (int .graceSeconds)) }}{{ fail (printf "login.keepSeconds: 0, or at least login.graceSeconds (%d), not %d" (int .graceSeconds) (int .keepSeconds)) }}{{ end -}}
+  {{- if and (int .keepSeconds) (lt (int .keepSeconds) (int .graceSeconds)) }}{{ include "minivm.mistake" (list $ (printf "login.keepSeconds: 0, or at least login.graceSeconds (%d), not %d" (int .graceSeconds) (int .keepSeconds))) }}{{ end -}}
 {{- end -}}
 {{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
   {{- range $label, $_ := $settings.podLabels -}}
-    {{- if regexMatch "^(app.kubernetes.io|minivm.io)/" $label }}{{ fail (printf "%s.podLabels: %s is a label that minivm sets: choose another name" $field $label) }}{{ end -}}
+    {{- if regexMatch "^(app.kubernetes.io|minivm.io)/" $label }}{{ include "minivm.mistake" (list $ (printf "%s.podLabels: %s is a label that minivm sets: choose another name" $field $label)) }}{{ end -}}
   {{- end -}}
-  {{- if and $settings.resourceClaims (semverCompare "<1.32.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s.resourceClaims: Kubernetes %s gives no devices by claims; it needs 1.32" $field $.Capabilities.KubeVersion.Version) }}{{ end -}}
+  {{- if and $settings.resourceClaims (semverCompare "<1.32.0-0" $.Capabilities.KubeVersion.Version) }}{{ include "minivm.mistake" (list $ (printf "%s.resourceClaims: Kubernetes %s gives no devices by claims; it needs 1.32" $field $.Capabilities.KubeVersion.Version)) }}{{ end -}}
 {{- end -}}
 {{- end -}}

@@ -69,7 +69,7 @@ minivm.io/pool: {{ . }}
 {{/* Where slurmrestd listens in the controller's pod, which the fleet asks. */}}
 {{- define "minivm.restPort" -}}
 {{- $said := index .Values.controller.env "MINIVM_SLURMRESTD" | default "0.0.0.0:6820" -}}
-{{- if not (regexMatch ":[0-9]+$" $said) }}{{ fail (printf "controller.env.MINIVM_SLURMRESTD is %s: the fleet asks slurmrestd by its port, HOST:PORT" $said) }}{{ end -}}
+{{- if not (regexMatch ":[0-9]+$" $said) }}{{ include "minivm.mistake" (list $ (printf "controller.env.MINIVM_SLURMRESTD is %s: the fleet asks slurmrestd by its port, HOST:PORT" $said)) }}{{ end -}}
 {{ regexFind "[0-9]+$" $said }}
 {{- end -}}
 
@@ -94,14 +94,14 @@ cluster cannot know, and refuses. The answer is kept beside the values, for one 
 {{- $config := lookup "v1" "ConfigMap" $space (printf "%s-config" $full) -}}
 {{- if $config -}}
   {{- $lines := regexFindAll "(?im)^[ \t]*AuthType[ \t]*=[ \t]*\"?auth/(munge|slurm)\\b" (dig "data" "slurm.conf" "" $config) -1 -}}
-  {{- if not $lines }}{{ fail (printf "slurm.auth: the ConfigMap %s-config has no AuthType of auth/munge or auth/slurm, so what the cluster uses is unknown: set slurm.auth to munge or slurm" $full) }}{{ end -}}
+  {{- if not $lines }}{{ include "minivm.mistake" (list . (printf "slurm.auth: the ConfigMap %s-config has no AuthType of auth/munge or auth/slurm, so what the cluster uses is unknown: set slurm.auth to munge or slurm" $full)) }}{{ end -}}
   {{- last $lines | default "" | lower | regexFind "[a-z]+$" -}}
 {{- else if not (lookup "v1" "ServiceAccount" $space "") -}}
-  {{- fail "slurm.auth: this render sees no cluster, and must not change how a running one authenticates: set slurm.auth to slurm for a new cluster, and to what an existing one has, which is munge unless its slurm.conf has AuthType=auth/slurm (docs/how-to/change-authentication.md)" -}}
+  {{- include "minivm.mistake" (list . "slurm.auth: this render sees no cluster, and must not change how a running one authenticates: set slurm.auth to slurm for a new cluster, and to what an existing one has, which is munge unless its slurm.conf has AuthType=auth/slurm (docs/how-to/change-authentication.md)") -}}
 {{- else -}}
   {{- $munge := or $s.munge.existingSecret $s.munge.key (lookup "v1" "Secret" $space (printf "%s-munge" $full)) -}}
   {{- $slurm := or $s.slurm.existingSecret $s.slurm.key $s.slurm.jwks (lookup "v1" "Secret" $space (printf "%s-slurm-key" $full)) -}}
-  {{- if and $munge $slurm }}{{ fail "slurm.auth: there are keys of munge and of auth/slurm, and no slurm.conf in the cluster says which it used: set slurm.auth to munge or slurm" }}{{ end -}}
+  {{- if and $munge $slurm }}{{ include "minivm.mistake" (list . "slurm.auth: there are keys of munge and of auth/slurm, and no slurm.conf in the cluster says which it used: set slurm.auth to munge or slurm") }}{{ end -}}
   {{- ternary "munge" "slurm" (not (empty $munge)) -}}
 {{- end -}}
 {{- end -}}
@@ -554,12 +554,13 @@ initContainers: {{ toJson . }}
 would refuse it too, and stay with the last good set; whoever installs is told at once. */}}
 {{- define "minivm.checkDropIn" -}}
 {{- $service := fromYaml .text }}
-{{- with $service.Error }}{{ fail (printf "%s: not a service file: %s" $.at .) }}{{ end }}
+{{- if $service.Error }}{{ include "minivm.mistake" (list .root (printf "%s: not a service file: %s" .at $service.Error)) }}{{ else }}
 {{- $known := list "disabled" "name" "about" "kind" "command" "prepare" "when" "needs" "after" "bound-to" "required" "ready" "restart" "stop" "reload" "every" "timeout" "watchdog" "user" "group" "groups" "umask" "cwd" "environment" "environment-files" "limits" "capabilities" "no-new-privileges" "oom-score" "log" }}
 {{- range $key, $_ := $service }}
-{{- if not (has $key $known) }}{{ fail (printf "%s: unknown key %s; known: %s" $.at $key (join ", " $known)) }}{{ end }}
+{{- if not (has $key $known) }}{{ include "minivm.mistake" (list $.root (printf "%s: unknown key %s; known: %s" $.at $key (join ", " $known))) }}{{ end }}
 {{- end }}
-{{- if not (or $service.command (eq (toString $service.kind) "gate") (eq (toJson $service) "{\"disabled\":true}")) }}{{ fail (printf "%s: command is missing" .at) }}{{ end }}
+{{- if not (or $service.command (eq (toString $service.kind) "gate") (eq (toJson $service) "{\"disabled\":true}")) }}{{ include "minivm.mistake" (list .root (printf "%s: command is missing" .at)) }}{{ end }}
+{{- end }}
 {{- end -}}
 
 {{/*
@@ -567,13 +568,14 @@ The site's policy, as far as a render can tell: a node leaves one aside that it 
 */}}
 {{- define "minivm.checkPolicy" -}}
 {{- $policy := fromJson .text }}
-{{- with $policy.Error }}{{ fail (printf "%s: not JSON, or not a mapping: %s" $.at .) }}{{ end }}
+{{- if $policy.Error }}{{ include "minivm.mistake" (list .root (printf "%s: not JSON, or not a mapping: %s" .at $policy.Error)) }}{{ else }}
 {{- $known := dict "" (list "runner" "gate" "broker") "runner" (list "prolog" "epilog" "task_prolog" "health" "scripts" "notes_failures") "gate" (list "wait_s" "unconfirmed") "broker" (list "raise_after" "clear_after" "clear_wait_s" "guard" "rate" "offender" "checks") }}
 {{- range $of, $keys := $known }}
 {{- $part := $policy }}{{ if $of }}{{ $part = default dict (index $policy $of) }}{{ end }}
-{{- if not (kindIs "map" $part) }}{{ fail (printf "%s: %s: wanted a mapping" $.at $of) }}{{ end }}
+{{- if not (kindIs "map" $part) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s: wanted a mapping" $.at $of)) }}{{ $part = dict }}{{ end }}
 {{- range $key, $_ := $part }}
-{{- if not (has $key $keys) }}{{ fail (printf "%s: unknown key %s; known: %s" $.at (trimPrefix "." (printf "%s.%s" $of $key)) (join ", " $keys)) }}{{ end }}
+{{- if not (has $key $keys) }}{{ include "minivm.mistake" (list $.root (printf "%s: unknown key %s; known: %s" $.at (trimPrefix "." (printf "%s.%s" $of $key)) (join ", " $keys))) }}{{ end }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}

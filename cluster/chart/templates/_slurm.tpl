@@ -134,7 +134,7 @@ PartitionName=minivm-active Nodes={{ range $i, $pool := keys (include "minivm.po
 {{- $names := dict -}}
 {{- range $name, $value := .Values.slurm.config -}}
   {{- $key := lower $name -}}
-  {{- if hasKey $names $key }}{{ fail (printf "slurm.config has %s and %s, which are one name to Slurm" (get $names $key) $name) }}{{ end -}}
+  {{- if hasKey $names $key }}{{ include "minivm.mistake" (list $ (printf "slurm.config has %s and %s, which are one name to Slurm" (get $names $key) $name)) }}{{ end -}}
   {{- $_ := set $names $key $name -}}
   {{- $_ := set $found $key (ternary "" (toString $value) (kindIs "invalid" $value)) -}}
 {{- end -}}
@@ -162,7 +162,7 @@ slurm.extraConfig comes last. A line goes on where it ends with a backslash, and
   {{- $pool := include "minivm.pool" (dict "root" $.root "name" $name) | fromJson -}}
   {{- if not $pool.perNode }}{{ $names = add $names (include "minivm.pool.names" $pool | int) }}{{ end -}}
 {{- end -}}
-{{- if and (eq .root.Values.slurm.nodeMode "dynamic") (regexMatch "^[0-9]+$" $most) (gt (int $names) (int $most)) }}{{ fail (printf "slurm.maxNodes: workers.pools have %d nodes together, by replicas and elastic.max, and slurmctld takes %s" (int $names) $most) }}{{ end -}}
+{{- if and (eq .root.Values.slurm.nodeMode "dynamic") (regexMatch "^[0-9]+$" $most) (gt (int $names) (int $most)) }}{{ include "minivm.mistake" (list $.root (printf "slurm.maxNodes: workers.pools have %d nodes together, by replicas and elastic.max, and slurmctld takes %s" (int $names) $most)) }}{{ end -}}
 {{- end -}}
 
 {{/* Active checks need preemption between partitions that nothing else uses, and pools that do not follow idleness. */}}
@@ -171,24 +171,24 @@ slurm.extraConfig comes last. A line goes on where it ends with a backslash, and
 {{- $site := include "minivm.slurm.site" .root | fromJson -}}
 {{- range $key := list "PreemptType" "PreemptMode" "PreemptParameters" -}}
   {{- $value := include "minivm.slurm.says" (dict "key" $key "lines" $site "root" $.root) -}}
-  {{- if $value }}{{ fail (printf "activeChecks.enabled: slurm.config or slurm.extraConfig sets %s to %s, and active checks need preemption by partition for themselves alone: remove the line, or disable active checks" $key $value) }}{{ end -}}
+  {{- if $value }}{{ include "minivm.mistake" (list $.root (printf "activeChecks.enabled: slurm.config or slurm.extraConfig sets %s to %s, and active checks need preemption by partition for themselves alone: remove the line, or disable active checks" $key $value)) }}{{ end -}}
 {{- end -}}
-{{- if regexMatch `(?im)^[ \t]*PartitionName=.*\b(PreemptMode=|PriorityTier=0\b)` .root.Values.slurm.extraConfig }}{{ fail "slurm.extraConfig: a partition there has PreemptMode or PriorityTier=0, and active checks alone may be preempted and have tier 0: remove it, or disable active checks" }}{{ end -}}
+{{- if regexMatch `(?im)^[ \t]*PartitionName=.*\b(PreemptMode=|PriorityTier=0\b)` .root.Values.slurm.extraConfig }}{{ include "minivm.mistake" (list $.root "slurm.extraConfig: a partition there has PreemptMode or PriorityTier=0, and active checks alone may be preempted and have tier 0: remove it, or disable active checks") }}{{ end -}}
 {{- range $name, $partition := include "minivm.partitions" .root | fromJson -}}
-  {{- if eq $name "minivm-active" }}{{ fail "slurm.partitions: minivm-active is the partition of activeChecks: give yours another name" }}{{ end -}}
+  {{- if eq $name "minivm-active" }}{{ include "minivm.mistake" (list $.root "slurm.partitions: minivm-active is the partition of activeChecks: give yours another name") }}{{ end -}}
   {{- range $key, $value := $partition.options -}}
-    {{- if eq (lower $key) "preemptmode" }}{{ fail (printf "slurm.partitions.%s.options.PreemptMode: with activeChecks.enabled no users' partition is preempted: remove it, or disable active checks" $name) }}{{ end -}}
-    {{- if and (eq (lower $key) "prioritytier") (lt (int $value) 1) }}{{ fail (printf "slurm.partitions.%s.options.PriorityTier is %v, and active checks have 0: set 1 or more" $name $value) }}{{ end -}}
+    {{- if eq (lower $key) "preemptmode" }}{{ include "minivm.mistake" (list $.root (printf "slurm.partitions.%s.options.PreemptMode: with activeChecks.enabled no users' partition is preempted: remove it, or disable active checks" $name)) }}{{ end -}}
+    {{- if and (eq (lower $key) "prioritytier") (lt (int $value) 1) }}{{ include "minivm.mistake" (list $.root (printf "slurm.partitions.%s.options.PriorityTier is %v, and active checks have 0: set 1 or more" $name $value)) }}{{ end -}}
   {{- end -}}
 {{- end -}}
 {{- range $name, $_ := include "minivm.pools" .root | fromJson -}}
   {{- $pool := include "minivm.pool" (dict "root" $.root "name" $name) | fromJson -}}
-  {{- if or $pool.elastic $pool.externalScaling }}{{ fail (printf "activeChecks.enabled: the pool %s shrinks when its nodes are idle, and a check makes a node busy: remove elastic and externalScaling, or disable active checks" $name) }}{{ end -}}
+  {{- if or $pool.elastic $pool.externalScaling }}{{ include "minivm.mistake" (list $.root (printf "activeChecks.enabled: the pool %s shrinks when its nodes are idle, and a check makes a node busy: remove elastic and externalScaling, or disable active checks" $name)) }}{{ end -}}
 {{- end -}}
-{{- if dig "lend" "pools" list .root.Values.fleet.policy }}{{ fail "activeChecks.enabled: fleet.policy.lend lends idle machines, and a check makes a machine busy: use one of the two" }}{{ end -}}
-{{- if not .root.Values.slurm.scripts.enabled }}{{ fail "activeChecks.enabled: the checks are files of the scripts tree, and slurm.scripts.enabled is false: set it to true" }}{{ end -}}
+{{- if dig "lend" "pools" list .root.Values.fleet.policy }}{{ include "minivm.mistake" (list $.root "activeChecks.enabled: fleet.policy.lend lends idle machines, and a check makes a machine busy: use one of the two") }}{{ end -}}
+{{- if not .root.Values.slurm.scripts.enabled }}{{ include "minivm.mistake" (list $.root "activeChecks.enabled: the checks are files of the scripts tree, and slurm.scripts.enabled is false: set it to true") }}{{ end -}}
 {{- $enforce := include "minivm.slurm.says" (dict "key" "AccountingStorageEnforce" "lines" .lines "root" .root) -}}
-{{- if and $enforce (ne (lower $enforce) "none") (not .root.Values.activeChecks.account) }}{{ fail (printf "activeChecks.account is empty, and AccountingStorageEnforce is %s: name an account that has the user slurm" $enforce) }}{{ end -}}
+{{- if and $enforce (ne (lower $enforce) "none") (not .root.Values.activeChecks.account) }}{{ include "minivm.mistake" (list $.root (printf "activeChecks.account is empty, and AccountingStorageEnforce is %s: name an account that has the user slurm" $enforce)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -209,7 +209,7 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
 {{- $said := include "minivm.slurm.says" (dict "key" "JobSubmitPlugins" "lines" dict "root" .) -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") $said (hasKey (include "minivm.slurm.site" . | fromJson) "jobsubmitplugins") -}}
-{{- if and $site .Values.activeChecks.preflight.enabled }}{{ fail "activeChecks.preflight.enabled: the chart's job_submit.lua puts the test into jobs, and yours replaces it: disable preflight, and add `minivm preflight || [ $? -ne 86 ] || exit 1` to scripts in your own" }}{{ end -}}
+{{- if and $site .Values.activeChecks.preflight.enabled }}{{ include "minivm.mistake" (list $ "activeChecks.preflight.enabled: the chart's job_submit.lua puts the test into jobs, and yours replaces it: disable preflight, and add `minivm preflight || [ $? -ne 86 ] || exit 1` to scripts in your own") }}{{ end -}}
 {{- if and (or .Values.slurm.bringBackJobs .Values.activeChecks.preflight.enabled (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
 {{- end -}}
 
@@ -226,17 +226,17 @@ local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {
   {{- $said := include "minivm.slurm.says" (dict "key" . "lines" (include "minivm.slurm.site" $ | fromJson) "root" $) -}}
   {{- if regexMatch "(?i)^(job_container|namespace)/(tmpfs|linux)" $said }}{{ $mounts = true }}{{ end -}}
 {{- end -}}
-{{- if and $mounts (not (has "SYS_ADMIN" .Values.workers.capabilities)) }}{{ fail "slurm.config: a job's own /tmp is mounted by slurmd, which takes SYS_ADMIN in workers.capabilities; each job has a TMPDIR of its own without" }}{{ end -}}
+{{- if and $mounts (not (has "SYS_ADMIN" .Values.workers.capabilities)) }}{{ include "minivm.mistake" (list $ "slurm.config: a job's own /tmp is mounted by slurmd, which takes SYS_ADMIN in workers.capabilities; each job has a TMPDIR of its own without") }}{{ end -}}
 {{- end -}}
 
 {{/* slurmctld's own metrics, if its release has them; it serves them to any client. */}}
 {{- define "minivm.slurmMetrics" -}}
 {{- if .Values.slurm.metrics -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-{{- if not (hasKey $facts "metrics") }}{{ fail "slurm.metrics: this release of Slurm has no metrics of its own; from 25.11 on it has" }}{{ end -}}
+{{- if not (hasKey $facts "metrics") }}{{ include "minivm.mistake" (list $ "slurm.metrics: this release of Slurm has no metrics of its own; from 25.11 on it has") }}{{ end -}}
 {{- $site := include "minivm.slurm.site" . | fromJson -}}
-{{- if include "minivm.slurm.says" (dict "key" "PrivateData" "lines" $site "root" .) }}{{ fail "slurm.metrics: with PrivateData slurmctld gives its metrics to nobody" }}{{ end -}}
-{{- if include "minivm.slurm.says" (dict "key" "CommunicationParameters" "lines" $site "root" .) | lower | contains "disable_http" }}{{ fail "slurm.metrics: CommunicationParameters=disable_http takes them away" }}{{ end -}}
+{{- if include "minivm.slurm.says" (dict "key" "PrivateData" "lines" $site "root" .) }}{{ include "minivm.mistake" (list $ "slurm.metrics: with PrivateData slurmctld gives its metrics to nobody") }}{{ end -}}
+{{- if include "minivm.slurm.says" (dict "key" "CommunicationParameters" "lines" $site "root" .) | lower | contains "disable_http" }}{{ include "minivm.mistake" (list $ "slurm.metrics: CommunicationParameters=disable_http takes them away") }}{{ end -}}
 yes
 {{- end -}}
 {{- end -}}
@@ -245,7 +245,7 @@ yes
 {{- define "minivm.topologyFile" -}}
 {{- $yaml := regexMatch "^(---)?\\s*- " .Values.slurm.topologyConfig -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-{{- if and $yaml (ne $facts.topology "topology.yaml") }}{{ fail (printf "slurm.topologyConfig is a topology.yaml, and this release of Slurm reads %s alone" $facts.topology) }}{{ end -}}
+{{- if and $yaml (ne $facts.topology "topology.yaml") }}{{ include "minivm.mistake" (list $ (printf "slurm.topologyConfig is a topology.yaml, and this release of Slurm reads %s alone" $facts.topology)) }}{{ end -}}
 {{- ternary "topology.yaml" "topology.conf" $yaml -}}
 {{- end -}}
 
@@ -254,9 +254,9 @@ yes
 {{- $tiers := dig "topology" "tiers" list .Values.fleet.policy -}}
 {{- if and .Values.fleet.enabled (or $tiers (dig "topology" "blocks" "label" "" .Values.fleet.policy)) -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-{{- if ne $facts.topology "topology.yaml" }}{{ fail "fleet.policy.topology: this release of Slurm is told no places of dynamic nodes; from 25.05 on it is" }}{{ end -}}
-{{- if ne .Values.slurm.nodeMode "dynamic" }}{{ fail "fleet.policy.topology: places are told of dynamic nodes, and slurm.nodeMode is static" }}{{ end -}}
-{{- if or .Values.slurm.topologyConfig (hasKey .Values.slurm.files "topology.conf") }}{{ fail "fleet.policy.topology: slurm.topologyConfig, or a topology.conf in slurm.files, says it already" }}{{ end -}}
+{{- if ne $facts.topology "topology.yaml" }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: this release of Slurm is told no places of dynamic nodes; from 25.05 on it is") }}{{ end -}}
+{{- if ne .Values.slurm.nodeMode "dynamic" }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: places are told of dynamic nodes, and slurm.nodeMode is static") }}{{ end -}}
+{{- if or .Values.slurm.topologyConfig (hasKey .Values.slurm.files "topology.conf") }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: slurm.topologyConfig, or a topology.conf in slurm.files, says it already") }}{{ end -}}
 yes
 {{- end -}}
 {{- end -}}
@@ -268,11 +268,11 @@ are not doublings of the first one. */}}
 {{- if $blocks.label -}}
 {{- $sizes := list -}}
 {{- range $blocks.sizes }}{{ $sizes = append $sizes (int .) }}{{ end -}}
-{{- if not $sizes }}{{ fail "fleet.policy.topology.blocks.sizes: how many nodes a block has, as [18]" }}{{ end -}}
+{{- if not $sizes }}{{ include "minivm.mistake" (list $ "fleet.policy.topology.blocks.sizes: how many nodes a block has, as [18]") }}{{ end -}}
 {{- $first := first $sizes -}}
 {{- $can := list -}}
 {{- range $power := until 16 }}{{ $can = append $can $first }}{{ $first = mul $first 2 | int }}{{ end -}}
-{{- range $sizes }}{{ if not (has . $can) }}{{ fail (printf "fleet.policy.topology.blocks.sizes: %d is not the first one's double, fourfold and so on" .) }}{{ end }}{{ end -}}
+{{- range $sizes }}{{ if not (has . $can) }}{{ include "minivm.mistake" (list $ (printf "fleet.policy.topology.blocks.sizes: %d is not the first one's double, fourfold and so on" .)) }}{{ end }}{{ end -}}
 block_sizes: {{ $sizes | toJson }}
 blocks:
 {{- range $blocks.domains }}
@@ -316,7 +316,7 @@ Topology=default:/
 {{/* Containers by pyxis, beside Slurm's own door: a plug-in that srun and sbatch have, too. */}}
 {{- define "minivm.byPyxis" -}}
 {{- if and .Values.containers.enabled (eq .Values.containers.by "pyxis") -}}
-{{- if hasKey .Values.slurm.files "plugstack.conf" }}{{ fail "containers.by: pyxis makes a plugstack.conf, and slurm.files has one, too" }}{{ end -}}
+{{- if hasKey .Values.slurm.files "plugstack.conf" }}{{ include "minivm.mistake" (list $ "containers.by: pyxis makes a plugstack.conf, and slurm.files has one, too") }}{{ end -}}
 yes
 {{- end -}}
 {{- end -}}
@@ -335,11 +335,11 @@ yes
 {{- define "minivm.notifies" -}}
 {{- $n := .Values.notifications -}}
 {{- if or $n.mail.relay $n.webhook.format -}}
-{{- if include "minivm.slurm.says" (dict "key" "MailProg" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) }}{{ fail "notifications: slurm.config or slurm.extraConfig sets MailProg, which would send none of them: remove the line, or mail.relay and webhook.format" }}{{ end -}}
-{{- if and $n.mail.relay (not $n.mail.from) }}{{ fail "notifications.mail.from is empty: set the sender's address, as slurm@example.org" }}{{ end -}}
-{{- if and $n.mail.user (hasPrefix "smtp://" $n.mail.relay) }}{{ fail "notifications.mail: a password over smtp:// would be readable on the network: use starttls:// or smtps://" }}{{ end -}}
-{{- if and $n.webhook.format (not $n.webhook.url) (not $n.existingSecret) }}{{ fail "notifications.webhook.url is empty: set it, or notifications.existingSecret with the key url" }}{{ end -}}
-{{- if and $n.existingSecret (or $n.mail.user $n.mail.password $n.webhook.url) }}{{ fail "notifications.existingSecret: mail.user, mail.password and webhook.url are given too: keep them in one place" }}{{ end -}}
+{{- if include "minivm.slurm.says" (dict "key" "MailProg" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) }}{{ include "minivm.mistake" (list $ "notifications: slurm.config or slurm.extraConfig sets MailProg, which would send none of them: remove the line, or mail.relay and webhook.format") }}{{ end -}}
+{{- if and $n.mail.relay (not $n.mail.from) }}{{ include "minivm.mistake" (list $ "notifications.mail.from is empty: set the sender's address, as slurm@example.org") }}{{ end -}}
+{{- if and $n.mail.user (hasPrefix "smtp://" $n.mail.relay) }}{{ include "minivm.mistake" (list $ "notifications.mail: a password over smtp:// would be readable on the network: use starttls:// or smtps://") }}{{ end -}}
+{{- if and $n.webhook.format (not $n.webhook.url) (not $n.existingSecret) }}{{ include "minivm.mistake" (list $ "notifications.webhook.url is empty: set it, or notifications.existingSecret with the key url") }}{{ end -}}
+{{- if and $n.existingSecret (or $n.mail.user $n.mail.password $n.webhook.url) }}{{ include "minivm.mistake" (list $ "notifications.existingSecret: mail.user, mail.password and webhook.url are given too: keep them in one place") }}{{ end -}}
 yes
 {{- end -}}
 {{- end -}}
@@ -390,13 +390,13 @@ A partition that goes takes its jobs with it: so nothing that is added makes ano
 {{- $default := false -}}
 {{- range $name, $partition := .Values.slurm.partitions -}}
   {{- if kindIs "invalid" $partition -}}
-    {{- if not (hasKey $made $name) }}{{ fail (printf "slurm.partitions.%s is null, and there is no partition of that name to take away" $name) }}{{ end -}}
+    {{- if not (hasKey $made $name) }}{{ include "minivm.mistake" (list $ (printf "slurm.partitions.%s is null, and there is no partition of that name to take away" $name)) }}{{ end -}}
     {{- $_ := unset $made $name -}}
   {{- else -}}
     {{- $partition = merge (deepCopy $partition) (default dict (get $made $name)) -}}
-    {{- if not $partition.pools }}{{ fail (printf "slurm.partitions.%s names no pools" $name) }}{{ end -}}
+    {{- if not $partition.pools }}{{ include "minivm.mistake" (list $ (printf "slurm.partitions.%s names no pools" $name)) }}{{ end -}}
     {{- range $partition.pools -}}
-      {{- if not (has . $pools) }}{{ fail (printf "slurm.partitions.%s names the pool %s, which workers.pools does not have" $name .) }}{{ end -}}
+      {{- if not (has . $pools) }}{{ include "minivm.mistake" (list $ (printf "slurm.partitions.%s names the pool %s, which workers.pools does not have" $name .)) }}{{ end -}}
     {{- end -}}
     {{- if $partition.default }}{{ $default = true }}{{ end -}}
     {{- $_ := set $made $name $partition -}}
@@ -460,7 +460,7 @@ A partition that goes takes its jobs with it: so nothing that is added makes ano
 {{- $full := include "minivm.fullname" .root -}}
 {{- $sts := printf "%s-%s" $full .name -}}
 {{- if or (lt (int .pool.node.cpus) 1) (lt (int .pool.node.memoryMiB) 1) -}}
-  {{- fail (printf "slurm.nodeMode is static: workers.pools.%s.node needs cpus and memoryMiB" .name) -}}
+  {{- include "minivm.mistake" (list .root (printf "slurm.nodeMode is static: workers.pools.%s.node needs cpus and memoryMiB" .name)) -}}
 {{- end -}}
 {{- range $i := until (int .pool.replicas) -}}
 NodeName={{ $sts }}-{{ $i }} NodeAddr={{ $sts }}-{{ $i }}{{ if not $.pool.perPodServices }}.{{ $sts }}{{ end }} CPUs={{ int $.pool.node.cpus }} RealMemory={{ int $.pool.node.memoryMiB }} Feature={{ include "minivm.pool.features" (dict "name" $.name "pool" (omit $.pool "topologyFeatures")) }}{{ with include "minivm.pool.nodeConfig" (dict "pool" $.pool) }} {{ . }}{{ end }} State=UNKNOWN

@@ -17,13 +17,14 @@ import kubernetes_validate  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import yaml
 
+from cluster import manifests
 from cluster.errors import ClusterError
 from cluster.manifests import CHART, Document
 from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy
 from init.helpers.retire_workers import parse as parse_retirement
 from tests.helm import rendered_for
-from tests.support.rendered_chart import render, render_texts
+from tests.support.rendered_chart import new, render, render_texts
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
@@ -1804,23 +1805,66 @@ def test_the_chart_knows_gitsyncs_settings_and_no_others() -> None:
         render({"scripts": {"env": {"MINIVM_GITSYNC_PERIODE": "5"}}}, release="slurm", namespace="n")
 
 
-def test_wrong_values_are_told_by_field_one_line_each() -> None:
+def test_every_mistake_of_a_values_file_is_told_at_once_with_field_found_and_expected() -> None:
     wrong: dict[str, Any] = {
+        "clusterNam": "x",
         "controller": {"graceSeconds": 1},
-        "slurm": {"proctrack": "foo"},
-        "workers": {"defaults": {"graceSeconds": "x"}, "pools": {"a": {"replicas": -1, "repliccas": 3}}},
+        "home": {"mountPath": "/usr/bin"},
+        "mounts": {"data": {"mountPath": "/data"}},
+        "networkPolicy": {"nodeCidrs": ["anywhere"]},
+        "scripts": {"env": {"MINIVM_GITSYNC_PERIODE": "5"}},
+        "secrets": {"munge": {"key": 5}, "jwt": {"key": "YWJj"}},
+        "slurm": {"proctrack": "foo", "partitions": {"p": {"pools": ["nowhere"]}}},
+        "workers": {"defaults": {"graceSeconds": "x"}, "pools": {"a": {"replicas": -1, "repliccas": 3}, "login": {}}},
     }
     with pytest.raises(ClusterError) as caught:
-        render(wrong, release="s", namespace="n")
-    head, *lines = str(caught.value).splitlines()
-    assert head.strip() == "cannot use the values:"
+        manifests.render(new(wrong), release="s", namespace="n", file="/site/values.yaml")
+    head, *lines, hint = str(caught.value).splitlines()
+    assert head.strip() == "cannot use the values of /site/values.yaml:"
+    assert hint == "hint: docs/reference/chart.md has the keys"
     assert sorted(line.strip() for line in lines) == [
         "controller.graceSeconds: it must be at least 20, not 1",
-        "hint: docs/reference/chart.md has the keys",
-        "slurm.proctrack: value must be one of 'linuxproc', 'cgroup'",
-        "workers.defaults.graceSeconds: it must be integer, not string",
+        "home.mountPath: /usr/bin hides /usr/bin, which minivm needs: choose another path",
+        "mounts.data: one of claim, nfs, hostPath is missing",
+        "networkPolicy.nodeCidrs.0: 'anywhere' does not match pattern '^[0-9a-fA-F.:]+/[0-9]+$'",
+        "scripts.env: no such key: 'MINIVM_GITSYNC_PERIODE' (did you mean MINIVM_GITSYNC_PERIOD?)",
+        "secrets.jwt.key has 3 bytes, and a key has 32 to 8192: leave it empty and the cluster makes one",
+        "secrets.munge.key: it must be string, not number",
+        "slurm.partitions.p names the pool nowhere, which workers.pools does not have",
+        "slurm.proctrack: value must be one of 'linuxproc', 'cgroup', not 'foo'",
+        "the values: no such key: 'clusterNam' (did you mean clusterName?)",
+        "workers.defaults.graceSeconds: it must be integer, not 'x'",
         "workers.pools.a.replicas: it must be at least 0, not -1",
-        "workers.pools.a: no such key: 'repliccas'",
+        "workers.pools.a: no such key: 'repliccas' (did you mean replicas?)",
+        "workers.pools.login: the name belongs to another part of the cluster",
     ]
-    with pytest.raises(ClusterError, match=r"^cannot use the values: the values: no such key: 'clusterNam'\n"):
+
+
+def test_one_mistake_is_told_on_one_line_and_a_secret_is_not_shown() -> None:
+    with pytest.raises(ClusterError, match=r"^cannot use the values: the values: no such key: 'clusterNam' \("):
         render({"clusterNam": "x"}, release="s", namespace="n")
+    with pytest.raises(ClusterError) as caught:
+        render({"accounting": {"database": {"password": 424242}}}, release="s", namespace="n")
+    assert "accounting.database.password: it must be string, not number" in str(caught.value)
+    assert "424242" not in str(caught.value)
+
+
+def test_a_refused_value_causes_no_second_mistake() -> None:
+    """The checks see the default in its place, and say nothing about the same field."""
+    with pytest.raises(ClusterError) as caught:
+        manifests.render({"slurm": {"auth": "kerberos"}}, release="s", namespace="n")
+    assert str(caught.value).splitlines()[0] == (
+        "cannot use the values: slurm.auth: value must be one of '', 'munge', 'slurm', not 'kerberos'"
+    )
+
+
+def test_mistakes_that_only_the_charts_checks_find_are_told_at_once() -> None:
+    text = {"services": {"a.yaml": "colour: red", "b.yaml": "[]"}}
+    wrong = {"dropIns": {"worker": text}, "notifications": {"mail": {"relay": "smtp://relay", "user": "u"}}}
+    with pytest.raises(ClusterError) as caught:
+        render(wrong, release="s", namespace="n")
+    lines = str(caught.value).splitlines()
+    for start in ("dropIns.worker.services.a.yaml: unknown key colour", "dropIns.worker.services.a.yaml: command is",
+                  "dropIns.worker.services.b.yaml: not a service file", "notifications.mail.from is empty",
+                  "notifications.mail: a password over smtp://"):  # fmt: skip
+        assert any(line.strip().startswith(start) for line in lines), start

@@ -145,6 +145,13 @@ def test_a_change_costs_the_jobs_that_slurmctld_would_end(new: str, lost: dict[s
             BASE + "PartitionName=x Nodes=gpu[1-3\n",
             "partition x: Nodes=gpu[1-3: a bracket is not closed, or not opened",
         ),
+        (
+            BASE.replace("ClusterName=c ", "ClusterName=d ")
+            + "NodeName=gpu[1-3 CPUs=1\nPartitionName=x Nodes=gpu1-3]\n",
+            "ClusterName is d, and the state in StateSaveLocation is that of c: a cluster keeps its name; "
+            "NodeName=gpu[1-3: a bracket is not closed, or not opened; "
+            "partition x: Nodes=gpu1-3]: a bracket is not closed, or not opened",
+        ),
     ],
 )
 def test_what_only_slurmctld_refuses_is_told_before_it_is_asked(text: str, why: str) -> None:
@@ -163,6 +170,11 @@ PRESENT = frozenset({"priority_basic", "priority_multifactor", "select_cons_tres
         ),
         ("priorityTYPE=priority/multifactor\nPreemptType=preempt/none\nJobSubmitPlugins=lua", ""),
         ("JobSubmitPlugins=lua,mine", "JobSubmitPlugins=lua,mine: this Slurm has no plug-in job_submit/mine, but lua"),
+        (
+            "PriorityType=priority/bogus\nJobSubmitPlugins=mine",
+            "JobSubmitPlugins=mine: this Slurm has no plug-in job_submit/mine, but lua; "
+            "PriorityType=priority/bogus: this Slurm has no plug-in priority/bogus, but basic, multifactor",
+        ),
         ("SchedulerType=sched/any", ""),  # none of this kind is known here: nothing is claimed
         ("AuthType=auth/any", ""),  # clients load it too, and test it
     ],
