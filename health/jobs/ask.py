@@ -282,6 +282,9 @@ def _pending(asker: Asker, job: Job) -> World:
         argv = [SCONTROL, "show", "assoc_mgr", "flags=assoc,qos", f"accounts={job.account}"]
         argv += [f"qos={','.join(qos)}"] if qos else []
         return replace(world, limits=asker.optional("the limits", lambda text: parse.limits(text, job.user), *argv))
+    if job.reason in pending.OF_ACCOUNTS:
+        argv = [SACCTMGR, "-nP", "show", "associations", "where", f"user={job.user}", "format=account"]
+        return replace(world, accounts=asker.optional("the user's accounts", parse.lines, *argv))
     if job.reason in ("Dependency", "DependencyNeverSatisfied"):
         numbers = pending.dependencies(job)
         awaited = _others(asker, numbers) if numbers else ()

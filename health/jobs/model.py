@@ -195,6 +195,7 @@ class World:
     reservations: tuple[Reservation, ...] | None = None
     licenses: tuple[License, ...] | None = None
     limits: tuple[UsageLimit, ...] | None = None
+    accounts: tuple[str, ...] | None = None  # that the job's user may use
     others: tuple[Job, ...] | None = None  # jobs on which the job depends
     usage: tuple[tuple[str, int, float], ...] | None = None  # step, bytes of memory, CPU seconds
     output_age: float | None = None  # seconds since the last write to the output

@@ -309,6 +309,11 @@ def _tres(text: str, name: str) -> str:
     return next((value for key, _, value in pairs if key == name), "")
 
 
+def lines(text: str) -> tuple[str, ...]:
+    """Parse a client's list of one field: each value once, in order."""
+    return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
 def limits(text: str, user: str) -> tuple[UsageLimit, ...]:
     """Parse the limits that `scontrol show assoc_mgr` shows, with their use; of a QOS's users only this one."""
     return tuple(_limits(text, user))

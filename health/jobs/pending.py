@@ -51,16 +51,6 @@ PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
         JobCause.REQUEST,
         ("submit it with a later --deadline or a shorter --time",),
     ),
-    "InvalidAccount": (
-        "its account does not exist or you are not in it any more",
-        JobCause.REQUEST,
-        ("see your accounts: sacctmgr show associations user=$USER", "scontrol update jobid={id} account=..."),
-    ),
-    "AccountNotAllowed": (
-        "the partition does not take its account",
-        JobCause.REQUEST,
-        ("choose another partition or account: scontrol update jobid={id} account=...",),
-    ),
     "InvalidQOS": (
         "its QOS does not exist or is not yours",
         JobCause.REQUEST,
@@ -94,6 +84,10 @@ PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
     "NvidiaImexChannels": ("all IMEX channels are in use", JobCause.CLUSTER, ()),
     "Prolog": ("the prolog runs on its nodes", JobCause.CLUSTER, ()),
     "PartitionConfig": ("the partition does not allow the request", JobCause.REQUEST, ("see scontrol show partition",)),
+}
+OF_ACCOUNTS = {
+    "InvalidAccount": "its account does not exist, or its user is not in it any more",
+    "AccountNotAllowed": "the partition does not take its account",
 }
 BY_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "None", "")
 
@@ -527,7 +521,26 @@ def _array(job: Job, world: World, now: float) -> Answer:
 
 
 Handler = Callable[[Job, World, float], Answer]
+
+
+def _account(job: Job, world: World, now: float) -> Answer:
+    """Name the account, and those that the user may use."""
+    advice: tuple[str, ...] = ("choose another account: scontrol update jobid={id} account=...",)
+    facts: tuple[Fact, ...] = (Fact(f"its account is {safe(job.account, 40)}", SQUEUE),) if job.account else ()
+    if world.accounts:
+        names = listed(safe(name, 40) for name in world.accounts)
+        facts += (Fact(f"user {safe(job.user, 40)} may use {names}", "sacctmgr"),)
+    elif world.accounts is not None:
+        facts += (Fact(f"user {safe(job.user, 40)} is in no account", "sacctmgr"),)
+        advice = ("ask an operator to add the user to an account",)
+    if job.reason == "AccountNotAllowed":
+        advice = ("choose another partition: scontrol update jobid={id} partition=...", *advice)
+    steps = tuple(text.format(id=job.shown) for text in advice)
+    return Answer(f"It waits: {OF_ACCOUNTS[job.reason]}.", JobCause.REQUEST, evidence=facts, advice=steps)
+
+
 HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(OF_ACCOUNTS, _account),
     **dict.fromkeys(BY_NODES, _by_nodes),
     "Dependency": _dependency,
     "DependencyNeverSatisfied": _dependency,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -211,21 +212,29 @@ def test_a_step_within_a_step_shares_what_that_has(alice: Researcher) -> None:
     assert alice("salloc -Q -n1 srun -n1 srun --exact -n1 echo within") == "within\n"
 
 
+def is_deleted(world: World, kind: str, name: str) -> bool:
+    return world.cluster.exec("slurm-controller-0", ["sacctmgr", "-i", "delete", kind, name])[0] == 0
+
+
 def test_an_account_and_a_qos_that_are_not_there_are_refused_or_told(alice: Researcher) -> None:
     told = alice.try_("sbatch --hold --account=fysics --wrap true")
     assert told.returncode == 0 and "this cluster has no such account, nor any other" in told.stderr
-    alice.world.slurm("sacctmgr", "-i", "add", "account", "physics")
+    for name in ("physics", "chem"):
+        alice.world.slurm("sacctmgr", "-i", "add", "account", name)
     try:
         for command in ("sbatch --wrap true", "salloc -Q true", "srun true"):
             program, rest = command.split(maxsplit=1)
             refused = alice.try_(f"{program} --account=fysics {rest}")
-            assert refused.returncode != 0 and "no such account (it has physics, root)" in refused.stderr
+            assert refused.returncode != 0 and "no such account (it has chem, physics, root)" in refused.stderr
         assert alice("sbatch --hold --parsable -A Physics --qos=normal --wrap true").strip().isdigit()
+        alice.world.slurm("sacctmgr", "-i", "add", "user", "alice", "account=chem")
+        refused = alice.try_("sbatch --account=fysics --wrap true")
+        assert refused.returncode != 0 and "no such account (you may use chem)" in refused.stderr
     finally:
         alice("scancel --me")
         # Accounting hears of the cancelled job later, and lets no account go that has one.
-        delete = ["sacctmgr", "-i", "delete", "account", "physics"]
-        until(lambda: alice.world.cluster.exec("slurm-controller-0", delete)[0] == 0, "the account goes")
+        for kind, name in (("user", "alice"), ("account", "chem"), ("account", "physics")):
+            until(functools.partial(is_deleted, alice.world, kind, name), f"the {kind} {name} goes")
 
 
 def test_a_far_start_is_explained_where_it_is_asked_for(alice: Researcher) -> None:

@@ -22,22 +22,44 @@ local function known(kind, field)
     return list
 end
 
--- Slurm takes any account and QOS where it enforces none, and books the job to nobody. `own` is the one that Slurm makes:
--- a site that has no other does without, and scripts from elsewhere still run there.
-local function is_known(kind, field, own, name)
-    if name == nil or name == "" then return true end
-    local list = known(kind, field)
-    if #list == 0 then return true end
+local function holds(list, name)
     for _, one in ipairs(list) do
         if one == name:lower() then return true end
     end
+    return false
+end
+
+local function shown(list)
+    return table.concat(list, ", ", 1, math.min(#list, SHOWN)) .. (#list > SHOWN and ", ..." or "")
+end
+
+-- Slurm takes any account and QOS where it enforces none, and books the job to nobody. `own` is the one that Slurm makes:
+-- a site that has no other does without, and scripts from elsewhere still run there. `mine` are those of the user.
+local function is_known(kind, field, own, name, mine)
+    if name == nil or name == "" then return true end
+    local list = known(kind, field)
+    if #list == 0 or holds(list, name) then return true end
     local text = ("minivm: --%s=%s: this cluster has no such %s"):format(kind, name, kind)
     if #list == 1 and list[1] == own then
         slurm.log_info("%s, nor any other; the job runs without it", text)
         return true
     end
-    local more = #list > SHOWN and ", ..." or ""
-    slurm.log_error("%s (it has %s); nothing was submitted", text, table.concat(list, ", ", 1, math.min(#list, SHOWN)) .. more)
+    local choice = mine and #mine > 0 and "you may use " .. shown(mine) or "it has " .. shown(list)
+    slurm.log_error("%s (%s); nothing was submitted", text, choice)
+    return false
+end
+
+-- slurmctld's answer to another user's account is the same as to one that does not exist, and names none.
+local function may_use_account(name)
+    if name == nil or name == "" then return true end
+    local mine = {}
+    for _, one in ipairs(known('associations where user="$(/usr/bin/id -un)"', "account")) do
+        if not holds(mine, one) then mine[#mine + 1] = one end
+    end
+    if holds(mine, name) then return true end
+    if not is_known("account", "account", "root", name, mine) then return false end
+    if not has.enforces or #mine == 0 then return true end -- of a user without any, job_submit.lua tells
+    slurm.log_error("minivm: --account=%s: you are not in this account (you may use %s); nothing was submitted", name, shown(mine))
     return false
 end
 
@@ -115,8 +137,7 @@ function slurm_cli_pre_submit(options, component)
         return slurm.SUCCESS
     end
     if has.accounting then
-        local fine = is_known("account", "account", "root", options["account"])
-        if not (fine and is_known("qos", "name", "normal", options["qos"])) then return slurm.ERROR end
+        if not (may_use_account(options["account"]) and is_known("qos", "name", "normal", options["qos"])) then return slurm.ERROR end
     end
     if options["test-only"] == "set" then
         slurm.log_info("minivm: --test-only: a start in a far year means after a running job that has no --time")

@@ -75,6 +75,13 @@ local function test_nodes_first(job)
   if starts_a_shell(first) then job.script = first .. PREFLIGHT .. rest end
 end
 
+-- slurmctld refuses the job with the same words as for a wrong account, and does not say that its user has none at all.
+local function explain_no_account(job)
+  if not has.enforces or job.default_account then return end
+  slurm.log_user("minivm: you are in no account, and this cluster takes no job without one; ask an operator: "
+    .. "sacctmgr add user NAME account=ACCOUNT, or accounts.yaml")
+end
+
 -- A job that asks for a login shell's environment (--export=NONE, --get-user-env) would have slurmd make a PID namespace
 -- for it, and end where its pod must not: releases without GetEnvTimeout cannot be told not to. So slurmd does not see
 -- the wish, and the task prolog grants it, as the user, in his job.
@@ -82,6 +89,7 @@ function slurm_job_submit(job, partitions, uid)
   if has.hides_user_env and job.environment and job.environment["SLURM_GET_USER_ENV"] == "1" then
     job.environment["SLURM_GET_USER_ENV"] = "task_prolog"
   end
+  explain_no_account(job)
   test_nodes_first(job)
   keep_submission(job)
   return slurm.SUCCESS

@@ -213,10 +213,16 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- if and (or .Values.slurm.bringBackJobs .Values.activeChecks.preflight.enabled (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
 {{- end -}}
 
+{{/* Whether slurmctld refuses jobs of users without an account. */}}
+{{- define "minivm.enforces" -}}
+{{- $said := include "minivm.slurm.says" (dict "key" "AccountingStorageEnforce" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) -}}
+{{- if regexMatch "(?i)associations|limits|qos|safe|wckeys|all" $said }}yes{{ end -}}
+{{- end -}}
+
 {{/* What job_submit.lua asks of the cluster, as a line of Lua. */}}
 {{- define "minivm.jobFilterHas" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}{{ if .Values.activeChecks.preflight.enabled }}, preflight = {{ .Values.activeChecks.preflight.nodes }}{{ end }}}
+local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}{{ if .Values.activeChecks.preflight.enabled }}, preflight = {{ .Values.activeChecks.preflight.nodes }}{{ end }}{{ if include "minivm.enforces" . }}, enforces = true{{ end }}}
 {{- end -}}
 
 {{/* slurmd mounts a job's own /tmp itself: without the right to, it takes jobs, and every one of them fails. */}}
@@ -368,7 +374,7 @@ yes
 {{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
 {{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}{{ if .Values.notifications.mail.relay }}, domains = {"{{ join "\", \"" (append .Values.notifications.mail.domains (or .Values.notifications.mail.domain (last (splitList "@" .Values.notifications.mail.from)))) }}"}{{ end }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}{{ if .Values.notifications.mail.relay }}, domains = {"{{ join "\", \"" (append .Values.notifications.mail.domains (or .Values.notifications.mail.domain (last (splitList "@" .Values.notifications.mail.from)))) }}"}{{ end }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}, enforces = {{ eq (include "minivm.enforces" .) "yes" }}}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

@@ -118,3 +118,34 @@ def test_other_jobs_are_left_as_they_are() -> None:
 def test_without_preflight_the_constraint_is_slurms_own() -> None:
     lua = JOB + 'job.features = "preflight"; slurm_job_submit(job); print(job.features, job.script)'
     assert said("job_submit.lua", lua) == ["preflight\tx"]
+
+
+def test_a_user_without_any_account_reads_so() -> None:
+    call = "slurm.log_user = print; print(slurm_job_submit(job) == slurm.SUCCESS)\n"
+    call += 'job.default_account = "physics"; print(slurm_job_submit(job) == slurm.SUCCESS)\n'
+    enforces = {"slurm": {"config": {"AccountingStorageEnforce": "associations"}}}
+    first, *rest = said("job_submit.lua", JOB + call, enforces)
+    assert first.startswith("minivm: you are in no account") and rest == ["true", "true"]
+    assert said("job_submit.lua", JOB + call) == ["true", "true"]
+
+
+def test_an_account_of_somebody_else_is_refused_with_those_of_the_user() -> None:
+    """Where the cluster enforces accounts; elsewhere slurmctld takes any that is there."""
+    lua = """
+    local answers = {["where user"] = "chem\\nchem\\n", ["show account "] = "chem\\nphysics\\n", qos = "normal\\n"}
+    io.popen = function(command)
+        local text = ""
+        for part, answer in pairs(answers) do if command:find(part, 1, true) then text = answer end end
+        return {lines = function() return text:gmatch("[^\\n]+") end, close = function() end}
+    end
+    slurm.log_error = function(form, ...) print(form:format(...)) end
+    for _, name in ipairs{"CHEM", "physics", "nope"} do
+        print(slurm_cli_pre_submit({type = "sbatch", account = name}, 0) == slurm.SUCCESS)
+    end
+    """
+    values: dict[str, Any] = {"accounting": {"mode": "embedded"}, "slurm": {"bringBackJobs": False}}
+    unknown = "minivm: --account=nope: this cluster has no such account (you may use chem); nothing was submitted"
+    assert said("cli_filter.lua", lua, values) == ["true", "true", unknown, "false"]
+    values["slurm"] |= {"config": {"AccountingStorageEnforce": "safe"}}
+    other = "minivm: --account=physics: you are not in this account (you may use chem); nothing was submitted"
+    assert said("cli_filter.lua", lua, values) == ["true", other, "false", unknown, "false"]

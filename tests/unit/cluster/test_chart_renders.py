@@ -427,7 +427,7 @@ def test_the_filter_knows_what_the_cluster_has(values: dict[str, Any], has: str)
     documents = render(values, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     first, *_ = config["data"]["cli_filter.lua"].splitlines()
-    rest = 'addresses = false, mpi = {"pmix", "pmi2"}, release = "24.11", brings_back = true'
+    rest = 'addresses = false, mpi = {"pmix", "pmi2"}, release = "24.11", brings_back = true, enforces = false'
     assert first == f"local has = {{{has}, {rest}}}"
 
 
@@ -435,7 +435,7 @@ def test_the_filter_knows_what_mpi_the_controllers_release_has() -> None:
     documents = render({"image": {"tags": {"controller": "26.05.5-debian-a"}}}, release="slurm", namespace="hpc")
     (config,) = [item for item in documents if item["metadata"]["name"] == "slurm-config"]
     first, *_ = config["data"]["cli_filter.lua"].splitlines()
-    assert first.endswith('mpi = {"pmi2"}, release = "26.05", brings_back = true}')
+    assert first.endswith('mpi = {"pmi2"}, release = "26.05", brings_back = true, enforces = false}')
 
 
 @cache
@@ -1510,11 +1510,19 @@ def test_so_it_is_where_no_setting_does() -> None:
     assert "job_submit.lua" not in config(version="24.11", bringBackJobs=False)
     without = config(version="26.05", bringBackJobs=False)
     assert without["job_submit.lua"].startswith("local has = {brings_back = false, hides_user_env = true}\n")
-    assert "brings_back = false}" in without["cli_filter.lua"].splitlines()[0]
+    assert "brings_back = false," in without["cli_filter.lua"].splitlines()[0]
     own = config(version="26.05", files={"job_submit.lua": "-- ours\n"})
     assert own["job_submit.lua"] == "-- ours\n" and "JobSubmitPlugins" not in own["slurm.conf"]
-    assert "brings_back = false}" in own["cli_filter.lua"].splitlines()[0], "nothing would take the options out again"
+    assert "brings_back = false," in own["cli_filter.lua"].splitlines()[0], "nothing would take the options out again"
     assert "job_submit.lua" not in config(version="26.05", config={"JobSubmitPlugins": "all_partitions"})
+
+
+def test_the_filters_know_whether_a_job_needs_an_account() -> None:
+    enforcing = config(version="24.11", config={"AccountingStorageEnforce": "Associations,limits"})
+    assert enforcing["job_submit.lua"].splitlines()[0].endswith(", enforces = true}")
+    assert "enforces = true}" in enforcing["cli_filter.lua"].splitlines()[0]
+    for kind in ("none", "nojobs"):
+        assert "enforces = true" not in str(config(version="24.11", config={"AccountingStorageEnforce": kind}))
 
 
 def test_slurm_config_changes_adds_and_removes_lines() -> None:

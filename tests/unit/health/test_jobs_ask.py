@@ -380,3 +380,10 @@ def test_the_figures_of_steps_are_read() -> None:
 )
 def test_generic_resources(text: str, parsed: object) -> None:
     assert parse.gres(text) == parsed
+
+
+def test_a_job_whose_account_is_wrong_shows_the_accounts_of_its_user() -> None:
+    slurm = Slurm(squeue=[queued(12, state_reason="InvalidAccount")], sacctmgr="physics\nchem\nphysics\n")
+    (item,) = look(asker(slurm), "12")
+    assert "user alice may use physics, chem" in [fact.text for fact in item.answer.evidence]
+    assert ["/usr/bin/sacctmgr", "-nP", "show", "associations", "where", "user=alice", "format=account"] in slurm.calls

@@ -71,6 +71,15 @@ def test_every_reason_has_a_sentence_and_a_cause(reason: str) -> None:
     assert facts(answer).startswith(f"the reason is {reason}")
 
 
+def test_a_wrong_account_is_answered_with_those_that_the_user_may_use() -> None:
+    answer = why("InvalidAccount", World(accounts=("physics", "chem")), account="nope")
+    assert "its account is nope" in facts(answer) and "user alice may use physics, chem" in facts(answer)
+    assert answer.advice == ("choose another account: scontrol update jobid=12 account=...",)
+    answer = why("AccountNotAllowed", World(accounts=()), account="nope")
+    assert "user alice is in no account" in facts(answer) and answer.advice[-1].startswith("ask an operator")
+    assert "may use" not in facts(why("InvalidAccount", World()))
+
+
 def test_a_dependency_on_an_array_names_the_task_that_failed() -> None:
     """Every task has a job id of its own; the first that squeue lists may be one that ended well."""
     tasks = [replace(JOB, id=20 + task, shown=f"8_{task}", states=frozenset({"COMPLETED"})) for task in (1, 2, 4)]
