@@ -12,7 +12,7 @@ import pwd
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -45,6 +45,7 @@ PARTITION = "minivm-active"
 MEMORY = Path("/var/lib/minivm/active/plan.json")
 REPORT = Path("/var/lib/minivm/active/report.json")
 SBATCH = "/usr/bin/sbatch"
+SACCTMGR = "/usr/bin/sacctmgr"
 SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
@@ -158,8 +159,31 @@ def submit_all(submissions: Iterable[Submission], account: str, controller: str)
         try:
             submit(submission, account, controller)
         except (InitError, OSError) as error:
-            refused = refused or str(error)
+            refused = refused or explain(error, account, controller)
     return refused
+
+
+def explain(error: Exception, account: str, controller: str) -> str:
+    """Return why slurmctld took no test: of a wrong account, with those that the user has."""
+    # The second is the command filter's.
+    if not any(words in getattr(error, "said", "") for words in ("Invalid account", "minivm: --account=")):
+        return str(error)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    command = [SACCTMGR, "-nP", "show", "associations", "where", f"user={user}", "format=account"]
+    try:
+        accounts = sorted(set(client.run(command, controller).split()))
+    except (InitError, OSError):
+        return str(error)
+    return str(wrong_account(account, user, accounts))
+
+
+def wrong_account(account: str, user: str, accounts: Sequence[str]) -> ConfigError:
+    found = (
+        f"found {account!r}, expected an account that has the user {user}, which is in {', '.join(accounts) or 'none'}"
+    )
+    add = f"sacctmgr add user {user} account={account or 'ACCOUNT'}"
+    hint = f"set it to one of these, or run `{add}`" if accounts else f"run `{add}`"
+    return ConfigError("submit active checks", found, field="activeChecks.account", hint=hint)
 
 
 def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs:

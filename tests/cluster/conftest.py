@@ -30,7 +30,7 @@ ORDER = (
     "test_session", "test_life", "test_floods", "test_home_that_hangs", "test_containment", "test_accounting",
     "test_drop_ins", "test_profiles", "test_own_scripts", "test_job_pages", "test_jobs", "test_pages_as_written",
     "test_containers", "test_pyxis", "test_mpi", "test_auth_slurm", "test_auth_munge", "test_notifications",
-    "test_preflight", "test_people",
+    "test_preflight", "test_active_checks", "test_people",
     "test_two_controllers", "test_releases",
 )  # fmt: skip
 # A drain that a check caused ends as soon as the check is content, and nodes need not wait for each other.

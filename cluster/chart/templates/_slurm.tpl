@@ -188,7 +188,7 @@ slurm.extraConfig comes last. A line goes on where it ends with a backslash, and
 {{- if dig "lend" "pools" list .root.Values.fleet.policy }}{{ include "minivm.mistake" (list $.root "activeChecks.enabled: fleet.policy.lend lends idle machines, and a check makes a machine busy: use one of the two") }}{{ end -}}
 {{- if not .root.Values.slurm.scripts.enabled }}{{ include "minivm.mistake" (list $.root "activeChecks.enabled: the checks are files of the scripts tree, and slurm.scripts.enabled is false: set it to true") }}{{ end -}}
 {{- $enforce := include "minivm.slurm.says" (dict "key" "AccountingStorageEnforce" "lines" .lines "root" .root) -}}
-{{- if and $enforce (ne (lower $enforce) "none") (not .root.Values.activeChecks.account) }}{{ include "minivm.mistake" (list $.root (printf "activeChecks.account is empty, and AccountingStorageEnforce is %s: name an account that has the user slurm" $enforce)) }}{{ end -}}
+{{- if and $enforce (ne (lower $enforce) "none") (not .root.Values.activeChecks.account) }}{{ include "minivm.mistake" (list $.root (printf "activeChecks.account is empty, and AccountingStorageEnforce is %s: name an account that has the user slurm (sacctmgr add user slurm account=ACCOUNT)" $enforce)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 

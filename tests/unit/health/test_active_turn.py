@@ -312,6 +312,16 @@ def test_a_name_that_the_shell_would_change_is_refused() -> None:
             service.job_command(Submission("cpu", Needs(), GroupTest((name,))))
 
 
+def test_a_wrong_account_is_told_with_field_found_expected_and_what_to_do() -> None:
+    assert str(service.wrong_account("nope", "slurm", [])) == (
+        "activeChecks.account: cannot submit active checks: found 'nope', expected an account that has the user slurm, "
+        "which is in none (run `sacctmgr add user slurm account=nope`)"
+    )
+    assert "which is in a, b (set it to one of these, or run `sacctmgr add user slurm account=ACCOUNT`)" in str(
+        service.wrong_account("", "slurm", ["a", "b"])
+    )
+
+
 @pytest.mark.parametrize(
     "env", [{"MINIVM_ACTIVE_IDLE": "x"}, {"MINIVM_ACTIVE_SHARE": "2"}, {"MINIVM_ACTIVE_SHARE": "nan"}]
 )
