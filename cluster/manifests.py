@@ -41,6 +41,8 @@ class Volume:
     mode: int = 0o644
     memory: bool = False
     size: int = 0
+    # A pod starts without its Secret, and finds no files.
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +352,8 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
         case "configMap":
             return Volume(name, VolumeSource.CONFIG, of=str(source["name"]), mode=int(source.get("defaultMode", 0o644)))
         case "secret":
-            return Volume(
-                name, VolumeSource.SECRET, of=str(source["secretName"]), mode=int(source.get("defaultMode", 0o644))
-            )
+            mode, optional = int(source.get("defaultMode", 0o644)), bool(source.get("optional", False))
+            return Volume(name, VolumeSource.SECRET, of=str(source["secretName"]), mode=mode, optional=optional)
         case "persistentVolumeClaim":
             return Volume(name, VolumeSource.CLAIM, of=str(source["claimName"]))
         case "emptyDir":

@@ -61,6 +61,9 @@ def description(pod: PodSpec, image_id: str, published: Mapping[int, int] = Mapp
     """
     described = asdict(pod) | {"image": image_id, "env": dict(pod.env), "published": dict(published)}
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
+    for mount in plain["mounts"]:
+        # It does not change the container, and pods of older versions were described without it.
+        del mount["volume"]["optional"]
     return plain
 
 
@@ -198,10 +201,13 @@ class Kubelet:
             if volume.source not in (VolumeSource.CONFIG, VolumeSource.SECRET):
                 continue
             files = known.files.get((volume.source, volume.of))
-            if files is None:
-                kind = volume.source.value
-                raise ClusterError(f"give {pod.name} its volume {volume.name}", f"there is no {kind} {volume.of}")
-            yield volume, files
+            if files is None and not volume.optional:
+                raise ClusterError(
+                    f"give {pod.name} its volume {volume.name}",
+                    f"there is no {volume.source.value} {volume.of}",
+                    hint="one machine has those that the chart makes: leave existing ones out of the values",
+                )
+            yield volume, files or MountedFiles({})
 
     def volume_directory(self, pod: PodSpec, volume: str) -> Path:
         return self.state / "pods" / pod.name / "volumes" / volume

@@ -343,6 +343,14 @@ yes
 {{- if or $n.mail.relay $n.webhook.format -}}
 {{- if include "minivm.slurm.says" (dict "key" "MailProg" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) }}{{ include "minivm.mistake" (list $ "notifications: slurm.config or slurm.extraConfig sets MailProg, which would send none of them: remove the line, or mail.relay and webhook.format") }}{{ end -}}
 {{- if and $n.mail.relay (not $n.mail.from) }}{{ include "minivm.mistake" (list $ "notifications.mail.from is empty: set the sender's address, as slurm@example.org") }}{{ end -}}
+{{- if $n.mail.relay -}}
+  {{- if and $n.mail.from (not (regexMatch "^[A-Za-z0-9_][A-Za-z0-9._+-]*@[A-Za-z0-9][A-Za-z0-9.-]*$" $n.mail.from)) }}{{ include "minivm.mistake" (list $ (printf "notifications.mail.from is %q: set an address, as slurm@example.org" $n.mail.from)) }}{{ end -}}
+  {{- range $name := append $n.mail.domains $n.mail.domain | compact -}}
+    {{- if not (regexMatch "^([A-Za-z0-9][A-Za-z0-9.-]*|[*])$" $name) }}{{ include "minivm.mistake" (list $ (printf "notifications.mail.domain and .domains: %q is no domain, such as example.org" $name)) }}{{ end -}}
+  {{- end -}}
+  {{- if eq $n.mail.domain "*" }}{{ include "minivm.mistake" (list $ "notifications.mail.domain is \"*\": name one domain, of recipients without one; domains may have it") }}{{ end -}}
+{{- end -}}
+{{- if and $n.webhook.format $n.webhook.url (not (regexMatch "^https?://[^ ]+$" $n.webhook.url)) }}{{ include "minivm.mistake" (list $ "notifications.webhook.url is no URL: it begins with https:// or http:// and has no spaces") }}{{ end -}}
 {{- if and $n.mail.user (hasPrefix "smtp://" $n.mail.relay) }}{{ include "minivm.mistake" (list $ "notifications.mail: a password over smtp:// would be readable on the network: use starttls:// or smtps://") }}{{ end -}}
 {{- if and $n.webhook.format (not $n.webhook.url) (not $n.existingSecret) }}{{ include "minivm.mistake" (list $ "notifications.webhook.url is empty: set it, or notifications.existingSecret with the key url") }}{{ end -}}
 {{- if and $n.existingSecret (or $n.mail.user $n.mail.password $n.webhook.url) }}{{ include "minivm.mistake" (list $ "notifications.existingSecret: mail.user, mail.password and webhook.url are given too: keep them in one place") }}{{ end -}}

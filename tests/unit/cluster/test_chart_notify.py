@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
+from cluster.pods import Kubelet, description
+from cluster.values import Options
 from health.notify.settings import load
-from tests.support.rendered_chart import render
+from tests.support.rendered_chart import local, render
 
 MAIL = {
     "relay": "starttls://mail.example.org:587",
@@ -93,8 +95,39 @@ def test_no_network_policy_keeps_the_controller_from_the_relay() -> None:
         ({"notifications": {"mail": {**MAIL, "from": "a@b\nBcc: c"}}}, "from"),
         ({"notifications": {"webhook": {"format": "irc", "url": "https://x"}}}, "format"),
         ({"notifications": {"webhook": {"format": "json", "url": "file:///etc/passwd"}}}, "url"),
+        ({"notifications": {"webhook": {"format": "json", "url": "https://x\nfile://y z"}}}, "url"),
+        ({"notifications": {"mail": {**MAIL, "domains": ['x"}, y = {"']}}}, "is no domain"),
+        ({"notifications": {"mail": {**MAIL, "domain": "*"}}}, "name one domain"),
     ],
 )
 def test_what_would_send_nothing_is_refused(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ClusterError, match=re.escape(reason)):
         objects(values)
+
+
+@pytest.mark.parametrize("on", [{"mail": {"relay": "smtp://mail"}}, {"webhook": {"format": "json"}}])
+def test_settings_of_what_is_off_are_refused_once_it_is_on(on: dict[str, Any]) -> None:
+    """To switch notifications off, a site empties `relay` and `format`, and need not mend the rest."""
+    mail = {"from": "nonsense", "domain": "a b", "domains": ["c d"], "user": "u"}
+    off = {"existingSecret": "gone", "mail": mail, "webhook": {"url": "no url"}}
+    assert "notify" not in json.dumps(objects({"notifications": off})["StatefulSet", "slurm-controller"])
+    with pytest.raises(ClusterError) as caught:
+        objects({"notifications": {**off, **{key: off[key] | part for key, part in on.items()}}})
+    wanted = ("mail.from is", "no domain") if "mail" in on else ("webhook.url is no URL",)
+    assert all(f"notifications.{part}" in str(caught.value) or part in str(caught.value) for part in wanted)
+    assert ("webhook.url is no URL" in str(caught.value)) == ("webhook" in on)
+
+
+def test_a_pod_on_one_machine_starts_without_a_secret_that_need_not_exist(tmp_path: Path) -> None:
+    """As on Kubernetes: the service then says which Secret is missing."""
+    mail = {"relay": "smtp://mail", "from": "slurm@example.org"}
+    desired = local(Options(overrides={"notifications": {"existingSecret": "gone", "mail": mail}}))
+    kubelet = Kubelet(None, "x", tmp_path)
+    kubelet.publish_files(desired.pod("slurm-controller-0"), desired)
+    assert not list((tmp_path / "pods/slurm-controller-0/volumes/notify").glob("[!.]*"))
+    assert "optional" not in json.dumps(description(desired.pod("slurm-controller-0"), "")), (
+        "older pods would be replaced"
+    )
+    missing = local(Options(overrides={"secrets": {"jwt": {"existingSecret": "gone"}}}))
+    with pytest.raises(ClusterError, match="there is no secret gone\nhint: one machine has those"):
+        kubelet.publish_files(missing.pod("slurm-controller-0"), missing)
