@@ -26,6 +26,7 @@ from fleet.reconciler import Reconciler
 from fleet.report.events import in_words
 from fleet.report.status import in_slurm, lines, worker_
 from fleet.settings import from_environment
+from fleet.world.controllers import controllers
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, parse_pod
 from fleet.world.machine import MachineObject, rfc3339
 from fleet.world.slurm import SlurmView
@@ -86,9 +87,10 @@ def _objects(
     for worker in workers.values():
         if worker.name in names or worker.pod.node in names - {""}:
             yield _worker(worker, known=known)
+    places = {each.pod.name: each.text() for each in controllers(kubernetes)}
     for pod in kubernetes.others.values():
         if pod.name in names or pod.node in names - {""}:
-            yield _pod(pod)
+            yield _pod(pod, places.get(pod.name, ""))
     if pool := (kubernetes.pools or {}).get(name):
         for condition in pool.status.conditions:
             yield f"{name}: {condition.type} {condition.status} {line(condition.message, 1024)}".rstrip()
@@ -123,8 +125,8 @@ def _worker(worker: Worker, *, known: bool) -> str:
     return f"{worker.name} on {where}: {in_slurm(shown, known=known)}"
 
 
-def _pod(pod: KubePod) -> str:
-    """Describe a pod that is no worker, such as the controller's or a login's, by its state in Kubernetes."""
+def _pod(pod: KubePod, place: str) -> str:
+    """Describe a pod that is no worker by its state in Kubernetes, and a controller also by its place among several."""
     ready = pod.conditions.get("Ready")
     state = "ready" if pod.ready else f"not ready {ready.reason} {ready.message}".rstrip() if ready else "not ready"
     state = "is being deleted" if pod.deleting else state
@@ -133,7 +135,7 @@ def _pod(pod: KubePod) -> str:
         for condition in pod.conditions.values()
         if condition.status == "False" and condition.type not in ("Ready", "ContainersReady", STATE)
     )
-    return line(f"{pod.name} on {pod.node or '-'}: {'; '.join([state, *bad])}", 1024)
+    return line(f"{pod.name} on {pod.node or '-'}: {'; '.join([state, *filter(None, [place]), *bad])}", 1024)
 
 
 def _machine(machine: MachineObject) -> Iterator[str]:

@@ -138,6 +138,9 @@ function drawSums(now) {
     table.append(row);
   }
   const list = make("dl"), budgets = now.budgets;
+  for (const one of now.controllers.length > 1 ? now.controllers : []) {
+    entry(list, one.name, `${one.ready ? "" : "not ready; "}${one.text || "whether it acts is not known"}`);
+  }
   entry(list, "held for what machines say", `${budgets.unwell.now} of at most ${budgets.unwell.most}`);
   entry(list, "machines in treatment", `${budgets.remedies.now} of at most ${budgets.remedies.most} (${budgets.remedies.mode})`);
   entry(list, "dead machines", budgets.fencing.mode);

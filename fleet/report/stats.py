@@ -12,6 +12,7 @@ from fleet.act.leader_election import Leader
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, Notice
 from fleet.report.web import HttpServer
+from fleet.world.controllers import ACTIVE, ControllerPod, controllers
 from fleet.world.snapshot import FleetSnapshot, Unknown
 from ground.metrics import family
 
@@ -32,6 +33,7 @@ class LoopStats:
     late: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     stands: Counter[str] = field(default_factory=Counter)
+    controllers: tuple[ControllerPod, ...] = ()
     apart: Mapping[str, float] = field(default_factory=dict)  # by how much the fleet's clock is ahead of a server's
 
     def update(self, snapshot: FleetSnapshot, stands: tuple[Notice, ...], mistake: str = "") -> None:
@@ -39,6 +41,8 @@ class LoopStats:
         self.slurm = snapshot.slurm.why if isinstance(snapshot.slurm, Unknown) else ""
         self.workers = 0 if isinstance(snapshot.kubernetes, Unknown) else len(snapshot.kubernetes.pods)
         self.stands = Counter(notice.kind for notice in stands)
+        kubernetes = snapshot.kubernetes
+        self.controllers = () if isinstance(kubernetes, Unknown) else tuple(controllers(kubernetes))
 
     def alive(self, now: float) -> tuple[int, str]:
         silent = now - self.turned
@@ -67,6 +71,7 @@ class LoopStats:
             about = "0: a bug in the fleet keeps it from deciding, and nothing is done."
             lines += family("minivm_fleet_decided", about, [({}, "01"[not self.mistake])])
         lines += family("minivm_fleet_workers", "Worker pods.", [({}, str(self.workers))])
+        lines += self._of_controllers() if self.leader else []
         lines += family("minivm_fleet_stands", "Notices that hold now, by kind.", _samples("kind", self.stands))
         ahead = [({"of": server}, f"{seconds:.0f}") for server, seconds in sorted(self.apart.items())]
         about = "By how much the fleet's clock is ahead, at least."
@@ -78,6 +83,17 @@ class LoopStats:
         ):
             lines += family(f"minivm_fleet_{name}_total", about, _samples("action", counted), "counter")
         return "\n".join(lines) + "\n"
+
+    def _of_controllers(self) -> list[str]:
+        """Return the metrics of several controllers; none of a single one, which always acts."""
+        known = [each for each in self.controllers if each.role]
+        active = [({"pod": each.pod.name}, "01"[each.role == ACTIVE]) for each in known]
+        lines = family("minivm_fleet_controller_active", "1: this controller acts, 0: it stands by.", active)
+        terms = [({"pod": each.pod.name}, str(each.term)) for each in known if each.role == ACTIVE]
+        lines += family("minivm_fleet_controller_term", "The term of the controller that acts.", terms)
+        took = [({"pod": each.pod.name}, f"{each.takeover.seconds:.1f}") for each in known if each.takeover]
+        about = "How long the last hand-over or take-over took."
+        return lines + family("minivm_fleet_controller_takeover_seconds", about, took)
 
 
 def stats_pages(stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiClient) -> HttpServer:

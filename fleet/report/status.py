@@ -13,6 +13,7 @@ from fleet.decide.drain import count_budget, find_away
 from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE, Policy
+from fleet.world.controllers import ControllerPod, controllers
 from fleet.world.machine import machine_status_json
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
@@ -30,6 +31,9 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
         "unknown": unknown(snapshot),
         "workers": [worker_(worker, known=isinstance(snapshot.slurm, SlurmView)) for worker in workers],
         "pools": pools(workers, snapshot, policy),
+        "controllers": []
+        if isinstance(kubernetes, Unknown)
+        else [controller_(each) for each in controllers(kubernetes)],
         "machines": [
             {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
         ],
@@ -70,6 +74,23 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
         "slurm": slurm.record.state if slurm else "",
         "reason": line(reason, 1024),
     }
+
+
+def controller_(controller: ControllerPod) -> Report:
+    """Report one controller, and of the one that acts how and when it took over."""
+    pod, takeover = controller.pod, controller.takeover
+    shown: Report = {
+        "name": pod.name,
+        "node": pod.node,
+        "ready": pod.ready,
+        "role": controller.role,
+        "term": controller.term,
+        "text": line(controller.text(), 1024),
+    }
+    if takeover is not None:
+        last = {"how": takeover.how, "former": line(takeover.former, 253), "seconds": takeover.seconds}
+        shown["takeover"] = last | {"at": takeover.at}
+    return shown
 
 
 def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Report:
@@ -125,6 +146,12 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
     """Format the report for a terminal: count the machines that take jobs, and name the rest."""
     for side, why in data["unknown"].items():
         yield f"{side.capitalize()} does not answer: {why['why']}"
+    for controller in data["controllers"]:
+        # Of a single one that is ready there is nothing to tell.
+        if len(data["controllers"]) > 1 or not controller["ready"]:
+            state = "" if controller["ready"] else "not ready; "
+            text = controller["text"] or "whether it acts is not known"
+            yield f"{controller['name']:24} {controller['node'] or '-':24} {state}{text}"
     for worker in data["workers"]:
         where = f"{worker['node'] or '-'}{' cordoned' if worker['cordoned'] else ''}"
         yield f"{worker['name']:24} {where:24} {in_slurm(worker, known=data['known']['slurm'])}"

@@ -28,7 +28,8 @@ from fleet.decide.memory import FleetMemory
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.report.events import in_words
-from fleet.report.status import Report, budgets, pools, unknown, worker_
+from fleet.report.status import Report, budgets, controller_, pools, unknown, worker_
+from fleet.world.controllers import controllers
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.machine import MachineObject, MachineStatus, machine_status_json
 from fleet.world.slurm import SlurmView
@@ -62,6 +63,7 @@ def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: fl
         # When slurmctld answered last, where it does not answer now and this process has seen an answer.
         "slurmAt": int(snapshot.last_at) if not answers and snapshot.last is not None else None,
         "cells": cells[:CELLS],
+        "controllers": [controller_(each) for each in controllers(kubernetes)] if kubernetes else [],
         "pools": pools(workers, snapshot, policy),
         "budgets": budgets(workers, snapshot, policy, now),
         "due": [line(in_words(change), SHORT) for change in decision.changes[:SAID]],

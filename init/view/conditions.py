@@ -31,7 +31,8 @@ def ready_condition(reply: Mapping[str, Any]) -> dict[str, Any]:
     ready = bool(reply["ready"])
     texts = [str(reason) for reason in reply["reasons"] or reply["degraded"]]
     reason = "Ready" if ready and not texts else "Degraded" if ready else str(reply["phase"]).capitalize()
-    text = "; ".join(texts)
+    # The place of a controller among several comes first, since the rest may be cut off.
+    text = "; ".join([*filter(None, [str(reply.get("turn", "")) if ready else ""]), *texts])
     message = text if len(text) <= MESSAGE else f"{text[: MESSAGE - 3]}..."
     return {"type": TYPE, "status": "True" if ready else "False", "reason": reason, "message": message}
 
@@ -87,9 +88,9 @@ def read_conditions(engine: Engine, now: float, run: str, boot: Path = BOOT_ID) 
     """Return the conditions for the page `/conditions`. Anybody who reaches the pod reads it: no service is quoted."""
     causes = reasons.pod_reasons(engine, now, quoting=False)
     degraded = reasons.degraded(engine, now, quoting=False)
-    conditions = [
-        ready_condition({"ready": not causes, "phase": engine.phase.value, "reasons": causes, "degraded": degraded})
-    ]
+    turn, phase = reasons.role_among_pods(engine, quoting=False), engine.phase.value
+    reply = {"ready": not causes, "phase": phase, "reasons": causes, "degraded": degraded, "turn": turn}
+    conditions = [ready_condition(reply)]
     directory = Path(run)
     if ids := (read_plain(directory / GPU_NAME, MOST_BYTES) or b"").decode("ascii", "replace").split():
         conditions.append(gpu_condition(ids))

@@ -122,7 +122,8 @@ class Look:
         states = tuple(
             (name, state.phase, state.standby, state.said, state.why) for name, state in engine.states.items()
         )
-        key = (engine.phase, reasons.drain_text(engine), states, tuple(engine.conditions.values()))
+        turn = reasons.role_among_pods(engine, quoting=False)
+        key = (engine.phase, reasons.drain_text(engine), states, tuple(engine.conditions.values()), turn)
         now = self._core.poller.now()
         for caller, before in list(self._watchers.items()):
             if before != key:
@@ -134,7 +135,8 @@ class Look:
             engine = self._core.engine
             causes = reasons.pod_reasons(engine, now, quoting=False)  # a watcher may publish them
             degraded = reasons.degraded(engine, now, quoting=False)
-            caller.reply(ready=not causes, phase=engine.phase.value, reasons=causes, degraded=degraded)
+            turn = reasons.role_among_pods(engine, quoting=False)
+            caller.reply(ready=not causes, phase=engine.phase.value, reasons=causes, degraded=degraded, turn=turn)
 
         return tell
 

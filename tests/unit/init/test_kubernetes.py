@@ -49,6 +49,9 @@ def test_a_condition_carries_the_reasons() -> None:
     assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "Degraded", "slurmdbd: refused")
     assert degraded["lastTransitionTime"] == "T2"
     assert kubernetes.condition(READY, degraded, "T3")["lastTransitionTime"] == "T2", "the status has not changed"
+    acts = kubernetes.condition(READY | {"turn": "active, term 3", "degraded": ["x: slow"]}, None, "T")
+    assert (acts["reason"], acts["message"]) == ("Degraded", "active, term 3; x: slow")
+    assert kubernetes.condition(READY | {"turn": "standby: a has term 3"}, None, "T")["reason"] == "Ready"
 
 
 def test_a_long_message_is_cut() -> None:
