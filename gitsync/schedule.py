@@ -17,15 +17,21 @@ def place(pod: str, purpose: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2.0**64
 
 
-def next_delay(pod: str, period: float, failures: int, backoff_max: float) -> float:
+# A new cluster's git server may start after its nodes.
+FIRST_RETRY_S = 2.0
+
+
+def next_delay(pod: str, period: float, failures: int, backoff_max: float, *, published: bool = True) -> float:
     """Return the seconds until the next cycle.
 
     Nodes that start together must not fetch together: the pod's name changes the period by up to 10 %. After failures
-    the period doubles up to `backoff_max`, spread over half of it, so that a server that recovers meets no wave.
+    the period doubles up to `backoff_max`, spread over half of it, so that a server that recovers meets no wave. A node
+    without a published commit begins with FIRST_RETRY_S.
     """
     if failures <= 0:
         return period * (0.9 + 0.2 * place(pod, "period"))
-    full = min(backoff_max, max(period, 1.0) * 2.0 ** min(failures - 1, 20))
+    first = max(period, 1.0) if published else min(max(period, 1.0), FIRST_RETRY_S)
+    full = min(backoff_max, first * 2.0 ** min(failures - 1, 20))
     return full * (0.5 + 0.5 * place(pod, f"backoff-{failures}"))
 
 

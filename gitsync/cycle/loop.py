@@ -43,6 +43,7 @@ class Loop:
         self.stopping = False
         self.failures = 0
         self.ready = False
+        self.published = False  # a commit, and not generation zero
         self.again = False
         self.child: int | None = None
         self.child_fd = -1
@@ -61,8 +62,8 @@ class Loop:
         wake = self._listen()
         self._start_webhook()
         self._begin()
-        published = self._report()
-        due = time.monotonic() + first_delay(self.settings.pod, self.settings.period, published=published)
+        self._report()
+        due = time.monotonic() + first_delay(self.settings.pod, self.settings.period, published=self.published)
         while not self.stopping:
             if self.again and self.child is None:
                 self.again, due = False, time.monotonic()
@@ -83,7 +84,11 @@ class Loop:
                 elif fd == self.child_fd:
                     self._reap()
                     due = time.monotonic() + next_delay(
-                        self.settings.pod, self.settings.period, self.failures, self.settings.backoff_max
+                        self.settings.pod,
+                        self.settings.period,
+                        self.failures,
+                        self.settings.backoff_max,
+                        published=self.published,
                     )
             if self.child is not None and time.monotonic() >= self.child_deadline:
                 print("gitsync: a cycle exceeded its deadline; killing it", file=sys.stderr, flush=True)
@@ -128,8 +133,8 @@ class Loop:
             code = os.waitstatus_to_exitcode(status)
             print(f"gitsync: no tree yet: the start-up step ended with {code}", file=sys.stderr, flush=True)
 
-    def _report(self) -> bool:
-        """Send STATUS to the service manager, and READY once there is a tree; return whether a commit is published."""
+    def _report(self) -> None:
+        """Send STATUS to the service manager, and READY once there is a tree."""
         state = load_state(self.settings.layout.state)
         self.failures = max(state.failures, self.failures)
         text = f"STATUS={report.summary(state, self.settings)}"
@@ -138,7 +143,7 @@ class Loop:
             self.ready = True
             text = f"READY=1\n{text}"
         notify(text)
-        return state.published is not None and state.published.oid != ""
+        self.published = state.published is not None and state.published.oid != ""
 
     def _fork(self, work: Callable[[], object]) -> int:
         parent = os.getpid()

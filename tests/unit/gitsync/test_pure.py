@@ -142,6 +142,14 @@ def test_the_backoff_grows_to_its_maximum_and_differs_by_pod() -> None:
     assert schedule.next_delay("worker-1", 60.0, 10_000, 900.0) <= 900.0
 
 
+def test_a_node_without_scripts_of_its_repository_asks_again_within_seconds() -> None:
+    """A new cluster's git server may start after its nodes; one that stays away is asked as rarely as ever."""
+    steps = [schedule.next_delay("worker-1", 60.0, failures, 900.0, published=False) for failures in range(1, 12)]
+    assert steps[0] <= 2.0 and sum(steps[:3]) <= 14.0
+    assert steps[-1] >= 450.0 and all(delay <= 900.0 for delay in steps)
+    assert schedule.next_delay("worker-1", 0.5, 1, 900.0, published=False) <= 1.0
+
+
 def test_the_canaries_are_the_fraction_asked_for_and_always_the_same() -> None:
     first = [n for n in range(2000) if schedule.is_canary(f"worker-{n}", 5.0)]
     assert 60 < len(first) < 140
