@@ -152,6 +152,10 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") 
     return names
 
 
+# Parts of a pod's description that their names do not explain.
+PARTS = {"searches": "DNS search domains", "mounts": "volumes", "fields": "environment from the pod"}
+
+
 def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Callable[[str], str]) -> str:
     """Return why a pod is replaced. Images are ids here. Do not show environment values, which may be secrets."""
     if not before:
@@ -164,7 +168,7 @@ def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Calla
         elif isinstance(after[key], Mapping) and isinstance(before.get(key), Mapping):
             changes.append(f"{key} ({', '.join(differing(before[key], after[key]))})")
         else:
-            changes.append(key.replace("_", " "))
+            changes.append(PARTS.get(key, key.replace("_", " ")))
     return ", ".join(changes) or "its description changed"
 
 

@@ -428,6 +428,7 @@ def test_the_plan_names_changed_settings(after: Options, said: list[str]) -> Non
         ({"image": "old"}, {"image": "rebuilt"}, "new image"),
         ({"env": {"A": "secret"}}, {"env": {"A": "b", "C": "d"}}, "env (A, C)"),
         ({"limits": 1, "runtime_class": "x"}, {"limits": 2, "runtime_class": "y"}, "limits, runtime class"),
+        ({"mounts": [1], "searches": ["a"]}, {"mounts": [2], "searches": []}, "volumes, DNS search domains"),
     ],
 )
 def test_the_plan_says_why_a_pod_is_replaced(before: dict[str, object], after: dict[str, object], said: str) -> None:
