@@ -303,8 +303,10 @@ class LocalCluster:
             before_files = slurm_conf.files_before(self.kubelet, desired)
             lost_partitions = plan.partitions(before_files) - plan.partitions(slurm_conf.files(desired))
             controller = running.get(self.active_controller(running))
-            lines, refused = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(desired))
-            changes += [f"slurm.conf: {line}" for line in lines]
+            weighed = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(desired))
+            self.refuse(weighed, controller, desired)
+            changes += [f"slurm.conf: {line}" for line in weighed.changes]
+            refused += weighed.ended_jobs
         with ThreadPoolExecutor(HANDS) as hands:
             find_stake = partial(plan.find_stake, run_slurm=self.run_slurm, run=self.exec)
             stakes = hands.map(find_stake, steps, [running.get(step.pod) for step in steps])
@@ -314,6 +316,16 @@ class LocalCluster:
         auth_before = values.auth(before) if before else ""
         notes = (*choice.notes, *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
+
+    def refuse(self, weighed: slurm_conf.Weighed, controller: RunningPod | None, desired: Manifests) -> None:
+        """Refuse a slurm.conf that the controller would refuse, before any pod changes.
+
+        Another Slurm may know what this one does not: its controller decides.
+        """
+        wanted = [self.slurm_in(pod.image) for pod in desired.pods if controller and pod.name == controller.pod]
+        if weighed.objection and controller and wanted == [self.slurm_in(controller.image)]:
+            raise ClusterError("change slurm.conf", weighed.objection, file=self.options.values_file or None,
+                               hint="no pod was changed; correct the values")  # fmt: skip
 
     def step(self, pod: PodSpec, desired: Manifests, running: Mapping[str, RunningPod]) -> PlanStep | None:
         current = running.get(pod.name)

@@ -8,6 +8,7 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -70,16 +71,36 @@ def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, 
         kubelet.exec(controller.container, ["rm", "-r", f"/tmp/{directory}"])
 
 
-def weigh(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Ask the controller about a changed slurm.conf: the changes, and the jobs that they would end."""
+# What `minivm config check` says of a file that slurmctld cannot take, and of one that it takes at a price.
+_REFUSED = "minivm: cannot take this slurm.conf: "
+_ENDS_JOBS = "it would end jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """The controller's answer about a changed slurm.conf."""
+
+    changes: tuple[str, ...] = ()
+    ended_jobs: tuple[str, ...] = ()
+    objection: str = ""  # why its Slurm cannot take the file
+
+
+def weigh(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, bytes]) -> Weighed:
+    """Ask the controller about a changed slurm.conf; one that does not answer has no objection."""
     if controller is None or not controller.running:
-        return [], []
-    code, text = ask(kubelet, controller, "diff", data)
-    lines = text.splitlines() if code == 0 else []
-    ended_jobs = [line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: ")]
-    return [
-        line for line in lines if not line.startswith(("ends jobs: ", "no job ends", "nothing changes"))
-    ], ended_jobs
+        return Weighed()
+    return weighed(*ask(kubelet, controller, "check", data))
+
+
+def weighed(code: int, text: str) -> Weighed:
+    """Read the answer of `minivm config check`."""
+    lines = text.splitlines()
+    refused = "".join(line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED))
+    if code and not refused.startswith(_ENDS_JOBS):
+        return Weighed(objection=refused)
+    ended_jobs = tuple(line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: "))
+    others = ("ends jobs: ", "no job ends", "nothing changes", "minivm: ", "hint: ")
+    return Weighed(tuple(line for line in lines if not line.startswith(others)), ended_jobs)
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:

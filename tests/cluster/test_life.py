@@ -286,12 +286,22 @@ def test_a_new_partition_is_live_without_restarts(healthy: World, alice: Researc
 
 def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Researcher) -> None:
     good = str(healthy.cluster.options.overrides["slurm"]["extraConfig"])
-    with pytest.raises(ClusterError, match="unrecognized key: NoSuchSetting"):
-        change(healthy, {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}})
+    options = healthy.cluster.options
+    broken = {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}}
+    before = {name: item.container for name, item in healthy.cluster.kubelet.running().items()}
+    with pytest.raises(ClusterError, match=r"(?s)unrecognized key: NoSuchSetting.*no pod was changed"):
+        change(healthy, {**broken, "workers": {"pools": {"more": {"replicas": 1}}}})
 
     def shown() -> str:
         return "\n".join(table(healthy.cluster.status(), width=1000))
 
+    assert {name: item.container for name, item in healthy.cluster.kubelet.running().items()} == before
+    assert "NoSuchSetting" not in shown()
+    # Kubernetes publishes it all the same.
+    healthy.cluster.options = replace(options, overrides=merged(options.overrides, broken))
+    desired = healthy.cluster.manifests()
+    for pod in desired.pods:
+        healthy.cluster.kubelet.publish_files(pod, desired)
     until(lambda: "slurm.conf: refused" in shown() and "NoSuchSetting" in shown(), "the refusal is told", seen=shown)
     # The running one stays: jobs run, also from new clients.
     assert alice("srun -p short -N2 -l true") == ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.slurm_conf import CONTROLLER, confirm, packed
+from cluster.slurm_conf import CONTROLLER, Weighed, confirm, packed, weighed
 
 
 class Controller:
@@ -48,3 +48,30 @@ def test_a_candidate_travels_as_a_directory_that_is_its_owners_alone() -> None:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         found = {member.name: (member.mode, member.size) for member in tar.getmembers()}
     assert found == {name: (0o700, 0), f"{name}/slurm.conf": (0o600, 1), f"{name}/gres.conf": (0o600, 2)}
+
+
+CHANGE = "Foo: - -> 1\npartition long: goes"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "answer"),
+    [
+        (0, f"{CHANGE}\nno job ends", Weighed(("Foo: - -> 1", "partition long: goes"))),
+        (0, "nothing changes", Weighed()),
+        (
+            1,
+            f"{CHANGE}\nends jobs: partition long goes: job 3\n"
+            "minivm: cannot take this slurm.conf: it would end jobs (`minivm config accept x` takes it)",
+            Weighed(("Foo: - -> 1", "partition long: goes"), ("partition long goes: job 3",)),
+        ),
+        (
+            1,
+            "minivm: cannot take this slurm.conf: Parsing error at unrecognized key: Foo; a=b: a bracket is not closed",
+            Weighed(objection="Parsing error at unrecognized key: Foo; a=b: a bracket is not closed"),
+        ),
+        (1, "minivm: cannot look at slurm.conf: this pod runs no slurmctld", Weighed()),
+        (137, "", Weighed()),
+    ],
+)
+def test_the_controllers_answer_about_a_changed_file_is_read(code: int, text: str, answer: Weighed) -> None:
+    assert weighed(code, text) == answer
