@@ -13,7 +13,8 @@ from ground.files import read_json
 from init.cli import JSON, emit
 from init.cli_group import Group
 from init.errors import InitError
-from init.people import keep, read
+from init.people import directory, keep, read
+from init.people import export as export_people
 from init.people.ids import settle
 from init.people.spec import FILE, PeopleList, Person, has_access, timestamp, valid_keys
 from init.pod.pod import Pod
@@ -126,6 +127,54 @@ def changes(before: PeopleList, after: PeopleList, now: float) -> list[str]:
         if gids.get(group.name) != group.gid
     ]
     return sorted(lines)
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--group", help="Only those of this group of the directory.")
+def export(names: tuple[str, ...], group: str | None) -> None:
+    """Print the people of this pod's directory as a people.yaml: all, or the NAMEs.
+
+    What does not fit a people.yaml is named in comments at its start.
+    """
+    if os.geteuid():
+        raise InitError(directory.WHAT, f"found user {os.geteuid()}, expected root", file=directory.CONF)
+    pod, now = Pod(os.environ), time.time()
+    sections = directory.settings(pod)
+    if names:
+        listed, source = list(names), "sssd"
+    else:
+        searches = [search for name, domain in directory.domains(sections).items()
+                    for search in directory.searches(name, domain)]  # fmt: skip
+        listed = [name for search in searches for name in directory.list_names(search)]
+        source = ", ".join(dict.fromkeys(f"{search.uris} ({search.base})" for search in searches))
+    if len(listed) > read.USERS:
+        raise InitError(directory.WHAT, f"found {len(listed):,}, and a file has at most {read.USERS:,}",
+                        hint="give names")  # fmt: skip
+    accounts = directory.accounts(listed)
+    known = {account.name.casefold() for account in accounts}
+    unknown = sorted({name for name in listed if name.casefold() not in known})
+    if names and unknown:
+        raise InitError(directory.WHAT, f"sssd does not know {', '.join(map(export_people.quoted, unknown))}")
+    if group:
+        gid = directory.group_id(group)
+        accounts = [account for account in accounts if gid in (account.gid, *account.gids)]
+    if not accounts:
+        raise InitError(directory.WHAT, f"found nobody in {source}" + f" of the group {group}" * bool(group))
+    present = [account.name for account in accounts]
+    exported = export_people.compose(
+        accounts,
+        directory.group_names(gid for account in accounts for gid in (account.gid, *account.gids)),
+        directory.keys(present),
+        homes=pod.setting("MINIVM_HOME", keep.HOMES),
+        refused=directory.refused(present) if directory.has_access_rules(sections) else (),
+        ended=timestamp(int(now)),
+    )
+    others = [f"{export_people.quoted(name)} is left out: sssd does not know the name" for name in unknown]
+    others += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
+    exported = replace(exported, notes=(*exported.notes, *others))
+    click.echo(export_people.render(exported, source, timestamp(int(now))), nl=False)
+    click.echo(f"{export_people.summary(exported, now)}; {len(exported.notes)} notes in the file", err=True)
 
 
 @main.command()

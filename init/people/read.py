@@ -9,7 +9,7 @@ import datetime
 import os
 import re
 import stat
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ground.errors import one_line
 from init.errors import ConfigError
 from init.fields import Reader, described
 from init.people import ssh_keys
-from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, PersonKey
+from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, PersonKey, to_mapping
 
 PEOPLE = "the people"
 WHAT = f"read {PEOPLE}"
@@ -27,6 +27,7 @@ LARGEST = 8 << 20
 LAST = 253402300799  # the end of the year 9999: a later time is no date
 USERS, GROUPS, KEYS, GROUPS_OF_USER = 20_000, 5_000, 32, 64
 NESTED = 8
+LONGEST_LINE = 8192  # a key stays in one line
 NAME = re.compile(r"[a-z](?:[a-z0-9_.-]{0,30}[a-z0-9_])?")
 SHELL_PATH = re.compile(r"(?:/[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,62}){1,6}")
 GECOS = 200
@@ -78,6 +79,39 @@ def read_bytes(path: Path) -> bytes:
     if len(data) > LARGEST:
         raise ConfigError(WHAT, f"more than {LARGEST >> 20} MiB", file=str(path), hint="split the cluster's people")
     return data
+
+
+def text(people: PeopleList) -> str:
+    """Return the people as a file for a person to read and edit: what has its default is left out."""
+    data = to_mapping(people)
+    for user in data["users"]:
+        for key in ("groups", "gecos", "keys"):
+            if not user[key]:
+                del user[key]
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=LONGEST_LINE))
+
+
+def person_problem(entry: Mapping[str, object], groups: frozenset[str]) -> str:
+    """Tell why a file with this entry would be refused; "" if it would not."""
+    return _problem(lambda: _person(Reader(entry, PEOPLE, FILE), groups))
+
+
+def group_problem(entry: Mapping[str, object]) -> str:
+    return _problem(lambda: _group(Reader(entry, PEOPLE, FILE)))
+
+
+def field_problem(field: str, value: str) -> str:
+    """Tell what is wrong with a person's `shell` or `gecos`."""
+    at = Reader({field: value}, PEOPLE, FILE)
+    return _problem(lambda: {"shell": _shell, "gecos": _gecos}[field](at))
+
+
+def _problem(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except ConfigError as error:
+        return f"{error.field}: {error.why}"
+    return ""
 
 
 def parse(data: bytes, file: str = FILE) -> PeopleList:

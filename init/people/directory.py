@@ -1,0 +1,243 @@
+"""Ask the site's directory for its people: names by LDAP, everything else through sssd, as this cluster sees it.
+
+sssd lists people only where `enumerate` is set, and its list may be incomplete. So ldapsearch lists the names with
+sssd's own settings; uid, groups and keys come from sssd, with its mappings and overrides.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import subprocess
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ground.commands import ran
+from ground.errors import one_line
+from init.errors import ConfigError, InitError
+from init.people.export import Account
+from init.pod.pod import Pod
+from init.records import record, replace
+
+WHAT = "export the people"
+CONF, SNIPPETS = "/etc/sssd/sssd.conf", "/etc/sssd/conf.d"
+LDAPSEARCH, GETENT, KEYS = "/usr/bin/ldapsearch", "/usr/bin/getent", "/usr/bin/sss_ssh_authorizedkeys"
+SSSCTL = "/usr/sbin/sssctl"
+# A stack of Debian with sssd's account rules and without the rules of one service.
+PAM_SERVICE = "common-account"
+BY_NAME = "give the names: minivm people export NAME..."
+# Class and attribute of sssd's schemas (sssd-ldap(5)).
+SCHEMAS = {"ad": ("user", "sAMAccountName")}
+POSIX = ("posixAccount", "uid")
+TLS = {
+    "LDAPTLS_CACERT": "ldap_tls_cacert",
+    "LDAPTLS_CACERTDIR": "ldap_tls_cacertdir",
+    "LDAPTLS_CERT": "ldap_tls_cert",
+    "LDAPTLS_KEY": "ldap_tls_key",
+    "LDAPTLS_REQCERT": "ldap_tls_reqcert",
+}
+PAGE, AT_ONCE, BATCH = 500, 8, 200
+LIST_WITHIN, ASK_WITHIN = 120.0, 30.0
+# What getent may be asked for: no option, no line break, no number, which it takes for a uid.
+ASKABLE = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9_][A-Za-z0-9_.@ -]{0,63}")
+
+
+@record(frozen=True, slots=True)
+class Search:
+    """A search for names that sssd.conf describes."""
+
+    domain: str
+    uris: str
+    base: str
+    scope: str
+    filter: str
+    attribute: str
+    start_tls: bool = False
+    bind_dn: str = ""
+    password: str = ""
+    environment: Mapping[str, str] = {}  # never written to
+
+
+def settings(pod: Pod) -> Mapping[str, Mapping[str, str]]:
+    """Return the sections of sssd.conf and its snippets."""
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#", ";"))
+    paths = [pod.path(CONF), *sorted(pod.path(SNIPPETS).glob("[!.]*.conf"))]
+    if not paths[0].exists():
+        raise InitError(WHAT, "this pod has no directory", file=CONF, hint="mount an sssd.conf, or use a pod that has")
+    for path in paths:
+        try:
+            parser.read_string(path.read_text(errors="replace"), str(path))
+        except (OSError, configparser.Error) as error:
+            raise ConfigError(WHAT, one_line(str(error))[:300], file=str(path)) from None
+    return {section.lower(): dict(parser[section]) for section in parser.sections()}
+
+
+def has_access_rules(sections: Mapping[str, Mapping[str, str]]) -> bool:
+    """Tell if sssd keeps some of its people out."""
+    return any(domain.get("access_provider", "permit") != "permit" for domain in domains(sections).values())
+
+
+def domains(sections: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    listed = [name.strip().lower() for name in sections.get("sssd", {}).get("domains", "").split(",") if name.strip()]
+    names = listed or [name.removeprefix("domain/") for name in sections if name.startswith("domain/")]
+    return {name: sections.get(f"domain/{name}", {}) for name in names}
+
+
+def searches(name: str, domain: Mapping[str, str]) -> list[Search]:
+    """Return the domain's searches for people; ConfigError where ldapsearch cannot do what sssd does."""
+
+    def refuse(field: str, why: str) -> ConfigError:
+        return ConfigError(WHAT, why, file=CONF, field=f"[domain/{name}] {field}", hint=BY_NAME)
+
+    if domain.get("id_provider") != "ldap":
+        raise refuse("id_provider", f"the people of {domain.get('id_provider', 'no provider')!r} cannot be listed")
+    if domain.get("ldap_sasl_mech"):
+        raise refuse("ldap_sasl_mech", "names are listed without SASL only")
+    if domain.get("ldap_default_authtok_type", "password").strip() != "password":
+        raise refuse("ldap_default_authtok_type", "only a plain password can be used")
+    uris = [uri for uri in re.split(r"[,\s]+", domain.get("ldap_uri", "")) if uri and uri != "_srv_"]
+    if not uris:
+        raise refuse("ldap_uri", "no server is named")
+    bases = domain.get("ldap_user_search_base") or domain.get("ldap_search_base", "")
+    parts = [part.strip() for part in bases.split("?")]
+    if not parts[0]:
+        raise refuse("ldap_search_base", "no base is named")
+    kind, attribute = SCHEMAS.get(domain.get("ldap_schema", "").strip().lower(), POSIX)
+    kind, attribute = domain.get("ldap_user_object_class", kind), domain.get("ldap_user_name", attribute)
+    environment = {variable: domain[field] for variable, field in TLS.items() if domain.get(field)}
+    bind = domain.get("ldap_default_bind_dn", "")
+    password = domain.get("ldap_default_authtok", "") if bind else ""
+    start_tls = domain.get("ldap_id_use_start_tls", "").strip().lower() == "true"
+    found = []
+    for at in range(0, len(parts), 3):
+        base, scope, more = (*parts[at : at + 3], "", "")[:3]
+        matching = f"(objectClass={kind})({attribute}=*)"
+        matching = f"(&{matching}{more if not more or more.startswith('(') else f'({more})'})"
+        scope = {"onelevel": "one", "subtree": "sub", "": "sub"}.get(scope, scope)
+        found.append(
+            Search(name, " ".join(uris), base, scope, matching, attribute, start_tls, bind, password, environment)
+        )
+    return found
+
+
+def list_names(search: Search) -> list[str]:
+    """Return the names that the search finds. An incomplete answer is an error: those missing would lose access."""
+    reader, writer = os.pipe()
+    argv = [LDAPSEARCH, "-LLL", "-x", "-H", search.uris, "-b", search.base, "-s", search.scope, "-o", "ldif-wrap=no",
+            "-o", "nettimeout=5", "-l", str(int(LIST_WITHIN)), "-E", f"pr={PAGE}/noprompt"]  # fmt: skip
+    argv += ["-ZZ"] * search.start_tls
+    argv += ["-D", search.bind_dn, "-y", f"/dev/fd/{reader}"] if search.bind_dn else []
+    argv += [search.filter, search.attribute]
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **search.environment}
+    try:
+        with os.fdopen(writer, "wb") as file:
+            file.write(search.password.encode()[:4096])
+        done = ran(argv, within=LIST_WITHIN + 10, env=env, pass_fds=(reader,))
+    except subprocess.TimeoutExpired:
+        raise InitError(WHAT, f"{search.uris} gave no answer within {LIST_WITHIN:g} s", hint=BY_NAME) from None
+    except FileNotFoundError:
+        raise InitError(WHAT, f"this pod has no {LDAPSEARCH}", hint=f"use a controller's pod; or {BY_NAME}") from None
+    finally:
+        os.close(reader)
+    if done.returncode:
+        said = one_line(done.stderr or f"exit status {done.returncode}")[:300]
+        raise InitError(WHAT, f"{search.uris}, base {search.base}: {said}", hint=BY_NAME)
+    return list(ldif_values(done.stdout, search.attribute))
+
+
+def ldif_values(text: str, attribute: str) -> Iterator[str]:
+    """Read the attribute's values of an unwrapped LDIF."""
+    prefix = attribute.lower()
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if not colon or name.lower() != prefix:
+            continue
+        if value.startswith(":"):
+            try:
+                yield b64decode(value[1:].strip(), validate=True).decode(errors="replace")
+            except ValueError:
+                continue
+        else:
+            yield value.strip()
+
+
+def _getent(database: str, keys: Sequence[str]) -> list[str]:
+    """Ask sssd alone: files of the image and people of a file have the same names in no other place."""
+    lines: list[str] = []
+    for at in range(0, len(keys), BATCH):
+        argv = [GETENT, "-s", "sss", database, "--", *keys[at : at + BATCH]]
+        try:
+            done = ran(argv, within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+        except subprocess.TimeoutExpired:
+            raise InitError(WHAT, f"sssd gave no answer within {ASK_WITHIN:g} s", hint="`minivm why`") from None
+        if done.returncode not in (0, 2):  # 2: at least one is not known
+            raise InitError(WHAT, f"getent {database}: {one_line(done.stderr)[:200] or done.returncode}")
+        lines += done.stdout.splitlines()
+    return lines
+
+
+def accounts(names: Iterable[str]) -> list[Account]:
+    """Return those whom sssd knows, with their groups' ids."""
+    wanted = sorted({name for name in names if ASKABLE.fullmatch(name)})
+    found: dict[str, Account] = {}
+    for line in _getent("passwd", wanted):
+        fields = line.split(":")
+        if len(fields) == 7 and fields[2].isdecimal() and fields[3].isdecimal():
+            name, _, uid, gid, gecos, home, shell = fields
+            found[name] = Account(name, int(uid), int(gid), gecos, home, shell)
+    askable = sorted(name for name in found if ASKABLE.fullmatch(name))
+    for line in _getent("initgroups", askable):
+        words = line.split()
+        if words and words[0] in found:
+            account = found[words[0]]
+            gids = dict.fromkeys(int(word) for word in words[1:] if word.isdecimal())
+            gids.pop(account.gid, None)
+            found[words[0]] = replace(account, gids=tuple(gids))
+    return [found[name] for name in sorted(found)]
+
+
+def group_names(gids: Iterable[int]) -> dict[int, str]:
+    fields = (line.split(":") for line in _getent("group", [str(gid) for gid in sorted(set(gids))]))
+    return {int(row[2]): row[0] for row in fields if len(row) == 4 and row[2].isdecimal()}
+
+
+def group_id(group: str) -> int:
+    if ASKABLE.fullmatch(group):
+        for line in _getent("group", [group]):
+            if len(fields := line.split(":")) == 4 and fields[2].isdecimal():
+                return int(fields[2])
+    raise InitError(WHAT, f"sssd knows no group {group[:60]!r}")
+
+
+def keys(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return each person's public keys. A failure is an error: an entry without keys would shut the person out."""
+
+    def read(name: str) -> list[str]:
+        try:
+            done = ran([KEYS, name], within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+        except subprocess.TimeoutExpired:
+            raise InitError(WHAT, f"sssd gave no answer on the keys of {name} within {ASK_WITHIN:g} s") from None
+        if done.returncode:
+            raise InitError(WHAT, f"keys of {name}: {one_line(done.stderr)[:200] or done.returncode}",
+                            file=CONF, field="[sssd] services", hint="has it `ssh`? `minivm why`")  # fmt: skip
+        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(names, pool.map(read, names), strict=True))
+
+
+def refused(names: Sequence[str]) -> set[str]:
+    """Return the people whom sssd's access rules keep out now: locked, expired, or not in an allowed group."""
+
+    def is_refused(name: str) -> bool:
+        argv = [SSSCTL, "user-checks", "-a", "acct", "-s", PAM_SERVICE, name]
+        try:
+            done = ran(argv, within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+        except subprocess.TimeoutExpired:
+            raise InitError(WHAT, f"sssd gave no answer on the access of {name} within {ASK_WITHIN:g} s") from None
+        return "pam_acct_mgmt: Success" not in done.stdout + done.stderr
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {name for name, out in zip(names, pool.map(is_refused, names), strict=True) if out}
