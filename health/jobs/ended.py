@@ -6,6 +6,7 @@ alone is the program's own, and a node that was drained meanwhile makes it doubt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -135,6 +136,11 @@ def _failed_job(job: Job, world: World) -> Answer:
         step = next(step for step in job.steps if step.state == "OUT_OF_MEMORY")
         answer = _out_of_memory(job, world)
         name = safe(_step_name(job, step), 40)
+        if 0 < step.memory < _mebibytes(job.memory):
+            own = f"its own memory, {step.memory}M of the job's {safe(job.memory, 40)}"
+            head = f"Its step {name} was killed because it used all of {own}."
+            advice = ("give the step more: srun with a larger --mem, or without one", answer.advice[-1])
+            return replace(answer, headline=head, sure=Sure.LIKELY, advice=advice)
         head = f"Its step {name} was killed because the job used all of its memory{_limit(job)}."
         return replace(answer, headline=head, sure=Sure.LIKELY)
     if not job.nodes and not job.steps:
@@ -214,6 +220,12 @@ def _look(job: Job) -> tuple[str, ...]:
     if job.output == "/dev/null":
         return ("run it again with an --output: this one went to /dev/null",)
     return (f"read the last lines of {safe(job.output) or 'its output'}",)
+
+
+def _mebibytes(text: str) -> float:
+    """Read Slurm's 1024M or 1.50G; 0 for anything else."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)([KMGT])", text, re.ASCII)
+    return float(match[1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}[match[2]] if match else 0
 
 
 def _limit(job: Job) -> str:

@@ -43,6 +43,7 @@ class JobStep:
     exit_code: int
     signal: int
     nodes: str = ""
+    memory: int = 0  # MiB that it was given, in all
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,7 @@ def _step(item: Mapped) -> JobStep:
         exit_code=item.count("exit_code", "return_code"),
         signal=_signal(item),
         nodes=item.text("nodes", "range"),
+        memory=next((_amount(each) for each in item.objects("tres", "allocated") if each.text("type") == "mem"), 0),
     )
 
 

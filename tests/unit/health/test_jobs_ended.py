@@ -37,6 +37,15 @@ ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
         "FAILED", {"exit_code": 1, "steps": (JobStep("12.0", "OUT_OF_MEMORY", 0, 0),)},
         "Its step 12.0 was killed because the job used all of its memory, 200M", JobCause.REQUEST, Sure.LIKELY,
     ),
+    (
+        "FAILED", {"exit_code": 1, "steps": (JobStep("12.0", "OUT_OF_MEMORY", 0, 0, memory=20),)},
+        "Its step 12.0 was killed because it used all of its own memory, 20M of the job's 200M.", JobCause.REQUEST,
+        Sure.LIKELY,
+    ),
+    (
+        "FAILED", {"exit_code": 1, "memory": "1.50G", "steps": (JobStep("12.0", "OUT_OF_MEMORY", 0, 0, memory=1536),)},
+        "because the job used all of its memory, 1.50G", JobCause.REQUEST, Sure.LIKELY,
+    ),
     ("FAILED", {"exit_code": 2, "steps": (JobStep("12.batch", "FAILED", 2, 0), JobStep("12.1", "FAILED", 2, 0))},
      "exit code 2, first in step 12.1", JobCause.CODE, Sure.LIKELY),
     ("FAILED", {"exit_code": 125}, "A container of it was not started", JobCause.REQUEST, Sure.LIKELY),

@@ -58,6 +58,21 @@ def test_the_limit_and_the_option_are_named(tmp_path: Path, make: object, lines:
     assert told(tmp_path, lines, above, SLURM_LOCALID="1") == "", "one task of the node says it"
 
 
+@pytest.mark.parametrize(("make", "lines", "name"), [(v1, V1, "memory.limit_in_bytes"), (v2, V2, "memory.max")])
+@pytest.mark.parametrize("limit", [str(200 * MIB), "max"])
+def test_a_step_with_less_memory_than_its_job_is_told_of_its_own_limit(
+    tmp_path: Path, make: object, lines: tuple[str, ...], name: str, limit: str
+) -> None:
+    assert callable(make)
+    make(tmp_path, kills=1, full=2, limit=limit)
+    (step,) = tmp_path.glob("*/*/**/job_7/step_0")
+    (step / name).write_text(f"{20 * MIB}\n")
+    line = told(tmp_path, lines)
+    assert "the step reached its memory limit of 20 MiB" in line and line.endswith("srun with a larger --mem\n")
+    (step / name).write_text(f"{200 * MIB}\n" if limit != "max" else "max\n")
+    assert "step" not in told(tmp_path, lines)
+
+
 @pytest.mark.parametrize(("make", "lines"), [(v1, V1), (v2, V2)])
 @pytest.mark.parametrize(
     ("kills", "full", "limit"),
