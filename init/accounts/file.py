@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,14 @@ from init.accounts import values
 from init.accounts.model import COORDINATOR, DEFAULT, Fields, ObjectKey, account, qos, user
 from init.accounts.values import ASSOCIATION_LIMITS, QOS_LIMITS, Shape
 from init.dropins.merge import load_mapping
-from init.errors import ConfigError, nearest
+from init.errors import ConfigError, nearest, raise_all
 from init.fields import Reader, described
 
 WHAT = "the accounts"
 MOST_BYTES = 4 << 20
 MOST = {"accounts": 2_000, "users": 10_000, "qos": 200}
 MOST_MEMBERSHIPS = 50_000
+MOST_ERRORS = 50
 ROOT = "root"
 ADMIN_LEVELS = {"none": "", "operator": "operator", "administrator": "administrator"}
 QOS_FLAGS = (
@@ -38,7 +39,7 @@ class AccountsFile:
 
 
 def load(path: Path) -> AccountsFile:
-    """Read the file at `path`; ConfigError for everything that is wrong in it."""
+    """Read the file at `path`; ConfigError for all wrong entries in it."""
     try:
         size = os.stat(path).st_size  # noqa: PTH116 (an absent file is the reader's error)
     except OSError:
@@ -62,13 +63,14 @@ class _Builder:
         self.coordinators: dict[str, str] = {}
 
     def build(self, top: Reader) -> AccountsFile:
-        for reader in _items(top, "qos"):
-            self._qos(reader)
-        for reader in _items(top, "accounts"):
-            self._account(reader)
+        errors: list[ConfigError] = []
+        for key, read in (("qos", self._qos), ("accounts", self._account), ("users", self._user)):
+            errors += _errors_of(top, key, read)
+        if len(errors) > MOST_ERRORS:
+            more = ConfigError(f"read {WHAT}", f"{len(errors) - MOST_ERRORS} more entries are wrong", file=self.file)
+            errors = [*errors[:MOST_ERRORS], more]
+        raise_all(f"read {WHAT}", errors)
         self._check_parents(top)
-        for reader in _items(top, "users"):
-            self._user(reader)
         users = {key.name for key in self.objects if key.account}
         named = {key: where for key, where in self.named.items() if key not in self.objects}
         coordinators = {name: where for name, where in self.coordinators.items() if name not in users}
@@ -176,6 +178,20 @@ class _Builder:
                     top.fail("accounts", f"account {at} is below itself", "correct parent")
                 visited.add(at)
                 at = self.objects[account(at)]["parent"]
+
+
+def _errors_of(top: Reader, key: str, read: Callable[[Reader], None]) -> list[ConfigError]:
+    """Read the entries of a list; return the first error of each wrong one."""
+    errors: list[ConfigError] = []
+    try:
+        for reader in _items(top, key):
+            try:
+                read(reader)
+            except ConfigError as error:
+                errors.append(error)
+    except ConfigError as error:
+        errors.append(error)  # of the list itself
+    return errors
 
 
 def _items(top: Reader, key: str) -> Iterator[Reader]:

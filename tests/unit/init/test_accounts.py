@@ -439,3 +439,18 @@ def test_sacctmgrs_tables_are_read() -> None:
     }  # fmt: skip
     assert database.partitioned == {user("alice", "physics")}
     assert database.tres == {"cpu", "gres/gpu"}
+
+
+def test_every_wrong_entry_is_told_at_once() -> None:
+    data: dict[str, Any] = {
+        "qos": [{"name": "urgent", "limits": {"MaxWal": "12h"}}, {"name": "fine"}],
+        "accounts": [{"name": "physics", "fairshare": -1}, "chem"],
+        "users": [{"name": "carol", "defaultAccount": "Physics"}, {"nam": "x"}],
+    }
+    with pytest.raises(ConfigError) as caught:
+        wanted(data)
+    lines = str(caught.value).splitlines()
+    fields = ("qos[0].limits.MaxWal", "accounts[0].fairshare", "accounts[1]", "users[0].defaultAccount", "users[1].nam")
+    assert [line.split(": ")[:2] for line in lines] == [["accounts.yaml", name] for name in fields]
+    with pytest.raises(ConfigError, match=r"50 more entries are wrong$"):
+        wanted({"users": [{"name": "?"} for _ in range(100)]})
