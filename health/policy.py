@@ -52,6 +52,8 @@ class RunnerPolicy:
     gate_unconfirmed: str = "pass"
     # Append the cause to the output file of a batch job that failed.
     notes_failures: bool = True
+    # How long a node keeps the black boxes of jobs; 0: it makes none.
+    box_days: float = 14.0
     # Error of an unusable file; the next file applies, then the defaults.
     fault: str = ""
 
@@ -146,7 +148,7 @@ def _load(path: Path) -> Mapping[str, object] | None:
 def runner_policy(data: Mapping[str, object], file: str) -> RunnerPolicy:
     root = _sections(data, file)
     runner, gate = root.sub("runner"), root.sub("gate")
-    _only(runner, *KINDS, "scripts", "notes_failures")
+    _only(runner, *KINDS, "scripts", "notes_failures", "box_days")
     _only(gate, "wait_s", "unconfirmed")
     scripts = runner.sub("scripts")
     return RunnerPolicy(
@@ -155,6 +157,7 @@ def runner_policy(data: Mapping[str, object], file: str) -> RunnerPolicy:
         _deadline(gate, "wait_s", 3.0),
         _one_of(gate, "unconfirmed", UNCONFIRMED, "pass"),
         runner.flag("notes_failures", default=True),
+        runner.real("box_days", 14.0, most=365),
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ground.files import write_whole
-from health import deep
+from health import black_box, deep
 from health.broker import dead_steps
 from health.broker.decide import Act, BrokerNode, Fleet, Other, asks_for_deep, reason
 from health.broker.incidents import Enter, read_gpus
@@ -229,6 +229,8 @@ class Broker:
         self.refused = ""
         # Last seen modification time of the directory of verdicts.
         self._changed_at = -1
+        # The problems that the jobs' black boxes know; None: at the first look.
+        self._problems: dict[str, str] | None = None
         # Jobs without a living slurmstepd, and when each is due; the time of the last look.
         self._dead: dict[int, float] = {}
         self._dead_looked = 0.0
@@ -401,6 +403,11 @@ class Broker:
         """Write the broker's state for people; nothing reads it back, and it may be lost."""
         now = clock()
         standing = self.memory.standing(now)
+        problems = {check: seen.reason for check, seen in standing.items()}
+        if self.memory.drained:
+            problems["drained by the broker"] = reason(standing)
+        black_box.see(black_box.changes(self._problems, problems), now.wall)
+        self._problems = problems
         data = {
             "node": self.slurm.name,
             "drained": self.memory.drained,

@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from health.jobs import render
+from health import black_box
+from health.jobs import boxes, render
 from health.jobs.ask import Asker, look, mine
 from health.jobs.model import Page, safe
 from health.jobs.shared import Shared
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return client.run(argv, controller)
 
     asker = Asker(run=direct if is_root else Shared(direct), user=_user(), is_root=is_root, now=time.time())
+    asker.fetch = None if not black_box.port() else boxes.fetch
     try:
         pages = look(asker, options.job) if options.job else mine(asker)
     except InitError as error:

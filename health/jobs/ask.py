@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from health.jobs import boxes, parse, pending
 from health.jobs import limits as limit_reasons
-from health.jobs import parse, pending
 from health.jobs.explain import explain, withhold
 from health.jobs.model import ENDED, Job, JobNode, Page, Partition, World, listed
 from health.jobs.shared import Shared, is_unknown_job
@@ -47,6 +47,8 @@ class Asker:
     age: float = 0.0  # seconds since slurmctld answered the last question about jobs
     nodes_age: float = 0.0  # the same for nodes and partitions
     missing: list[str] = field(default_factory=list)
+    fetch: boxes.Fetch | None = None  # reads the black boxes of a job's nodes
+    fetched: tuple[boxes.Box, ...] = ()  # of the job that was explained last
 
     @property
     def is_old(self) -> bool:
@@ -127,7 +129,14 @@ def page(asker: Asker, job: Job) -> Page:
         world = _pending(asker, job)
     else:
         world = _running(asker, job)
-    return explain(job, replace(world, missing=tuple(asker.missing)), asker.now)
+    shown = explain(job, replace(world, missing=tuple(asker.missing)), asker.now)
+    if asker.fetch is None or job.is_pending or job.is_lost or not job.nodes:
+        return shown
+    asker.fetched = asker.fetch(job, world.nodes or ())
+    facts, unknown = boxes.explain(asker.fetched, job)
+    answer = shown.answer
+    answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
+    return replace(shown, answer=answer)
 
 
 def _is_visible(asker: Asker, job: Job) -> bool:

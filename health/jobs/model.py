@@ -119,6 +119,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class JobNode:
     name: str
+    address: str = ""
     states: frozenset[str] = frozenset()
     reason: str = ""
     author: str = ""

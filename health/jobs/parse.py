@@ -281,6 +281,7 @@ def _step(item: Mapped) -> JobStep:
 def _node(item: Mapped) -> JobNode:
     return JobNode(
         name=item.text("name"),
+        address=item.text("address"),
         states=item.words("state"),
         reason=item.text("reason"),
         author=item.text("reason_set_by_user"),

@@ -19,6 +19,7 @@ from types import FrameType
 from gitsync import lease
 from gitsync.layout import Layout
 from ground.errors import one_line
+from health import black_box
 from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS
@@ -97,6 +98,8 @@ class Run:
         if self.kind == "health":
             self._background()
         else:
+            if self.kind == "epilog" and self.policy.box_days:
+                black_box.end(self.given, time.time())
             # Before a job, check first: an unfit node needs no preparation. After a job, clean up first.
             if self.kind == "prolog":
                 self._gate()
@@ -104,6 +107,8 @@ class Run:
                 self._run_scripts()
             if self.kind == "epilog" and not self.warm.looked_at_later:
                 self._gate()
+            if self.kind == "prolog" and self.policy.box_days and not self.fails:
+                black_box.begin(self.given, time.time())
         self._conclude()
         return 1 if self.fails else 0
 

@@ -21,10 +21,11 @@ from functools import partial
 from gitsync import lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
+from health import black_box
 from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
-from health.runner import failed, gate, plan, record, worker
+from health.runner import boxes, failed, gate, plan, record, worker
 from health.runner.image_scripts import ImageScripts
 from health.runner.kept import FileCache
 from health.runner.warm import Warm, policy_of
@@ -104,6 +105,8 @@ class After:
             if checked.fault:
                 entry["broken"] = [f"health.d: {checked.fault}"]
             record.append(entry)
+            if days := policy_of(held.path, self._places, None).box_days:
+                black_box.prune(days, time.time())
 
 
 # Time for a client to send its request, and the number of clients in that state.
@@ -131,6 +134,7 @@ class RunnerServer:
         self.after = After(places)
         self.failed = failed.FailedJobs()
         self.hands = worker.Hands()
+        self.boxes = boxes.BoxDoor(tell)
         self.missed = 0
         self.stopping = False
         self._tell = tell
@@ -159,6 +163,7 @@ class RunnerServer:
             *self.after.times(),
             *self.failed.times(not self.after.is_owed),
             *self.hands.times(),
+            *self.boxes.times(),
         ]
         for fd, _ in self._poll.poll(max(0.0, min(times) - now) * 1000):
             if fd == self._listener.fileno():
@@ -170,6 +175,7 @@ class RunnerServer:
                 self._hear(fd, call)
         self._reap()
         now = time.monotonic()
+        self.boxes.serve(self._poll, now, self._fork)
         for fd in [fd for fd, call in self._calls.items() if call.until <= now]:
             self._forget(fd)
         if now >= self._look_at:
@@ -322,4 +328,5 @@ class RunnerServer:
                 how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if cut else "failed"
                 self._tell(f"the check of the node after a job {how}; retrying")
             self.failed.reaped(pid)
+            self.boxes.reaped(pid)
             self.hands.ended(pid)

@@ -50,6 +50,7 @@ class World:
             "MINIVM_LEDGER": str(self.root / "ledger"),
             "MINIVM_HEALTH_METRICS": str(self.root / "health.prom"),
             "MINIVM_CONTROL": str(self.root / "control.sock"),
+            "MINIVM_BOX_PORT": "0",
             "MINIVM_RUNNER": str(self.root / "runner"),
             "MINIVM_RUNNER_PLAN": str(self.root / "task_prolog.plan"),
             **self.environment_extra,

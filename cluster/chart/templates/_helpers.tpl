@@ -569,7 +569,7 @@ The site's policy, as far as a render can tell: a node leaves one aside that it 
 {{- define "minivm.checkPolicy" -}}
 {{- $policy := fromJson .text }}
 {{- if $policy.Error }}{{ include "minivm.mistake" (list .root (printf "%s: not JSON, or not a mapping: %s" .at $policy.Error)) }}{{ else }}
-{{- $known := dict "" (list "runner" "gate" "broker") "runner" (list "prolog" "epilog" "task_prolog" "health" "scripts" "notes_failures") "gate" (list "wait_s" "unconfirmed") "broker" (list "raise_after" "clear_after" "clear_wait_s" "guard" "rate" "offender" "checks") }}
+{{- $known := dict "" (list "runner" "gate" "broker") "runner" (list "prolog" "epilog" "task_prolog" "health" "scripts" "notes_failures" "box_days") "gate" (list "wait_s" "unconfirmed") "broker" (list "raise_after" "clear_after" "clear_wait_s" "guard" "rate" "offender" "checks") }}
 {{- range $of, $keys := $known }}
 {{- $part := $policy }}{{ if $of }}{{ $part = default dict (index $policy $of) }}{{ end }}
 {{- if not (kindIs "map" $part) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s: wanted a mapping" $.at $of)) }}{{ $part = dict }}{{ end }}

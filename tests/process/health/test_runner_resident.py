@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitsync.layout import Layout
+from health import black_box
 from tests.process.living import alive
 from tests.process.runner_world import World, compile_clients, make, resident
 from tests.waiting import until
@@ -352,6 +353,31 @@ def test_a_job_that_failed_is_asked_about_after_its_epilog_unless_the_policy_swi
         until(lambda: any(entry["kind"] == "note" for entry in world.records()), "slurmctld was asked")
     (note,) = [entry for entry in world.records() if entry["kind"] == "note"]
     assert (note["told"], list(note["skipped"])) == ([], ["42"]), note
+
+
+def test_a_job_s_black_box_is_written_by_either_runner_kept_for_days_and_can_be_switched_off(world: World) -> None:
+    boxes = world.root / "log/boxes"
+
+    def run(job: str) -> list[str]:
+        for kind in ("prolog", "epilog"):
+            assert world.run(kind, SLURM_JOB_ID=job) == (0, "", "")
+        return sorted(path.name for path in boxes.iterdir())
+
+    world.script("health.d/_none", "", 0o644)
+    clients, world.clients = world.clients, None
+    assert run("40") == ["40.61234.jsonl"], "a Python of its own"
+    world.clients = clients
+    with resident(world):
+        assert run("41") == ["40.61234.jsonl", "41.61234.jsonl"]
+        kinds = [entry["kind"] for entry in black_box.lines((boxes / "41.61234.jsonl").read_bytes())]
+        assert kinds == ["begin", "end"]
+        world.policy(runner={"box_days": 0})
+        assert run("42") == ["40.61234.jsonl", "41.61234.jsonl"]
+        world.policy(runner={"box_days": 3})
+        os.utime(boxes / "40.61234.jsonl", (1, 1))
+        run("43")
+        until(lambda: not (boxes / "40.61234.jsonl").exists(), "the old box goes in the round after a job")
+        assert (boxes / "41.61234.jsonl").exists()
 
 
 LOOKS = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from health import deep
+from health import black_box, deep
 from health.broker.decide import BrokerNode, names
 from health.deep import DeepState, Word
 from health.ledger import Ledger
@@ -423,3 +423,22 @@ def test_hardware_that_breaks_node_by_node_is_drained_however_often_it_did(desk:
     desk.slurm.since = time.time() - 86400
     desk.say("problem")
     assert desk.slurm.state.drained, "it has passed here with this commit, and theirs are old"
+
+
+def test_problems_and_drains_reach_the_black_boxes_of_the_jobs_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIVM_LOG", str(tmp_path / "log"))
+    desk = Desk(tmp_path)
+    desk.say("ok")
+    black_box.begin({"SLURM_JOB_ID": "12", "SLURM_JOB_UID": "1001"}, time.time())
+    desk.say("problem")
+    desk.say("problem")
+    desk.say("ok")
+    texts = [entry.get("text") for entry in black_box.lines(black_box.find(12, 1001))]
+    assert texts[1:] == [
+        "gpu_ecc: gpu_ecc says so",
+        "drained by the broker: minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so",
+        "no longer: gpu_ecc",
+        "no longer: drained by the broker",
+    ]

@@ -1,0 +1,299 @@
+"""Black boxes: what root saw of this node while a job ran here, in one file a job.
+
+A line of JSON each: `begin` from the prolog, `end` with the counters' differences from the epilog, `seen` from the
+broker. A counter is the node's: other jobs, and on a shared machine other pods, may have moved it. The files are
+root's alone. A run that was cut has no `end`, and nothing here ever fails a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+OPEN, CLOSED = ".run", ".jsonl"
+LARGEST = 64 * 1024
+LARGEST_LINE = 16 * 1024
+# Bounds of all files together.
+MOST_BYTES = 64 * 1024 * 1024
+MOST_FILES = 4096
+DAY_S = 86400.0
+OPEN_DAYS = 60.0
+# A check after a job may find what happened in it.
+AFTER_S = 60.0
+MOST_INTERFACES = 32
+NETWORK = (("rx_errors", 2), ("rx_dropped", 3), ("tx_errors", 10), ("tx_dropped", 11))
+IB = ("link_downed", "symbol_error", "port_rcv_errors")
+MOST_PORTS = 16
+FULL = ("/tmp", "/dev/shm", "/var/spool/slurmd")  # their room is looked at, nothing else
+NEARLY_FULL = 0.02
+LONGEST_TEXT = 300
+
+
+def directory() -> str:
+    return f"{os.environ.get('MINIVM_LOG', '/var/log/minivm')}/boxes"
+
+
+def counters(root: str = "") -> dict[str, int]:
+    """Read what the kernel counts on this node, without a program and without a device that may hang."""
+    counts = {**_network(root), **_ports(f"{root}/sys/class/infiniband")}
+    slices = f"{root}/sys/fs/cgroup/system.slice"
+    killed = {"oom_kills": _oom_kills(f"{root}/proc/vmstat")}
+    for scope in _names(slices):
+        if scope.endswith("slurmstepd.scope"):
+            killed["oom_kills_of_jobs"] = _oom_kills(f"{slices}/{scope}/memory.events")
+    errors = {
+        f"disk/{disk}/errors": _number(f"{root}/sys/fs/ext4/{disk}/errors_count")
+        for disk in _names(f"{root}/sys/fs/ext4")[:MOST_INTERFACES]
+    }
+    return counts | {name: number for name, number in (killed | errors).items() if number is not None}
+
+
+def _oom_kills(path: str) -> int | None:
+    for line in _read(path).splitlines():
+        if line.startswith("oom_kill ") and line[9:].isdigit():
+            return int(line[9:])
+    return None
+
+
+def _network(root: str) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for line in _read(f"{root}/proc/net/dev").splitlines()[2 : 2 + MOST_INTERFACES]:
+        name, _, rest = line.partition(":")
+        name, numbers = name.strip(), rest.split()
+        # veth: another pod's end, where the node has its machine's network.
+        if name == "lo" or name.startswith("veth") or len(numbers) < 12:
+            continue
+        counts |= {f"net/{name}/{what}": int(numbers[place]) for what, place in NETWORK}
+        if (losses := _number(f"{root}/sys/class/net/{name}/carrier_down_count")) is not None:
+            counts[f"net/{name}/link_losses"] = losses
+    return counts
+
+
+def _ports(folder: str) -> dict[str, int]:
+    ports = [f"{card}/ports/{port}" for card in _names(folder) for port in _names(f"{folder}/{card}/ports")]
+    return {
+        f"ib/{port.replace('/ports', '')}/{name}": number
+        for port in ports[:MOST_PORTS]
+        for name in IB
+        if (number := _number(f"{folder}/{port}/counters/{name}")) is not None
+    }
+
+
+def grown(before: Mapping[str, object], after: Mapping[str, int]) -> dict[str, int]:
+    """Return the counters that moved. One that shrank was reset: its whole value is new."""
+    changed: dict[str, int] = {}
+    for name, count in after.items():
+        old = before.get(name)
+        if isinstance(old, int):
+            changed[name] = count - old if count >= old else count
+    return {name: number for name, number in changed.items() if number}
+
+
+def begin(env: Mapping[str, str], now: float) -> None:
+    """Open the job's box. A requeued job goes on in its own."""
+    if (path := _path(env)) is None:
+        return
+    with contextlib.suppress(Exception):  # a defect here must cost no job its scripts
+        os.makedirs(directory(), mode=0o700, exist_ok=True)  # noqa: PTH103
+        with contextlib.suppress(FileNotFoundError):
+            # A full box begins anew: the last run matters most.
+            if os.stat(path + CLOSED).st_size > LARGEST // 4:  # noqa: PTH116
+                os.unlink(path + CLOSED)  # noqa: PTH108
+            os.rename(path + CLOSED, path + OPEN)  # noqa: PTH104
+        _append(path + OPEN, {"kind": "begin", "at": round(now, 1), "counters": counters()}, create=True)
+
+
+def end(env: Mapping[str, str], now: float) -> None:
+    """Write the differences, and close the box."""
+    if (path := _path(env)) is None:
+        return
+    with contextlib.suppress(Exception):  # a defect here must cost no job its scripts
+        started = [line for line in lines(_read_whole(path + OPEN)) if line.get("kind") in ("begin", "end")]
+        # An epilog may run twice, and the prolog may have been cut.
+        if started and started[-1]["kind"] == "begin":
+            before = started[-1].get("counters")
+            entry: dict[str, object] = {"kind": "end", "at": round(now, 1)}
+            entry["grown"] = grown(before if isinstance(before, dict) else {}, counters())
+            _append(path + OPEN, entry | ({"full": full} if (full := _full()) else {}))
+        os.rename(path + OPEN, path + CLOSED)  # noqa: PTH104
+
+
+def see(texts: Iterable[str], now: float) -> None:
+    """Note changes of the node's health in the boxes of the jobs that run here, or ended a moment ago."""
+    noted = [{"kind": "seen", "at": round(now, 1), "text": text[:LONGEST_TEXT]} for text in texts]
+    for name, status in _files() if noted else ():
+        if name.endswith(OPEN) or abs(now - status.st_mtime) <= AFTER_S:
+            for entry in noted:
+                with contextlib.suppress(OSError):
+                    _append(f"{directory()}/{name}", entry)
+
+
+def changes(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[str]:
+    """Return the texts of problems that came and went, by check. None: nothing was known before."""
+    if before is None:
+        return []
+    came = [f"{check}: {reason}" for check, reason in after.items() if check not in before]
+    return came + [f"no longer: {check}" for check in before if check not in after]
+
+
+def prune(days: float, now: float) -> None:
+    """Remove the closed boxes that are older, then the oldest beyond the bounds of all."""
+    files = sorted(_files(), key=lambda item: item[1].st_mtime, reverse=True)
+    total = 0
+    for number, (name, status) in enumerate(files):
+        total += status.st_size
+        # An open box is a running job's, or was left by a kill.
+        is_old = now - status.st_mtime > DAY_S * (max(days, OPEN_DAYS) if name.endswith(OPEN) else days)
+        if is_old or (name.endswith(CLOSED) and (number >= MOST_FILES or total > MOST_BYTES)):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{directory()}/{name}")  # noqa: PTH108
+
+
+def find(job: int, uid: int | None) -> bytes:
+    """Return the box of the user's job; of any user's for None. Empty where there is none."""
+    for name, _ in _files():
+        number, owner, *_ = name.split(".")
+        if number == str(job) and (uid is None or owner == str(uid)):
+            with contextlib.suppress(OSError):  # it was closed or removed meanwhile
+                return _read_whole(f"{directory()}/{name}")
+    return b""
+
+
+def lines(text: bytes) -> list[dict[str, object]]:
+    """Parse a box: a line that was cut is left out."""
+    parsed: list[dict[str, object]] = []
+    for line in text[:LARGEST].split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                parsed.append(entry)
+    return parsed
+
+
+def _path(env: Mapping[str, str]) -> str | None:
+    """Return the box's path without its suffix: the job and its user, so that no other user's box has this name."""
+    job, uid = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_UID", "")
+    is_named = all(text.isascii() and text.isdigit() and len(text) <= 10 for text in (job, uid))
+    return f"{directory()}/{int(job)}.{int(uid)}" if is_named else None
+
+
+def _append(path: str, entry: Mapping[str, object], *, create: bool = False) -> None:
+    text = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
+    try:
+        # Room for the end is kept: what the broker notes stops earlier.
+        room = LARGEST - (2 * LARGEST_LINE if entry["kind"] == "seen" else 0)
+        if len(text) <= LARGEST_LINE and os.fstat(fd).st_size + len(text) <= room:
+            os.write(fd, text)
+    finally:
+        os.close(fd)
+
+
+def _files() -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        entries = list(os.scandir(directory()))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.endswith((OPEN, CLOSED)):
+            with contextlib.suppress(OSError):
+                yield entry.name, entry.stat(follow_symlinks=False)
+
+
+def _full() -> list[str]:
+    shown = []
+    for place in FULL:
+        with contextlib.suppress(OSError):
+            room = os.statvfs(place)
+            if room.f_blocks and room.f_bavail < NEARLY_FULL * room.f_blocks:
+                shown.append(place)
+    return shown
+
+
+def _read_whole(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.read(fd, LARGEST)
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    # Python's file objects take twice as long, and each prolog waits for these.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, LARGEST).decode("ascii", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))  # noqa: PTH208
+    except OSError:
+        return []
+
+
+# What a box says, and how a node gives it to a person: over TCP, in munge's credentials both ways.
+#
+# The asker's credential names job and node and is for root alone, so that whoever else gets it can neither read nor use
+# it elsewhere. The answer is root's, for the asker alone.
+
+PORT = 8652
+MUNGE, UNMUNGE = "/usr/bin/munge", "/usr/bin/unmunge"
+MUNGE_S = 3.0
+TTL_S = 60
+LARGEST_SENT = 4 * LARGEST
+
+
+def port() -> int:
+    """Return the port; 0: the node gives no boxes."""
+    text = os.environ.get("MINIVM_BOX_PORT", str(PORT))
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+
+
+def question(job: int, node: str) -> str:
+    return f"minivm-box 1 {job} {node}"
+
+
+def seal(text: bytes, reader: int) -> bytes:
+    """Return a credential that this process's user signs and only the reader may open; OSError without munge."""
+    import subprocess
+
+    argv = [MUNGE, f"--restrict-uid={reader}", f"--ttl={TTL_S}"]
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, timeout=MUNGE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError("munged does not answer") from None
+    if done.returncode:
+        raise OSError(done.stderr.decode(errors="replace").strip()[:200] or "munge failed")
+    return done.stdout.strip() + b"\n"
+
+
+def unseal(credential: bytes) -> tuple[int, bytes]:
+    """Return the signer's user id and the text; OSError for a credential that is not good, or not for this user."""
+    import re
+    import subprocess
+
+    argv = [UNMUNGE, "--keys=STATUS,UID", "--numeric"]
+    try:
+        done = subprocess.run(argv, input=credential, capture_output=True, timeout=MUNGE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError("munged does not answer") from None
+    head, _, text = done.stdout.partition(b"\n\n")
+    match = re.search(rb"^UID: +(\d{1,10})$", head, re.MULTILINE)
+    if done.returncode or match is None:
+        raise OSError(done.stderr.decode(errors="replace").strip()[:200] or "the credential is not good")
+    return int(match[1]), text

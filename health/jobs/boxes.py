@@ -1,0 +1,139 @@
+"""Fetch a job's black boxes from its nodes, and say in facts what moved there while it ran."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from health import black_box
+from health.jobs.model import Fact, Job, JobNode, listed, moment, safe
+from init.slurm.conf import expanded
+
+MOST_NODES = 16
+CONNECT_S = 2.0
+WITHIN_S = 8.0
+MOST_FACTS = 6  # of one node
+Entry = dict[str, object]
+WORDS = {
+    "oom_kills": "the kernel ended {} processes on its machine for lack of memory",
+    "oom_kills_of_jobs": "{} processes of jobs were ended at their memory limits",
+    "rx_errors": "{} errors in receiving on network interface {name}",
+    "tx_errors": "{} errors in sending on network interface {name}",
+    "rx_dropped": "{} received packets dropped on network interface {name}",
+    "tx_dropped": "{} sent packets dropped on network interface {name}",
+    "link_losses": "network interface {name} lost its link {} times",
+    "link_downed": "fabric port {name} lost its link {} times",
+    "symbol_error": "{} symbol errors on fabric port {name}",
+    "port_rcv_errors": "{} receive errors on fabric port {name}",
+    "errors": "{} errors in the file system on disk {name}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    node: str
+    entries: tuple[Entry, ...] = ()
+    obstacle: str = ""  # why it could not be read
+
+
+Fetch = Callable[[Job, Sequence[JobNode]], tuple[Box, ...]]
+
+
+def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
+    """Ask the job's first nodes at once, each for some seconds."""
+    wanted = expanded(job.nodes[:65536])
+    addresses = {node.name: node.address for node in nodes}
+    asked = [name for name in wanted[:MOST_NODES] if name]
+    if not asked:
+        return ()
+    with ThreadPoolExecutor(len(asked)) as pool:
+        boxes = tuple(pool.map(lambda name: _fetch_one(job.id, name, addresses.get(name, "")), asked))
+    if len(wanted) > MOST_NODES:
+        boxes += (Box(f"{len(wanted) - MOST_NODES} more nodes", obstacle=f"only the first {MOST_NODES} are asked"),)
+    return boxes
+
+
+def _fetch_one(job: int, node: str, address: str) -> Box:
+    if not address:
+        return Box(node, obstacle="Slurm has no address of it now")
+    question = black_box.question(job, node)
+    try:
+        sealed = black_box.seal(question.encode(), 0)
+        answer = _exchange(address, sealed)
+        if not answer:
+            return Box(node, obstacle="it gave no answer")
+        try:
+            signer, text = black_box.unseal(answer)
+        except OSError as error:
+            return Box(node, obstacle=safe(f"its answer is refused: {error}", 200))
+    except OSError as error:
+        return Box(node, obstacle=safe(error.strerror or str(error), 200))
+    head, _, box = text.partition(b"\n")
+    # Only root on the node signs so; an answer to another question is none.
+    if signer != 0 or head != question.encode():
+        return Box(node, obstacle="its answer is not root's, or answers another question")
+    return Box(node, tuple(black_box.lines(box)))
+
+
+def _exchange(address: str, sealed: bytes) -> bytes:
+    deadline = time.monotonic() + WITHIN_S
+    answer = bytearray()
+    with socket.create_connection((address, black_box.port() or black_box.PORT), CONNECT_S) as connection:
+        connection.sendall(sealed)
+        while len(answer) < black_box.LARGEST_SENT:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = connection.recv(65536)
+            if not part:
+                break
+            answer += part
+    return bytes(answer)
+
+
+def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
+    """Return what moved on the nodes during the job's last run, and what is not known."""
+    facts: list[Fact] = []
+    unknown: list[str] = []
+    silent: dict[str, list[str]] = {}
+    for box in boxes:
+        node = safe(box.node, 80)
+        if box.obstacle:
+            silent.setdefault(safe(box.obstacle, 200), []).append(box.node)
+            continue
+        last = _last_run(box.entries)
+        texts = [
+            f"{safe(str(entry.get('text', '')))} ({_time(entry)})" for entry in last if entry.get("kind") == "seen"
+        ]
+        ends = [entry for entry in last if entry.get("kind") == "end"]
+        for entry in ends[:1]:
+            texts = [*_grown(entry.get("grown")), *_full(entry.get("full")), *texts]
+        if last and not ends and job.has_ended:
+            unknown.append(f"what {node} counted while it ran: its epilog has not written that")
+        facts += [Fact(f"on {node} while it ran: {text}", f"black box of {node}") for text in texts[:MOST_FACTS]]
+    unknown += [f"what {listed(nodes)} recorded while it ran: {why}" for why, nodes in silent.items()]
+    return facts, unknown
+
+
+def _last_run(entries: Sequence[Entry]) -> Sequence[Entry]:
+    begins = [place for place, entry in enumerate(entries) if entry.get("kind") == "begin"]
+    return entries[begins[-1] :] if begins else ()
+
+
+def _grown(values: object) -> list[str]:
+    texts = []
+    for key, number in values.items() if isinstance(values, dict) else ():
+        *name, what = str(key).split("/")
+        if what in WORDS and isinstance(number, int) and number > 0:
+            texts.append(WORDS[what].format(number, name=safe("/".join(name[1:]), 60)))
+    return texts
+
+
+def _full(values: object) -> list[str]:
+    return [f"{safe(str(place), 60)} was full at its end" for place in values] if isinstance(values, list) else []
+
+
+def _time(entry: Entry) -> str:
+    at = entry.get("at")
+    return moment(at) if isinstance(at, int | float) and 0 <= at < 1 << 40 else "no time"

@@ -1,0 +1,101 @@
+"""Give a job's black box to its user, root or an operator of Slurm, who asks over TCP with a credential of munge.
+
+The runner only accepts, a few connections a second: a fork answers each within some seconds, so that no asker holds
+up a job's scripts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import select
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ground.sockets import read_line
+from health import black_box
+
+AT_ONCE = 4
+APART_S = 0.1
+HEAR_S = 2.0
+LONGEST = 16 * 1024
+ASK_S = 5.0
+LEVELS = ("Operator", "Administrator")
+QUESTION = re.compile(r"minivm-box 1 (\d{1,10}) (\S{1,255})", re.ASCII)
+
+
+class BoxDoor:
+    """The listening socket, and how many answers are under way. Without munge or with a used port: no socket."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._pids: set[int] = set()
+        self._next_at = 0.0
+        self._is_watched = False
+        self._listener: socket.socket | None = None
+        port = black_box.port()
+        if not port or not os.access(black_box.UNMUNGE, os.X_OK):
+            return
+        try:
+            is_dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if is_dual else socket.AF_INET
+            self._listener = socket.create_server(("", port), family=family, backlog=64, dualstack_ipv6=is_dual)
+            self._listener.setblocking(False)
+        except OSError as error:
+            tell(f"minivm job shows no black boxes of this node: cannot listen on port {port}: {error.strerror}")
+
+    def times(self) -> list[float]:
+        """Return when to watch for askers again, if that needs no child's end."""
+        return [] if self._is_watched or self._listener is None or len(self._pids) >= AT_ONCE else [self._next_at]
+
+    def serve(
+        self, poll: select.poll, now: float, fork: Callable[[Callable[[], None], Callable[[int], None]], None]
+    ) -> None:
+        """Let a fork answer the next asker, and let the poll wake for askers only while one may be answered."""
+        if self._listener is None:
+            return
+        if self._is_watched:
+            with contextlib.suppress(OSError):
+                connection, _ = self._listener.accept()
+                self._next_at = now + APART_S
+                with connection:
+                    fork(partial(answer, connection), self._pids.add)
+        may = len(self._pids) < AT_ONCE and now >= self._next_at
+        if may != self._is_watched:
+            poll.register(self._listener, select.POLLIN) if may else poll.unregister(self._listener)
+            self._is_watched = may
+
+    def reaped(self, pid: int) -> None:
+        self._pids.discard(pid)
+
+
+def answer(connection: socket.socket) -> None:
+    """Answer one asker, in a fork: an empty box where there is none, or none of that user's."""
+    fd = os.dup2(connection.detach(), 3)
+    os.closerange(4, 1 << 20)  # clients of the runner see their ends only once no process holds their connections
+    with socket.socket(fileno=fd) as own, contextlib.suppress(OSError, ValueError):
+        own.setblocking(True)
+        uid, text = black_box.unseal(read_line(own, HEAR_S, LONGEST))
+        match = QUESTION.fullmatch(text.decode())
+        if match is None or match[2] != os.environ.get("MINIVM_POD_NAME", ""):
+            return
+        job = int(match[1])
+        box = black_box.find(job, uid or None)
+        if not box and uid and _is_operator(uid):
+            box = black_box.find(job, None)
+        deadline = time.monotonic() + HEAR_S
+        own.settimeout(max(0.001, deadline - time.monotonic()))
+        own.sendall(black_box.seal(f"{text.decode()}\n".encode() + box, uid))
+
+
+def _is_operator(uid: int) -> bool:
+    from init.slurm import client
+
+    try:
+        argv = ["/usr/bin/sacctmgr", "-nP", "show", "user", f"name={pwd.getpwuid(uid).pw_name}", "format=adminlevel"]
+        return client.run(argv, client.address(os.environ), within=ASK_S).strip() in LEVELS
+    except (KeyError, client.SlurmError):
+        return False

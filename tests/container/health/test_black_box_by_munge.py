@@ -1,0 +1,100 @@
+"""A worker gives black boxes by munge's credentials: to the job's user and root, and to nobody else."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+import testinfra  # type: ignore[import-untyped]  # ships no types
+from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
+
+from tests.container.conftest import docker, image_of
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+PYTHON = "/opt/minivm/bin/python3"
+JOB = "SLURM_JOB_ID={job} SLURM_JOB_UID=20001 SLURM_JOB_GID=20001"
+ASK = """
+import socket, sys
+from health import black_box
+question = sys.argv[1]
+credential = question.encode() if sys.argv[2:] else black_box.seal(question.encode(), 0)
+for _ in range(2 if sys.argv[2:] == [] else 1):
+    with socket.create_connection(("127.0.0.1", black_box.PORT), 10) as connection:
+        connection.settimeout(60)
+        connection.sendall(credential)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    print(*black_box.unseal(answer) if answer else ("no answer",))
+"""
+FLOOD = """
+import socket, sys
+from health import black_box
+kept = [socket.socket() for _ in range(300)]
+for each in kept:
+    each.setblocking(False)
+    each.connect_ex(("127.0.0.1", black_box.PORT))
+print("flooded", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Host]:
+    container = docker(
+        "run", "--detach", "--init", "--network", "none", "--entrypoint", "/bin/sleep", image_of("worker"), "infinity"
+    )
+    try:
+        host = testinfra.get_host(f"docker://{container}")
+        host.check_output("install -d -m 0755 -o munge -g munge /run/munge /var/log/munge")
+        host.check_output("su -s /bin/sh munge -c 'mungekey --create --keyfile=/etc/munge/munge.key && munged'")
+        host.check_output("useradd --uid 20001 nina && useradd --uid 20002 olga")
+        docker("exec", "--detach", "--env", "MINIVM_POD_NAME=w0", container, PYTHON, "-I", "-m", "health.runner")
+        until(lambda: host.run("test -S /run/minivm/runner/socket").rc == 0, "the runner listens")
+        yield host
+    finally:
+        docker("rm", "--force", container)
+
+
+def ask(worker: Host, user: str, question: str, *plain: str) -> list[str]:
+    words = shlex.join([PYTHON, "-I", "-c", ASK, question, *plain])
+    lines: list[str] = worker.check_output(f"su -s /bin/sh {user} -c {shlex.quote(words)}").splitlines()
+    return lines
+
+
+def test_a_box_goes_to_its_user_and_root_only(worker: Host) -> None:
+    for kind in ("prolog", "epilog"):
+        worker.check_output(f"{JOB.format(job=12)} /usr/libexec/minivm/{kind}")
+    place = "/var/log/minivm/boxes"
+    assert worker.check_output(f"stat -c '%a %U %n' {place} {place}/*").splitlines() == [
+        f"700 root {place}",
+        f"600 root {place}/12.20001.jsonl",
+    ]
+    question = "minivm-box 1 12 w0"
+    for user in ("nina", "root"):
+        first, again = ask(worker, user, question)
+        assert first.startswith("0 b'minivm-box 1 12 w0") and '"begin"' in first and '"end"' in first
+        assert again == "no answer", "a credential is good once"
+    assert ask(worker, "olga", question)[0] == "0 b'minivm-box 1 12 w0\\n'", "not even that it exists"
+
+
+@pytest.mark.parametrize("question", ["minivm-box 1 12 w1", "minivm-box 1 ../12 w0", "minivm-box 1 12 w0\n", "x"])
+def test_what_is_no_question_to_this_node_gets_no_answer(worker: Host, question: str) -> None:
+    assert ask(worker, "nina", question) == ["no answer"] * 2
+    assert ask(worker, "nina", question, "without a credential") == ["no answer"]
+
+
+def test_silent_askers_keep_no_job_from_its_scripts(worker: Host) -> None:
+    container = worker.backend.name
+    flood = shlex.join([PYTHON, "-I", "-c", FLOOD])
+    worker.check_output("mkfifo /tmp/held && chmod 644 /tmp/held; (sleep infinity > /tmp/held & echo $! > /tmp/holds)")
+    docker("exec", "--detach", container, "su", "-s", "/bin/sh", "olga", "-c", f"{flood} < /tmp/held > /tmp/flooded")
+    until(lambda: worker.run("grep -q flooded /tmp/flooded").rc == 0, "the port is flooded")
+    for job in range(20, 25):
+        worker.check_output(f"{JOB.format(job=job)} /usr/libexec/minivm/prolog")
+    runs = worker.check_output("tail -n 5 /var/log/minivm/runs.jsonl").splitlines()
+    assert len(runs) == 5 and worker.run("test -e /run/minivm/runner/missed").rc, "the resident runner took each"
+    worker.check_output("kill $(cat /tmp/holds)")
+    until(lambda: '"begin"' in ask(worker, "nina", "minivm-box 1 20 w0")[0], "askers are answered again")
