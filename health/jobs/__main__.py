@@ -9,11 +9,12 @@ import pwd
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from health import black_box
-from health.jobs import boxes, render
-from health.jobs.ask import Asker, look, mine
-from health.jobs.model import Page, safe
+from health.jobs import boxes, capsule, render
+from health.jobs.ask import Asker, is_visible, look, mine
+from health.jobs.model import Page, listed, safe
 from health.jobs.shared import Shared
 from init.errors import InitError
 from init.slurm import client
@@ -31,7 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("job", nargs="?", metavar="JOB")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--capsule", nargs="?", const="", metavar="FILE",
+        help="write one archive for a support ticket: the page and what the nodes recorded",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    if options.capsule is not None and not options.job:
+        parser.error("--capsule wants the JOB first: minivm job JOB --capsule [FILE]")
     controller = client.address(os.environ)
     is_root = os.geteuid() == 0
 
@@ -42,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asker.fetch = None if not black_box.port() else boxes.fetch
     try:
         pages = look(asker, options.job) if options.job else mine(asker)
+        if options.capsule is not None:
+            _pack(asker, pages, options.capsule)
+            return 0
     except InitError as error:
         print(f"minivm: {safe(str(error), 1000)}", file=sys.stderr)
         return 1
@@ -49,6 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     _print(render.as_json(pages[0]) if options.json and options.job and len(pages) == 1 else None, pages, options)
     return 0
+
+
+def _pack(asker: Asker, pages: Sequence[Page], name: str) -> None:
+    if len(pages) > 1:
+        ids = listed(page.job.shown for page in pages)
+        raise InitError("write a capsule", f"one has one job, and these are several: {ids}; name one of them")
+    if not is_visible(asker, pages[0].job):
+        raise InitError("write a capsule", f"this is a job of {pages[0].job.user}; its user or an operator can")
+    path = Path(name or capsule.file_name(pages[0]))
+    capsule.write(path, pages[0], asker.fetched, time.time())
+    print(f"written: {safe(str(path), 1000)}")
 
 
 def _print(single: object, pages: Sequence[Page], options: argparse.Namespace) -> None:

@@ -114,9 +114,9 @@ def look(asker: Asker, wanted: str) -> list[Page]:
         raise InitError(f"explain {what}", reason)
     age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before other jobs are asked for
     if len(jobs) > 1:
-        pages = [explain(job, World(), asker.now) if _is_visible(asker, job) else withhold(job) for job in jobs]
+        pages = [explain(job, World(), asker.now) if is_visible(asker, job) else withhold(job) for job in jobs]
     else:
-        pages = [page(asker, jobs[0]) if _is_visible(asker, jobs[0]) else withhold(jobs[0])]
+        pages = [page(asker, jobs[0]) if is_visible(asker, jobs[0]) else withhold(jobs[0])]
     return [replace(each, age=0.0 if each.job.source == "sacct" else age, nodes_age=asker.nodes_age) for each in pages]
 
 
@@ -139,7 +139,7 @@ def page(asker: Asker, job: Job) -> Page:
     return replace(shown, answer=answer)
 
 
-def _is_visible(asker: Asker, job: Job) -> bool:
+def is_visible(asker: Asker, job: Job) -> bool:
     """Tell if the caller may see all of the job: its user, root, and operators of Slurm."""
     if job.user == asker.user or asker.is_root:
         return True
@@ -339,6 +339,7 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
         last,
         shown=job.shown,
         output=last.output or job.output,
+        command=job.command,
         failed_node=last.failed_node or job.failed_node,
         admin_comment=last.admin_comment or job.admin_comment,
         memory=last.memory or job.memory,

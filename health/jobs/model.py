@@ -91,6 +91,7 @@ class Job:
     system_comment: str = ""
     failed_node: str = ""
     killer: str = ""  # user that requested the end
+    command: str = ""  # the batch script's path, and its arguments
     output: str = ""
     errors: str = ""  # the file of standard error
     batch: bool = True

@@ -179,6 +179,7 @@ def _queued(item: Mapped) -> Job:
     limit = item.at("time_limit")
     return Job(
         id=item.count("job_id"),
+        command=item.text("command"),
         shown=_component(item, shown, item.count("het_job_id"), item.number("het_job_offset")),
         name=item.text("name"),
         user=item.text("user_name"),
