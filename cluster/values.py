@@ -111,7 +111,9 @@ def settle(name: str, stored: Options | None, request: UpRequest) -> Options:
     if request.people is not None:
         refuse_other_uids(stored.people if stored else {}, request.people)
         options = replace(options, people=request.people)
-    if options.people and options.overrides.get("people"):
+    if options.people and {"existingConfigMap", "existingSecret", "groups", "users"} & {
+        *(options.overrides.get("people") or {})
+    }:
         raise ClusterError("use --people", "the values have people too", file=options.values_file, field="people",
                            hint="keep one of them; --reset forgets a stored file")  # fmt: skip
     if request.controllers is not None:

@@ -13,7 +13,7 @@ from ground.files import read_json
 from init.cli import JSON, emit
 from init.cli_group import Group
 from init.errors import InitError
-from init.people import directory, keep, read
+from init.people import directory, keep, read, removed, removed_jobs
 from init.people import export as export_people
 from init.people.ids import settle
 from init.people.spec import FILE, PeopleList, Person, has_access, timestamp, valid_keys
@@ -192,6 +192,30 @@ def forget(name: str) -> None:
         ids = {other: uid for other, uid in state.ids.items() if other != name}
         keep.save(pod, replace(state, ids=ids, digest=""))
     click.echo(f"{name} ({state.ids[name]}) is forgotten: files and jobs of this uid stay")
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "everybody", is_flag=True, help="All who wait.")
+def confirm(names: tuple[str, ...], everybody: bool) -> None:
+    """Let the jobs of people without access end, on the acting controller, as people.removedJobs says.
+
+    Without a NAME it lists those whose jobs wait for this.
+    """
+    pod, now = Pod(os.environ), time.time()
+    state_here()
+    with keep.alone(pod):
+        losses = removed_jobs.read_record(pod)
+        waiting = sorted(loss.name for loss in losses.people.values() if loss.waits) if losses else []
+        if unknown := sorted(set(names) - set(waiting)):
+            raise InitError("confirm", f"the jobs of {', '.join(unknown)} do not wait", hint="`minivm people confirm`")
+        chosen = waiting if everybody else names
+        if losses and chosen:
+            removed_jobs.write_record(pod, removed.confirm(losses, chosen, now))
+    if chosen:
+        click.echo(f"confirmed: {', '.join(chosen)}; the grace starts now")
+    else:
+        click.echo("\n".join(waiting) if waiting else "nobody's jobs wait")
 
 
 if __name__ == "__main__":

@@ -198,6 +198,11 @@ def accounts(names: Iterable[str]) -> list[Account]:
     return [found[name] for name in sorted(found)]
 
 
+def known_uids(uids: Iterable[int]) -> set[int]:
+    fields = (line.split(":") for line in _getent("passwd", [str(uid) for uid in sorted(uids)]))
+    return {int(row[2]) for row in fields if len(row) == 7 and row[2].isdecimal()}
+
+
 def group_names(gids: Iterable[int]) -> dict[int, str]:
     fields = (line.split(":") for line in _getent("group", [str(gid) for gid in sorted(set(gids))]))
     return {int(row[2]): row[0] for row in fields if len(row) == 4 and row[2].isdecimal()}

@@ -24,7 +24,7 @@ BLOCKS = {
     "accounts-as-code": {"file": 1, "runs": 1},  # tests/container/init/test_accounts.py
     "active-checks": {"values": 1},
     "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_own_scripts.py
-    "add-a-user": {"runs": 1, "shown": 1, "needs a name": 2},  # tests/cluster/test_people.py
+    "add-a-user": {"runs": 1, "shown": 1, "needs a name": 3},  # tests/cluster/test_people.py
     "add-to-the-pods": {"values": 1},
     "air-gapped-build": {"needs a name": 1},
     "build-for-arm64": {"needs hardware": 1, "needs a name": 1},

@@ -24,6 +24,7 @@
 {{- range $name := list "existingConfigMap" "existingSecret" }}{{ if index $p $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
 {{- if or $p.users $p.groups }}{{ $given = append $given "users and groups" }}{{ end -}}
 {{- if gt (len $given) 1 }}{{ include "minivm.mistake" (list $ (printf "people: %s are given, and people.yaml is one file: keep one of them" (join ", " $given))) }}{{ end -}}
+{{- if and (ne $p.removedJobs "keep") (empty $given) }}{{ include "minivm.mistake" (list $ (printf "people.removedJobs: %s counts for people of people.yaml, and there is none: give people.existingConfigMap, existingSecret or users" $p.removedJobs)) }}{{ end -}}
 {{- end -}}
 
 {{/* The daemons refuse such a key at start, when the Secret exists already. */}}

@@ -330,6 +330,8 @@ def test_a_file_that_changes_a_uid_is_refused_and_so_are_two_sources() -> None:
         settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"uid": 5002}]}))
     with pytest.raises(ClusterError, match="the values have people too"):
         settle("new", kept, UpRequest(overrides={"people": {"existingSecret": "x"}}))
+    policy = settle("new", kept, UpRequest(overrides={"people": {"removedJobs": "cancel"}}))
+    assert values.local_values(policy, KEYS)["people"] == LAB | {"removedJobs": "cancel"}
 
 
 def test_a_wrong_people_yaml_stops_up_before_anything(tmp_path: Path) -> None:

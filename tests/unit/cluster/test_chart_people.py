@@ -74,3 +74,31 @@ def test_the_lists_become_a_file_that_a_pod_reads() -> None:
 def test_a_mistake_is_refused_before_the_cluster_changes(people: dict[str, Any]) -> None:
     with pytest.raises(ClusterError, match="people"):
         render({"people": people}, release="slurm", namespace="hpc")
+
+
+def settings(people: dict[str, Any]) -> dict[str, str]:
+    objects = render({"people": people}, release="slurm", namespace="hpc")
+    name = ("StatefulSet", "slurm-controller")
+    (controller,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == name]
+    env = controller["spec"]["template"]["spec"]["containers"][0]["env"]
+    return {item["name"]: item["value"] for item in env if item["name"].startswith("MINIVM_REMOVED_JOBS")}
+
+
+def test_the_controller_gets_the_policy_of_removed_people_s_jobs() -> None:
+    file = {"existingConfigMap": "people"}
+    assert settings(file) == settings(file | {"removedJobs": "keep"}) == {}
+    wanted = {"MINIVM_REMOVED_JOBS": "cancel", "MINIVM_REMOVED_JOBS_GRACE": "2592000"}
+    assert settings(file | {"removedJobs": "cancel", "removedJobsGraceSeconds": 2592000}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("people", "words"),
+    [
+        ({"removedJobs": "cancel"}, "people.removedJobs: cancel counts for people of people.yaml"),
+        ({"removedJobs": "kill", "existingSecret": "x"}, "removedJobs"),
+        ({"removedJobsGraceSeconds": 5, "existingSecret": "x"}, "removedJobsGraceSeconds"),
+    ],
+)
+def test_a_policy_that_cannot_count_is_refused(people: dict[str, Any], words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        settings(people)

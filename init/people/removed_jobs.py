@@ -1,0 +1,189 @@
+"""Cancel jobs of people who lost access, as the chart's `people.removedJobs` says; on the acting controller alone.
+
+    python3 -I -m init.people.removed_jobs
+
+Level-triggered: each run looks at all jobs, so that a run that was killed is ended by the next. A refused, absent or
+empty file cancels nothing. Exit code 1 and one line if an operator is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from ground.errors import one_line
+from ground.files import read_json, write_json
+from init.errors import ConfigError, InitError
+from init.people import directory, keep, removed
+from init.people.removed import AccessLoss, Losses
+from init.people.spec import has_access, timestamp
+from init.pod.helper import log
+from init.pod.pod import Pod
+from init.records import record
+from init.slurm import client
+from init.slurm.node import PREFIX
+
+# On the volume that two controllers share.
+RECORD = "/var/lib/minivm/slurm/removed-people.json"
+POLICIES = ("cancel-pending", "cancel")
+GRACE = range(60, 30 * 86400 + 1)
+PENDING, ENDING = "PD", ("CG", "CA", "CD", "F", "TO", "NF", "OOM", "DL", "BF", "PR")
+COLUMNS = "userid:|,jobarrayid:|,statecompact:|,admin_comment:|"
+# By default squeue cuts the tasks of a long array short.
+LIST = ("/usr/bin/env", "SLURM_BITSTR_LEN=0", client.SQUEUE, "--noheader", "--all", "--Format", COLUMNS)
+ROW = re.compile(r"([0-9]+)\|([0-9]+)(_[0-9]+|_\[[0-9,:-]+(?=[\]%])|\+[0-9]+)?[^|]*\|([A-Z]+)\|(.*)", re.ASCII)
+STEPS = re.compile(r"([0-9]+)-([0-9]+):([0-9]+)", re.ASCII)
+# Tasks of an array that do not fit: the whole array is named, and `--state` still spares those that run.
+LONGEST = 2000
+AT_ONCE, SHOWN = 100, 5
+
+
+@record(frozen=True, slots=True)
+class ListedJob:
+    uid: int
+    id: str
+    is_pending: bool
+    comment: str
+
+
+def settings(env: Mapping[str, str]) -> tuple[str, float]:
+    """Return policy and grace; ConfigError for anything else than the chart writes."""
+    policy, grace = env.get("MINIVM_REMOVED_JOBS", ""), env.get("MINIVM_REMOVED_JOBS_GRACE", "600")
+    what = "cancel the jobs of removed people"
+    if policy not in POLICIES:
+        raise ConfigError(what, f"found {policy!r}, expected {' or '.join(POLICIES)}", field="MINIVM_REMOVED_JOBS")
+    if not grace.isdecimal() or int(grace) not in GRACE:
+        expected = f"expected {GRACE[0]} to {GRACE[-1]} seconds"
+        raise ConfigError(what, f"found {grace!r}, {expected}", field="MINIVM_REMOVED_JOBS_GRACE")
+    return policy, float(grace)
+
+
+def read_record(pod: Pod) -> Losses | None:
+    return removed.parse(read_json(pod.path(RECORD)))
+
+
+def write_record(pod: Pod, losses: Losses) -> None:
+    write_json(pod.path(RECORD), removed.to_json(losses), mode=0o600)
+
+
+def look(pod: Pod, now: float) -> tuple[Losses, int]:
+    """Bring the record up to date; return it, and how many people have access. InitError while nothing is certain."""
+    what = "cancel the jobs of removed people"
+    with keep.alone(pod):
+        state, before = keep.load(pod), read_record(pod)
+        if state.problems:
+            raise InitError(what, "people.yaml is refused, or a part of it", hint="mend the file: `minivm people show`")
+        if not keep.directory_answers(pod):
+            raise InitError(what, "sssd does not answer, and may know them", hint="`minivm why`")
+        present = {person.uid for person in state.people.users if has_access(person, now)}
+        gone = {uid: name for name, uid in state.ids.items() if uid not in present}
+        moved = (state.moved | (before.moved if before else frozenset())) & gone.keys()
+        # Whom the directory had once it may have again: it may be away.
+        if pod.path(directory.CONF).exists():
+            moved |= directory.known_uids(gone.keys() - moved)
+        lost = {uid: name for uid, name in gone.items() if uid not in moved}
+        losses = removed.update(before, lost, moved, len(present), now)
+        if losses != before:
+            write_record(pod, losses)
+    for uid, loss in losses.people.items():
+        if not before or uid not in before.people:
+            kept = "; the jobs stay until `minivm people confirm`" if loss.waits else ""
+            log(f"{loss.name} ({uid}) has no access any more{kept}")
+    return losses, len(present)
+
+
+def listed(text: str) -> list[ListedJob]:
+    """Read squeue's rows."""
+    jobs = []
+    for line in text.splitlines():
+        if not (match := ROW.fullmatch(line)):
+            continue
+        uid, number, part, state, comment = match.groups()
+        if state in ENDING:
+            continue
+        part = part or ""
+        if part.startswith("_["):
+            part = f"{STEPS.sub(written_out, part)}]"
+            part = part if len(part) < LONGEST else ""
+        jobs.append(ListedJob(int(uid), number + part, state == PENDING, comment.rstrip("|").strip()))
+    return jobs
+
+
+def written_out(steps: re.Match[str]) -> str:
+    """Write squeue's 1-9:4 as 1,5,9: scontrol and scancel refuse steps."""
+    first, last, step = map(int, steps.groups())
+    return ",".join(str(task) for task in range(first, last + 1, max(step, 1))[:LONGEST])
+
+
+def cancel(loss: AccessLoss, jobs: Sequence[ListedJob], policy: str, controller: str) -> None:
+    """Write the reason into the jobs' AdminComment, except where a site has written something, and cancel them."""
+    text = f"{PREFIX} cancelled: {loss.name} has no access since {timestamp(int(loss.since))}"
+    for is_pending in (True, False):
+        chosen = [job for job in jobs if job.is_pending == is_pending]
+        for at in range(0, len(chosen), AT_ONCE):
+            part = chosen[at : at + AT_ONCE]
+            free = [job.id for job in part if job.comment in ("", "(null)") or job.comment.startswith(PREFIX)]
+            try:
+                if free:
+                    client.run([client.SCONTROL, "update", f"jobid={','.join(free)}", f"admincomment={text}"],
+                               controller)  # fmt: skip
+            except client.SlurmError as error:  # such as a job that ended just now
+                log(f"cannot comment on jobs of {loss.name}: {error.why}")
+            # A job that starts meanwhile runs on where only pending ones are to end.
+            only = ["--state=PENDING"] if is_pending else []
+            client.run([client.SCANCEL, "--cron", *only, *(job.id for job in part)], controller)
+            log(f"{loss.name}: cancelled by people.removedJobs ({policy}): {', '.join(job.id for job in part)}"[:2000])
+
+
+def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
+    """Do it once; return what an operator must do, "" for nothing."""
+    policy, grace = settings(env)
+    losses, active = look(pod, now)
+    if not losses.people:
+        return ""
+    due = removed.due(losses, grace, now)
+    waiting = {uid: loss for uid, loss in losses.people.items() if loss.waits}
+    if not due and not waiting:
+        return ""
+    controller = client.address(env)
+    by_uid: dict[int, list[ListedJob]] = {}
+    for job in listed(client.run(LIST, controller, within=20)):
+        by_uid.setdefault(job.uid, []).append(job)
+    if not active:
+        names = [loss.name for uid, loss in losses.people.items() if uid in by_uid]
+        return f"cannot cancel the jobs of {shown(names)}: people.yaml gives nobody access; mend it" if names else ""
+    for uid, loss in due.items():
+        jobs = [job for job in by_uid.get(uid, ()) if job.is_pending or policy == "cancel"]
+        if jobs:
+            cancel(loss, jobs, policy, controller)
+    if names := [loss.name for uid, loss in waiting.items() if uid in by_uid]:
+        return (
+            f"the jobs of {shown(names)} stay: {len(waiting)} lost access together or before this policy, and "
+            f"{removed.most(active + len(waiting))} may at once; mend people.yaml, or confirm in this pod: "
+            "`minivm people confirm --all`"
+        )
+    return ""
+
+
+def shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def main() -> int:
+    try:
+        problem = run(Pod(os.environ), os.environ, time.time())
+    except client.SlurmError as error:
+        print(error, file=sys.stderr)  # slurmctld's absence is reported elsewhere, and the next run does it
+        return 0
+    except (InitError, OSError) as error:
+        problem = str(error)
+    if problem:
+        print(one_line(problem))
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

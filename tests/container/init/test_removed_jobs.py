@@ -1,0 +1,154 @@
+"""Jobs of people who left people.yaml end by policy in a real Slurm; a file that lost everybody or many ends none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from init.people.removed_jobs import RECORD
+from tests.container.init_pods import PYTHON, Pod, World, slurm_conf, world
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+NAMES = [f"p{number}" for number in range(12)]
+UIDS = {name: 5001 + number for number, name in enumerate(NAMES)}
+AGE = f"""
+import json, pathlib
+path = pathlib.Path({RECORD!r})
+data = json.loads(path.read_text())
+data["people"] = {{uid: [name, since - 9000, waits] for uid, (name, since, waits) in data["people"].items()}}
+path.write_text(json.dumps(data))
+"""
+
+
+class Lab:
+    def __init__(self, made: World) -> None:
+        self.world = made
+        self.file = made.mounts / "people" / "people.yaml"
+        self.file.parent.mkdir()
+        self.write(NAMES)
+        made.configure({"slurm.conf": slurm_conf(accounting=False)})
+        env = {"MINIVM_ACCOUNTING": "none", "MINIVM_REMOVED_JOBS": "cancel-pending", "MINIVM_REMOVED_JOBS_GRACE": "60"}
+        self.controller: Pod = made.pod("controller", "slurm-controller", env=env)
+        self.worker: Pod = made.pod("worker", "w1")
+
+    def write(self, names: list[str]) -> None:
+        users = [{"name": name, "uid": UIDS[name], "group": "lab"} for name in names]
+        self.file.write_text(yaml.safe_dump({"groups": [{"name": "lab", "gid": 5000}], "users": users}))
+
+    def submit(self, name: str, *options: str) -> str:
+        command = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", *options, "--wrap", "sleep 900")
+        return self.controller.run(*command, user=f"{UIDS[name]}:5000").strip()
+
+    def state(self, job: str) -> str:
+        return self.controller.run("squeue", "-h", "--states=all", "-o", "%T", "-j", job).strip()
+
+    def take(self) -> None:
+        """Have the pod take over the file now, not only with the next periodic run."""
+        self.controller.code(PYTHON, "-I", "-m", "init.people.keep")
+
+    def apply(self, policy: str) -> tuple[int, str]:
+        settings = [f"MINIVM_REMOVED_JOBS={policy}", "MINIVM_REMOVED_JOBS_GRACE=60"]
+        return self.controller.code("env", *settings, PYTHON, "-I", "-m", "init.people.removed_jobs")
+
+    def age(self) -> None:
+        """Let more than the grace and the guard's hour pass for all who lost access."""
+        self.controller.run(PYTHON, "-I", "-c", AGE)
+
+    def lost(self) -> dict[str, bool]:
+        data = json.loads(self.controller.run("cat", RECORD))
+        return {name: waits for name, _, waits in data["people"].values()}
+
+    def restore(self) -> None:
+        self.write(NAMES)
+        self.take()
+        until(lambda: self.apply("cancel-pending")[0] == 0 and not self.lost(), "all are back")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with world(tmp_path_factory.mktemp("removed"), "removed") as made:
+        lab = Lab(made)
+        lab.controller.wait_ready()
+        lab.worker.wait_ready()
+        until(lambda: lab.controller.code("test", "-e", RECORD)[0] == 0, "the service has looked once")
+        yield lab
+
+
+def test_the_service_cancels_pending_jobs_after_the_grace_and_tells_why(lab: Lab) -> None:
+    running = lab.submit("p0")
+    held = lab.submit("p0", "--hold")
+    array = lab.submit("p0", "--hold", "--array=1-40:3%2")
+    site = lab.submit("p0", "--hold")
+    other = lab.submit("p1", "--hold")
+    until(lambda: lab.state(running) == "RUNNING", "the job runs")
+    lab.controller.run("scontrol", "update", f"jobid={site}", "admincomment=ticket 7")
+    lab.write(NAMES[1:])
+    lab.take()
+    assert lab.apply("cancel-pending")[0] == 0 and lab.lost() == {"p0": False}
+    assert lab.state(held) == "PENDING", "the grace lets the person come back"
+    lab.age()
+    until(lambda: lab.state(held) == "CANCELLED", "the service cancels it", seen=lab.controller.account)
+    until(lambda: {*lab.state(array).split()} == {"CANCELLED"}, "and all tasks")
+    until(lambda: lab.state(site) == "CANCELLED", "and the one with a comment of the site")
+    assert (lab.state(running), lab.state(other)) == ("RUNNING", "PENDING")
+    shown = lab.controller.run("scontrol", "show", "job", held)
+    assert "AdminComment=minivm: cancelled: p0 has no access since " in shown
+    assert "AdminComment=ticket 7" in lab.controller.run("scontrol", "show", "job", site)
+    (told,) = [line for line in lab.controller.logs().splitlines() if "p0: cancelled by people.removedJobs" in line]
+    array_tasks = f"{array}_[{','.join(map(str, range(1, 41, 3)))}]"
+    assert {*told.rpartition(": ")[2].split(", ")} == {held, array_tasks, site}
+    assert lab.apply("cancel")[0] == 0
+    until(lambda: lab.state(running) == "CANCELLED", "`cancel` ends the running one too")
+    assert "minivm: cancelled: p0" in lab.controller.run("scontrol", "show", "job", running)
+    assert lab.apply("cancel") == (0, ""), "a second run has nothing to do"
+    lab.restore()
+
+
+@pytest.mark.parametrize("text", ["groups: []\nusers: []\n", "", "users: [", None])
+def test_an_empty_broken_or_absent_file_cancels_nothing(lab: Lab, text: str | None) -> None:
+    job = lab.submit("p2", "--hold")
+    if text is None:
+        lab.file.unlink()
+    else:
+        lab.file.write_text(text)
+    lab.take()
+    lab.apply("cancel")
+    lab.age()
+    code, said = lab.apply("cancel")
+    if text and text.startswith("groups"):
+        assert code == 1 and "people.yaml gives nobody access" in said
+        lab.controller.run("minivm", "people", "confirm", "--all")
+        lab.age()
+        assert lab.apply("cancel")[0] == 1, "not even where an operator confirms it"
+    else:
+        assert not lab.lost()
+    assert lab.state(job) == "PENDING"
+    lab.restore()
+    lab.controller.run("scancel", job)
+
+
+def test_many_people_at_once_wait_for_a_word(lab: Lab) -> None:
+    jobs = {name: lab.submit(name, "--hold") for name in NAMES[:4]}
+    lab.write(NAMES[4:])
+    lab.take()
+    lab.apply("cancel")
+    lab.age()
+    code, said = lab.apply("cancel")
+    assert code == 1 and "the jobs of p0, p1, p2, p3 stay: 4 lost access" in said and "confirm --all" in said
+    assert {lab.state(job) for job in jobs.values()} == {"PENDING"}
+    assert lab.controller.run("minivm", "people", "confirm").split() == NAMES[:4]
+    lab.controller.run("minivm", "people", "confirm", "p1")
+    lab.apply("cancel")
+    assert lab.state(jobs["p1"]) == "PENDING", "the grace starts with the word"
+    lab.age()
+    lab.apply("cancel")
+    until(lambda: lab.state(jobs["p1"]) == "CANCELLED", "the confirmed person's job ends")
+    assert {lab.state(jobs[name]) for name in ("p0", "p2", "p3")} == {"PENDING"}
+    lab.restore()
+    assert lab.controller.code("minivm", "people", "confirm", "p0")[0] == 1
+    lab.controller.run("scancel", *jobs.values())

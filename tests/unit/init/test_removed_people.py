@@ -1,0 +1,65 @@
+"""Whose jobs may end: after the grace, never many people or everybody together."""
+
+from __future__ import annotations
+
+import pytest
+
+from init.errors import ConfigError
+from init.people import removed, removed_jobs
+from init.people.removed import AccessLoss, Losses
+
+NOBODY = Losses()
+
+
+def test_without_a_record_all_jobs_stay() -> None:
+    first = removed.update(None, {5001: "ada"}, (), 10, 100)
+    assert first.people == {5001: AccessLoss("ada", 100, waits=True)} and not removed.due(first, 60, 1e9)
+    assert removed.parse({}) is None and removed.parse({"people": {"x": 1}, "moved": []}) is None
+    assert removed.parse(removed.to_json(first)) == first
+
+
+def test_a_loss_is_dated_once_and_forgotten_when_the_person_is_back() -> None:
+    first = removed.update(NOBODY, {5001: "ada"}, (), 10, 100)
+    again = removed.update(first, {5001: "ada"}, (), 10, 150)
+    assert again == first and not removed.due(again, 60, 159) and removed.due(again, 60, 160)
+    assert removed.update(again, {}, (), 11, 160) == NOBODY
+    other = removed.update(again, {5001: "eve"}, (), 10, 500)
+    assert other.people[5001] == AccessLoss("eve", 500), "the uid has another name now"
+    assert removed.update(again, {5001: "ada"}, (), 10, 50).people[5001].since == 50, "a clock that was set back"
+
+
+@pytest.mark.parametrize(
+    ("lost", "active", "waits"),
+    [(1, 1, False), (2, 1, False), (3, 3, True), (20, 80, False), (21, 79, True), (1, 0, True)],
+)
+def test_more_than_a_share_waits(lost: int, active: int, waits: bool) -> None:
+    people = {uid: f"p{uid}" for uid in range(5000, 5000 + lost)}
+    assert {loss.waits for loss in removed.update(NOBODY, people, (), active, 1).people.values()} == {waits}
+
+
+def test_people_who_go_one_by_one_count_together() -> None:
+    losses, people = NOBODY, dict[int, str]()
+    for step in range(10):
+        people[5000 + step] = f"p{step}"
+        losses = removed.update(losses, people, (), 20 - step, step)
+    assert sum(not loss.waits for loss in losses.people.values()) == 4
+    later = removed.update(losses, people | {6000: "late"}, (), 9, 9 + removed.WINDOW)
+    assert later.people[5009].waits and not later.people[6000].waits
+
+
+def test_rows_of_squeue() -> None:
+    rows = [
+        *("5001|7|PD|(null)|", "5001|8_[1-300%4]|PD|minivm: x|", "5001|9+1|R||", "5001|4_3|CG||", "odd", "5001|x|PD||"),
+        *("5001|6_[1-9:4]|PD||", f"5001|5_[{'1,' * 2000}1]|PD||", "5001|2_[0-4000000:2]|PD||"),
+    ]
+    jobs = removed_jobs.listed("\n".join(rows))
+    assert [job.id for job in jobs] == ["7", "8_[1-300]", "9+1", "6_[1,5,9]", "5", "2"]
+    assert [job.is_pending for job in jobs] == [True, True, False, True, True, True]
+    assert jobs[1].comment == "minivm: x"
+
+
+@pytest.mark.parametrize("env", [{}, {"MINIVM_REMOVED_JOBS": "keep"}, {"MINIVM_REMOVED_JOBS": "cancel",
+                                 "MINIVM_REMOVED_JOBS_GRACE": "5"}])  # fmt: skip
+def test_wrong_settings_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        removed_jobs.settings(env)
