@@ -154,6 +154,8 @@ class Fault(Enum):
     NONE = "none"
     SILENT = "silent"  # no answer in time: a restart may help
     REFUSED = "refused"  # an invalid answer: a restart does not help
+    # slurmctld was killed before it saved the node's record: slurmd registers only when it starts.
+    FORGOTTEN = "forgotten"
 
 
 @record(frozen=True, slots=True)
@@ -182,6 +184,8 @@ def judge(before: CheckHistory, finding: AnswerCheck, now: float) -> tuple[Check
     after = replace(before, failures=before.failures + 1, silent_since=silent, reason=finding.reason)
     rested = not before.restarted or now - before.restarted >= REST_S
     restart = bool(silent) and now - silent >= SILENT_S and rested
+    if finding.fault is Fault.FORGOTTEN:
+        restart = not before.restarted or now - before.restarted >= HEARD_S
     return after, finding.reason if after.failures >= FAILURES else "", restart
 
 
@@ -228,12 +232,14 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
     memory = replace(memory, asked=now)
     name, own = pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")
     try:
-        reason = unproven(client.node(name, controller, within=ANSWER_S), name, [own] if own else [])
+        node = client.node(name, controller, within=ANSWER_S)
+        fault = Fault.FORGOTTEN if node is None else Fault.REFUSED
+        reason = unproven(node, name, [own] if own else [])
     except client.SlurmError as error:
-        reason = error.why
+        fault, reason = Fault.REFUSED, error.why
     if reason:
         # slurmd answers: the fault is slurmctld's, or between the two.
-        return memory, AnswerCheck(Fault.REFUSED, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
+        return memory, AnswerCheck(fault, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
     return replace(memory, proven=now), AnswerCheck()
 
 
@@ -248,15 +254,15 @@ def save(memory: CheckHistory, file: Path = FILE) -> None:
     write_json(file, fields(memory), mode=0o600)
 
 
-def restart_daemon(names: tuple[str, ...]) -> str:
-    """Restart the first of these services that this pod has, unless it has just started; return a line for the log."""
+def restart_daemon(names: tuple[str, ...], reason: str, young: float) -> str:
+    """Restart the first of these services that this pod has, unless it is younger; return a line for the log."""
     try:
         with Client() as control:
             for name in names:
                 view = service(control, name)
-                if view is not None and view.state == "ready" and view.uptime >= YOUNG_S:
+                if view is not None and view.state == "ready" and view.uptime >= young:
                     control.request("restart", service=name, wait=False)
-                    return f"restarting {name}, which has not answered for {SILENT_S:g} s"
+                    return f"restarting {name}: {reason}"
     except (InitError, EOFError) as error:
         return f"restart: {error}"
     return ""
@@ -275,7 +281,11 @@ def main() -> int:
         daemons = ("slurmctld",)
         finding = ask_as_user(controller, host_and_port(controller)[1])
     memory, reason, restart = judge(memory, finding, now)
-    if restart and (news := restart_daemon(daemons)):
+    why, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
+    if finding.fault is Fault.FORGOTTEN:
+        # A static node that slurmctld does not know is missing in slurm.conf.
+        why, young, daemons = finding.reason, HEARD_S, ("slurmd",)
+    if restart and (news := restart_daemon(daemons, why, young)):
         print(news, file=sys.stderr, flush=True)
         memory = replace(memory, restarted=now, silent_since=0.0)
     save(memory)

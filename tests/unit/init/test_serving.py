@@ -72,8 +72,9 @@ def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str]) -
     class Done:
         returncode, stdout = 0, "x"
 
-    def node(name: str, controller: str, *, within: float) -> None:
+    def node(name: str, controller: str, *, within: float) -> object:
         asked.append(name)
+        return None if answers[0] == "forgotten" else object()
 
     monkeypatch.setattr(serving, "ran", lambda *_, **__: Done)
     monkeypatch.setattr(serving, "heard", lambda *_: ago)
@@ -95,6 +96,18 @@ def test_a_worker_asks_slurmctld_only_where_it_was_silent_for_long(monkeypatch: 
     memory, _, _ = judge(memory, finding, 2000.0)
     memory, finding = serving.ask_as_worker("ctl:6817", memory, 2030.0)
     assert finding.reason.endswith("it is down") and asked == ["w1", "w1"], "not asked again so soon"
+
+
+def test_a_worker_that_slurmctld_has_forgotten_registers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmctld may die before it has saved the record of a new node."""
+    worker(monkeypatch, ago=HEARD_S + 1, answers=["forgotten"])
+    memory, finding = serving.ask_as_worker("ctl:6817", CheckHistory(), 1000.0)
+    assert finding.fault is Fault.FORGOTTEN
+    _, reasons, restarts = run((1000.0, finding), memory=memory)
+    assert (reasons, restarts) == ([""], [1000.0]), "at once, and the pod need not be unready for it"
+    again = CheckHistory(restarted=1000.0)
+    assert run((1000.0 + HEARD_S - 1, finding), memory=again)[2] == [], "it may not have registered yet"
+    assert run((1000.0 + HEARD_S, finding), memory=again)[2] == [1000.0 + HEARD_S]
 
 
 def test_what_a_run_remembers_outlives_it(tmp_path: Path) -> None:
