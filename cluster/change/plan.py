@@ -129,7 +129,9 @@ def lost_people(before: Options | None, after: Options) -> list[str]:
     present = {person["name"] for person in new.get("users", [])}
     names = [person["name"] for person in old.get("users", []) if person["name"] not in present]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return [f"people: keys and login sessions of {', '.join(names[:10])}{more}"] if names else []
+    policy = (after.overrides.get("people") or {}).get("removedJobs", "keep")
+    jobs = {"cancel-pending": ", pending jobs", "cancel": ", jobs"}.get(policy, "")
+    return [f"people: keys, login sessions{jobs} of {', '.join(names[:10])}{more}"] if names else []
 
 
 def notes_of_auth(auth: str) -> list[str]:

@@ -47,6 +47,9 @@ class Lab:
     def state(self, job: str) -> str:
         return self.controller.run("squeue", "-h", "--states=all", "-o", "%T", "-j", job).strip()
 
+    def wait_cancelled(self, job: str) -> None:
+        until(lambda: {*self.state(job).split()} == {"CANCELLED"}, f"job {job} ends", seen=self.controller.account)
+
     def take(self) -> None:
         """Have the pod take over the file now, not only with the next periodic run."""
         self.controller.code(PYTHON, "-I", "-m", "init.people.keep")
@@ -152,3 +155,24 @@ def test_many_people_at_once_wait_for_a_word(lab: Lab) -> None:
     lab.restore()
     assert lab.controller.code("minivm", "people", "confirm", "p0")[0] == 1
     lab.controller.run("scancel", *jobs.values())
+
+
+def test_a_run_that_is_killed_anywhere_is_ended_by_the_next(lab: Lab) -> None:
+    jobs = [lab.submit("p5", "--hold"), lab.submit("p5", "--hold", "--array=1-300")]
+    other = lab.submit("p6", "--hold")
+    lab.write([name for name in NAMES if name != "p5"])
+    lab.take()
+    lab.apply("cancel")
+    lab.age()
+    settings = ["MINIVM_REMOVED_JOBS=cancel", "MINIVM_REMOVED_JOBS_GRACE=60"]
+    for tenths in range(1, 6):
+        cut = ["timeout", "-s", "KILL", f"0.{tenths}"]
+        lab.controller.code("env", *settings, *cut, PYTHON, "-I", "-m", "init.people.removed_jobs")
+        assert lab.lost() == {"p5": False}
+    assert lab.apply("cancel")[0] == 0
+    for job in jobs:
+        lab.wait_cancelled(job)
+        assert "minivm: cancelled: p5" in lab.controller.run("scontrol", "show", "job", job)
+    assert lab.state(other) == "PENDING"
+    lab.restore()
+    lab.controller.run("scancel", other)

@@ -324,7 +324,9 @@ def test_a_file_that_changes_a_uid_is_refused_and_so_are_two_sources() -> None:
     with pytest.raises(ClusterError, match="5001 is the uid of ada"):
         settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"name": "ada2"}]}))
     gone = settle("new", kept, UpRequest(people=LAB | {"users": []}))
-    assert plan.lost_people(kept, gone) == ["people: keys and login sessions of ada"]
+    assert plan.lost_people(kept, gone) == ["people: keys, login sessions of ada"]
+    ended = settle("new", gone, UpRequest(overrides={"people": {"removedJobs": "cancel-pending"}}))
+    assert plan.lost_people(kept, ended) == ["people: keys, login sessions, pending jobs of ada"]
     assert plan.lost_people(gone, kept) == plan.lost_people(None, kept) == []
     with pytest.raises(ClusterError, match="ada had the uid 5001, and has 5002"):
         settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"uid": 5002}]}))
