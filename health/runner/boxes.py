@@ -21,6 +21,7 @@ from health import black_box
 
 AT_ONCE = 4
 APART_S = 0.1
+RETRY_S = 5.0
 HEAR_S = 2.0
 LONGEST = 16 * 1024
 ASK_S = 5.0
@@ -29,32 +30,40 @@ QUESTION = re.compile(r"minivm-box 1 (\d{1,10}) (\S{1,255})", re.ASCII)
 
 
 class BoxDoor:
-    """The listening socket, and how many answers are under way. Without munge or with a used port: no socket."""
+    """The listening socket, and how many answers are under way. Without munge: no socket."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._pids: set[int] = set()
         self._next_at = 0.0
         self._is_watched = False
         self._listener: socket.socket | None = None
-        port = black_box.port()
-        if not port or not os.access(black_box.UNMUNGE, os.X_OK):
-            return
+        self._port = black_box.port() if os.access(black_box.UNMUNGE, os.X_OK) else 0
+        self._tell = tell
+        self._has_told = False
+
+    def _listen(self, now: float) -> None:
+        """Try again later where the port is used: a fork of the runner before this one may hold it for a while."""
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
         try:
-            is_dual = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if is_dual else socket.AF_INET
-            self._listener = socket.create_server(("", port), family=family, backlog=64, dualstack_ipv6=is_dual)
+            self._listener = socket.create_server(("", self._port), family=family, backlog=64, dualstack_ipv6=is_dual)
             self._listener.setblocking(False)
-        except OSError as error:
-            tell(f"minivm job shows no black boxes of this node: cannot listen on port {port}: {error.strerror}")
+        except (OSError, OverflowError) as error:
+            self._next_at = now + RETRY_S
+            if not self._has_told:
+                self._tell(f"minivm job shows no black boxes of this node: cannot listen on port {self._port}: {error}")
+            self._has_told = True
 
     def times(self) -> list[float]:
         """Return when to watch for askers again, if that needs no child's end."""
-        return [] if self._is_watched or self._listener is None or len(self._pids) >= AT_ONCE else [self._next_at]
+        return [] if self._is_watched or not self._port or len(self._pids) >= AT_ONCE else [self._next_at]
 
     def serve(
         self, poll: select.poll, now: float, fork: Callable[[Callable[[], None], Callable[[int], None]], None]
     ) -> None:
         """Let a fork answer the next asker, and let the poll wake for askers only while one may be answered."""
+        if self._listener is None and self._port and now >= self._next_at:
+            self._listen(now)
         if self._listener is None:
             return
         if self._is_watched:

@@ -98,3 +98,33 @@ def test_silent_askers_keep_no_job_from_its_scripts(worker: Host) -> None:
     assert len(runs) == 5 and worker.run("test -e /run/minivm/runner/missed").rc, "the resident runner took each"
     worker.check_output("kill $(cat /tmp/holds)")
     until(lambda: '"begin"' in ask(worker, "nina", "minivm-box 1 20 w0")[0], "askers are answered again")
+
+
+TAKE = """
+import socket, sys
+from health import black_box
+with socket.create_server(("", black_box.PORT)):
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_port_that_was_in_use_is_taken_later(worker: Host) -> None:
+    """As of a fork of the runner before, which may hold it for a while."""
+    container = worker.backend.name
+    worker.check_output("kill $(pgrep -of '[h]ealth.runner')")
+    until(lambda: worker.run("pgrep -f '[h]ealth.runner'").rc != 0, "the runner has ended")
+    take = shlex.join([PYTHON, "-I", "-c", TAKE])
+    worker.check_output("mkfifo /tmp/keeps; (sleep infinity > /tmp/keeps & echo $! > /tmp/keeper)")
+    docker("exec", "--detach", container, "sh", "-c", f"{take} < /tmp/keeps > /tmp/taken")
+    until(lambda: worker.run("grep -q taken /tmp/taken").rc == 0, "the port is in use")
+    start = f"MINIVM_POD_NAME=w0 exec {PYTHON} -I -m health.runner 2> /tmp/said"
+    docker("exec", "--detach", container, "sh", "-c", start)
+    until(lambda: worker.run("grep -q 'cannot listen on port 8652' /tmp/said").rc == 0, "the runner says so")
+    worker.check_output("kill $(cat /tmp/keeper)")
+
+    def answers() -> bool:
+        return bool(worker.run("grep -qi ':21CC .* 0A ' /proc/net/tcp /proc/net/tcp6").rc == 0)
+
+    until(answers, "the runner listens")
+    assert ask(worker, "nina", "minivm-box 1 12 w0")[0].startswith("0 b'minivm-box 1 12 w0")
