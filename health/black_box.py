@@ -253,6 +253,7 @@ def _names(path: str) -> list[str]:
 
 PORT = 8652
 MUNGE, UNMUNGE = "/usr/bin/munge", "/usr/bin/unmunge"
+MUNGE_SOCKET = "/run/munge/munge.socket.2"
 MUNGE_S = 3.0
 TTL_S = 60
 LARGEST_SENT = 4 * LARGEST

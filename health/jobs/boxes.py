@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -57,6 +58,10 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
 
 
 def _fetch_one(job: int, node: str, address: str) -> Box:
+    if os.geteuid() == 0 and node == os.environ.get("MINIVM_POD_NAME"):
+        return Box(node, tuple(black_box.lines(black_box.find(job, None))))
+    if not os.path.exists(black_box.MUNGE_SOCKET):  # noqa: PTH110 (a word of a path)
+        return Box(node, obstacle="nodes give it by munge, which this cluster does not use; root reads it there")
     if not address:
         return Box(node, obstacle="Slurm has no address of it now")
     question = black_box.question(job, node)

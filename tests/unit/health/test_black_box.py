@@ -187,6 +187,20 @@ def test_a_damaged_or_hostile_box_reaches_no_terminal() -> None:
     assert black_box.lines(b"[" * 60000) == []
 
 
-def test_a_node_without_an_address_is_not_asked() -> None:
+def test_root_reads_the_node_s_own_box_where_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    black_box.begin(JOB, 100)
+    monkeypatch.setenv("MINIVM_POD_NAME", "w0")
+    (read,) = boxes.fetch(ended(), [JobNode("w0")])
+    assert [entry["kind"] for entry in read.entries] == (["begin"] if os.geteuid() == 0 else [])
+
+
+def test_a_cluster_without_munge_says_where_the_boxes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(black_box, "MUNGE_SOCKET", str(tmp_path / "none"))
+    (read,) = boxes.fetch(ended(), [JobNode("w0", "10.0.0.1")])
+    assert "munge, which this cluster does not use; root reads it there" in read.obstacle
+
+
+def test_a_node_without_an_address_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(black_box, "MUNGE_SOCKET", str(tmp_path))
     assert boxes.fetch(ended(), [JobNode("w0")]) == (Box("w0", obstacle="Slurm has no address of it now"),)
     assert parse.nodes(json.dumps({"nodes": [{"name": "w0", "address": "10.0.0.1"}]}))[0].address == "10.0.0.1"
