@@ -23,7 +23,7 @@ from cluster.manifests import Manifests, PodSpec, render
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
 from cluster.report import Row, Stages
-from cluster.roles import CLIENTS
+from cluster.roles import CLIENTS, SERVERS
 from cluster.values import NAMESPACE, RELEASE, Options
 from ground.errors import one_line
 from images import pins
@@ -193,6 +193,8 @@ class LocalCluster:
         `port`: a requested port; `up` replaces a login pod with another port.
         """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (before := stored(self.options.name, self.state.parent)) is not None:
+            values.check_accounting(before, self.options)
         running = self.kubelet.running()
         self.options = self.with_this_machine(port, running)
         changes_auth = self.changes_auth(running)
@@ -358,16 +360,16 @@ class LocalCluster:
                 for pod in in_roll_order(desired.pods)
                 if pod.name in running and running[pod.name].spec != wanted_specs[pod.name]
             ]
-            controllers = [pod for pod in changed if pod.role == "controller"]
-            self.roll(controllers, desired, timeout=timeout)
-            if any(self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image) for pod in controllers):
+            servers = [pod for pod in changed if pod.role in SERVERS]
+            self.roll(servers, desired, timeout=timeout)
+            if any(self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image) for pod in servers):
                 self.refresh_logins(running)
             self.start([pod for pod in in_start_order(desired.pods) if pod.name not in running], desired, pool)
         for pod in desired.pods:
             current = running.get(pod.name)
             if current and current.spec == wanted_specs[pod.name] and self.kubelet.publish_files(pod, desired):
                 self.log(f"{pod.name}: changed files published")
-        self.roll([pod for pod in changed if pod.role != "controller"], desired, timeout=timeout)
+        self.roll([pod for pod in changed if pod.role not in SERVERS], desired, timeout=timeout)
 
     def roll(self, pods: Iterable[PodSpec], desired: Manifests, *, timeout: float) -> None:
         """Replace one pod at a time, each ready before the next, like a StatefulSet's rollout."""

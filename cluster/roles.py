@@ -18,14 +18,19 @@ class PodRole:
     more_images: tuple[str, ...] = ()
     # Its Slurm may be older than the controller's, never newer.
     is_client: bool = False
+    # Its Slurm must not be older than that of the roles after it: `up` replaces its pods first.
+    is_server: bool = False
+    # Only some clusters have its pods: `up` starts the others without its image.
+    is_optional: bool = False
     # Hierarchies of cgroup v1 in which Slurm creates directories for jobs, and the login pod for users.
     hierarchies: tuple[str, ...] = ()
 
 
-# In the order of starts and replacements: slurmdbd and slurmctld, which are one pod, before slurmd and the clients,
-# since they understand older peers and not newer ones.
+# In the order of starts and replacements: slurmdbd, slurmctld, then slurmd and the clients. Each understands older
+# peers, not newer ones.
 TABLE = (
-    PodRole("controller"),
+    PodRole("accounting", is_server=True, is_optional=True),
+    PodRole("controller", is_server=True),
     PodRole("demo"),
     PodRole(
         "worker",
@@ -38,4 +43,6 @@ TABLE = (
 ROLES = tuple(role.name for role in TABLE)
 MORE_IMAGES = tuple(image for role in TABLE for image in role.more_images)
 CLIENTS = frozenset(role.name for role in TABLE if role.is_client)
+OPTIONAL = frozenset(role.name for role in TABLE if role.is_optional)
+SERVERS = frozenset(role.name for role in TABLE if role.is_server)
 HIERARCHIES = {role.name: role.hierarchies for role in TABLE}

@@ -182,6 +182,23 @@ def auth(options: Options) -> str:
     return str(options.overrides.get("slurm", {}).get("auth") or options.auth)
 
 
+def accounting(options: Options) -> str:
+    settings = options.overrides.get("accounting")
+    return str((settings.get("mode") if isinstance(settings, Mapping) else None) or "embedded")
+
+
+def check_accounting(before: Options, after: Options) -> None:
+    """Refuse to change to or from an accounting pod: slurmdbd would begin with an empty database."""
+    old, new = accounting(before), accounting(after)
+    if old != new and "pod" in (old, new):
+        raise ClusterError(f"change accounting.mode from {old} to {new}",
+                           "the cluster's records would stay behind, and slurmctld does not start with a database that"
+                           " never knew it; nothing was changed",
+                           file=after.values_file or None, field="accounting.mode",
+                           hint=f"keep {old}; or a new cluster without these jobs and records: make down, then make up"
+                           )  # fmt: skip
+
+
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return chart values for the Slurm in the controller's image, since a tag `latest` does not name it."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from cluster.errors import ClusterError
 from cluster.manifests import PodSpec
-from cluster.roles import CLIENTS, MORE_IMAGES, ROLES
+from cluster.roles import CLIENTS, MORE_IMAGES, OPTIONAL, ROLES
 from ground.commands import ran
 from images import settings
 from images.cli.session import Session
@@ -160,6 +160,12 @@ def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], s
             " without the jobs and the accounting of this one",
         )
     for pod, image in everything:
+        if pod.role == "accounting" and image.release and image.release < controller:
+            raise ClusterError(
+                f"start {pod.name} with Slurm {image.release}",
+                f"its slurmdbd does not understand the controller's newer Slurm {controller}; no pod was touched",
+                hint=f"`make images SLURM={controller}`, then `--slurm-version {controller}`, upgrades it too",
+            )
         if pod.role in CLIENTS and image.release > controller:
             raise ClusterError(
                 f"start {pod.name} with Slurm {image.release}",
@@ -224,7 +230,7 @@ def newest(
 ) -> dict[str, str]:
     """Return role -> tag of the images on this machine that have this Slurm and variant; ClusterError without one."""
     best = newest_of(images, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
-    missing = [role for role in ROLES if role not in best]
+    missing = [role for role in ROLES if role not in best and role not in OPTIONAL]
     if missing:
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
         raise ClusterError(f"start images of {wish}", f"none here for {', '.join(missing)}",

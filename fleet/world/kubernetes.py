@@ -57,6 +57,7 @@ COMPONENTS = {
     component.name: component
     for component in (
         Component(CONTROLLER, 6817, has_page=True, returns=True),
+        Component("accounting", 6819, has_page=True, returns=True),
         Component("login", 22, has_page=True, returns=True),
         Component(WORKER, 6818, has_page=True, returns=True),
         Component("demo", 389, has_page=False, returns=True),

@@ -194,7 +194,7 @@ LAYER_KEYS = {
     "python", "downloads", "artifacts", "files", "component", "run", "verify", "remove", "env",
 }  # fmt: skip
 ROLE_KEYS = {
-    "describe", "layer", "services", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
+    "describe", "layer", "services", "required", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
     "stop_signal", "default", "code", "program", "user",
 }  # fmt: skip
 VERSIONS_KEYS = {"epoch", "source", "users", "pins", "values", "cuda", "python", "variants"}
@@ -283,6 +283,7 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.
         describe=fields.text("describe"),
         layer=fields.text("layer"),
         services=fields.selected_text("services", selectors),
+        required=fields.texts("required"),
         needs=fields.texts("needs"),
         ports=tuple(port for port in ports if isinstance(port, int)),
         capabilities=fields.texts("capabilities"),
@@ -301,7 +302,7 @@ def role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.
 def program(fields: DefinitionFields) -> str:
     """Read `program`; a pod with an only program has no PID 1, so no services, drain or capabilities."""
     path = fields.text("program", "")
-    for key in ("services", "drain", "capabilities"):
+    for key in ("services", "required", "drain", "capabilities"):
         if path and key in fields:
             raise fields.error(key, f"{path} is the only program of its pod")
     return path

@@ -137,6 +137,7 @@ class Role:
     describe: str
     layer: str
     services: Selected[str] = Selected()
+    required: tuple[str, ...] = ()  # of the services: the pod is not ready without them, whatever their files say
     needs: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     capabilities: tuple[str, ...] = ()

@@ -42,6 +42,11 @@ def plan_json(
     if unknown := [name for name in ready if name not in names]:
         raise ImagesError("compile the plan", f"no service {unknown[0]!r}", file="images/slurm.yaml",
                           field=f"releases.{choice.release}.ready", hint=nearest(unknown[0], names))  # fmt: skip
+    for name in role.required:
+        if name not in role.services.of(choice):
+            raise ImagesError("compile the plan", f"{name!r} is not among the services",
+                              file=f"images/roles/{role.name}.yaml", field="required",
+                              hint=nearest(name, role.services.of(choice)))  # fmt: skip
     for name in role.services.of(choice):
         path = directory / f"{name}.yaml"
         shown = str(path.relative_to(repository))
@@ -53,6 +58,8 @@ def plan_json(
             raise ImagesError("compile the plan", "not a mapping", file=shown)
         if name in ready:
             data = {**data, "ready": ready[name]}
+        if name in role.required:
+            data = {**data, "required": True}
         try:
             services.append(parse_service(name, data, shown))
         except InitError as error:

@@ -54,6 +54,11 @@ class Pod:
         """Return slurmctld's host and port."""
         return host_and_port(self.setting("MINIVM_CONTROLLER", CONTROLLER))
 
+    @property
+    def accounting(self) -> str:
+        """Return where the accounting database is: `pod`: in a pod of its own, with slurmdbd."""
+        return self.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "pod", "external", "none"])
+
     def has(self, absolute: str) -> bool:
         return self.path(absolute).exists()
 

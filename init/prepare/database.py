@@ -41,7 +41,7 @@ def slurmdbd(pod: Pod) -> str:
     """Write slurmdbd.conf; a mounted one is already installed and stays."""
     if pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
         return "slurmdbd.conf is mounted"
-    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    accounting = pod.accounting
     lines = [
         f"AuthType=auth/{pod.choice(SETTING, MUNGE, [MUNGE, SLURM])}",
         # localhost, not the pod's name: only this pod's slurmctld connects, and the name may not resolve yet.
@@ -159,7 +159,7 @@ class Numbers:
 
 def number(pod: Pod) -> str:
     """Repair the number; never fails, since slurmctld itself reports what cannot be repaired here."""
-    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    accounting = pod.accounting
     if accounting != "embedded" or pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
         return "the site's own database keeps the cluster's number"
     try:

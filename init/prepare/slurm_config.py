@@ -20,6 +20,7 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={host}
 JobAcctGatherType=jobacct_gather/linux
 """
+ACCOUNTING_POD = "slurm-accounting"  # the chart's Service; its slurm.conf names another one itself
 JWT = """\
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key,disable_token_creation
@@ -40,7 +41,7 @@ def run(pod: Pod) -> str:
     files = start_from(mounted, placed(pod, good) if good else None)
     names = files.keys()
     SlurmFiles(pod).put(files)
-    accounting = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    accounting = pod.accounting
     pod.publish("slurmrestd", {"MINIVM_SLURMRESTD_APIS": "slurmctld" if accounting == "none" else "slurmctld,slurmdbd"})
     if files != mounted:
         return f"installed the last good {', '.join(sorted(names))}; the mounted one is tried on slurmctld"
@@ -112,6 +113,8 @@ def defaults(pod: Pod, accounting: str) -> dict[str, str]:
         cluster=pod.setting("MINIVM_CLUSTER", "minivm"),
         host=host if known_as == host else f"{host}({known_as})",
         jwt=JWT if pod.has(f"{MOUNTS}/secrets/slurm/jwt_hs256.key") else "",
-        accounting="" if accounting == "none" else ACCOUNTING.format(host=known_as),
+        accounting=""
+        if accounting == "none"
+        else ACCOUNTING.format(host=ACCOUNTING_POD if accounting == "pod" else known_as),
     )
     return {"slurm.conf": slurm, "cgroup.conf": DEFAULT_CGROUP, "gres.conf": DEFAULT_GRES}

@@ -315,13 +315,15 @@ class Dump:
 @contextlib.contextmanager
 def _dump(pod: Pod) -> Iterator[Dump]:
     """Begin a dump of the embedded database: its transaction begins now, and it waits while nothing reads it."""
-    mode = pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"])
+    mode = pod.accounting
     if mode != "embedded" or not pod.has(accounting.SOCKET):
         yield Dump(
             None,
-            {"external": "the database is external", "none": "there is no accounting"}.get(
-                mode, "the database does not run"
-            ),
+            {
+                "pod": "the database is in the accounting pod",
+                "external": "the database is external",
+                "none": "there is no accounting",
+            }.get(mode, "the database does not run"),
         )
         return
     argv = [
@@ -370,7 +372,7 @@ def _store_dump(process: subprocess.Popen[bytes], path: Path) -> str:
 
 def _accounted(pod: Pod, cluster: str) -> int:
     """Count the rows of the cluster's jobs; 0 without a database."""
-    if pod.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "external", "none"]) != "embedded":
+    if pod.accounting != "embedded":
         return 0
     name = cluster.lower()
     if not name.replace("-", "").replace("_", "").isalnum():

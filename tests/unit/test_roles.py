@@ -44,7 +44,7 @@ def test_the_fleet_asks_a_port_of_the_role(component: Any) -> None:
 
 
 def test_only_slurms_roles_report_conditions() -> None:
-    documents = render({}, release="slurm", namespace="hpc")
+    documents = render({"accounting": {"mode": "pod"}}, release="slurm", namespace="hpc")
     named = {item["metadata"]["name"] for item in documents if item["kind"] == "ServiceAccount"}
     assert {f"slurm-{name}" for name in SLURM} <= named
 

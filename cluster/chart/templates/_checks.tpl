@@ -15,6 +15,7 @@
 {{- include "minivm.checks.mounts" . -}}
 {{- include "minivm.checks.controllers" . -}}
 {{- include "minivm.checks.parts" . -}}
+{{- include "minivm.checks.accounting" . -}}
 {{- include "minivm.checks.people" . -}}
 {{- end -}}
 
@@ -65,8 +66,19 @@
       {{- if not (has "ReadWriteMany" .spec.accessModes) }}{{ include "minivm.mistake" (list $ (printf "controller.persistence.existingClaim: %s has the access modes %s, and controller.replicas 2 needs ReadWriteMany: name a claim of a class that offers it" $name (join ", " .spec.accessModes))) }}{{ end -}}
     {{- end -}}
   {{- end -}}
-  {{- if eq .Values.accounting.mode "embedded" }}{{ include "minivm.mistake" (list $ "controller.replicas is 2, and accounting.mode is embedded: its database lives in one controller's pod. Set accounting.mode to external or none") }}{{ end -}}
+  {{- if eq .Values.accounting.mode "embedded" }}{{ include "minivm.mistake" (list $ "controller.replicas is 2, and accounting.mode is embedded: its database lives in one controller's pod. Set accounting.mode to pod, external or none") }}{{ end -}}
   {{- if not .Values.controller.stableAddress }}{{ include "minivm.mistake" (list $ "controller.replicas is 2, and controller.stableAddress is false: the address of one pod cannot move. Set it to true") }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* slurmdbd would begin with an empty database, and slurmctld does not start with one that never knew its cluster. */}}
+{{- define "minivm.checks.accounting" -}}
+{{- $full := include "minivm.fullname" . -}}
+{{- $apart := or (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "records-%s-accounting-0" $full)) (lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-accounting" $full)) -}}
+{{- if eq .Values.accounting.mode "pod" -}}
+  {{- if and (not $apart) (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "state-%s-controller-0" $full)) }}{{ include "minivm.mistake" (list $ (printf "accounting.mode is pod, and the cluster began with another mode (claim state-%s-controller-0): its records would stay behind, and slurmctld does not start with a database that never knew it. Keep the mode that it has; pod is for a new cluster" $full)) }}{{ end -}}
+{{- else if $apart -}}
+  {{- include "minivm.mistake" (list $ (printf "accounting.mode is %s, and this cluster's records are in its accounting pod (claim records-%s-accounting-0): they would stay behind, and slurmctld does not start with a database that never knew it. Set accounting.mode to pod" .Values.accounting.mode $full)) -}}
 {{- end -}}
 {{- end -}}
 

@@ -23,6 +23,7 @@ The roles, as JSON: those with the trait that is given, or all of them for "".
 {{- define "minivm.roles" -}}
 {{- $trait := . -}}
 {{- $roles := dict
+  "accounting" (list "slurm")
   "controller" (list "slurm")
   "demo" list
   "fleet" list
@@ -49,9 +50,14 @@ minivm.io/pool: {{ . }}
 {{- with index $i.digests .role }}@{{ . }}{{ end }}
 {{- end -}}
 
-{{/* The name by which clients and daemons reach slurmctld, slurmdbd and slurmrestd. */}}
+{{/* The name by which clients and daemons reach slurmctld and slurmrestd. */}}
 {{- define "minivm.controllerHost" -}}
 {{ include "minivm.fullname" . }}-{{ ternary "slurmctld" "controller" .Values.controller.stableAddress }}
+{{- end -}}
+
+{{/* The name by which clients and slurmctld reach slurmdbd. */}}
+{{- define "minivm.accountingHost" -}}
+{{- if eq .Values.accounting.mode "pod" }}{{ include "minivm.fullname" . }}-accounting{{ else }}{{ include "minivm.controllerHost" . }}{{ end -}}
 {{- end -}}
 
 {{/* The EndpointSlice by which clients reach the controller that acts; empty where Kubernetes knows the only one. */}}
@@ -177,7 +183,7 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- if eq .name "ring" }}{{ $needed = ne (include "minivm.hasRing" .root) "" }}{{ end -}}
 {{- if eq .name "munge" }}{{ $needed = eq (include "minivm.auth" .root) "munge" }}{{ end -}}
 {{- if eq .name "slurm-key" }}{{ $needed = eq (include "minivm.auth" .root) "slurm" }}{{ end -}}
-{{- if eq .name "database" }}{{ $needed = ne $v.accounting.mode "none" }}{{ end -}}
+{{- if eq .name "database" }}{{ $needed = not (has $v.accounting.mode (list "none" "pod")) }}{{ end -}}
 {{- if and $needed (not $from.existingSecret) -}}
   {{- $secret := printf "%s-%s" (include "minivm.fullname" .root) .name -}}
   {{- $data := dict -}}
@@ -226,8 +232,14 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 - name: MINIVM_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 - {name: MINIVM_CLUSTER, value: {{ .root.Values.clusterName | quote }}}
+{{- if eq .role "accounting" }}
+{{- /* Its own name, which init maps to its own address; the database is this pod's. */}}
+- {name: MINIVM_CONTROLLER, value: {{ include "minivm.accountingHost" .root | quote }}}
+- {name: MINIVM_ACCOUNTING, value: embedded}
+{{- else }}
 - {name: MINIVM_CONTROLLER, value: {{ include "minivm.controllerHost" .root | quote }}}
 - {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
+{{- end }}
 {{- if ne (include "minivm.auth" .root) "munge" }}
 - {name: MINIVM_AUTH, value: {{ include "minivm.auth" .root }}}
 {{- end }}
@@ -442,13 +454,13 @@ initContainers: {{ toJson . }}
 - {name: ssh-host-keys, mountPath: /mnt/minivm/secrets/ssh, readOnly: true}
 - {name: known-hosts, mountPath: /mnt/minivm/config/ssh, readOnly: true}
 {{- end }}
-{{- if .root.Values.scripts.existingSecret }}
+{{- if and .root.Values.scripts.existingSecret (ne .role "accounting") }}
 - {name: gitsync, mountPath: /mnt/minivm/secrets/gitsync, readOnly: true}
 {{- end }}
-{{- if include "minivm.hasRing" .root }}
+{{- if and (include "minivm.hasRing" .root) (ne .role "accounting") }}
 - {name: ring, mountPath: /mnt/minivm/secrets/ring, readOnly: true}
 {{- end }}
-{{- if .root.Values.scripts.policy }}
+{{- if and .root.Values.scripts.policy (ne .role "accounting") }}
 - {name: script-policy, mountPath: /mnt/minivm/config/scripts, readOnly: true}
 {{- end }}
 {{- if ne .role "demo" }}
@@ -500,15 +512,15 @@ initContainers: {{ toJson . }}
 - name: known-hosts
   configMap: {name: {{ include "minivm.fullname" .root }}-known-hosts}
 {{- end }}
-{{- with .root.Values.scripts.existingSecret }}
+{{- if and .root.Values.scripts.existingSecret (ne .role "accounting") }}
 - name: gitsync
-  secret: {secretName: {{ . }}, defaultMode: 0400}
+  secret: {secretName: {{ .root.Values.scripts.existingSecret }}, defaultMode: 0400}
 {{- end }}
-{{- if include "minivm.hasRing" .root }}
+{{- if and (include "minivm.hasRing" .root) (ne .role "accounting") }}
 - name: ring
   secret: {secretName: {{ include "minivm.secret.ring" .root }}, defaultMode: 0400{{ include "minivm.keyItems" (dict "root" .root "name" "ring") }}}
 {{- end }}
-{{- if .root.Values.scripts.policy }}
+{{- if and .root.Values.scripts.policy (ne .role "accounting") }}
 - name: script-policy
   configMap: {name: {{ include "minivm.fullname" .root }}-script-policy}
 {{- end }}

@@ -79,7 +79,7 @@
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/none" -}}
 {{- else -}}
   {{- $_ := set $lines "AccountingStorageType" "accounting_storage/slurmdbd" -}}
-  {{- $_ := set $lines "AccountingStorageHost" (include "minivm.controllerHost" .) -}}
+  {{- $_ := set $lines "AccountingStorageHost" (include "minivm.accountingHost" .) -}}
   {{- $_ := set $lines "AccountingStoragePort" "6819" -}}
   {{- if $gresTypes }}{{ $_ := set $lines "AccountingStorageTRES" (printf "gres/%s" (join ",gres/" (uniq $gresTypes))) }}{{ end -}}
 {{- end -}}

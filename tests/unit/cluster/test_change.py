@@ -22,7 +22,7 @@ from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.manifests import PodSpec
 from cluster.pods import RunningPod
-from cluster.roles import ROLES
+from cluster.roles import OPTIONAL, ROLES
 from cluster.values import Options, UpRequest, settle
 from images import pins
 from images.errors import ImagesError
@@ -209,7 +209,8 @@ def test_the_plan_tells_an_older_build_once(tmp_path: Path, own: str, kept: bool
     if kept:
         pins.write(tmp_path / "mine", Pins({name: EngineImage(f"sha256:{name}", "26.05.5") for name in HAS}))
     _, choice, _ = cluster.decide({}, Wish())
-    line = f"{', '.join(sorted(ROLES))}: an older build of minivm than this checkout's"
+    roles = sorted({*ROLES} - OPTIONAL)
+    line = f"{', '.join(roles)}: an older build of minivm than this checkout's"
     assert [note.partition(";")[0] for note in choice.notes] == [line] * told
 
 
@@ -263,6 +264,16 @@ def test_a_way_back_and_clients_before_their_controller_are_refused(
     with pytest.raises(ClusterError) as caught:
         check_releases(pods, images, state)
     assert str(caught.value).startswith(refused) and "no pod was touched\nhint: `--slurm-version" in str(caught.value)
+
+
+def test_a_slurmdbd_older_than_the_controller_is_refused() -> None:
+    pods = [replace_image(item, "newer") for item in PODS if item.role == "controller"]
+    pods.append(replace_image(pod("slurm-accounting-0", "accounting"), "older"))
+    check_releases(pods, {"newer": OLD, "older": OLD}, "")
+    with pytest.raises(
+        ClusterError, match=r"cannot start slurm-accounting-0 with Slurm 24\.11: its slurmdbd .* 26\.05; no pod"
+    ):
+        check_releases(pods, {"newer": NEW, "older": OLD}, "")
 
 
 def replace_image(item: PodSpec, image: str) -> PodSpec:

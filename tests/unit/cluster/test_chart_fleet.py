@@ -109,7 +109,12 @@ PEOPLE = {"enabled": True, "users": {"alice": "ssh-ed25519 AAAA"}}
 
 
 def test_of_a_dead_machine_it_may_delete_each_pod_that_comes_back_under_its_name() -> None:
-    values: dict[str, Any] = {"demo": PEOPLE, "login": {"replicas": 2}, "workers": {"pools": {"gpu": {"replicas": 2}}}}
+    values: dict[str, Any] = {
+        "demo": PEOPLE,
+        "accounting": {"mode": "pod"},
+        "login": {"replicas": 2},
+        "workers": {"pools": {"gpu": {"replicas": 2}}},
+    }
     documents = rendered(fleet={"policy": {"fencing": "act"}}, **values)
     sets = [one for one in documents if one["kind"] == "StatefulSet"]
     named = {f"{one['metadata']['name']}-{i}" for one in sets for i in range(one["spec"]["replicas"])}

@@ -273,7 +273,7 @@ def test_a_tag_is_for_every_role_or_for_one() -> None:
     assert pinning.chosen([]) == ("", {})
     assert pinning.chosen(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
     assert pinning.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
-    with pytest.raises(ClusterError, match="the roles are controller, demo, worker, login"):
+    with pytest.raises(ClusterError, match="the roles are accounting, controller, demo, worker, login"):
         pinning.chosen(["wroker=new"])
     with pytest.raises(ClusterError, match="not a valid tag"):
         pinning.chosen(["worker="])

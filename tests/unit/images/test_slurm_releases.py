@@ -105,6 +105,12 @@ def test_a_newer_slurm_is_asked_whether_it_serves_and_an_older_one_as_ever(role:
     assert {name for name in older if older[name] != newer[name]} == {"controller"}, "and nothing else differs"
 
 
+def test_a_required_service_that_the_role_lacks_is_an_error() -> None:
+    role = replace(DEFINITION.roles["accounting"], required=("mariadbd",))
+    with pytest.raises(ImagesError, match=r"'mariadbd' is not among the services .*roles/accounting\.yaml, required"):
+        plan_of("accounting", "24.11", replace(DEFINITION, roles={"accounting": role}))
+
+
 def test_facts_of_a_service_that_is_not_there_are_an_error() -> None:
     wrong = replace(DEFINITION.slurm["26.05"], ready={"controler": {"tcp": "x:1"}})
     with pytest.raises(ImagesError, match=r"no service 'controler' .*images/slurm\.yaml, releases\.26\.05\.ready"):

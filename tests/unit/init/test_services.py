@@ -17,7 +17,7 @@ from init.plan.compile import Plan, plan_from_json, plan_to_json, select
 from init.plan.service import Probe, RestartWhen
 from tests.support.plans import ROOT, plan_of
 
-ROLES = ("controller", "worker", "login")
+ROLES = ("accounting", "controller", "worker", "login")
 
 
 def waits_for(plan: Plan, name: str) -> set[str]:
@@ -104,6 +104,7 @@ def test_a_restart_of_slurmd_never_runs_the_fresh_pod_sequence() -> None:
     [
         ({}, {"mariadb", "slurmdbd"}, {"slurmrestd", "gitsync"}),
         ({"MINIVM_ACCOUNTING": "external"}, {"slurmdbd"}, {"mariadb"}),
+        ({"MINIVM_ACCOUNTING": "pod"}, {"slurmctld", "accounting"}, {"mariadb", "slurmdbd"}),
         ({"MINIVM_ACCOUNTING": "none"}, {"slurmctld"}, {"mariadb", "slurmdbd"}),
         ({"MINIVM_SLURMRESTD": "0.0.0.0:6820", "MINIVM_GITSYNC_REPO": "x"}, {"slurmrestd", "gitsync"}, set[str]()),
     ],
@@ -111,6 +112,12 @@ def test_a_restart_of_slurmd_never_runs_the_fresh_pod_sequence() -> None:
 def test_settings_choose_the_controllers_services(env: dict[str, str], present: set[str], absent: set[str]) -> None:
     names = {service.name for service in select(plan_of("controller"), env, lambda path: False).services}
     assert present <= names and not absent & names
+
+
+def test_accounting_only_degrades_the_controller_and_is_all_of_its_own_pod() -> None:
+    for name in ("mariadb", "slurmdbd", "accounting"):
+        own, embedded = plan_of("accounting").service(name), plan_of("controller").service(name)
+        assert own and own.required and embedded and not embedded.required
 
 
 @pytest.mark.parametrize("role", ROLES)
