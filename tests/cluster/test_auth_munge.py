@@ -94,6 +94,71 @@ def test_users_work_by_munge(older: World, ann: Researcher) -> None:
     assert ann("srun -Q -w slurm-worker-0 hostname") == "slurm-worker-0\n"
 
 
+ASK = """/opt/minivm/bin/python3 -I - {job} {node} {address} <<'END'
+import socket, sys
+from health import black_box
+job, node, address = sys.argv[1:]
+with socket.create_connection((address, black_box.PORT), 10) as connection:
+    connection.settimeout(60)
+    connection.sendall(black_box.seal(black_box.question(int(job), node).encode(), 0))
+    answer = b"".join(iter(lambda: connection.recv(65536), b""))
+signer, text = black_box.unseal(answer) if answer else (-1, b"no answer")
+print(signer, text.decode())
+END"""
+
+
+def test_a_job_s_page_has_the_black_boxes_of_its_nodes_and_no_other_user_gets_them(
+    older: World, ann: Researcher, bob: Researcher
+) -> None:
+    first, second = "slurm-worker-0", "slurm-worker-1"
+    fill = "python3 -c 'x = bytearray(400 << 20); x[::4096] = b\"x\" * len(x[::4096])'"
+    job = ann.submit("--mem=60M", "-w", first, "-o", "/dev/null", script=fill)
+
+    def evidence() -> list[str]:
+        facts = json.loads(ann(f"minivm job {job} --json"))["evidence"]
+        return [fact["text"] for fact in facts if fact["source"] == f"black box of {first}"]
+
+    killed = f"on {first} while it ran: the kernel ended"
+    until(lambda: any(killed in text for text in evidence()), "the page says so", seen=lambda: ann(f"minivm job {job}"))
+    assert killed in older.run("slurm-login-0", "minivm", "job", job), "root sees it"
+    assert "while it ran" not in bob(f"minivm job {job}")
+    address = older.slurm("scontrol", "show", "node", first).partition("NodeAddr=")[2].split()[0]
+    ask = ASK.format(job=job, node=first, address=address)
+    assert '"oom_kills"' in ann(ask)
+    assert bob(ask).strip() == f"0 minivm-box 1 {job} {first}", "not even that it exists"
+    assert ann(ask.replace(first, second, 1)).strip() == "-1 no answer", "a credential is good for its node only"
+    older.slurm("sacctmgr", "-i", "add", "user", "bob", "account=root", "adminlevel=operator")
+    try:
+        assert '"oom_kills"' in bob(ask), "an operator sees all"
+    finally:
+        older.slurm("sacctmgr", "-i", "delete", "user", "bob")
+    place = "/var/log/minivm/boxes"
+    assert set(older.run(first, "sh", "-c", f"stat -c '%a %U' {place}/*").splitlines()) == {"600 root"}
+    refused = bob.try_(f"srun -Q --mem=50M -w {first} ls {place}")
+    assert refused.returncode and "Permission denied" in refused.stderr
+
+
+def test_a_capsule_packs_one_own_job(ann: Researcher, bob: Researcher) -> None:
+    node = "slurm-worker-0"
+    ann("mkdir -p capsule && printf '#!/bin/sh\\nexit 3\\n' > capsule/train.sh")
+    job = ann(
+        f"cd capsule && sbatch --parsable --mem=100M -w {node} -o /dev/null --export=ALL,MY_TOKEN=hunter2 train.sh"
+    ).strip()
+    ann.wait_for(job, "FAILED")
+    ann(f"cd capsule && minivm job {job} --capsule")
+    path = f"capsule/minivm-job-{job}.tar.gz"
+    names = ann(f"tar -tzf {path}").split()
+    assert names == [f"minivm-job-{job}/page.json", f"minivm-job-{job}/boxes/{node}.jsonl"]
+    page = json.loads(ann(f"tar -xzOf {path} {names[0]}"))
+    assert page["script"] == "train.sh" and page["cause"] == "your code"
+    assert "hunter2" not in ann(f"zcat {path}") and ann(f"stat -c %a {path}").strip() == "600"
+    again = ann.try_(f"cd capsule && minivm job {job} --capsule")
+    assert again.returncode == 1 and "it exists; name another file" in again.stderr
+    refused = bob.try_(f"minivm job {job} --capsule /tmp/of-alice.tar.gz; ls /tmp/of-alice.tar.gz")
+    assert "this is a job of alice" in refused.stderr and "No such file" in refused.stderr
+    ann("rm -r capsule")
+
+
 def unblock(world: World, pod: str) -> None:
     """End the block of a user, which outlives the flood by minutes; other tests use the same user."""
     world.run(pod, "minivm", "restart", "munge-guard")
