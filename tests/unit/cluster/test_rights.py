@@ -24,6 +24,7 @@ POOLS = {"cpu": {"replicas": 1}}
 # Together these values render every object that grants a right.
 CASES: tuple[dict[str, Any], ...] = (
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}},
+    {"podConditions": {"enabled": True}, "accounting": {"mode": "pod"}},
     {"accounting": {"mode": "none"}, "controller": {"replicas": 2, "persistence": {"existingClaim": "state"}}},
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
     {"login": {"keepSeconds": 43200}, "people": {"existingConfigMap": "lab"}},
