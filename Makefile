@@ -29,6 +29,7 @@ test: images lint    ## lint, and every test: unit, process, container, cluster
 other-slurm: images
 	@$(PY) build.py --slurm $(OTHER_SLURM) build --when-vanished relock
 	@$(BUILD) build
+	@$(PY) build.py --slurm $(OTHER_SLURM) build --when-vanished relock slinky-controller slinky-worker slinky-login
 
 # Where programs of the other architecture can be run; where not, this says why, and so do the tests that are left out.
 other-architecture: images

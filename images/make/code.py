@@ -47,12 +47,15 @@ def plan_json(
             raise ImagesError("compile the plan", f"{name!r} is not among the services",
                               file=f"images/roles/{role.name}.yaml", field="required",
                               hint=nearest(name, role.services.of(choice)))  # fmt: skip
-    for name in role.services.of(choice):
-        path = directory / f"{name}.yaml"
+    for entry in role.services.of(choice):
+        # NAME=FILE: a service by the name that the other services know, with this role's own definition.
+        name, equals, own = entry.partition("=")
+        stem = own if equals else name
+        path = directory / f"{stem}.yaml"
         shown = str(path.relative_to(repository))
-        if name not in names:
-            raise ImagesError("compile the plan", f"no service {name!r}", file=f"images/roles/{role.name}.yaml",
-                              field="services", hint=nearest(name, names))  # fmt: skip
+        if stem not in names:
+            raise ImagesError("compile the plan", f"no service {stem!r}", file=f"images/roles/{role.name}.yaml",
+                              field="services", hint=nearest(stem, names))  # fmt: skip
         data = read(path, shown)
         if not isinstance(data, dict):
             raise ImagesError("compile the plan", "not a mapping", file=shown)

@@ -192,9 +192,10 @@ def judge(before: CheckHistory, finding: AnswerCheck, now: float) -> tuple[Check
 def ask_as_user(controller: str, port: int) -> AnswerCheck:
     """Ask as `sinfo` does: this needs authentication and slurmctld's lock on its partitions."""
     command = [client.SCONTROL, "--oneliner", "show", "partition"]
+    # A pod that runs as one ordinary user asks as that user.
+    unprivileged = {"user": USER, "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
     try:
-        done = ran(command, within=ANSWER_S, env=client.environment(controller), user=USER, group="nogroup",
-                   extra_groups=[])  # fmt: skip
+        done = ran(command, within=ANSWER_S, env=client.environment(controller), **unprivileged)
     except subprocess.TimeoutExpired:
         done = None
     if done is not None and done.returncode == 0:

@@ -69,10 +69,10 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
     from init.pid1.spawn import procs
 
     file = PLAN
-    if arguments:
-        if len(arguments) != 2 or arguments[0] != "--plan":
-            raise ConfigError("start", f"unknown arguments {' '.join(arguments)}", hint="--plan FILE")
-        file = arguments[1]
+    if arguments[:1] == ["--plan"] and len(arguments) > 1:
+        file, arguments = arguments[1], arguments[2:]
+    if arguments and "MINIVM_UNDER" not in env:
+        raise ConfigError("start", f"unknown arguments {' '.join(arguments)}", hint="--plan FILE")
     text, refused = read_plan(file)
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
         env.pop(name, None)  # they are for PID 1, if for any process; not for the services
@@ -82,7 +82,12 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
         from init.pid1.spawn.capabilities import become_subreaper
 
         become_subreaper()
-    plan = select(plan_from_json(text, file), env, os.path.exists)
+    plan = plan_from_json(text, file)
+    if "MINIVM_UNDER" in env:
+        from init.pid1.guest import adopt
+
+        adopt(plan.role, arguments, env)
+    plan = select(plan, env, os.path.exists)
     errors = unset_variables(plan, env)
     if errors:
         raise ConfigError("start", "\n".join(str(error) for error in errors), file=file)

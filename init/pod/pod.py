@@ -84,7 +84,12 @@ def user(name: str) -> tuple[int, int]:
 
 
 def write(path: Path, data: bytes, *, mode: int, owner: tuple[int, int] | None = None) -> bool:
-    """Write a file atomically with its final mode and owner. False if it was so already (nothing is touched)."""
+    """Write a file atomically with its final mode and owner. False if it was so already (nothing is touched).
+
+    A pod that runs as one ordinary user owns what it writes.
+    """
+    if os.geteuid() != 0:
+        owner = None
     if _same(path, data, mode, owner):
         return False
     from ground.files import write_whole

@@ -27,6 +27,7 @@ SSSD_SETTINGS = {
     (b"ssh", b"client_idle_timeout"): b"10",
     (b"ssh", b"fd_limit"): b"65536",
 }
+SSSD_CONF = "/etc/sssd/sssd.conf"
 SNIPPETS = "/etc/sssd/conf.d"
 SSSD_FILE = f"{SNIPPETS}/00-minivm.conf"
 
@@ -63,6 +64,9 @@ def _prove_again() -> str:
 def slurm_key(pod: Pod) -> str:
     """Install slurm.key, and slurm.jwks where it is mounted: Slurm then reads that alone (auth/slurm)."""
     mounted = {name: _first(pod, name) for name in (SLURM_KEY, SLURM_JWKS)}
+    if not any(mounted.values()) and "MINIVM_UNDER" in pod.env and pod.has(KEYS["SLURM_SACK_KEY"]):
+        pod.publish("auth", KEYS)
+        return f"{KEYS['SLURM_SACK_KEY']} is mounted in place"
     if not any(mounted.values()):
         problem = f"{SECRETS}/slurm-key has neither {SLURM_KEY} nor {SLURM_JWKS}"
         raise PrepareError("install Slurm's key", problem, hint="mount the cluster's slurm.key")
@@ -142,11 +146,12 @@ def jwt(pod: Pod) -> str:
 
 def sssd(pod: Pod) -> str:
     """Install sssd.conf; sssd exits 3 on a file that other users can read."""
-    mount = f"{SECRETS}/sssd/sssd.conf"
+    mount = pod.setting("MINIVM_SSSD_CONF", f"{SECRETS}/sssd/sssd.conf")
     data = _read(pod, mount)
     if data is None:
         raise PrepareError("install sssd.conf", f"{mount} is missing", hint="it was there when the pod started")
-    write(pod.path("/etc/sssd/sssd.conf"), data, mode=0o600, owner=(0, 0))
+    if mount != SSSD_CONF:
+        write(pod.path(SSSD_CONF), data, mode=0o600, owner=(0, 0))
     return f"sssd.conf installed{_add_settings(pod, data)}"
 
 

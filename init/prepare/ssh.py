@@ -29,7 +29,8 @@ def hostkeys(pod: Pod) -> str:
     if not keys:
         keys = sorted(directory.glob("ssh_host_*_key")) or [_make(directory, kind) for kind in MADE]
         for key in keys:
-            key.chmod(0o600)  # sshd ignores a key that other users can read
+            if key.stat().st_mode & 0o077:  # one that is mounted in place cannot be changed
+                key.chmod(0o600)  # sshd ignores a key that other users can read
     # With the host's network, the machine's own sshd has port 22.
     port = pod.setting("MINIVM_SSH_PORT")
     lines = [f"Port {port}\n"] if port else []

@@ -51,6 +51,7 @@ BLOCKS = {
     "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
     "rotate-keys": {},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
+    "run-under-slinky": {"runs": 1},  # tests/container/init/test_under_slinky.py
     "switch-on-the-fleet": {"values": 3, "needs kubernetes": 5},
     "two-controllers": {"values": 1, "needs kubernetes": 3},  # tests/kubernetes/test_two_controllers.py
     "upgrade": {"runs": 3, "shown": 1, "needs a name": 1},

@@ -19,7 +19,7 @@ IMAGES: dict[str, Any] = {
     path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "images/roles").glob("*.yaml")
 }
 # Images that no pod on one machine starts from: the operator needs Kubernetes; a developer names the others by hand.
-ELSEWHERE = {"fleet", "login-devel", "worker-devel"}
+ELSEWHERE = {"fleet", "login-devel", "worker-devel", "slinky-controller", "slinky-login", "slinky-worker"}
 LIST = (ROOT / "cluster/chart/templates/_helpers.tpl").read_text().split('define "minivm.roles"')[1].split("toJson")[0]
 CHART = {name: set(re.findall(r'"(\w+)"', traits)) for name, traits in re.findall(r'^  "(\w+)" (.*)$', LIST, re.M)}
 SLURM = {name for name, traits in CHART.items() if "slurm" in traits}
