@@ -134,6 +134,8 @@ def page(asker: Asker, job: Job) -> Page:
         return shown
     asker.fetched = asker.fetch(job, world.nodes or ())
     facts, unknown = boxes.explain(asker.fetched, job)
+    if not job.has_ended or job.state == "COMPLETED":
+        unknown = []  # only of a job that failed do people miss what a node recorded
     answer = shown.answer
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
     return replace(shown, answer=answer)
