@@ -49,7 +49,7 @@ class Commands(click.Group):
         "sbom": ("images.cli.publish", "Print the SPDX document of a role."),
         "diff": ("images.cli.publish", "Show what differs between two images."),
         "release": ("images.cli.release", "Make a release: version, changelog, tag, images and chart."),
-        "prune": ("images.cli.prune", "Remove images that later builds superseded."),
+        "prune": ("images.cli.check", "Remove images that later builds superseded."),
         "reproduce": ("images.cli.check", "Build twice from nothing and compare every digest."),
         "test": ("images.cli.check", "Run the container tests of the roles."),
         "up": ("cluster.cli", "Start a whole cluster on this machine."),
@@ -133,15 +133,15 @@ def main(
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
     """List layers and roles."""
-    from images.cli import report
+    from images.make import progress
 
     opened = session(ctx)
     rows = [("role", role.name, role.describe) for role in opened.definition.roles.values()]
     rows += [("layer", layer.name, layer.describe) for layer in opened.definition.layers.values()]
     if as_json:
-        report.as_json([{"kind": kind, "name": name, "describe": describe} for kind, name, describe in rows])
+        progress.as_json([{"kind": kind, "name": name, "describe": describe} for kind, name, describe in rows])
     else:
-        report.table(("kind", "name", "what"), rows)
+        progress.table(("kind", "name", "what"), rows)
 
 
 @main.command()
@@ -168,7 +168,7 @@ def graph(ctx: click.Context, svg: Path | None) -> None:
 @click.pass_context
 def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     """Show what a build would make, and which input of each image changed."""
-    from images.cli import report
+    from images.make import progress
 
     planned = []
     for opened in each(ctx):
@@ -178,9 +178,9 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
                               hint="`build.py lock` resolves it anew")  # fmt: skip
         planned += opened.plan(names, opened.present())[1]
     if as_json:
-        report.as_json(report.plan_data(planned))
+        progress.as_json(progress.plan_data(planned))
         return
-    report.table(("image", "plan", "what changed"), report.plan_rows(planned))
+    progress.table(("image", "plan", "what changed"), progress.plan_rows(planned))
 
 
 @main.command()
@@ -195,14 +195,14 @@ def render(ctx: click.Context, role: str) -> None:
 
 def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
     """Fill in the missing checksums in versions.yaml with those of the files that are served now."""
-    from images.archive import trust
+    from images.archive import lock
 
     names: set[str] = set()
     for opened in each(ctx):
-        for pin in trust.unfilled(opened.place, opened.layers(opened.every_role(roles))):
+        for pin in lock.unfilled(opened.place, opened.layers(opened.every_role(roles))):
             if pin.name not in names:
                 names.add(pin.name)
-                click.echo(trust.first(opened.place, pin), err=True)
+                click.echo(lock.first(opened.place, pin), err=True)
 
 
 @main.command()
@@ -246,7 +246,7 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
 @click.pass_context
 def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_engine: bool, as_json: bool) -> None:
     """Build what is missing of the named roles, or of all."""
-    from images.cli import report
+    from images.make import progress
 
     if ready_engine:
         ensure_engine()
@@ -256,9 +256,9 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
         results += build_one(opened, opened.roles(roles), when_vanished, as_json)
         sizes |= {reference: image.size for reference, image in opened.present().items()}
     if as_json:
-        report.as_json(report.result_data(results, sizes))
+        progress.as_json(progress.result_data(results, sizes))
         return
-    report.table(("image", "size", "what changed", "seconds"), report.result_rows(results, sizes))
+    progress.table(("image", "size", "what changed", "seconds"), progress.result_rows(results, sizes))
 
 
 def ensure_engine() -> None:
@@ -274,23 +274,23 @@ def ensure_engine() -> None:
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
-    from images.cli import aid
+    from images.cli import check
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
     if cleared := opened.clear():
         before.log(f"removed {cleared} containers of interrupted builds")
     with opened.caching():
-        aid.if_stale(opened, names, when_vanished, before)
+        check.if_stale(opened, names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())
         todo = [item.image for item in planned if not item.present]
         if todo:
             opened.check_architecture(todo)
-        if todo and aid.if_gone(opened, todo, names, when_vanished, before):
+        if todo and check.if_gone(opened, todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
         if todo:
-            from images.cli.aid import tools
+            from images.cli.check import tools
 
             opened.tools = tools(opened, before, when_vanished)
         with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:

@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.cli import report
 from images.cli.session import Session
 from images.engine.builder import packed
 from images.engine.docker import DockerEngine
+from images.make import progress
 from images.make.build import Maker
 from images.make.plan import Composed, PlannedImage
 from images.make.progress import Plain
@@ -151,7 +151,7 @@ def main() -> None:
             tar.write(b"\0" * 512)
         figures.append(Figure(f"one file of {last.name}'s code changed", change,
                               timed(lambda: plain_build(engine, rest, contexts, names, cache=True))))  # fmt: skip
-    report.table(("what", "build.py", "docker build", "ratio"), [figure.row() for figure in figures])
+    progress.table(("what", "build.py", "docker build", "ratio"), [figure.row() for figure in figures])
 
 
 def remove(engine: DockerEngine) -> None:

@@ -245,7 +245,7 @@ def ensure_emulation(asked: str) -> None:
     """Make sure that this kernel runs programs of these architectures, registering Debian's qemu if needed."""
     sys.path.insert(0, str(ROOT))
     from ground.errors import Problem
-    from images import architectures, emulation
+    from images import architectures
 
     try:
         arches = architectures.listed(asked)
@@ -254,33 +254,31 @@ def ensure_emulation(asked: str) -> None:
     for arch in arches:
         if arch == architectures.own():
             continue
-        if emulation.entry(arch) is None:
+        if architectures.entry(arch) is None:
             register(arch)
-        if reason := emulation.refusal(arch):
+        if reason := architectures.refusal(arch):
             raise HostError(f"cannot build for {arch}: {reason}")
         apt_install(missing_packages(TOOLS["emulation"]))
 
 
 def register(arch: str) -> None:
-    from images import emulation
+    from images import architectures
 
-    apt_install(missing_packages({emulation.interpreter(arch): "qemu-user-static"}))
-    if emulation.entry(arch):  # its package did, as it does where systemd runs
+    apt_install(missing_packages({architectures.interpreter(arch): "qemu-user-static"}))
+    if architectures.entry(arch):  # its package did, as it does where systemd runs
         return
     try:
-        if not (emulation.REGISTRY / "register").exists():
-            log(f"mounting {emulation.REGISTRY}")
-            subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(emulation.REGISTRY)], check=True)
-        log(
-            f"programs of {arch} are run by {emulation.interpreter(arch)} until this machine's next start (binfmt_misc)"
-        )
-        (emulation.REGISTRY / "register").write_bytes(emulation.line(arch))
+        if not (architectures.REGISTRY / "register").exists():
+            log(f"mounting {architectures.REGISTRY}")
+            subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(architectures.REGISTRY)], check=True)
+        log(f"{architectures.interpreter(arch)} runs programs of {arch} until this machine's next start (binfmt_misc)")
+        (architectures.REGISTRY / "register").write_bytes(architectures.line(arch))
     except FileExistsError:
         return  # somebody else did in the meantime, or it is there and switched off: whoever asked looks again
     except (OSError, subprocess.CalledProcessError) as error:
         raise HostError(
-            f"cannot run programs of {arch} here: {emulation.interpreter(arch)} could not be registered: {error}; on a"
-            f" container or a small kernel, register it on the machine around it, or build on one of {arch}"
+            f"cannot run programs of {arch} here: {architectures.interpreter(arch)} could not be registered: {error}; "
+            f"on a container or a small kernel, register it on the machine around it, or build on one of {arch}"
         ) from error
 
 

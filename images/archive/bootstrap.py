@@ -18,8 +18,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import architectures, emulation
-from images.archive import origins
+from images import architectures
+from images.archive import apt
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.errors import ImagesError
@@ -70,7 +70,7 @@ def command(
 ) -> list[str]:
     """Return the complete mmdebstrap call, except for SOURCE_DATE_EPOCH; `sources` lies beside the preferences."""
     settings = place.settings
-    chosen = origins.bootstrap_origins(place.variant, settings)
+    chosen = apt.bootstrap_origins(place.variant, settings)
     # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
     # settings are removed from the image again.
     words = ["mmdebstrap", "--variant=apt", "--format=tar", '--aptopt=APT::Sandbox::User "root"']
@@ -106,14 +106,14 @@ def bootstrap(
 ) -> None:
     """Make the root file system as a tar at `target`, and check it against the lock."""
     sources = target.parent / "sources.list"
-    keyring = f"/usr/share/keyrings/{origins.DEBIAN_KEYRING.name}"
-    sources.write_text("".join(origin.lines(keyring) for origin in origins.default_origins(place.variant)))
+    keyring = f"/usr/share/keyrings/{apt.DEBIAN_KEYRING.name}"
+    sources.write_text("".join(origin.lines(keyring) for origin in apt.default_origins(place.variant)))
     sources.chmod(0o644)
     sources.with_name("lock.pref").write_text(preferences(slice_))
     words = command(place, slice_, dpkg_options, target, sources, native)
     line("minivm: bootstrap")
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(place.definition.versions.epoch), "LC_ALL": "C.UTF-8"}
-    environment |= emulation.SETTINGS[place.choice.arch]
+    environment |= architectures.SETTINGS[place.choice.arch]
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    errors="replace", env=environment)  # fmt: skip

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ground.files import locked, write_whole
 from images import architectures
-from images.archive import origins
-from images.archive.apt import Archive, Origin
+from images.archive import apt
+from images.archive.apt import Archive, BaseFiles, Origin
+from images.archive.fetch import VERSIONS, download
 from images.archive.locked import Gone, LockRequest, Slice, from_json, to_json, vanished
-from images.archive.origins import BaseFiles
-from images.definition.check import active_chain
-from images.definition.spec import BuildChoice, Definition, Layer, Variant, cuda_selector
+from images.definition.load import active_chain
+from images.definition.spec import UNFILLED, BuildChoice, Definition, Layer, Pin, Variant, cuda_selector
 from images.errors import ImagesError
 from images.settings import BuildSettings
 
@@ -144,12 +146,12 @@ def stale(wants: Sequence[WantedPackages], slices: Mapping[str, Slice]) -> list[
 
 
 def archive_origins(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
-    own = base.origins if base else origins.bootstrap_origins(place.variant, place.settings)
-    vendor = origins.vendor_sources(place.variant)
+    own = base.origins if base else apt.bootstrap_origins(place.variant, place.settings)
+    vendor = apt.vendor_sources(place.variant)
     listed = [vendor[name] for name in dict.fromkeys(names)]
     return [*own, *(
-        origins.vendor_origin(s, place.definition, place.settings, place.downloads) if s.uri
-        else origins.suite_of(s, own)
+        apt.vendor_origin(s, place.definition, place.settings, place.downloads) if s.uri
+        else apt.suite_of(s, own)
         for s in listed
     )]  # fmt: skip
 
@@ -161,15 +163,15 @@ def open_archive(place: LockContext, base: BaseFiles | None, names: Iterable[str
     It is exclusive to this build: another build with other repositories would make most packages look vanished.
     """
     for name in place.settings.mirror_map:
-        origins.known_mirror(name, place.variant)
+        apt.known_mirror(name, place.variant)
     options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in place.settings.proxies.items()
                if name != "no_proxy"}  # fmt: skip
     if place.settings.ca_certificates:
         options["Acquire::https::CaInfo"] = place.settings.ca_certificates
     directory = place.repository / "build/apt" / place.directory.name
     names = list(names)
-    vendor = origins.vendor_sources(place.variant)
-    pins = {name: origins.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
+    vendor = apt.vendor_sources(place.variant)
+    pins = {name: apt.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
     with alone(directory):
         archive = Archive(directory, place.choice.arch, options)
         archive.use(archive_origins(place, base, names), pins)
@@ -273,3 +275,43 @@ def switched_on(place: LockContext, names: Iterable[str]) -> list[str]:
     """List the repositories of these layers and of all layers below, which stay enabled above."""
     layers = (layer for layer, _ in layers_in_order(place, names))
     return sorted({source for layer in layers for source in layer.sources.of(place.choice)})
+
+
+# Trust on first use: fetch pinned files without a checksum once, and record the checksum.
+
+
+def unfilled(place: LockContext, layers: Iterable[str]) -> list[Pin]:
+    """List the pins without a checksum that these layers use."""
+    pins, names = place.definition.versions.pins, list[str]()
+    vendor = apt.vendor_sources(place.variant)
+    for layer, _ in layers_in_order(place, layers):
+        names += layer.downloads.of(place.choice)
+        names += [vendor[name].key for name in layer.sources.of(place.choice) if name in vendor and vendor[name].key]
+    return [pins[name] for name in dict.fromkeys(names) if pins[name].sha256 == UNFILLED]
+
+
+def first(place: LockContext, pin: Pin) -> str:
+    """Record the checksum of the file that the server serves today in versions.yaml; return a warning."""
+    digest = seen(pin, place)
+    record(place.repository / VERSIONS, pin, digest)
+    return (f"TRUSTED ON FIRST SIGHT: pins.{pin.name}.sha256 is {digest} from now on, as {pin.url} served it. Nobody"
+            f" has compared it with its publisher's word: do, then commit {VERSIONS}")  # fmt: skip
+
+
+def seen(pin: Pin, place: LockContext) -> str:
+    """Download a pin's file to where a build looks for it; return its checksum."""
+    if urlsplit(pin.url).scheme not in ("https", ""):
+        raise ImagesError("trust a file on first sight", f"{pin.url} is not https: the network may have changed"
+                          " it", file=VERSIONS, field=f"pins.{pin.name}.url")  # fmt: skip
+    return download("trust a file on first sight", pin, place.downloads, place.settings).parent.name
+
+
+def record(path: Path, pin: Pin, digest: str) -> None:
+    """Write the checksum into the text of versions.yaml, keeping its comments and any other checksum."""
+    text = path.read_text()
+    block = re.compile(rf"(^  {re.escape(pin.name)}:\n(?:    .*\n)*?    sha256: ){re.escape(UNFILLED)}$", re.MULTILINE)
+    written, count = block.subn(rf"\g<1>{digest}", text)
+    if count != 1:
+        raise ImagesError("write the checksum down", f"no line of its own says {UNFILLED}", file=VERSIONS,
+                          field=f"pins.{pin.name}.sha256", hint=f"write it there: {digest}")  # fmt: skip
+    write_whole(path, written)

@@ -1,23 +1,99 @@
-"""The commands that check: reproduce, test."""
+"""The commands reproduce, test and prune, and the checks before a build: usable lock, native helpers."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from images.cli.aid import tools
+from images import architectures, pins
 from images.cli.publish import AS_JSON, each, opened
 from images.cli.session import Session
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.make.build import Maker, git_revision
-from images.make.plan import Composed, PlannedImage
+from images.make.plan import LAYER, NATIVE, Composed, PlannedImage
 from images.make.progress import Reporter
+
+if TYPE_CHECKING:
+    from images.cli.session import Session
+    from images.engine.builder import Tools
+    from images.engine.look import Present
+    from images.make.plan import PlannedImage
+    from images.make.progress import Reporter
+
+
+# Prepare a build: keep its lock usable, and build the helpers that another architecture's images need.
+
+
+# Keep the lock usable before a build: resolve again, if requested, when it is stale or packages vanished.
+RELOCK = "relock"
+HINT = "`build.py lock` resolves anew; so does `build --when-vanished relock`"
+SHOWN = 40
+
+
+def if_stale(session: Session, roles: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
+    """Make sure that the lock has every layer; resolve again or fail."""
+    stale = session.stale(roles)
+    if not stale:
+        return
+    if when_vanished != RELOCK:
+        reason = f"the lock does not fit {', '.join(stale)}"
+        raise ImagesError("build as locked", reason, file=session.place.directory, hint=HINT)
+    reporter.log(f"lock: {', '.join(stale)} changed; resolving every package anew")
+    tell(session.relock(roles), reporter)
+
+
+def if_gone(
+    session: Session, todo: Sequence[PlannedImage], roles: Sequence[str], when_vanished: str, reporter: Reporter
+) -> bool:
+    """Check that the archive has what is about to be installed; return True if a new lock requires a new plan."""
+    missing = session.gone(todo)
+    if not missing:
+        return False
+    listed = "\n".join(f"  {item}" for item in missing)
+    if when_vanished != RELOCK:
+        reason = f"the archive moved on:\n{listed}"
+        raise ImagesError("build as locked", reason, file=session.place.directory, hint=HINT)
+    reporter.log(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{listed}")
+    tell(session.relock(roles), reporter)
+    return True
+
+
+def tell(moved: Sequence[str], reporter: Reporter) -> None:
+    for text in (*moved[:SHOWN], *([f"and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else ())):
+        reporter.log(f"lock: {text}")
+
+
+def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> Tools | None:
+    """Return the helper programs, building them if needed; None if the build does not use them.
+
+    It does not for the engine's own architecture, on a base image, with BuildKit, or with another machine's engine.
+    """
+    place, engine = session.place, session.engine
+    if place.choice.arch == engine.arch or place.base or engine.builder.buildx or engine.arch != architectures.own():
+        return None
+    if NATIVE.removeprefix(LAYER) not in place.definition.layers:
+        return None
+    # By the place: it is where the packages come from while they pass through a cache.
+    own = Session.of(session.repository, place.settings, place.definition, engine.arch)
+    if_stale(own, [NATIVE], when_vanished, reporter)
+    composed, planned = own.plan([NATIVE], own.present())
+    todo = [item.image for item in planned if not item.present]
+    if todo and if_gone(own, todo, [NATIVE], when_vanished, reporter):
+        composed, planned = own.plan([NATIVE], own.present())
+    if todo:
+        own.build(composed, planned, reporter)
+    from images.make import native  # imported late: it loads docker's library, which a build with nothing to do spares
+
+    return native.tools(composed.images[NATIVE].reference)
 
 
 # Build one lock twice from nothing and compare every layer and id.
@@ -99,26 +175,26 @@ def build_twice(
 @click.pass_context
 def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     """Build twice from nothing and compare every layer's digest and every image's id."""
-    from images.cli import aid, report
+    from images.make import progress
     from images.make.progress import Plain
 
     compared = []
     for session in each(ctx):
         names = session.roles(roles)
-        aid.if_stale(session, names, "fail", Plain())
+        if_stale(session, names, "fail", Plain())
         todo = session.compose(names).needed(names)
         session.check_architecture(todo)
-        aid.if_gone(session, todo, names, "fail", Plain())
+        if_gone(session, todo, names, "fail", Plain())
         reporter = Plain(to=sys.stderr)
         compared += build_twice(session, names, reporter, reporter.log)
     if as_json:
-        report.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
+        progress.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
                          "layers": [list(c.first.layers), list(c.second.layers)]} for c in compared])  # fmt: skip
     else:
         rows = [(c.image.key, c.first.id[7:19], c.second.id[7:19], str(len(c.first.layers)),
                  "equal" if c.equal else f"DIFFERS in layers {c.differing or 'none: the configuration'}",
                  f"{c.first.seconds:.1f}", f"{c.second.seconds:.1f}") for c in compared]  # fmt: skip
-        report.table(("image", "first id", "second id", "layers", "verdict", "s", "s"), rows)
+        progress.table(("image", "first id", "second id", "layers", "verdict", "s", "s"), rows)
     if different := [c.image.key for c in compared if not c.equal]:
         raise ImagesError("reproduce", f"{', '.join(different)} differ")
 
@@ -137,3 +213,86 @@ def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
     directory = repository / "tests/container/images"
     own = (directory / f"test_{name.replace('-', '_')}.py" for name in roles)
     return [directory / "test_common.py", *(path for path in own if path.exists())]
+
+
+# The command prune: remove images whose name has another tag in the present definition.
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.pass_context
+def prune(ctx: click.Context, dry_run: bool) -> None:
+    """Remove images that later builds of the same name superseded."""
+    skipped, old = 0, list[str]()
+    for session in each(ctx):
+        removable = candidates(session, session.every_role(()))
+        old += removable
+        for name in removable:
+            reason = "" if dry_run else session.engine.release(name)
+            skipped += bool(reason)
+            click.echo(f"{name}: {reason}" if reason else name)
+        for name, cluster in pinned(session, session.every_role(())):
+            click.echo(f"{name}: kept, the cluster {cluster} starts its pods from it")
+    done = "would go" if dry_run else "removed"
+    click.echo(f"{len(old) - skipped} {done}" + (f", {skipped} in use" if skipped else ""))
+
+
+def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: str) -> list[str]:
+    """Select the names that a build of this variant and architecture made and would not make today.
+
+    Only tags with our hash count (not `latest`, nor tags that people set), and only images that the definition still
+    has: an image that was renamed or belongs to another variant is left alone.
+    """
+    current: dict[str, set[str]] = {}
+    for image in images:
+        current.setdefault(image.repo, set()).add(image.tag)
+    own_tag = re.compile(rf"(?:.+-)?{re.escape(flavour)}-[0-9a-f]{{12}}")
+    references = []
+    for name in names:
+        repository, _, tag = name.rpartition(":")
+        if repository in current and tag not in current[repository] and own_tag.fullmatch(tag):
+            references.append(name)
+    # Roles before the layers under them: an image goes when nothing stands on it any more.
+    return sorted(references, key=lambda name: ("/layer-" in name, name))
+
+
+def candidates(session: Session, targets: Sequence[str]) -> list[str]:
+    """List the superseded names of images that no cluster of this checkout is pinned to."""
+    in_use = held_by(session)
+    return _superseded(session, targets, lambda image: image.id not in in_use)
+
+
+def pinned(session: Session, targets: Sequence[str]) -> list[tuple[str, str]]:
+    """List the superseded names that stay, each with the cluster that is pinned to its image."""
+    in_use = held_by(session)
+    owner = {
+        name: in_use[image.id] for image in session.engine.images() if image.id in in_use for name in image.references
+    }
+    return [(name, owner[name]) for name in _superseded(session, targets, lambda image: image.id in in_use)]
+
+
+def held_by(session: Session) -> dict[str, str]:
+    return pins.pinned(session.repository / "build/cluster")
+
+
+def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[Present], bool]) -> list[str]:
+    names = [name for image in session.engine.images() if wanted(image) for name in image.references]
+    return superseded(still_made(session, targets), names, session.place.choice.flavour)
+
+
+def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
+    """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
+    needed = session.compose(targets).needed(targets)
+    for session_beside in session.beside()[1:]:
+        try:
+            needed += made(session_beside, targets)
+        except ImagesError:
+            # Not all can be had with all, CUDA 12.9 not with a compiler: what can be had counts.
+            for target in targets:
+                with contextlib.suppress(ImagesError):
+                    needed += made(session_beside, [target])
+    return needed
+
+
+def made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
+    return [] if session.stale(targets) else session.compose(targets).needed(targets)

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from images.cli.session import Session
     from images.engine.docker import DockerEngine
     from images.make.plan import PlannedImage
-    from images.ship.credentials import Login
     from images.ship.push import Pushed
-    from images.ship.registry import Registry, RegistryPath
+    from images.ship.registry import Login, Registry, RegistryPath
 
 
 # Compare a signed statement with the requested reference: its role, and its tag if that is a hash.
@@ -99,25 +98,25 @@ def push(
     key: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Push the roles' images, then read every byte back by digest."""
-    from images.cli import report
+    from images.make import progress
     from images.ship.registry import RegistryPath
 
     place = RegistryPath.parse(registry)
     login = login_to(place, user, password_stdin)
     pushed = push_roles(each(ctx), roles, place, login, key=key, retries=retries)
     if as_json:
-        report.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
+        progress.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
                          "size": p.size} for _, p in pushed])  # fmt: skip
         return
-    rows = [(p.reference, p.tag, report.megabytes(p.size), f"{p.sent} sent, {p.present} there") for _, p in pushed]
-    report.table(("by digest", "tag", "compressed", "layers"), rows)
+    rows = [(p.reference, p.tag, progress.megabytes(p.size), f"{p.sent} sent, {p.present} there") for _, p in pushed]
+    progress.table(("by digest", "tag", "compressed", "layers"), rows)
 
 
 def login_to(place: RegistryPath, user: str, password_stdin: bool) -> Login | None:
-    from images.ship import credentials
+    from images.ship import registry
 
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
-    return credentials.find(place.host, os.environ, user=user, password=password)
+    return registry.find(place.host, os.environ, user=user, password=password)
 
 
 def push_roles(
@@ -192,9 +191,9 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
 @AS_JSON
 def verify(reference: str, signers: Path, role: str, user: str, password_stdin: bool, as_json: bool) -> None:
     """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
-    from images.cli import report
-    from images.ship import credentials, provenance, push
-    from images.ship.registry import Registry, RegistryPath
+    from images.make import progress
+    from images.ship import provenance, push
+    from images.ship.registry import Registry, RegistryPath, find
 
     path, at, digest = reference.partition("@")
     tag = digest
@@ -204,7 +203,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         path, tag = f"{head}/{last}", tag or "latest"
     place = RegistryPath.parse(path.rpartition("/")[0])
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
-    login = credentials.find(place.host, os.environ, user=user, password=password)
+    login = find(place.host, os.environ, user=user, password=password)
     registry = Registry(place, path.rpartition("/")[2], login)
     whole = provenance.subject(registry, tag)
     rows, data, statements = [], [], {}
@@ -220,13 +219,13 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         data.append({"image": rows[-1][0], "signer": statement.signer, "statement": statement.statement})
     check_statement_name(reference, role or path.rpartition("/")[2], tag, statements)
     if as_json:
-        report.as_json(
+        progress.as_json(
             data[0]
             if whole["mediaType"] != provenance.INDEX
             else {"image": f"{path}@{whole['digest']}", "images": data}
         )
         return
-    report.table(("image", "signed by", "built as"), rows)
+    progress.table(("image", "signed by", "built as"), rows)
 
 
 @click.command()
@@ -252,7 +251,7 @@ def sbom(ctx: click.Context, role: str) -> None:
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) -> None:
     """Show what differs between two images: packages, files, size by layer. A and B are roles or image names."""
-    from images.cli import report
+    from images.make import progress
     from images.ship import diff as difference
 
     session = opened(ctx)
@@ -260,7 +259,7 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
     names = [session.newest(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
     compared = difference.compare(*(contents(session.engine, name) for name in names))
     if as_json:
-        report.as_json(difference.as_data(compared))
+        progress.as_json(difference.as_data(compared))
         return
     for line in difference.lines(compared, sys.maxsize if everything else 20):
         click.echo(line)

@@ -10,25 +10,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from images import architectures, emulation
+from images import architectures
 from images.archive import lock, locked, wheels
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.archive.wheels import Wheel
 from images.definition import load
-from images.definition.check import known_cuda
+from images.definition.load import known_cuda
 from images.definition.spec import PACKAGED, BuildChoice, Definition, SlurmSource
 from images.engine import look
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
-from images.make.plan import LAYER, NATIVE, BuildResult, Composed, Planned, PlannedImage, changed
-from images.make.render import dockerfile
-from images.make.state import BuildState, Rendered
+from images.make.plan import (
+    LAYER,
+    NATIVE,
+    BuildResult,
+    BuildState,
+    Composed,
+    Planned,
+    PlannedImage,
+    Rendered,
+    changed,
+    dockerfile,
+)
 from images.settings import BuildSettings, check_certificates
 
 if TYPE_CHECKING:
-    from images.archive.origins import BaseFiles
+    from images.archive.apt import BaseFiles
     from images.engine.builder import Tools
     from images.engine.docker import DockerEngine
     from images.engine.look import Present
@@ -154,7 +163,7 @@ class Session:
     definition: Definition
     place: LockContext
     slices: dict[str, Slice] = field(default_factory=dict)
-    tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
+    tools: Tools | None = None  # of the engine's own machine: `images.cli.check` has them built
     _engine: DockerEngine | None = None
     _present: dict[str, Present] | None = None
     _known: Rendered | None = None
@@ -316,7 +325,7 @@ class Session:
         if not self.settings.apt_cache:
             yield
             return
-        from images.archive.aptcache import cache
+        from images.archive.fetch import cache
 
         before = self.place
         with cache(Path(self.settings.apt_cache), self.settings.http_proxy) as address:
@@ -347,7 +356,7 @@ class Session:
                               )  # fmt: skip
         # What another machine's engine can run, its own step will say.
         needs_emulation = arch != own and (where == OWN_ENGINE or any(image.bootstrapped for image in todo))
-        if needs_emulation and (reason := emulation.refusal(arch)):
+        if needs_emulation and (reason := architectures.refusal(arch)):
             raise ImagesError(f"build for {arch}", reason, hint=f"as root: `python3 images/host.py emulation {arch}`;"
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
 

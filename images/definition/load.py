@@ -1,16 +1,165 @@
-"""Read images/ from disk. The only importer of yaml in this package."""
+"""Read the definition under images/ from disk and check it as a whole. The only importer of yaml in this package."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 
 import yaml
 
 from images.definition import parse
-from images.definition.check import check
-from images.definition.spec import Definition
-from images.errors import ImagesError
+from images.definition.spec import PACKAGED, BuildChoice, Definition, Layer, Role, SlurmSource, Variant
+from images.errors import ImagesError, nearest
+
+# Checks across the whole definition: missing layers, cycles, capabilities that no variant has.
+
+
+def check(definition: Definition) -> None:
+    """Check every reference of the definition in every variant; raise the first error."""
+    layers = definition.layers
+    for layer in layers.values():
+        chain(layers, layer.name)
+        check_layer(definition, layer)
+    for variant in definition.versions.variants.values():
+        for source in variant.sources:
+            if source.key:
+                known_pin(definition, source.key, f"variants.{variant.name}.sources")
+        for release in variant.releases:
+            known_release(definition, release, f"variants.{variant.name}.releases")
+        known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
+    for role in definition.roles.values():
+        file = f"images/roles/{role.name}.yaml"
+        known("use the role", "layer", role.layer, layers, file)
+        users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
+        if role.user and role.user not in users:
+            raise ImagesError("use the role", f"no user {role.user!r} in its layers", file=file, field="user",
+                              hint=nearest(role.user, users))  # fmt: skip
+        for variant in definition.versions.variants.values():
+            for release in variant.releases or ("",):
+                capabilities(definition, role, BuildChoice(variant.name, variant.slurm, variant.cuda, release))
+
+
+def known(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
+    names = set(names)
+    if name not in names:
+        raise ImagesError(what, f"no {kind} {name!r}", file=file, field=field, hint=nearest(name, names))
+
+
+def check_layer(definition: Definition, layer: Layer) -> None:
+    file, versions, what = f"images/layers/{layer.name}.yaml", definition.versions, "use the layer"
+    for artifact in layer.artifacts.everything():
+        known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
+        if layer.name in needs(definition.layers, artifact.layer):
+            problem = f"{layer.name} takes an artifact of {artifact.layer}, which is built on it: a cycle"
+            raise ImagesError("order the layers", problem, file=file, field="artifacts")
+    for name in layer.downloads.everything():
+        known_pin(definition, name, f"{file}: downloads")
+    for name in layer.users.everything():
+        known(what, "user", name, versions.users, file, "users")
+    groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
+    for name in (*layer.wheels.everything(), *layer.wheels_devel.everything()):
+        known(what, "CUDA has wheels", name, groups, file, "wheels")
+    for name in layer.python.everything():
+        known(what, "libraries", name, versions.python.wheels, file, "python")
+    repositories = {source.name for variant in versions.variants.values() for source in variant.sources}
+    for name in layer.sources.everything():
+        known(what, "repository", name, repositories, file, "sources")
+
+
+def known_cuda(definition: Definition, name: str, field: str) -> None:
+    known("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
+
+
+def known_pin(definition: Definition, name: str, field: str) -> None:
+    known("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
+
+
+def known_release(definition: Definition, name: str, field: str) -> None:
+    if name not in definition.slurm:
+        raise ImagesError("use the release of Slurm", f"no facts of {name!r}", file="images/slurm.yaml", field=field,
+                          hint=f"known: {', '.join(definition.slurm)}")  # fmt: skip
+
+
+def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
+    """Return all layers from the first to `name`, whatever the variant."""
+    found: list[Layer] = []
+    visited: list[str] = []
+    current: str | None = name
+    child = ""
+    while current is not None:
+        file = f"images/layers/{child}.yaml" if child else None
+        if current in visited:
+            circle = [*visited[visited.index(current) :], current]
+            raise ImagesError("order the layers", f"a cycle: {' -> '.join(circle)}", file=file, field="from")
+        if current not in layers:
+            raise ImagesError("find the layer", f"no layer {current!r}", file=file, field="from",
+                              hint=nearest(current, layers))  # fmt: skip
+        visited.append(current)
+        found.append(layers[current])
+        child, current = current, layers[current].parent
+    return tuple(reversed(found))
+
+
+def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) -> frozenset[str]:
+    """Return every layer that `name` needs, below it or for artifacts, itself included."""
+    if name in path:
+        raise ImagesError("order the layers", f"a cycle: {' -> '.join((*path, name))}")
+    needed = {name}
+    for layer in chain(layers, name):
+        needed.add(layer.name)
+        for artifact in layer.artifacts.everything():
+            if artifact.layer in layers and artifact.layer not in needed:
+                needed |= needs(layers, artifact.layer, (*path, name))
+    return frozenset(needed)
+
+
+def active_chain(definition: Definition, name: str, choice: BuildChoice) -> tuple[Layer, ...]:
+    """Return the layers that this build stacks: those whose `only` holds."""
+    return tuple(layer for layer in chain(definition.layers, name) if layer.only is None or layer.only.of(choice))
+
+
+def capabilities(definition: Definition, role: Role, choice: BuildChoice) -> tuple[frozenset[str], Mapping[str, str]]:
+    """Return what a role's image provides, and what the variant declares absent of its needs, with the reason."""
+    variant = definition.versions.variants[choice.variant]
+    stacked = active_chain(definition, role.layer, choice)
+    provided = frozenset(name for layer in stacked for name in layer.provides.of(choice))
+    declared = {**variant.absent}
+    if choice.slurm is SlurmSource.PACKAGE and choice.release:
+        declared |= definition.slurm[choice.release].absent
+    absent: dict[str, str] = {}
+    for name in role.needs:
+        if name in provided:
+            continue
+        if name not in declared:
+            raise unprovided(definition, role, name, variant, choice)
+        absent[name] = declared[name]
+    return provided, absent
+
+
+def unprovided(definition: Definition, role: Role, name: str, variant: Variant, choice: BuildChoice) -> ImagesError:
+    file = f"images/roles/{role.name}.yaml"
+    everywhere = provided_by(definition.layers.values())
+    if name not in everywhere and not any(name in v.absent for v in definition.versions.variants.values()):
+        hint = nearest(name, everywhere)
+        return ImagesError("use the role", f"no variant has the capability {name!r}", file=file, field="needs",
+                           hint=hint)  # fmt: skip
+    return ImagesError(
+        "use the role",
+        f"variant {variant.name!r} neither provides {name!r} in the layers of {role.layer!r} nor declares it absent",
+        file=file,
+        field="needs",
+        hint=f"provided by: {', '.join(everywhere.get(name, ['no layer']))}; or say why in versions.yaml,"
+        f" variants.{variant.name}.absent",
+    )
+
+
+def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
+    providers: dict[str, list[str]] = {}
+    for layer in layers:
+        for name in layer.provides.everything():
+            providers.setdefault(name, []).append(layer.name)
+    return providers
+
 
 # libyaml is ten times quicker, and a no-op build is mostly this.
 Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from images.definition.check import active_chain
+from images.definition.load import active_chain
 from images.definition.spec import BuildChoice, Definition
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 170, 34, 36, 14

@@ -7,8 +7,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
-from images.archive.apt import Origin
-from images.archive.origins import BaseFiles, deb822, one_line
+from images.archive.apt import BaseFiles, Origin, deb822, one_line
 from images.definition.spec import UNFILLED
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError

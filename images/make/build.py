@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ground.commands import ran
-from images.archive import bootstrap, origins
+from images.archive import apt, bootstrap
 from images.archive.lock import LockContext
 from images.definition.spec import AptSource, EntryKind, Pin
 from images.engine import store
@@ -28,9 +28,8 @@ from images.errors import ImagesError
 from images.make import content, libraries, native, sbom, toolkit
 from images.make.compose import fetched, pins, switched
 from images.make.content import Entry
-from images.make.plan import Composed, PlannedImage
+from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import STEP, Reporter
-from images.make.render import dockerfile
 from images.settings import installed
 
 # Explain why an image could not be built: the step, its last lines, the log, and what to do.
@@ -220,9 +219,9 @@ class Maker:
         mirrors, keyrings = self.place.settings.mirror_map, Path("/usr/share/keyrings")
         own = [
             replace(origin, uri=mirrors.get(origin.name, origin.uri), keyring=keyrings / origin.keyring.name)
-            for origin in origins.default_origins(self.place.variant)
+            for origin in apt.default_origins(self.place.variant)
         ]
-        own += [origins.suite_of(source, own) for source in self.suites(image)]
+        own += [apt.suite_of(source, own) for source in self.suites(image)]
         return "".join(origin.lines() for origin in own)
 
     def suites(self, image: PlannedImage) -> list[AptSource]:

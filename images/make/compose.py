@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from images import architectures, emulation
-from images.archive import origins
+from images import architectures
+from images.archive import apt
 from images.archive.bootstrap import CLEAN
 from images.archive.fetch import fetch, file_name
 from images.archive.lock import LockContext, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
-from images.definition.check import active_chain, capabilities
+from images.definition.load import active_chain, capabilities
 from images.definition.spec import (
     PACKAGED,
     AptSource,
@@ -32,10 +32,9 @@ from images.definition.spec import (
     Versions,
 )
 from images.errors import ImagesError, nearest
-from images.make import code, content, libraries, render, toolkit
+from images.make import content, libraries, plan, toolkit
 from images.make.content import Entry
-from images.make.plan import LAYER, Composed, PlannedImage, digest
-from images.make.state import Rendered
+from images.make.plan import LAYER, Composed, PlannedImage, Rendered, digest
 
 
 # A layer's inputs from outside, by checksum: pinned files, and the keys of the repositories that it enables.
@@ -57,7 +56,7 @@ def pins(place: LockContext) -> Mapping[str, Pin]:
 
 
 def switched(layer: Layer, place: LockContext) -> list[AptSource]:
-    vendor = origins.vendor_sources(place.variant)
+    vendor = apt.vendor_sources(place.variant)
     return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
 
 
@@ -69,15 +68,15 @@ def fetched(image: PlannedImage, place: LockContext) -> list[Entry]:
     available = pins(place)
     for name in layer.downloads.of(place.choice):
         pin = available[name]
-        path = fetch(origins.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
+        path = fetch(apt.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
         artifacts.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
     for source in switched(layer, place):
         if not source.uri:
-            text = origins.image_suite(source, place.variant)
+            text = apt.image_suite(source, place.variant)
             artifacts.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
             continue
-        key = origins.keyring(source, place.definition, place.settings, place.downloads)
-        artifacts.append(content.file(origins.image_keyring(source, place.definition), key))
+        key = apt.keyring(source, place.definition, place.settings, place.downloads)
+        artifacts.append(content.file(apt.image_keyring(source, place.definition), key))
     return artifacts
 
 
@@ -116,7 +115,7 @@ class Composer:
         # The roles have the same code and services: looked at once.
         self.tree, self.input, self.read = cache(content.tree), cache(self.named), cache(read)
         self.slurm = slurm_version(place, slices)
-        self.settings = tuple(sorted(emulation.SETTINGS[place.choice.arch].items()))
+        self.settings = tuple(sorted(architectures.SETTINGS[place.choice.arch].items()))
         self.names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
 
     def compose(self, roles: Iterable[str]) -> Composed:
@@ -166,9 +165,9 @@ class Composer:
         commands = ["ldconfig"] if wheels.libraries else []
         commands += libraries.commands(python, self.place.variant.python)
         for name in layer.component.of(choice):
-            commands += render.component(name, self.templates, self.values(), shown)
+            commands += plan.component(name, self.templates, self.values(), shown)
         commands += self.filled(layer.run, shown)
-        step = render.DockerfileContent(
+        step = plan.DockerfileContent(
             describe=f"{layer.name}: {layer.describe}",
             base=self.images[parent].reference if parent else base or "scratch",
             epoch=self.versions.epoch,
@@ -176,9 +175,9 @@ class Composer:
             settings=self.settings,
             users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
             packages=f"/{list_path}" if slice_.packages else "",
-            commands=tuple(render.strict(command) for command in commands),
+            commands=tuple(plan.strict(command) for command in commands),
             remove=self.filled(layer.remove, shown),
-            verify=tuple(render.verified(command) for command in self.filled(layer.verify, shown)),
+            verify=tuple(plan.verified(command) for command in self.filled(layer.verify, shown)),
             env=tuple(sorted(layer.env.items())),
         )
         artifacts = tuple((artifact, f"layer:{artifact.layer}") for artifact in layer.artifacts.of(choice))
@@ -216,18 +215,18 @@ class Composer:
         definition, extra = self.place.definition, dict[str, str]()
         for source in switched(layer, self.place):
             if source.uri:
-                text = origins.image_sources(source, definition)
+                text = apt.image_sources(source, definition)
                 entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
                 extra[f"key of {source.name}"] = digest(self.pins[source.key].sha256)
             else:
                 extra[f"suite of {source.name}"] = digest(repr(source))
             if source.pin is not None:
-                text = origins.preferences(source)
+                text = apt.preferences(source)
                 entries.append(content.file(f"etc/apt/preferences.d/{source.name}.pref", text.encode()))
         return extra
 
     def filled(self, texts: Selected[str], shown: str) -> tuple[str, ...]:
-        return tuple(render.filled(text, self.names, shown) for text in texts.of(self.place.choice))
+        return tuple(plan.filled(text, self.names, shown) for text in texts.of(self.place.choice))
 
     def values(self) -> dict[str, object]:
         """Return the names that a component's template may use."""
@@ -257,29 +256,29 @@ class Composer:
             entries += content.resolve(entry, place.repository, self.versions.users, shown)
         verify, commands = list(self.filled(role.verify, shown)), list[str]()
         if role.program:
-            entries += code.program(role.program, place.variant.python, place.repository, self.tree)
+            entries += content.program(role.program, place.variant.python, place.repository, self.tree)
         elif role.code:
-            plan = code.plan_json(role, place.definition, place.choice, place.repository, self.read)
-            slurm = code.slurm_json(place.definition, place.choice, self.slurm)
-            entries += code.entries(plan, slurm, place.variant.python, place.repository, self.tree)
+            compiled = content.plan_json(role, place.definition, place.choice, place.repository, self.read)
+            slurm = content.slurm_json(place.definition, place.choice, self.slurm)
+            entries += content.entries(compiled, slurm, place.variant.python, place.repository, self.tree)
         if role.code:
             expected = expects(self.versions, place.choice, tuple(sorted(provided)))
             entries.append(content.file(EXPECTS_PATH, expected))
-            commands += code.commands()
-            verify = [*code.verify(place.repository, role.program), *verify]
+            commands += content.commands()
+            verify = [*content.verify(place.repository, role.program), *verify]
         parent = f"layer:{layers[-1]}"
-        step = render.DockerfileContent(
+        step = plan.DockerfileContent(
             describe=f"{role.name}: {role.describe}",
             base=self.images[parent].reference,
             epoch=self.versions.epoch,
             files=True,  # the SBOM, at least
             settings=self.settings,
             commands=tuple(commands),
-            verify=tuple(render.verified(command) for command in verify),
+            verify=tuple(plan.verified(command) for command in verify),
             env=tuple(sorted(role.env.items())),
             ports=role.ports,
             stop_signal=role.stop_signal,
-            entrypoint=code.entrypoint(place.variant.python, role.program) if role.code else (),
+            entrypoint=content.entrypoint(place.variant.python, role.program) if role.code else (),
             user=str(self.versions.users[role.user].uid) if role.user else "",
         )
         sbom = (place.repository / "images/make/sbom.py").read_bytes()

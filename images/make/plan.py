@@ -1,17 +1,130 @@
-"""Planned images, the composed set of them, and each one's result: pure data. `compose.py` makes it."""
+"""Planned images and their results, their rendered Dockerfiles, and the state of the last build.
+
+`compose.py` makes the plan.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Mapping
+import importlib.util
+import json
+import os
+import re
+import shlex
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ground.files import locked, write_whole
 from images.archive.locked import Slice
 from images.archive.wheels import Wheel
-from images.definition.spec import Artifact
-from images.make import render
+from images.definition.spec import Artifact, User
+from images.errors import ImagesError, nearest
 from images.make.content import Entry
 from images.make.toolkit import ToolkitWheels
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+# Render Dockerfiles and components from templates. Reads images/templates; the only importer of jinja2.
+
+
+# In a layer's commands and paths; a template has all of jinja.
+NAMED = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+COMPOUND = re.compile(r"&&|\|\||;|(?<!&)&(?!&)")
+
+
+@dataclass(frozen=True, slots=True)
+class DockerfileContent:
+    """The content of one image's Dockerfile."""
+
+    describe: str
+    base: str
+    epoch: int
+    files: bool
+    settings: tuple[tuple[str, str], ...] = ()  # of what runs its programs, while it is built
+    users: tuple[User, ...] = ()
+    packages: str = ""  # path in the image of the list of locked packages
+    commands: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    verify: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    ports: tuple[int, ...] = ()
+    stop_signal: str = ""
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+
+    @property
+    def works(self) -> bool:
+        return bool(self.users or self.packages or self.commands or self.remove or self.verify)
+
+
+@cache
+def environment(templates: Path) -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def dockerfile(step: DockerfileContent, templates: Path) -> str:
+    return environment(templates).get_template("Dockerfile.j2").render(step=step)
+
+
+def makers(templates: Path) -> list[Path]:
+    """List the files that decide a rendered text: the templates, this module, and jinja's version."""
+    spec = importlib.util.find_spec("jinja2")
+    assert spec is not None and spec.origin is not None
+    return [*sorted(templates.glob("*.j2")), Path(__file__), Path(spec.origin)]
+
+
+def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
+    """Replace names such as `/usr/lib/{{ multiarch }}` with this build's values."""
+
+    def one(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            raise ImagesError("render the layer", f"no name {found[1]!r} in {text!r}", file=asked_by,
+                              hint=nearest(found[1], names))  # fmt: skip
+        return names[found[1]]
+
+    return NAMED.sub(one, text)
+
+
+def strict(command: str) -> str:
+    """Wrap a compound command so that each failure counts: under `set -e`, `a && b` continues when `a` fails."""
+    return f"{{ {command.rstrip(';')}; }} || exit 1" if COMPOUND.search(command) else command
+
+
+def verified(command: str) -> tuple[str, str]:
+    return f"{{ {command.rstrip(';')}; }} || exit 1", shlex.quote(command)
+
+
+def component(name: str, templates: Path, values: Mapping[str, object], asked_by: str) -> tuple[str, ...]:
+    """Render a component's template to commands, one a line; a backslash at the end joins the next."""
+    import jinja2
+
+    shown = f"images/templates/{name}.sh.j2"
+    try:
+        text = environment(templates).get_template(f"{name}.sh.j2").render(values)
+    except jinja2.TemplateNotFound as error:
+        raise ImagesError("find the component", f"{shown} does not exist", file=asked_by, field="component") from error
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise ImagesError("render the component", error.message or str(error), file=shown,
+                          field=f"line {line}" if line else None) from error  # fmt: skip
+    joined = text.replace("\\\n", " ")
+    lines = (line.strip() for line in joined.splitlines())
+    return tuple(re.sub(r"\s{2,}", " ", line) for line in lines if line and not line.startswith("#"))
+
 
 LAYER = "layer:"
 NATIVE = f"{LAYER}native"  # no role stands on it: `images.make.native`
@@ -27,7 +140,7 @@ class PlannedImage:
     tag: str  # its beginning, until `inputs` are known
     describe: str
     parent: str  # the key of the image below; empty: the base
-    step: render.DockerfileContent
+    step: DockerfileContent
     entries: tuple[Entry, ...]
     slices: tuple[Slice, ...]  # of every layer up to here
     provides: tuple[str, ...]
@@ -138,3 +251,93 @@ class BuildResult:
     why: tuple[str, ...]
     seconds: float = 0.0
     built: bool = False
+
+
+# Remember the last build on this machine: its inputs by name, so that `plan` shows changes, and rendered texts.
+
+
+# Of so many steps: of more than are in use, for somebody goes from one branch to another and back.
+KEPT = 256
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@contextmanager
+def added(path: Path) -> Iterator[None]:
+    """Lock a file's directory, so that concurrent builds of this tree add to the file without losing entries."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks: the last one's word is all there is
+            locked(fd, within=5.0)
+        yield
+    finally:
+        os.close(fd)
+
+
+class BuildState:
+    """build/state/VARIANT.json: the inputs of each image. Losing it loses only explanations."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.built = self.read()
+
+    def read(self) -> dict[str, Mapping[str, str]]:
+        try:
+            return {key: value["inputs"] for key, value in json.loads(self.path.read_text()).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def inputs(self, key: str) -> Mapping[str, str] | None:
+        return self.built.get(key)
+
+    def record(self, key: str, inputs: Mapping[str, str]) -> None:
+        with added(self.path):
+            self.built = {**self.read(), key: inputs}
+            data = {name: {"inputs": inputs} for name, inputs in sorted(self.built.items())}
+            write_whole(self.path, json.dumps(data, indent=1), 0o600)
+
+
+class Rendered:
+    """Digests of rendered Dockerfiles, by everything that decides their text, so that no-op builds skip rendering.
+
+    Stored in build/state/VARIANT.rendered.json. Losing it costs only time.
+    """
+
+    def __init__(self, templates: Path, path: Path | None = None) -> None:
+        self.templates, self.path = templates, path
+        self.stamps = self.stamped()
+        self.makers = self.read()
+        self.known = self.written()
+        self.used: dict[str, str] = {}
+
+    def written(self) -> dict[str, str]:
+        try:
+            data = json.loads(self.path.read_text()) if self.path else {}
+            return {k: v for k, v in data.items() if isinstance(v, str) and DIGEST.fullmatch(v)}
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return {}
+
+    def stamped(self) -> list[tuple[int, int]]:
+        """Return inodes and change times: unlike modification times, an edit that is undone still changes them."""
+        return [(status.st_ino, status.st_ctime_ns) for status in (path.stat() for path in makers(self.templates))]
+
+    def read(self) -> str:
+        return "".join(digest(maker.read_bytes()) for maker in makers(self.templates))
+
+    def instructions(self, step: DockerfileContent) -> str:
+        """Return the digest of a Dockerfile, without its base: the base's tag is an input of its own."""
+        key = digest(f"{self.makers}{step!r}")
+        if key not in self.used:
+            self.used[key] = self.known.get(key) or digest(
+                dockerfile(step, self.templates).replace(step.base, "parent", 1)
+            )
+        return self.used[key]
+
+    def keep(self) -> None:
+        """Save the digests, those used last at the end, which stay longest."""
+        # What somebody edits while this builds may have been rendered as it was before, or after.
+        if not self.path or self.used.keys() <= self.known.keys() or self.stamped() != self.stamps:
+            return
+        with suppress(OSError), added(self.path):  # a full disk, a tree of somebody else's
+            rest = {key: value for key, value in self.written().items() if key not in self.used}
+            write_whole(self.path, json.dumps(dict(list({**rest, **self.used}.items())[-KEPT:])), 0o600)

@@ -19,9 +19,8 @@ from typing import Any, Protocol
 from images.engine.store import descriptor
 from images.errors import ImagesError
 from images.ship import provenance
-from images.ship.credentials import Login
 from images.ship.provenance import INDEX, Descriptor
-from images.ship.registry import Blob, Registry, RegistryError, RegistryPath
+from images.ship.registry import Blob, Login, Registry, RegistryError, RegistryPath
 
 # The engine tries a failed upload five times, with longer and longer pauses, 50 seconds in all.
 ENGINES_OWN_RETRIES = 4

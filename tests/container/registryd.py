@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from images.ship.credentials import Login
-from images.ship.registry import RegistryPath
+from images.ship.registry import Login, RegistryPath
 from tests.container.conftest import docker
 from tests.support.ports import free_port
 from tests.waiting import until

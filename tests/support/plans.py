@@ -7,7 +7,7 @@ from pathlib import Path
 
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, Definition, SlurmSource
-from images.make.code import plan_json
+from images.make.content import plan_json
 from init.plan.compile import Plan, plan_from_json
 
 ROOT = Path(__file__).resolve().parents[2]

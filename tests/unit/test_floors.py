@@ -53,9 +53,9 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     "images": {
         "docker": {"images.engine.docker"},
         "requests": {"images.engine.docker"},  # docker's SDK lets its exceptions through when the engine goes away
-        "jinja2": {"images.make.render"},
+        "jinja2": {"images.make.plan"},
         "yaml": {"images.definition.load"},
-        "rich": {"images.make.progress", "images.cli.report"},
+        "rich": {"images.make.progress"},
         "click": {"*"},
     },
     "init": {

@@ -18,8 +18,7 @@ import yaml
 from images import pins
 from images.archive.lock import LockContext, open_archive
 from images.archive.locked import LockRequest, Slice, to_json
-from images.cli.check import build_twice
-from images.cli.prune import candidates, pinned
+from images.cli.check import build_twice, candidates, pinned
 from images.cli.session import Session
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine import store

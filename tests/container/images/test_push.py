@@ -25,15 +25,14 @@ import pytest
 import yaml
 
 from ground.version import VERSION
+from images.cli.release import CHANGELOG, CHART, STATED, followers
 from images.cli.session import Session
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.settings import BuildSettings
-from images.ship.credentials import Login
 from images.ship.provenance import NAMESPACE
 from images.ship.push import Event, Pushed, push
-from images.ship.registry import Blob, Registry, RegistryError
-from images.ship.release import CHANGELOG, CHART, STATED, followers
+from images.ship.registry import Blob, Login, Registry, RegistryError
 from tests.container import definition
 from tests.container.registryd import PUSHER, REPOSITORY, Registryd
 from tests.container.world import root_image

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from images.archive import origins
+from images.archive import apt
 from images.archive.locked import LockedPackage, Slice
 from images.cli.session import Session
 from images.errors import ImagesError
@@ -99,7 +99,7 @@ def test_the_proxy_leaves_no_trace_in_the_image(built: Built) -> None:
 def mirror(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a mirror of only what the build requested, as an air-gapped site would carry it in."""
     session = built.session
-    uris = {origin.name: origin.uri for origin in origins.bootstrap_origins(session.place.variant, BuildSettings())}
+    uris = {origin.name: origin.uri for origin in apt.bootstrap_origins(session.place.variant, BuildSettings())}
     for package in session.slices["root"].packages:
         assert built.proxy.fetch(f"{uris[package.origin]}/{package.path}"), package
     target = tmp_path_factory.mktemp("mirror")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from images import architectures, emulation
+from images import architectures
 from tests.container.init_pods import IMAGES, Pod, World, slurm_conf, world
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.cluster,
     pytest.mark.timeout(3 * PATIENCE),
-    pytest.mark.skipif(bool(emulation.refusal(OTHER)), reason=f"{emulation.refusal(OTHER)}"),
+    pytest.mark.skipif(bool(architectures.refusal(OTHER)), reason=f"{architectures.refusal(OTHER)}"),
 ]
 
 
@@ -35,7 +35,7 @@ def image(made: World, role: str) -> str:
 
 
 def pod(made: World, role: str, host: str) -> Pod:
-    found = made.pod(role, host, image=image(made, role), env=emulation.SETTINGS[OTHER])
+    found = made.pod(role, host, image=image(made, role), env=architectures.SETTINGS[OTHER])
     assert found.container.image.attrs["Architecture"] == OTHER
     return found
 

@@ -18,7 +18,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from images.archive.lock import LockContext, open_archive
-from images.archive.origins import BaseFiles
+from images.archive.apt import BaseFiles
 from images.definition.load import load
 from images.definition.spec import BuildChoice, SlurmSource
 from images.settings import BuildSettings

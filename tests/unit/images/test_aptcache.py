@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from images.archive.aptcache import cache
+from images.archive.fetch import cache
 from images.errors import ImagesError
 
 PACKAGE = b"package " * 1000

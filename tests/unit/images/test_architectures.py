@@ -11,11 +11,11 @@ from typing import cast
 
 import pytest
 
-from images import architectures, emulation, host
-from images.archive import bootstrap, lock, origins
+from images import architectures, host
+from images.archive import apt, bootstrap, lock
 from images.archive.lock import LockContext
 from images.archive.locked import LockRequest, Slice
-from images.cli.aid import tools
+from images.cli.check import tools
 from images.cli.session import Session
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
@@ -26,9 +26,8 @@ from images.make import native
 from images.make.base import pulled
 from images.make.build import advice
 from images.make.compose import Composer
-from images.make.plan import Composed, PlannedImage
+from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import Plain
-from images.make.render import dockerfile
 from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,7 +114,7 @@ def test_a_layer_may_say_what_is_for_one_architecture(tmp_path: Path) -> None:
 
 
 def test_another_architecture_is_bootstrapped_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
+    monkeypatch.setattr(apt, "bootstrap_origins", lambda variant, settings: ())
     slice_ = Slice("root", LockRequest((), "", ()), ())
 
     def words(arch: str) -> list[str]:
@@ -128,7 +127,7 @@ def test_another_architecture_is_bootstrapped_by_name(monkeypatch: pytest.Monkey
 def test_the_roots_packages_have_this_machines_programs_and_the_root_does_not_keep_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
+    monkeypatch.setattr(apt, "bootstrap_origins", lambda variant, settings: ())
     slice_, sources = Slice("root", LockRequest((), "", ()), ()), tmp_path / "sources.list"
     root, tar = tmp_path / "root", tmp_path / "native.tar"
     (root / "mnt").mkdir(parents=True)
@@ -183,8 +182,8 @@ def test_qemu_is_told_which_processor_to_play_while_an_image_is_built_and_the_im
 def test_qemu_is_told_which_processor_to_play_while_the_root_is_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(origins, "bootstrap_origins", lambda variant, settings: ())
-    monkeypatch.setattr(origins, "default_origins", lambda variant: ())
+    monkeypatch.setattr(apt, "bootstrap_origins", lambda variant, settings: ())
+    monkeypatch.setattr(apt, "default_origins", lambda variant: ())
     standin = tmp_path / "mmdebstrap"
     standin.write_text('#!/bin/sh\necho "E: plays ${QEMU_CPU-what it likes}"\nexit 1\n')
     standin.chmod(0o755)
@@ -236,24 +235,24 @@ def test_who_runs_an_architectures_programs_is_told_by_what_it_is_registered_for
     """
     other = QEMU.format(interpreter="/usr/bin/rosetta", flags="POCF", machine="b700")
     mine = QEMU.format(interpreter="/usr/bin/qemu-riscv64-static", flags="F", machine="f300")
-    found = emulation.entry(
+    found = architectures.entry(
         "arm64", registry(tmp_path, riscv=mine, somebodys=other, python3="enabled\nextension .py\n")
     )
-    assert found == emulation.Interpreter("somebodys", "/usr/bin/rosetta", "POCF")
-    assert emulation.refusal("arm64", tmp_path) is None
+    assert found == architectures.Interpreter("somebodys", "/usr/bin/rosetta", "POCF")
+    assert architectures.refusal("arm64", tmp_path) is None
 
 
 def test_where_nobody_runs_them_or_not_in_containers_it_says_so(tmp_path: Path) -> None:
-    assert "nothing is registered" in str(emulation.refusal("arm64", tmp_path / "not-mounted"))
+    assert "nothing is registered" in str(architectures.refusal("arm64", tmp_path / "not-mounted"))
     text = QEMU.format(interpreter="/usr/bin/qemu-aarch64", flags="OC", machine="b700")
     registry(tmp_path, aarch=text)
-    assert "lacks the flag F" in str(emulation.refusal("arm64", tmp_path))
+    assert "lacks the flag F" in str(architectures.refusal("arm64", tmp_path))
     registry(tmp_path, aarch=text.replace("enabled", "disabled"))
-    assert "nothing is registered" in str(emulation.refusal("arm64", tmp_path))
+    assert "nothing is registered" in str(architectures.refusal("arm64", tmp_path))
 
 
 def test_what_the_kernel_is_told_is_an_elf_file_of_that_machine() -> None:
-    _, name, kind, offset, magic, mask, interpreter, flags = emulation.line("arm64").decode().split(":")
+    _, name, kind, offset, magic, mask, interpreter, flags = architectures.line("arm64").decode().split(":")
     assert (name, kind, offset, interpreter) == ("qemu-aarch64", "M", "", "/usr/bin/qemu-aarch64-static")
     assert "F" in flags
     # The first bytes of that machine's /bin/true, after masking, equal the magic.
@@ -275,7 +274,7 @@ def told(engine: str, settings: BuildSettings, arch: str, bootstrapped: bool, wh
 
 
 def test_a_build_that_cannot_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulation, "refusal", lambda arch: f"no {arch} here")
+    monkeypatch.setattr(architectures, "refusal", lambda arch: f"no {arch} here")
     far = "tcp://builder.site:2376"
     asked = BuildSettings(arch=OTHER)
     assert told(OWN, BuildSettings(), OWN, True) == ""
@@ -304,11 +303,11 @@ def test_the_host_script_says_which_architectures_there_are() -> None:
 
 def test_the_kernel_is_told_where_nobody_has_told_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "register").touch()
-    monkeypatch.setattr(emulation, "REGISTRY", tmp_path)
-    monkeypatch.setattr(emulation, "entry", lambda arch: None)
+    monkeypatch.setattr(architectures, "REGISTRY", tmp_path)
+    monkeypatch.setattr(architectures, "entry", lambda arch: None)
     monkeypatch.setattr(host, "apt_install", lambda packages: None)
     host.register(OTHER)
-    assert (tmp_path / "register").read_bytes() == emulation.line(OTHER)
+    assert (tmp_path / "register").read_bytes() == architectures.line(OTHER)
     # A kernel that refuses the registration, for example in a container.
     (tmp_path / "register").unlink()
     (tmp_path / "register").mkdir()

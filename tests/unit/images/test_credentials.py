@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from images.errors import ImagesError
-from images.ship.credentials import PASSWORD, USER, Login, find
+from images.ship.registry import PASSWORD, USER, Login, find
 
 HOST = "registry.site:5000"
 HELPER = """#!/bin/sh

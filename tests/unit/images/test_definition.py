@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images.definition.check import active_chain, capabilities
-from images.definition.load import load
+from images.definition.load import active_chain, capabilities, load
 from images.definition.spec import BuildChoice, SlurmSource
 from images.errors import ImagesError
 

@@ -15,9 +15,8 @@ from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, divided
 from images.errors import ImagesError
 from images.make.build import failures, taken
-from images.make.plan import PlannedImage
+from images.make.plan import DockerfileContent, PlannedImage, dockerfile, strict
 from images.make.progress import Plain
-from images.make.render import DockerfileContent, dockerfile, strict
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "images/templates"
 ROOT = Slice("root", LockRequest((), "", ()), (LockedPackage("apt", "3.0.3", "amd64", 1, "a" * 64, "debian", "p"),))

@@ -15,11 +15,10 @@ import pytest
 from images.archive.fetch import fetch
 from images.archive.lock import LockContext, layers_in_order, wanted
 from images.archive.locked import Slice
-from images.definition.check import active_chain, capabilities
-from images.definition.load import load, read_yaml
+from images.definition.load import active_chain, capabilities, load, read_yaml
 from images.definition.spec import UNFILLED, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
-from images.make import render
+from images.make import plan
 from images.make.compose import Composer, fetched
 from images.make.plan import PlannedImage
 from images.settings import BuildSettings
@@ -48,7 +47,7 @@ def images(place: LockContext) -> Mapping[str, PlannedImage]:
 def rendered(image: PlannedImage, definition: Definition) -> str:
     """Return the Dockerfile and the layer's inputs: packages, downloads, artifacts of other layers and sources."""
     layer = definition.layers[image.name]
-    text = render.dockerfile(image.step, ROOT / "images/templates")
+    text = plan.dockerfile(image.step, ROOT / "images/templates")
     # The parent's tag is a hash of everything below it; this test depends only on which image is the parent.
     text = text.replace(f"FROM {image.step.base}", f"FROM {image.parent or 'the vendor base'}")
     lists = {

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from images.archive import origins
-from images.archive.apt import Origin
-from images.archive.origins import deb822, one_line
+from images.archive import apt
+from images.archive.apt import Origin, deb822, one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
 from images.errors import ImagesError
 from images.make.base import members
@@ -61,14 +60,14 @@ def test_deb822_sources_are_read_and_what_is_off_or_source_is_left_out() -> None
 def variant(monkeypatch: pytest.MonkeyPatch) -> Variant:
     text = "deb http://d.invalid/debian x main\ndeb http://d.invalid/debian x-updates main\n"
     text += "deb http://s.invalid/security x-security main\n"
-    monkeypatch.setattr(origins, "default_sources", lambda suite, components: tuple(one_line(text)))
-    monkeypatch.setattr(origins, "host_uris", lambda: {"debian": "http://host.invalid/debian"})
+    monkeypatch.setattr(apt, "default_sources", lambda suite, components: tuple(one_line(text)))
+    monkeypatch.setattr(apt, "host_uris", lambda: {"debian": "http://host.invalid/debian"})
     return Variant("debian", "x", "3.13", SlurmSource.PACKAGE, "x")
 
 
 def test_a_sites_mirror_goes_over_the_hosts_and_that_over_the_default(variant: Variant) -> None:
     def uris(**settings: str) -> dict[str, str]:
-        return {o.name: o.uri for o in origins.bootstrap_origins(variant, BuildSettings(**settings))}
+        return {o.name: o.uri for o in apt.bootstrap_origins(variant, BuildSettings(**settings))}
 
     assert uris() == {"debian": "http://host.invalid/debian", "security": "http://s.invalid/security"}
     assert uris(mirrors="security=http://site.invalid") == {
@@ -78,21 +77,21 @@ def test_a_sites_mirror_goes_over_the_hosts_and_that_over_the_default(variant: V
 
 
 def test_the_image_names_the_default_whatever_the_build_used(variant: Variant) -> None:
-    debian, security = origins.default_origins(variant)
+    debian, security = apt.default_origins(variant)
     assert (debian.uri, debian.suites) == ("http://d.invalid/debian", ("x", "x-updates"))
     assert (security.uri, security.suites) == ("http://s.invalid/security", ("x-security",))
 
 
 def test_a_mirror_for_a_repository_that_does_not_exist_is_an_error(variant: Variant) -> None:
     with pytest.raises(ImagesError) as caught:
-        origins.known_mirror("debain", variant)
+        apt.known_mirror("debain", variant)
     assert caught.value.hint == "did you mean 'debian'?"
 
 
 def test_priority_is_given_by_host() -> None:
     source = AptSource("cuda", "https://v.invalid:8443/repo", ("/",), (), "key", 600)
-    assert 'Pin: origin "v.invalid"' in origins.preferences(source)
-    assert "Pin-Priority: 600" in origins.preferences(source)
+    assert 'Pin: origin "v.invalid"' in apt.preferences(source)
+    assert "Pin-Priority: 600" in apt.preferences(source)
 
 
 def test_a_key_that_is_a_link_is_what_it_leads_to() -> None:

@@ -16,9 +16,8 @@ from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.store import Additions, config
 from images.errors import ImagesError
-from images.make.code import entrypoint
 from images.make.compose import Composer
-from images.make.content import Entry
+from images.make.content import Entry, entrypoint
 from images.make.plan import Composed, PlannedImage, changed
 from images.settings import BuildSettings
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from images.cli.prune import still_made, superseded
+from images.cli.check import still_made, superseded
 from images.cli.session import Session
 from images.make.plan import PlannedImage
 from images.settings import BuildSettings

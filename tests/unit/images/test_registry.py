@@ -14,8 +14,7 @@ import pytest
 
 from images.errors import ImagesError
 from images.ship import provenance
-from images.ship.credentials import Login
-from images.ship.registry import CHUNK, LARGEST, Blob, Registry, RegistryPath, inflated, trust
+from images.ship.registry import CHUNK, LARGEST, Blob, Login, Registry, RegistryPath, inflated, trust
 
 LOGIN = Login("pusher", "hunter2")
 

@@ -18,9 +18,18 @@ from click.testing import CliRunner
 import build
 from ground.version import VERSION
 from images.cli import release
-from images.cli.release import push_target
+from images.cli.release import (
+    CHANGELOG,
+    CHART,
+    STATED,
+    ProjectRelease,
+    followers,
+    push_target,
+    values,
+    with_section,
+    with_version,
+)
 from images.errors import ImagesError
-from images.ship.release import CHANGELOG, CHART, STATED, ProjectRelease, followers, values, with_section, with_version
 
 ROOT = Path(__file__).resolve().parents[3]
 DAY, LATER = date(2027, 1, 31), date(2027, 2, 1)

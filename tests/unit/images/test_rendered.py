@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from images.make import render, state
-from images.make.render import DockerfileContent
-from images.make.state import BuildState, Rendered
+from images.make import plan
+from images.make.plan import BuildState, DockerfileContent, Rendered
 
 ROOT = Path(__file__).resolve().parents[3]
 STEP = DockerfileContent("one: a layer", "minivm/layer-root:debian-1", 1, True, commands=("true",))
@@ -28,13 +27,13 @@ def templates(tmp_path: Path) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[DockerfileContent]:
     """Record the steps that are rendered."""
     steps: list[DockerfileContent] = []
-    real = render.dockerfile
+    real = plan.dockerfile
 
     def dockerfile(step: DockerfileContent, templates: Path) -> str:
         steps.append(step)
         return real(step, templates)
 
-    monkeypatch.setattr(render, "dockerfile", dockerfile)
+    monkeypatch.setattr(plan, "dockerfile", dockerfile)
     return steps
 
 
@@ -80,7 +79,7 @@ def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: 
     time, before = path.stat().st_mtime_ns, kept(templates).instructions(STEP)
     path.write_text(path.read_text().replace("umask 022", "umask 077"))
     os.utime(path, ns=(time, time))
-    render.environment.cache_clear()  # simulates another process
+    plan.environment.cache_clear()  # simulates another process
     made.clear()
     assert kept(templates, STEP).instructions(STEP) != before
     assert made[0] == STEP
@@ -90,11 +89,11 @@ def test_another_jinja_renders_anew(
     templates: Path, made: list[DockerfileContent], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept(templates, STEP)
-    *others, library = render.makers(templates)
+    *others, library = plan.makers(templates)
     assert "__version__" in library.read_text() and library.parent.name == "jinja2"
     newer = tmp_path / "__init__.py"
     newer.write_text(library.read_text() + "# newer\n")
-    monkeypatch.setattr(render, "makers", lambda _: [*others, newer])
+    monkeypatch.setattr(plan, "makers", lambda _: [*others, newer])
     made.clear()
     Rendered(templates, templates.parent / "state/debian.rendered.json").instructions(STEP)
     assert made == [STEP]
@@ -134,7 +133,7 @@ def test_what_was_rendered_while_somebody_edited_is_not_kept(templates: Path) ->
     found.instructions(STEP)
     found.keep()
     path.write_text(before)
-    render.environment.cache_clear()
+    plan.environment.cache_clear()
     kept(templates, STEP)
 
 
@@ -146,7 +145,7 @@ def test_what_somebody_edited_and_took_back_meanwhile_is_not_kept_either(templat
     found.instructions(STEP)
     path.write_text(before)
     found.keep()
-    render.environment.cache_clear()
+    plan.environment.cache_clear()
     kept(templates, STEP)
 
 
@@ -169,7 +168,7 @@ def test_two_builds_at_once_keep_what_each_has_made(templates: Path, made: list[
 
 
 def test_it_does_not_grow(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "KEPT", 3)
+    monkeypatch.setattr(plan, "KEPT", 3)
     steps = [replace(STEP, epoch=number) for number in range(5)]
     for step in steps:
         kept(templates, step)

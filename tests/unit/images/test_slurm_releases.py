@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from images.archive import lock, origins
+from images.archive import apt, lock
 from images.archive.apt import Origin
 from images.archive.fetch import fetch
 from images.archive.lock import LockContext
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.cli.session import choice
 from images.definition import parse
-from images.definition.check import capabilities
-from images.definition.load import load, read_yaml
+from images.definition.load import capabilities, load, read_yaml
 from images.definition.parse import DefinitionFields
 from images.definition.spec import AptSource, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
-from images.make import code, compose
+from images.make import compose, content
 from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,7 +91,7 @@ def test_every_release_reads_the_state_of_those_before_it() -> None:
 
 def plan_of(role: str, release: str, definition: Definition = DEFINITION) -> dict[str, Any]:
     chosen = choice(definition, "debian", release)
-    found: dict[str, Any] = json.loads(code.plan_json(definition.roles[role], definition, chosen, ROOT, read_yaml))
+    found: dict[str, Any] = json.loads(content.plan_json(definition.roles[role], definition, chosen, ROOT, read_yaml))
     return dict(found["services"])
 
 
@@ -118,20 +117,20 @@ def test_facts_of_a_service_that_is_not_there_are_an_error() -> None:
 
 
 def test_nothing_but_the_named_packages_comes_from_the_other_suite() -> None:
-    never, named = origins.preferences(NEWER).split("\n\n")
+    never, named = apt.preferences(NEWER).split("\n\n")
     assert never == "Package: *\nPin: release n=next\nPin-Priority: -1"
     assert named == "Package: slurm* libllhttp*\nPin: release n=next\nPin-Priority: 990\n"
 
 
 def test_the_other_suite_is_at_the_archives_own_address_under_its_own_key() -> None:
-    found = origins.suite_of(NEWER, OWN)
+    found = apt.suite_of(NEWER, OWN)
     assert found.lines() == f"deb [signed-by={KEY} check-valid-until=no] http://d.invalid/debian next main\n"
     assert "check-valid-until" not in OWN[0].lines(), "for this suite alone"
 
 
 def test_the_image_has_it_where_its_other_sources_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origins, "default_origins", lambda variant: OWN)
-    text = origins.image_suite(NEWER, DEFINITION.versions.variants["debian"])
+    monkeypatch.setattr(apt, "default_origins", lambda variant: OWN)
+    text = apt.image_suite(NEWER, DEFINITION.versions.variants["debian"])
     assert text == (
         "Types: deb\nURIs: http://d.invalid/debian\nSuites: next\nComponents: main\n"
         f"Signed-By: {KEY}\nCheck-Valid-Until: no\n"
@@ -227,7 +226,7 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
     pin = DEFINITION.versions.pins["slurm"]
     (tmp_path / "served").mkdir()
     settings = BuildSettings(mirrors=f"debian=file://{tmp_path}/served")
-    found = origins.in_archive(pin, DEFINITION, settings)
+    found = apt.in_archive(pin, DEFINITION, settings)
     assert found.url == f"file://{tmp_path}/served/{pin.url.removeprefix('archive:')}"
     with pytest.raises(ImagesError, match="No such file or directory") as caught:
         fetch(found, tmp_path / "kept", settings)

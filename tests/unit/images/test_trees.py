@@ -146,7 +146,7 @@ def test_a_source_of_the_sites_is_a_setting_and_a_typo_an_error() -> None:
 
 
 def test_a_source_without_a_checksum_is_trusted_on_first_sight_as_any_file(pin: Pin, tmp_path: Path) -> None:
-    from images.archive import trust
+    from images.archive import lock
     from images.archive.lock import LockContext
     from images.definition.spec import BuildChoice, SlurmSource
 
@@ -156,10 +156,10 @@ def test_a_source_without_a_checksum_is_trusted_on_first_sight_as_any_file(pin: 
     unfilled = replace(pin, sha256=UNFILLED)
     with pytest.raises(ImagesError, match="has no checksum yet"):
         fetch(unfilled, place.downloads, place.settings)
-    assert trust.seen(unfilled, place) == pin.sha256
+    assert lock.seen(unfilled, place) == pin.sha256
     versions = tmp_path / "versions.yaml"
     versions.write_text(f"pins:\n  tool:\n    url: x\n    commit: {pin.commit}\n    sha256: {UNFILLED}\n")
-    trust.record(versions, unfilled, pin.sha256)
+    lock.record(versions, unfilled, pin.sha256)
     assert f"sha256: {pin.sha256}\n" in versions.read_text()
 
 

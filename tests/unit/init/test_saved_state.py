@@ -14,7 +14,7 @@ import pytest
 
 from images.cli.session import choice
 from images.definition.load import load
-from images.make.code import slurm_json
+from images.make.content import slurm_json
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import saved_state

@@ -12,7 +12,7 @@ import pytest
 
 from images.cli.session import choice
 from images.definition.load import load
-from images.make.code import slurm_json
+from images.make.content import slurm_json
 from init.pod.release import Release, of_json
 from init.slurm import client, refusal
 

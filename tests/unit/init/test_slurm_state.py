@@ -11,7 +11,7 @@ import pytest
 
 from images.cli.session import choice
 from images.definition.load import load
-from images.make.code import slurm_json
+from images.make.content import slurm_json
 from init.errors import ConfigError
 from init.pod import release
 from init.pod.pod import Pod
