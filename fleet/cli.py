@@ -61,7 +61,7 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
         yield f"Slurm does not answer: {line(snapshot.slurm.why, 1024)}"
     workers = {worker.name: worker for worker in snapshot.shown_workers()}
     machines, pools = kubernetes.machines or {}, kubernetes.pools or {}
-    stated = {stand.about for stand in decision.stands}
+    stated = {notice.about for notice in decision.notices}
     names_of_objects = [*workers, *kubernetes.nodes, *kubernetes.others, *machines, *pools, *(kubernetes.sets or {})]
     unread = {key: why for key, why in kubernetes.unread.items() if key.partition("/")[2] == name}
     for key, why in unread.items():
@@ -75,7 +75,7 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
     for change in decision.changes:
         if about(change) in names:
             yield f"would {in_words(change)}"
-    for notice in decision.stands:
+    for notice in decision.notices:
         if notice.about in {*names, *WHOLE} and not (notice.about in WHOLE and notice.kind == "unknown"):
             yield in_words(notice)
 
@@ -227,9 +227,9 @@ def plan() -> None:
 def show(decision: Decision) -> None:
     for change in decision.changes:
         click.echo(f"would {in_words(change)}")
-    for notice in decision.stands:
+    for notice in decision.notices:
         click.echo(in_words(notice))
-    if not decision.changes and not decision.stands:
+    if not decision.changes and not decision.notices:
         click.echo("nothing to do")
 
 

@@ -226,7 +226,7 @@ class Reconciler:
         decision = await asyncio.to_thread(decide, snapshot, self.memory, now, self.policy)
         self.memory = decision.memory
         self.backoff.update(decision, time.monotonic())
-        self.stats.update(snapshot, decision.stands, self.backoff.why)
+        self.stats.update(snapshot, decision.notices, self.backoff.why)
         self.page.update(snapshot, decision)
         self.webhooks.keep(change for change in decision.changes if isinstance(change, CallHook))
         for notice in decision.news:

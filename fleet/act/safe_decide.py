@@ -41,7 +41,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
 
 def mistake_text(decision: Decision) -> str:
     """Return the text of the bug's notice; empty: no bug."""
-    return next((notice.text for notice in decision.stands if notice.kind == MISTAKE), "") if decision.mistake else ""
+    return next((notice.text for notice in decision.notices if notice.kind == MISTAKE), "") if decision.mistake else ""
 
 
 @dataclass(slots=True)

@@ -121,7 +121,7 @@ MINUTE_S, NEWS = 60.0, 8
 class Decision:
     changes: tuple[Change, ...]
     # All present notices, and the new ones among them.
-    stands: tuple[Notice, ...]
+    notices: tuple[Notice, ...]
     news: tuple[Notice, ...]
     memory: FleetMemory
     mistake: str = ""  # the traceback of a bug that prevented the decision
@@ -444,9 +444,9 @@ def finish(
 
     Users write parts of the texts, such as the message of a condition, and must not be able to fill the log.
     """
-    stands = tuple(notices)
+    notices = tuple(notices)
     by_key: dict[tuple[str, str], list[Notice]] = {}
-    for notice in stands:
+    for notice in notices:
         by_key.setdefault((notice.about, notice.kind), []).append(notice)
     # Remember ended notices for the rest of their minute, since they may recur.
     histories = {
@@ -466,4 +466,4 @@ def finish(
         news += fresh
         texts = frozenset(notice.text for notice in current)
         histories[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
-    return Decision(changes, stands, tuple(news), replace(after, reported=histories), mistake)
+    return Decision(changes, notices, tuple(news), replace(after, reported=histories), mistake)

@@ -203,9 +203,9 @@ def missing_machines(
 
 
 def update_status(
-    machine: MachineObject, host: Host | None, now: float, window_s: float, *, stands: bool = False
+    machine: MachineObject, host: Host | None, now: float, window_s: float, *, keeps_verdict: bool = False
 ) -> MachineStatus:
-    """Return the status after a pass. No host: the machine is at no Node. `stands`: keep a verdict that Slurm lost."""
+    """Return the status after a pass. No host: the machine is at no Node. `keeps_verdict`: also one that Slurm lost."""
     before = machine.status
     if host is None:
         after = replace(before, state="Absent", node="", node_uid="", worker="")
@@ -229,7 +229,7 @@ def update_status(
         after = add_history(after, now, "verdict", verdict.text)
     if verdict is not None:
         after = replace(after, verdict=verdict.text, ill=True)
-    elif host.is_known_to_slurm and host.workers and before.ill and not stands:
+    elif host.is_known_to_slurm and host.workers and before.ill and not keeps_verdict:
         after = add_history(replace(after, ill=False), now, "well", "")
     if machine.goal == "up" and any(entry.what in ("verdict", "reboot", "failed") for entry in since_forgiven(after)):
         after = add_history(after, now, "forgiven", machine.reason)

@@ -421,8 +421,9 @@ def record_machines(
             continue
         goal, proposal = goals.active.get(name, UP), goals.proposed.get(name, UP)
         host = goals.hosts[where] if name in node_of else None
-        stands = rules.proof == "deep" and bool(disproved(machine.status, host))
-        after, act, text = update_status(machine, host, now, rules.window_s, stands=stands), None, "is nowhere"
+        keeps_verdict = rules.proof == "deep" and bool(disproved(machine.status, host))
+        after = update_status(machine, host, now, rules.window_s, keeps_verdict=keeps_verdict)
+        act, text = None, "is nowhere"
         if host is not None:
             turn = RemedyTurn(machine, host, goal.goal, goal.why, room > 0, kubernetes, slurm, now, rules)
             after, act, text = turn.step(after)

@@ -32,15 +32,15 @@ class LoopStats:
     done: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    stands: Counter[str] = field(default_factory=Counter)
+    notices: Counter[str] = field(default_factory=Counter)
     controllers: tuple[ControllerPod, ...] = ()
     apart: Mapping[str, float] = field(default_factory=dict)  # by how much the fleet's clock is ahead of a server's
 
-    def update(self, snapshot: FleetSnapshot, stands: tuple[Notice, ...], mistake: str = "") -> None:
+    def update(self, snapshot: FleetSnapshot, notices: tuple[Notice, ...], mistake: str = "") -> None:
         self.mistake = mistake
         self.slurm = snapshot.slurm.why if isinstance(snapshot.slurm, Unknown) else ""
         self.workers = 0 if isinstance(snapshot.kubernetes, Unknown) else len(snapshot.kubernetes.pods)
-        self.stands = Counter(notice.kind for notice in stands)
+        self.notices = Counter(notice.kind for notice in notices)
         kubernetes = snapshot.kubernetes
         self.controllers = () if isinstance(kubernetes, Unknown) else tuple(controllers(kubernetes))
 
@@ -72,7 +72,7 @@ class LoopStats:
             lines += family("minivm_fleet_decided", about, [({}, "01"[not self.mistake])])
         lines += family("minivm_fleet_workers", "Worker pods.", [({}, str(self.workers))])
         lines += self._of_controllers() if self.leader else []
-        lines += family("minivm_fleet_stands", "Notices that hold now, by kind.", _samples("kind", self.stands))
+        lines += family("minivm_fleet_stands", "Notices that hold now, by kind.", _samples("kind", self.notices))
         ahead = [({"of": server}, f"{seconds:.0f}") for server, seconds in sorted(self.apart.items())]
         about = "By how much the fleet's clock is ahead, at least."
         lines += family("minivm_fleet_clock_ahead_seconds", about, ahead)

@@ -25,7 +25,7 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
     kubernetes = snapshot.kubernetes
     machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
     workers = list(snapshot.shown_workers())
-    notices = [(notice.about, notice.kind, notice.text) for notice in decision.stands]
+    notices = [(notice.about, notice.kind, notice.text) for notice in decision.notices]
     return {
         "known": {"kubernetes": not isinstance(kubernetes, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
         "unknown": unknown(snapshot),

@@ -53,11 +53,13 @@ def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: fl
     workers = list(snapshot.shown_workers())
     answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
     # Notices about the whole fleet come first, so that the limit does not cut them.
-    first = sorted(decision.stands, key=lambda notice: notice.about not in WHOLE)
-    stands = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
-    proposals = [_notice(*stand) for stand in stands if stand[1] in PROPOSED]
-    holds = [_notice(*stand) for stand in stands if stand[1] not in PROPOSED]
-    cells = list(_cells(kubernetes, workers, {about: kind for about, kind, _ in stands}, answers)) if kubernetes else []
+    first = sorted(decision.notices, key=lambda notice: notice.about not in WHOLE)
+    notices = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
+    proposals = [_notice(*notice) for notice in notices if notice[1] in PROPOSED]
+    holds = [_notice(*notice) for notice in notices if notice[1] not in PROPOSED]
+    cells = (
+        list(_cells(kubernetes, workers, {about: kind for about, kind, _ in notices}, answers)) if kubernetes else []
+    )
     return {
         "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
         # When slurmctld answered last, where it does not answer now and this process has seen an answer.
@@ -194,7 +196,7 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
         shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
     shown["stands"] = [
         _notice(notice.about, notice.kind, line(notice.text, LONG))
-        for notice in decision.stands
+        for notice in decision.notices
         if notice.about in names
     ]
     shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]

@@ -46,7 +46,7 @@ def running(server: Server, settings: FleetSettings, steps: Callable[[Reconciler
 
 
 def stands(fleet: Reconciler) -> bool:
-    return fleet.stats.stands["clock"] == 1
+    return fleet.stats.notices["clock"] == 1
 
 
 def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_once_it_is_set(

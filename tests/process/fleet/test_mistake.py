@@ -72,7 +72,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
                 await until(lambda: task.done() or shown.is_set())
                 assert not task.done()
                 turned = fleet.stats.turned
-                assert (await fleet.plan()).stands[0].kind == "mistake"
+                assert (await fleet.plan()).notices[0].kind == "mistake"
                 assert (await fleet.report())["holds"][0]["kind"] == "mistake"
                 ready, alive, numbers = [
                     await asked(port, b"GET %s HTTP/1.1\r\n\r\n" % path)

@@ -45,11 +45,11 @@ def test_no_machine_is_dead_by_a_clock_that_is_not_believed(blind: str) -> None:
     decision = doubted(worlds, blind=blind)
     assert not [one for one in decision.changes if isinstance(one, Fence | Delete | Drain)]
     assert ("fleet", "clock", f"{WHY}: no proof and no deadline counts") in [
-        (one.about, one.kind, one.text) for one in decision.stands
+        (one.about, one.kind, one.text) for one in decision.notices
     ]
     right = worlds.decide(worlds.world(blind=blind))
     assert [one for one in right.changes if isinstance(one, Fence | Drain)]
-    assert "clock" not in {one.kind for one in right.stands}
+    assert "clock" not in {one.kind for one in right.notices}
 
 
 def test_what_is_given_up_stays_so_and_what_is_held_stays_held() -> None:

@@ -229,7 +229,7 @@ def test_a_deep_check_that_fails_on_many_machines_at_one_commit_has_none_of_them
             reboots(worlds, node)
     assert {worlds.status(node).goal for node in ("n0", "n1")} == {"drain"}
     assert all(worlds.slurm[name].drained_by for name in ("w-0", "w-1"))
-    told = [one.text for one in worlds.decide(worlds.world()).stands if one.kind == "common"]
+    told = [one.text for one in worlds.decide(worlds.world()).notices if one.kind == "common"]
     assert told == ["dcgm_diag@9f2c001 is reported by many machines at once: none is treated for it"]
 
 

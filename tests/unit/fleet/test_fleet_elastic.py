@@ -25,7 +25,7 @@ def done(worlds: ElasticWorlds, *kinds: type) -> list[str]:
 
 
 def told(worlds: ElasticWorlds) -> dict[tuple[str, str], str]:
-    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).stands}
+    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).notices}
 
 
 def fits(worlds: ElasticWorlds) -> tuple[str, str, str]:

@@ -36,7 +36,7 @@ def worlds() -> LendWorlds:
 
 
 def told(worlds: LendWorlds) -> dict[str, str]:
-    return {one.about: one.text for one in worlds.decide(worlds.world()).stands if one.kind == "lend"}
+    return {one.about: one.text for one in worlds.decide(worlds.world()).notices if one.kind == "lend"}
 
 
 def whole(worlds: LendWorlds) -> tuple[str, str]:
@@ -221,7 +221,7 @@ def test_that_a_reservation_cannot_be_read_is_told_and_by_whom_nothing_is_lent(w
     unread = replace(seen, slurm=replace(seen.slurm, doubts=doubts))
     worlds.look(world=unread)
     assert not worlds.lent()
-    stands = worlds.decide(unread).stands
+    stands = worlds.decide(unread).notices
     (told,) = [one for one in stands if (one.about, one.kind) == ("fleet", "unread")]
     assert "of Slurm reservation later is not known" in told.text and told.text.endswith(why)
     assert "lent" in told.text, "and what waits for it"
@@ -376,7 +376,7 @@ def test_a_machine_that_is_lent_is_no_loss(worlds: LendWorlds) -> None:
     (name,) = worlds.lent()
     worlds.goes_on(3600)
     assert not worlds.slurm[name].down and LENDS.pools["w"] == 0.5
-    assert not [one for one in worlds.decide(worlds.world()).stands if one.kind == "pause"]
+    assert not [one for one in worlds.decide(worlds.world()).notices if one.kind == "pause"]
 
 
 def test_whoever_lends_no_more_takes_back_what_he_lent_when_there_is_room(worlds: LendWorlds) -> None:

@@ -35,7 +35,7 @@ def kept(worlds: Worlds) -> dict[str, MachineObject]:
 
 
 def told(worlds: Worlds) -> dict[tuple[str, str], str]:
-    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).stands}
+    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).notices}
 
 
 def moved(worlds: Worlds, name: str, uid: str, **more: str) -> None:

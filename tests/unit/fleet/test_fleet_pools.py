@@ -40,7 +40,7 @@ def done(worlds: PoolWorlds, *kinds: type) -> list[str]:
 
 
 def told(worlds: PoolWorlds) -> dict[tuple[str, str], str]:
-    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).stands}
+    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).notices}
 
 
 def stands(worlds: PoolWorlds) -> dict[str, tuple[str, str]]:

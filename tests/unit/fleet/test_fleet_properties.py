@@ -138,7 +138,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
     persons = {name for name, node in worlds.slurm.items() if node.drained_by == "person"}
     worlds.settle()
     decision = worlds.decide(worlds.world())
-    told = {(one.about, one.kind) for one in decision.stands}
+    told = {(one.about, one.kind) for one in decision.notices}
     for number, name in enumerate(worlds.names):
         if name not in worlds.pods:
             if name in worlds.slurm and name not in worlds.pending and ("fleet", "pause") not in told:

@@ -38,7 +38,7 @@ def fleet(rules: Policy, size: int = 3) -> Worlds:
 
 
 def told(worlds: Worlds, kind: str) -> list[str]:
-    return [one.text for one in worlds.decide(worlds.world()).stands if one.kind == kind]
+    return [one.text for one in worlds.decide(worlds.world()).notices if one.kind == kind]
 
 
 def what(worlds: Worlds, node: str = "n0") -> list[str]:

@@ -74,12 +74,12 @@ def test_what_others_have_written_is_one_line() -> None:
 def test_the_roll_out_of_a_statefulset_says_which_pod_is_next_and_what_keeps_it() -> None:
     worlds = Worlds(3, prefix="w-")
     worlds.settle_in()
-    assert not worlds.decide(worlds.world()).stands
+    assert not worlds.decide(worlds.world()).notices
     worlds.revision = "w-2"
 
     def told() -> str:
         world = worlds.world()
-        stands = worlds.decide(world).stands
+        stands = worlds.decide(world).notices
         assert f"w: {stands[0].text}" in explain("w", world, worlds.decide(world))
         page = picture(world, worlds.decide(world), worlds.policy, worlds.now)
         assert [one["text"] for one in page["holds"] if one["about"] == "w"] == [stands[0].text]
@@ -97,4 +97,4 @@ def test_the_roll_out_of_a_statefulset_says_which_pod_is_next_and_what_keeps_it(
     assert told().endswith("w-1 is next, and is not ready")
     for name, pod in worlds.pods.items():
         worlds.pods[name] = replace(pod, revision="w-2", ready=True)
-    assert not [stand for stand in worlds.decide(worlds.world()).stands if stand.kind == "roll"]
+    assert not [stand for stand in worlds.decide(worlds.world()).notices if stand.kind == "roll"]

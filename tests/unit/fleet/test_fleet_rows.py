@@ -48,7 +48,7 @@ def in_slurm(worlds: Worlds) -> list[object]:
 
 
 def told(worlds: Worlds) -> dict[tuple[str, str], str]:
-    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).stands}
+    return {(one.about, one.kind): one.text for one in worlds.decide(worlds.world()).notices}
 
 
 @pytest.fixture
@@ -906,7 +906,7 @@ def test_one_sign_of_life_or_one_that_nobody_can_read_and_nothing_is_given_up(
     seen = replace(seen, proofs={"n0": replace(seen.proofs["n0"], **lacks)})  # type: ignore[arg-type]
     decision = acting.decide(seen)
     assert not changed(decision, Fence, Delete)
-    assert said in {one.about: one.text for one in decision.stands}["n0"]
+    assert said in {one.about: one.text for one in decision.notices}["n0"]
     assert not changed(acting.decide(replace(seen, proofs={})), Fence), "not asked is not dead"
 
 
@@ -1157,7 +1157,7 @@ def test_a_side_that_is_not_known_is_told_and_nothing_is_done(worlds: Worlds, bl
     worlds.cordon("n1")
     decision = worlds.decide(worlds.world(blind=blind))
     assert not decision.changes
-    assert [one.kind for one in decision.stands] == ["unknown"]
+    assert [one.kind for one in decision.notices] == ["unknown"]
 
 
 def test_a_node_that_cannot_be_read_is_not_one_without_a_cause(worlds: Worlds) -> None:
@@ -1183,7 +1183,7 @@ def test_the_same_is_told_once(worlds: Worlds) -> None:
     worlds.memory = first.memory
     assert [one.kind for one in first.news] == ["held"]
     again = worlds.decide(worlds.world())
-    assert (again.news, [one.kind for one in again.stands]) == ((), ["held"])
+    assert (again.news, [one.kind for one in again.notices]) == ((), ["held"])
 
 
 # Text from other authors.

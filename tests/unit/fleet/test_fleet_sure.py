@@ -32,10 +32,10 @@ def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pyte
     assert "in broken" in first.mistake and "test_fleet_sure.py" in first.mistake
     assert first.memory.absent == {}, "it may be what it has fallen over"
     again = safe_decide.decide(WORLD, first.memory, 101.0, Policy())
-    assert (again.news, again.stands) == ((), (told,))
+    assert (again.news, again.notices) == ((), (told,))
     monkeypatch.setattr(safe_decide, "unguarded", whole)
     well = safe_decide.decide(WORLD, again.memory, 102.0, Policy())
-    assert (well.stands, well.mistake, safe_decide.mistake_text(well)) == ((), "", "")
+    assert (well.notices, well.mistake, safe_decide.mistake_text(well)) == ((), "", "")
 
 
 def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:

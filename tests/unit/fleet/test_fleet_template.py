@@ -29,7 +29,7 @@ def test_why_a_pod_could_not_be_made_stands_in_its_pool_and_is_told_of_it(worlds
     for _ in range(3):
         worlds.look()
     assert why(worlds) == f"not ready: {POOL}-4 {POOL}-5; it is refused"
-    assert Notice(POOL, "pool", "it is refused") in worlds.decide(worlds.world()).stands
+    assert Notice(POOL, "pool", "it is refused") in worlds.decide(worlds.world()).notices
     worlds.refuses = lambda change: False
     worlds.turns()
     assert why(worlds) == ""
@@ -45,7 +45,7 @@ def test_of_another_template_nothing_was_refused_and_it_is_tried_at_once(worlds:
     worlds.wants_of_it(template=template("2"))
     decision = worlds.decide(worlds.world())
     assert action_key(CreatePod(f"{POOL}-4", "", worlds.read())) in [action_key(one) for one in decision.changes]
-    assert not any("refused" in one.text for one in decision.stands)
+    assert not any("refused" in one.text for one in decision.notices)
 
 
 def test_a_mistake_of_ours_is_no_page_in_a_pools_condition(worlds: PoolWorlds) -> None:

@@ -126,7 +126,7 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
     assert due_place(Worker("w0", pod, None, newer), TREE.topology) is None
     assert due_place(Worker("w0", pod, node, newer), TREE.topology)
     world = FleetSnapshot(KubernetesView({"n0": node}, {"w0": pod}), SlurmView({"w0": older}))
-    (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).stands if one.kind == "topology"]
+    (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).notices if one.kind == "topology"]
     assert (told.about, told.text) == ("fleet", "the fleet sets no topology before Slurm 25.05")
 
 
@@ -140,7 +140,7 @@ def test_a_machine_that_calls_itself_ever_anew_costs_slurm_few_switches() -> Non
         worlds.now += 1
         seen.add(worlds.slurm["w0"].place)
     assert len(seen) <= OFTEN + 1
-    told = {one.about: one.text for one in worlds.decide(worlds.world()).stands if one.kind == "topology"}
+    told = {one.about: one.text for one in worlds.decide(worlds.world()).notices if one.kind == "topology"}
     assert told == {"w0": "was elsewhere too often: its place waits for an hour of rest"}
     worlds.now += 3700
     worlds.look()
@@ -169,7 +169,7 @@ def test_a_domain_that_the_policy_names_is_a_block_and_what_it_does_not_name_is_
     assert in_words(found["w0"]) == "place w0 at 4, in block d2, in Slurm"
     assert found["w1"].place == f"default:/:4,blocks:{part('d.1')}"
     assert found["w2"].place == "default:/:4,blocks:unknown"
-    (told,) = [one for one in worlds.decide(worlds.world()).stands if one.kind == "topology"]
+    (told,) = [one for one in worlds.decide(worlds.world()).notices if one.kind == "topology"]
     assert told.text == "workers in no block: topology.blocks.domains does not name d9"
     worlds.look()
     assert not placed(worlds)
