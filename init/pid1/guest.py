@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
     from typing import NoReturn
 
-SETTING, SLINKY = "MINIVM_UNDER", "slinky"
+SLINKY = "slinky"
 # By the role of the image: the variable with more arguments.
 OPTIONS = {
     "slinky-controller": "SLURMCTLD_OPTIONS",
@@ -25,22 +25,32 @@ OPTIONS = {
 # The only variables that an argument may name: the operator sets them from the pod's annotation.
 VARIABLES = ("SLINKY_TOPOLOGY", "POD_TOPOLOGY")
 # How the daemon starts is this init's matter.
-DROPPED = ("-D", "-s", "-Z", "--systemd")
+DROPPED = ("--systemd",)
+LETTERS = "DsZ"
 _VARIABLE = r"\$(?:\{(?P<braced>\w+)\}|(?P<bare>\w+))"
 PIECE = re.compile(
     r"(?P<blank>[ \t]+)|'(?P<single>[^']*)'|\"(?P<double>(?:[^\"\\]|\\.)*)\"|\\(?P<escaped>.)|"
     rf"{_VARIABLE}|(?P<shell>[$`])|(?P<text>[^ \t\n'\"\\$;|&<>()`]+)"
 )
+# Letters without a value, such as -vv or -Dvv.
+FLAGS = re.compile(r"-([cCDsvZ]+)")
 INSIDE = re.compile(rf"\\(?P<escaped>[\"\\$`])|{_VARIABLE}|(?P<shell>[$`])|(?P<text>[^$`\\]+|\\)")
 
 
 def adopt(role: str, arguments: Sequence[str], env: MutableMapping[str, str]) -> None:
     """Set the variables that the role's services read. ConfigError names the argument that cannot be used."""
-    text = " ".join(part for part in (env.get(OPTIONS.get(role, ""), ""), *arguments) if part)
+    if env["MINIVM_UNDER"] != SLINKY:
+        found = env["MINIVM_UNDER"]
+        raise ConfigError(
+            "start", f"MINIVM_UNDER is {found!r}, and {SLINKY} alone is known", hint="leave it as the image has it"
+        )
+    text = " ".join(part for part in (env.get(OPTIONS.get(role, ""), ""), *arguments) if part).strip()
     words = iter(split(text, env))
     left: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
+        if word.startswith("-N") and len(word) > 2:
+            name, equals, value = "-N", "=", word[2:]
         if name in ("--conf-server", "--conf", "-N"):
             value = value if equals else next(words, "")
             if not value:
@@ -53,6 +63,9 @@ def adopt(role: str, arguments: Sequence[str], env: MutableMapping[str, str]) ->
                 describe_node(text, value, env)
             else:
                 env["MINIVM_POD_NAME"] = value
+        elif short := FLAGS.fullmatch(word):
+            letters = short[1].translate({ord(letter): None for letter in LETTERS})
+            left += [f"-{letters}"] if letters else []
         elif word not in DROPPED:
             left.append(word)
     env["MINIVM_ARGUMENTS"] = " ".join(quoted(word) for word in left)
@@ -111,5 +124,7 @@ def quoted(word: str) -> str:
 
 def refuse(text: str, why: str) -> NoReturn:
     raise ConfigError(
-        "use the pod's arguments", f"{text!r}: {why}", hint="the arguments of the operator's pod, or _OPTIONS"
+        "use the pod's arguments",
+        f"{text!r}: {why}",
+        hint="change `args` of the container in the NodeSet, Controller or LoginSet, or its variable *_OPTIONS",
     )

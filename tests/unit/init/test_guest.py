@@ -21,7 +21,7 @@ WORKER = [
 
 
 def adopted(role: str, *arguments: str, **env: str) -> dict[str, str]:
-    settings = dict(env)
+    settings = {"MINIVM_UNDER": "slinky", **env}
     guest.adopt(role, arguments, settings)
     return settings
 
@@ -48,7 +48,18 @@ def test_variables_add_arguments_and_several_controllers_are_all_told() -> None:
 
 
 def test_the_operators_name_of_the_node_wins() -> None:
-    assert adopted("slinky-worker", "-N", "blue-0")["MINIVM_POD_NAME"] == "blue-0"
+    for arguments in (["-N", "blue-0"], ["-Nblue-0"]):
+        settings = adopted("slinky-worker", *arguments)
+        assert (settings["MINIVM_POD_NAME"], settings["MINIVM_ARGUMENTS"]) == ("blue-0", "")
+
+
+def test_flags_of_how_the_daemon_starts_are_left_out_of_a_group_too() -> None:
+    assert adopted("slinky-worker", "-Dvv -s -Z --systemd\n")["MINIVM_ARGUMENTS"] == "'-vv'"
+
+
+def test_another_operator_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="MINIVM_UNDER is 'soperator', and slinky alone is known"):
+        adopted("slinky-worker", MINIVM_UNDER="soperator")
 
 
 @pytest.mark.parametrize("word", ["plain", "two words", "it's", 'a "b"', r"back\slash", "$HOME ${X}", "#not;a|comment"])
