@@ -27,6 +27,8 @@ LDAPSEARCH, GETENT, KEYS = "/usr/bin/ldapsearch", "/usr/bin/getent", "/usr/bin/s
 SSSCTL = "/usr/sbin/sssctl"
 # A stack of Debian with sssd's account rules and without the rules of one service.
 PAM_SERVICE = "common-account"
+# What sssctl prints of an account that the directory keeps out: denied, expired, or with an expired password.
+DENIALS = ("Permission denied", "User account has expired", "Authentication token")
 BY_NAME = "give the names: minivm people export NAME..."
 # Class and attribute of sssd's schemas (sssd-ldap(5)).
 SCHEMAS = {"ad": ("user", "sAMAccountName")}
@@ -242,7 +244,14 @@ def refused(names: Sequence[str]) -> set[str]:
             done = ran(argv, within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
         except subprocess.TimeoutExpired:
             raise InitError(WHAT, f"sssd gave no answer on the access of {name} within {ASK_WITHIN:g} s") from None
-        return "pam_acct_mgmt: Success" not in done.stdout + done.stderr
+        answer = done.stdout + done.stderr
+        if "pam_acct_mgmt: Success" in answer:
+            return False
+        if any(f"pam_acct_mgmt: {word}" in answer for word in DENIALS):
+            return True
+        # A directory that is away keeps nobody out: a date in the past would.
+        told = next((line for line in answer.splitlines() if "pam_acct_mgmt" in line), f"exit code {done.returncode}")
+        raise InitError(WHAT, f"access of {name}: {one_line(told)[:200]}", hint="is the directory there? `minivm why`")
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {name for name, out in zip(names, pool.map(is_refused, names), strict=True) if out}

@@ -93,9 +93,14 @@ def alone(pod: Pod) -> Iterator[None]:
         os.close(fd)
 
 
+def digest_of(data: bytes) -> str:
+    """Return the digest that the state has once this version has taken over, or refused, a file of these bytes."""
+    return hashlib.sha256(VERSION.encode() + data).hexdigest()
+
+
 def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
     """Take over the file; one that is refused leaves people and ids as they were."""
-    digest = hashlib.sha256(VERSION.encode() + data).hexdigest()
+    digest = digest_of(data)
     if digest == state.digest:
         return state
     try:

@@ -51,8 +51,19 @@ def to_json(losses: Losses) -> dict[str, Any]:
     return {"people": people, "moved": sorted(losses.moved)}
 
 
-def update(before: Losses | None, lost: Mapping[int, str], moved: Collection[int], active: int, now: float) -> Losses:
-    """Date new losses; forget people who are back. Without a record everybody's jobs stay: nothing tells since when."""
+def update(
+    before: Losses | None,
+    lost: Mapping[int, str],
+    moved: Collection[int],
+    active: int,
+    now: float,
+    *,
+    sure: bool = True,
+) -> Losses:
+    """Date new losses; forget people who are back. Without a record everybody's jobs stay: nothing tells since when.
+
+    `sure`: no directory may know them. One that is away answers as one that does not.
+    """
     if before is None:
         return Losses({uid: AccessLoss(name, now, waits=True) for uid, name in lost.items()}, frozenset(moved))
     people = {
@@ -62,7 +73,7 @@ def update(before: Losses | None, lost: Mapping[int, str], moved: Collection[int
     }
     new = lost.keys() - people.keys()
     recent = len(new) + sum(now - loss.since < WINDOW for loss in people.values())
-    waits = not active or recent > most(active + recent)
+    waits = not sure or not active or recent > most(active + recent)
     return Losses(people | {uid: AccessLoss(lost[uid], now, waits) for uid in new}, frozenset(moved))
 
 

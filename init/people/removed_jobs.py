@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from ground.errors import one_line
 from ground.files import read_json, write_json
 from init.errors import ConfigError, InitError
-from init.people import directory, keep, removed
+from init.people import directory, keep, read, removed
 from init.people.removed import AccessLoss, Losses
 from init.people.spec import has_access, timestamp
 from init.pod.helper import log
@@ -69,6 +69,10 @@ def write_record(pod: Pod, losses: Losses) -> None:
     write_json(pod.path(RECORD), removed.to_json(losses), mode=0o600)
 
 
+class NotTakenOverError(InitError):
+    """people.yaml is not there, or not the one that this pod has taken over: the service `people` says why."""
+
+
 def look(pod: Pod, now: float) -> tuple[Losses, int]:
     """Bring the record up to date; return it, and how many people have access. InitError while nothing is certain."""
     what = "cancel the jobs of removed people"
@@ -76,16 +80,26 @@ def look(pod: Pod, now: float) -> tuple[Losses, int]:
         state, before = keep.load(pod), read_record(pod)
         if state.problems:
             raise InitError(what, "people.yaml is refused, or a part of it", hint="mend the file: `minivm people show`")
+        try:
+            mounted = keep.digest_of(read.read_bytes(keep.source(pod)))
+        except InitError as error:
+            raise NotTakenOverError(what, error.why) from error
+        if mounted != state.digest:
+            raise NotTakenOverError(what, "the mounted people.yaml is another than the one taken over")
         if not keep.directory_answers(pod):
             raise InitError(what, "sssd does not answer, and may know them", hint="`minivm why`")
         present = {person.uid for person in state.people.users if has_access(person, now)}
-        gone = {uid: name for name, uid in state.ids.items() if uid not in present}
+        # Of two controllers each has its own ids, and both have one record.
+        seen = {uid: loss.name for uid, loss in before.people.items()} if before else {}
+        seen |= {uid: name for name, uid in state.ids.items()}
+        gone = {uid: name for uid, name in seen.items() if uid not in present}
         moved = (state.moved | (before.moved if before else frozenset())) & gone.keys()
         # Whom the directory had once it may have again: it may be away.
-        if pod.path(directory.CONF).exists():
+        sure = not pod.path(directory.CONF).exists()
+        if not sure:
             moved |= directory.known_uids(gone.keys() - moved)
         lost = {uid: name for uid, name in gone.items() if uid not in moved}
-        losses = removed.update(before, lost, moved, len(present), now)
+        losses = removed.update(before, lost, moved, len(present), now, sure=sure)
         if losses != before:
             write_record(pod, losses)
     for uid, loss in losses.people.items():
@@ -108,8 +122,10 @@ def listed(text: str) -> list[ListedJob]:
         if part.startswith("_["):
             part = f"{STEPS.sub(written_out, part)}]"
             part = part if len(part) < LONGEST else ""
+        if part.startswith("+") and state == PENDING:
+            part = ""  # scancel ends no single component of a job that waits
         jobs.append(ListedJob(int(uid), number + part, state == PENDING, comment.rstrip("|").strip()))
-    return jobs
+    return list({(job.id, job.is_pending): job for job in jobs}.values())
 
 
 def written_out(steps: re.Match[str]) -> str:
@@ -141,7 +157,10 @@ def cancel(loss: AccessLoss, jobs: Sequence[ListedJob], policy: str, controller:
 def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
     """Do it once; return what an operator must do, "" for nothing."""
     policy, grace = settings(env)
-    losses, active = look(pod, now)
+    try:
+        losses, active = look(pod, now)
+    except NotTakenOverError:
+        return ""
     if not losses.people:
         return ""
     due = removed.due(losses, grace, now)
@@ -155,17 +174,20 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
     if not active:
         names = [loss.name for uid, loss in losses.people.items() if uid in by_uid]
         return f"cannot cancel the jobs of {shown(names)}: people.yaml gives nobody access; mend it" if names else ""
+    problems = []
     for uid, loss in due.items():
         jobs = [job for job in by_uid.get(uid, ()) if job.is_pending or policy == "cancel"]
-        if jobs:
-            cancel(loss, jobs, policy, controller)
+        try:
+            if jobs:
+                cancel(loss, jobs, policy, controller)
+        except client.SlurmError as error:  # the next person's jobs end all the same, and the next run tries again
+            problems.append(f"cannot cancel the jobs of {loss.name}: {error.why}")
     if names := [loss.name for uid, loss in waiting.items() if uid in by_uid]:
-        return (
-            f"the jobs of {shown(names)} stay: {len(waiting)} lost access together or before this policy, and "
-            f"{removed.most(active + len(waiting))} may at once; mend people.yaml, or confirm in this pod: "
-            "`minivm people confirm --all`"
+        problems.append(
+            f"the jobs of {shown(names)} stay: {len(waiting)} lost access together, before this policy, or beside a "
+            "directory that may know them; mend people.yaml, or confirm in this pod: `minivm people confirm --all`"
         )
-    return ""
+    return "; ".join(problems[:SHOWN])
 
 
 def shown(names: Sequence[str]) -> str:

@@ -37,6 +37,11 @@ def test_more_than_a_share_waits(lost: int, active: int, waits: bool) -> None:
     assert {loss.waits for loss in removed.update(NOBODY, people, (), active, 1).people.values()} == {waits}
 
 
+def test_beside_a_directory_each_loss_waits() -> None:
+    """An sssd that is offline answers as for a person whom the directory does not know."""
+    assert removed.update(NOBODY, {5001: "ada"}, (), 10, 100, sure=False).people[5001].waits
+
+
 def test_people_who_go_one_by_one_count_together() -> None:
     losses, people = NOBODY, dict[int, str]()
     for step in range(10):
@@ -49,12 +54,21 @@ def test_people_who_go_one_by_one_count_together() -> None:
 
 def test_rows_of_squeue() -> None:
     rows = [
-        *("5001|7|PD|(null)|", "5001|8_[1-300%4]|PD|minivm: x|", "5001|9+1|R||", "5001|4_3|CG||", "odd", "5001|x|PD||"),
+        *(
+            "5001|7|PD|(null)|",
+            "5001|8_[1-300%4]|PD|minivm: x|",
+            "5001|9+1|R||",
+            "5001|3+0|PD||",
+            "5001|3+1|PD||",
+            "5001|4_3|CG||",
+            "odd",
+            "5001|x|PD||",
+        ),
         *("5001|6_[1-9:4]|PD||", f"5001|5_[{'1,' * 2000}1]|PD||", "5001|2_[0-4000000:2]|PD||"),
     ]
     jobs = removed_jobs.listed("\n".join(rows))
-    assert [job.id for job in jobs] == ["7", "8_[1-300]", "9+1", "6_[1,5,9]", "5", "2"]
-    assert [job.is_pending for job in jobs] == [True, True, False, True, True, True]
+    assert [job.id for job in jobs] == ["7", "8_[1-300]", "9+1", "3", "6_[1,5,9]", "5", "2"]
+    assert [job.is_pending for job in jobs] == [True, True, False, True, True, True, True]
     assert jobs[1].comment == "minivm: x"
 
 
