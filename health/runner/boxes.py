@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ AT_ONCE = 4
 APART_S = 0.1
 RETRY_S = 5.0
 HEAR_S = 2.0
+ANSWER_S = 20
 LONGEST = 16 * 1024
 ASK_S = 5.0
 LEVELS = ("Operator", "Administrator")
@@ -68,9 +70,9 @@ class BoxDoor:
         if self._listener is None:
             return
         if self._is_watched:
+            self._next_at = now + APART_S  # also where no descriptor is left: the next look is not at once
             with contextlib.suppress(OSError):
                 connection, _ = self._listener.accept()
-                self._next_at = now + APART_S
                 with connection:
                     fork(partial(answer, connection), self._pids.add)
         may = len(self._pids) < AT_ONCE and now >= self._next_at
@@ -84,6 +86,7 @@ class BoxDoor:
 
 def answer(connection: socket.socket) -> None:
     """Answer one asker, in a fork: an empty box where there is none, or none of that user's."""
+    signal.alarm(ANSWER_S)  # sssd may be asked for a name, and answer after minutes
     fd = os.dup2(connection.detach(), 3)
     os.closerange(4, 1 << 20)  # clients of the runner see their ends only once no process holds their connections
     with socket.socket(fileno=fd) as own, contextlib.suppress(OSError, ValueError):

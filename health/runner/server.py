@@ -83,6 +83,8 @@ class After:
     def work(self) -> None:
         """Run the epilog's checks, in a fork. A failed check drains the node through the broker, as in an epilog."""
         with lease.hold() as held:
+            if days := policy_of(held.path, self._places, None).box_days:
+                black_box.prune(days, time.time())
             if not (held.path / "health.d").is_dir():
                 return
             began = time.monotonic()
@@ -105,8 +107,6 @@ class After:
             if checked.fault:
                 entry["broken"] = [f"health.d: {checked.fault}"]
             record.append(entry)
-            if days := policy_of(held.path, self._places, None).box_days:
-                black_box.prune(days, time.time())
 
 
 # Time for a client to send its request, and the number of clients in that state.
