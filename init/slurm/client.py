@@ -108,7 +108,7 @@ def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> s
 
 def unknown(error: SlurmError) -> bool:
     """Tell if slurmctld knows no node of that name."""
-    return "not found" in error.why or "Invalid node name" in error.why
+    return bool(re.search(r"Node \S+ not found|Invalid node name", error.why))
 
 
 def node(name: str, controller: str, *, within: float = 10.0) -> Node | None:
