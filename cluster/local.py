@@ -149,7 +149,7 @@ class LocalCluster:
             for name, item in running.items()
             if item.role == "controller" or name == plan.CONTROLLER
         ]
-        return Pins({**started, **pinned.images}, max([pinned.state, *controllers]))
+        return replace(pinned, images={**started, **pinned.images}, state=max([pinned.state, *controllers]))
 
     def slurm_in(self, image: str) -> str:
         inspected = self.look(image)
@@ -212,7 +212,7 @@ class LocalCluster:
                 self.retire(pod)
             running = {}
             planned = self.plan(desired, choice, running)
-        pins.write(self.state, Pins(choice.images, pinned.state))
+        pins.write(self.state, replace(pinned, images=choice.images))
         self.save()
         write_private(self.known_hosts, keys.known_hosts(self.keys(), self.options.port).encode())
         with self.stages.stage("pods"):
@@ -250,7 +250,7 @@ class LocalCluster:
         desired = self.rendered(controller.images)
         fit = self.fit(desired.pods, controller.images[self.options.image("controller")])
         choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.look, wish, fit)
-        pinning.check_releases(desired.pods, choice.images, pinned.state)
+        pinning.check_releases(desired.pods, choice.images, pinned)
         foreign = [
             found for name in sorted(choice.images) if (found := self.foreign(name, choice.images[name], pinned))
         ]
@@ -450,6 +450,9 @@ class LocalCluster:
             # Written before the start: from then on the state may be of this Slurm.
             pinned = pins.read(self.state)
             pins.write(self.state, replace(pinned, state=max(pinned.state, self.slurm_in(described["image"]))))
+        elif pod.role == "accounting":
+            pinned = pins.read(self.state)
+            pins.write(self.state, replace(pinned, records=max(pinned.records, self.slurm_in(described["image"]))))
         self.kubelet.start(pod, container)
         self.log(f"{pod.name}: started at {address}")
 

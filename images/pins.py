@@ -36,6 +36,8 @@ class Pins:
     images: Mapping[str, EngineImage] = field(default_factory=dict)
     # The newest Slurm that a controller of this cluster was started with: its state has no way back.
     state: str = ""
+    # The newest Slurm that an accounting pod of this cluster was started with: slurmdbd has converted its database.
+    records: str = ""
 
 
 def release(version: str) -> str:
@@ -48,7 +50,11 @@ def read(directory: Path) -> Pins:
     path = directory / FILE
     try:
         raw = json.loads(path.read_text())
-        return Pins({reference: EngineImage(**image) for reference, image in raw["images"].items()}, str(raw["state"]))
+        return Pins(
+            {reference: EngineImage(**image) for reference, image in raw["images"].items()},
+            str(raw["state"]),
+            str(raw.get("records", "")),
+        )
     except FileNotFoundError:
         return Pins()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

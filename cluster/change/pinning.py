@@ -16,7 +16,7 @@ from images import settings
 from images.cli.session import Session
 from images.errors import ImagesError
 from images.make.build import git_revision
-from images.pins import EngineImage, release
+from images.pins import EngineImage, Pins, release
 
 REVISION_LABEL = "org.opencontainers.image.revision"
 
@@ -143,23 +143,28 @@ def short(image_id: str) -> str:
     return image_id.removeprefix("sha256:")[:12]
 
 
-def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], state: str) -> None:
-    """Refuse images that cannot work before any pod is touched. `pods` name their images by reference.
-
-    `state` is the newest Slurm that a controller of this cluster was started with.
-    """
+def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], pinned: Pins) -> None:
+    """Refuse images that cannot work before any pod is touched. `pods` name their images by reference."""
     everything = [(pod, images[pod.image]) for pod in pods]
     controller = max((image.release for pod, image in everything if pod.role == "controller"), default="")
     if not controller:
         return
-    if controller < release(state):
+    state = release(pinned.state)
+    if controller < state:
         raise ClusterError(
             f"start Slurm {controller} in this cluster",
-            f"its state is of Slurm {release(state)}, and Slurm has no way back; no pod was touched",
-            hint=f"`--slurm-version {release(state)}` stays with it; or `make down`, then `make up`, for a new cluster"
+            f"its state is of Slurm {state}, and Slurm has no way back; no pod was touched",
+            hint=f"`--slurm-version {state}` stays with it; or `make down`, then `make up`, for a new cluster"
             " without the jobs and the accounting of this one",
         )
+    records = release(pinned.records)
     for pod, image in everything:
+        if pod.role == "accounting" and image.release and image.release < records:
+            raise ClusterError(
+                f"start {pod.name} with Slurm {image.release}",
+                f"slurmdbd {records} has converted its database, and Slurm has no way back; no pod was touched",
+                hint=f"`--slurm-version {records}` goes on with it",
+            )
         if pod.role == "accounting" and image.release and image.release < controller:
             raise ClusterError(
                 f"start {pod.name} with Slurm {image.release}",

@@ -74,11 +74,14 @@
 {{/* slurmdbd would begin with an empty database, and slurmctld does not start with one that never knew its cluster. */}}
 {{- define "minivm.checks.accounting" -}}
 {{- $full := include "minivm.fullname" . -}}
-{{- $apart := or (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "records-%s-accounting-0" $full)) (lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-accounting" $full)) -}}
+{{- /* A pool may have that name. */ -}}
+{{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-accounting" $full) -}}
+{{- if ne "accounting" (dig "metadata" "labels" "app.kubernetes.io/component" "" $set) }}{{ $set = false }}{{ end -}}
+{{- $apart := or (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "records-%s-accounting-0" $full)) $set -}}
 {{- if eq .Values.accounting.mode "pod" -}}
-  {{- if and (not $apart) (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "state-%s-controller-0" $full)) }}{{ include "minivm.mistake" (list $ (printf "accounting.mode is pod, and the cluster began with another mode (claim state-%s-controller-0): its records would stay behind, and slurmctld does not start with a database that never knew it. Keep the mode that it has; pod is for a new cluster" $full)) }}{{ end -}}
+  {{- if and (not $apart) (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "state-%s-controller-0" $full)) }}{{ include "minivm.mistake" (list $ (printf "accounting.mode is pod, and the cluster began with another mode (claim state-%s-controller-0): its records would stay behind, and slurmctld does not start with a database that never knew it. Keep the mode that it has. For a new cluster without those jobs and records delete the claim state-%s-controller-0 first" $full $full)) }}{{ end -}}
 {{- else if $apart -}}
-  {{- include "minivm.mistake" (list $ (printf "accounting.mode is %s, and this cluster's records are in its accounting pod (claim records-%s-accounting-0): they would stay behind, and slurmctld does not start with a database that never knew it. Set accounting.mode to pod" .Values.accounting.mode $full)) -}}
+  {{- include "minivm.mistake" (list $ (printf "accounting.mode is %s, and this cluster's records are in its accounting pod (claim records-%s-accounting-0): they would stay behind, and slurmctld does not start with a database that never knew it. Set accounting.mode to pod. To give them up delete the StatefulSet %s-accounting and the claim records-%s-accounting-0 first" .Values.accounting.mode $full $full $full)) -}}
 {{- end -}}
 {{- end -}}
 

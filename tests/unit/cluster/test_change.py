@@ -259,21 +259,30 @@ def test_a_way_back_and_clients_before_their_controller_are_refused(
     pods = [replace_image(item, "controller" if item.role == "controller" else "clients") for item in PODS]
     images = {"controller": controller, "clients": clients}
     if not refused:
-        check_releases(pods, images, state)
+        check_releases(pods, images, Pins(state=state))
         return
     with pytest.raises(ClusterError) as caught:
-        check_releases(pods, images, state)
+        check_releases(pods, images, Pins(state=state))
     assert str(caught.value).startswith(refused) and "no pod was touched\nhint: `--slurm-version" in str(caught.value)
 
 
 def test_a_slurmdbd_older_than_the_controller_is_refused() -> None:
     pods = [replace_image(item, "newer") for item in PODS if item.role == "controller"]
     pods.append(replace_image(pod("slurm-accounting-0", "accounting"), "older"))
-    check_releases(pods, {"newer": OLD, "older": OLD}, "")
+    check_releases(pods, {"newer": OLD, "older": OLD}, Pins())
     with pytest.raises(
         ClusterError, match=r"cannot start slurm-accounting-0 with Slurm 24\.11: its slurmdbd .* 26\.05; no pod"
     ):
-        check_releases(pods, {"newer": NEW, "older": OLD}, "")
+        check_releases(pods, {"newer": NEW, "older": OLD}, Pins())
+
+
+def test_an_older_slurmdbd_than_the_one_that_converted_the_database_is_refused() -> None:
+    """Its start may have failed before the controller's, whose state is still of the older Slurm."""
+    pods = [replace_image(item, "older") for item in PODS if item.role == "controller"]
+    pods.append(replace_image(pod("slurm-accounting-0", "accounting"), "older"))
+    check_releases(pods, {"older": OLD}, Pins(state="24.11.5", records="24.11.5"))
+    with pytest.raises(ClusterError, match=r"slurmdbd 26\.05 has converted its database, and Slurm has no way back"):
+        check_releases(pods, {"older": OLD}, Pins(state="24.11.5", records="26.05.5"))
 
 
 def replace_image(item: PodSpec, image: str) -> PodSpec:
