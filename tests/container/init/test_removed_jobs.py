@@ -135,6 +135,21 @@ def test_an_empty_broken_or_absent_file_cancels_nothing(lab: Lab, text: str | No
     lab.controller.run("scancel", job)
 
 
+def test_a_file_that_goes_away_cancels_nothing_of_people_who_left_before(lab: Lab) -> None:
+    """An operator who removes a wrong file at night means nobody's jobs."""
+    job = lab.submit("p3", "--hold")
+    lab.write([name for name in NAMES if name != "p3"])
+    lab.take()
+    lab.apply("cancel")
+    assert lab.lost() == {"p3": False}
+    lab.file.unlink()
+    lab.age()
+    assert lab.apply("cancel") == (0, "")
+    assert lab.state(job) == "PENDING"
+    lab.restore()
+    lab.controller.run("scancel", job)
+
+
 def test_many_people_at_once_wait_for_a_word(lab: Lab) -> None:
     jobs = {name: lab.submit(name, "--hold") for name in NAMES[:4]}
     lab.write(NAMES[4:])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from init.errors import ConfigError
-from init.people import removed, removed_jobs
+from init.people import keep, read, removed, removed_jobs
 from init.people.removed import AccessLoss, Losses
+from init.pod.pod import Pod
 
 NOBODY = Losses()
 
@@ -50,6 +53,36 @@ def test_people_who_go_one_by_one_count_together() -> None:
     assert sum(not loss.waits for loss in losses.people.values()) == 4
     later = removed.update(losses, people | {6000: "late"}, (), 9, 9 + removed.WINDOW)
     assert later.people[5009].waits and not later.people[6000].waits
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Pod:
+    """Return a pod that has taken over a file with bob, and has no other id."""
+    pod = Pod({}, tmp_path)
+    data = b"groups: [{name: lab, gid: 5000}]\nusers: [{name: bob, uid: 5002, group: lab}]\n"
+    for path, text in ((keep.source(pod), data), (pod.path(removed_jobs.RECORD), b"")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    pod.path(keep.STATE).mkdir(parents=True)
+    keep.save(pod, keep.PeopleState(read.parse(data), {"bob": 5002}, keep.digest_of(data)))
+    return pod
+
+
+def test_a_loss_stays_that_this_controller_has_not_seen(here: Pod) -> None:
+    """Two controllers share the record, and each has the ids of its own time."""
+    loss = AccessLoss("ada", 1, waits=True)
+    removed_jobs.write_record(here, Losses({5001: loss}))
+    assert removed_jobs.look(here, 100)[0].people == {5001: loss}
+
+
+def test_a_file_that_is_not_taken_over_or_absent_ends_nothing(here: Pod) -> None:
+    removed_jobs.write_record(here, Losses({5001: AccessLoss("ada", 1)}))
+    assert removed_jobs.look(here, 100)[1] == 1
+    keep.source(here).write_bytes(b"groups: []\nusers: []\n")
+    with pytest.raises(removed_jobs.NotTakenOverError):
+        removed_jobs.look(here, 100)
+    keep.source(here).unlink()
+    assert removed_jobs.run(here, {"MINIVM_REMOVED_JOBS": "cancel"}, 1e9) == ""
 
 
 def test_rows_of_squeue() -> None:
