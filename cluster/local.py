@@ -324,10 +324,15 @@ class LocalCluster:
 
         Another Slurm may know what this one does not: its controller decides.
         """
-        wanted = [self.slurm_in(pod.image) for pod in desired.pods if controller and pod.name == controller.pod]
-        if weighed.objection and controller and wanted == [self.slurm_in(controller.image)]:
-            raise ClusterError("change slurm.conf", weighed.objection, file=self.options.values_file or None,
-                               hint="no pod was changed; correct the values")  # fmt: skip
+        if not weighed.objection or controller is None:
+            return
+        wanted = [pod.image for pod in desired.pods if pod.name == controller.pod]
+        if [self.slurm_in(image) for image in wanted] != [self.slurm_in(controller.image)]:
+            return
+        hint = "no pod was changed; correct the values"
+        if wanted != [controller.image]:
+            hint += ", or, if only the new image takes them, let the cluster take that image first, with the old values"
+        raise ClusterError("change slurm.conf", weighed.objection, file=self.options.values_file or None, hint=hint)
 
     def step(self, pod: PodSpec, desired: Manifests, running: Mapping[str, RunningPod]) -> PlanStep | None:
         current = running.get(pod.name)
