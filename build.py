@@ -274,23 +274,23 @@ def ensure_engine() -> None:
 
 def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
-    from images.cli import check
+    from images.cli import aid
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
     if cleared := opened.clear():
         before.log(f"removed {cleared} containers of interrupted builds")
     with opened.caching():
-        check.if_stale(opened, names, when_vanished, before)
+        aid.if_stale(opened, names, when_vanished, before)
         composed, planned = opened.plan(names, opened.present())
         todo = [item.image for item in planned if not item.present]
         if todo:
             opened.check_architecture(todo)
-        if todo and check.if_gone(opened, todo, names, when_vanished, before):
+        if todo and aid.if_gone(opened, todo, names, when_vanished, before):
             composed, planned = opened.plan(names, opened.present())
             todo = [item.image for item in planned if not item.present]
         if todo:
-            from images.cli.check import tools
+            from images.cli.aid import tools
 
             opened.tools = tools(opened, before, when_vanished)
         with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:

@@ -163,7 +163,7 @@ class Session:
     definition: Definition
     place: LockContext
     slices: dict[str, Slice] = field(default_factory=dict)
-    tools: Tools | None = None  # of the engine's own machine: `images.cli.check` has them built
+    tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
     _engine: DockerEngine | None = None
     _present: dict[str, Present] | None = None
     _known: Rendered | None = None

@@ -15,7 +15,7 @@ from images import architectures, host
 from images.archive import apt, bootstrap, lock
 from images.archive.lock import LockContext
 from images.archive.locked import LockRequest, Slice
-from images.cli.check import tools
+from images.cli.aid import tools
 from images.cli.session import Session
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
