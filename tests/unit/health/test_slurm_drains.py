@@ -19,6 +19,7 @@ from health.broker.slurm_drains import SlurmDrainWatch as Watch
 from health.broker.step import ApplyAct, AskNode, AskRemains, BrokerInputs, Failed, step
 from health.policy import BrokerPolicy
 from tests.support.broker import Desk
+from tests.waiting import until
 
 KILL = "Kill task failed"
 WALL = 1000.0
@@ -195,7 +196,9 @@ def test_after_jobs_slurmctld_is_asked_seldom_and_after_a_failed_script_soon(tmp
 
 def test_a_process_counts_until_it_has_ended_and_no_other_of_its_number_does(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
-        start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        stat = Path(f"/proc/{process.pid}/stat")
+        until(lambda: ") S " in stat.read_text(), "it sleeps")
+        start = stat.read_text().rpartition(")")[2].split()[19]
         (text,) = broker.look_for_remains(replace(BEFORE, processes=((process.pid, start),)), tmp_path).hanging
         assert text.startswith(f"pid {process.pid} (sleep) state S")
         assert not broker.look_for_remains(replace(BEFORE, processes=((process.pid, "1"),)), tmp_path).hanging
