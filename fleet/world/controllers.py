@@ -23,7 +23,7 @@ _STANDBY = re.compile(r"standby: ([^;]{1,200})")
 
 @dataclass(frozen=True, slots=True)
 class LastTakeover:
-    """How the acting controller got its term."""
+    """Report of the acting controller about the take-over that began its term."""
 
     how: str  # "handed over by", "took over from"
     former: str

@@ -130,7 +130,7 @@ def test_a_user_without_any_account_reads_so() -> None:
 
 
 def test_an_account_of_somebody_else_is_refused_with_those_of_the_user() -> None:
-    """Where the cluster enforces accounts; elsewhere slurmctld takes any that is there."""
+    """Refuse it only where the cluster enforces accounts: elsewhere slurmctld takes any account."""
     lua = """
     local answers = {["where user"] = "chem\\nchem\\n", ["show account "] = "chem\\nphysics\\n", qos = "normal\\n"}
     io.popen = function(command)
