@@ -166,16 +166,14 @@ def plan_json(
     if unknown := [name for name in ready if name not in names]:
         raise ImagesError("compile the plan", f"no service {unknown[0]!r}", file="images/slurm.yaml",
                           field=f"releases.{choice.release}.ready", hint=nearest(unknown[0], names))  # fmt: skip
-    listed = [entry.partition("=")[0] for entry in role.services.of(choice)]
+    # NAME=FILE: a service by the name that the other services know, with this role's own definition.
+    listed = [(name, own or name) for name, _, own in (entry.partition("=") for entry in role.services.of(choice))]
     for name in role.required:
-        if name not in listed:
+        if name not in dict(listed):
             raise ImagesError("compile the plan", f"{name!r} is not among the services",
                               file=f"images/roles/{role.name}.yaml", field="required",
-                              hint=nearest(name, listed))  # fmt: skip
-    for entry in role.services.of(choice):
-        # NAME=FILE: a service by the name that the other services know, with this role's own definition.
-        name, equals, own = entry.partition("=")
-        stem = own if equals else name
+                              hint=nearest(name, [*dict(listed)]))  # fmt: skip
+    for name, stem in listed:
         path = directory / f"{stem}.yaml"
         shown = str(path.relative_to(repository))
         if stem not in names:
