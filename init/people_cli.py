@@ -13,10 +13,9 @@ from ground.files import read_json
 from init.cli import JSON, emit
 from init.cli_group import Group
 from init.errors import InitError
-from init.people import directory, keep, read, removed, removed_jobs
+from init.people import directory, keep, read, removed_jobs
 from init.people import export as export_people
-from init.people.ids import settle
-from init.people.spec import FILE, PeopleList, Person, has_access, timestamp, valid_keys
+from init.people.spec import FILE, PeopleList, Person, has_access, settle, timestamp, valid_keys
 from init.pod.pod import Pod
 from init.records import replace
 
@@ -211,7 +210,7 @@ def confirm(names: tuple[str, ...], everybody: bool) -> None:
             raise InitError("confirm", f"the jobs of {', '.join(unknown)} do not wait", hint="`minivm people confirm`")
         chosen = waiting if everybody else names
         if losses and chosen:
-            removed_jobs.write_record(pod, removed.confirm(losses, chosen, now))
+            removed_jobs.write_record(pod, removed_jobs.confirm_losses(losses, chosen, now))
     if chosen:
         click.echo(f"confirmed: {', '.join(chosen)}; the grace starts now")
     else:

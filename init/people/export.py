@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from init.people import read, ssh_keys
+from init.people import read
 from init.people.spec import FILE, SHELL, PeopleList, has_access
 from init.records import record
 
@@ -129,8 +129,8 @@ def _entry(
     seen: list[str] = []
     for number, line in enumerate(lines, 1):
         try:
-            key, comment = ssh_keys.parse(line)
-        except ssh_keys.KeyProblem as problem:
+            key, comment = read.parse_key(line)
+        except read.KeyProblem as problem:
             notes.append(f"key {number}: {problem.why}")
             continue
         if key not in seen:

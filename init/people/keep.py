@@ -26,8 +26,18 @@ from ground.files import locked, read_json, write_json
 from ground.version import VERSION
 from init.errors import InitError
 from init.people import read
-from init.people.ids import Settled, Taken, settle
-from init.people.spec import FILE, IDS, NOBODY, PeopleList, from_state, has_access, to_state, valid_keys
+from init.people.spec import (
+    FILE,
+    IDS,
+    NOBODY,
+    PeopleList,
+    Taken,
+    from_state,
+    has_access,
+    settle,
+    to_state,
+    valid_keys,
+)
 from init.places import LATEST_PEOPLE, PLAN
 from init.pod.helper import run_as
 from init.pod.pod import MOUNTS, Pod, write
@@ -45,6 +55,17 @@ LATELY = 120.0
 SHOWN = 3
 LONGEST = 600
 WITHIN = 30.0
+# The databases of libnss-extrausers.
+EXTRA = "/var/lib/extrausers"
+# images/src/login/authorized-keys.c reads it.
+KEYS = "/run/minivm/people/keys"
+# Days since 1970: an account without a day of its last change would have to change its password.
+CHANGED = 19000
+PROC = Path("/proc")
+# A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.
+PATIENCE = 3.0
+ROUNDS = 20
+UNUSED = 64998  # of the reserved ids: no process runs as it
 
 
 @record(frozen=True, slots=True)
@@ -110,7 +131,7 @@ def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
             f"the {len(state.people.users)} people before stay" if state.people.users else "no person of it is known"
         )
         return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {consequence}",))
-    settled: Settled = settle(people, state.ids, state.people, taken)
+    settled = settle(people, state.ids, state.people, taken)
     return PeopleState(settled.people, settled.ids, digest, settled.refused, state.moved)
 
 
@@ -250,20 +271,6 @@ def told(problems: Iterable[str]) -> str:
     return one_line("; ".join(problem[:LONGEST] for problem in listed[:SHOWN]) + more)
 
 
-# Files that make people known: those of libnss-extrausers, and a file of keys for each person. Pure.
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from init.people.spec import PeopleList
-
-EXTRA = "/var/lib/extrausers"
-# images/src/login/authorized-keys.c reads it.
-KEYS = "/run/minivm/people/keys"
-# Days since 1970: an account without a day of its last change would have to change its password.
-CHANGED = 19000
-
-
 def databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
     """Return passwd, group and shadow for everybody who has access now."""
     gids = {group.name: group.gid for group in people.groups}
@@ -287,16 +294,6 @@ def keys(people: PeopleList, now: float) -> dict[str, str]:
         for person in people.users
         if has_access(person, now)
     }
-
-
-# End the processes of people who lost access, on a machine where people log in.
-
-
-PROC = Path("/proc")
-# A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.
-PATIENCE = 3.0
-ROUNDS = 20
-UNUSED = 64998  # of the reserved ids: no process runs as it
 
 
 def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Collection[int] = ()) -> list[str]:

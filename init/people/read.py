@@ -5,10 +5,12 @@ The file is untrusted input: it may be huge, nested, repeated or cut. `init.peop
 
 from __future__ import annotations
 
+import base64
 import datetime
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ import yaml
 from ground.errors import one_line
 from init.errors import ConfigError
 from init.fields import Reader, described
-from init.people import ssh_keys
 from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, PersonKey, to_mapping
 
 PEOPLE = "the people"
@@ -40,6 +41,18 @@ SYSTEM = frozenset((
     "staff", "statd", "sudo", "sync", "sys", "systemd-journal", "systemd-network", "systemd-resolve",
     "systemd-timesync", "tape", "tty", "users", "utmp", "uucp", "uuidd", "video", "voice", "www-data",
 ))  # fmt: skip
+# Types that sshd accepts here (50-minivm.conf), with the length of the body's parts; None: any.
+ED25519 = "ssh-ed25519"
+RSA = "ssh-rsa"
+SECURITY_KEY = "sk-ssh-ed25519@openssh.com"
+KEY_TYPES = (ED25519, RSA, SECURITY_KEY)
+RSA_BITS = range(2048, 16385)
+# Points of small order: a signature by such a "key" can be made without a private one.
+_PRIME = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})
+LONGEST_KEY = 4096
+LONGEST_COMMENT = 200
 _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -299,8 +312,8 @@ def _key(at: Reader, index: int, item: object) -> PersonKey:
     if not isinstance(text, str):
         at.fail(place, f"wanted a public key in one line, not {_shown(text)}")
     try:
-        line, comment = ssh_keys.parse(text)
-    except ssh_keys.KeyProblem as problem:
+        line, comment = parse_key(text)
+    except KeyProblem as problem:
         at.fail(place, problem.why, problem.hint)
     return PersonKey(line, comment, _time(entry, "expires"))
 
@@ -331,3 +344,73 @@ def _parsed_time(text: str) -> datetime.date:
     if len(text) == 10:
         return datetime.date.fromisoformat(text)
     return datetime.datetime.fromisoformat(text)
+
+
+class KeyProblem(Exception):
+    """Why a text is no key, and what to do."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.why, self.hint = why, hint
+
+
+def parse_key(text: str) -> tuple[str, str]:
+    """Return the key as "TYPE BODY", and its comment."""
+    if len(text) > LONGEST_KEY:
+        raise KeyProblem(f"{len(text)} characters, more than {LONGEST_KEY}", "copy one line of a .pub file")
+    if not text.isprintable():
+        raise KeyProblem("more than one line, or control characters", "one entry for each key")
+    if "PRIVATE KEY" in text:
+        raise KeyProblem("a private key", "make a new key; copy the .pub file")
+    kind, _, rest = text.strip().partition(" ")
+    body, _, comment = rest.strip().partition(" ")
+    if kind not in KEY_TYPES:
+        raise KeyProblem(*_refused_type(kind, text))
+    if len(comment) > LONGEST_COMMENT:
+        raise KeyProblem(f"a comment of {len(comment)} characters, more than {LONGEST_COMMENT}")
+    try:
+        data = base64.b64decode(body.encode("ascii"), validate=True)
+    except ValueError:
+        raise KeyProblem(f"the body after {kind} is not base64", "copy the whole line of the .pub file") from None
+    parts = _key_parts(data)
+    if parts is None or not parts or parts[0] != kind.encode():
+        raise KeyProblem(f"the body is not one of {kind}, or it is cut", "copy the whole line of the .pub file")
+    if problem := _key_problem(kind, parts):
+        raise KeyProblem(problem, "make a new one: ssh-keygen -t ed25519")
+    return f"{kind} {base64.b64encode(data).decode()}", comment.strip()
+
+
+def _refused_type(kind: str, text: str) -> tuple[str, str]:
+    accepted = ", ".join(KEY_TYPES)
+    if any(name in text for name in KEY_TYPES):
+        return "options before the key", f"write the key alone: one of {accepted}"
+    if kind.startswith(("ecdsa-", "sk-ecdsa-", "ssh-dss")):
+        return f"{kind} is not accepted by this sshd", "make a new one: ssh-keygen -t ed25519"
+    return f"{kind[:40]!r} is no type of key", f"accepted: {accepted}"
+
+
+def _key_parts(data: bytes) -> list[bytes] | None:
+    """Split the body into its parts, each after its length; None if they do not fit."""
+    parts = []
+    while data:
+        if len(data) < 4:
+            return None
+        (size,) = struct.unpack(">I", data[:4])
+        if size > len(data) - 4:
+            return None
+        parts.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return parts
+
+
+def _key_problem(kind: str, parts: list[bytes]) -> str:
+    if kind == RSA:
+        if len(parts) != 3:
+            return "an RSA key has two numbers"
+        bits = int.from_bytes(parts[2], "big").bit_length()
+        return "" if bits in RSA_BITS else f"an RSA key of {bits} bits; wanted {RSA_BITS[0]} to {RSA_BITS[-1]}"
+    count = 2 if kind == ED25519 else 3
+    if len(parts) != count or len(parts[1]) != 32:
+        return f"a key of {kind} has 32 bytes"
+    point = (int.from_bytes(parts[1], "little") & (2**255 - 1)) % _PRIME
+    return "a key for which anybody can sign" if point in SMALL_ORDER else ""

@@ -2,8 +2,12 @@
 
     python3 -I -m init.people.removed_jobs
 
-Level-triggered: each run looks at all jobs, so that a run that was killed is ended by the next. A refused, absent or
-empty file cancels nothing. Exit code 1 and one line if an operator is needed.
+A file can be emptied or cut by mistake, and no cancelled job comes back. So each loss of access is dated, jobs end only
+after a grace in which the person may return, and more losses than usual wait for `minivm people confirm`. A refused,
+absent or empty file cancels nothing.
+
+Level-triggered: each run looks at all jobs and finishes the work of a run that was killed. Exit code 1 and one line if
+an operator is needed.
 """
 
 from __future__ import annotations
@@ -12,17 +16,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ground.errors import one_line
 from ground.files import read_json, write_json
 from init.errors import ConfigError, InitError
-from init.people import directory, keep, read, removed
-from init.people.removed import AccessLoss, Losses
+from init.people import directory, keep, read
 from init.people.spec import has_access, timestamp
 from init.pod.helper import log
 from init.pod.pod import Pod
-from init.records import record
+from init.records import record, replace
 from init.slurm import client
 from init.slurm.node import PREFIX
 
@@ -39,6 +43,85 @@ STEPS = re.compile(r"([0-9]+)-([0-9]+):([0-9]+)", re.ASCII)
 # Tasks of an array that do not fit: the whole array is named, and `--state` still spares those that run.
 LONGEST = 2000
 AT_ONCE, SHOWN = 100, 5
+# More people than this share, and than this number, within this time wait for `minivm people confirm`.
+SHARE, FEW, WINDOW = 0.2, 2, 3600.0
+
+
+@record(frozen=True, slots=True)
+class AccessLoss:
+    """A person without access, since when, and whether an operator must confirm that their jobs end."""
+
+    name: str
+    since: float
+    waits: bool = False
+
+
+@record(frozen=True, slots=True)
+class Losses:
+    """All people without access by uid, and the uids that a directory has taken over."""
+
+    people: Mapping[int, AccessLoss] = {}  # never written to
+    moved: frozenset[int] = frozenset()
+
+
+def parse_losses(data: Mapping[str, Any]) -> Losses | None:
+    """Read what `to_json` wrote; None if there is nothing, or it is damaged."""
+    try:
+        people = {
+            int(uid): AccessLoss(str(name), float(since), bool(waits))
+            for uid, (name, since, waits) in data["people"].items()
+        }
+        return Losses(people, frozenset(map(int, data["moved"])))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def losses_to_json(losses: Losses) -> dict[str, Any]:
+    people = {str(uid): [loss.name, loss.since, loss.waits] for uid, loss in sorted(losses.people.items())}
+    return {"people": people, "moved": sorted(losses.moved)}
+
+
+def update_losses(
+    before: Losses | None,
+    lost: Mapping[int, str],
+    moved: Collection[int],
+    active: int,
+    now: float,
+    *,
+    sure: bool = True,
+) -> Losses:
+    """Date new losses; forget people who are back. Without a record everybody's jobs stay: nothing tells since when.
+
+    `sure`: no directory may know them. One that is away answers as one that does not.
+    """
+    if before is None:
+        return Losses({uid: AccessLoss(name, now, waits=True) for uid, name in lost.items()}, frozenset(moved))
+    people = {
+        uid: replace(loss, since=min(loss.since, now))
+        for uid, loss in before.people.items()
+        if lost.get(uid) == loss.name
+    }
+    new = lost.keys() - people.keys()
+    recent = len(new) + sum(now - loss.since < WINDOW for loss in people.values())
+    waits = not sure or not active or recent > most(active + recent)
+    return Losses(people | {uid: AccessLoss(lost[uid], now, waits) for uid in new}, frozenset(moved))
+
+
+def most(people: int) -> int:
+    return max(FEW, int(people * SHARE))
+
+
+def due_losses(losses: Losses, grace: float, now: float) -> dict[int, AccessLoss]:
+    return {uid: loss for uid, loss in losses.people.items() if not loss.waits and now >= loss.since + grace}
+
+
+def confirm_losses(losses: Losses, names: Collection[str], now: float) -> Losses:
+    """Let the policy count for these people. Their grace starts now: a wrong word can be taken back by the file."""
+    people = {
+        uid: replace(loss, since=now, waits=False) if loss.waits and loss.name in names else loss
+        for uid, loss in losses.people.items()
+    }
+    return replace(losses, people=people)
 
 
 @record(frozen=True, slots=True)
@@ -62,11 +145,11 @@ def settings(env: Mapping[str, str]) -> tuple[str, float]:
 
 
 def read_record(pod: Pod) -> Losses | None:
-    return removed.parse(read_json(pod.path(RECORD)))
+    return parse_losses(read_json(pod.path(RECORD)))
 
 
 def write_record(pod: Pod, losses: Losses) -> None:
-    write_json(pod.path(RECORD), removed.to_json(losses), mode=0o600)
+    write_json(pod.path(RECORD), losses_to_json(losses), mode=0o600)
 
 
 class NotTakenOverError(InitError):
@@ -99,7 +182,7 @@ def look(pod: Pod, now: float) -> tuple[Losses, int]:
         if not sure:
             moved |= directory.known_uids(gone.keys() - moved)
         lost = {uid: name for uid, name in gone.items() if uid not in moved}
-        losses = removed.update(before, lost, moved, len(present), now, sure=sure)
+        losses = update_losses(before, lost, moved, len(present), now, sure=sure)
         if losses != before:
             write_record(pod, losses)
     for uid, loss in losses.people.items():
@@ -163,7 +246,7 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
         return ""
     if not losses.people:
         return ""
-    due = removed.due(losses, grace, now)
+    due = due_losses(losses, grace, now)
     waiting = {uid: loss for uid, loss in losses.people.items() if loss.waits}
     if not due and not waiting:
         return ""

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from init.people import keep
-from init.people.ids import Taken, settle
-from init.people.spec import PeopleGroup, PeopleList, Person
+from init.people.spec import PeopleGroup, PeopleList, Person, Taken, settle
 from init.pod.pod import Pod
 from tests.support.people_files import ED, OTHER, ada, people
 

@@ -7,28 +7,32 @@ from pathlib import Path
 import pytest
 
 from init.errors import ConfigError
-from init.people import keep, read, removed, removed_jobs
-from init.people.removed import AccessLoss, Losses
+from init.people import keep, read, removed_jobs
+from init.people.removed_jobs import AccessLoss, Losses
 from init.pod.pod import Pod
 
 NOBODY = Losses()
 
 
 def test_without_a_record_all_jobs_stay() -> None:
-    first = removed.update(None, {5001: "ada"}, (), 10, 100)
-    assert first.people == {5001: AccessLoss("ada", 100, waits=True)} and not removed.due(first, 60, 1e9)
-    assert removed.parse({}) is None and removed.parse({"people": {"x": 1}, "moved": []}) is None
-    assert removed.parse(removed.to_json(first)) == first
+    first = removed_jobs.update_losses(None, {5001: "ada"}, (), 10, 100)
+    assert first.people == {5001: AccessLoss("ada", 100, waits=True)} and not removed_jobs.due_losses(first, 60, 1e9)
+    assert (
+        removed_jobs.parse_losses({}) is None and removed_jobs.parse_losses({"people": {"x": 1}, "moved": []}) is None
+    )
+    assert removed_jobs.parse_losses(removed_jobs.losses_to_json(first)) == first
 
 
 def test_a_loss_is_dated_once_and_forgotten_when_the_person_is_back() -> None:
-    first = removed.update(NOBODY, {5001: "ada"}, (), 10, 100)
-    again = removed.update(first, {5001: "ada"}, (), 10, 150)
-    assert again == first and not removed.due(again, 60, 159) and removed.due(again, 60, 160)
-    assert removed.update(again, {}, (), 11, 160) == NOBODY
-    other = removed.update(again, {5001: "eve"}, (), 10, 500)
+    first = removed_jobs.update_losses(NOBODY, {5001: "ada"}, (), 10, 100)
+    again = removed_jobs.update_losses(first, {5001: "ada"}, (), 10, 150)
+    assert again == first and not removed_jobs.due_losses(again, 60, 159) and removed_jobs.due_losses(again, 60, 160)
+    assert removed_jobs.update_losses(again, {}, (), 11, 160) == NOBODY
+    other = removed_jobs.update_losses(again, {5001: "eve"}, (), 10, 500)
     assert other.people[5001] == AccessLoss("eve", 500), "the uid has another name now"
-    assert removed.update(again, {5001: "ada"}, (), 10, 50).people[5001].since == 50, "a clock that was set back"
+    assert removed_jobs.update_losses(again, {5001: "ada"}, (), 10, 50).people[5001].since == 50, (
+        "a clock that was set back"
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,21 +41,21 @@ def test_a_loss_is_dated_once_and_forgotten_when_the_person_is_back() -> None:
 )
 def test_more_than_a_share_waits(lost: int, active: int, waits: bool) -> None:
     people = {uid: f"p{uid}" for uid in range(5000, 5000 + lost)}
-    assert {loss.waits for loss in removed.update(NOBODY, people, (), active, 1).people.values()} == {waits}
+    assert {loss.waits for loss in removed_jobs.update_losses(NOBODY, people, (), active, 1).people.values()} == {waits}
 
 
 def test_beside_a_directory_each_loss_waits() -> None:
     """An sssd that is offline answers as for a person whom the directory does not know."""
-    assert removed.update(NOBODY, {5001: "ada"}, (), 10, 100, sure=False).people[5001].waits
+    assert removed_jobs.update_losses(NOBODY, {5001: "ada"}, (), 10, 100, sure=False).people[5001].waits
 
 
 def test_people_who_go_one_by_one_count_together() -> None:
     losses, people = NOBODY, dict[int, str]()
     for step in range(10):
         people[5000 + step] = f"p{step}"
-        losses = removed.update(losses, people, (), 20 - step, step)
+        losses = removed_jobs.update_losses(losses, people, (), 20 - step, step)
     assert sum(not loss.waits for loss in losses.people.values()) == 4
-    later = removed.update(losses, people | {6000: "late"}, (), 9, 9 + removed.WINDOW)
+    later = removed_jobs.update_losses(losses, people | {6000: "late"}, (), 9, 9 + removed_jobs.WINDOW)
     assert later.people[5009].waits and not later.people[6000].waits
 
 
