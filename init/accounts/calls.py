@@ -1,8 +1,8 @@
 """Calls of sacctmgr that bring slurmdbd to a plan's end: as few as possible, in an order that is safe to cut. Pure.
 
-QOS, accounts from the top, users, default accounts, admin levels, coordinators; then removals, from the bottom. Each
-call sets values and their mark together. A value that needs a call of its own enters its object's mark after that call:
-a run that was cut finds it equal to the file's and records it.
+QOS, coordinators who leave, accounts from the top, users, default accounts, admin levels, new coordinators; then
+removals, from the bottom. Each call sets values and their mark together. A value that needs a call of its own enters
+its object's mark after that call: a run that was cut finds it equal to the file's and records it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class _Order:
         for change in levels:
             yield from self._preempt(change)
         accounts = sorted(self.of[ACCOUNT], key=lambda change: (self._depth(change.key.name), change.key))
+        # Before an account moves: below one with the same coordinator, its own looks inherited and would be left there.
+        for change in accounts:
+            yield from self._coordinators("delete", change)
         for change in accounts:
             yield from self._one(change, ("account",))
         users = self.of[USER]
@@ -58,9 +61,8 @@ class _Order:
         yield from self._modify_users(users)
         yield from self._defaults(users)
         yield from self._admin_levels([*users, *self.of[f"-{USER}"]])
-        for word in ("delete", "add"):  # an inherited one looks like none: where both come, the own goes first
-            for change in accounts:
-                yield from self._coordinators(word, change)
+        for change in accounts:
+            yield from self._coordinators("add", change)
         yield from self._marks([*levels, *accounts, *users])
         yield from self._remove_users(self.of[f"-{USER}"])
         removed = [change.key.name for change in self.of[f"-{ACCOUNT}"]]

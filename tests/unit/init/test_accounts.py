@@ -132,6 +132,18 @@ def test_killed_after_each_call_a_second_run_ends_the_same(
         assert (dbd.objects, dbd.levels, dbd.defaults) == (goal.objects, goal.levels, goal.defaults), cut
 
 
+def test_an_account_that_moves_below_one_with_the_same_coordinator_loses_its_own_first() -> None:
+    x = {"name": "x", "defaultAccount": "c"}
+    before = {"accounts": [{"name": name, "coordinators": ["x"]} for name in "ab"] + [{"name": "c"}], "users": [x]}
+    after = {"accounts": [{"name": "a"}, {"name": "b", "parent": "a"}, {"name": "c"}], "users": [x]}
+    for cut in range(len(steps(planned(after, applied(before)), applied(before)))):
+        dbd = applied(before)
+        for call in steps(planned(after, dbd), dbd)[:cut]:
+            dbd.perform(call.argv)
+        applied(after, dbd)
+        assert_follows(after, dbd)
+
+
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 LIMITS = st.fixed_dictionaries(
     {},
