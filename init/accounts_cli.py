@@ -11,7 +11,7 @@ import click
 from init.accounts import calls, file, plan, slurmdbd
 from init.accounts.model import Database
 from init.accounts.slurmdbd import AccountsError
-from init.cli_group import Group
+from init.cli import Group
 
 FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 ADOPT = click.option("--adopt", is_flag=True, help="Take over objects of FILE that exist already.")

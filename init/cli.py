@@ -9,23 +9,22 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ground.version import VERSION
-from init.cli_group import Group
-from init.errors import InitError
+from init.errors import ConfigError, InitError, ManyErrors, nearest
 from init.places import PLAN, SOCKET, pod_name
 from init.slurm import client
 from init.slurm.client import SlurmError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from init.plan.compile import Plan
     from init.pod.client import Client
     from init.slurm.node import Node
     from init.view.snapshot import Snapshot
-
 
 # The reason why no jobs come to this pod's node, from slurmctld, for a person who asks.
 # Only on request: pods that polled the controller would cost it a thousand calls.
@@ -54,6 +53,31 @@ def words(node: Node) -> str:
     by = f" by {user} since {since}" if user else ""
     state = "drained" if "DRAIN" in node.flags else "down"
     return f"no jobs come: the node is {state} in Slurm{by}: {node.reason or 'no reason given'}"
+
+
+class Group(click.Group):
+    """The one place where ordinary errors become a line and an exit code."""
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(context, args[0]) is None:
+            hint = nearest(args[0], self.list_commands(context))
+            raise click.UsageError(f"no command {args[0]!r} ({hint})", context)
+        return super().resolve_command(context, args)
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (ConfigError, ManyErrors) as error:
+            click.echo(f"minivm: {error}", err=True)
+            sys.exit(78)
+        except InitError as error:
+            click.echo(f"minivm: {error}", err=True)
+            sys.exit(1)
+        except EOFError as error:
+            click.echo(f"minivm: {error}", err=True)
+            sys.exit(1)
+        except (KeyboardInterrupt, BrokenPipeError):
+            sys.exit(130)
 
 
 # The connection reports a socket that cannot be used; click's check ("not readable") would hide the reason.

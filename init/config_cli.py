@@ -11,16 +11,13 @@ from pathlib import Path
 
 import click
 
-from init.cli import JSON, emit
-from init.cli_group import Group
+from init.cli import JSON, Group, emit
 from init.pod.pod import Pod
-from init.slurm.change import Effect
-from init.slurm.daemon import PROGRAM, Slurmctld
-from init.slurm.files import MAIN, SlurmFiles, of_config_map, read
-from init.slurm.judge import (
+from init.slurm.change import (
     LIVE,
     PENDING,
     SAID,
+    Effect,
     SavedJudgement,
     SlurmConfigError,
     ignored,
@@ -28,7 +25,8 @@ from init.slurm.judge import (
     objections,
     weigh,
 )
-from init.slurm.kept import LastGoodConfig, digest
+from init.slurm.daemon import PROGRAM, Slurmctld
+from init.slurm.files import MAIN, LastGoodConfig, SlurmFiles, digest, of_config_map, read
 from init.slurm.place import placed
 
 TRIED = Path("/run/minivm/slurm-asked")  # not the directory where the mounted one is tested at the same time

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn, TypeVar
 
-    from init.choices import Choice
+    from init.records import Choice
 
     E = TypeVar("E", bound=Choice)
     Variable = tuple[str, str | None]  # name, default

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from ground.files import read_json
-from init.cli import JSON, emit
-from init.cli_group import Group
+from init.cli import JSON, Group, emit
 from init.errors import InitError
 from init.people import directory, keep, read, removed_jobs
 from init.people import export as export_people

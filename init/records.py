@@ -1,18 +1,20 @@
-"""Frozen records: like `dataclasses`, without its 15 ms and 3 MB before PID 1's first service.
+"""Frozen records and closed choices: like `dataclasses` and `enum`, without what their imports cost PID 1's start.
 
-Type checkers see the real `dataclass` and check its slots. The decorator below implements the one form that this
-package uses: every field annotated, defaults immutable, frozen. Real slots would need a second class for each record, a
-million instructions in all, to refuse what a frozen record refuses anyway.
+Type checkers see the real `dataclass` and `Enum`. The records are the one form that this package uses: every field
+annotated, defaults immutable, frozen. Real slots would need a second class for each record, a million instructions in
+all, to refuse what a frozen record refuses anyway. The choices are classes whose members are their only instances,
+each with name and value, found by value, iterated in order, compared by identity.
 """
 
 from __future__ import annotations
 
-__all__ = ["fields", "record", "replace"]
+__all__ = ["Choice", "fields", "record", "replace"]
 
 # A literal, not imported: `typing` alone costs as much as everything else here. Type checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
+    from enum import Enum as Choice
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -28,6 +30,41 @@ else:
             return cls
 
         return make
+
+    class _Closed(type):
+        def __new__(cls, class_name, bases, body):
+            made = super().__new__(cls, class_name, bases, body)
+            members = {}
+            for name, value in body.items():
+                if name.startswith("_"):
+                    continue
+                member = members[value] = object.__new__(made)
+                member.__dict__.update(name=name, value=value)
+                setattr(made, name, member)
+            made._members = members
+            return made
+
+        def __call__(cls, value):
+            try:
+                return cls._members[value]
+            except KeyError:
+                raise ValueError(f"{value!r} is not a {cls.__name__}") from None
+
+        def __iter__(cls):
+            return iter(cls._members.values())
+
+        def __len__(cls):
+            return len(cls._members)
+
+    class Choice(metaclass=_Closed):
+        def __setattr__(self, name, value):
+            raise AttributeError(f"{self} is a closed choice: cannot change {name}")
+
+        def __repr__(self):
+            return f"{type(self).__name__}.{self.name}"
+
+        def __reduce__(self):  # copies and pickles keep identity, by which members are compared
+            return type(self), (self.value,)
 
 
 def _initialiser(cls_name: str, names: tuple[str, ...], defaults: dict[str, Any]) -> Any:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ground.files import write_whole
-from init.cli import JSON, emit
-from init.cli_group import Group
+from init.cli import JSON, Group, emit
 from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
 from init.slurm.daemon import PROGRAM

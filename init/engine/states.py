@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from init.choices import Choice
 from init.lean import signal
 from init.plan.service import Kind
-from init.records import record
+from init.records import Choice, record
 
 TYPE_CHECKING = False
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from ground.sockets import notify
 from init.errors import InitError
 from init.pod.auth import LIVES, mode
-from init.pod.client import SOCKET
-from init.pod.helper import condition, log, prove_again
+from init.pod.client import SOCKET, condition, log, prove_again
 from init.records import record
 
 CONDITION = "clock"

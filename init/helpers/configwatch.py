@@ -23,14 +23,12 @@ from ground.errors import one_line
 from ground.sockets import notify
 from init.errors import InitError
 from init.places import PLAN
-from init.pod.client import SOCKET, Client
+from init.pod.client import SOCKET, Client, condition, log, service
 from init.pod.dirwatch import Watcher
-from init.pod.helper import condition, log, service
 from init.pod.pod import Pod, write
+from init.slurm.change import LIVE, REFUSED, SAID, SavedJudgement, load_said, objections, save_said, weigh
 from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
-from init.slurm.files import SlurmFiles
-from init.slurm.judge import LIVE, REFUSED, SAID, SavedJudgement, load_said, objections, save_said, weigh
-from init.slurm.kept import LastGoodConfig, digest
+from init.slurm.files import LastGoodConfig, SlurmFiles, digest
 
 # Requests to this pod by an annotation, which Kubernetes shows as a file: to restart its slurmd.
 # The fleet makes it if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's annotations

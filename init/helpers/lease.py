@@ -31,7 +31,7 @@ from pathlib import Path
 from ground.files import write_json, write_whole
 from ground.sockets import notify
 from init.errors import InitError
-from init.pod.helper import log
+from init.pod.client import log
 from init.pod.pod import Pod
 from init.records import record, replace
 from init.slurm.place import HELD, base, known

@@ -11,9 +11,8 @@ import select
 import subprocess
 import time
 
-from init.choices import Choice
 from init.fields import number
-from init.records import record
+from init.records import Choice, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

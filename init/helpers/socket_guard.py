@@ -28,8 +28,8 @@ from pathlib import Path
 
 from ground.sockets import notify
 from init.errors import InitError
-from init.pod.client import SOCKET, Client
-from init.pod.helper import condition, log, run_as
+from init.pod.client import SOCKET, Client, condition, log
+from init.pod.pod import run_as
 
 EVERY_S = 1.0
 LIMIT, LOOKS = 10, 3

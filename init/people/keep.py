@@ -39,8 +39,7 @@ from init.people.spec import (
     valid_keys,
 )
 from init.places import LATEST_PEOPLE, PLAN
-from init.pod.helper import run_as
-from init.pod.pod import MOUNTS, Pod, write
+from init.pod.pod import MOUNTS, Pod, run_as, write
 from init.records import record, replace
 
 MOUNT = f"{MOUNTS}/people"

@@ -24,7 +24,7 @@ from ground.files import read_json, write_json
 from init.errors import ConfigError, InitError
 from init.people import directory, keep, read
 from init.people.spec import has_access, timestamp
-from init.pod.helper import log
+from init.pod.client import log
 from init.pod.pod import Pod
 from init.records import record, replace
 from init.slurm import client

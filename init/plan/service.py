@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from init.choices import Choice
 from init.errors import nearest
-from init.records import record
+from init.records import Choice, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""A preparation step's pod: the root directory, the environment, the users, and how to write files."""
+"""A preparation step's pod: the root directory, the environment, the users, files, and work as another user."""
 
 from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from init.errors import InitError
@@ -114,3 +115,24 @@ def _same(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> 
 def writable(directory: Path) -> bool:
     """Tell if files can be created there; `os.access` detects a read-only mount too."""
     return os.access(directory, os.W_OK | os.X_OK)
+
+
+def run_as(user: int, group: int, work: Callable[[], object], *, unused: int, within: int = 0) -> None:
+    """Run the work as the user and group in a child that this user cannot signal, and wait for it.
+
+    The child is killed after `within` seconds, 0 for never. For a signal the kernel compares the sender with the
+    target's real user: that is `unused`, a reserved id as which no process runs. It is not root, whose processes a
+    `kill(-1)` would reach.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(within)
+            os.setgroups([])
+            os.setresgid(group, group, group)
+            os.setresuid(unused, user, unused)
+            if os.getresuid() == (unused, user, unused):
+                work()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)

@@ -51,8 +51,10 @@ def munge(pod: Pod) -> str:
 
 def _prove_again() -> str:
     """Prove the new key, since only the previous one was proven."""
-    from init.pod.client import control_socket  # imported late: a boot installs its first key
-    from init.pod.helper import prove_again
+    from init.pod.client import (
+        control_socket,  # imported late: a boot installs its first key
+        prove_again,
+    )
 
     try:
         prove_again(control_socket())

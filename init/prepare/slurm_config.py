@@ -9,8 +9,7 @@ from pathlib import Path
 from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm import conf
-from init.slurm.files import MOUNT, TARGET, SlurmFiles, read
-from init.slurm.kept import LastGoodConfig
+from init.slurm.files import MOUNT, TARGET, LastGoodConfig, SlurmFiles, read
 from init.slurm.place import LEASE, base, placed, several
 
 # Next to this file: the minimum for a controller of dynamic, configless workers. A real cluster brings its own.

@@ -1,17 +1,24 @@
-"""Effects of a changed configuration on a running cluster: differences, lost jobs, restarts. Pure.
+"""Effects of a changed slurm.conf on the running cluster: differences, lost jobs, restarts, and the saved result.
 
+slurmctld is asked only if something is removed that a job may need; pure additions are evaluated without it.
 Experiments showed what slurmctld 24.11 does with jobs whose partition, node or state is gone: they end, at once or at
 the next reconfigure, without a notice.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from ground.files import read_plain
+from init.errors import InitError
+from init.pod.pod import write
 from init.slurm.conf import MAIN, Configuration, Line, read, words
-from init.slurm.daemon import KnownJob
+from init.slurm.daemon import KnownJob, Slurmctld
+from init.slurm.files import CANDIDATE, SlurmFiles
 
 # Settings by which slurmctld finds and reads its saved state: when they change, it starts without any jobs.
 STATE = ("clustername", "slurmuser", "statesavelocation")
@@ -43,6 +50,11 @@ PLUGINS = {
 SHOWN = 10  # jobs listed by number; the rest is counted
 # Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
+
+SAID = Path("/run/minivm/slurm-config.json")
+LARGEST_STATE = 1 << 30  # bytes, enough for 200,000 jobs
+LONGEST_NAME = 4096
+LIVE, REFUSED, PENDING = "live", "refused", "pending"
 
 # Words separated by commas, up to a zero byte. Anchored at the start and possessive: the state also contains a job's
 # arguments and its submit line, up to a hundred thousand bytes chosen by its user.
@@ -112,7 +124,7 @@ def effect(
     return Effect(tuple(changed), tuple(losses), tuple(_anew(before, after)))
 
 
-def impossible(new: Configuration, saved_of: str) -> str:
+def impossible_settings(new: Configuration, saved_of: str) -> str:
     """Return errors that slurmctld would report but a client ignores; `saved_of`: the cluster of the saved state."""
     errors = []
     name = new.value("clustername").lower()
@@ -149,7 +161,7 @@ ELSEWHERE = frozenset({
 })  # fmt: skip
 
 
-def ignored(new: Configuration, programs: bytes) -> list[str]:
+def unknown_parameters(new: Configuration, programs: bytes) -> list[str]:
     """List the SchedulerParameters that Slurm's programs do not contain: slurmctld ignores them without a word.
 
     `programs`: the bytes of slurmctld, its library and its plug-ins.
@@ -300,3 +312,89 @@ def hidden_lists(state: bytes, partitions: Mapping[str, Line], shown: Sequence[f
         if len(names) > 1 and names <= partitions.keys() and names not in shown:
             lists.add(",".join(sorted(names)))  # slurmctld puts the partition in use first
     return tuple(sorted(lists))
+
+
+class SlurmConfigError(InitError):
+    """A configuration is missing or not accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedJudgement:
+    """The saved result for a set of files, by their hash."""
+
+    hash: str
+    state: str
+    why: str = ""
+
+
+def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) -> Effect:
+    """Return changes and losses. A file that is no longer mounted stays installed."""
+    old = files.installed()
+    new = {**old, **candidate}
+    first = effect(old, new, None)
+    if not first.losses:
+        return first
+    jobs = daemon.jobs()
+    if jobs is None:
+        return first
+    running = read(old)
+    after = read(new)
+    goes = running.partitions.keys() - after.partitions.keys()
+    state = _saved(running, "job_state", LARGEST_STATE) if goes else b""
+    hidden = hidden_lists(state, running.partitions, [job.partitions for job in jobs])
+    return effect(old, new, jobs, hidden, daemon.known_jobs() if has_less_room(running, after) else None)
+
+
+def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes], tried: Path = CANDIDATE) -> str:
+    """Return every known error of a candidate, which a Slurm client reads below `tried`, or ""."""
+    new = read({**files.installed(), **candidate})
+    saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace").partition("|")[0]  # NAME|NUMBER
+    errors = (
+        daemon.objects_to(files.candidate(candidate, tried)),
+        impossible_settings(new, saved.strip().lower()),
+        missing_plugin(new, plugins()),
+    )
+    return "; ".join(filter(None, errors))
+
+
+def ignored(candidate: Mapping[str, bytes]) -> list[str]:
+    """List what this image's Slurm would ignore without a word."""
+    paths = [Path("/usr/sbin/slurmctld"), *sorted(Path("/usr/lib").glob("*/slurm*/*.so"))]
+    return unknown_parameters(read(candidate), b"".join(data for path in paths if (data := _bytes(path))))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def plugins() -> frozenset[str]:
+    """Return the names of this image's plug-ins of Slurm, without `.so`."""
+    return frozenset(path.stem for path in Path("/usr/lib").glob("*/slurm*/*_*.so"))
+
+
+def _saved(configuration: Configuration, name: str, most: int) -> bytes:
+    """Read a file of slurmctld's state, to which its user may have written anything; empty if there is none."""
+    directory = configuration.value("statesavelocation")
+    if not directory:
+        return b""
+    path = Path(directory, name)
+    try:
+        return read_plain(path, min(path.lstat().st_size, most)) or b""
+    except OSError:
+        return b""
+
+
+def save_said(said: SavedJudgement, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, json.dumps(asdict(said)).encode(), mode=0o600)
+
+
+def load_said(path: Path = SAID) -> SavedJudgement | None:
+    try:
+        data = json.loads(path.read_text())
+        return SavedJudgement(str(data["hash"]), str(data["state"]), str(data["why"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ground.commands import ran
-from init.pod import helper
-from init.pod.client import Client
+from init.pod.client import Client, last_lines, service
 from init.slurm.client import SCONTROL, SQUEUE
 from init.slurm.conf import expanded, words
 from init.view.snapshot import ServiceView
@@ -203,7 +202,7 @@ class Slurmctld:
             view = _steady(client)
             if view is None:
                 return ReconfigureAnswer(ReconfigureOutcome.REFUSED, "this pod has no slurmctld")
-            logged = helper.last_lines(client, SERVICE)
+            logged = last_lines(client, SERVICE)
             if view.state in DOWN:
                 return self._start(client, view, logged)
         try:
@@ -221,7 +220,7 @@ class Slurmctld:
         client.request("start", service=SERVICE, wait=True)
 
         def outcome() -> bool | None:
-            view = helper.service(client, SERVICE)
+            view = service(client, SERVICE)
             return False if view is None or view.failures > before.failures else _pings() or None
 
         if _once(outcome, ALIVE_WITHIN):
@@ -230,15 +229,15 @@ class Slurmctld:
 
     def _complaint(self, logged: list[str], stderr: str) -> str:
         with Client(self.control) as client:
-            return complaint(new_lines(logged, helper.last_lines(client, SERVICE)), stderr)
+            return complaint(new_lines(logged, last_lines(client, SERVICE)), stderr)
 
     def does_not_start(self) -> str:
         """Return why it does not run with its configuration; "" while it runs or may still come up."""
         with Client(self.control) as client:
-            view = helper.service(client, SERVICE)
+            view = service(client, SERVICE)
             if view is None or view.ready or not view.failures or view.state == "stopped":
                 return ""
-            return complaint(helper.last_lines(client, SERVICE), "")
+            return complaint(last_lines(client, SERVICE), "")
 
     def revive(self) -> bool:
         """Make it answer again: wait, start it, or kill it if it hangs and start it. True if it was killed.
@@ -247,7 +246,7 @@ class Slurmctld:
         answer a reload. It has saved its state before, and jobs continue without it.
         """
         with Client(self.control, within=APPLY_WITHIN) as client:
-            view = helper.service(client, SERVICE)
+            view = service(client, SERVICE)
             if view is not None and view.state in DOWN:
                 client.request("start", service=SERVICE, wait=True)
         if view is None or view.state in DOWN or self.answers():
@@ -265,7 +264,7 @@ class Slurmctld:
     def _wait_for_another(self, pid: int) -> None:
         def another() -> bool | None:
             with Client(self.control) as client:
-                view = helper.service(client, SERVICE)
+                view = service(client, SERVICE)
             return view is None or (view.ready and view.pid != pid) or None
 
         _once(another, BACK_WITHIN)
@@ -289,11 +288,11 @@ def _steady(client: Client) -> ServiceView | None:
     """Wait until it is neither starting nor stopping: before it listens, its answer means nothing."""
 
     def steady() -> bool | None:
-        view = helper.service(client, SERVICE)
+        view = service(client, SERVICE)
         return view is None or view.ready or view.state in DOWN or None
 
     _once(steady, BACK_WITHIN)
-    return helper.service(client, SERVICE)
+    return service(client, SERVICE)
 
 
 def _once(look: Callable[[], bool | None], within: float) -> bool | None:

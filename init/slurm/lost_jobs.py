@@ -26,7 +26,7 @@ from init.fields import number
 from init.pod.pod import Pod
 from init.records import record
 from init.slurm.conf import setting, words
-from init.slurm.kept import DIRECTORY, LastGoodConfig
+from init.slurm.files import DIRECTORY, LastGoodConfig
 from init.slurm.place import CONFIGURATION, LARGEST
 
 LOST = f"{DIRECTORY}/lost-jobs"  # on the volume of the state; root alone reads it

@@ -21,7 +21,7 @@ from init.errors import InitError
 from init.fields import number
 from init.pod.addresses import host_and_port
 from init.pod.api_server import ApiError, ApiServer
-from init.pod.helper import log
+from init.pod.client import log
 from init.pod.pod import MOUNTS, Pod
 from init.slurm.accounting import PORT as SLURMDBD
 from init.slurm.place import held

@@ -26,7 +26,7 @@ from ground.commands import ran
 from ground.files import read_plain, write_whole
 from init.errors import InitError
 from init.fields import number
-from init.pod.helper import log
+from init.pod.client import log
 from init.pod.pod import Pod
 from init.slurm import client, lost_jobs
 from init.slurm.lost_jobs import ENVIRONMENT, LARGEST_FILE, LOST, SCRIPT, LostJob, OwnedSubmission

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from init.drain import deadline as drain
-from init.drain import login, sessions
+from init.drain import login
 from init.drain import login as drain_login
 from init.pod.api_server import ApiError
 from tests.process.init_world import PYTHON
@@ -81,13 +81,13 @@ def test_a_full_disk_takes_nobodys_time(monkeypatch: pytest.MonkeyPatch, capsys:
 )
 def test_a_process_that_calls_itself_sshd_is_no_session(title: str, uid: int) -> None:
     with process(title, uid) as pid:
-        assert pid not in sessions.find_sessions()
+        assert pid not in login.find_sessions()
 
 
 @pytest.mark.parametrize("name", ["pts/../../tmp/file", "pts/", "pts/1/../2", "../tmp/file", "notty", "pts/٣", "tty1"])
 def test_a_terminal_is_a_number_under_pts(name: str) -> None:
-    assert sessions.terminals({1: name}) == []
-    assert sessions.terminals({1: f"pts/3,{name}"}) == [Path("/dev/pts/3")]
+    assert login.terminals({1: name}) == []
+    assert login.terminals({1: f"pts/3,{name}"}) == [Path("/dev/pts/3")]
 
 
 def test_a_word_goes_to_a_terminal_and_to_nothing_else(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_word_goes_to_a_terminal_and_to_nothing_else(tmp_path: Path) -> None:
     directory.mkdir()
     try:
         paths = [file, fifo, link, directory, tmp_path / "absent", Path("/dev/null"), Path(os.ttyname(theirs))]
-        assert sessions.tell(paths, "this pod stops in 7 s") == [Path(os.ttyname(theirs))]
+        assert login.tell(paths, "this pod stops in 7 s") == [Path(os.ttyname(theirs))]
         assert b"this pod stops in 7 s" in os.read(ours, 1000)
         assert file.read_text() == "whole"
         with contextlib.suppress(BlockingIOError):
@@ -117,7 +117,7 @@ def test_a_stopped_terminal_holds_nobody_up() -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(theirs, b"x" * 1000)
-        assert sessions.tell([Path(os.ttyname(theirs))], "stops") == []
+        assert login.tell([Path(os.ttyname(theirs))], "stops") == []
     finally:
         os.close(ours)
         os.close(theirs)
@@ -133,12 +133,12 @@ def test_tmux_keeps_a_pod_with_its_windows_and_a_process_in_the_background_does_
                    extra_groups=[], env=environment, cwd="/", check=True)  # fmt: skip
     try:
         done = subprocess.run([*server, "list-panes", "-F", "#{pane_tty}"], capture_output=True, text=True, check=True)
-        found = sessions.find_keepers()
+        found = login.find_keepers()
         assert {f"/dev/pts/{number}" for number in found[NOBODY]} >= set(done.stdout.split())
     finally:
         subprocess.run([*server, "kill-server"], check=True)
     with process("tmux: server", 65533):
-        assert 65533 not in sessions.find_keepers(), "argv[0] is no proof"
+        assert 65533 not in login.find_keepers(), "argv[0] is no proof"
 
 
 class Looks:

@@ -14,7 +14,9 @@ from init.helpers import configwatch
 from init.helpers.configwatch import DropInWatch, SlurmWatch, fingerprint
 from init.pod.pod import Pod, PrepareError, write
 from init.slurm import files as slurm_files
-from init.slurm import kept as slurm_kept
+from init.slurm.change import LIVE as TAKEN
+from init.slurm.change import REFUSED as NOT_TAKEN
+from init.slurm.change import SavedJudgement, load_said
 from init.slurm.daemon import (
     KnownJob,
     ReconfigureAnswer,
@@ -25,11 +27,7 @@ from init.slurm.daemon import (
     objection,
     unanswered,
 )
-from init.slurm.files import SlurmFiles, read
-from init.slurm.judge import LIVE as TAKEN
-from init.slurm.judge import REFUSED as NOT_TAKEN
-from init.slurm.judge import SavedJudgement, load_said
-from init.slurm.kept import LastGoodConfig, digest
+from init.slurm.files import LastGoodConfig, SlurmFiles, digest, read
 
 LIVE = ReconfigureAnswer(ReconfigureOutcome.LIVE, "slurmctld runs with it")
 REFUSED = ReconfigureAnswer(ReconfigureOutcome.REFUSED, "Invalid node names in partition broken")
@@ -281,11 +279,13 @@ def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
     """
     site.kept.keep(OLD)
 
-    def full(path: Path, data: bytes, *, mode: int) -> bool:
-        raise PrepareError(f"write {path}", "No space left on device")
+    def full(path: Path, data: bytes, *, mode: int, owner: tuple[int, int] | None = None) -> bool:
+        if path.parent == site.kept.directory:
+            raise PrepareError(f"write {path}", "No space left on device")
+        return write(path, data, mode=mode, owner=owner)
 
     with monkeypatch.context() as patched:
-        patched.setattr(slurm_kept, "write", full)
+        patched.setattr(slurm_files, "write", full)
         watch, daemon = site.look(LIVE)
         watch.look()
         assert site.kept.good() is None and watch.again is not None, "it is kept as soon as there is room"

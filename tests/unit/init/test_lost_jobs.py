@@ -15,7 +15,7 @@ import pytest
 
 from init.pod.pod import Pod
 from init.slurm import client, lost_jobs
-from init.slurm.kept import LastGoodConfig
+from init.slurm.files import LastGoodConfig
 from init.slurm.lost_jobs import (
     ENVIRONMENT,
     LEDGER,

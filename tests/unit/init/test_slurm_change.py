@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from init.pod.pod import Pod
 from init.prepare import slurm_config
-from init.slurm.change import SHOWN, effect, hidden_lists, ignored, impossible, missing_plugin
+from init.slurm.change import SHOWN, effect, hidden_lists, impossible_settings, missing_plugin, unknown_parameters
 from init.slurm.conf import expanded, number, read
 from init.slurm.daemon import FIELDS, KnownJob, count, jobs
-from init.slurm.files import of_config_map
-from init.slurm.kept import LastGoodConfig, digest
+from init.slurm.files import LastGoodConfig, digest, of_config_map
 
 BASE = """\
 ClusterName=c  # a comment
@@ -155,7 +154,7 @@ def test_a_change_costs_the_jobs_that_slurmctld_would_end(new: str, lost: dict[s
     ],
 )
 def test_what_only_slurmctld_refuses_is_told_before_it_is_asked(text: str, why: str) -> None:
-    assert impossible(read(files(text)), "c") == why
+    assert impossible_settings(read(files(text)), "c") == why
 
 
 PRESENT = frozenset({"priority_basic", "priority_multifactor", "select_cons_tres", "job_submit_lua", "preempt_qos"})
@@ -184,7 +183,7 @@ def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(text: str, why
 
 
 def test_a_cluster_without_state_may_have_any_name() -> None:
-    assert impossible(read(files(BASE)), "") == ""
+    assert impossible_settings(read(files(BASE)), "") == ""
 
 
 def test_where_nobody_can_be_asked_what_goes_counts_and_what_comes_does_not() -> None:
@@ -481,5 +480,5 @@ PROGRAMS = b"ELF\0bf_max_job_test=\0sched_interval=\0defer\0max_rpc_cnt=\0bf_win
     ],
 )
 def test_a_scheduler_parameter_that_slurmctld_would_ignore_is_told(value: str, told: list[str]) -> None:
-    found = ignored(read(files(f"SchedulerParameters={value}\n")), PROGRAMS)
+    found = unknown_parameters(read(files(f"SchedulerParameters={value}\n")), PROGRAMS)
     assert found == [f"ignored: SchedulerParameters: {line}" for line in told]
