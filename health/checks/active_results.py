@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ground.files import read_plain
 from ground.metrics import family
@@ -37,13 +37,18 @@ def active_results(directory: Path = DIRECTORY) -> Capture:
 
 
 def active_metrics(directory: Path = DIRECTORY) -> str:
-    """Return time, failures and period of each active check's last result; "" without one."""
+    """Return time, failures, period and rate of each active check's last result; "" without one."""
     samples: dict[str, list[tuple[Mapping[str, str], str]]] = {"at": [], "failures": [], "period_s": []}
+    rates: list[tuple[Mapping[str, str], str]] = []
     for name, data in records(directory):
         numbers = {key: data.get(key) for key in samples}
-        if all(isinstance(value, int | float) and 0 <= value < LIMIT for value in numbers.values()):
+        if all(_is_number(value) for value in numbers.values()):
             for key, value in numbers.items():
                 samples[key].append(({"check": name}, f"{value:.0f}"))
+            state = data.get("state")
+            rate = state.get("last_mbs") if isinstance(state, dict) else None
+            if _is_number(rate):
+                rates.append(({"check": name}, f"{rate * 1e6:.0f}"))
     if not samples["at"]:
         return ""
     prefix = "minivm_health_active"
@@ -52,4 +57,10 @@ def active_metrics(directory: Path = DIRECTORY) -> str:
         *family(f"{prefix}_failures", "Failures in a row of an active check.", samples["failures"]),
         *family(f"{prefix}_period_seconds", "Age from which the result is stale.", samples["period_s"]),
     ]
+    if rates:
+        lines += family("minivm_health_active_bytes_per_second", "Rate that an active check measured last.", rates)
     return "\n".join(lines) + "\n"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 <= value < LIMIT

@@ -26,6 +26,7 @@ def parse(inputs: Inputs) -> Mapping[str, float]:
 
 def judge(measured: Mapping[str, float], context: Context) -> Iterable[Finding]:
     least = context.limits.default.number("tcp_min_mbs")
+    context.state["last_mbs"] = min(measured.values())
     for name, rate in sorted(measured.items()):
         direction, _, peer = name.partition("_")
         text = f"TCP {direction} {peer}: {rate:.0f} MB/s"

@@ -33,12 +33,15 @@ def parse(inputs: Inputs, source: str) -> Mapping[str, float]:
 
 
 def judge(what: str, rate: float, least: float, context: Context) -> Finding:
-    """Judge one rate by a limit and by the median of earlier good results; remember it if it is good."""
+    """Judge one rate by a limit and by the median of earlier good results; remember it if it is good.
+
+    `last_mbs` becomes the node's metric, which compares nodes with each other.
+    """
     share = context.limits.default.number("history_min_percent")
     history = _history(context.previous)
     usual = median(history) if len(history) >= ENOUGH else 0.0
     wanted = max(least, usual * share / 100)
-    context.state["rates"] = list(history)
+    context.state.update(rates=list(history), last_mbs=rate)
     if rate >= wanted:
         context.state["rates"] = [*history, rate][-KEPT:]
         return ok(f"{what}: {rate:.0f} MB/s", measured=f"{rate:.0f}", threshold=f"{wanted:.0f}")

@@ -34,6 +34,15 @@ def workers(*values: str) -> dict[str, str]:
     return {(READY % "worker").replace("x-0", f"x-{index}"): text for index, text in enumerate(values)}
 
 
+def rates(*values: str) -> dict[str, str]:
+    """Series of one active check on nodes of one pool."""
+    series = {}
+    for index, value in enumerate(values):
+        (name,) = one("minivm_health_active_bytes_per_second", "", 'check="tcp",minivm_io_pool="gpu"')
+        series[name.replace("x-0", f"x-{index}")] = f"{value}x60"
+    return series
+
+
 # Alert: the minute, series (Prometheus' notation, a sample a minute) by which it fires then, and by which it does not.
 CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
     "MinivmUnseen": (10, {}, ready("worker", "0x20")),
@@ -60,6 +69,7 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
     "MinivmScriptsRefused": (20, one("minivm_gitsync_quarantined", "1x30"), one("minivm_gitsync_quarantined", "0x30")),
     "MinivmScriptsStale": (20, one("minivm_gitsync_age_seconds", "4000x30"), one("minivm_gitsync_age_seconds", "9x30")),
     "MinivmNodeProblem": (20, one("minivm_health_problems", "1x30"), one("minivm_health_problems", "1x9 0 1x30")),
+    "MinivmNodeSlow": (40, rates("7", "6", "7", "7", "4"), rates("7", "6", "7", "7", "5")),
     "MinivmRunnerMissed": (
         20, one("minivm_runner_missed_total", "0+1x30"), one("minivm_runner_missed_total", "0x10 1x30"),
     ),

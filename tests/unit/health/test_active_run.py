@@ -172,7 +172,21 @@ def test_metrics_have_time_failures_and_period_of_each_result(tmp_path: Path) ->
     assert 'minivm_health_active_at_seconds{check="cpu"} 1000000000\n' in text
     assert 'minivm_health_active_failures{check="cpu"} 2\n' in text
     assert 'minivm_health_active_period_seconds{check="cpu"} 3600\n' in text
+    assert "bytes_per_second" not in text, "it measured no rate"
     assert open_metrics(text, "minivm_health_"), "PID 1 passes them on"
+
+
+def test_the_last_rate_is_a_metric_also_a_slow_one(tmp_path: Path) -> None:
+    for name, text, rate in [
+        ("memory_bandwidth", "copy 150.0 MB/s", 150), ("tcp", "to_b 900.0 MB/s\nfrom_b 40.5 MB/s", 40.5),
+    ]:  # fmt: skip
+        captures = {CHECKS[name].CHECK.sources[0].name: Capture(text)}
+        done = judge(CHECKS[name], captures, lambda name: load_limits(TREE, name), Setting("c", "b", 1.0, {}), {})
+        assert done.verdict.result is Result.PROBLEM
+        save(after(ActiveRecord(name), done, "7", DAY), tmp_path)
+        assert f'minivm_health_active_bytes_per_second{{check="{name}"}} {rate * 1e6:.0f}\n' in active_metrics(tmp_path)
+    (tmp_path / "tcp.json").write_text('{"at": 1, "failures": 0, "period_s": 1, "state": {"last_mbs": 1e999}}')
+    assert 'bytes_per_second{check="tcp"}' not in active_metrics(tmp_path)
 
 
 @pytest.mark.parametrize(
