@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import urlopen
 
-from gitsync import schedule
+from gitsync import rings
 from gitsync.cycle.run import run_cycle
 from gitsync.settings import GitsyncSettings
 from tests.process.gitsync_servers import HttpGit, Line
@@ -187,7 +187,7 @@ async def herd(port: int, requests: Sequence[Request], spread: float) -> Herd:
     begun = time.monotonic()
     outcomes = await asyncio.gather(
         *(
-            one_node("127.0.0.1", port, requests, spread * schedule.place(f"worker-{number}", "first"))
+            one_node("127.0.0.1", port, requests, spread * rings.place(f"worker-{number}", "first"))
             for number in range(PODS)
         ),
         return_exceptions=True,
@@ -249,7 +249,7 @@ def through_the_mirror(world: World, server: HttpGit, requests: Sequence[Request
     # The commit before the newest one, so that nodes have something to be behind of.
     with log.open("wb") as out:
         mirror = subprocess.Popen(
-            [sys.executable, "-m", "gitsync", "mirror"], stdout=out, stderr=out, env=env,
+            [sys.executable, "-m", "gitsync.cli", "mirror"], stdout=out, stderr=out, env=env,
             cwd=Path(__file__).resolve().parents[1],
         )  # fmt: skip
     rows = []

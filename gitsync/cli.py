@@ -7,25 +7,19 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from gitsync import report
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO, is_commit
-from gitsync.settings import GitsyncSettings
-from gitsync.state import GitsyncState, load_state, read_pin
+from gitsync.settings import GitsyncSettings, from_environment
+from gitsync.state import GitsyncState, load_state, read_pin, summary, trouble
 from gitsync.tree import publish
 from ground.errors import nearest
 from ground.version import VERSION
 
-if TYPE_CHECKING:
-    from gitsync.settings import GitsyncSettings
-    from gitsync.state import GitsyncState
-
-
-# Explain to a person why a commit is published, and expand a short hash. Reads the disk, changes nothing.
+# Fewest digits of a hash that name a commit.
 SHORTEST = 6
 
 
@@ -58,7 +52,7 @@ def why_published(settings: GitsyncSettings, state: GitsyncState, live: str | No
     if state.failures:
         lines.append(f"the last {state.failures} cycles failed: {state.last_error}")
     if len(lines) == 1:
-        lines.append("nothing newer is known" + (f": {report.trouble(state, settings)}" if state.last_error else ""))
+        lines.append("nothing newer is known" + (f": {trouble(state, settings)}" if state.last_error else ""))
     return lines
 
 
@@ -103,7 +97,6 @@ def main() -> None:
 
 
 def _settings() -> GitsyncSettings:
-    from gitsync.settings import from_environment
 
     return from_environment(os.environ)
 
@@ -111,12 +104,11 @@ def _settings() -> GitsyncSettings:
 @main.command()
 def once() -> None:
     """Run one cycle: fetch, verify, check, publish, prune. Exit 1 if it failed or the newest commit is refused."""
-    from gitsync import report
     from gitsync.cycle.run import run_cycle
 
     settings = _settings()
     state = run_cycle(settings)
-    click.echo(report.summary(state, settings))
+    click.echo(summary(state, settings))
     if state.failures or state.quarantine is not None:
         sys.exit(1)
 
@@ -132,23 +124,19 @@ def loop() -> None:
 @click.option("--json", "as_json", is_flag=True, help="The whole state, for programs.")
 def status(as_json: bool) -> None:
     """Show what is published, since when, and what is wrong. Exit 1 if something is wrong."""
-    from gitsync import report
-    from gitsync.state import load_state, read_pin
-    from gitsync.tree import publish
-
     settings = _settings()
     state = load_state(settings.layout.state)
     live = publish.current(settings.layout)
     if as_json:
         data = asdict(state) | {
             "current": live, "pin": read_pin(settings.layout), "trees": publish.present(settings.layout),
-            "trouble": report.trouble(state, settings), "repo": settings.repo, "ref": str(settings.ref),
+            "trouble": trouble(state, settings), "repo": settings.repo, "ref": str(settings.ref),
         }  # fmt: skip
         click.echo(json.dumps(data, indent=1, sort_keys=True))
     else:
         for name, value in _lines(settings, state, live):
             click.echo(f"{name:<10} {value}")
-    if live is None or report.trouble(state, settings):
+    if live is None or trouble(state, settings):
         sys.exit(1)
 
 
@@ -163,8 +151,6 @@ def _ago(at: float) -> str:
 
 
 def _lines(settings: GitsyncSettings, state: GitsyncState, live: str | None) -> list[tuple[str, str]]:
-    from gitsync.state import read_pin
-
     lines = [("current", live or "nothing")]
     published = state.published
     if published is not None and published.commit == live:
@@ -190,9 +176,6 @@ def _lines(settings: GitsyncSettings, state: GitsyncState, live: str | None) -> 
 @main.command()
 def why() -> None:
     """Explain why this commit is published and no other: one sentence a line, the deciding one last."""
-    from gitsync.state import load_state
-    from gitsync.tree import publish
-
     settings = _settings()
     for line in why_published(settings, load_state(settings.layout.state), publish.current(settings.layout)):
         click.echo(line)
@@ -256,3 +239,7 @@ def mirror() -> None:
     from gitsync.mirror.server import serve
 
     serve(_settings())
+
+
+if __name__ == "__main__":
+    main(prog_name="gitsync")

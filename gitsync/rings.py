@@ -1,6 +1,7 @@
-"""Canary rings: nodes' signed reports about a commit, and the board that collects them.
+"""Canary rings: when a node fetches, when it may take a commit, and which nodes reported which result.
 
-The signature is that of git servers' webhooks, too: an HTTP body with a shared secret.
+Nodes send signed reports to a board, which the mirror keeps. The signature is that of git servers' webhooks, too: an
+HTTP body with a shared secret.
 """
 
 from __future__ import annotations
@@ -9,17 +10,83 @@ import hashlib
 import hmac
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gitsync.layout import is_commit
-from gitsync.schedule import RingView
 from ground.errors import one_line
 from ground.files import write_whole
+
+if TYPE_CHECKING:
+    from urllib.request import Request
+
+
+def place(pod: str, purpose: str) -> float:
+    """Map a pod's name to a fixed number in [0, 1).
+
+    Different purposes give unrelated numbers: a canary is not always the first to fetch. Nothing is random: the same
+    pod behaves the same every time, and a person can compute it.
+    """
+    digest = hashlib.sha256(f"{purpose}:{pod}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2.0**64
+
+
+# A new cluster's git server may start after its nodes.
+FIRST_RETRY_S = 2.0
+
+
+def next_delay(pod: str, period: float, failures: int, backoff_max: float, *, published: bool = True) -> float:
+    """Return the seconds until the next cycle.
+
+    Nodes that start together must not fetch together: the pod's name changes the period by up to 10 %. After failures
+    the period doubles up to `backoff_max`, spread over half of it, so that a server that recovers meets no wave. A node
+    without a published commit begins with FIRST_RETRY_S.
+    """
+    if failures <= 0:
+        return period * (0.9 + 0.2 * place(pod, "period"))
+    first = max(period, 1.0) if published else min(max(period, 1.0), FIRST_RETRY_S)
+    full = min(backoff_max, first * 2.0 ** min(failures - 1, 20))
+    return full * (0.5 + 0.5 * place(pod, f"backoff-{failures}"))
+
+
+def first_delay(pod: str, period: float, *, published: bool) -> float:
+    """Return the seconds until the first cycle: within a period with published scripts, within 2 s without."""
+    return place(pod, "first") * (period if published else min(2.0, period))
+
+
+@dataclass(frozen=True, slots=True)
+class RingView:
+    """The ring's record of a commit: when the first node saw it, and on how many nodes it is good or failed."""
+
+    first_seen: float | None
+    good: int
+    failed: int
+    reasons: tuple[str, ...] = ()
+
+
+def is_canary(pod: str, percent: float) -> bool:
+    return place(pod, "ring") * 100 < percent
+
+
+def reason_to_wait(
+    pod: str, percent: float, delay: float, now: float, seen_here: float, ring: RingView | None, *, ring_asked: bool
+) -> str:
+    """Return why this node does not take a commit now; empty if it takes it.
+
+    While the ring does not answer, a node that is no canary waits: its last good scripts work, and taking an unknown
+    commit everywhere without seeing the canaries is the failure that rings prevent.
+    """
+    if percent <= 0 or is_canary(pod, percent):
+        return ""
+    if ring_asked and ring is None:
+        return "the ring does not answer, so the canaries' results are unknown"
+    if ring is not None and ring.failed:
+        because = f": {ring.reasons[0]}" if ring.reasons else ""
+        return f"it failed on {ring.failed} nodes of the ring{because}"
+    first = seen_here if ring is None or ring.first_seen is None else min(seen_here, ring.first_seen)
+    return f"after the canaries, in {first + delay - now:.0f} s" if now < first + delay else ""
 
 
 def signature(body: bytes, secret: bytes) -> str:
@@ -47,12 +114,8 @@ def read_secret(path: Path | None) -> bytes:
 
 
 # HTTP client of the ring's board, which the mirror serves under /ring.
-
-
 TIMEOUT = 5.0
 LARGEST_REPLY = 64 << 10
-# Errors of a server that disconnects or speaks no HTTP: a bad ring must not end a cycle.
-UNUSABLE = (OSError, ValueError, HTTPException)
 
 
 def parse(text: bytes) -> RingView:
@@ -70,29 +133,37 @@ def parse(text: bytes) -> RingView:
 
 def ask(url: str, commit: str) -> RingView | None:
     """Ask the ring about a commit; None without a usable reply."""
+    reply = _exchange(f"{url.rstrip('/')}/{commit}")
     try:
-        with _opener().open(f"{url.rstrip('/')}/{commit}", timeout=TIMEOUT) as reply:
-            return parse(reply.read(LARGEST_REPLY))
-    except (*UNUSABLE, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None if reply is None else parse(reply[1])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 def send_result(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", secret: Path | None = None) -> bool:
     """Send this node's result with a commit, signed if there is a secret; return whether the ring accepted it."""
+    from urllib.request import Request
+
     body = json.dumps({"pod": pod, "commit": commit, "ok": ok, "reason": reason[:300]}).encode()
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
+    request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
     if key := read_secret(secret):
         request.add_header("X-Hub-Signature-256", signature(body, key))
+    reply = _exchange(request)
+    return reply is not None and reply[0] == 204
+
+
+def _exchange(request: str | Request) -> tuple[int, bytes] | None:
+    """Return the status and body of the ring's reply; None without one, because a bad ring must not end a cycle."""
+    # Imported late: nodes without a ring do not load urllib.
+    from http.client import HTTPException
+    from urllib.request import ProxyHandler, build_opener
+
     try:
-        with _opener().open(request, timeout=TIMEOUT) as reply:
-            return bool(reply.status == 204)
-    except UNUSABLE:
-        return False
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    # The ring is inside the cluster: an outbound proxy would not find it.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        # The ring is inside the cluster: an outbound proxy would not find it.
+        with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT) as reply:
+            return reply.status, reply.read(LARGEST_REPLY)
+    except (OSError, ValueError, HTTPException):
+        return None
 
 
 def forward_reports(url: str | None, pod: str, reports: Path, secret: Path | None) -> int:

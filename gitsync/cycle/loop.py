@@ -18,12 +18,11 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from gitsync import report
 from gitsync.cycle.run import begin, run_cycle
 from gitsync.errors import GitsyncError
-from gitsync.schedule import first_delay, next_delay
+from gitsync.rings import first_delay, next_delay
 from gitsync.settings import GitsyncSettings, from_environment
-from gitsync.state import load_state
+from gitsync.state import load_state, summary
 from gitsync.tree import publish
 from ground.sockets import notify
 
@@ -137,7 +136,7 @@ class Loop:
         """Send STATUS to the service manager, and READY once there is a tree."""
         state = load_state(self.settings.layout.state)
         self.failures = max(state.failures, self.failures)
-        text = f"STATUS={report.summary(state, self.settings)}"
+        text = f"STATUS={summary(state, self.settings)}"
         live = publish.current(self.settings.layout) is not None
         if live and not self.ready:
             self.ready = True

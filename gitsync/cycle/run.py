@@ -6,32 +6,103 @@ disk (tests/process/gitsync_faults.py lists them in order).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from gitsync import report
-from gitsync.cycle.context import (
-    Cycle,
-    forward_reports,
-    is_my_turn,
-    is_quarantined,
-    leave_alone,
-    refuse,
-    report_to_ring,
-)
+from gitsync import rings
 from gitsync.errors import Damaged, GitsyncError, RefusedCommit, Stalled, TooLarge
 from gitsync.layout import ZERO
 from gitsync.repo import transfer
-from gitsync.repo.listing import CommitFile, Tip, as_published
-from gitsync.repo.lock import held
+from gitsync.repo.child import HeldLock, held
+from gitsync.repo.reader import CommitFile, CommitReader, Tip, as_published, opened
+from gitsync.rings import RingView, reason_to_wait
 from gitsync.settings import GitsyncSettings, Ref, RefKind
-from gitsync.state import Candidate, GitsyncState, Published, load_state, read_pin
-from gitsync.tree import check, marker, publish
-from gitsync.tree.admit import admit
-from gitsync.tree.write import damage, write_tree
+from gitsync.state import (
+    Candidate,
+    GitsyncState,
+    Published,
+    Quarantine,
+    load_state,
+    read_pin,
+    save_state,
+    set_condition,
+    trouble,
+    write_metrics,
+)
+from gitsync.tree import check, publish
+from gitsync.tree.admit import admit, kinds_on_disk
+from gitsync.tree.publish import damage, write_tree
 
-if TYPE_CHECKING:
-    from gitsync.repo.reader import CommitReader
+
+@dataclass(slots=True)
+class Cycle:
+    """Settings, lock, state and log of one running cycle: the only mutable object in it."""
+
+    settings: GitsyncSettings
+    lock: HeldLock
+    state: GitsyncState
+    live: str | None
+    log: list[str] = field(default_factory=list)
+
+    def save(self) -> None:
+        save_state(self.settings.layout.state, self.state)
+
+    @contextlib.contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.state = self.state.took(step, time.monotonic() - started)
+
+
+# The cycle's use of its ring: ask whether this node may take a commit, and report this node's result.
+def is_my_turn(cycle: Cycle, tip: Tip) -> bool:
+    """Tell whether this node may take the commit now; if not, store the reason with the candidate."""
+    settings, candidate = cycle.settings, cycle.state.candidate
+    assert candidate is not None
+    view: RingView | None = None
+    if settings.ring_url and settings.canary_percent > 0:
+        view = rings.ask(settings.ring_url, tip.commit)
+    reason = reason_to_wait(
+        settings.pod, settings.canary_percent, settings.ring_delay, time.time(), candidate.seen, view,
+        ring_asked=settings.ring_url is not None,
+    )  # fmt: skip
+    if reason:
+        cycle.state = cycle.state.waiting(replace(candidate, reason=reason))
+    return not reason
+
+
+def report_to_ring(cycle: Cycle, commit: str, *, ok: bool, reason: str = "") -> None:
+    """Report this node's result with a commit to the ring, if there is one."""
+    settings = cycle.settings
+    if settings.ring_url:
+        rings.send_result(settings.ring_url, settings.pod, commit, ok=ok, reason=reason, secret=settings.ring_secret)
+
+
+def forward_reports(cycle: Cycle) -> None:
+    """Forward to the ring what the runner reported about broken scripts."""
+    settings = cycle.settings
+    if any(settings.layout.reports.glob("*.json")):
+        rings.forward_reports(settings.ring_url, settings.pod, settings.layout.reports, settings.ring_secret)
+
+
+# Quarantine of refused commits: until the ref moves, or the settings that refused the commit change.
+def refuse(cycle: Cycle, oid: str, commit: str, step: str, error: GitsyncError) -> None:
+    """Quarantine a commit and report it to the ring. The published tree stays."""
+    reason = str(error)
+    quarantine = Quarantine(oid, commit, step, reason, time.time(), cycle.settings.policy())
+    cycle.state = cycle.state.refused(quarantine)
+    cycle.log.append(f"refused {commit[:12] or oid[:12]}: {reason}")
+    cycle.save()
+    report_to_ring(cycle, commit or oid, ok=False, reason=reason)
+
+
+def leave_alone(cycle: Cycle, oid: str, commit: str, reason: str) -> None:
+    """Quarantine a commit that a person rolled back from. An empty policy marks a person's decision."""
+    cycle.state = cycle.state.left_alone(Quarantine(oid, commit, "rollback", reason, time.time(), ""))
 
 
 # Publish a commit, or the image's own tree, because a person requested it.
@@ -55,15 +126,13 @@ def publish_zero(cycle: Cycle) -> None:
     if cycle.live != ZERO:
         publish.point(layout, ZERO)
         cycle.live = ZERO
-        cycle.state = cycle.state.with_published(Published(ZERO, cycle.clock()))
+        cycle.state = cycle.state.with_published(Published(ZERO, time.time()))
         cycle.log.append("published generation zero")
 
 
 def _publish_commit(cycle: Cycle, commit: str) -> None:
     settings, layout = cycle.settings, cycle.settings.layout
     ref = Ref(RefKind.COMMIT, commit)
-    from gitsync.repo.reader import opened
-
     try:
         if settings.repo is None:
             raise GitsyncError("fetch", "no repository is set", field="MINIVM_GITSYNC_REPO")
@@ -81,7 +150,7 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
             raise
         publish.point(layout, commit)
         cycle.live = commit
-        cycle.state = cycle.state.with_published(replace(old, at=cycle.clock()))
+        cycle.state = cycle.state.with_published(replace(old, at=time.time()))
 
 
 LOCK_WAIT = 30.0
@@ -110,7 +179,7 @@ def run_cycle(
         healed = publish.heal(layout)
         cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), healed)
         recover(cycle)
-        cycle.state = cycle.state.attempted(cycle.clock())
+        cycle.state = cycle.state.attempted(time.time())
         try:
             if only is not None:
                 publish_by_hand(cycle, only, leave=leave)
@@ -118,7 +187,7 @@ def run_cycle(
                 _attempt(cycle, look)
         except (GitsyncError, OSError) as error:
             text = str(error) if isinstance(error, GitsyncError) else f"cannot finish the cycle: {error}"
-            cycle.state = cycle.state.failed(text, cycle.clock())
+            cycle.state = cycle.state.failed(text, time.time())
             if only is not None:
                 _finish(cycle)
                 raise
@@ -155,7 +224,7 @@ def recover(cycle: Cycle) -> None:
     published = cycle.state.published
     if cycle.live is not None and (published is None or published.commit != cycle.live):
         old = cycle.state.formerly(cycle.live) or Published(cycle.live, 0.0)
-        cycle.state = cycle.state.with_published(replace(old, at=publish.since(layout, otherwise=cycle.clock())))
+        cycle.state = cycle.state.with_published(replace(old, at=publish.since(layout, otherwise=time.time())))
 
 
 def repair(cycle: Cycle, reader: CommitReader, tip: Tip) -> None:
@@ -181,7 +250,7 @@ def prune(cycle: Cycle) -> None:
         return
     history = [(each.commit, each.at) for each in cycle.state.commits]
     prunable = publish.prunable(
-        publish.present(layout), cycle.live, history, settings.keep, settings.keep_seconds, cycle.clock()
+        publish.present(layout), cycle.live, history, settings.keep, settings.keep_seconds, time.time()
     )
     for commit in prunable:
         if publish.remove_tree(layout, commit) and layout.repository.is_dir():
@@ -215,8 +284,8 @@ def _finish(cycle: Cycle) -> None:
         cycle.log.append(f"cannot save the state: {error}")
         cycle.state = cycle.state.unsaved(f"cannot save the state: {error}")
     forward_reports(cycle)
-    report.write_metrics(cycle.state, settings, cycle.clock())
-    report.condition(settings.control, report.trouble(cycle.state, settings))
+    write_metrics(cycle.state, settings, time.time())
+    set_condition(settings.control, trouble(cycle.state, settings))
     for line in cycle.log:
         print(f"gitsync: {line}", flush=True)
 
@@ -238,14 +307,11 @@ def advance(cycle: Cycle, look: bool) -> None:
     if _nothing_new(cycle, look):
         return _succeeded(cycle)
 
-    # Imported late: in a cycle without a new commit, GitPython would cost more than everything else.
-    from gitsync.repo.reader import opened
-
     with opened(settings.layout.repository) as reader:
         tip = reader.tip(transfer.FETCHED)
         if pin is None:
             cycle.state = cycle.state.following(tip.oid)
-        if cycle.state.quarantine is not None and not is_quarantined(cycle, tip.oid):
+        if cycle.state.quarantine is not None and not cycle.state.is_quarantined(tip.oid, cycle.settings.policy()):
             cycle.state = cycle.state.released()
         refused = cycle.state.quarantine is not None
         if tip.commit == cycle.live and (refused or _passed_current_policy(cycle)):
@@ -256,7 +322,7 @@ def advance(cycle: Cycle, look: bool) -> None:
             return _succeeded(cycle)
         candidate = cycle.state.candidate
         if candidate is None or candidate.oid != tip.oid:
-            cycle.state = cycle.state.waiting(Candidate(tip.oid, tip.commit, cycle.clock()))
+            cycle.state = cycle.state.waiting(Candidate(tip.oid, tip.commit, time.time()))
             cycle.save()
         if pin is not None or tip.commit == cycle.live or is_my_turn(cycle, tip):
             take(cycle, reader, tip, ref)
@@ -279,11 +345,11 @@ def _record_details(cycle: Cycle, tip: Tip, ref: Ref) -> None:
     complete = replace(
         published, oid=tip.oid, ref=str(ref), author=tip.author, subject=tip.subject, committed=tip.committed
     )
-    cycle.state = cycle.state.looked_over(complete, cycle.clock())
+    cycle.state = cycle.state.looked_over(complete, time.time())
 
 
 def _succeeded(cycle: Cycle) -> None:
-    cycle.state = cycle.state.succeeded(cycle.clock())
+    cycle.state = cycle.state.succeeded(time.time())
 
 
 def _fetch(cycle: Cycle, ref: Ref) -> bool:
@@ -291,7 +357,7 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
     settings, quarantine = cycle.settings, cycle.state.quarantine
     if quarantine is not None and quarantine.step == "transfer":
         oid = transfer.remote_oid(settings, ref, cycle.lock)
-        if is_quarantined(cycle, oid):
+        if cycle.state.is_quarantined(oid, cycle.settings.policy()):
             return False
     try:
         transfer.fetch(settings, ref, cycle.lock)
@@ -305,10 +371,10 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
 def _nothing_new(cycle: Cycle, look: bool) -> bool:
     """Tell whether the ref has not moved and no work is left: the end of most cycles."""
     oid, published = transfer.fetched_oid(cycle.settings.layout.repository), cycle.state.published
-    if not oid or look or cycle.clock() - cycle.state.looked_at > COMPARE_PERIOD:
+    if not oid or look or time.time() - cycle.state.looked_at > COMPARE_PERIOD:
         return False
     if cycle.state.quarantine is not None:
-        return is_quarantined(cycle, oid)
+        return cycle.state.is_quarantined(oid, cycle.settings.policy())
     is_live = published is not None and published.oid == oid and published.commit == cycle.live
     return is_live and _passed_current_policy(cycle)
 
@@ -342,7 +408,7 @@ def take(cycle: Cycle, reader: CommitReader, tip: Tip, ref: Ref, *, manual: bool
             raise
         refuse(cycle, tip.oid, tip.commit, step, error)
     except Stalled as error:
-        candidate = cycle.state.candidate or Candidate(tip.oid, tip.commit, cycle.clock())
+        candidate = cycle.state.candidate or Candidate(tip.oid, tip.commit, time.time())
         cycle.state = cycle.state.waiting(replace(candidate, stalls=candidate.stalls + 1))
         if manual or candidate.stalls + 1 < MAX_STALLS:
             raise
@@ -351,7 +417,7 @@ def take(cycle: Cycle, reader: CommitReader, tip: Tip, ref: Ref, *, manual: bool
 
 def _kinds_before(cycle: Cycle) -> frozenset[str]:
     live = cycle.live
-    return frozenset() if live is None else marker.kinds_on_disk(cycle.settings.layout.tree(live))
+    return frozenset() if live is None else kinds_on_disk(cycle.settings.layout.tree(live))
 
 
 def build(cycle: Cycle, reader: CommitReader, tip: Tip, entries: list[CommitFile]) -> None:
@@ -389,7 +455,7 @@ def _go_live(cycle: Cycle, tip: Tip, ref: Ref, signer: str, entries: list[Commit
     transfer.set_ref(settings.layout.repository, f"{transfer.KEPT}{tip.commit}", tip.commit, cycle.lock)
     publish.point(settings.layout, tip.commit)
     cycle.live = tip.commit
-    now = cycle.clock()
+    now = time.time()
     published = as_published(tip, ref, signer, entries, settings.policy(), now)
     cycle.state = cycle.state.with_published(published).looked_over(published, now)
     cycle.log.append(f"published {tip.commit[:12]} of {ref}" + (f", signed by {signer}" if signer else ""))

@@ -30,14 +30,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gitsync import report
 from gitsync.errors import GitsyncError
 from gitsync.mirror.update import KEEP, inside
 from gitsync.repo import child
-from gitsync.rings import Board, authentic, read_secret
-from gitsync.schedule import next_delay
+from gitsync.rings import Board, authentic, next_delay, read_secret
 from gitsync.settings import GitsyncSettings, content_length, split_address
-from gitsync.state import load_state
+from gitsync.state import load_state, summary
 from gitsync.tree import publish
 from ground.sockets import notify
 
@@ -252,7 +250,7 @@ class Mirror:
         if state.published is not None:
             self.board.see(state.published.commit)
             notify("READY=1")
-        notify(f"STATUS={report.summary(state, self.settings)}")
+        notify(f"STATUS={summary(state, self.settings)}")
         return max(state.failures, 1 if done.returncode else 0)
 
 

@@ -8,22 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gitsync import report
 from gitsync.errors import GitsyncError, RefusedCommit
 from gitsync.repo import transfer
-from gitsync.repo.listing import Tip, as_published
-from gitsync.repo.lock import HeldLock, held
+from gitsync.repo.child import HeldLock, held
+from gitsync.repo.reader import CommitReader, Tip, as_published, opened
 from gitsync.settings import GitsyncSettings, Ref, RefKind, from_environment
-from gitsync.state import GitsyncState, Quarantine, load_state, save_state
-from gitsync.tree import marker, publish
-from gitsync.tree.admit import admit
-
-if TYPE_CHECKING:
-    from gitsync.repo.reader import CommitReader
+from gitsync.state import GitsyncState, Quarantine, load_state, save_state, summary
+from gitsync.tree import publish
+from gitsync.tree.admit import admit, kinds
 
 # Number of earlier commits that nodes can still fetch by hash, for rollbacks and pins.
 KEEP = 20
@@ -40,7 +34,7 @@ def shown(ref: Ref) -> str:
     return PINNED if ref.kind is RefKind.COMMIT else ref.remote
 
 
-def update(settings: GitsyncSettings, clock: Callable[[], float] = time.time) -> GitsyncState:
+def update(settings: GitsyncSettings) -> GitsyncState:
     """Run one update and return its state. `settings` are the mirror's own (see `inside`)."""
     if settings.repo is None:
         raise GitsyncError("mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
@@ -48,14 +42,14 @@ def update(settings: GitsyncSettings, clock: Callable[[], float] = time.time) ->
     publish.prepare(layout)
     with held(layout.lock, 30.0) as lock:
         publish.heal(layout)
-        state = before = load_state(layout.state).attempted(clock())
+        state = before = load_state(layout.state).attempted(time.time())
         try:
-            state = _fetch_and_verify(settings, state, lock, clock()).succeeded(clock())
+            state = _fetch_and_verify(settings, state, lock, time.time()).succeeded(time.time())
         except (GitsyncError, OSError) as error:
-            state = state.failed(str(error), clock())
+            state = state.failed(str(error), time.time())
         save_state(layout.state, state)
         if state.published != before.published:
-            print(f"gitsync mirror: serves {report.summary(state, settings)}", flush=True)
+            print(f"gitsync mirror: serves {summary(state, settings)}", flush=True)
         return state
 
 
@@ -66,12 +60,8 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
     oid = transfer.fetched_oid(repository)
     if state.published is not None and oid == state.published.oid:
         return state.released()
-    refused = state.quarantine
-    if refused is not None and refused.oid == oid and refused.policy == settings.policy():
+    if state.is_quarantined(oid, settings.policy()):
         return state
-
-    from gitsync.repo.reader import opened  # imported late: GitPython is needed for a new commit only
-
     with opened(repository) as reader:
         tip = reader.tip(transfer.FETCHED)
         try:
@@ -96,7 +86,7 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
 def _kinds_before(settings: GitsyncSettings, reader: CommitReader, state: GitsyncState) -> frozenset[str]:
     """Return the kinds of scripts in the commit served now, read from the repository: the mirror has no trees."""
     entries = reader.entries_if_known(state.published.commit, settings.subdir) if state.published else None
-    return marker.kinds(entry.path for entry in entries or ())
+    return kinds(entry.path for entry in entries or ())
 
 
 def _serve_commit(settings: GitsyncSettings, tip: Tip, lock: HeldLock) -> None:

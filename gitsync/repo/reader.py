@@ -1,28 +1,71 @@
-"""Read commits from the local repository: the adapter of GitPython.
+"""Commits and their files, read from the local repository: the adapter of GitPython.
 
-GitPython keeps `git cat-file` children and suits no long-lived process; so it is imported and used only inside a cycle,
-which lives for seconds, and closed at its end. It reads raw tree objects, which still show a mode (a setuid bit) that
-git's own commands would normalise.
+GitPython keeps `git cat-file` children and costs more to import than a cycle without a new commit. So it is imported
+where it is used: inside a cycle, which lives for seconds and closes it at its end. It reads raw tree objects, which
+still show a mode (a setuid bit) that git's own commands would normalise.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import git
-import git.exc
+from typing import TYPE_CHECKING
 
 from gitsync.errors import Damaged, GitsyncError, RefusedCommit
 from gitsync.repo import child
-from gitsync.repo.listing import CommitFile, Tip
+from gitsync.settings import Ref
+from gitsync.state import Published
 from ground.errors import printable
+
+if TYPE_CHECKING:
+    import git
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """The commit that a ref points to, directly or through an annotated tag."""
+
+    oid: str
+    commit: str
+    tag: str | None
+    author: str
+    committed: float
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFile:
+    """One file of a commit. `mode` is raw, as the tree object has it."""
+
+    path: str
+    mode: int
+    oid: str
+    size: int
+
+    @property
+    def is_link(self) -> bool:
+        return self.mode >> 12 == 0o12
+
+    @property
+    def is_executable(self) -> bool:
+        return not self.is_link and bool(self.mode & 0o111)
+
+
+def as_published(tip: Tip, ref: Ref, signer: str, entries: Sequence[CommitFile], policy: str, at: float) -> Published:
+    """Build the state's record of a commit that has been published."""
+    return Published(
+        commit=tip.commit, at=at, oid=tip.oid, ref=str(ref), signer=signer, author=tip.author, subject=tip.subject,
+        committed=tip.committed, files=len(entries), bytes=sum(entry.size for entry in entries), policy=policy,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[CommitReader]:
     """Open the repository for reading; raise Damaged when an object is missing or broken."""
+    import git.exc
+
     try:
         repository = git.Repo(path)
     except (git.exc.InvalidGitRepositoryError, git.exc.NoSuchPathError) as error:
@@ -44,6 +87,8 @@ class CommitReader:
 
     def tip(self, name: str) -> Tip:
         """Resolve a ref or hash to its commit."""
+        import git.exc
+
         try:
             target = self._repository.rev_parse(name)
         except (git.exc.BadName, ValueError):
@@ -66,6 +111,8 @@ class CommitReader:
 
     def entries(self, commit: str, subdir: str) -> list[CommitFile]:
         """List every file of the commit under `subdir`, with paths relative to it."""
+        import git
+
         tree: git.Tree = self._repository.commit(commit).tree
         if subdir.strip("/"):
             try:
@@ -86,11 +133,13 @@ class CommitReader:
             return None
 
     def _walk(self, tree: git.Tree, sizes: dict[str, int]) -> Iterator[CommitFile]:
+        from git.objects.fun import tree_entries_from_data
+
         # Parse the raw tree data: an object per file would cost more than everything else here.
         todo: list[tuple[str, bytes]] = [("", tree.binsha)]
         while todo:
             base, binsha = todo.pop()
-            for oid, mode, name in git.objects.fun.tree_entries_from_data(self._repository.odb.stream(binsha).read()):
+            for oid, mode, name in tree_entries_from_data(self._repository.odb.stream(binsha).read()):
                 path = f"{base}{name}"
                 if mode >> 12 == 0o04:
                     if "/" in name or name in {"", ".", ".."}:

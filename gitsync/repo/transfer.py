@@ -17,7 +17,7 @@ from pathlib import Path
 from gitsync.errors import GitsyncError, TooLarge
 from gitsync.layout import UNFINISHED, is_commit
 from gitsync.repo import child
-from gitsync.repo.lock import HeldLock
+from gitsync.repo.child import HeldLock
 from gitsync.settings import GitsyncSettings, Ref, RefKind
 
 # The ref of the last fetch. Every other ref under refs/minivm/ keeps a tree's objects.

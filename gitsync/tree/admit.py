@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gitsync.errors import GitsyncError, RefusedCommit
-from gitsync.layout import UNFINISHED
+from gitsync.layout import UNFINISHED, is_script
 from gitsync.repo import child
-from gitsync.repo.listing import CommitFile, Tip
+from gitsync.repo.reader import CommitFile, CommitReader, Tip
 from gitsync.repo.transfer import git
-from gitsync.settings import Backward, GitsyncSettings, Ref, RefKind
-from gitsync.tree import marker
-from gitsync.tree.write import read_blobs
-
-if TYPE_CHECKING:
-    from gitsync.repo.reader import CommitReader
-
+from gitsync.settings import TREE_NAME, Backward, GitsyncSettings, Ref, RefKind, parse_date
+from gitsync.tree.check import EXECUTED
+from gitsync.tree.publish import read_blobs
+from ground.errors import nearest
 
 # Verify who signed a commit: git's verification of ssh signatures, against the node's allowed signers only.
 GOOD = re.compile(r'Good "git" signature for (?P<who>.+?) with (?P<key>\S+ key \S+)')
@@ -145,17 +143,106 @@ def not_backward(settings: GitsyncSettings, ref: Ref, tip: Tip, published: float
         )
 
 
-# Rules for a commit's list of files, checked before the first byte is written. Pure.
+# The marker file says which repository a tree belongs to, and which kinds of scripts it intentionally lacks. A
+# signature proves the author, not the purpose: the same person signs dotfiles, another cluster's scripts, and a commit
+# that empties this repository by mistake.
+MARKER = "minivm-scripts.json"
+KEYS = ("about", "name", "not_before", "without")
+KINDS = (*EXECUTED, "health.d")
+LONGEST_MARKER = 4096
+
+
 @dataclass(frozen=True, slots=True)
-class TreeLimits:
-    """The allowed paths and sizes of a tree."""
+class Marker:
+    """The content of a marker file."""
 
-    paths: tuple[str, ...]
-    max_bytes: int
-    max_file_bytes: int
-    max_files: int
+    name: str
+    without: frozenset[str] = frozenset()
+    not_before: float = 0.0
 
 
+def parse_marker(text: bytes) -> Marker:
+    """Parse a marker file; raise ValueError with the key and what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError("not an object")
+    for key in data:
+        if key not in KEYS:
+            raise ValueError(f"unknown key {key[:40]!r}, {nearest(key, KEYS)}")
+    name, without, date = data.get("name"), data.get("without", []), data.get("not_before")
+    if not isinstance(name, str) or not TREE_NAME.fullmatch(name):
+        raise ValueError("name: wanted up to 64 letters, digits, '.', '_' or '-'")
+    if not isinstance(without, list) or not all(kind in KINDS for kind in without):
+        raise ValueError(f"without: wanted a list of {', '.join(KINDS)}")
+    if date is not None and not isinstance(date, str):
+        raise ValueError("not_before: wanted a date such as 2026-01-31")
+    try:
+        return Marker(name, frozenset(without), 0.0 if date is None else parse_date(date))
+    except ValueError as error:
+        raise ValueError(f"not_before: {error}") from None
+
+
+def kinds(paths: Iterable[str]) -> frozenset[str]:
+    """Return the kinds of scripts of which a list of files has at least one."""
+    parts = (path.rpartition("/") for path in paths)
+    return frozenset(kind for kind, _, name in parts if kind in KINDS and is_script(name))
+
+
+def kinds_on_disk(tree: Path) -> frozenset[str]:
+    return kinds(f"{kind}/{path.name}" for kind in KINDS for path in tree.glob(f"{kind}/*") if path.is_file())
+
+
+def floor(settings: GitsyncSettings) -> float:
+    """Return the oldest commit date that a node without a published commit accepts from a branch.
+
+    It is the operator's MINIVM_GITSYNC_NOT_BEFORE, or generation zero's `not_before`.
+    """
+    if settings.not_before is not None:
+        return settings.not_before
+    path = settings.zero / MARKER
+    try:
+        return parse_marker(path.read_bytes()).not_before
+    except FileNotFoundError:
+        return 0.0  # a site's image may have none
+    except (OSError, ValueError) as error:
+        raise GitsyncError("read generation zero's marker", str(error), file=path) from None
+
+
+def check_marker(settings: GitsyncSettings, ref: Ref, entries: Sequence[CommitFile], had: frozenset[str]) -> None:
+    """Raise RefusedCommit if the tree belongs to another repository, or has lost a kind of script.
+
+    `had` are the kinds in the published tree, added to generation zero's.
+    """
+    wrong = functools.partial(RefusedCommit, "accept the commit for this repository")
+    without = frozenset[str]()
+    entry = next((entry for entry in entries if entry.path == MARKER), None)
+    if entry is not None:
+        if entry.is_link or entry.size > LONGEST_MARKER:
+            raise wrong(f"its {MARKER} is not a file of at most {LONGEST_MARKER} bytes")
+        try:
+            marker = parse_marker(next(read_blobs(settings.layout.repository, [entry])))
+        except ValueError as error:
+            raise wrong(str(error), file=MARKER) from None
+        if marker.name != settings.name:
+            raise wrong(f"it is {marker.name!r}, and {settings.name!r} is wanted", field="MINIVM_GITSYNC_NAME")
+        without = marker.without
+    elif ref.kind is not RefKind.COMMIT:
+        # A ref that is a whole hash cannot lead to another repository's commit, so its tree needs no marker.
+        hint = f'add one that says {{"name": "{settings.name}"}} in a signed commit'
+        raise wrong(f"it has no {MARKER}", hint=hint)
+    lost = sorted((kinds_on_disk(settings.zero) | had) - kinds(entry.path for entry in entries) - without)
+    if lost:
+        raise RefusedCommit(
+            "accept the commit as complete",
+            f"it has no script in {', '.join(lost)}, unlike generation zero or the published tree",
+            hint=f'if this is intended, add {{"without": {json.dumps(lost)}}} to its {MARKER}',
+        )
+
+
+# Rules for a commit's list of files, checked before the first byte is written. Pure.
 REGULAR, LINK, SUBMODULE = 0o10, 0o12, 0o16
 # Longest path that the kernel accepts; a link's target is a path.
 LONGEST_LINK = 4096
@@ -190,7 +277,7 @@ def bad_name(path: str) -> str | None:
     return None
 
 
-def bad_entry(entry: CommitFile, limits: TreeLimits) -> str | None:
+def bad_entry(entry: CommitFile, settings: GitsyncSettings) -> str | None:
     """Explain why one file is unacceptable."""
     if reason := bad_name(entry.path):
         return reason
@@ -201,16 +288,16 @@ def bad_entry(entry: CommitFile, limits: TreeLimits) -> str | None:
         return f"its mode {entry.mode:o} is not that of a file"
     if permissions & 0o7000:
         return f"its mode {entry.mode:o} is setuid, setgid or sticky"
-    if not allowed(entry.path, limits.paths):
-        return f"it is outside the allowed paths ({', '.join(limits.paths)})"
+    if entry.path != MARKER and not allowed(entry.path, settings.paths):
+        return f"it is outside the allowed paths ({', '.join(settings.paths)})"
     if kind == LINK and entry.size > LONGEST_LINK:
         return "it is a symbolic link whose target is too long"
-    if entry.size > limits.max_file_bytes:
-        return f"it is {entry.size} bytes, more than {limits.max_file_bytes} a file"
+    if entry.size > settings.max_file_bytes:
+        return f"it is {entry.size} bytes, more than {settings.max_file_bytes} a file"
     return None
 
 
-def violations(entries: Iterable[CommitFile], limits: TreeLimits) -> list[str]:
+def violations(entries: Iterable[CommitFile], settings: GitsyncSettings) -> list[str]:
     """List everything wrong with a commit's files, worst last, so that a person can fix all of it at once."""
     problems: list[str] = []
     paths: set[str] = set()
@@ -218,7 +305,7 @@ def violations(entries: Iterable[CommitFile], limits: TreeLimits) -> list[str]:
     for entry in entries:
         count += 1
         total += entry.size
-        reason = "it is listed twice" if entry.path in paths else bad_entry(entry, limits)
+        reason = "it is listed twice" if entry.path in paths else bad_entry(entry, settings)
         paths.add(entry.path)
         if reason and len(problems) < MAX_REPORTED:
             problems.append(f"{entry.path!r}: {reason}")
@@ -231,10 +318,10 @@ def violations(entries: Iterable[CommitFile], limits: TreeLimits) -> list[str]:
             parent = parent.rpartition("/")[0]
     if count == 0:
         problems.append("it holds no file")
-    if count > limits.max_files:
-        problems.append(f"it holds {count} files, more than {limits.max_files}")
-    if total > limits.max_bytes:
-        problems.append(f"it holds {total} bytes, more than {limits.max_bytes}")
+    if count > settings.max_files:
+        problems.append(f"it holds {count} files, more than {settings.max_files}")
+    if total > settings.max_bytes:
+        problems.append(f"it holds {total} bytes, more than {settings.max_bytes}")
     return problems
 
 
@@ -249,16 +336,9 @@ def admit(
     """
     signer = signature(settings, ref, tip)
     if newer_than is not None:
-        not_backward(settings, ref, tip, newer_than, marker.floor(settings))
+        not_backward(settings, ref, tip, newer_than, floor(settings))
     entries = reader.entries(tip.commit, settings.subdir)
-    _refuse_violations(entries, settings)
-    marker.judge(settings, ref, entries, lambda entry: next(read_blobs(settings.layout.repository, [entry])), had())
-    return signer, entries
-
-
-def _refuse_violations(entries: list[CommitFile], settings: GitsyncSettings) -> None:
-    limits = TreeLimits(
-        (*settings.paths, marker.MARKER), settings.max_bytes, settings.max_file_bytes, settings.max_files
-    )
-    if problems := violations(entries, limits):
+    if problems := violations(entries, settings):
         raise RefusedCommit("use the commit", "; ".join(problems))
+    check_marker(settings, ref, entries, had())
+    return signer, entries

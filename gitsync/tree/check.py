@@ -14,7 +14,7 @@ from pathlib import Path
 from gitsync import layout
 from gitsync.errors import GitsyncError, RefusedCommit, Stalled
 from gitsync.repo import child
-from gitsync.repo.listing import CommitFile
+from gitsync.repo.reader import CommitFile
 
 # Directories of which the runner executes each file: one that is not executable would drain the node. health.d is not
 # among them, because it holds Python modules.

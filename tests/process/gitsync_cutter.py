@@ -13,13 +13,14 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gitsync.repo.reader  # noqa: F401  # once, so that a forked cycle does not pay for GitPython each time
+import git  # noqa: F401  # once, so that a forked cycle does not pay for GitPython each time
+
 from gitsync import lease
 from gitsync.cycle.run import run_cycle
 from gitsync.layout import ZERO, Layout
 from gitsync.settings import Backward
 from gitsync.tree import publish
-from gitsync.tree.marker import MARKER
+from gitsync.tree.admit import MARKER
 from tests.process.gitsync_faults import STEPS, interrupted
 from tests.process.gitsync_world import World, run
 from tests.waiting import until

@@ -20,7 +20,7 @@ from gitsync.cycle import run
 from gitsync.layout import UNFINISHED
 from gitsync.repo.reader import CommitReader
 from gitsync.state import GitsyncState
-from gitsync.tree import publish, write
+from gitsync.tree import publish
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ POINTS = {
     "candidate-saved": Point(run, "is_my_turn"),
     "verified": Point(run, "admit", after=True),
     "tree-begun": Point(Path, "mkdir", after=True, only=unfinished("new")),
-    "tree-half": Point(write, "batches"),
-    "tree-written": Point(write, "check_links", after=True),
+    "tree-half": Point(publish, "batches"),
+    "tree-written": Point(publish, "check_links", after=True),
     "checked": Point(publish, "name_tree"),
     "tree-synced": Point(publish, "sync_tree", after=True),
     "tree-named": Point(publish, "name_tree", after=True),

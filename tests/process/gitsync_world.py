@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gitsync.layout import Layout
 from gitsync.settings import GitsyncSettings, Ref, RefKind
-from gitsync.tree.marker import MARKER
+from gitsync.tree.admit import MARKER
 
 GOOD_TREE = {
     "prolog.d/10-hello": "#!/bin/bash\necho hello\n",

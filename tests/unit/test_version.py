@@ -37,7 +37,7 @@ def test_the_changelog_has_a_section_for_the_version() -> None:
     ("program", "name"),
     [
         (["build.py"], "minivm"),
-        (["-m", "gitsync"], "gitsync"),
+        (["-m", "gitsync.cli"], "gitsync"),
         (["-c", "from init.cli import main; main()"], "minivm"),
     ],
 )

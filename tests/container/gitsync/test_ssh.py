@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitsync.tree.marker import MARKER
+from gitsync.tree.admit import MARKER
 from tests.container.conftest import docker
 from tests.container.init_pods import IMAGES
 from tests.process.gitsync_world import GOOD_TREE, World, run

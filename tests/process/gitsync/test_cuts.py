@@ -20,10 +20,9 @@ from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
 from gitsync.repo import child
-from gitsync.repo.listing import CommitFile
-from gitsync.repo.reader import opened
+from gitsync.repo.reader import CommitFile, opened
 from gitsync.state import load_state
-from gitsync.tree.write import damage
+from gitsync.tree.publish import damage
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
 from tests.process.gitsync_faults import STEPS, interrupted
 from tests.process.gitsync_world import World, run

@@ -14,7 +14,7 @@ from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO
 from gitsync.settings import Ref, RefKind
-from gitsync.tree.marker import MARKER
+from gitsync.tree.admit import MARKER
 from tests.process.gitsync_world import GOOD_TREE, Signer, World
 
 

@@ -41,12 +41,12 @@ class Running:
         return "\n".join(self.told)
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "gitsync", *words]
+        argv = [sys.executable, "-m", "gitsync.cli", *words]
         return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=60)
 
 
 @contextmanager
-def loop(world: World, program: tuple[str, ...] = ("gitsync", "loop"), /, **extra: str) -> Iterator[Running]:
+def loop(world: World, program: tuple[str, ...] = ("gitsync.cli", "loop"), /, **extra: str) -> Iterator[Running]:
     settings = world.settings
     path = world.folder / "notify"
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

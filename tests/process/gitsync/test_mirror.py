@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gitsync import rings, schedule
+from gitsync import rings
 from gitsync.cycle.run import run_cycle
 from tests.process.gitsync_world import GOOD_TREE, World
 from tests.waiting import until
@@ -75,7 +75,7 @@ def mirror(world: World, **extra: str) -> Iterator[Running]:
     }
     log = world.folder / "mirror.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", "gitsync", "mirror"], stdout=out, stderr=out, env=env)
+        process = subprocess.Popen([sys.executable, "-m", "gitsync.cli", "mirror"], stdout=out, stderr=out, env=env)
     try:
         until(lambda: "serves http://" in log.read_text() or process.poll() is not None, "the mirror listens")
         found = re.search(r"serves (http://\S+)/scripts.git", log.read_text())
@@ -238,7 +238,7 @@ def test_with_a_secret_the_ring_hears_only_who_knows_it(world: World) -> None:
 
 def pods(percent: float, canary: bool) -> str:
     """Return the name of a pod inside or outside the first ring."""
-    return next(f"pod-{n}" for n in range(1000) if schedule.is_canary(f"pod-{n}", percent) is canary)
+    return next(f"pod-{n}" for n in range(1000) if rings.is_canary(f"pod-{n}", percent) is canary)
 
 
 def test_the_rest_of_the_fleet_waits_for_the_canaries(world: World) -> None:

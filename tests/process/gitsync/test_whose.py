@@ -13,7 +13,7 @@ from gitsync.layout import ZERO
 from gitsync.mirror import update as mirror_update
 from gitsync.settings import Backward, Ref, RefKind
 from gitsync.state import GitsyncState
-from gitsync.tree.marker import MARKER
+from gitsync.tree.admit import MARKER
 from tests.process.gitsync_world import GOOD_TREE, World
 
 DAY = 86400

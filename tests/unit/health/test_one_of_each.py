@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gitsync.tree.admit import kinds
 from gitsync.tree.check import is_script as is_checked
-from gitsync.tree.marker import kinds
 from health.index import Index, Listed, read_index, write_index
 from health.ledger import Ledger, read_book
 from health.policy import broker_policy, runner_policy

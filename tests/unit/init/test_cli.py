@@ -188,7 +188,7 @@ def test_what_runs_in_turns_is_not_told_as_started_again_and_again() -> None:
     assert "ran 41 times" in text and "started 2 times" in text and "started 41" not in text
 
 
-@pytest.mark.parametrize("command", [["-m", "gitsync"], ["build.py"]])
+@pytest.mark.parametrize("command", [["-m", "gitsync.cli"], ["build.py"]])
 def test_a_wrong_command_gets_the_nearest_one(command: list[str]) -> None:
     done = subprocess.run([sys.executable, *command, "stauts"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "no command 'stauts' (did you mean " in done.stderr
