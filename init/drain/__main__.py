@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from init.drain.deadline import Deadline, allowed_by_pid_1, budget
+from init.drain.deadline import Deadline, allowed_by_pid_1, budget, report
 from init.errors import InitError
 from init.slurm import client
 
@@ -18,24 +18,46 @@ USAGE = "usage: python3 -I -m init.drain worker|login|controller [--resume]"
 
 
 def main(arguments: Sequence[str]) -> int:
-    roles = {"worker": "init.drain.worker", "login": "init.drain.login", "controller": "init.drain.controller"}
-    if not arguments or arguments[0] not in roles or arguments[1:] not in ([], ["--resume"]):
+    if arguments[:1] not in (["worker"], ["login"], ["controller"]) or arguments[1:] not in ([], ["--resume"]):
         print(USAGE, file=sys.stderr)
         return 2
-    import importlib
-
-    module = importlib.import_module(roles[arguments[0]])
+    role, is_resume = arguments[0], len(arguments) > 1
     deadline = Deadline(budget(os.environ, allowed_by_pid_1))
-    controller = client.address(os.environ)
     try:
-        if arguments[1:]:
-            module.resume(controller)
+        if role == "controller":
+            report("this controller may act") if is_resume else drain_controller(deadline)
+            return 0
+        import importlib
+
+        module = importlib.import_module(f"init.drain.{role}")
+        if is_resume:
+            module.resume(client.address(os.environ))
         else:
-            module.drain(controller, deadline)
+            module.drain(client.address(os.environ), deadline)
     except InitError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def drain_controller(deadline: Deadline) -> None:
+    """Hand over to a healthy standby. A controller alone, or one that stands by, has nothing to do.
+
+    It never fails: a controller that cannot hand over saves its state and releases its term when its services stop.
+    """
+    from init.pod.pod import Pod
+    from init.slurm.place import held, several
+
+    pod = Pod(os.environ)
+    if not (several(pod) and held(pod)):
+        report("nothing to hand over")
+        return
+    from init.state.hand_over import hand_over
+
+    try:
+        report(str(hand_over(pod, report=report, within=deadline.left)))
+    except InitError as error:
+        report(str(error))
 
 
 if __name__ == "__main__":

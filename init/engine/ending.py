@@ -13,7 +13,7 @@ from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from init.engine.services import Services, Todo
+    from init.engine.machine import Services, Todo
     from init.engine.states import Cause
     from init.plan.service import Service
 

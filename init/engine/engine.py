@@ -1,13 +1,13 @@
 """All services together: which one starts, which one stops. Decides only; the loop acts and reports back.
 
-`init.engine.ending` ends the pod, `init.engine.machine` is one service's life, `init.engine.services` holds the states.
+`init.engine.ending` ends the pod, `init.engine.machine` is one service's life, `init.engine.machine` holds the states.
 """
 
 from __future__ import annotations
 
 from init.engine import order
 from init.engine.ending import ENDED_WELL, Ending
-from init.engine.services import Services
+from init.engine.machine import Services
 from init.engine.states import (
     STOPPER,
     Down,
@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.engine.services import Todo
+    from init.engine.machine import Todo
     from init.engine.states import Cause, Event
     from init.engine.trace import Trace
     from init.plan.compile import Change, Plan

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from init.engine.services import Todo
+    from init.engine.machine import Todo
     from init.engine.states import Action, Event
     from init.plan.compile import Plan
 

@@ -1,15 +1,24 @@
-"""Stop the services in order after a bug of our own, with little code, so that no job loses its data."""
+"""The end of PID 1: end processes of no service, and, after a bug of PID 1, stop all services in order.
+
+The stop after a bug needs little code, so that no job loses its data.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 
+from init.errors import in_words
 from init.lean import signal
+from init.pid1.spawn import procs
+from init.pid1.spawn.owners import parent, processes
 from init.plan import graph
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from init.pid1.children import Children
     from init.pid1.core import Core
 
 
@@ -66,3 +75,37 @@ def _wait(core: Core, pids: dict[int, str], until: float) -> None:
         if not pids or remaining <= 0:
             return
         signal.sigtimedwait([signal.SIGCHLD], min(remaining, 0.1))
+
+
+MOMENT = 0.8
+
+
+def sweep(core: Core, children: Children, turn: Callable[[float | None], None]) -> None:
+    """Signal the rest. Before every service has stopped, only main processes are signalled."""
+    for name in ("TERM", "KILL"):
+        children.reap()
+        if children.childless:
+            return
+        _signal_all(core, children, name)
+        until = core.poller.now() + MOMENT
+        while not children.childless and core.poller.now() < until:
+            turn(until)
+            children.reap()
+
+
+def _signal_all(core: Core, children: Children, name: str) -> None:
+    if procs.is_pid_1():
+        try:
+            os.kill(-1, getattr(signal, f"SIG{name}"))
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            core.troubled(f"cannot send {name} to what is left: {in_words(error)}")
+        return
+    own_pid = os.getpid()
+    for pid in processes():
+        above, steps = pid, 0
+        while above > 1 and above != own_pid and steps < 64:
+            above, steps = parent(above), steps + 1
+        if above == own_pid and pid != own_pid:
+            children.kill(pid, name)

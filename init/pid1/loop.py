@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from init.engine.states import Action
     from init.pid1.core import Settings
+    from init.pid1.probes import Watches
     from init.pid1.serve.requests import Requests
-    from init.pid1.watches import Watches
     from init.plan.compile import Plan
 
 EX_CONFIG = 78  # docs/reference/exit-codes.md
@@ -89,7 +89,7 @@ class Init:
         """Watch a service's readiness; load the probes' module with the first one."""
         if self._watches is None:
             try:
-                from init.pid1.watches import Watches
+                from init.pid1.probes import Watches
             except ORDINARY as error:
                 self.core.troubled(f"a probe of {name}: {in_words(error)}")
                 self.core.poller.after(AGAIN, lambda: self._watch_again(name))
@@ -113,7 +113,7 @@ class Init:
         self._turns += 1
 
     def _sweep(self) -> None:
-        from init.pid1.sweep import sweep
+        from init.pid1.emergency import sweep
 
         sweep(self.core, self._children, self._turn)
 
@@ -133,8 +133,7 @@ class Init:
         until_done("control socket", self._control)
 
     def _serve(self, address: str, field: str, *, outside: bool = False) -> None:
-        from init.pid1.serve.pages import pages
-        from init.pid1.serve.server import StatusServer, listen
+        from init.pid1.serve.server import StatusServer, listen, pages
 
         core = self.core
         try:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from ground.commands import ran
-from init.pod.connections import crowd_at
+from init.pod.addresses import crowd_at
 from init.slurm.conf import setting
 
 # Any request for which slurmdbd needs its database.

@@ -43,7 +43,7 @@ DUMP = "/usr/bin/mariadb-dump"
 TABLES = "/var/lib/mysql/slurm_acct_db"
 COMPLETED = b"-- Dump completed"
 COUNT = "SELECT COUNT(*) FROM `{cluster}_job_table`"
-# A directory that is 95 % full is reported (init.helpers.room): a copy must not bring that about.
+# A directory that is 95 % full is reported (init.helpers.pod_checks): a copy must not bring that about.
 SPARE_PERCENT = 5
 LARGEST_SCRIPT = 256 << 20
 CHUNK = 1 << 20

@@ -14,7 +14,7 @@ USERS = 1000
 
 
 def asked(home: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "init.helpers.home", str(home), "claim slurm-home"]
+    command = [sys.executable, "-m", "init.helpers.pod_checks", "home", str(home), "claim slurm-home"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, (done.stdout + done.stderr).removeprefix(f"{home} (claim slurm-home): ").rstrip("\n")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from init.helpers.reserved_ids import RESERVED
+from init.helpers.pod_checks import RESERVED
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,7 +20,18 @@ def asked(directory: Path, *users: tuple[str, int]) -> tuple[int, str]:
     lines = [f"{name}:x:{number}:100::/:/bin/sh\n" for name, number in users]
     file.write_text(Path("/etc/passwd").read_text() + "".join(lines))
     script = f'mount --bind {file} /etc/passwd && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-ec", script, "-", sys.executable, "-m", "init.helpers.reserved_ids"]
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        script,
+        "-",
+        sys.executable,
+        "-m",
+        "init.helpers.pod_checks",
+        "reserved-ids",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.root
 
 
 def asked(*directories: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "init.helpers.room", *map(str, directories)]
+    command = [sys.executable, "-m", "init.helpers.pod_checks", "room", *map(str, directories)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -42,7 +42,7 @@ def test_a_read_only_disk_is_told(disk: Path) -> None:
 
 def test_a_file_may_not_grow(disk: Path) -> None:
     """A write that is refused for another reason than room, as by a quota."""
-    limited = ["prlimit", "--fsize=1", sys.executable, "-m", "init.helpers.room", str(disk)]
+    limited = ["prlimit", "--fsize=1", sys.executable, "-m", "init.helpers.pod_checks", "room", str(disk)]
     done = subprocess.run(limited, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, f"{disk} cannot be written: File too large\n")
 

@@ -10,7 +10,7 @@ import pytest
 
 from init.helpers import serving
 from init.helpers.serving import HEARD_S, REST_S, SILENT_S, AnswerCheck, CheckHistory, Fault, heard, judge
-from init.pod.connections import FEW, crowd, crowd_at, sources
+from init.pod.addresses import FEW, crowd, crowd_at, sources
 from init.slurm import client
 from tests.waiting import until
 
