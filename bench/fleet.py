@@ -27,9 +27,9 @@ from pathlib import Path
 
 from bench import fleet_nodes
 from bench.fleet_nodes import LEASE, FleetProcess
-from fleet import reasons
 from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE
+from fleet.world import slurm
 from fleet.world.kubernetes import make_fleet_mark
 from fleet.world.slurm import Precondition
 from tests.container.init_pods import slurm_conf, world
@@ -49,7 +49,7 @@ HEARTBEAT_S = 300.0
 HANDS = 8
 JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
 UNTOUCHED, LIFTED = (
-    Precondition(drained=False, down=False, reason=reason, comment="") for reason in ("", reasons.LIFTED)
+    Precondition(drained=False, down=False, reason=reason, comment="") for reason in ("", slurm.LIFTED)
 )
 STRATEGIC = "application/strategic-merge-patch+json"
 LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm", "minivm.io/pool": "w"}

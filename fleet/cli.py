@@ -13,22 +13,20 @@ from typing import TypeVar
 
 import click
 
-from fleet import crd_pools
 from fleet.act.api_client import ApiClient, KubernetesError
-from fleet.crd import definition
+from fleet.crd import definition, pool_definition
 from fleet.decide.actions import about
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.decide.topology import blocks, conf
 from fleet.errors import FleetError
-from fleet.policy import STATE, Topology
+from fleet.policy import STATE, Topology, read_settings
 from fleet.reconciler import Reconciler
 from fleet.report.events import in_words
 from fleet.report.status import in_slurm, lines, worker_
-from fleet.settings import from_environment
-from fleet.world.controllers import controllers
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, parse_pod
 from fleet.world.machine import MachineObject, rfc3339
+from fleet.world.pod_page import controllers
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 from ground.errors import nearest
@@ -158,7 +156,7 @@ def with_fleet(work: Callable[[Reconciler], Awaitable[T]]) -> T:
     """Run `work` with a reconciler; the only place where an error becomes a message and status 1."""
 
     async def run_work() -> T:
-        settings = from_environment(os.environ)
+        settings = read_settings(os.environ)
         api = await ApiClient.open(settings.namespace, settings.release)
         try:
             return await work(Reconciler(settings, api, click.echo))
@@ -188,7 +186,7 @@ def run() -> None:
 @click.argument("kind", type=click.Choice(["machine", "workerpool"]), default="machine")
 def crd(kind: str) -> None:
     """Print the CustomResourceDefinition of `Machine` or `WorkerPool`, for `kubectl apply`."""
-    click.echo(json.dumps(definition() if kind == "machine" else crd_pools.definition(), indent=2))
+    click.echo(json.dumps(definition() if kind == "machine" else pool_definition(), indent=2))
 
 
 @main.command()

@@ -1,9 +1,10 @@
-"""The policy of a site: which signs on a Node count, how much may happen at a time, and how machines are treated."""
+"""Configuration: a site's policy (which signs count, limits, remedies), and settings from `MINIVM_FLEET_*`."""
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -11,7 +12,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from fleet.errors import FleetError
-from init.errors import ConfigError
+from init.errors import ConfigError, nearest
 from init.fields import Reader
 
 PORTS = {"https": 443, "http": 80}
@@ -337,3 +338,88 @@ KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
     "gone", "lost", "cordon", "slinky", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
 )  # fmt: skip
+
+
+VARIABLES = "MINIVM_FLEET_"
+WEBHOOK_FILES = "/mnt/minivm/secrets/webhook"
+# fmt: off
+KNOWN_VARIABLES = (
+    "RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "CONDITIONS", "GUESTS",
+    "WEBHOOK",
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    namespace: str
+    # The chart's release: the fleet works for its pods only.
+    release: str
+    # slurmrestd, host:port.
+    slurm: str
+    key: Path
+    policy: Path
+    # The Lease for leader election and this candidate's identity; "": no election.
+    lease: str = ""
+    me: str = ""
+    # The address of probes and metrics; None: not served.
+    http: tuple[str, int] | None = None
+    # The address of the page; None: not served.
+    page: tuple[str, int] | None = None
+    # Whether Machines and WorkerPools are used; their kinds must exist in the API server.
+    machines: bool = False
+    pools: bool = False
+    # Whether the fleet writes the pods' own conditions, which it reads from their pages.
+    conditions: bool = False
+    # The namespaces whose pods may borrow machines.
+    guests: tuple[str, ...] = ()
+    # The mounted Secret with tokens and authorities of webhooks.
+    webhook: Path = Path(WEBHOOK_FILES)
+
+
+def read_settings(env: Mapping[str, str]) -> FleetSettings:
+    for name in env:
+        if name.startswith(VARIABLES) and name.removeprefix(VARIABLES) not in KNOWN_VARIABLES:
+            hint = nearest(name, [VARIABLES + known for known in KNOWN_VARIABLES])
+            raise ConfigError("read the fleet's settings", "no such setting", field=name, hint=hint)
+
+    def needed(name: str) -> str:
+        if not env.get(name):
+            raise ConfigError("read the fleet's settings", "it is not set", field=name)
+        return env[name]
+
+    def flag(name: str) -> bool:
+        value = env.get(f"{VARIABLES}{name}") or "no"
+        if value not in ("yes", "no"):
+            raise ConfigError(
+                "read the fleet's settings", f"wanted yes or no, not {value!r}", field=f"{VARIABLES}{name}"
+            )
+        return value == "yes"
+
+    lease = env.get(f"{VARIABLES}LEASE") or ""
+    return FleetSettings(
+        namespace=needed("MINIVM_POD_NAMESPACE"),
+        release=needed(f"{VARIABLES}RELEASE"),
+        slurm=needed(f"{VARIABLES}SLURM"),
+        key=Path(env.get(f"{VARIABLES}KEY") or "/mnt/minivm/secrets/slurm/jwt_hs256.key"),
+        policy=Path(env.get(f"{VARIABLES}POLICY") or "/mnt/minivm/config/fleet/policy.json"),
+        lease=lease,
+        me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
+        http=_address(env, "HTTP"),
+        page=_address(env, "PAGE"),
+        machines=flag("MACHINES"),
+        pools=flag("POOLS"),
+        conditions=flag("CONDITIONS"),
+        guests=tuple(name for name in (env.get(f"{VARIABLES}GUESTS") or "").split(",") if name),
+        webhook=Path(env.get(f"{VARIABLES}WEBHOOK") or WEBHOOK_FILES),
+    )
+
+
+def _address(env: Mapping[str, str], name: str) -> tuple[str, int] | None:
+    value = env.get(f"{VARIABLES}{name}") or ""
+    if not value:
+        return None
+    host, _, port = value.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError("read the fleet's settings", f"{value!r} is no host:port", field=f"{VARIABLES}{name}")
+    return host.strip("[]") or "0.0.0.0", int(port)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import reasons
 from fleet.decide.actions import Change, CreatePod, Evict
 from fleet.policy import Policy
-from fleet.world.jobs import pending_jobs
-from fleet.world.slurm import SlurmView
+from fleet.world import slurm
+from fleet.world.slurm import SlurmView, pending_jobs
 from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 from tests.fleet_world import BEGIN
@@ -141,7 +140,7 @@ class ElasticWorlds(PoolWorlds):
         return self.shrunk
 
     def kept_idle(self) -> set[str]:
-        return {name for name in super().kept_idle() if "surplus" not in reasons.kinds(self.slurm[name].reason)}
+        return {name for name in super().kept_idle() if "surplus" not in slurm.causes_in(self.slurm[name].reason)}
 
     def look(self, *, cut: int | None = None, blind: str = "", world: FleetSnapshot | None = None) -> int:
         seen = world or self.world(blind=blind)

@@ -6,9 +6,9 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleet import reasons
 from fleet.decide.actions import Change, Drain, Evict
 from fleet.policy import Lend, Policy
+from fleet.world import slurm
 from fleet.world.guests import Guest, parse_guest
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
@@ -116,7 +116,7 @@ class LendWorlds(PoolWorlds):
         return {
             name
             for name, node in self.slurm.items()
-            if node.drained_by == "fleet" and "lend" in reasons.kinds(node.reason) and name in self.world_names()
+            if node.drained_by == "fleet" and "lend" in slurm.causes_in(node.reason) and name in self.world_names()
         }
 
     def away(self) -> set[str]:
@@ -147,13 +147,13 @@ class LendWorlds(PoolWorlds):
         self.unforeseen = frozenset() if away is None else self.unavailable() - away
         seen = world or self.world(blind=blind)
         nodes = seen.slurm.nodes if isinstance(seen.slurm, SlurmView) else {}
-        self.as_seen = {name for name, node in nodes.items() if "lend" in reasons.kinds(node.reason)}
+        self.as_seen = {name for name, node in nodes.items() if "lend" in slurm.causes_in(node.reason)}
         return super().look(cut=cut, world=seen)
 
     def perform(self, change: Change) -> None:
         before = self.lent()
         match change:
-            case Drain(name, reason) if "lend" in reasons.kinds(reason) and self.still(name, change.was):
+            case Drain(name, reason) if "lend" in slurm.causes_in(reason) and self.still(name, change.was):
                 if change.down:
                     assert self.now - self.began[name] >= NOTICE_S, "jobs end before their time is over"
                     assert name in before

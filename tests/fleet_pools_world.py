@@ -6,11 +6,11 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import reasons
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePool
 from fleet.decide.causes import OF_POOL
 from fleet.decide.rollout import is_to_go
 from fleet.policy import Policy
+from fleet.world import slurm
 from fleet.world.kubernetes import KubernetesView, assemble
 from fleet.world.snapshot import FleetSnapshot
 from fleet.world.worker_pool import WorkerPool, parse_pool, pool_status_json
@@ -126,7 +126,7 @@ class PoolWorlds(Worlds):
             case Drain(name) if self.still(name, change.was):
                 before = self.unavailable()
                 super().perform(change)
-                if name not in before and reasons.kinds(change.reason) & OF_POOL:
+                if name not in before and slurm.causes_in(change.reason) & OF_POOL:
                     away = self.unavailable() - self.unforeseen
                     assert len(away) <= max(self.read().most, len(before - self.unforeseen)), "above budget"
                 return

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import reasons
 from fleet.act.watch_cache import ParsedObjects
 from fleet.decide.actions import (
     Annotate,
@@ -21,6 +20,7 @@ from fleet.decide.actions import (
     Drain,
     Evict,
     Fence,
+    FleetMemory,
     Forget,
     Free,
     HideOnNode,
@@ -44,9 +44,9 @@ from fleet.decide.actions import (
 )
 from fleet.decide.causes import SETS_DOWN
 from fleet.decide.decide import Decision, decide
-from fleet.decide.memory import FleetMemory
 from fleet.decide.remediation import in_treatment
 from fleet.policy import Policy
+from fleet.world import slurm
 from fleet.world.fields import Object
 from fleet.world.kubernetes import RESTART, KubernetesView, assemble
 from fleet.world.machine import MachineObject, MachineStatus, machine_status_json, parse_machine
@@ -564,7 +564,7 @@ class Worlds:
                     pod = self.pods.get(change.name)
                     if pod is None and node.responds:
                         assert not node.jobs, "jobs are ended on a pod's absence alone"
-                    if "dead" in reasons.kinds(reason) - reasons.kinds(node.reason):
+                    if "dead" in slurm.causes_in(reason) - slurm.causes_in(node.reason):
                         assert pod is not None and self.nodes[pod.node].dead, "jobs of a machine that lives are ended"
                     node.down, node.down_for = True, pod.uid if pod else "none"
                     self.jobs_end(change.name)  # requeued
@@ -574,7 +574,7 @@ class Worlds:
             case Undrain(_, comment, _, _, down):
                 assert node.drained_by == "fleet", "a drain is lifted that is not the fleet's"
                 if down:
-                    assert reasons.kinds(node.reason) & SETS_DOWN, "a node is resumed that is down for others"
+                    assert slurm.causes_in(node.reason) & SETS_DOWN, "a node is resumed that is down for others"
                 node.drained_by, node.reason, node.since = "", "minivm: fleet: lifted", self.now
                 if down:
                     node.down, node.down_for = False, ""

@@ -2,6 +2,11 @@
 
 Does not use the library's models, which cost five times the processor time. Every read has a deadline: a dead
 connection must not look like a cluster in which nothing happens.
+
+Also the fleet's clock: the wall time at its start, advanced by the monotonic clock, so that setting a clock passes no
+time. The API server and slurmctld report their time. If one disagrees with the fleet's clock, either may be wrong, and
+decisions that end jobs because time has passed wait. The fleet resets its clock once its machine and the API server
+agree.
 """
 
 from __future__ import annotations
@@ -10,25 +15,84 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
-from fleet import crd, crd_pools
-from fleet.act.clock import ClockSkew
+from fleet import crd
 from fleet.decide.actions import SeenVersions
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
 from fleet.world.kubernetes import LABEL, WORKER, make_fleet_mark
+
+KUBERNETES, SLURM = "the API server", "slurmctld"
+# A smaller difference changes no proof and no deadline.
+MOST_SKEW_S = 30.0
+# The fleet's clock is `_began` plus the monotonic clock.
+_began = time.time() - time.monotonic()
+
+
+def steady() -> float:
+    """Return the time by the fleet's clock."""
+    return _began + time.monotonic()
+
+
+def apart(asked: float, heard: float, reported: float) -> float:
+    """By how much the fleet's clock is ahead at least: the server's whole second lies between question and answer."""
+    return max(0.0, asked - (reported + 1.0)) or min(0.0, heard - reported)
+
+
+class ClockSkew:
+    """The difference of the fleet's clock from each server's."""
+
+    def __init__(self) -> None:
+        self.apart: dict[str, float] = {}
+        self._renewed = False
+
+    def http(self, began: float, date: str | None) -> None:
+        """Note the API server's time from a Date header. `began`: the request's start by the monotonic clock."""
+        try:
+            reported = parsedate_to_datetime(date or "").timestamp()
+        except (ValueError, OverflowError):
+            return
+        self.heard(KUBERNETES, began, reported)
+        passed = time.monotonic() - began
+        wall = time.time()
+        if self.wrong(KUBERNETES) and abs(apart(wall - passed, wall, reported)) <= MOST_SKEW_S:
+            global _began
+            _began, self._renewed = wall - time.monotonic(), True
+            self.heard(KUBERNETES, began, reported)
+
+    def heard(self, server: str, began: float, reported: float) -> None:
+        self.apart[server] = apart(_began + began, steady(), reported)
+
+    def anew(self) -> bool:
+        """Return whether the clock was reset since the last call: then remembered times are invalid."""
+        renewed, self._renewed = self._renewed, False
+        return renewed
+
+    def wrong(self, server: str) -> bool:
+        return abs(self.apart.get(server, 0.0)) > MOST_SKEW_S
+
+    def why(self) -> str:
+        """Why the time is not trusted; empty: it is. Without the number, which would be news in each pass."""
+        texts = [
+            f"{server}'s clock is {'behind' if ahead > 0 else 'ahead of'} ours"
+            for server, ahead in sorted(self.apart.items())
+            if self.wrong(server)
+        ]
+        return f"{', and '.join(texts)} by over {MOST_SKEW_S:g} s" if texts else ""
+
 
 Object = dict[str, Any]
 # Statuses that mean: the object is gone, or has changed since the fleet read it.
 CHANGED_MEANWHILE = (404, 409, 410, 412)
 DENIED = "admission webhook "
 MACHINES = {"group": crd.GROUP, "version": crd.VERSION, "plural": crd.PLURAL}
-POOLS = {**MACHINES, "plural": crd_pools.PLURAL}
+POOLS = {**MACHINES, "plural": crd.POOL_PLURAL}
 PAGE = 500
 GUESTS = "Guest in "  # followed by a namespace: the kind of guest pods
 NO_SUCH_KIND = "404 page not found"  # what an API server answers without the kind's definition

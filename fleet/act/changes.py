@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet import crd, crd_pools
+from fleet import crd
 from fleet.act.api_client import (
     CHANGED_MEANWHILE,
     MACHINES,
@@ -44,7 +44,7 @@ EVICTIONS = ("policy/v1", "policy/v1beta1")
 MANAGER = "fleet"
 APPLY = "application/apply-patch+yaml"
 MACHINE_KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd.KIND}
-POOL_KIND = {**MACHINE_KIND, "kind": crd_pools.KIND}
+POOL_KIND = {**MACHINE_KIND, "kind": crd.POOL_KIND}
 # The label by which a Service of one pod selects.
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 # The statuses of a refused pod: it cannot be parsed; it is invalid.

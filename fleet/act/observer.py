@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
-from fleet.act.api_client import ApiClient, Object
-from fleet.act.clock import SLURM, steady
+from fleet.act.api_client import SLURM, ApiClient, Object, steady
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.causes import EVICTING, LEAVE, silent_for
 from fleet.decide.conditions import lasting
+from fleet.decide.drain import is_removable
 from fleet.decide.fencing import find_suspects, pods_on
-from fleet.decide.orphans import is_removable
 from fleet.decide.remediation import ACTED
 from fleet.errors import FleetError
 from fleet.policy import Policy

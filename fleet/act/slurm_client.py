@@ -16,10 +16,9 @@ from urllib.parse import quote, urlsplit
 
 from fleet.decide.actions import Drain, Forget, Place, Remove, Undrain
 from fleet.errors import FleetError
-from fleet.reasons import LIFTED, words_of
 from fleet.world import slurm
 from fleet.world.fields import Fields, Object, each
-from fleet.world.slurm import Precondition, SlurmNode, SlurmView
+from fleet.world.slurm import LIFTED, Precondition, SlurmNode, SlurmView, words_in
 
 # The newest version that both sides know is used; each Slurm serves three or four. The keys that are read are the same.
 VERSIONS = ("v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
@@ -152,7 +151,7 @@ class SlurmClient:
             self._explaining_since, self._explained_s = begun, 0.0
         if self._explained_s >= EXPLAINS_S:
             return False
-        explanation = f"the fleet sets node {act.name} down ({words_of(act.reason)})"
+        explanation = f"the fleet sets node {act.name} down ({words_in(act.reason)})"
         text = f"minivm: {explanation}: the job is requeued, or ended where it cannot be requeued"
         until = begun + EXPLAINS_S - self._explained_s
         try:

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet.decide.actions import Notice
-from fleet.decide.orphans import is_asleep
-from fleet.world.jobs import BEHIND, Offer, PendingJob, mismatch, nodes_needed
+from fleet.decide.drain import is_asleep
 from fleet.world.kubernetes import KubePod, KubernetesView
-from fleet.world.slurm import SlurmView
+from fleet.world.slurm import BEHIND, Offer, PendingJob, SlurmView, mismatch, nodes_needed
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import ElasticSpec, WorkerPool, effective_offer
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from fleet.decide import slinky
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubeNode, KubePod
 from fleet.world.slurm import SlurmNode
@@ -18,6 +17,8 @@ from fleet.world.snapshot import Worker
 
 # The annotation that requests a pod's departure; its value is the reason. Removing it withdraws the request.
 LEAVE = "minivm.io/leave"
+# The annotation of Slinky's operator that requests a drain of the pod's node, and its only value.
+POD_CORDON, YES = "nodeset.slinky.slurm.net/pod-cordon", "true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ KINDS = (
     CauseKind("going", "going", on_fast_path=True, evicts=True),
     CauseKind("condition", "conditions", limited=True),
     CauseKind("notready", "notReady", "node {} is not ready", limited=True),
-    # Of the pod (orphans.py).
+    # Of the pod (drain.py).
     CauseKind("lost", "lost", "it is ready, and Slurm does not know it; to restart its slurmd did not help{}",
          limited=True, evicts=True),
     CauseKind("gone", "gone", "its pod is gone", limited=True, sets_down=True, may_sleep=True),
@@ -68,7 +69,7 @@ KINDS = (
     CauseKind("surplus", evicts=True, of_pool=True, may_sleep=True),
     CauseKind("update", text="template {} of {}", evicts=True, of_pool=True),
     CauseKind("lend", "lend", "wanted by {}", evicts=True, of_pool=True, may_sleep=True),
-    # A request to the pod in the words of Slinky's operator (slinky.py).
+    # A request to the pod in the words of Slinky's operator.
     CauseKind("podcordon", "slinky", "the pod has the annotation {}", on_fast_path=True),
     # A request to the pod, and the end of the time for the jobs of a pod that leaves.
     CauseKind("leave", text="the pod was asked to leave", on_fast_path=True, evicts=True),
@@ -100,8 +101,8 @@ def find_causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]
         causes_of_worker |= (
             {"leave": worker.pod.annotations[LEAVE]} if worker.pod.annotations[LEAVE] else cause("leave")
         )
-    if policy.slinky and slinky.is_cordoned(worker.pod):
-        causes_of_worker |= cause("podcordon", slinky.POD_CORDON)
+    if policy.slinky and worker.pod.annotations.get(POD_CORDON) == YES:
+        causes_of_worker |= cause("podcordon", POD_CORDON)
     within, kinds = policy.leave_within_s, causes_of_worker.keys() & EVICTING
     if node is not None and within > 0 and is_past_deadline(worker.pod, node, kinds, within, now):
         causes_of_worker |= cause("deadline", within)

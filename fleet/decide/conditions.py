@@ -1,4 +1,4 @@
-"""States shown in Kubernetes: conditions of pods and Nodes, cordons that follow Slurm, and outages."""
+"""States shown in Kubernetes: conditions of pods and Nodes (Slinky's too), cordons that follow Slurm, and outages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet import crd, crd_pools
-from fleet.decide.actions import Change, Cordon, HideOnNode, NotePool, Record, ShowOnNode, ShowOnPod, Uncordon
+from fleet import crd
+from fleet.decide.actions import (
+    Change,
+    Cordon,
+    HideOnNode,
+    NotePool,
+    Record,
+    ShowOnNode,
+    ShowOnPod,
+    ShowStates,
+    Uncordon,
+)
 from fleet.policy import STATE, Policy
-from fleet.reasons import LIFTED
 from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.machine import MachineStatus, rfc3339
 from fleet.world.pod_page import READY
-from fleet.world.slurm import SlurmNode
+from fleet.world.slurm import LIFTED, SlurmNode, SlurmView
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import PoolStatus
 
@@ -184,7 +193,7 @@ def _unknown_pool(status: PoolStatus, outage: str, now: int) -> PoolStatus:
             condition,
             status="False",
             reason=UNKNOWN,
-            message=texts[condition.type][: crd_pools.SAID],
+            message=texts[condition.type][: crd.MOST_MESSAGE],
             since=condition.since if condition.status == "False" else now,
         )
         if condition.type in texts
@@ -192,3 +201,81 @@ def _unknown_pool(status: PoolStatus, outage: str, now: int) -> PoolStatus:
         for condition in status.conditions
     )
     return replace(status, ready=0, conditions=conditions)
+
+
+# Conditions of Slinky's operator, for programs that read them: NVSentinel's drainer and its drain monitor.
+#
+# A pod has one condition for each base state and flag of its node in Slurm. NVSentinel's drainer deletes a pod that
+# shows Drain and no busy state. So all conditions of a pod change in one patch and come from one record of slurmctld,
+# Drain ends before the fleet undrains, and an unknown state counts as busy. Its drain monitor takes the end of Drain
+# for a machine that is well again, so an outage of slurmctld does not end Drain.
+SLINKY_PREFIX = "SlurmNodeState"
+# The node's base state; the first that it has counts.
+SLINKY_BASES = {
+    "ALLOCATED": "Allocated", "DOWN": "Down", "ERROR": "Error", "FUTURE": "Future", "IDLE": "Idle", "MIXED": "Mixed",
+    "UNKNOWN": "Unknown",
+}  # fmt: skip
+SLINKY_FLAGS = {
+    "COMPLETING": "Completing", "DRAIN": "Drain", "FAIL": "Fail", "INVALID": "Invalid", "INVALID_REG": "InvalidReg",
+    "MAINTENANCE": "Maintenance", "NOT_RESPONDING": "NotResponding", "UNDRAIN": "Undrain",
+}  # fmt: skip
+SLINKY_BUSY = ("Allocated", "Mixed", "Completing")
+SLINKY_DRAIN = f"{SLINKY_PREFIX}Drain"
+# Programs treat a drain without this prefix as a fault of the machine, and start a repair.
+OWN_REASON = "slurm-operator: "
+
+
+def show_slinky_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends: bool = False) -> ShowStates | None:
+    """Return the conditions that differ from the node's state in Slurm. They are removed when the policy is off.
+
+    `ends`: the fleet is about to undrain the node.
+    """
+    pod = worker.pod
+    if pod.deleting:
+        return None
+    shown = {type_: condition for type_, condition in pod.conditions.items() if type_.startswith(SLINKY_PREFIX)}
+    if not policy.slinky:
+        return ShowStates(pod.name, pod.uid, (), tuple(sorted(shown))) if shown else None
+    if worker.slurm is None:
+        return None
+    jobs = slurm.holding(worker.name)
+    # A pod with the label FREE has no jobs; do not request them again.
+    is_held = bool(jobs) or (jobs is None and worker.slurm.drained and not pod.free)
+    expected = _slinky_conditions(worker.slurm, is_held)
+    if ends:
+        expected.pop(SLINKY_DRAIN, None)
+    changed = [condition for type_, condition in expected.items() if not _same(condition, shown.get(type_))]
+    # Programs read a missing condition as False, so only states that were shown need one.
+    ended = [type_ for type_, condition in shown.items() if type_ not in expected and condition.status == "True"]
+    changed += [KubeCondition(type_, "False", "", "") for type_ in ended]
+    return ShowStates(pod.name, pod.uid, tuple(changed), urgent=shows_slinky_drain(pod)) if changed else None
+
+
+def shows_slinky_drain(pod: KubePod) -> bool:
+    shown = pod.conditions.get(SLINKY_DRAIN)
+    return shown is not None and shown.status == "True"
+
+
+def show_slinky_busy(kubernetes: KubernetesView, policy: Policy) -> Iterator[ShowStates]:
+    """Show each drained pod as busy while slurmctld does not answer: a person may have resumed its node."""
+    for pod in kubernetes.pods.values() if policy.slinky else ():
+        shown = (pod.conditions.get(f"{SLINKY_PREFIX}{state}") for state in SLINKY_BUSY)
+        if (
+            shows_slinky_drain(pod)
+            and not pod.deleting
+            and not any(condition and condition.status == "True" for condition in shown)
+        ):
+            busy = KubeCondition(f"{SLINKY_PREFIX}Mixed", "True", "", "slurmctld does not answer: jobs may run")
+            yield ShowStates(pod.name, pod.uid, (busy,), urgent=True)
+
+
+def _slinky_conditions(node: SlurmNode, is_held: bool) -> dict[str, KubeCondition]:
+    flags = node.record.flags | (set() if node.record.responds else {"NOT_RESPONDING"})
+    base = next((SLINKY_BASES[flag] for flag in SLINKY_BASES if flag in flags), "Unknown")
+    # A suspended job has its node though its processors are free: the pod must not look free either.
+    is_busy = base not in SLINKY_BUSY and (is_held or node.record.allocated > 0)
+    states = [base] if not is_busy else ["Mixed"] if base == "Idle" else [base, "Mixed"]
+    states += [SLINKY_FLAGS[flag] for flag in SLINKY_FLAGS if flag in flags]
+    reason = "" if node.reason == LIFTED else node.reason
+    text = f"{OWN_REASON if node.by_fleet else ''}{reason}"[:MOST]
+    return {f"{SLINKY_PREFIX}{state}": KubeCondition(f"{SLINKY_PREFIX}{state}", "True", "", text) for state in states}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
-from fleet.decide import conditions, fencing, orphans, remediation, slinky, topology
+from fleet.decide import conditions, fencing, remediation, topology
 from fleet.decide.actions import (
     Action,
     Adopt,
@@ -13,15 +15,18 @@ from fleet.decide.actions import (
     Change,
     CreatePod,
     Evict,
+    FleetMemory,
     Free,
     HideOnNode,
     Key,
     Make,
     NotePool,
     Notice,
+    NoticeHistory,
     Place,
     Protect,
     Record,
+    RefusedChange,
     ShowOnNode,
     ShowOnPod,
     ShowStates,
@@ -29,15 +34,27 @@ from fleet.decide.actions import (
     action_key,
 )
 from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, find_causes, silent_for
-from fleet.decide.drain import Budget, admit_causes, count_budget, decide_drain, find_away, share_places
-from fleet.decide.memory import FleetMemory, NoticeHistory, RefusedChange
+from fleet.decide.drain import (
+    Budget,
+    admit_causes,
+    awake_orphans,
+    count_budget,
+    decide_drain,
+    decide_orphan,
+    find_away,
+    lost_causes,
+    orphan_causes,
+    remember_lost_pods,
+    restart_slurmd,
+    share_places,
+)
 from fleet.decide.pools import PoolsPlan, plan_pools
 from fleet.decide.rollout import report_rollouts
 from fleet.policy import Policy
-from fleet.reasons import Mark, free
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.slurm import SlurmNode, SlurmView
+from fleet.world.slurm import Mark, SlurmNode, SlurmView, is_free_comment
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
+from ground.errors import one_line
 
 
 def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
@@ -165,8 +182,8 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     admitted_changes = _within_rate(changes, refused, policy, notices)
     workers = list(snapshot.workers())
     after = FleetMemory(
-        absent={node.name: memory.absent.get(node.name, now) for node in orphans.awake_orphans(snapshot)},
-        lost=orphans.remember_lost_pods(snapshot, memory.lost, admitted_changes, now),
+        absent={node.name: memory.absent.get(node.name, now) for node in awake_orphans(snapshot)},
+        lost=remember_lost_pods(snapshot, memory.lost, admitted_changes, now),
         marks=_marks(memory, workers, kubernetes, now, policy, goals, pool_plan),
         moved=topology.remember_places(workers, memory.moved, now) if policy.topology.is_set else {},
         refused=refused,
@@ -191,7 +208,7 @@ def _without_slurm(
         notices,
         fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now),
         conditions.show_outage(kubernetes, since, now, policy),
-        slinky.show_busy(kubernetes, policy),
+        conditions.show_slinky_busy(kubernetes, policy),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
@@ -296,7 +313,7 @@ def _actions(
             {
                 **find_causes(worker, policy, now),
                 **fencing_causes.get(worker.pod.node, {}),
-                **orphans.lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
+                **lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
                 **remediation.goal_causes(worker, goals, kubernetes),
                 **pool_plan.causes.get(worker.name, {}),
             },
@@ -305,8 +322,8 @@ def _actions(
         if worker.node is not None
     }
     unmanned = {
-        node.name: (node, orphans.orphan_causes(now - memory.absent.get(node.name, now), policy))
-        for node in orphans.awake_orphans(snapshot)
+        node.name: (node, orphan_causes(now - memory.absent.get(node.name, now), policy))
+        for node in awake_orphans(snapshot)
     }
     silent = [name for name, (worker, _) in workers.items() if worker.node and silent_for(worker.node, now) >= 0]
     causes_of_nodes = {name: (worker.slurm, worker_causes) for name, (worker, worker_causes) in workers.items()}
@@ -319,13 +336,13 @@ def _actions(
         guard = protect(worker, slurm, admitted_causes)
         if name in pool_plan.named and isinstance(guard, Free):
             guard = None  # the next pass may withdraw the label: freeing it in each pass would never end
-        drain = decide_drain(worker, admitted_causes, _mark(worker, memory))
-        if isinstance(drain, Undrain) and slinky.shows_drain(worker.pod):
-            drain = None  # programs that delete drained pods must see the end of the drain first
+        drain_action = decide_drain(worker, admitted_causes, _mark(worker, memory))
+        if isinstance(drain_action, Undrain) and conditions.shows_slinky_drain(worker.pod):
+            drain_action = None  # programs that delete drained pods must see the end of the drain first
         is_ending = worker.slurm is not None and worker.slurm.by_fleet and not admitted_causes
-        shown = (conditions.show_on_pod(worker), slinky.show_states(worker, slurm, policy, ends=is_ending))
-        yield from filter(None, [drain, guard, *shown])
-        yield from orphans.restart_slurmd(worker, slurm, memory.lost.get(name), now, policy)
+        shown = (conditions.show_on_pod(worker), conditions.show_slinky_states(worker, slurm, policy, ends=is_ending))
+        yield from filter(None, [drain_action, guard, *shown])
+        yield from restart_slurmd(worker, slurm, memory.lost.get(name), now, policy)
         if pool_plan.unsure or name in pool_plan.named:
             continue
         pods_away = missing.setdefault(worker.pod.pool, set())
@@ -334,9 +351,9 @@ def _actions(
             yield departure
             if isinstance(departure, Evict):
                 pods_away.add(name)
-    for name, (node, orphan_causes) in unmanned.items():
-        counted = admit_causes(node, orphan_causes, limits)
-        yield from filter(None, [orphans.decide_orphan(node, slurm, counted, made=kubernetes.made(name))])
+    for name, (node, causes_of_orphan) in unmanned.items():
+        counted = admit_causes(node, causes_of_orphan, limits)
+        yield from filter(None, [decide_orphan(node, slurm, counted, made=kubernetes.made(name))])
     yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, goals, limits)
     yield from pool_plan.actions
     yield from report_rollouts(snapshot.workers(), kubernetes)
@@ -405,7 +422,7 @@ def _unread(kubernetes: KubernetesView, slurm: SlurmView) -> Iterator[Notice]:
 def _mark(worker: Worker, memory: FleetMemory) -> Mark | None:
     if worker.slurm is None:
         return None
-    return worker.slurm.mark or (None if free(worker.slurm.comment) else memory.marks.get(worker.name))
+    return worker.slurm.mark or (None if is_free_comment(worker.slurm.comment) else memory.marks.get(worker.name))
 
 
 def _marks(
@@ -420,7 +437,7 @@ def _marks(
     """Remember marks that a person's comment displaces in Slurm, as long as their causes last."""
     marks = {}
     for worker in workers:
-        if worker.slurm is not None and not free(worker.slurm.comment):
+        if worker.slurm is not None and not is_free_comment(worker.slurm.comment):
             mark = worker.slurm.mark if worker.slurm.by_fleet else memory.marks.get(worker.name)
             if mark is not None and (
                 worker.node is None
@@ -467,3 +484,50 @@ def finish(
         texts = frozenset(notice.text for notice in current)
         histories[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
     return Decision(changes, notices, tuple(news), replace(after, reported=histories), mistake)
+
+
+MISTAKE = "mistake"
+FRAMES, MOST_ERROR = 8, 512
+# Pauses between attempts with a bug: the next snapshot may not trigger it.
+FIRST_S, LONGEST_S = 1.0, 30.0
+
+
+def decide_safely(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
+    """Decide; after a bug return a decision that holds only a notice, and in `mistake` the traceback for the log.
+
+    Drop the memory except for reported notices: it may trigger the bug, and losing it is always safe.
+    """
+    try:
+        return decide(snapshot, memory, now, policy)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__, -FRAMES)
+        what = one_line(f"{type(error).__name__}: {error}")[:MOST_ERROR]
+        last = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
+        text = f"nothing is decided: {what} ({last}): a mistake of the fleet's, and its log has more; it is tried again"
+        trace = "".join(traceback.format_list(frames)) + what
+        return finish(memory, [Notice("fleet", MISTAKE, text)], (), FleetMemory(), now, mistake=trace)
+
+
+def mistake_text(decision: Decision) -> str:
+    """Return the text of the bug's notice; empty: no bug."""
+    return next((notice.text for notice in decision.notices if notice.kind == MISTAKE), "") if decision.mistake else ""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The pause after a bug, longer each time."""
+
+    times: int = 0
+    until: float = 0.0
+    why: str = ""
+
+    def update(self, decision: Decision, now: float) -> None:
+        self.why = mistake_text(decision)
+        if not self.why:
+            self.times, self.until = 0, 0.0
+            return
+        self.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(self.times, 10))
+        self.times += 1
+
+    def waits(self, now: float) -> bool:
+        return now < self.until

@@ -1,4 +1,4 @@
-"""A worker's drain in Slurm, decided from its causes in Kubernetes, and the budget that limits drains at a time.
+"""Drains of workers and of Slurm's nodes without pods, the budget that limits drains, and pods that Slurm lost.
 
 Never changes or lifts another author's drain.
 
@@ -11,20 +11,35 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet import reasons
 from fleet.decide import causes as node_causes
-from fleet.decide.actions import Change, Drain, Forget, Key, Notice, SeenVersions, Undrain, action_key
-from fleet.decide.causes import LIMITED, ON_FAST_PATH, SETS_DOWN
+from fleet.decide.actions import (
+    Action,
+    Change,
+    Drain,
+    Evict,
+    Forget,
+    Key,
+    LostPod,
+    Notice,
+    Remove,
+    RestartSlurmd,
+    SeenVersions,
+    Undrain,
+    action_key,
+)
+from fleet.decide.causes import LIMITED, MAY_SLEEP, ON_FAST_PATH, SETS_DOWN, cause
 from fleet.policy import Policy
-from fleet.world.slurm import SlurmNode
-from fleet.world.snapshot import Worker
+from fleet.world import slurm
+from fleet.world.kubernetes import RESTART, KubePod
+from fleet.world.slurm import SlurmNode, SlurmView
+from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 MOST_DRAINS_PER_CAUSE = 2
 DrainAction = Drain | Undrain | Forget | Notice | None
 
 
 def urgent_drains(
-    workers: Iterable[Worker], marks: Mapping[str, reasons.Mark], now: float, policy: Policy
+    workers: Iterable[Worker], marks: Mapping[str, slurm.Mark], now: float, policy: Policy
 ) -> Iterator[Drain]:
     """Return the drains for the fast path: requested for one machine, and decided from Slurm's last known state.
 
@@ -41,14 +56,14 @@ def urgent_drains(
                 yield action
 
 
-def decide_drain(worker: Worker, causes: Mapping[str, str], mark: reasons.Mark | None) -> DrainAction:
+def decide_drain(worker: Worker, causes: Mapping[str, str], mark: slurm.Mark | None) -> DrainAction:
     """Decide the drain of one worker. `mark`: Slurm's, or the remembered one if a person uses the node's comment."""
     if worker.slurm is None:
         return None
     return _hold(worker.slurm, causes, mark) if causes else _release(worker, worker.slurm)
 
 
-def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None) -> DrainAction:
+def _hold(node: SlurmNode, causes: Mapping[str, str], mark: slurm.Mark | None) -> DrainAction:
     if node.by_fleet:
         if node.down:
             # The reason keeps the cause of the down state, by which the fleet knows later that it set the node down.
@@ -58,7 +73,7 @@ def _hold(node: SlurmNode, causes: Mapping[str, str], mark: reasons.Mark | None)
         if node.kinds - SETS_DOWN == kinds - SETS_DOWN and not down:
             return None
         return drain(node, causes, mark.times if mark else 1, kinds, down=down)
-    kinds, reason = frozenset(causes), reasons.reason(causes)
+    kinds, reason = frozenset(causes), slurm.drain_reason(causes)
     if node.drained or node.down:
         state = "drained" if node.drained else "down"
         return Notice(
@@ -82,8 +97,8 @@ def must_end_jobs(node: SlurmNode, causes: Mapping[str, str]) -> bool:
 def drain(
     node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozenset[str], *, down: bool = False
 ) -> Drain:
-    comment = reasons.comment(reasons.Mark(times, kinds)) if reasons.free(node.comment) else None
-    return Drain(node.name, reasons.reason(causes, times), comment, node.precondition, down)
+    comment = slurm.mark_comment(slurm.Mark(times, kinds)) if slurm.is_free_comment(node.comment) else None
+    return Drain(node.name, slurm.drain_reason(causes, times), comment, node.precondition, down)
 
 
 def _release(worker: Worker, node: SlurmNode) -> DrainAction:
@@ -98,10 +113,10 @@ def _release(worker: Worker, node: SlurmNode) -> DrainAction:
         if pod.free:
             return None  # still labelled as evictable: the label goes first
         at = SeenVersions(pod.name, machine.name, pod.version, machine.version)
-        comment = "" if reasons.free(node.comment) else None
+        comment = "" if slurm.is_free_comment(node.comment) else None
         return Undrain(node.name, comment, node.precondition, at, was_set_down)
     # A person lifted the drain or replaced it with another: only the mark is the fleet's.
-    return Forget(node.name, node.precondition) if reasons.marked(node.comment) else None
+    return Forget(node.name, node.precondition) if slurm.mark_in_comment(node.comment) else None
 
 
 Causes = Mapping[str, str]
@@ -176,3 +191,131 @@ def share_places(changes: Collection[Change], refused: Container[Key], most: int
     retries = [change for change in changes if action_key(change) in refused]
     later = {action_key(change) for change in retries[most // 2 :]}
     return sorted(changes, key=lambda change: action_key(change) in later)[:most]
+
+
+def awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
+    """Yield the orphans, except those that an elastic pool released and those whose machines are lent."""
+    kubernetes = snapshot.kubernetes
+    for node in snapshot.orphans():
+        if isinstance(kubernetes, Unknown) or not (
+            is_asleep(node) and (kubernetes.elastic(node.name) or is_lent(node))
+        ):
+            yield node
+        elif is_removable(node) and kubernetes.made(node.name) is False:
+            yield node  # beyond the pool's maximum
+
+
+def is_lent(node: SlurmNode) -> bool:
+    """Return whether the fleet drained it to lend its machine."""
+    return "lend" in node.kinds
+
+
+def is_asleep(node: SlurmNode) -> bool:
+    """Return whether it is idle and held only because its pod went: by the fleet, or by the pod itself as it ended."""
+    by_fleet = node.by_fleet and node.kinds <= MAY_SLEEP
+    return (node.drained or node.down) and not node.record.busy and (by_fleet or node.record.held_by_us)
+
+
+def orphan_causes(absent: float, policy: Policy) -> Mapping[str, str]:
+    """`absent`: seconds without a pod. A pod that is replaced is away for a moment."""
+    return cause("gone") if absent >= policy.gone_s else {}
+
+
+def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str], *, made: bool | None) -> Action | None:
+    """Drain an orphan, set it down, or remove it. `counted`: the causes that count.
+
+    Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
+    """
+    if made is False and is_removable(node) and is_unclaimed(node, slurm):
+        return Remove(node.name, node.precondition)
+    if not counted:
+        return None
+    if node.by_fleet:
+        if node.down or node.record.responds:
+            return None
+        return drain(node, counted, node.mark.times if node.mark else 1, frozenset(counted), down=True)
+    return None if node.drained or node.down else drain(node, counted, 1, frozenset(counted))
+
+
+def is_removable(node: SlurmNode) -> bool:
+    """Return whether it is down and idle, held by the fleet or by its pod's init as the pod ended."""
+    return node.down and not node.record.busy and (node.by_fleet or node.record.held_by_us)
+
+
+def is_unclaimed(node: SlurmNode, slurm: SlurmView) -> bool:
+    """Return whether no job or reservation names it: Slurm ends a job that names a node without a record."""
+    return slurm.claims is not None and node.name not in slurm.claims and slurm.holding(node.name) == ()
+
+
+# Ready pods that Slurm does not know: their record was deleted, and a slurmd registers only once. The fleet first
+# restarts slurmd, which then registers again. If that does not help it replaces the pod: nothing runs on it, since a
+# record with jobs cannot be deleted. Both are repeated, each time after twice as long.
+MOST_PATIENCE_S = 3600.0
+# Digits of a time; a longer annotation is a person's.
+MOST_DIGITS = 12
+
+
+def lost_causes(
+    worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
+) -> Mapping[str, str]:
+    """Return the cause to replace a pod. The pod carries the time of the restart, so a new leader continues."""
+    requested_at = _asked_at(worker.pod)
+    if not _is_unknown(worker, slurm) or requested_at is None or not _is_due(lost, now, policy):
+        return {}
+    if (
+        0 <= now - requested_at < _patience_s(lost, policy)
+    ):  # a time in the future comes from a wrong clock and is ignored
+        return {}
+    again = f" (replaced before: {lost.times})" if lost and lost.times else ""
+    return cause("lost", again)
+
+
+def restart_slurmd(
+    worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
+) -> Iterator[Action]:
+    pod, requested_at = worker.pod, _asked_at(worker.pod)
+    if pod.deleting:
+        return
+    if worker.slurm is not None and requested_at is not None:
+        yield RestartSlurmd(pod.name, pod.uid, pod.version, None, worker.slurm.precondition)
+    elif _is_unknown(worker, slurm) and requested_at is not None:
+        yield Notice(pod.name, "lost", "Slurm does not know it: its slurmd restarts, or else its pod goes")
+    elif _is_unknown(worker, slurm) and _is_due(lost, now, policy):
+        yield RestartSlurmd(pod.name, pod.uid, pod.version, str(int(now)), None)
+
+
+def _is_unknown(worker: Worker, slurm: SlurmView) -> bool:
+    return worker.slurm is None and worker.name not in slurm.unread
+
+
+def _asked_at(pod: KubePod) -> int | None:
+    """Return the time at which the fleet requested a restart of slurmd."""
+    word = pod.annotations.get(RESTART, "")
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= MOST_DIGITS else None
+
+
+def _patience_s(lost: LostPod | None, policy: Policy) -> float:
+    return min(MOST_PATIENCE_S, policy.lost_s * 2.0 ** min(lost.times if lost else 0, 60))
+
+
+def _is_due(lost: LostPod | None, now: float, policy: Policy) -> bool:
+    return lost is not None and now - lost.since >= _patience_s(lost, policy)
+
+
+def remember_lost_pods(
+    snapshot: FleetSnapshot, before: Mapping[str, LostPod], changes: Iterable[Change], now: float
+) -> Mapping[str, LostPod]:
+    """Remember the ready pods that Slurm does not know, and the replaced ones until it does."""
+    if isinstance(snapshot.slurm, Unknown):
+        return before
+    replaced = {change.pod for change in changes if isinstance(change, Evict) and change.was is None}
+    lost_pods = {}
+    for worker in snapshot.workers():
+        if not _is_unknown(worker, snapshot.slurm):
+            continue
+        lost = before.get(worker.name)
+        if worker.name in replaced:
+            lost_pods[worker.name] = LostPod(now, lost.times + 1 if lost else 1)
+        elif lost is not None or worker.pod.ready:
+            lost_pods[worker.name] = lost or LostPod(now)
+    return lost_pods

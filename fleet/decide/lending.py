@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from fleet.decide.actions import Notice
 from fleet.decide.causes import LEAVE, cause, is_past_deadline, takes_new_pods
-from fleet.decide.orphans import is_lent
+from fleet.decide.drain import is_lent
 from fleet.decide.rollout import is_held_by_others
 from fleet.errors import FleetError
 from fleet.policy import Policy

@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from fleet import crd_pools
+from fleet import crd
 from fleet.decide import lending
-from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, action_key
+from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, RefusedChange, action_key
 from fleet.decide.autoscale import ElasticPlan, is_ownerless, plan_elastic
 from fleet.decide.causes import LEAVE, OF_POOL, TEXTS, takes_new_pods
-from fleet.decide.memory import RefusedChange
 from fleet.decide.rollout import Stale, is_to_go, plan_turns
 from fleet.policy import Policy
-from fleet.reasons import plain
 from fleet.world.kubernetes import KubePod, KubernetesView
-from fleet.world.slurm import SlurmView
+from fleet.world.slurm import SlurmView, plain_text
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import EndedPod, PoolCondition, PoolStatus, WorkerPool
 
@@ -46,12 +44,12 @@ def count_ended(
     # The number of counts is bounded: drop names whose pod is ready again.
     ready = sorted((entry.since, name) for name, entry in entries.items() if name in pods and pods[name].ready)
     for pod in sorted(new, key=lambda pod: pod.name):
-        if pod.name not in entries and len(entries) >= crd_pools.ENDED:
+        if pod.name not in entries and len(entries) >= crd.MOST_ENDED:
             if not ready:
                 break
             del entries[ready.pop(0)[1]]
         times = entries[pod.name].times if pod.name in entries else 0
-        entries[pod.name] = EndedPod(pod.name, pod.uid, times + 1, int(now), plain(pod.ended))
+        entries[pod.name] = EndedPod(pod.name, pod.uid, times + 1, int(now), plain_text(pod.ended))
     return tuple(entries[name] for name in sorted(entries))
 
 
@@ -70,7 +68,7 @@ def replace_ended(
         if not pod.ended or (wanted(pod.name) and pod.uid not in entry_of):
             continue
         times = entry_of[pod.uid].times if wanted(pod.name) else 1
-        reason, due = plain(pod.ended), not wanted(pod.name) or now >= entry_of[pod.uid].since + pause(times)
+        reason, due = plain_text(pod.ended), not wanted(pod.name) or now >= entry_of[pod.uid].since + pause(times)
         if not _is_idle(worker, slurm):
             stays = "stays until Slurm does not hear its slurmd either, and has no job there"
             yield Notice(pod.name, "ended", f"has ended ({reason}), and {stays}")
@@ -329,7 +327,7 @@ class PoolView:
         outdated = mistake or refused or self._outdated()
         behind = "Mistake" if mistake else "Refused" if refused else "Updating"
         ended = [pod for pod in sorted(present, key=attrgetter("name")) if pod.ended]
-        causes = [*([failed] if failed else []), *(f"{pod.name} has ended: {plain(pod.ended)}" for pod in ended)]
+        causes = [*([failed] if failed else []), *(f"{pod.name} has ended: {plain_text(pod.ended)}" for pod in ended)]
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         not_ready = "; ".join([f"not ready: {_few(unwell)}", *causes[:1]])
         status = PoolStatus(
@@ -348,7 +346,7 @@ class PoolView:
             ),
             adopted=(pool.status.adopted or pool.hash) if adopted else "",
             ended=count_ended(pool.status.ended, self._is_to_be, {pod.name: pod for pod in present}, self.now),
-            last_good=pool.spec_text if len(pool.spec_text) <= crd_pools.LAST_GOOD else "",
+            last_good=pool.spec_text if len(pool.spec_text) <= crd.MOST_LAST_GOOD else "",
         )
         # A definition of an older version drops lastGood: alone it would be written again and again.
         if replace(status, last_good=pool.status.last_good) != pool.status:
@@ -377,7 +375,7 @@ class PoolView:
 
     def _condition(self, type_: str, yes: bool, good: str, bad: str, message: str) -> PoolCondition:
         """Build a condition; the time of the last transition changes with the status alone."""
-        new_condition = PoolCondition(type_, str(yes), good if yes else bad, "" if yes else message[: crd_pools.SAID])
+        new_condition = PoolCondition(type_, str(yes), good if yes else bad, "" if yes else message[: crd.MOST_MESSAGE])
         before = next((condition for condition in self.pool.status.conditions if condition.type == type_), None)
         return replace(
             new_condition, since=before.since if before and before.status == new_condition.status else int(self.now)

@@ -24,6 +24,7 @@ from fleet.decide.actions import (
     Key,
     Notice,
     Record,
+    RefusedChange,
     StartJob,
     Uncordon,
     Withdraw,
@@ -43,7 +44,6 @@ from fleet.decide.machines import (
     update_status,
     with_believed_gpus,
 )
-from fleet.decide.memory import RefusedChange
 from fleet.policy import Machines, Policy, Treatment
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus, Remedy

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-from fleet.decide.actions import Place
-from fleet.decide.memory import PlaceHistory
+from fleet.decide.actions import Place, PlaceHistory
 from fleet.policy import Topology
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.snapshot import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from fleet import crd, crd_pools
+from fleet import crd
 from fleet.act.api_client import Object
 from fleet.decide import actions
 from fleet.decide.actions import (
@@ -210,7 +210,7 @@ def _noted(note: Record | NotePool, kubernetes: KubernetesView) -> tuple[Object,
         return (_own_kind(crd.KIND, note.name, machine.uid), news) if machine and news else None
     pool = (kubernetes.pools or {}).get(note.name)
     news = pool_news(pool.status, note.status) if pool else ""
-    return (_own_kind(crd_pools.KIND, note.name, pool.uid), news) if pool and news else None
+    return (_own_kind(crd.POOL_KIND, note.name, pool.uid), news) if pool and news else None
 
 
 def _own_kind(kind: str, name: str, uid: str) -> Object:
@@ -259,7 +259,7 @@ def event(action: Change | Notice, kubernetes: KubernetesView, namespace: str) -
         # Events of Nodes, which have no namespace, are in `default`.
         of, namespace = {"kind": "Node", "name": name, "uid": node.uid}, "default"
     elif pool := (kubernetes.pools or {}).get(name):
-        of = {**_own_kind(crd_pools.KIND, name, pool.uid), "namespace": namespace}
+        of = {**_own_kind(crd.POOL_KIND, name, pool.uid), "namespace": namespace}
     else:
         return None
     return _written(of, namespace, reason, type_, text)

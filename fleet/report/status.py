@@ -1,4 +1,4 @@
-"""Report the fleet for people and programs: workers by pool, machines, holds, proposals, budgets."""
+"""Data of `fleet status` and of the page: workers by pool, machines, what holds them, proposals, budgets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fleet.decide.actions import about
 from fleet.decide.causes import find_causes
 from fleet.decide.conditions import UNKNOWN, condition
 from fleet.decide.decide import Decision
@@ -13,8 +14,10 @@ from fleet.decide.drain import count_budget, find_away
 from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE, Policy
-from fleet.world.controllers import ControllerPod, controllers
-from fleet.world.machine import machine_status_json
+from fleet.report.events import in_words
+from fleet.world.kubernetes import KubeNode, KubernetesView
+from fleet.world.machine import MachineObject, MachineStatus, machine_status_json
+from fleet.world.pod_page import ControllerPod, controllers
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
@@ -171,3 +174,175 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"{now['now']} of {now['most']} workers held for what their machines say"
     for notice in [*data["holds"], *data["proposals"]]:
         yield f"{notice['about']}: {notice['text']}"
+
+
+# The data of the page: each machine with its state and what holds it, and all details of one machine.
+# Text from users and Kubernetes becomes one short printable line, and every list is bounded. Jobs appear as numbers
+# only: the operator asks as Slurm's own user, and Slurm may hide names and owners from the reader.
+# Labels of a Node with its location, the nearest first.
+RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
+CELLS, SAID = 20_000, 200
+SHORT, LONG = 200, 1024
+# The kinds of notices that propose something.
+PROPOSED = frozenset({"propose", "dead"})
+WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
+Jobs = Mapping[str, tuple[str, ...]]
+
+
+def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    kubernetes = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
+    workers = list(snapshot.shown_workers())
+    answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
+    # Notices about the whole fleet come first, so that the limit does not cut them.
+    first = sorted(decision.notices, key=lambda notice: notice.about not in WHOLE)
+    notices = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
+    proposals = [_notice(*notice) for notice in notices if notice[1] in PROPOSED]
+    holds = [_notice(*notice) for notice in notices if notice[1] not in PROPOSED]
+    cells = (
+        list(_cells(kubernetes, workers, {about: kind for about, kind, _ in notices}, answers)) if kubernetes else []
+    )
+    return {
+        "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
+        # When slurmctld answered last, where it does not answer now and this process has seen an answer.
+        "slurmAt": int(snapshot.last_at) if not answers and snapshot.last is not None else None,
+        "cells": cells[:CELLS],
+        "controllers": [controller_(each) for each in controllers(kubernetes)] if kubernetes else [],
+        "pools": pools(workers, snapshot, policy),
+        "budgets": budgets(workers, snapshot, policy, now),
+        "due": [line(in_words(change), SHORT) for change in decision.changes[:SAID]],
+        "holds": holds[:SAID],
+        "proposals": proposals[:SAID],
+        # The full numbers, beyond the limits.
+        "all": {
+            "cells": len(cells),
+            "due": len(decision.changes),
+            "holds": len(holds),
+            "proposals": len(proposals),
+        },
+    }
+
+
+def _cells(
+    kubernetes: KubernetesView, workers: list[Worker], kinds: Mapping[str, str], answers: bool
+) -> Iterator[Report]:
+    """Yield one cell for each worker, and one for each machine without a worker.
+
+    Empty fields are left out: a page of 5,000 cells is sent every few seconds.
+    """
+    machines = kubernetes.machines or {}
+    machine_of_node = _by_node(machines)
+    for worker in workers:
+        machine = machine_of_node.get(worker.node.uid if worker.node else "")
+        kind = kinds.get(worker.name) or kinds.get(worker.pod.node)
+        yield _without_empty(
+            name=worker.name,
+            pool=line(worker.pod.pool, SHORT),
+            rack=rack(worker.node),
+            node=worker.pod.node,
+            state=state(worker, known=answers),
+            reason=reason(worker, known=answers),
+            cordoned=bool(worker.node and worker.node.cordoned),
+            goal=machine.status.goal if machine and machine.status.goal != "up" else "",
+            told="proposal" if kind in PROPOSED else "hold" if kind else "",
+        )
+    node_uids_with_workers = {worker.node.uid for worker in workers if worker.node}
+    for name, machine in sorted(machines.items()):
+        if machine.status.node_uid not in node_uids_with_workers:
+            status = machine.status
+            yield _without_empty(
+                name=name,
+                rack=rack(kubernetes.nodes.get(status.node)),
+                node=status.node,
+                state=_without_worker(status, kubernetes),
+                reason=line(status.why or status.verdict, SHORT),
+                goal=status.goal if status.goal != "up" else "",
+            )
+
+
+def _without_empty(**values: object) -> Report:
+    return {key: value for key, value in values.items() if value}
+
+
+def _by_node(machines: Mapping[str, MachineObject]) -> Mapping[str, MachineObject]:
+    return {machine.status.node_uid: machine for machine in machines.values() if machine.status.node_uid}
+
+
+def _is_held(worker: Worker) -> bool:
+    return worker.slurm is not None and (worker.slurm.drained or worker.slurm.down)
+
+
+def _without_worker(status: MachineStatus, kubernetes: KubernetesView) -> str:
+    """Return the state of a machine without a worker; its object may still have an older state."""
+    node = kubernetes.nodes.get(status.node)
+    if node is not None and node.fenced:
+        return "GivenUp"
+    return status.state if status.state in ("NoWorker", "GivenUp", "Absent") else "NoWorker"
+
+
+def state(worker: Worker, *, known: bool = True) -> str:
+    """Return the state that the pod's condition shows, and whether the worker has jobs."""
+    shown = str(worker_(worker, known=known)["state"])
+    return "Busy" if shown == "TakesJobs" and worker.slurm and worker.slurm.record.busy else shown
+
+
+def reason(worker: Worker, *, known: bool) -> str:
+    """Return why the worker takes no jobs; Slurm may keep an old reason of a worker that takes jobs."""
+    if worker.slurm is not None:
+        return line(worker.slurm.reason, SHORT) if _is_held(worker) else ""
+    return line(str(worker_(worker, known=known)["reason"]), SHORT)
+
+
+def rack(node: KubeNode | None) -> str:
+    return line(next((node.labels[key] for key in RACKS if node.labels.get(key)), ""), SHORT) if node else ""
+
+
+def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
+    """Return all facts about one cell; None: no such cell. `jobs`: by node; None: not known."""
+    kubernetes = snapshot.kubernetes
+    if isinstance(kubernetes, Unknown):
+        return None
+    machines = kubernetes.machines or {}
+    answers = isinstance(snapshot.slurm, SlurmView)
+    worker = next((candidate for candidate in snapshot.shown_workers() if candidate.name == name), None)
+    if worker is None and name not in machines:
+        return None
+    if worker is not None:
+        node = worker.node
+        machine = _by_node(machines).get(node.uid if node else "")
+    else:
+        machine = machines[name]
+        node = kubernetes.nodes.get(machine.status.node)
+    names = {name, *([node.name] if node else []), *([machine.name] if machine else [])}
+    shown: dict[str, Any] = {"name": name, "rack": rack(node)}
+    if worker is not None:
+        holding = None if jobs is None else jobs.get(name, ())
+        shown |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
+        shown |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
+    elif machine is not None:
+        shown["state"] = _without_worker(machine.status, kubernetes)
+    if node is not None:
+        shown["signs"] = [
+            {
+                "type": line(key, SHORT),
+                "status": line(condition.status, SHORT),
+                "text": line(condition.message or condition.reason, LONG),
+            }
+            for key, condition in sorted(node.conditions.items())[:SAID]
+        ]
+    if machine is not None:
+        shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
+    shown["stands"] = [
+        _notice(notice.about, notice.kind, line(notice.text, LONG))
+        for notice in decision.notices
+        if notice.about in names
+    ]
+    shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
+    return shown
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return line(value, LONG)
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    return [_short(item) for item in value[:SAID]] if isinstance(value, list) else value

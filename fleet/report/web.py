@@ -1,4 +1,4 @@
-"""The HTTP servers: probes and metrics for the kubelet and Prometheus, and a read-only page for people.
+"""HTTP servers: probes and metrics for the kubelet and Prometheus, and a read-only page for people.
 
 The page listens on the pod's loopback, so the API server authorizes the users that may forward a port to it. Other
 pages in the same browser could send requests to it: the server refuses any host name but loopback's.
@@ -12,204 +12,25 @@ import gzip
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from fleet.act.safe_decide import decide
+from fleet.act.api_client import ApiClient
+from fleet.act.leader_election import Leader
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
-from fleet.decide.actions import about
-from fleet.decide.decide import Decision
-from fleet.decide.machines import line
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import Change, FleetMemory, Notice
+from fleet.decide.decide import Decision, decide_safely
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.report.events import in_words
-from fleet.report.status import Report, budgets, controller_, pools, unknown, worker_
-from fleet.world.controllers import controllers
-from fleet.world.kubernetes import KubeNode, KubernetesView
-from fleet.world.machine import MachineObject, MachineStatus, machine_status_json
+from fleet.report.status import Jobs, detail, picture
+from fleet.world.pod_page import ACTIVE, ControllerPod, controllers
 from fleet.world.slurm import SlurmView
-from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
-
-# The data of the page: each machine with its state and what holds it, and all details of one machine.
-# Text from users and Kubernetes becomes one short printable line, and every list is bounded. Jobs appear as numbers
-# only: the operator asks as Slurm's own user, and Slurm may hide names and owners from the reader.
-# Labels of a Node with its location, the nearest first.
-RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
-CELLS, SAID = 20_000, 200
-SHORT, LONG = 200, 1024
-# The kinds of notices that propose something.
-PROPOSED = frozenset({"propose", "dead"})
-WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
-Jobs = Mapping[str, tuple[str, ...]]
-
-
-def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
-    kubernetes = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
-    workers = list(snapshot.shown_workers())
-    answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
-    # Notices about the whole fleet come first, so that the limit does not cut them.
-    first = sorted(decision.notices, key=lambda notice: notice.about not in WHOLE)
-    notices = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
-    proposals = [_notice(*notice) for notice in notices if notice[1] in PROPOSED]
-    holds = [_notice(*notice) for notice in notices if notice[1] not in PROPOSED]
-    cells = (
-        list(_cells(kubernetes, workers, {about: kind for about, kind, _ in notices}, answers)) if kubernetes else []
-    )
-    return {
-        "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
-        # When slurmctld answered last, where it does not answer now and this process has seen an answer.
-        "slurmAt": int(snapshot.last_at) if not answers and snapshot.last is not None else None,
-        "cells": cells[:CELLS],
-        "controllers": [controller_(each) for each in controllers(kubernetes)] if kubernetes else [],
-        "pools": pools(workers, snapshot, policy),
-        "budgets": budgets(workers, snapshot, policy, now),
-        "due": [line(in_words(change), SHORT) for change in decision.changes[:SAID]],
-        "holds": holds[:SAID],
-        "proposals": proposals[:SAID],
-        # The full numbers, beyond the limits.
-        "all": {
-            "cells": len(cells),
-            "due": len(decision.changes),
-            "holds": len(holds),
-            "proposals": len(proposals),
-        },
-    }
-
-
-def _notice(about: str, kind: str, text: str) -> Report:
-    return {"about": about, "kind": kind, "text": text}
-
-
-def _cells(
-    kubernetes: KubernetesView, workers: list[Worker], kinds: Mapping[str, str], answers: bool
-) -> Iterator[Report]:
-    """Yield one cell for each worker, and one for each machine without a worker.
-
-    Empty fields are left out: a page of 5,000 cells is sent every few seconds.
-    """
-    machines = kubernetes.machines or {}
-    machine_of_node = _by_node(machines)
-    for worker in workers:
-        machine = machine_of_node.get(worker.node.uid if worker.node else "")
-        kind = kinds.get(worker.name) or kinds.get(worker.pod.node)
-        yield _without_empty(
-            name=worker.name,
-            pool=line(worker.pod.pool, SHORT),
-            rack=rack(worker.node),
-            node=worker.pod.node,
-            state=state(worker, known=answers),
-            reason=reason(worker, known=answers),
-            cordoned=bool(worker.node and worker.node.cordoned),
-            goal=machine.status.goal if machine and machine.status.goal != "up" else "",
-            told="proposal" if kind in PROPOSED else "hold" if kind else "",
-        )
-    node_uids_with_workers = {worker.node.uid for worker in workers if worker.node}
-    for name, machine in sorted(machines.items()):
-        if machine.status.node_uid not in node_uids_with_workers:
-            status = machine.status
-            yield _without_empty(
-                name=name,
-                rack=rack(kubernetes.nodes.get(status.node)),
-                node=status.node,
-                state=_without_worker(status, kubernetes),
-                reason=line(status.why or status.verdict, SHORT),
-                goal=status.goal if status.goal != "up" else "",
-            )
-
-
-def _without_empty(**values: object) -> Report:
-    return {key: value for key, value in values.items() if value}
-
-
-def _by_node(machines: Mapping[str, MachineObject]) -> Mapping[str, MachineObject]:
-    return {machine.status.node_uid: machine for machine in machines.values() if machine.status.node_uid}
-
-
-def _is_held(worker: Worker) -> bool:
-    return worker.slurm is not None and (worker.slurm.drained or worker.slurm.down)
-
-
-def _without_worker(status: MachineStatus, kubernetes: KubernetesView) -> str:
-    """Return the state of a machine without a worker; its object may still have an older state."""
-    node = kubernetes.nodes.get(status.node)
-    if node is not None and node.fenced:
-        return "GivenUp"
-    return status.state if status.state in ("NoWorker", "GivenUp", "Absent") else "NoWorker"
-
-
-def state(worker: Worker, *, known: bool = True) -> str:
-    """Return the state that the pod's condition shows, and whether the worker has jobs."""
-    shown = str(worker_(worker, known=known)["state"])
-    return "Busy" if shown == "TakesJobs" and worker.slurm and worker.slurm.record.busy else shown
-
-
-def reason(worker: Worker, *, known: bool) -> str:
-    """Return why the worker takes no jobs; Slurm may keep an old reason of a worker that takes jobs."""
-    if worker.slurm is not None:
-        return line(worker.slurm.reason, SHORT) if _is_held(worker) else ""
-    return line(str(worker_(worker, known=known)["reason"]), SHORT)
-
-
-def rack(node: KubeNode | None) -> str:
-    return line(next((node.labels[key] for key in RACKS if node.labels.get(key)), ""), SHORT) if node else ""
-
-
-def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | None) -> Report | None:
-    """Return all facts about one cell; None: no such cell. `jobs`: by node; None: not known."""
-    kubernetes = snapshot.kubernetes
-    if isinstance(kubernetes, Unknown):
-        return None
-    machines = kubernetes.machines or {}
-    answers = isinstance(snapshot.slurm, SlurmView)
-    worker = next((candidate for candidate in snapshot.shown_workers() if candidate.name == name), None)
-    if worker is None and name not in machines:
-        return None
-    if worker is not None:
-        node = worker.node
-        machine = _by_node(machines).get(node.uid if node else "")
-    else:
-        machine = machines[name]
-        node = kubernetes.nodes.get(machine.status.node)
-    names = {name, *([node.name] if node else []), *([machine.name] if machine else [])}
-    shown: dict[str, Any] = {"name": name, "rack": rack(node)}
-    if worker is not None:
-        holding = None if jobs is None else jobs.get(name, ())
-        shown |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
-        shown |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
-    elif machine is not None:
-        shown["state"] = _without_worker(machine.status, kubernetes)
-    if node is not None:
-        shown["signs"] = [
-            {
-                "type": line(key, SHORT),
-                "status": line(condition.status, SHORT),
-                "text": line(condition.message or condition.reason, LONG),
-            }
-            for key, condition in sorted(node.conditions.items())[:SAID]
-        ]
-    if machine is not None:
-        shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
-    shown["stands"] = [
-        _notice(notice.about, notice.kind, line(notice.text, LONG))
-        for notice in decision.notices
-        if notice.about in names
-    ]
-    shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
-    return shown
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, str):
-        return line(value, LONG)
-    if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
-    return [_short(item) for item in value[:SAID]] if isinstance(value, list) else value
-
+from fleet.world.snapshot import FleetSnapshot, Unknown
+from ground.metrics import family
 
 # The bytes of a request's head, and the time for it.
 LONGEST = 8192
@@ -359,7 +180,7 @@ class PageSource:
                 except FleetError as error:
                     last, at = self._last
                     snapshot = FleetSnapshot(self.cache.world(), Unknown(str(error)), last=last, last_at=at)
-                decision = await asyncio.to_thread(decide, snapshot, FleetMemory(), time.time(), self.policy())
+                decision = await asyncio.to_thread(decide_safely, snapshot, FleetMemory(), time.time(), self.policy())
                 self._own = (time.monotonic(), snapshot, decision)
             return self._own
 
@@ -437,3 +258,106 @@ def _page_response(status: int, method: str, found: Content, sent: Mapping[str, 
         **({"Content-Encoding": "gzip"} if packs and status != 304 else {}),
     }
     return _response(status, headers, b"" if method == "HEAD" else body)
+
+
+# A loop without a pass for this time hangs: a pass asks two servers, each with its deadlines.
+HANGS_S = 300.0
+
+
+@dataclass(slots=True)
+class LoopStats:
+    turned: float  # monotonic: the last pass or change
+    leader: bool = False
+    heard: bool = False  # the Lease could be read
+    kubernetes: str = "not asked yet"  # why it is unknown; "": it is known
+    slurm: str = ""  # the same; only the leader asks Slurm
+    mistake: str = ""  # the bug because of which nothing is decided
+    workers: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    late: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    notices: Counter[str] = field(default_factory=Counter)
+    controllers: tuple[ControllerPod, ...] = ()
+    apart: Mapping[str, float] = field(default_factory=dict)  # by how much the fleet's clock is ahead of a server's
+
+    def update(self, snapshot: FleetSnapshot, notices: tuple[Notice, ...], mistake: str = "") -> None:
+        self.mistake = mistake
+        self.slurm = snapshot.slurm.why if isinstance(snapshot.slurm, Unknown) else ""
+        self.workers = 0 if isinstance(snapshot.kubernetes, Unknown) else len(snapshot.kubernetes.pods)
+        self.notices = Counter(notice.kind for notice in notices)
+        kubernetes = snapshot.kubernetes
+        self.controllers = () if isinstance(kubernetes, Unknown) else tuple(controllers(kubernetes))
+
+    def alive(self, now: float) -> tuple[int, str]:
+        silent = now - self.turned
+        return (200, "ok\n") if silent < HANGS_S else (503, f"nothing was looked at for {silent:.0f} s\n")
+
+    def ready(self) -> tuple[int, str]:
+        """Answer the readiness probe.
+
+        An outage of Slurm does not count, since another fleet would not end it. A bug does: another release may be
+        without it, and a roll-out to a release with it stops.
+        """
+        if self.kubernetes:
+            return 503, f"Kubernetes is not known: {self.kubernetes}\n"
+        if not self.heard:
+            return 503, "the Lease is not known\n"
+        if self.leader and self.mistake:
+            return 503, f"{self.mistake}\n"
+        return 200, f"{'acts' if self.leader else 'waits for the Lease'}\n"
+
+    def metrics(self) -> str:
+        sides = [({"side": "kubernetes"}, "01"[not self.kubernetes])]
+        sides += [({"side": "slurm"}, "01"[not self.slurm])] if self.leader else []
+        lines = family("minivm_fleet_leader", "1: this fleet acts.", [({}, "01"[self.leader])])
+        lines += family("minivm_fleet_known", "0: this side is unknown, and nothing is done.", sides)
+        if self.leader:
+            about = "0: a bug in the fleet keeps it from deciding, and nothing is done."
+            lines += family("minivm_fleet_decided", about, [({}, "01"[not self.mistake])])
+        lines += family("minivm_fleet_workers", "Worker pods.", [({}, str(self.workers))])
+        lines += self._of_controllers() if self.leader else []
+        lines += family("minivm_fleet_stands", "Notices that hold now, by kind.", _samples("kind", self.notices))
+        ahead = [({"of": server}, f"{seconds:.0f}") for server, seconds in sorted(self.apart.items())]
+        about = "By how much the fleet's clock is ahead, at least."
+        lines += family("minivm_fleet_clock_ahead_seconds", about, ahead)
+        for name, about, counted in (
+            ("changes", "Changes that were made.", self.done),
+            ("late", "Changes that did nothing, because the state was no longer as it was seen.", self.late),
+            ("failures", "Changes that were refused or not answered.", self.failed),
+        ):
+            lines += family(f"minivm_fleet_{name}_total", about, _samples("action", counted), "counter")
+        return "\n".join(lines) + "\n"
+
+    def _of_controllers(self) -> list[str]:
+        """Return the metrics of several controllers; none of a single one, which always acts."""
+        known = [each for each in self.controllers if each.role]
+        active = [({"pod": each.pod.name}, "01"[each.role == ACTIVE]) for each in known]
+        lines = family("minivm_fleet_controller_active", "1: this controller acts, 0: it stands by.", active)
+        terms = [({"pod": each.pod.name}, str(each.term)) for each in known if each.role == ACTIVE]
+        lines += family("minivm_fleet_controller_term", "The term of the controller that acts.", terms)
+        took = [({"pod": each.pod.name}, f"{each.takeover.seconds:.1f}") for each in known if each.takeover]
+        about = "How long the last hand-over or take-over took."
+        return lines + family("minivm_fleet_controller_takeover_seconds", about, took)
+
+
+def stats_pages(stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiClient) -> HttpServer:
+    """Serve probes and metrics; leadership and Kubernetes are read at each request."""
+
+    def ready() -> tuple[int, str]:
+        stats.heard, stats.leader = leader.heard, leader.holds()
+        stats.kubernetes, stats.apart = cache.unknown(), api.clocks.apart
+        return stats.ready()
+
+    def metrics() -> tuple[int, str]:
+        ready()
+        return 200, stats.metrics()
+
+    return HttpServer({"/livez": lambda: stats.alive(time.monotonic()), "/readyz": ready, "/metrics": metrics})
+
+
+def _samples(label: str, counted: Counter[str]) -> list[tuple[dict[str, str], str]]:
+    return [({label: key}, str(count)) for key, count in sorted(counted.items())]
+
+
+def name_of(change: Change) -> str:
+    return type(change).__name__.lower()

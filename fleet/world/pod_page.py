@@ -1,7 +1,11 @@
-"""Parse the conditions of a pod's page `/conditions`, its deep check among them; they go into the pod's status.
+"""What pods report about themselves: their page `/conditions`, deep checks, and which controller acts.
 
 Root in a pod can show anything on its page. So only these three types count, in a form and length that Kubernetes
 accepts; any other page counts as no answer.
+
+Each controller pod says in the message of `minivm.io/Ready` whether it acts or stands by (init/view/conditions.py). The
+condition of a dead machine's pod is old: of two controllers that act, the fleet shows the one of the higher term. No
+decision reads that.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 from fleet import crd
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import KubeCondition
+from fleet.world.kubernetes import CONTROLLER, KubeCondition, KubePod, KubernetesView
 from fleet.world.snapshot import Worker
 from ground.errors import one_line
 
@@ -96,3 +100,58 @@ def _condition(item: Fields) -> KubeCondition:
     if not _REASON.fullmatch(reason):
         item.fail("reason", "wanted a word")
     return KubeCondition(item.text("type", needed=True), status, reason, one_line(item.text("message"))[:MESSAGE])
+
+
+ACTIVE, STANDBY = "active", "standby"
+_ACTIVE = re.compile(
+    r"active, term ([0-9]{1,9})"
+    r"(?:: (handed over by|took over from) (\S{1,253}) in ([0-9]{1,6}\.[0-9]) s, ([0-9: -]{19} UTC))?(?:; |$)"
+)
+_STANDBY = re.compile(r"standby: ([^;]{1,200})")
+
+
+@dataclass(frozen=True, slots=True)
+class LastTakeover:
+    """Report of the acting controller about the take-over that began its term."""
+
+    how: str  # "handed over by", "took over from"
+    former: str
+    seconds: float
+    at: str
+
+    def text(self) -> str:
+        return f"{self.how} {self.former} in {self.seconds:.1f} s, {self.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerPod:
+    pod: KubePod
+    role: str = ""  # ACTIVE, STANDBY; "": not known, or the only controller
+    term: int = 0
+    takeover: LastTakeover | None = None
+    waits_for: str = ""  # of a standby
+
+    def text(self) -> str:
+        """Return what it is among several controllers, for people."""
+        if self.role == ACTIVE:
+            return f"active, term {self.term}{f': {self.takeover.text()}' if self.takeover else ''}"
+        return f"standby: {self.waits_for}" if self.role == STANDBY else ""
+
+
+def controllers(kubernetes: KubernetesView) -> list[ControllerPod]:
+    """Return the controllers by name; at most one of them acts."""
+    found = [_controller(pod) for _, pod in sorted(kubernetes.others.items()) if pod.component == CONTROLLER]
+    newest = max((each.term for each in found), default=0)
+    return [ControllerPod(each.pod) if each.role == ACTIVE and each.term < newest else each for each in found]
+
+
+def _controller(pod: KubePod) -> ControllerPod:
+    condition = pod.conditions.get(READY)
+    if condition is None or condition.status != "True" or pod.ended:
+        return ControllerPod(pod)
+    if match := _ACTIVE.match(condition.message):
+        takeover = LastTakeover(match[2], match[3], float(match[4]), match[5]) if match[2] else None
+        return ControllerPod(pod, ACTIVE, int(match[1]), takeover)
+    if match := _STANDBY.match(condition.message):
+        return ControllerPod(pod, STANDBY, waits_for=match[1])
+    return ControllerPod(pod)

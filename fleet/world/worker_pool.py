@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from fleet import crd_pools
+from fleet import crd
 from fleet.errors import FleetError
 from fleet.world.fields import Fields, Object
-from fleet.world.jobs import UNKNOWN_OFFER, Offer, gpus
 from fleet.world.machine import rfc3339
+from fleet.world.slurm import UNKNOWN_OFFER, Offer, gpus
 
 POOL = "minivm.io/pool"
 # The label of a pod with the hash of its template, for people.
@@ -21,7 +21,7 @@ TEMPLATE = "minivm.io/template"
 # The same for the fleet, in the environment of the first container: rights to a pod's status do not cover its spec.
 MADE_OF = "MINIVM_TEMPLATE"
 LONGEST = 63
-_NAME = re.compile(crd_pools.NAME)
+_NAME = re.compile(crd.POOL_NAME)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 # A number as a StatefulSet writes it: no pod is named w-07.
 CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -162,8 +162,8 @@ def _parse_pool(item: Object) -> WorkerPool:
         metadata.fail("name", f"{name[:60]!r} is no label of DNS of 40 letters at most")
     template = spec.sub("template")
     labels = _check_template(template)
-    mode = _choice(spec, "mode", crd_pools.MODES)
-    selector = spec.texts("nodeSelector") if mode == crd_pools.PER_NODE else None
+    mode = _choice(spec, "mode", crd.MODES)
+    selector = spec.texts("nodeSelector") if mode == crd.PER_NODE else None
     if selector is not None and not selector:
         spec.fail("nodeSelector", "it names no label: every Node would have a pod")
     update = spec.sub("update")
@@ -176,10 +176,10 @@ def _parse_pool(item: Object) -> WorkerPool:
         hash=template_hash(template.data),
         label=labels.get(POOL) or name,
         # An autoscaler may leave `replicas` in an object of another mode.
-        replicas=_replicas(spec) if mode == crd_pools.FIXED else None,
+        replicas=_replicas(spec) if mode == crd.FIXED else None,
         selector=selector,
-        elastic=_parse_elastic(spec.sub("elastic"), template) if mode == crd_pools.ELASTIC else None,
-        most=_count(update, "maxUnavailable", crd_pools.MOST) if "maxUnavailable" in update.data else 1,
+        elastic=_parse_elastic(spec.sub("elastic"), template) if mode == crd.ELASTIC else None,
+        most=_count(update, "maxUnavailable", crd.MOST_PODS) if "maxUnavailable" in update.data else 1,
         within_s=_deadline(update),
         created=metadata.moment("creationTimestamp"),
         deleting=metadata.data.get("deletionTimestamp") is not None,
@@ -190,7 +190,7 @@ def _parse_pool(item: Object) -> WorkerPool:
 
 def _replicas(spec: Fields) -> int:
     """Return the number of pods; an API server with an older definition fills in no default."""
-    return _count(spec, "replicas", crd_pools.MOST) if "replicas" in spec.data else crd_pools.REPLICAS
+    return _count(spec, "replicas", crd.MOST_PODS) if "replicas" in spec.data else crd.DEFAULT_REPLICAS
 
 
 def _check_template(template: Fields) -> Mapping[str, str]:
@@ -224,14 +224,14 @@ def _json_text(data: Object) -> str:
 
 
 def _deadline(update: Fields) -> float | None:
-    when = _choice(update, "when", crd_pools.WHEN) if "when" in update.data else crd_pools.IDLE
-    if when == crd_pools.DEADLINE:
+    when = _choice(update, "when", crd.WHEN) if "when" in update.data else crd.WHEN_IDLE
+    if when == crd.WHEN_DEADLINE:
         if seconds := _count(update, "deadlineSeconds", 1 << 40):
             return float(seconds)
         update.fail("deadlineSeconds", "it is missing, or 0: write `when: now` for that")
     if "deadlineSeconds" in update.data:
         update.fail("deadlineSeconds", f"it is set, and {update.where('when')} is {when}")
-    return 0.0 if when == crd_pools.NOW else None
+    return 0.0 if when == crd.WHEN_NOW else None
 
 
 def _choice(fields: Fields, key: str, known: tuple[str, ...]) -> str:
@@ -253,7 +253,7 @@ def _count(fields: Fields, key: str, most: int, least: int = 0, default: int | N
 
 
 def _parse_elastic(fields: Fields, template: Fields) -> ElasticSpec:
-    def count(key: str, least: int = 0, most: int = crd_pools.MOST) -> int:
+    def count(key: str, least: int = 0, most: int = crd.MOST_PODS) -> int:
         return _count(fields, key, most, least, DEFAULTS.get(key))
 
     least = count("min")

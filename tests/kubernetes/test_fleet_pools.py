@@ -17,9 +17,8 @@ import pytest
 from fleet.act.api_client import ApiClient, KubernetesError
 from fleet.act.changes import apply_change
 from fleet.act.watch_cache import WatchCache
-from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, Forget, NotePool, Undrain
+from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, FleetMemory, Forget, NotePool, Undrain
 from fleet.decide.decide import decide
-from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import parse_slurm

@@ -26,6 +26,7 @@ from fleet.decide.actions import (
     CreatePod,
     Delete,
     Evict,
+    FleetMemory,
     Free,
     Make,
     NotePool,
@@ -36,7 +37,6 @@ from fleet.decide.actions import (
     StartJob,
 )
 from fleet.decide.decide import Decision
-from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
 from fleet.world.kubernetes import CORDONED, FENCED, KubeCondition, KubernetesView
 from fleet.world.machine import MachineObject, MachineStatus

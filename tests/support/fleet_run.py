@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.settings import FleetSettings
+from fleet.policy import FleetSettings
 from tests.support.slurm_rest import Rest
 from tests.support.watch_server import Server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet import crd, crd_pools
+from fleet import crd
 
-POOLS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd_pools.PLURAL}"
-KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd_pools.KIND}
+POOLS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.POOL_PLURAL}"
+KIND = {"apiVersion": f"{crd.GROUP}/{crd.VERSION}", "kind": crd.POOL_KIND}

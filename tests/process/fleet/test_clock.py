@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from fleet import reconciler as loop
-from fleet.act import clock
+from fleet.act import api_client
 from fleet.act import observer as looks
+from fleet.policy import FleetSettings
 from fleet.reconciler import Reconciler
-from fleet.report.stats import stats_pages
-from fleet.settings import FleetSettings
+from fleet.report.web import stats_pages
 from tests.support.fleet_run import SLURM, server, settings
 from tests.support.slurm_rest import Rest, nodes
 from tests.support.watch_server import Server, until
@@ -25,7 +25,7 @@ HOUR = 3600.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_began", clock._began)  # put back after each
+    monkeypatch.setattr(api_client, "_began", api_client._began)  # put back after each
     monkeypatch.setattr(loop, "AT_LEAST_S", 0.1)
     monkeypatch.setattr(looks, "CLOCK_S", 0.0)
 
@@ -54,7 +54,7 @@ def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_onc
 ) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + HOUR)
-    monkeypatch.setattr(clock, "_began", time.time() - time.monotonic())
+    monkeypatch.setattr(api_client, "_began", time.time() - time.monotonic())
     rest.answers, server.watches = (lambda method, path: nodes(SLURM)), server.hold
 
     def steps(fleet: Reconciler) -> list[Callable[[], bool]]:
@@ -64,7 +64,7 @@ def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_onc
         def mended() -> bool:
             monkeypatch.setattr(time, "time", real)
             asyncio.get_running_loop().create_task(fleet.cache.nodes.list())
-            return not stands(fleet) and abs(clock.steady() - real()) < clock.MOST_S
+            return not stands(fleet) and abs(api_client.steady() - real()) < api_client.MOST_SKEW_S
 
         return [told, lambda: 'clock_ahead_seconds{of="the API server"}' in metrics(fleet), mended]
 

@@ -9,8 +9,7 @@ import pytest
 from fleet.decide.actions import Notice
 from fleet.errors import FleetError
 from fleet.report import web as adapter
-from fleet.report.stats import HANGS_S, LoopStats
-from fleet.report.web import HttpServer
+from fleet.report.web import HANGS_S, HttpServer, LoopStats
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown

@@ -19,7 +19,8 @@ from fleet.decide.decide import Decision
 from fleet.errors import FleetError
 from fleet.policy import Machines, Policy
 from fleet.report import web as adapter
-from fleet.report.web import CELLS, Jobs, PageServer, PageSource, detail, picture
+from fleet.report.status import CELLS, Jobs, detail, picture
+from fleet.report.web import PageServer, PageSource
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown
 from tests import browser as browsers

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from fleet import reconciler
 from fleet import reconciler as loop
-from fleet.act import fast_path
 from fleet.decide import drain
 from fleet.decide.actions import Drain
+from fleet.policy import FleetSettings
 from fleet.reconciler import AT_ONCE, Reconciler
-from fleet.settings import FleetSettings
 from fleet.world.slurm import parse_nodes
 from fleet.world.snapshot import Worker
 from tests.support.fleet_run import POD, SLURM, server, settings
@@ -319,7 +319,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: fleet.stats.workers == MANY)
-                monkeypatch.setattr(fast_path, "urgent_drains", hurried)
+                monkeypatch.setattr(reconciler, "urgent_drains", hurried)
                 known.set()
                 await until(lambda: bool(drained))
             finally:
@@ -335,7 +335,7 @@ def test_cordons_in_a_crowd_are_as_many_a_second_as_a_look_has_changes_and_not_a
     server: Server, rest: Rest, settings: FleetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look at five thousand nodes takes seconds: whoever cordons a row of racks waited for several of them."""
-    monkeypatch.setattr(fast_path, "PACE_S", 0.1)
+    monkeypatch.setattr(reconciler, "PACE_S", 0.1)
     settings.policy.write_text(json.dumps({"changes": 2}))
     ends, begun = threading.Event(), threading.Event()
     drained: list[str] = []

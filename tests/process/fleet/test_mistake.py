@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fleet.act import safe_decide
+from fleet.decide import decide as decide_module
 from fleet.decide.decide import decide
+from fleet.policy import FleetSettings
 from fleet.reconciler import Reconciler
-from fleet.settings import FleetSettings
 from fleet.world.kubernetes import KubernetesView
 from tests.support.fleet_pages import asked
 from tests.support.fleet_run import POD, SLURM, server, settings
@@ -60,7 +60,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
         write({"type": "MODIFIED", "object": now})
         server.hold(query, write)
 
-    monkeypatch.setattr(safe_decide, "unguarded", breaks)
+    monkeypatch.setattr(decide_module, "decide", breaks)
     server.watches, server.lists = watches, lambda query: page(now)
     said: list[str] = []
 

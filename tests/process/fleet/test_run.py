@@ -17,8 +17,8 @@ from fleet.act import changes, observer
 from fleet.act import slurm_client as adapter
 from fleet.act.api_client import ApiClient
 from fleet.decide.decide import Decision, decide
+from fleet.policy import FleetSettings
 from fleet.reconciler import Reconciler
-from fleet.settings import FleetSettings
 from fleet.world.snapshot import Unknown
 from tests.support.fleet_pages import asked
 from tests.support.fleet_run import POD, SLURM, server, settings
@@ -170,7 +170,7 @@ def test_a_heartbeat_is_no_news(
         write({"type": "MODIFIED", "object": node("n0", 100, cordoned=True)})
         server.hold(query, write)
 
-    monkeypatch.setattr(loop, "decide", counted)
+    monkeypatch.setattr(loop, "decide_safely", counted)
     rest.answers, server.watches = answers, watches
     server.lists = lambda query: page(node("n0"))
 
@@ -282,7 +282,7 @@ def test_who_sets_the_clock_ahead_makes_no_time_pass(
         hours.append(now)
         return decide(world, memory, now, policy)
 
-    monkeypatch.setattr(loop, "decide", seen)
+    monkeypatch.setattr(loop, "decide_safely", seen)
     rest.answers, server.watches = lambda method, path: nodes(SLURM), server.hold
 
     async def whole() -> None:
@@ -494,7 +494,7 @@ def test_who_is_called_and_does_not_answer_holds_up_no_cordon_and_what_he_takes_
         write({"type": "MODIFIED", "object": node("n0", 2, cordoned=True)})
         server.hold(query, write)
 
-    monkeypatch.setattr(loop, "decide", due)
+    monkeypatch.setattr(loop, "decide_safely", due)
     rest.answers, server.watches = (lambda method, path: nodes(SLURM)), watches
     server.lists = lambda query: page(node("n0"))
     said: list[str] = []

@@ -15,10 +15,9 @@ import yaml
 from cluster.errors import ClusterError
 from cluster.manifests import CHART, Document
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
-from fleet.policy import KEYS, OF_MACHINES, Policy, Webhook, policy_from_json
-from fleet.settings import WEBHOOK, from_environment
-from fleet.world.jobs import Offer
+from fleet.policy import KEYS, OF_MACHINES, WEBHOOK_FILES, Policy, Webhook, policy_from_json, read_settings
 from fleet.world.kubernetes import FREE, RESTART, RETURNING
+from fleet.world.slurm import Offer
 from fleet.world.worker_pool import ElasticSpec, parse_pool
 from init.errors import ConfigError
 from init.helpers.configwatch import DIRECTORY, WORD
@@ -136,7 +135,7 @@ def test_machines_are_kept_only_where_they_are_asked_for() -> None:
     assert rules(documents)["Role machines/status"]["verbs"] == ["patch"]
     assert "patch" in rules(documents)["ClusterRole nodes"]["verbs"], "a machine that is not to be up is cordoned"
     given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
-    assert from_environment(given).machines
+    assert read_settings(given).machines
     assert "Role machines" not in rules(rendered())
 
 
@@ -149,8 +148,8 @@ def test_pods_are_made_only_where_pools_are_asked_for() -> None:
     assert found["Role pods"]["verbs"] == ["create", "patch"] and "resourceNames" not in found["Role pods/eviction"]
     assert rules(rendered(fleet={**pools, "policy": {"fencing": "act"}}))["Role pods"]["verbs"][-1] == "delete"
     given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
-    assert from_environment(given).pools
-    assert not from_environment({one["name"]: one.get("value", "x") for one in env_of(rendered())}).pools
+    assert read_settings(given).pools
+    assert not read_settings({one["name"]: one.get("value", "x") for one in env_of(rendered())}).pools
     assert not [one for one in rules(rendered()).values() if "pods" in one["resources"] and "create" in one["verbs"]]
 
 
@@ -317,7 +316,7 @@ def test_webhooks_have_the_files_of_the_secret_that_is_named_and_no_right_for_it
     (volume,) = [one for one in pod(documents)["volumes"] if one["name"] == "webhook"]
     assert volume["secret"] == {"secretName": "repair", "defaultMode": 0o440}
     (mount,) = [one for one in pod(documents)["containers"][0]["volumeMounts"] if one["name"] == "webhook"]
-    assert (mount["mountPath"], mount["readOnly"]) == (WEBHOOK, True)
+    assert (mount["mountPath"], mount["readOnly"]) == (WEBHOOK_FILES, True)
     assert rules(documents).keys() == rules(rendered(fleet={"machines": {"enabled": True}})).keys()
     assert "webhook" not in [one["name"] for one in pod(calls({"url": REPAIR["url"]}))["volumes"]]
     with pytest.raises(ClusterError, match=r"replace\.webhook: tokenFile and caFile .* fleet\.webhookSecret"):
@@ -392,7 +391,7 @@ def test_pods_of_others_are_read_where_the_policy_names_their_namespace_and_nowh
     assert found.keys() - rules(rendered(fleet=OWNED)).keys() == {"Role pods in llm"}
     assert found["Role pods in llm"] == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     env = {one["name"]: one.get("value", "x") for one in env_of(documents)}
-    assert from_environment(env).guests == ("llm",)
+    assert read_settings(env).guests == ("llm",)
     assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).lend.pools == {"gpu": 0.5}
     with pytest.raises(ClusterError, match="workerPools"):
         rendered(fleet={"policy": {"lend": LENDS}})
@@ -551,7 +550,7 @@ def test_its_pod_has_no_rights_on_its_machine() -> None:
 def test_its_settings_are_those_that_it_takes() -> None:
     documents = rendered()
     given = {one["name"]: one.get("value", "x") for one in pod(documents)["containers"][0]["env"]}
-    settings = from_environment(given)
+    settings = read_settings(given)
     instance = only(documents, "Deployment")["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"]
     assert (settings.release, settings.slurm) == (instance, "slurm-slurmctld:6820")
     assert only(documents, "Lease")["metadata"]["name"] == settings.lease

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet import reasons
 from fleet.decide.causes import KINDS, TEXTS, CauseKind, cause
 from fleet.policy import KEYS
+from fleet.world import slurm
 
 ROOT = Path(__file__).resolve().parents[3]
 # Kinds without a setting of the policy: a person's request to a pod or a machine.
@@ -34,8 +34,8 @@ def test_a_kind_is_complete(kind: CauseKind) -> None:
     assert without_setting if not kind.setting else kind.setting in KEYS, "write its setting into fleet/policy.py"
     assert f"`{kind.name}`" in TABLE, "name it in the table of docs/fleet.md"
     assert kind.name in literals(), "no module of fleet/decide finds it"
-    reason = reasons.reason(cause(kind.name, *(7 for _ in re.findall(r"{.*?}", kind.text))))
-    assert reasons.kinds(reason) == {kind.name}, "Slurm's reason does not lead back to it"
+    reason = slurm.drain_reason(cause(kind.name, *(7 for _ in re.findall(r"{.*?}", kind.text))))
+    assert slurm.causes_in(reason) == {kind.name}, "Slurm's reason does not lead back to it"
 
 
 def test_a_name_stands_once() -> None:

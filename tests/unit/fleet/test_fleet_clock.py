@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fleet import reasons
-from fleet.act.clock import apart
+from fleet.act.api_client import apart
 from fleet.decide.actions import Delete, Drain, Fence, Undrain, Unfence
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
+from fleet.world import slurm
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import Worlds
 
@@ -74,7 +74,7 @@ def test_jobs_have_their_time_by_a_clock_that_is_believed() -> None:
     worlds.now += 7200
     assert not [one for one in doubted(worlds).changes if isinstance(one, Drain | Undrain)]
     worlds.look()
-    assert reasons.kinds(worlds.slurm["w0"].reason) == {"deadline", "leave"}
+    assert slurm.causes_in(worlds.slurm["w0"].reason) == {"deadline", "leave"}
     assert not [one for one in doubted(worlds).changes if isinstance(one, Drain | Undrain)], "what is over stays over"
 
 
@@ -89,9 +89,9 @@ def test_a_pools_own_deadline_is_of_a_clock_that_is_believed(when: dict[str, Any
     worlds.now += 7200
 
     def over(decision: Decision) -> int:
-        return sum(isinstance(one, Drain) and "deadline" in reasons.kinds(one.reason) for one in decision.changes)
+        return sum(isinstance(one, Drain) and "deadline" in slurm.causes_in(one.reason) for one in decision.changes)
 
-    held = sum("deadline" in reasons.kinds(node.reason) for node in worlds.slurm.values())
+    held = sum("deadline" in slurm.causes_in(node.reason) for node in worlds.slurm.values())
     assert held + over(doubted(worlds)) == ends
     assert held + over(worlds.decide(worlds.world())) == 1
     if ends:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fleet.cli import explain
-from fleet.report.stats import LoopStats
-from fleet.report.status import lines, report
-from fleet.report.web import picture
+from fleet.report.status import lines, picture, report
+from fleet.report.web import LoopStats
 from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView
 from fleet.world.pod_page import READY
 from fleet.world.snapshot import FleetSnapshot

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import FleetMemory
 from fleet.decide.remediation import disproved
 from fleet.policy import Machines, Policy, Treatment, policy
 from fleet.world.kubernetes import KubernetesView

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, Remove, Undrain
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, FleetMemory, Remove, Undrain
 from fleet.decide.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.world.jobs import Offer, PendingJob, gpus, mismatch, nodes_needed, pending_jobs, tasks
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.slurm import parse_slurm
+from fleet.world.slurm import Offer, PendingJob, gpus, mismatch, nodes_needed, parse_slurm, pending_jobs, tasks
 from fleet.world.worker_pool import WorkerPool, parse_pool
 from tests.fleet_elastic_world import ElasticWorlds, Job, template
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleet.decide.actions import Change
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import Change, FleetMemory
 from fleet.policy import Policy
 from tests.fleet_elastic_world import ElasticWorlds
 

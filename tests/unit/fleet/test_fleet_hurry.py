@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import cast
 
 from fleet.act.api_client import ApiClient
-from fleet.act.fast_path import FRESH_S, Claims, FastPath
 from fleet.act.watch_cache import WatchCache
-from fleet.decide.actions import Drain
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import Drain, FleetMemory
 from fleet.policy import Policy
+from fleet.reconciler import FRESH_S, Claims, FastPath
 from fleet.world.slurm import SlurmView, parse_nodes
 from fleet.world.snapshot import Unknown
 

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleet import reasons
 from fleet.act.observer import needs_claims
 from fleet.decide import lending
-from fleet.decide.actions import Drain, Evict
+from fleet.decide.actions import Drain, Evict, FleetMemory
 from fleet.decide.lending import plan_loans
-from fleet.decide.memory import FleetMemory
 from fleet.policy import Lend, policy_from_json
+from fleet.world import slurm
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
@@ -447,7 +446,7 @@ def test_whatever_happens_it_keeps_its_share_its_notice_and_all_comes_back(steps
     assert set(worlds.pods) == ALL and not worlds.lent()
     assert not [name for name, node in worlds.slurm.items() if node.drained_by == "fleet"], "and nothing is left behind"
     # A node that a person resumed twice takes jobs in spite of the update.
-    lifted = {"Updated"} if any(reasons.marked(node.comment) for node in worlds.slurm.values()) else set()
+    lifted = {"Updated"} if any(slurm.mark_in_comment(node.comment) for node in worlds.slurm.values()) else set()
     assert {one.type for one in worlds.read().status.conditions if one.status != "True"} <= lifted
 
 

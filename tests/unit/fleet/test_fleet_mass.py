@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.decide.actions import Drain, ShowOnPod, Undrain
-from fleet.decide.memory import RefusedChange
+from fleet.decide.actions import Drain, RefusedChange, ShowOnPod, Undrain
 from fleet.policy import Policy
 from tests.fleet_world import Worlds
 

@@ -9,8 +9,7 @@ import pytest
 from fleet.cli import explain
 from fleet.errors import FleetError
 from fleet.policy import Policy
-from fleet.report.status import lines, report
-from fleet.report.web import detail, picture
+from fleet.report.status import detail, lines, picture, report
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot

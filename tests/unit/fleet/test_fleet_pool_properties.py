@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.decide.actions import Change, CreatePod, Evict, Free, NotePool, ShowOnNode, ShowOnPod, about
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import Change, CreatePod, Evict, FleetMemory, Free, NotePool, ShowOnNode, ShowOnPod, about
 from fleet.policy import Policy
 from tests.fleet_pools_world import PoolWorlds
 from tests.support.pool_events import EVENTS

@@ -12,11 +12,10 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # none are there
 import pytest
 
-from fleet import crd_pools
+from fleet import crd
 from fleet.act.changes import pod_of
 from fleet.cli import explain
-from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, NotePool, Undrain
-from fleet.decide.memory import FleetMemory
+from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, FleetMemory, NotePool, Undrain
 from fleet.decide.pools import refusals
 from fleet.errors import FleetError
 from fleet.policy import Policy
@@ -720,7 +719,7 @@ def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) ->
     worlds.look()
     status = replace(worlds.read().status, adopted="abc")
     assert status.conditions
-    version: Any = crd_pools.definition()["spec"]
+    version: Any = crd.pool_definition()["spec"]
     schema = version["versions"][0]["schema"]["openAPIV3Schema"]
     item = {"spec": worlds.pool.spec, "status": pool_status_json(status)}
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors(item))
@@ -729,5 +728,5 @@ def test_what_is_noted_is_read_back_and_passes_the_schema(worlds: PoolWorlds) ->
 
 def test_the_charts_definition_is_the_one_that_is_written_here() -> None:
     text = (ROOT / "cluster/chart/charts/crds/crds/workerpool.json").read_text()
-    said = json.dumps(crd_pools.definition(), indent=2) + "\n"
+    said = json.dumps(crd.pool_definition(), indent=2) + "\n"
     assert text == said, "fleet crd workerpool > cluster/chart/charts/crds/crds/workerpool.json"

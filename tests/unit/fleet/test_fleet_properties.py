@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet import reasons
-from fleet.decide.actions import Change
+from fleet.decide.actions import Change, FleetMemory
 from fleet.decide.causes import LIMITED
-from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy, Topology
+from fleet.world import slurm
 from tests.fleet_world import OURS, Worlds
 
 SIZE = 4
@@ -93,7 +92,7 @@ def run(worlds: Worlds, steps: list[tuple[str, int, int]]) -> None:
                 if what in ALWAYS or (name in worlds.pods and name in worlds.slurm):
                     EVENTS[what](worlds, name, f"n{number}")
         held = [node for node in worlds.slurm.values() if node.drained_by == "fleet"]
-        by_machines = [node for node in held if reasons.kinds(node.reason) & LIMITED]
+        by_machines = [node for node in held if slurm.causes_in(node.reason) & LIMITED]
         assert len(by_machines) <= max(1, int(SIZE * worlds.policy.share)), "above budget"
 
 
@@ -162,7 +161,7 @@ def test_whatever_happens_nothing_is_touched_that_is_not_ours_and_it_settles(
             assert (node.drained_by == "fleet") is not refused, "held, unless a person has said no twice"
         elif not by_machine:
             assert node.drained_by == "", "no cause, no drain"
-            assert reasons.marked(node.comment) is None, "and nothing left behind"
+            assert slurm.mark_in_comment(node.comment) is None, "and nothing left behind"
 
 
 class Killed(Exception):

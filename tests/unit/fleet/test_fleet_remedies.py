@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.decide.actions import Annotate, CallHook, Change, Drain, Record, StartJob, Withdraw, action_key
+from fleet.decide.actions import Annotate, CallHook, Change, Drain, FleetMemory, Record, StartJob, Withdraw, action_key
 from fleet.decide.decide import LAST
-from fleet.decide.memory import FleetMemory
 from fleet.policy import Machines, Policy, Treatment, Webhook, policy
 from fleet.report.events import in_words
 from fleet.world.kubernetes import KubernetesView

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from fleet.cli import explain
 from fleet.policy import Machines, Policy
-from fleet.report.status import lines, report
-from fleet.report.web import picture
+from fleet.report.status import lines, picture, report
 from tests.fleet_world import Pod, Worlds
 
 

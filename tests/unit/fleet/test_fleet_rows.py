@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet import reasons
-from fleet.decide import orphans
+from fleet.decide import drain
 from fleet.decide.actions import (
     Change,
     Cordon,
@@ -15,8 +14,10 @@ from fleet.decide.actions import (
     Drain,
     Evict,
     Fence,
+    FleetMemory,
     Forget,
     Free,
+    LostPod,
     Protect,
     Remove,
     RestartSlurmd,
@@ -27,8 +28,8 @@ from fleet.decide.actions import (
     Unfence,
 )
 from fleet.decide.decide import Decision
-from fleet.decide.memory import FleetMemory, LostPod
 from fleet.policy import Policy
+from fleet.world import slurm
 from fleet.world.kubernetes import RESTART, KubePod, KubernetesView, StatefulSet
 from fleet.world.slurm import SlurmView, slurm_node
 from fleet.world.snapshot import FleetSnapshot
@@ -117,7 +118,7 @@ def test_a_node_that_is_down_is_told_and_stays(worlds: Worlds) -> None:
     assert told(worlds)["w0", "held"].startswith("down by another actor (Not responding)")
 
 
-@pytest.mark.parametrize("reason", ["minivm: gpu_count[rma]@9f2c001 7 of 8 GPUs", init_node.STOPPING, reasons.LIFTED])
+@pytest.mark.parametrize("reason", ["minivm: gpu_count[rma]@9f2c001 7 of 8 GPUs", init_node.STOPPING, slurm.LIFTED])
 def test_what_the_broker_the_pod_or_slurm_itself_drains_is_not_the_fleets(worlds: Worlds, reason: str) -> None:
     """The fleet does not treat the drains of the broker, the pod or Slurm as its own.
 
@@ -192,10 +193,10 @@ def test_more_causes_and_fewer_say_so_and_only_the_last_one_lifts(worlds: Worlds
     worlds.look()
     worlds.nodes["n0"].taints["minivm.io/maintenance"] = "rack 4"
     worlds.look()
-    assert reasons.kinds(worlds.slurm["w0"].reason) == {"cordon", "maintenance"}
+    assert slurm.causes_in(worlds.slurm["w0"].reason) == {"cordon", "maintenance"}
     worlds.cordon("n0", on=False)
     worlds.look()
-    assert reasons.kinds(worlds.slurm["w0"].reason) == {"maintenance"}
+    assert slurm.causes_in(worlds.slurm["w0"].reason) == {"maintenance"}
     assert worlds.slurm["w0"].drained_by == "fleet"
 
 
@@ -233,7 +234,7 @@ def test_a_named_condition_drains_while_it_is_true() -> None:
     worlds.nodes["n0"].signs |= {"HardwareIssuesSuspected": "True", "DiskPressure": "True"}
     worlds.nodes["n1"].signs["DiskPressure"] = "True"
     worlds.look()
-    assert [reasons.kinds(node.reason) for node in worlds.slurm.values()] == [{"condition"}, set(), set()]
+    assert [slurm.causes_in(node.reason) for node in worlds.slurm.values()] == [{"condition"}, set(), set()]
     worlds.nodes["n0"].signs["HardwareIssuesSuspected"] = "False"
     worlds.look()
     assert not worlds.slurm["w0"].drained_by
@@ -245,7 +246,7 @@ def test_a_node_that_is_not_ready_for_a_while_takes_no_jobs_until_it_is(worlds: 
     assert not in_slurm(worlds)
     worlds.now += 1
     worlds.look()
-    assert reasons.kinds(worlds.slurm["w0"].reason) == {"notready"}
+    assert slurm.causes_in(worlds.slurm["w0"].reason) == {"notready"}
     worlds.ready("n0")
     worlds.look()
     assert not worlds.slurm["w0"].drained_by
@@ -281,7 +282,7 @@ def test_machines_that_fail_together_are_a_pause_and_a_told_reason_not_a_thousan
     worlds.cordon("n9")
     worlds.look()
     assert worlds.slurm["w9"].drained_by == "fleet", "a person's word counts in a pause too"
-    assert reasons.kinds(worlds.slurm["w9"].reason) == {"cordon"}
+    assert slurm.causes_in(worlds.slurm["w9"].reason) == {"cordon"}
     for number in range(20):
         worlds.ready(f"n{number}")
     worlds.settle_in()
@@ -391,7 +392,7 @@ def test_jobs_of_a_pod_that_is_to_go_have_their_time_and_then_run_elsewhere() ->
     worlds.look()
     assert worlds.slurm["w0"].states == ["IDLE", "DRAIN"]
     assert not worlds.slurm["w0"].jobs
-    assert reasons.kinds(worlds.slurm["w0"].reason) == {"deadline", "leave"}
+    assert slurm.causes_in(worlds.slurm["w0"].reason) == {"deadline", "leave"}
     worlds.settle_in()
     assert worlds.pods["w0"].uid == "pod-w0-1"
     worlds.settle()
@@ -425,7 +426,7 @@ def test_what_was_set_down_for_a_cause_that_is_withdrawn_is_resumed_by_us() -> N
     worlds.cordon("n0")
     worlds.annotate("w0", "minivm.io/leave", None)
     worlds.settle_in()
-    assert reasons.kinds(worlds.slurm["w0"].reason) == {"cordon", "deadline"}, "still down by us, and it says so"
+    assert slurm.causes_in(worlds.slurm["w0"].reason) == {"cordon", "deadline"}, "still down by us, and it says so"
     worlds.cordon("n0", on=False)
     worlds.settle_in()
     assert (worlds.slurm["w0"].states, worlds.slurm["w0"].comment) == (["IDLE"], "")
@@ -728,8 +729,8 @@ def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> N
     world = worlds.world()
     (worker,) = world.workers()
     assert isinstance(world.slurm, SlurmView)
-    assert not orphans.lost_causes(worker, world.slurm, replaced, orphans.LONGEST_S - 1, Policy())
-    assert orphans.lost_causes(worker, world.slurm, replaced, orphans.LONGEST_S, Policy())
+    assert not drain.lost_causes(worker, world.slurm, replaced, drain.MOST_PATIENCE_S - 1, Policy())
+    assert drain.lost_causes(worker, world.slurm, replaced, drain.MOST_PATIENCE_S, Policy())
 
 
 def test_a_fleet_that_is_started_anew_goes_on_from_what_the_pod_was_asked_for() -> None:
@@ -828,7 +829,7 @@ def test_a_fleet_that_begins_to_count_anew_lifts_no_drain_of_a_node_that_is_sile
     worlds.ready("n0", False)
     worlds.now += 100
     worlds.settle_in()
-    assert "notready" in reasons.kinds(worlds.slurm["w0"].reason)
+    assert "notready" in slurm.causes_in(worlds.slurm["w0"].reason)
     worlds.nodes["n0"].since = worlds.now
     assert not changed(worlds.decide(worlds.world()), Undrain, Protect, Drain)
 
@@ -856,7 +857,7 @@ def test_a_dead_machine_is_given_up_and_its_jobs_and_pods_are_elsewhere(acting: 
     acting.settle_in()
     assert [type(change) for change in acting.done if isinstance(change, Fence | Delete)] == [Fence, Delete]
     downs = [change for change in acting.done if isinstance(change, Drain) and change.down]
-    assert [reasons.kinds(down.reason) for down in downs] == [{"dead", "notready"}]
+    assert [slurm.causes_in(down.reason) for down in downs] == [{"dead", "notready"}]
     assert acting.done.index(downs[0]) < acting.done.index(changed_of(acting, Delete)), "its jobs first"
     assert (acting.slurm["w-0"].jobs, acting.pods["w-0"].node != "n0") == (set(), True)
     acting.settle()
@@ -1194,11 +1195,11 @@ def test_a_cordons_reason_passes_neither_for_a_verdict_nor_for_another_node() ->
 
     Otherwise the health broker would take the fleet's drain for its own, and lift it when its checks pass.
     """
-    said = reasons.reason({"cordon": 'x; gpu_count[rma]@9f2c001 gone\nNodeName="w9"; \x1b[31m' + "y" * 500})
+    said = slurm.drain_reason({"cordon": 'x; gpu_count[rma]@9f2c001 gone\nNodeName="w9"; \x1b[31m' + "y" * 500})
     assert not broker.names(said)
     assert said.isprintable()
     assert len(said) < 220
-    assert reasons.kinds(said) == {"cordon"}
+    assert slurm.causes_in(said) == {"cordon"}
     shown = init_node.parse(f"NodeName=w0 State=IDLE+DRAIN Reason={said} [slurm@2026-11-20T10:32:18]")
     assert (shown.name, shown.reason) == ("w0", said)
     assert shown.held_by_others, "the pod's own drain leaves it to the fleet"
@@ -1208,14 +1209,14 @@ def test_a_cordons_reason_passes_neither_for_a_verdict_nor_for_another_node() ->
     "reason", ["minivm: fleet", "minivm: fleet: lifted", "minivm: fleet: : x", "MINIVM: fleet: cordon: x", "cordon: x"]
 )
 def test_what_is_nearly_our_reason_is_not_ours(reason: str) -> None:
-    assert not reasons.kinds(reason)
+    assert not slurm.causes_in(reason)
 
 
 @pytest.mark.parametrize(
     "comment", ["", "minivm: fleet: held", "minivm: fleet: held 99999999 x", "minivm: fleet: held 1 x y"]
 )
 def test_a_mark_that_nobody_can_read_is_none(comment: str) -> None:
-    assert reasons.marked(comment) is None
+    assert slurm.mark_in_comment(comment) is None
 
 
 @pytest.mark.parametrize("comes_and_goes", [False, True])

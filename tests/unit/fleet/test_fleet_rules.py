@@ -13,7 +13,7 @@ import jsonschema  # type: ignore[import-untyped]  # none are there
 import pytest
 from cel_expr_python import cel  # type: ignore[import-untyped]  # none are there
 
-from fleet import crd, crd_pools
+from fleet import crd
 from fleet.errors import FleetError
 from fleet.world.machine import parse_machine
 from fleet.world.worker_pool import parse_pool
@@ -103,10 +103,10 @@ def refused(schema: Object, item: Object) -> list[str]:
 @pytest.mark.parametrize(("name", "spec", "word"), POOLS)
 def test_what_the_rules_refuse_of_a_pool_the_fleet_refuses_too(name: str, spec: Object, word: str) -> None:
     item = {"metadata": {"name": name, "uid": "u"}, "spec": spec}
-    said = refused(schema_of(crd_pools.definition()), item)
+    said = refused(schema_of(crd.pool_definition()), item)
     assert len(said) == bool(word) and all(word in one for one in said), "by that rule, and by no other"
     # The item as a server before 1.25 stores it, and with the defaults that a newer server fills in.
-    for one in (item, filled(schema_of(crd_pools.definition()), item)):
+    for one in (item, filled(schema_of(crd.pool_definition()), item)):
         if word:
             with pytest.raises(FleetError, match="read "):
                 parse_pool(one)
@@ -131,6 +131,6 @@ def test_every_rule_refuses_something_here() -> None:
             yield from rules(one)
 
     words = {word for _, _, word in POOLS if word} | {word for _, word in MACHINES if word}
-    for definition in (crd.definition(), crd_pools.definition()):
+    for definition in (crd.definition(), crd.pool_definition()):
         for message in rules(schema_of(definition)):
             assert any(word in message for word in words), message

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.decide.actions import Drain, ShowStates
-from fleet.decide.slinky import show_states
+from fleet.decide.conditions import show_slinky_states
 from fleet.policy import Policy, policy
 from fleet.world.slurm import parse_slurm
 from tests.fleet_world import Worlds
@@ -152,9 +152,9 @@ def test_what_may_have_a_job_is_busy(states: list[str], jobs: dict[str, tuple[st
     number = {"set": True, "infinite": False, "number": 1}
     side = parse_slurm([{**node, "reason_changed_at": number, "slurmd_start_time": number}])
     worker = replace(next(iter(worlds.world().workers())), slurm=side.nodes["w0"])
-    shown = show_states(worker, replace(side, jobs=jobs), ON)
+    shown = show_slinky_states(worker, replace(side, jobs=jobs), ON)
     assert shown is not None and "SlurmNodeStateMixed" in {each.type for each in shown.conditions}
-    free = show_states(worker, replace(side, jobs={}), ON)
+    free = show_slinky_states(worker, replace(side, jobs={}), ON)
     assert free is not None and "SlurmNodeStateMixed" not in {each.type for each in free.conditions}
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.act import safe_decide
-from fleet.decide.actions import Notice
+from fleet.decide import decide as decide_module
+from fleet.decide.actions import FleetMemory, Notice
 from fleet.decide.decide import Decision
 from fleet.decide.decide import decide as whole
-from fleet.decide.memory import FleetMemory
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
@@ -22,8 +21,8 @@ def broken(world: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy
 
 
 def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_decide, "unguarded", broken)
-    first = safe_decide.decide(WORLD, FleetMemory(absent={"w0": 1.0}), 100.0, Policy())
+    monkeypatch.setattr(decide_module, "decide", broken)
+    first = decide_module.decide_safely(WORLD, FleetMemory(absent={"w0": 1.0}), 100.0, Policy())
     assert first.changes == ()
     (told,) = first.news
     assert (told.about, told.kind) == ("fleet", "mistake")
@@ -31,16 +30,16 @@ def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pyte
     assert "\n" not in told.text and len(told.text) < 1024, "whatever others may have written into it"
     assert "in broken" in first.mistake and "test_fleet_sure.py" in first.mistake
     assert first.memory.absent == {}, "it may be what it has fallen over"
-    again = safe_decide.decide(WORLD, first.memory, 101.0, Policy())
+    again = decide_module.decide_safely(WORLD, first.memory, 101.0, Policy())
     assert (again.news, again.notices) == ((), (told,))
-    monkeypatch.setattr(safe_decide, "unguarded", whole)
-    well = safe_decide.decide(WORLD, again.memory, 102.0, Policy())
-    assert (well.notices, well.mistake, safe_decide.mistake_text(well)) == ((), "", "")
+    monkeypatch.setattr(decide_module, "decide", whole)
+    well = decide_module.decide_safely(WORLD, again.memory, 102.0, Policy())
+    assert (well.notices, well.mistake, decide_module.mistake_text(well)) == ((), "", "")
 
 
 def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:
-    wrong = Decision((), (Notice("fleet", safe_decide.MISTAKE, "nothing is decided: x"),), (), FleetMemory(), "trace")
-    patience, now, pauses = safe_decide.Backoff(), 0.0, []
+    wrong = Decision((), (Notice("fleet", decide_module.MISTAKE, "nothing is decided: x"),), (), FleetMemory(), "trace")
+    patience, now, pauses = decide_module.Backoff(), 0.0, []
     for _ in range(8):
         patience.update(wrong, now)
         assert patience.why == "nothing is decided: x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet import crd_pools
+from fleet import crd
 from fleet.act.changes import template_error
 from fleet.decide.actions import CreatePod, Notice, action_key
 from tests.fleet_pools_world import POOL, PoolWorlds, template
@@ -89,6 +89,6 @@ def test_however_much_is_wrong_it_has_its_place_in_a_condition_what_was_found_an
     ]
     said = template_error("w" * 40, "x" * 10**6, causes)
     first = said.partition(";")[0]
-    assert len(said) < crd_pools.SAID and len(first) < 600
+    assert len(said) < crd.MOST_MESSAGE and len(first) < 600
     assert "[0].port" in first and "Invalid value: 70" in first and first.endswith("must be less")
-    assert len(template_error("w", "v1.A.B:" * 10**5, [])) < crd_pools.SAID
+    assert len(template_error("w", "v1.A.B:" * 10**5, [])) < crd.MOST_MESSAGE

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.act.slurm_client import body
-from fleet.decide.actions import Drain, Place
+from fleet.decide.actions import Drain, FleetMemory, Place
 from fleet.decide.decide import MANY, decide
-from fleet.decide.memory import FleetMemory
 from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due_place, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, policy_from_json
 from fleet.report.events import in_words
