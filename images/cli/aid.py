@@ -73,6 +73,8 @@ def tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> 
         composed, planned = own.plan([NATIVE], own.present())
     if todo:
         own.build(composed, planned, reporter)
-    from images.make import native  # imported late: it loads docker's library, which a build with nothing to do spares
+    from images.make.build import (
+        native_tools,  # imported late: it loads docker's library, which a build with nothing to do spares
+    )
 
-    return native.tools(composed.images[NATIVE].reference)
+    return native_tools(composed.images[NATIVE].reference)

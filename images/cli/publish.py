@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from images.cli.session import Session
     from images.engine.docker import DockerEngine
     from images.make.plan import PlannedImage
+    from images.ship.diff import Contents
     from images.ship.push import Pushed
     from images.ship.registry import Login, Registry, RegistryPath
 
@@ -265,8 +266,9 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
         click.echo(line)
 
 
-def contents(engine: DockerEngine, name: str) -> Any:
-    from images.engine.saved import Chunks, read
+def contents(engine: DockerEngine, name: str) -> Contents:
+    from images.engine.store import Chunks
+    from images.ship.diff import read
 
     if not engine.has(name):
         raise ImagesError(f"read image {name}", "the engine does not have it", hint="`build.py build` makes a role's")

@@ -265,7 +265,7 @@ class Session:
         """Read the base image's packages and repositories, if there is a base image."""
         if not self.place.base:
             return None
-        from images.make.base import read_base
+        from images.make.build import read_base
 
         return read_base(self.engine, self.place.base, self.repository / "build/base", self.place.choice.arch)
 

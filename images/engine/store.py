@@ -17,8 +17,30 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from images.engine.saved import Chunks
 from images.errors import ImagesError
+
+
+class Chunks(io.RawIOBase):
+    """A readable file over an iterator of byte strings, which is what an HTTP client returns."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
 
 # Make an image's configuration here instead of in the builder: no dates, no host, the same id on every machine.
 

@@ -7,30 +7,56 @@ from __future__ import annotations
 
 import errno
 import json
+import posixpath
 import re
 import shutil
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 from ground.commands import ran
 from images.archive import apt, bootstrap
+from images.archive.apt import BaseFiles, Origin, deb822, one_line
 from images.archive.lock import LockContext
-from images.definition.spec import AptSource, EntryKind, Pin
+from images.definition.spec import UNFILLED, AptSource, EntryKind, Pin
 from images.engine import store
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
-from images.make import content, libraries, native, sbom, toolkit
+from images.make import content, sbom, toolkit
 from images.make.compose import fetched, pins, switched
 from images.make.content import Entry
 from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import STEP, Reporter
 from images.settings import installed
+
+# Every Debian has it, and no package puts anything there.
+NATIVE_MOUNT = "/mnt"
+NATIVE_DIRECTORY = f"{NATIVE_MOUNT}/minivm"
+NATIVE_PATH = f"{NATIVE_DIRECTORY}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def native_tools(image: str) -> Tools:
+    return Tools(image, NATIVE_MOUNT, {"PATH": NATIVE_PATH, "APT_CONFIG": f"{NATIVE_DIRECTORY}/apt.conf"})
+
+
+def pack_native(engine: DockerEngine, image: str, target: Path) -> Path:
+    """Pack the directory as a tar, for a root that no engine builds."""
+    with (
+        engine.container(image) as container,
+        engine.read_path(container, NATIVE_DIRECTORY) as tar,
+        target.open("wb") as copy,
+    ):
+        whole = cast("IO[bytes]", tar.fileobj)  # it was opened from one
+        whole.seek(0)
+        shutil.copyfileobj(whole, copy)
+    return target
+
 
 # Explain why an image could not be built: the step, its last lines, the log, and what to do.
 TAIL, LONG = 15, 300
@@ -153,8 +179,6 @@ class Maker:
                 with target.open("rb") as data:
                     return self.engine.import_root(data)
             if image.base:
-                from images.make.base import pulled
-
                 if not self.engine.has(image.base):
                     line(f"minivm: pull {image.base}")
                 pulled(self.engine, image.base, self.place.choice.arch)
@@ -166,8 +190,8 @@ class Maker:
         """Return the helper programs for a root, which no engine builds."""
         if self.tools is None:
             return None
-        tar = native.packed(self.engine, self.tools.image, directory / "native.tar")
-        return bootstrap.Native(tar, native.AT, native.PATH)
+        tar = pack_native(self.engine, self.tools.image, directory / "tar")
+        return bootstrap.Native(tar, NATIVE_MOUNT, NATIVE_PATH)
 
     def context(self, image: PlannedImage, directory: Path) -> None:
         """Write the Dockerfile and its one tar."""
@@ -180,7 +204,7 @@ class Maker:
             *image.entries,
             *fetched(image, self.place),
             *toolkit.entries(image.toolkit, self.place, artifacts),
-            *libraries.entries(image.libraries, self.place, artifacts),
+            *toolkit.library_entries(image.libraries, self.place, artifacts),
             *self.artifacts(image, artifacts),
         ]
         if image.is_role:
@@ -271,7 +295,6 @@ class Maker:
         """Return a base image's own packages, which no lock lists."""
         if not self.place.base:
             return {}
-        from images.make.base import read_base
 
         return installed(read_base(self.engine, self.place.base, self.work / "base", self.place.choice.arch).status)
 
@@ -333,3 +356,74 @@ def git_revision(repository: Path) -> str:
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+def pulled(engine: DockerEngine, base: str, arch: str) -> None:
+    """Make sure that the base image is present and has the build's architecture."""
+    if not engine.has(base):
+        engine.pull(base, arch)
+    architecture = str(engine.inspect(base).get("Architecture") or arch)
+    if architecture != arch:
+        raise ImagesError("use the base", f"{base} is for {architecture}, and this build for {arch}",
+                          hint=f"--arch {architecture} builds on it")  # fmt: skip
+
+
+def read_base(engine: DockerEngine, base: str, directory: Path, arch: str) -> BaseFiles:
+    """Read a base image without starting it; unpack its keys under `directory`."""
+    if base.endswith(UNFILLED):
+        raise ImagesError("use the base", f"{base} has no digest yet", file="images/versions.yaml",
+                          field="variants", hint="`docker buildx imagetools inspect` shows the digest; compare it with"
+                          " its publisher's, then write it there")  # fmt: skip
+    pulled(engine, base, arch)
+    with engine.container(base) as container:
+        files: dict[str, bytes] = {}
+        for path in ("/var/lib/dpkg/status", "/etc/apt", "/usr/share/keyrings"):
+            try:
+                with engine.read_path(container, path) as tar:
+                    files |= members(tar, path.rpartition("/")[0])
+            except ImagesError:
+                if path == "/var/lib/dpkg/status":
+                    raise ImagesError("use the base", f"{base} is not a Debian or Ubuntu image") from None
+    return BaseFiles(files.pop("/var/lib/dpkg/status").decode(), tuple(origins(files, directory)))
+
+
+def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
+    """Return files by their path in the image; resolve links among them, such as trixie's keyrings."""
+    contents: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    for member in tar:
+        name = f"{parent}/{member.name}"
+        if member.issym():
+            links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+        elif member.isfile() and (data := tar.extractfile(member)) is not None:
+            contents[name] = data.read()
+    for name, target in links.items():
+        if target in contents:
+            contents[name] = contents[target]
+    return contents
+
+
+def origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
+    """Return the base's repositories, from both of apt's formats."""
+    origins_found: list[Origin] = []
+    for path, data in sorted(files.items()):
+        if path == "/etc/apt/sources.list" or (path.startswith("/etc/apt/sources.list.d/") and path.endswith(".list")):
+            origins_found += one_line(data.decode())
+        elif path.startswith("/etc/apt/sources.list.d/") and path.endswith(".sources"):
+            origins_found += deb822(data.decode())
+    return [replace(origin, keyring=unpacked(origin.keyring, files, directory)) for origin in origins_found]
+
+
+def unpacked(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:
+    """Unpack a repository's key; without a signed-by, the distribution's own."""
+    named = [str(keyring)] if keyring != Path() else list(DEFAULT_KEYS)
+    for name in named:
+        if name in files:
+            target = directory / Path(name).name
+            directory.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(files[name])
+            return target
+    raise ImagesError("use the base", f"no key {' or '.join(named)} in the image for its repositories")

@@ -32,7 +32,7 @@ from images.definition.spec import (
     Versions,
 )
 from images.errors import ImagesError, nearest
-from images.make import content, libraries, plan, toolkit
+from images.make import content, plan, toolkit
 from images.make.content import Entry
 from images.make.plan import LAYER, Composed, PlannedImage, Rendered, digest
 
@@ -156,14 +156,14 @@ class Composer:
             text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
             entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
         extra = self.sources(layer, entries)
-        wheels = toolkit.asked(self.place, layer, [self.place.definition.layers[name] for name in below])
-        python = libraries.asked(self.place, layer)
+        wheels = toolkit.wanted_wheels(self.place, layer, [self.place.definition.layers[name] for name in below])
+        python = toolkit.wanted_libraries(self.place, layer)
         extra |= toolkit.inputs(wheels)
-        extra |= libraries.inputs(python)
+        extra |= toolkit.library_inputs(python)
         for name in layer.downloads.of(choice):
             extra[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
         commands = ["ldconfig"] if wheels.libraries else []
-        commands += libraries.commands(python, self.place.variant.python)
+        commands += toolkit.compile_commands(python, self.place.variant.python)
         for name in layer.component.of(choice):
             commands += plan.component(name, self.templates, self.values(), shown)
         commands += self.filled(layer.run, shown)

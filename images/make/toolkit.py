@@ -1,7 +1,9 @@
-"""Lay out a vendor's wheels as its toolkit is installed elsewhere: /usr/local/cuda-13.5, linked as /usr/local/cuda.
+"""Lay out wheels in an image: a vendor's toolkit, and Python libraries.
 
-One part holds what programs need at run time (shared libraries, licences). The other holds headers, static libraries,
-device code and compilers; only layers for compiling have it.
+A toolkit is laid out as it is installed elsewhere: /usr/local/cuda-13.5, linked as /usr/local/cuda. One part holds what
+programs need at run time (shared libraries, licences). The other holds headers, static libraries, device code and
+compilers; only layers for compiling have it. Libraries go where the image's own Python finds them beside Debian's
+modules.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class ToolkitWheels:
         return f"{ROOT}/cuda-{self.cuda}"
 
 
-def asked(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWheels:
+def wanted_wheels(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWheels:
     """Return a layer's wheels; a layer for compiling also brings libraries that no layer below has."""
     cuda = archive.chosen(place)
     shared, devel = layer.wheels.of(place.choice), layer.wheels_devel.of(place.choice)
@@ -142,3 +144,49 @@ def placed(name: str, wheel: Wheel) -> str | None:
 def is_shared(at: str) -> bool:
     """Tell whether a file belongs to the run-time part: a shared library or a licence."""
     return at.startswith("usr/") or SHARED.fullmatch(at) is not None
+
+
+def wanted_libraries(place: LockContext, layer: Layer) -> tuple[Wheel, ...]:
+    groups, python = layer.python.of(place.choice), place.definition.versions.python
+    if not groups:
+        return ()
+    locked, file = archive.resolved(place, python)
+    locked_wheels = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
+    for group in groups:
+        if not locked.of(group, place.choice.arch):
+            reason = f"no wheel of {group} is locked for {place.choice.arch}"
+            raise ImagesError(f"build layer:{layer.name}", reason, file=file, hint=RELOCK)
+    return locked_wheels
+
+
+def library_directory(python: str) -> str:
+    """Return a directory that is not Debian's own: files unknown to dpkg stay apart from its files."""
+    return f"usr/local/lib/python{python}/dist-packages"
+
+
+def library_inputs(wanted: tuple[Wheel, ...]) -> dict[str, str]:
+    """Return what decides the bytes, for the hash."""
+    if not wanted:
+        return {}
+    digests = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted}
+    return digests | {"layout of libraries": content.file("", Path(__file__)).digest()}
+
+
+def compile_commands(wanted: tuple[Wheel, ...], python: str) -> list[str]:
+    """Compile byte code that holds no time; an image that runs read-only could not write it."""
+    compiled = f"python3 -I -m compileall -q --invalidation-mode unchecked-hash /{library_directory(python)}"
+    return [compiled] if wanted else []
+
+
+def library_entries(wanted: tuple[Wheel, ...], place: LockContext, kept: Path) -> Iterator[Entry]:
+    """Yield the wheels' files with metadata and licences; fetched and checked now, unpacked under `kept`."""
+    for wheel in wanted:
+        path = archive.fetch(wheel, place.downloads, place.settings)
+        into = kept / wheel.name
+        into.mkdir()
+        for member in unpack(path, into, lambda name: True):
+            if member.name.partition("/")[0].endswith(".data"):
+                raise ImagesError(f"lay out {wheel.wanted}", f"{member.name} is not a module of its own")
+            if member.data is not None:
+                to = f"{library_directory(place.variant.python)}/{member.name}"
+                yield Entry(to, EntryKind.FILE, 0o755 if member.executable else 0o644, data=member.data)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from images.engine.docker import DockerEngine
-from images.engine.saved import Chunks, Contents, read
-from images.ship.diff import compare, lines
+from images.engine.store import Chunks
+from images.ship.diff import Contents, compare, lines, read
 from tests.container import definition
 
 pytestmark = [pytest.mark.docker]

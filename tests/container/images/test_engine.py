@@ -23,8 +23,7 @@ from images.cli.session import Session
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine import store
 from images.engine.docker import LABEL, DockerEngine
-from images.engine.saved import Chunks
-from images.engine.saved import read as contents
+from images.engine.store import Chunks
 from images.errors import ImagesError
 from images.make import content
 from images.make.build import Maker
@@ -32,6 +31,7 @@ from images.make.plan import BuildResult, Planned
 from images.make.progress import Plain
 from images.settings import BuildSettings
 from images.ship.diff import compare
+from images.ship.diff import read as contents
 from tests.container import definition
 from tests.container.world import root_image
 from tests.support.engine_images import if_there

@@ -16,7 +16,7 @@ import pytest
 from ground.files import locked
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine, Marks, engine_of
-from images.make import content, native
+from images.make import build, content
 from tests.container.world import root_image
 from tests.support.engine_images import if_there
 from tests.waiting import PATIENCE, until
@@ -50,10 +50,12 @@ def engine() -> DockerEngine:
 @pytest.fixture(scope="module")
 def tools(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
     context = tmp_path_factory.mktemp("tools")
-    (context / "Dockerfile").write_text(TOOLS.format(root=root_image(engine), here=native.HERE, program=PROGRAM))
+    (context / "Dockerfile").write_text(
+        TOOLS.format(root=root_image(engine), here=build.NATIVE_DIRECTORY, program=PROGRAM)
+    )
     name = f"minivm-test-{os.getpid()}/tools:1"
     engine.tag(engine.builder.build(context, {}, "", print), name)
-    yield native.tools(name)
+    yield build.native_tools(name)
     engine.remove(name)
 
 
@@ -82,8 +84,8 @@ def test_the_tools_are_in_the_step_and_not_in_the_layer(engine: DockerEngine, to
         assert "by the tools" not in said["without"]
         layers = {name: engine.inspect(one)["RootFS"]["Layers"] for name, one in made.items()}
         assert layers["with"] == layers["without"]
-        with engine.container(made["with"]) as container, engine.read_path(container, native.AT) as tar:
-            assert tar.getnames() == [native.AT.strip("/")]
+        with engine.container(made["with"]) as container, engine.read_path(container, build.NATIVE_MOUNT) as tar:
+            assert tar.getnames() == [build.NATIVE_MOUNT.strip("/")]
         assert not left(engine, tools)
     finally:
         for one in made.values():
@@ -147,10 +149,10 @@ BUILD = """
 import pathlib, sys
 from images.engine.docker import DockerEngine
 from images.engine.docker import Marks
-from images.make import native
+from images.make import build
 directory, marks, tools = sys.argv[1:]
 engine = DockerEngine("classic", pathlib.Path(marks))
-engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, flush=True), native.tools(tools))
+engine.builder.build(pathlib.Path(directory), {}, "", lambda text: print(text, flush=True), build.native_tools(tools))
 """
 
 

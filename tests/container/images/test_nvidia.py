@@ -16,11 +16,12 @@ import pytest
 
 from images.archive.locked import find
 from images.cli.session import Session
-from images.engine.saved import Chunks, Contents, read
+from images.engine.store import Chunks
 from images.errors import ImagesError
 from images.make.build import Maker
 from images.make.plan import Composed
 from images.make.progress import Plain
+from images.ship.diff import Contents, read
 from tests.container import definition
 from tests.container.archive import repository
 from tests.container.world import SLURM, World, world

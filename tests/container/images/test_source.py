@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from images.cli.session import Session
-from images.engine.saved import Chunks, Contents, read
+from images.engine.store import Chunks
 from images.errors import ImagesError
 from images.make.plan import Composed
 from images.settings import BuildSettings
+from images.ship.diff import Contents, read
 from tests.container import definition, standins
 from tests.container.archive import sha256
 from tests.container.world import World, world

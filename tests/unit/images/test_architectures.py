@@ -22,9 +22,8 @@ from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.host import OWN_ENGINE
-from images.make import native
-from images.make.base import pulled
-from images.make.build import advice
+from images.make import build
+from images.make.build import advice, pulled
 from images.make.compose import Composer
 from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import Plain
@@ -137,12 +136,14 @@ def test_the_roots_packages_have_this_machines_programs_and_the_root_does_not_ke
     def words(aid: bootstrap.Native | None) -> list[str]:
         return bootstrap.command(place(OTHER), slice_, (), tmp_path / "root.tar", sources, aid)
 
-    new = [word for word in words(bootstrap.Native(tar, native.AT, native.PATH)) if word not in words(None)]
+    new = [
+        word for word in words(bootstrap.Native(tar, build.NATIVE_MOUNT, build.NATIVE_PATH)) if word not in words(None)
+    ]
     (begins,) = (word.partition("=")[2] for word in new if word.startswith("--essential-hook="))
     (ends,) = (word.partition("=")[2] for word in new if word.startswith("--customize-hook="))
     subprocess.run(["sh", "-c", begins, "sh", str(root)], check=True)
-    assert f"/{(root / 'mnt/minivm/bin').relative_to(root)}" == native.PATH.split(":")[0]
-    assert [word for word in new if "DPkg::Path" in word and native.PATH in word]
+    assert f"/{(root / 'mnt/minivm/bin').relative_to(root)}" == build.NATIVE_PATH.split(":")[0]
+    assert [word for word in new if "DPkg::Path" in word and build.NATIVE_PATH in word]
     subprocess.run(["sh", "-c", ends, "sh", str(root)], check=True)
     assert not list((root / "mnt").iterdir())
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from images.engine.saved import Chunks, Contents, PathKind, read
+from images.engine.store import Chunks
 from images.errors import ImagesError
-from images.ship.diff import as_data, compare, human, lines
+from images.ship.diff import Contents, PathKind, as_data, compare, human, lines, read
 
 STATUS = "var/lib/dpkg/status"
 

@@ -13,7 +13,7 @@ from images.archive.wheels import Wheel
 from images.definition.load import load
 from images.definition.spec import BuildChoice, Libraries, Selected, SlurmSource
 from images.errors import ImagesError
-from images.make import libraries
+from images.make import toolkit
 from images.settings import BuildSettings
 from tests.support.wheel_files import index, locked_wheel, made
 
@@ -31,7 +31,7 @@ def laid_out(path: Path, tmp_path: Path) -> dict[str, bytes]:
     here = replace(place(tmp_path), settings=BuildSettings())
     wheel = replace(locked_wheel(path, "kube"), group="kubernetes")
     (tmp_path / "kept").mkdir()
-    return {entry.path: entry.read() for entry in libraries.entries((wheel,), here, tmp_path / "kept")}
+    return {entry.path: entry.read() for entry in toolkit.library_entries((wheel,), here, tmp_path / "kept")}
 
 
 def test_one_that_runs_everywhere_is_locked_for_every_architecture_whatever_python_it_asks_for(index: Path) -> None:
@@ -72,14 +72,14 @@ def test_the_lock_is_of_what_the_definition_asks() -> None:
 def test_a_layer_that_asks_for_one_is_told_where_nobody_has_locked_it(tmp_path: Path) -> None:
     layer = place().definition.layers["fleet"]
     with pytest.raises(ImagesError, match="the wheels of Python were never resolved"):
-        libraries.asked(place(tmp_path), layer)
+        toolkit.wanted_libraries(place(tmp_path), layer)
     assert wheels.stale(place(tmp_path), ["fleet"]) == ["the wheels of Python"]
     assert wheels.stale(place(tmp_path), ["controller"]) == []
-    assert libraries.asked(place(tmp_path), replace(layer, python=Selected())) == ()
+    assert toolkit.wanted_libraries(place(tmp_path), replace(layer, python=Selected())) == ()
 
 
 def test_the_hash_knows_the_file_and_the_layout() -> None:
     one = Wheel("kubernetes", "kube", "1", "amd64", "kube-1-py3-none-any.whl", "ab" * 32)
-    assert libraries.inputs((one,)) != libraries.inputs((replace(one, sha256="cd" * 32),))
-    assert set(libraries.inputs((one,))) == {"wheel kube", "layout of libraries"}
-    assert libraries.inputs(()) == {}
+    assert toolkit.library_inputs((one,)) != toolkit.library_inputs((replace(one, sha256="cd" * 32),))
+    assert set(toolkit.library_inputs((one,))) == {"wheel kube", "layout of libraries"}
+    assert toolkit.library_inputs(()) == {}

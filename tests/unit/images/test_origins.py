@@ -12,7 +12,7 @@ from images.archive import apt
 from images.archive.apt import Origin, deb822, one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
 from images.errors import ImagesError
-from images.make.base import members
+from images.make.build import members
 from images.settings import BuildSettings
 
 KEY = Path("/usr/share/keyrings/archive.gpg")

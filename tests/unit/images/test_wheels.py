@@ -351,7 +351,7 @@ def test_a_file_outside_the_vendors_tree_is_refused(index: Path, tmp_path: Path)
 def asked(layer: str, cuda: str, below: tuple[str, ...] = ()) -> toolkit.ToolkitWheels:
     definition = load(ROOT)
     place = LockContext(ROOT, definition, BuildChoice("debian", SlurmSource.PACKAGE, cuda, "24.11"), BuildSettings())
-    return toolkit.asked(place, definition.layers[layer], [definition.layers[name] for name in below])
+    return toolkit.wanted_wheels(place, definition.layers[layer], [definition.layers[name] for name in below])
 
 
 def test_the_devel_layers_bring_the_libraries_where_none_below_does() -> None:
@@ -373,7 +373,7 @@ def test_a_cuda_without_a_compiler_says_so() -> None:
 
 def test_wheels_that_were_never_resolved_are_a_sentence(place: LockContext) -> None:
     with pytest.raises(ImagesError) as error:
-        toolkit.asked(place, place.definition.layers["cuda"], [])
+        toolkit.wanted_wheels(place, place.definition.layers["cuda"], [])
     assert str(error.value).startswith(
         "cannot read the lock: the wheels of CUDA 13.5 were never resolved (images/lock/wheels/cuda-13.5.json)"
     )
@@ -384,7 +384,7 @@ def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
 ) -> None:
     place = replace(place, choice=replace(place.choice, arch="riscv64"))
     with pytest.raises(ImagesError) as error:
-        toolkit.asked(place, place.definition.layers["cuda"], [])
+        toolkit.wanted_wheels(place, place.definition.layers["cuda"], [])
     assert str(error.value).startswith(
         "cannot build layer:cuda: no wheel of nvidia-cuda-runtime==13.5.* is locked for riscv64"
     )
@@ -392,7 +392,7 @@ def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
 
 def test_a_cuda_without_a_group_that_a_layer_takes_is_a_sentence(locked: LockedWheels, place: LockContext) -> None:
     with pytest.raises(ImagesError) as error:
-        toolkit.asked(place, place.definition.layers["nccl"], [place.definition.layers["cuda"]])
+        toolkit.wanted_wheels(place, place.definition.layers["nccl"], [place.definition.layers["cuda"]])
     assert "cannot build layer:nccl: CUDA 13.5 has no wheels 'nccl'" in str(error.value)
     assert "images/versions.yaml, cuda.13.5.wheels" in str(error.value)
 
