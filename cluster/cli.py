@@ -13,17 +13,18 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from cluster import names, slurm_conf
+from cluster.change.pinning import Checkout, Wish, chosen, newest_here
+from cluster.change.plan import UpPlan
 from cluster.errors import ClusterError
-from cluster.local import LocalCluster
-from cluster.values import AUTHS, RELEASE, Options
-
-if TYPE_CHECKING:
-    from cluster.change.plan import UpPlan
-
+from cluster.local import STATE, LocalCluster, stored
+from cluster.manifests import read_overrides
+from cluster.report import table
+from cluster.values import AUTHS, RELEASE, Options, UpRequest, repository_of, settle
 
 # Try a tree of scripts on this machine's cluster, as the newest commit of the demo's repository.
 # Each pod reports its result. The demo's git server accepts no push: everything in that repository runs as root on
@@ -207,10 +208,6 @@ def up(
     if before.get("variant") or before.get("slurm") or before.get("arch"):
         raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
-    from cluster.change.pinning import Checkout, Wish, chosen, newest_here
-    from cluster.local import LocalCluster, stored
-    from cluster.manifests import read_overrides
-    from cluster.values import UpRequest, repository_of, settle
     from images import settings
 
     every, single = chosen(given_tags)
@@ -298,8 +295,6 @@ def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
 
     With -A first: go on to a worker with the same key, where your job runs.
     """
-    from cluster.local import LocalCluster
-
     line = LocalCluster.saved(None, name).ssh_command(user, *command)
     if command[:1] == ("-A",):
         # An agent for this session with this key only: a person's own agent must not be forwarded to a demo.
@@ -312,9 +307,6 @@ def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:
     """Show each pod: ready, or why not. Exit code 1 if one is not ready."""
-    from cluster.local import LocalCluster
-    from cluster.report import table
-
     cluster = LocalCluster.saved(connect(), name)
     rows = cluster.status()
     if as_json:
@@ -331,9 +323,6 @@ def status(name: str, as_json: bool) -> None:
 @name_option
 def down(name: str) -> None:
     """Stop the cluster and leave nothing behind. Exit code 0 even if there is none."""
-    from cluster import names
-    from cluster.local import STATE, LocalCluster
-
     client = connect()
     with LocalCluster(client, Options(name=name)).changing("stop the cluster") as cluster:
         existed = cluster.down()
@@ -350,8 +339,6 @@ def down(name: str) -> None:
 @click.argument("pod")
 def delete(name: str, pod: str, force: bool) -> None:
     """Delete a pod like kubectl; a new one of the same name takes its place."""
-    from cluster.local import LocalCluster
-
     with LocalCluster.saved(connect(), name, log=click.echo).changing(f"delete {pod}") as cluster:
         cluster.delete(pod, force=force)
 
@@ -368,8 +355,6 @@ def delete(name: str, pod: str, force: bool) -> None:
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def scripts(name: str, timeout: float, tree: Path) -> None:
     """Try TREE, a directory of scripts: every pod takes it as its newest commit, or says why not."""
-    from cluster.local import LocalCluster
-
     cluster = LocalCluster.saved(connect(), name)
     commit_hash = commit(cluster, tree)
     click.echo(f"{tree} is commit {commit_hash}")
@@ -384,11 +369,8 @@ def scripts(name: str, timeout: float, tree: Path) -> None:
 @name_option
 def hand_over(name: str) -> None:
     """Let the standby of two controllers act at once, and wait until its slurmctld answers; exit code 1 if not."""
-    from cluster.local import LocalCluster
-    from cluster.slurm_conf import CONTROLLER
-
     cluster = LocalCluster.saved(connect(), name)
-    code, text = cluster.run_slurm(CONTROLLER, ["minivm", "hand-over"])
+    code, text = cluster.run_slurm(["minivm", "hand-over"])
     click.echo(text, nl=False)
     sys.exit(code)
 
@@ -441,10 +423,6 @@ def config_accept(name: str, hash: str) -> None:
 
 
 def ask_controller(word: str, name: str, values_file: Path | None) -> None:
-    from cluster import slurm_conf
-    from cluster.local import LocalCluster
-    from cluster.manifests import read_overrides
-
     cluster = LocalCluster.saved(connect(), name)
     if values_file is not None:
         cluster.options = replace(
@@ -460,9 +438,6 @@ def ask_controller(word: str, name: str, values_file: Path | None) -> None:
 
 
 def run_config(name: str, *words: str) -> None:
-    from cluster import slurm_conf
-    from cluster.local import LocalCluster
-
-    code, text = LocalCluster.saved(connect(), name).run_slurm(slurm_conf.CONTROLLER, ["minivm", "config", *words])
+    code, text = LocalCluster.saved(connect(), name).run_slurm(["minivm", "config", *words])
     click.echo(text, nl=False)
     sys.exit(code)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,61 +14,18 @@ from typing import Any
 
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan
-from cluster.change.pinning import Checkout, Foreign, ImageChoice, ReleaseFit, Wish
+from cluster.change.pinning import Checkout, ImageChoice, Wish
 from cluster.change.plan import PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, render
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
 from cluster.report import Row, Stages
-from cluster.roles import CLIENTS, SERVERS
-from cluster.values import NAMESPACE, RELEASE, Options
+from cluster.roles import SERVERS
+from cluster.values import CONTROLLER, NAMESPACE, RELEASE, Options
 from ground.errors import one_line
 from images import pins
 from images.pins import EngineImage, Pins
-
-
-# Addresses of new pods and Services. Pure.
-# As on Kubernetes, a new pod never gets its previous address. A pod alone behind a Service with an address gets the
-# Service's address each time, since no kube-proxy forwards here.
-def of_services(subnet: str, names: Iterable[str]) -> dict[str, str]:
-    """Give each Service an address in the subnet's last quarter, derived from its name.
-
-    Nothing is stored. Pods, and docker itself, start from the beginning of the subnet.
-    """
-    network = ipaddress.ip_network(subnet)
-    quarter = max(network.num_addresses // 4, 1)
-    last = int(network.broadcast_address) - 1
-    assigned: dict[str, str] = {}
-    for name in sorted(names):
-        start = zlib.crc32(name.encode())
-        free = (str(ipaddress.ip_address(last - (start + step) % quarter)) for step in range(quarter))
-        address = next((candidate for candidate in free if candidate not in assigned.values()), None)
-        if address is None:
-            raise ClusterError(f"find an address for {name}", f"{subnet} has none left")
-        assigned[name] = address
-    return assigned
-
-
-def allocate(subnet: str, *, gateway: str, used: Iterable[str], last: str, count: int) -> list[str]:
-    """Return `count` free addresses after `last`, wrapping around at the end of the subnet."""
-    network = ipaddress.ip_network(subnet)
-    used_addresses = {*used, gateway}
-    size = network.num_addresses
-    start = int(ipaddress.ip_address(last)) - int(network.network_address) if last else 1
-    free: list[str] = []
-    for step in range(1, size):
-        offset = (start + step) % size
-        # The first is the network's address, the last the broadcast address.
-        if offset in (0, size - 1):
-            continue
-        address = str(network.network_address + offset)
-        if address not in used_addresses:
-            free.append(address)
-        if len(free) == count:
-            return free
-    raise ClusterError(f"find {count} addresses", f"{subnet} has {len(free)} left")
-
 
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
 POLL = 0.1
@@ -147,7 +102,7 @@ class LocalCluster:
         controllers = [
             self.slurm_in(item.image)
             for name, item in running.items()
-            if item.role == "controller" or name == plan.CONTROLLER
+            if item.role == "controller" or name == CONTROLLER
         ]
         return replace(pinned, images={**started, **pinned.images}, state=max([pinned.state, *controllers]))
 
@@ -167,7 +122,7 @@ class LocalCluster:
             return False
         cannot = f"change the authentication from {values.auth(before)} to {values.auth(self.options)}"
         command = ["timeout", "10", "squeue", "--noheader", "--states=R,CG,S,CF,SI,SO", "--format=%A"]
-        code, output = self.run_slurm(slurm_conf.CONTROLLER, command)
+        code, output = self.run_slurm(command)
         if code:
             raise ClusterError(cannot, "slurmctld does not answer whether jobs run", hint="mend the cluster first")
         if jobs := output.split():
@@ -229,7 +184,7 @@ class LocalCluster:
         if controller is None or not controller.running:
             raise ClusterError(slurm_conf.CANNOT_REHEARSE, "the controller does not run", hint="make status")
         desired, _, _ = self.decide(running, wish)
-        (pod,) = [pod for pod in desired.pods if pod.name == slurm_conf.CONTROLLER]
+        (pod,) = [pod for pod in desired.pods if pod.name == CONTROLLER]
         return slurm_conf.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(desired))
 
     def with_this_machine(self, requested: int, running: Mapping[str, RunningPod]) -> Options:
@@ -246,44 +201,20 @@ class LocalCluster:
     def decide(self, running: Mapping[str, RunningPod], wish: Wish) -> tuple[Manifests, ImageChoice, Pins]:
         """Choose the images and render the chart; ClusterError for images that this cluster cannot use."""
         pinned = self.pins(running)
-        controller = pinning.choose([self.options.image("controller")], pinned.images, self.look, wish)
+        reference = self.options.image("controller")
+        controller = pinning.choose([reference], pinned.images, self.look, wish)
         desired = self.rendered(controller.images)
-        fit = self.fit(desired.pods, controller.images[self.options.image("controller")])
+        image = controller.images[reference]
+        fit = pinning.release_fit(
+            self.kubelet.client, desired.pods, image, self.kubelet.labels(image.id), self.look, self.checkout
+        )
         choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.look, wish, fit)
         pinning.check_releases(desired.pods, choice.images, pinned)
-        foreign = [
-            found for name in sorted(choice.images) if (found := self.foreign(name, choice.images[name], pinned))
-        ]
-        choice = replace(choice, notes=(*choice.notes, *pinning.foreign_notes(foreign)))
+        if self.checkout is not None:
+            new_images = {name: new for name, new in choice.images.items() if new != pinned.images.get(name)}
+            foreign = pinning.foreign_builds(new_images, self.kubelet.labels, self.checkout)
+            choice = replace(choice, notes=(*choice.notes, *pinning.foreign_notes(foreign)))
         return desired.starting_from({name: image.id for name, image in choice.images.items()}), choice, pinned
-
-    def foreign(self, reference: str, image: EngineImage, pinned: Pins) -> Foreign | None:
-        """Describe a newly chosen image if this checkout would build it differently."""
-        if self.checkout is None or image == pinned.images.get(reference):
-            return None
-        labels, role = self.kubelet.labels(image.id), pinning.role_of(reference)
-        tag = pinning.TAG.fullmatch(labels.get(report.VERSION_LABEL, ""))
-        if tag is None:
-            return None
-        own = self.checkout.tags(image.release, tag["variant"], tag["arch"] or "amd64").get(role)
-        if own in (None, tag[0]):
-            return None
-        revision = labels.get(pinning.REVISION_LABEL, "")
-        return Foreign(role, self.checkout.age(revision), revision, image.release)
-
-    def fit(self, pods: Iterable[PodSpec], controller: EngineImage) -> ReleaseFit:
-        """Return the rule that keeps workers and logins at the controller's release, regardless of `latest`."""
-        version = str((self.kubelet.labels(controller.id) or {}).get(report.VERSION_LABEL, ""))
-        tag = pinning.TAG.fullmatch(version)
-
-        def newest(reference: str) -> EngineImage | None:
-            variant = tag["variant"] if tag else ""
-            tag_found = pinning.newest_beside(
-                self.kubelet.client, reference, slurm=controller.release, variant=variant, builder=self.checkout
-            )
-            return self.look(tag_found) if tag_found else None
-
-        return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest)
 
     def plan(self, desired: Manifests, choice: ImageChoice, running: Mapping[str, RunningPod]) -> UpPlan:
         """Plan `up`: the steps, and what users lose."""
@@ -306,7 +237,10 @@ class LocalCluster:
             lost_partitions = plan.partitions(before_files) - plan.partitions(slurm_conf.files(desired))
             controller = running.get(self.active_controller(running))
             weighed = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(desired))
-            self.refuse(weighed, controller, desired)
+            if controller is not None:
+                slurm_conf.refuse_objection(
+                    weighed.objection, controller, desired, self.slurm_in, file=self.options.values_file
+                )
             changes += [f"slurm.conf: {line}" for line in weighed.changes]
             refused += weighed.ended_jobs
         with ThreadPoolExecutor(HANDS) as hands:
@@ -318,21 +252,6 @@ class LocalCluster:
         auth_before = values.auth(before) if before else ""
         notes = (*choice.notes, *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
-
-    def refuse(self, weighed: slurm_conf.Weighed, controller: RunningPod | None, desired: Manifests) -> None:
-        """Refuse a slurm.conf that the controller would refuse, before any pod changes.
-
-        Another Slurm may know what this one does not: its controller decides.
-        """
-        if not weighed.objection or controller is None:
-            return
-        wanted = [pod.image for pod in desired.pods if pod.name == controller.pod]
-        if [self.slurm_in(image) for image in wanted] != [self.slurm_in(controller.image)]:
-            return
-        hint = "no pod was changed; correct the values"
-        if wanted != [controller.image]:
-            hint += ", or, if only the new image takes them, let the cluster take that image first, with the old values"
-        raise ClusterError("change slurm.conf", weighed.objection, file=self.options.values_file or None, hint=hint)
 
     def step(self, pod: PodSpec, desired: Manifests, running: Mapping[str, RunningPod]) -> PlanStep | None:
         current = running.get(pod.name)
@@ -466,7 +385,7 @@ class LocalCluster:
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
         stable = manifests.stable_services(desired.pods, desired.services).values()
         moving = manifests.moving_services(desired.services)
-        return of_services(subnet, {service.name for service in (*stable, *moving)})
+        return names.service_addresses(subnet, {service.name for service in (*stable, *moving)})
 
     def kept_addresses(self, desired: Manifests) -> dict[str, str]:
         """Map pods to the address of the Service in front of them, which outlives the pod."""
@@ -490,7 +409,7 @@ class LocalCluster:
         used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
         used += reserved
         last = memory.read_text() if memory.exists() else ""
-        allocated = allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
+        allocated = names.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
         write_private(memory, allocated[-1].encode())
         return allocated
 
@@ -561,13 +480,11 @@ class LocalCluster:
             for item in controllers:
                 if report.read_turn(item).startswith("active"):
                     return item.pod
-        return slurm_conf.CONTROLLER
+        return CONTROLLER
 
-    def run_slurm(self, pod: str, command: Iterable[str]) -> tuple[int, str]:
-        """Run a command like `exec`, in the active controller if `pod` is the first controller."""
-        if pod == slurm_conf.CONTROLLER:
-            pod = self.active_controller(self.kubelet.running())
-        return self.exec(pod, command)
+    def run_slurm(self, command: Iterable[str]) -> tuple[int, str]:
+        """Run a command like `exec`, in the pod of the active controller."""
+        return self.exec(self.active_controller(self.kubelet.running()), command)
 
     # Status
 

@@ -1,11 +1,13 @@
-"""The known clusters, the directory that owns each, its port for ssh, and the lock against concurrent changes."""
+"""The known clusters: the directory that owns each, the lock against concurrent changes, its port and addresses."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import socket
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,44 @@ def free_port(first_port: int, *, own: int = 0) -> int:
                 continue
             return port
     raise ClusterError("publish the login pod's ssh port", f"127.0.0.1:{first_port} and the next 100 are taken")
+
+
+# As on Kubernetes, a new pod never gets its previous address. A pod alone behind a Service with an address gets the
+# Service's address each time, since no kube-proxy forwards here.
+def service_addresses(subnet: str, names: Iterable[str]) -> dict[str, str]:
+    """Give each Service an address in the subnet's last quarter, derived from its name.
+
+    Nothing is stored. Pods, and docker itself, start from the beginning of the subnet.
+    """
+    network = ipaddress.ip_network(subnet)
+    quarter = max(network.num_addresses // 4, 1)
+    last = int(network.broadcast_address) - 1
+    assigned: dict[str, str] = {}
+    for name in sorted(names):
+        start = zlib.crc32(name.encode())
+        free = (str(ipaddress.ip_address(last - (start + step) % quarter)) for step in range(quarter))
+        address = next((candidate for candidate in free if candidate not in assigned.values()), None)
+        if address is None:
+            raise ClusterError(f"find an address for {name}", f"{subnet} has none left")
+        assigned[name] = address
+    return assigned
+
+
+def allocate(subnet: str, *, gateway: str, used: Iterable[str], last: str, count: int) -> list[str]:
+    """Return `count` free addresses after `last`, wrapping around at the end of the subnet."""
+    network = ipaddress.ip_network(subnet)
+    used_addresses = {*used, gateway}
+    size = network.num_addresses
+    start = int(ipaddress.ip_address(last)) - int(network.network_address) if last else 1
+    free: list[str] = []
+    for step in range(1, size):
+        offset = (start + step) % size
+        # The first is the network's address, the last the broadcast address.
+        if offset in (0, size - 1):
+            continue
+        address = str(network.network_address + offset)
+        if address not in used_addresses:
+            free.append(address)
+        if len(free) == count:
+            return free
+    raise ClusterError(f"find {count} addresses", f"{subnet} has {len(free)} left")

@@ -16,17 +16,14 @@ from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
 from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod
 from cluster.publish import publish, published
-from cluster.values import RELEASE
+from cluster.values import CONTROLLER, RELEASE
 
-CONTROLLER = f"{RELEASE}-controller-0"
 CONFIG = f"{RELEASE}-config"
 JUDGED_WITHIN = 300.0  # covers two requests to a hanging slurmctld, its end and its restart
 PAUSE = 0.2
 
-Exec = Callable[[str, Iterable[str]], tuple[int, str]]
 
-
-def confirm(run: Exec, before: Container[str]) -> None:
+def confirm(run_slurm: Callable[[Iterable[str]], tuple[int, str]], before: Container[str]) -> None:
     """Wait for the controller's result on the new files; ClusterError if it refuses them.
 
     A controller that did not exist `before` becomes ready with them, or not at all.
@@ -35,7 +32,7 @@ def confirm(run: Exec, before: Container[str]) -> None:
         return
     end = time.monotonic() + JUDGED_WITHIN
     while True:
-        code, text = run(CONTROLLER, ["minivm", "config", "status", "--json"])
+        code, text = run_slurm(["minivm", "config", "status", "--json"])
         try:
             result = json.loads(text)
             state, reason = str(result["state"]), str(result["why"])
@@ -101,6 +98,22 @@ def weighed(code: int, text: str) -> Weighed:
     ended_jobs = tuple(line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: "))
     others = ("ends jobs: ", "no job ends", "nothing changes", "minivm: ", "hint: ")
     return Weighed(tuple(line for line in lines if not line.startswith(others)), ended_jobs)
+
+
+def refuse_objection(
+    objection: str, controller: RunningPod, desired: Manifests, slurm_in: Callable[[str], str], *, file: str
+) -> None:
+    """Refuse a slurm.conf that the controller would refuse, before any pod changes.
+
+    A controller of another Slurm may know what this one does not: it decides itself once it runs.
+    """
+    wanted = [pod.image for pod in desired.pods if pod.name == controller.pod]
+    if not objection or [slurm_in(image) for image in wanted] != [slurm_in(controller.image)]:
+        return
+    hint = "no pod was changed; correct the values"
+    if wanted != [controller.image]:
+        hint += ", or, if only the new image takes them, let the cluster take that image first, with the old values"
+    raise ClusterError("change slurm.conf", objection, file=file or None, hint=hint)
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:

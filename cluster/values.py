@@ -15,6 +15,7 @@ from cluster.keys import Keys
 
 RELEASE = "slurm"
 NAMESPACE = "minivm"
+CONTROLLER = f"{RELEASE}-controller-0"
 USERS = ("alice", "bob")
 AUTHS = ("slurm", "munge")
 # For stored options of an older version, which had no authentication.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from cluster.errors import ClusterError
 from cluster.manifests import PodSpec
+from cluster.report import VERSION_LABEL
 from cluster.roles import CLIENTS, MORE_IMAGES, OPTIONAL, ROLES
 from ground.commands import ran
 from images import settings
@@ -179,12 +180,8 @@ def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], p
             )
 
 
-# Image tags of the roles, for a requested Slurm version and variant.
-#
-# Tags are <slurm version>-<variant>-<hash12>, and <slurm version>-<variant>-<architecture>-<hash12> for other
-# architectures than amd64.
-
-
+# Image tags of the roles, for a requested Slurm version and variant: <slurm version>-<variant>-<hash12>, and
+# <slurm version>-<variant>-<architecture>-<hash12> for other architectures than amd64.
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
@@ -402,3 +399,39 @@ class Checkout:
         head = git_revision(self.repository)
         times = self.committed([revision, head])
         return "older" if times.get(revision, 0) < times.get(head, 0) and revision in times else "other"
+
+
+def release_fit(
+    client: Any,
+    pods: Iterable[PodSpec],
+    controller: EngineImage,
+    labels: Mapping[str, str],
+    look: Callable[[str], EngineImage | None],
+    checkout: Checkout | None,
+) -> ReleaseFit:
+    """Return the rule that keeps workers and logins at the controller's release, regardless of `latest`."""
+    tag = TAG.fullmatch(labels.get(VERSION_LABEL, ""))
+    variant = tag["variant"] if tag else ""
+
+    def newest_image(reference: str) -> EngineImage | None:
+        newest = newest_beside(client, reference, slurm=controller.release, variant=variant, builder=checkout)
+        return look(newest) if newest else None
+
+    return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest_image)
+
+
+def foreign_builds(
+    images: Mapping[str, EngineImage], labels_of: Callable[[str], Mapping[str, str]], checkout: Checkout
+) -> list[Foreign]:
+    """Return those of the images that this checkout would build differently. Keys are their references."""
+    foreign = []
+    for reference, image in sorted(images.items()):
+        labels, role = labels_of(image.id), role_of(reference)
+        tag = TAG.fullmatch(labels.get(VERSION_LABEL, ""))
+        if tag is None:
+            continue
+        own = checkout.tags(image.release, tag["variant"], tag["arch"] or "amd64").get(role)
+        if own not in (None, tag[0]):
+            revision = labels.get(REVISION_LABEL, "")
+            foreign.append(Foreign(role, checkout.age(revision), revision, image.release))
+    return foreign

@@ -13,7 +13,7 @@ from cluster.errors import ClusterError
 from cluster.manifests import PodSpec
 from cluster.pods import RunningPod
 from cluster.roles import ROLES
-from cluster.values import RELEASE, Options
+from cluster.values import Options
 from ground.errors import one_line, printable
 
 # The user of active checks; no other job may run as it.
@@ -229,19 +229,20 @@ def parse_jobs(text: str) -> list[JobAtStake]:
 
 
 # Jobs and sessions that a change of a running cluster's pods would end, as Slurm and sshd report them.
-CONTROLLER = f"{RELEASE}-controller-0"
 # squeue's columns for parse_jobs(), and one more: the nodes that a waiting job names, or its client's host.
 COLUMNS = "JobArrayID:|,UserName:|,Requeue:|"
 
 Exec = Callable[[str, Iterable[str]], tuple[int, str]]
+# The same in the pod of the active controller.
+RunSlurm = Callable[[Iterable[str]], tuple[int, str]]
 
 
 class NoAnswer(Exception):
     """slurmctld did not answer."""
 
 
-def find_stake(step: PlanStep, current: RunningPod | None, *, run_slurm: Exec, run: Exec) -> Stake:
-    """Find the jobs and sessions of the pod that a step ends. `run_slurm` runs in the active controller."""
+def find_stake(step: PlanStep, current: RunningPod | None, *, run_slurm: RunSlurm, run: Exec) -> Stake:
+    """Find the jobs and sessions of the pod that a step ends."""
     if current is None or not current.running:
         return Stake()
     try:
@@ -256,27 +257,27 @@ def find_stake(step: PlanStep, current: RunningPod | None, *, run_slurm: Exec, r
     return Stake()
 
 
-def squeue(run: Exec, *arguments: str, column: str = "") -> str:
+def squeue(run: RunSlurm, *arguments: str, column: str = "") -> str:
     columns = f"{COLUMNS},{column}:|" if column else COLUMNS
-    code, text = run(CONTROLLER, ["timeout", "10", "squeue", "--noheader", "-O", columns, *arguments])
+    code, text = run(["timeout", "10", "squeue", "--noheader", "-O", columns, *arguments])
     if code != 0 and "Invalid node name" not in text:
         raise NoAnswer(text.strip() or f"squeue exited {code}")
     return text if code == 0 else ""
 
 
-def running_on(run: Exec, node: str) -> list[JobAtStake]:
+def running_on(run: RunSlurm, node: str) -> list[JobAtStake]:
     jobs = parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
     return [job for job in jobs if job.user != SLURM_USER]  # active checks, which any other job preempts
 
 
-def waiting_for(run: Exec, node: str) -> list[JobAtStake]:
+def waiting_for(run: RunSlurm, node: str) -> list[JobAtStake]:
     """Return waiting jobs that name the node: Slurm never starts them without it."""
     rows = squeue(run, "--states=PENDING", column="ReqNodes").splitlines()
     named = {text: set(hostnames(run, text)) for row in rows if (text := last(row))}
     return parse_jobs("\n".join(row for row in rows if node in named.get(last(row), ())))
 
 
-def begun_on(run: Exec, login: str) -> list[JobAtStake]:
+def begun_on(run: RunSlurm, login: str) -> list[JobAtStake]:
     """Return jobs whose srun or salloc runs on this login pod: they end with it."""
     rows = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="AllocNodes").splitlines()
     # slurmctld resolves the client's address to the container's name, which ends with the pod's.
@@ -292,10 +293,10 @@ def last(row: str) -> str:
     return row.rstrip("|").rpartition("|")[2].strip()
 
 
-def hostnames(run: Exec, text: str) -> Sequence[str]:
+def hostnames(run: RunSlurm, text: str) -> Sequence[str]:
     if text in ("", "(null)", "N/A"):
         return ()
-    code, names = run(CONTROLLER, ["scontrol", "show", "hostnames", text])
+    code, names = run(["scontrol", "show", "hostnames", text])
     return names.split() if code == 0 else ()
 
 

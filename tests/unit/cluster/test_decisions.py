@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from build import main
-from cluster import local, report, values
+from cluster import names, report, values
 from cluster.change import pinning
 from cluster.change.pinning import Checkout
 from cluster.errors import ClusterError
@@ -32,26 +32,26 @@ from tests.reader import ROOT
 
 
 def test_a_pod_never_gets_the_address_it_just_had() -> None:
-    found = local.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.3", count=2)
+    found = names.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.3", count=2)
     assert found == ["172.19.0.4", "172.19.0.5"]
 
 
 def test_addresses_start_again_at_the_beginning() -> None:
-    found = local.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.6", count=2)
+    found = names.allocate("172.19.0.0/29", gateway="172.19.0.1", used=["172.19.0.2"], last="172.19.0.6", count=2)
     assert found == ["172.19.0.3", "172.19.0.4"]
 
 
 def test_the_networks_own_addresses_are_never_given() -> None:
-    found = local.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=5)
+    found = names.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=5)
     assert found == [f"172.19.0.{n}" for n in (2, 3, 4, 5, 6)]
     with pytest.raises(ClusterError, match="has 5 left"):
-        local.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=6)
+        names.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=6)
 
 
 def test_a_service_has_one_address_whatever_the_others_are() -> None:
     """A Service keeps its address after a release with other Services, because pods learn it when they start."""
-    alone = local.of_services("172.19.0.0/16", ["slurm-slurmctld"])
-    both = local.of_services("172.19.0.0/16", ["rack-0", "slurm-slurmctld"])
+    alone = names.service_addresses("172.19.0.0/16", ["slurm-slurmctld"])
+    both = names.service_addresses("172.19.0.0/16", ["rack-0", "slurm-slurmctld"])
     assert both["slurm-slurmctld"] == alone["slurm-slurmctld"] != both["rack-0"]
     quarter = ipaddress.ip_network("172.19.192.0/18")
     assert all(ipaddress.ip_address(address) in quarter for address in both.values())
@@ -59,10 +59,10 @@ def test_a_service_has_one_address_whatever_the_others_are() -> None:
 
 
 def test_services_of_a_small_network_share_no_address_and_the_last_has_none() -> None:
-    found = local.of_services("172.19.0.0/28", ["a", "b", "c", "d"])
+    found = names.service_addresses("172.19.0.0/28", ["a", "b", "c", "d"])
     assert sorted(found.values()) == [f"172.19.0.{n}" for n in (11, 12, 13, 14)]
     with pytest.raises(ClusterError, match="find an address for e"):
-        local.of_services("172.19.0.0/28", ["a", "b", "c", "d", "e"])
+        names.service_addresses("172.19.0.0/28", ["a", "b", "c", "d", "e"])
 
 
 def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.slurm_conf import CONTROLLER, Weighed, confirm, packed, weighed
+from cluster.slurm_conf import Weighed, confirm, packed, weighed
+from cluster.values import CONTROLLER
 
 
 class Controller:
@@ -19,8 +20,8 @@ class Controller:
     def __init__(self, *words: str, why: str = "") -> None:
         self.words, self.why, self.asked = list(words), why, 0
 
-    def __call__(self, pod: str, command: Iterable[str]) -> tuple[int, str]:
-        assert (pod, list(command)[:3]) == (CONTROLLER, ["minivm", "config", "status"])
+    def __call__(self, command: Iterable[str]) -> tuple[int, str]:
+        assert list(command)[:3] == ["minivm", "config", "status"]
         self.asked += 1
         state = self.words.pop(0)
         return int(state != "live"), json.dumps({"hash": "0", "state": state, "why": self.why})
@@ -40,7 +41,7 @@ def test_up_fails_with_the_reason_of_a_refusal() -> None:
 
 def test_a_controller_that_is_new_is_not_asked_and_one_of_an_older_image_is_believed() -> None:
     confirm(Controller(), set())
-    confirm(lambda pod, command: (2, "Error: No such command 'config'."), {CONTROLLER})
+    confirm(lambda command: (2, "Error: No such command 'config'."), {CONTROLLER})
 
 
 def test_a_candidate_travels_as_a_directory_that_is_its_owners_alone() -> None:
