@@ -303,12 +303,15 @@ def test_a_rotated_host_key_is_taken_and_a_rotated_munge_key_told(site: World, m
     until(lambda: first in shown(), "sshd answers with it")
     sshd = pod.service("sshd")["pid"]
     second = make_host_key(mounts)
+    compare_keys(pod)
     until(lambda: second in shown(), "sshd has the new key", seen=pod.account)
     assert pod.service("sshd")["pid"] == sshd, "sessions stay"
     (mounts / "secrets" / "ssh" / "ssh_host_ed25519_key").write_text("not a key")
+    compare_keys(pod)
     until(lambda: "ssh_host_ed25519_key is no private key" in keys_told(pod), "it is refused", seen=pod.account)
     until(lambda: second in shown(), "sshd keeps the last good one")
     key_file(mounts).write_bytes(os.urandom(128))
+    compare_keys(pod)
     words = "the mounted munge key is not the one in use, since 20"
     until(lambda: words in keys_told(pod), "it is told", seen=pod.account)
     assert pod.run("sinfo"), "the old one still serves"

@@ -231,7 +231,10 @@ def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(clu
 
 def test_a_job_that_is_over_is_not_run_once_more_when_its_node_leaves(cluster: Cluster) -> None:
     """Its epilog takes longer than the drain may, and slurmctld would requeue a job whose program has ended."""
-    worker, epilog = cluster.workers["w1"], "#!/bin/sh\nwhile [ -e /tmp/held ]; do sleep 0.1; done\n"
+    # The pod of the test before has a grace of minutes, which the drain would use up.
+    worker, epilog = cluster.replaced("w1"), "#!/bin/sh\nwhile [ -e /tmp/held ]; do sleep 0.1; done\n"
+    worker.wait_ready()
+    cluster.wait_node("w1", "idle")
     for pod in cluster.workers.values():
         pod.run("sh", "-c", f"printf '{epilog}' > /tmp/epilog; chmod 755 /tmp/epilog; touch /tmp/held")
     before = worker.service("slurmd")["pid"]
