@@ -270,6 +270,7 @@ def test_a_full_disk_ends_no_daemon_and_the_pod_says_which(site: World, mounts: 
     assert daemons() == before, pod.account()
     for path in paths:
         pod.run("rm", f"{path}/junk")
+    pod.run("minivm", "restart", "room")  # by itself it looks every 30 seconds
     until(lambda: not told(), "and is content when there is room", seen=pod.account)
     pod.wait_ready()
     assert daemons() == before
