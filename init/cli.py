@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ground.version import VERSION
-from init.errors import ConfigError, InitError, ManyErrors, nearest
+from init.errors import ConfigError, InitError, ManyErrors, RequestError, nearest
 from init.places import PLAN, SOCKET, pod_name
 from init.slurm import client
 from init.slurm.client import SlurmError
@@ -132,8 +132,11 @@ def emit(data: object) -> None:
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Show a table of the services, their states, and why any are not ready."""
-    with connect(context) as client:
-        snapshot = client.snapshot()
+    try:
+        with connect(context) as client:
+            snapshot = client.snapshot()
+    except RequestError as error:
+        snapshot = without_rights(error)
     if as_json:
         from init.view.snapshot import to_mapping
 
@@ -154,9 +157,14 @@ def status(context: click.Context, as_json: bool) -> None:
 @click.pass_context
 def why(context: click.Context, service: str | None, as_json: bool) -> None:
     """Show the leaf causes why the pod, or one SERVICE, is not ready. Exit 0 when it is."""
-    with connect(context) as client:
-        reply = client.request("why", **({"service": service} if service else {}))
-        snapshot = client.snapshot()
+    may_ask = True
+    try:
+        with connect(context) as client:
+            reply = client.request("why", **({"service": service} if service else {}))
+            snapshot = client.snapshot()
+    except RequestError as error:
+        snapshot, may_ask = without_rights(error), False
+        reply = public_why(snapshot, service)
 
     node = "" if service else standing(snapshot)
     if as_json:
@@ -167,7 +175,31 @@ def why(context: click.Context, service: str | None, as_json: bool) -> None:
         click.echo(reasons(service, bool(reply["ready"]), reply["reasons"], snapshot))
         if node:
             click.echo(f"  {node}")
+        if not may_ask:
+            click.echo("This is about the pod. Why a job waits, fails or ended: `minivm job`.")
     sys.exit(0 if reply["ready"] else 1)
+
+
+def without_rights(error: RequestError) -> Snapshot:
+    """Return what PID 1 shows everybody if the error is a lack of rights; raise it otherwise."""
+    from init.pod.client import public_snapshot
+
+    snapshot = public_snapshot() if isinstance(error.__cause__, PermissionError) else None
+    if snapshot is None:
+        raise error
+    return snapshot
+
+
+def public_why(snapshot: Snapshot, service: str | None) -> dict[str, Any]:
+    """Answer `why` from a snapshot, as PID 1 does."""
+    if not service:
+        return {"ready": snapshot.ready, "reasons": snapshot.reasons}
+    view = next((view for view in snapshot.services if view.name == service), None)
+    if view is None:
+        names = [view.name for view in snapshot.services]
+        hint = f"a job? `minivm job {service}`" if service[:1].isdecimal() else nearest(service, names)
+        raise RequestError(f"tell why {service} is not ready", "no such service", hint=hint)
+    return {"ready": view.ready, "reasons": view.reasons}
 
 
 @main.command()

@@ -16,6 +16,7 @@ from init.view.snapshot import ServiceView, Snapshot, from_mapping
 SOCKET = Path(places.SOCKET)
 # Services of a worker: the first to contact slurmctld, and the proof that it accepts the cluster's key.
 FIRST, PROOF = "fresh-node", "cluster-proof"
+PUBLIC = "localhost:8650"  # the default of MINIVM_HTTP, which users' sessions do not know
 
 
 def control_socket() -> Path:
@@ -84,6 +85,20 @@ class Client:
         return reply
 
 
+def public_snapshot() -> Snapshot | None:
+    """Read the snapshot that PID 1 shows to everybody by HTTP, without services' output; None where it shows none."""
+    import http.client  # imported late: only a user without rights needs it
+
+    connection = http.client.HTTPConnection(os.environ.get("MINIVM_HTTP") or PUBLIC, timeout=3.0)
+    try:
+        connection.request("GET", "/status")
+        return from_mapping(json.loads(connection.getresponse().read()))
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    finally:
+        connection.close()
+
+
 class Refused(RequestError):
     """A refusal of PID 1, with its own message."""
 
@@ -92,14 +107,16 @@ class Refused(RequestError):
 
 
 def _reason(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"only root may, and you are user {os.geteuid()}"
     return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
 
 
 def _hint(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return (
-            "run this as root; a user has `minivm job` for why jobs wait, end or fail, `sinfo -R` for nodes that take "
-            "no jobs, and `seff JOBID` for what a job used"
+            "a user has `minivm job` for why jobs wait, end or fail, `minivm why` for this pod, `sinfo -R` for nodes "
+            "that take no jobs, and `seff JOBID` for what a job used"
         )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
         return "is this a pod whose PID 1 is minivm's init?"

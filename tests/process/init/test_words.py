@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -132,17 +130,37 @@ def test_refusals_are_sentences(pod: World) -> None:
     assert wrong.returncode == 2 and "no command 'stauts' (did you mean status?)" in wrong.stderr
 
 
-def test_only_root_may_ask_and_is_told_so() -> None:
-    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listener:
-        Path(name).chmod(0o755)
-        listener.bind(f"{name}/control.sock")
-        listener.listen()
-        Path(f"{name}/control.sock").chmod(0o600)
-        code = "import os, init.pod.client; from init.cli import main; os.setuid(65534); main(['status'])"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"MINIVM_SOCKET": f"{name}/control.sock"},
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-    assert done.returncode == 1
-    refused = f"minivm: cannot speak to init: {name}/control.sock: Permission denied (run this as root; a user has "
-    assert done.stderr.startswith(refused) and "`minivm job`" in done.stderr
+def as_nobody(pod: World, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # A user cannot read this checkout, so everything is imported before.
+    modules = "os, difflib, encodings.idna, http.client, init.pod.client, init.view.snapshot, init.view.status"
+    code = f"import {modules}; from init.cli import main; os.setuid(65534); main({list(arguments)!r})"
+    env = os.environ | {"MINIVM_SOCKET": str(pod.run / "control.sock"), "MINIVM_HTTP": address}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_user_learns_why_the_pod_is_not_ready(pod: World) -> None:
+    """PID 1 answers root alone on its socket, and tells everybody by HTTP."""
+    pod.start(
+        {"munged": {"command": shell("echo my secret >&2; exit 3"), "restart": {"delay": "1h", "max-delay": "1h"}}}
+    )
+    pod.until(lambda: pod.ask("status")["snapshot"]["reasons"] != [], "it has failed")
+    address = f"127.0.0.1:{pod.port}"
+    done = as_nobody(pod, address, "why")
+    assert done.returncode == 1 and "is not ready:\n  munged: exited 3" in done.stdout, done
+    assert done.stdout.endswith("Why a job waits, fails or ended: `minivm job`.\n") and "secret" not in done.stdout
+    assert "exited 3" in as_nobody(pod, address, "why", "munged").stdout
+    assert "did you mean munged?" in as_nobody(pod, address, "why", "mungd").stderr
+    assert "`minivm job 12_3`" in as_nobody(pod, address, "why", "12_3").stderr
+    table = as_nobody(pod, address, "status")
+    assert table.returncode == 0 and "munged" in table.stdout
+
+
+def test_only_root_may_change_a_pod_and_users_are_told_so(pod: World) -> None:
+    pod.start({"munged": {"command": NOTIFIES, "ready": "notify"}})
+    pod.until_ready()
+    for arguments in (["restart", "munged"], ["logs"]):
+        done = as_nobody(pod, "127.0.0.1:1", *arguments)
+        assert done.returncode == 1 and "only root may, and you are user 65534 (a user has `minivm job`" in done.stderr
+    done = as_nobody(pod, "127.0.0.1:1", "why")
+    assert done.returncode == 1 and "only root may" in done.stderr, "without an answer by HTTP either"
