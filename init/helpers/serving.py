@@ -2,8 +2,9 @@
 
 Exit code 1, and the reason as the only line. On the controller and on login pods an unprivileged user lists the
 partitions, which needs Slurm's authentication and slurmctld's locks. A worker asks its own slurmd when slurmctld last
-contacted it, and asks slurmctld itself only when that is long ago: thousands of workers add no load. One failure in a
-row changes nothing (`Memory`). A daemon that stays silent is restarted: jobs run on meanwhile.
+contacted it, and asks slurmctld itself once after its registration, then only when that contact is long ago: thousands
+of workers add no load. One failure in a row changes nothing (`CheckHistory`). A daemon that stays silent is restarted:
+jobs run on meanwhile.
 """
 
 from __future__ import annotations
@@ -146,6 +147,9 @@ SILENT_S, REST_S, YOUNG_S = 120.0, 1800.0, 300.0
 # slurmctld contacts each slurmd every 2/3 of SlurmdTimeout. After HEARD_S without contact a worker asks slurmctld, and
 # after a failure not sooner than ASK_AGAIN_S.
 HEARD_S, ASK_AGAIN_S = 240.0, 90.0
+# slurmctld saves a new node's record within 5 s: one that it knows after this time survives its death. Until then the
+# worker asks by itself, because a slurmctld that has lost the record never contacts the node.
+SAVED_S = 15.0
 
 
 class Fault(Enum):
@@ -171,6 +175,7 @@ class CheckHistory:
     restarted: float = 0.0
     asked: float = 0.0
     proven: float = 0.0
+    saved: bool = False  # slurmctld knew the node when it must have saved the record
     reason: str = ""
 
 
@@ -213,8 +218,17 @@ def heard(text: str, now: float) -> float:
 
     The text is that of `scontrol show slurmd`.
     """
-    moments = re.findall(r"^(?:Last slurmctld msg time|Boot time)\s*=\s*(\d\S+)", text, re.MULTILINE)
-    return min((now - datetime.fromisoformat(moment).timestamp() for moment in moments), default=float("inf"))
+    return min(_ages(text, "Last slurmctld msg time|Boot time", now), default=float("inf"))
+
+
+def started(text: str, now: float) -> float:
+    """Return the seconds since slurmd's start; 0: unknown. The text is that of `scontrol show slurmd`."""
+    return min(_ages(text, "Boot time", now), default=0.0)
+
+
+def _ages(text: str, names: str, now: float) -> list[float]:
+    moments = re.findall(rf"^(?:{names})\s*=\s*(\d\S+)", text, re.MULTILINE)
+    return [now - datetime.fromisoformat(moment).timestamp() for moment in moments]
 
 
 def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[CheckHistory, AnswerCheck]:
@@ -224,6 +238,10 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer within {ANSWER_S:g} s")
     if done.returncode:
         return memory, AnswerCheck(Fault.SILENT, "slurmd of this pod does not answer")
+    if not memory.saved and started(done.stdout, time.time()) >= SAVED_S:
+        memory, finding = ask_whether_saved(controller, memory)
+        if finding.fault is not Fault.NONE:
+            return memory, finding
     if heard(done.stdout, time.time()) < HEARD_S or (now - memory.proven < HEARD_S and memory.proven):
         return memory, AnswerCheck()
     if memory.failures and now - memory.asked < ASK_AGAIN_S:
@@ -240,6 +258,18 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         # slurmd answers: the fault is slurmctld's, or between the two.
         return memory, AnswerCheck(fault, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
     return replace(memory, proven=now), AnswerCheck()
+
+
+def ask_whether_saved(controller: str, memory: CheckHistory) -> tuple[CheckHistory, AnswerCheck]:
+    """Ask slurmctld for the node's record. No answer is no fault here: slurmctld may be starting again."""
+    name = pod_name(os.environ)
+    try:
+        node = client.node(name, controller, within=ANSWER_S)
+    except client.SlurmError:
+        return memory, AnswerCheck()
+    if node is None:
+        return memory, AnswerCheck(Fault.FORGOTTEN, f"slurmctld has lost the record of {name}, which was registered")
+    return replace(memory, saved=True), AnswerCheck()
 
 
 def load(file: Path = FILE) -> CheckHistory:
@@ -283,10 +313,10 @@ def main() -> int:
     why, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
     if finding.fault is Fault.FORGOTTEN:
         # A static node that slurmctld does not know is missing in slurm.conf.
-        why, young, daemons = finding.reason, HEARD_S, ("slurmd",)
+        why, young, daemons = finding.reason, SAVED_S, ("slurmd",)
     if restart and (news := restart_daemon(daemons, why, young)):
         print(news, file=sys.stderr, flush=True)
-        memory = replace(memory, restarted=now, silent_since=0.0)
+        memory = replace(memory, restarted=now, silent_since=0.0, saved=False)
     save(memory)
     if reason:
         print(reason, flush=True)

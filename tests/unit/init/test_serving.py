@@ -65,7 +65,13 @@ def test_a_worker_hears_of_slurmctld_by_its_own_slurmd(last: str, boot: str, exp
     assert heard("", now) == float("inf")
 
 
-def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str]) -> list[str]:
+def test_a_worker_knows_the_age_of_its_slurmd() -> None:
+    now = datetime.fromisoformat("2026-11-24T14:10:00").timestamp()
+    text = "Boot time = 2026-11-24T14:09:40\nLast slurmctld msg time  = 2026-11-24T14:09:59\n"
+    assert (serving.started(text, now), serving.started("Boot time = NONE", now)) == (20.0, 0.0)
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str], age: float = 0.0) -> list[str]:
     """Fake a worker whose slurmd heard from slurmctld `ago` seconds ago; return the queries made to slurmctld."""
     asked: list[str] = []
 
@@ -74,10 +80,13 @@ def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str]) -
 
     def node(name: str, controller: str, *, within: float) -> object:
         asked.append(name)
-        return None if answers[0] == "forgotten" else object()
+        if answers and answers[0] == "away":
+            raise client.SlurmError("ask", answers.pop(0))
+        return None if answers and answers[0] == "forgotten" else object()
 
     monkeypatch.setattr(serving, "ran", lambda *_, **__: Done)
     monkeypatch.setattr(serving, "heard", lambda *_: ago)
+    monkeypatch.setattr(serving, "started", lambda *_: age)
     monkeypatch.setattr(client, "node", node)
     monkeypatch.setattr(serving, "unproven", lambda *_: answers.pop(0))
     monkeypatch.setenv("MINIVM_POD_NAME", "w1")
@@ -108,6 +117,21 @@ def test_a_worker_that_slurmctld_has_forgotten_registers_again(monkeypatch: pyte
     again = CheckHistory(restarted=1000.0)
     assert run((1000.0 + HEARD_S - 1, finding), memory=again)[2] == [], "it may not have registered yet"
     assert run((1000.0 + HEARD_S, finding), memory=again)[2] == [1000.0 + HEARD_S]
+
+
+def test_a_new_worker_asks_once_whether_slurmctld_has_saved_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slurmctld that died before that never contacts the node: it would stay away for four minutes."""
+    asked = worker(monkeypatch, ago=20.0, age=serving.SAVED_S - 1, answers=[])
+    assert serving.ask_as_worker("ctl:6817", CheckHistory(), 1000.0) == (CheckHistory(), WELL) and not asked
+    asked = worker(monkeypatch, ago=20.0, age=serving.SAVED_S, answers=["forgotten"])
+    memory, finding = serving.ask_as_worker("ctl:6817", CheckHistory(), 1000.0)
+    assert finding.fault is Fault.FORGOTTEN and asked == ["w1"] and not memory.saved
+    assert judge(memory, finding, 1000.0)[1:] == ("", True), "its slurmd registers again, and the pod stays ready"
+    asked = worker(monkeypatch, ago=20.0, age=serving.SAVED_S, answers=["away"])
+    assert serving.ask_as_worker("ctl:6817", memory, 1030.0) == (memory, WELL), "slurmctld is starting"
+    memory, finding = serving.ask_as_worker("ctl:6817", memory, 1060.0)
+    assert finding == WELL and memory.saved and asked == ["w1", "w1"]
+    assert serving.ask_as_worker("ctl:6817", memory, 1090.0) == (memory, WELL) and len(asked) == 2, "no load after that"
 
 
 def test_what_a_run_remembers_outlives_it(tmp_path: Path) -> None:
