@@ -262,12 +262,15 @@ def up(
 
 def read_people(file: Path) -> dict[str, Any]:
     """Check a people.yaml as each pod does; return it as values of the chart."""
-    from init.errors import InitError
+    from init.errors import InitError, ManyErrors
     from init.people.read import read_file
     from init.people.spec import to_mapping
 
     try:
         return to_mapping(read_file(file))
+    except ManyErrors as error:
+        mistakes = [f"{each.field}: {each.why}" + (f" ({each.hint})" if each.hint else "") for each in error.errors]
+        raise ClusterError(error.what, "\n  ".join([f"mistakes in {file}:", *mistakes])) from error
     except InitError as error:
         place = error.field or None
         raise ClusterError(error.what, error.why, file=error.file, field=place, hint=error.hint or None) from error

@@ -24,7 +24,7 @@ from pathlib import Path
 from ground.errors import one_line
 from ground.files import locked, read_json, write_json
 from ground.version import VERSION
-from init.errors import InitError
+from init.errors import InitError, ManyErrors
 from init.people import read
 from init.people.spec import (
     FILE,
@@ -129,7 +129,11 @@ def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
         consequence = (
             f"the {len(state.people.users)} people before stay" if state.people.users else "no person of it is known"
         )
-        return replace(state, digest=digest, problems=(f"{one_line(str(error))}; {consequence}",))
+        mistake = one_line(str(error))
+        if isinstance(error, ManyErrors):  # a condition of the pod has room for one
+            more = len(error.errors) - 1
+            mistake = f"{one_line(str(error.errors[0]))}; `minivm people check` tells {more} more"
+        return replace(state, digest=digest, problems=(f"{mistake}; {consequence}",))
     settled = settle(people, state.ids, state.people, taken)
     return PeopleState(settled.people, settled.ids, digest, settled.refused, state.moved)
 

@@ -13,12 +13,12 @@ import stat
 import struct
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from ground.errors import one_line
-from init.errors import ConfigError
+from init.errors import ConfigError, raise_all
 from init.fields import Reader, described
 from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, PersonKey, to_mapping
 
@@ -27,6 +27,7 @@ WHAT = f"read {PEOPLE}"
 LARGEST = 8 << 20
 LAST = 253402300799  # the end of the year 9999: a later time is no date
 USERS, GROUPS, KEYS, GROUPS_OF_USER = 20_000, 5_000, 32, 64
+MOST_ERRORS = 50
 NESTED = 8
 LONGEST_LINE = 8192  # a key stays in one line
 NAME = re.compile(r"[a-z](?:[a-z0-9_.-]{0,30}[a-z0-9_])?")
@@ -53,6 +54,7 @@ _ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})
 LONGEST_KEY = 4096
 LONGEST_COMMENT = 200
+Entry = TypeVar("Entry")
 _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -128,19 +130,51 @@ def _problem(check: Callable[[], object]) -> str:
 
 
 def parse(data: bytes, file: str = FILE) -> PeopleList:
+    """Parse the file; ConfigError for all wrong entries in it, the first mistake of each."""
     at = Reader(_mapping(data, file), PEOPLE, file)
     _only(at, "groups", "users")
     for key in ("groups", "users"):
         if not isinstance(at.data.get(key), list):
             at.fail(key, f"wanted a list, not {_shown(at.data.get(key))}", f"write `{key}: []` for none")
-    groups = tuple(_group(entry) for entry in _entries(at, "groups", GROUPS))
-    _unique(at, "groups", "name", [group.name for group in groups])
-    _unique(at, "groups", "gid", [group.gid for group in groups])
-    group_names = frozenset(group.name for group in groups)
-    users = tuple(_person(entry, group_names) for entry in _entries(at, "users", USERS))
-    _unique(at, "users", "name", [person.name for person in users])
-    _unique(at, "users", "uid", [person.uid for person in users])
-    return PeopleList(groups, users)
+    errors: list[ConfigError] = []
+    groups = _all(at, "groups", GROUPS, _group, errors)
+    # A group with a mistake of its own is known all the same: its people are no mistakes.
+    names = frozenset(name for entry in _dicts(at, "groups") if isinstance(name := entry.get("name"), str))
+    users = _all(at, "users", USERS, lambda entry: _person(entry, names), errors)
+    for where, key, values in (
+        ("groups", "name", {index: group.name for index, group in groups.items()}),
+        ("groups", "gid", {index: group.gid for index, group in groups.items()}),
+        ("users", "name", {index: person.name for index, person in users.items()}),
+        ("users", "uid", {index: person.uid for index, person in users.items()}),
+    ):
+        errors += _repeated(at, where, key, values)
+    if len(errors) > MOST_ERRORS:
+        more = ConfigError(WHAT, f"{len(errors) - MOST_ERRORS} more entries are wrong", file=file)
+        errors = [*errors[:MOST_ERRORS], more]
+    raise_all(WHAT, errors)
+    return PeopleList(tuple(groups.values()), tuple(users.values()))
+
+
+def _all(
+    at: Reader, key: str, most: int, read: Callable[[Reader], Entry], errors: list[ConfigError]
+) -> dict[int, Entry]:
+    """Read the entries of a list; add the error of each wrong one. Return the others by their place."""
+    entries: dict[int, Entry] = {}
+    value = at.data.get(key)
+    assert isinstance(value, list)
+    if len(value) > most:
+        at.fail(key, f"{len(value):,} entries, more than {most:,}")
+    for index, item in enumerate(value):
+        try:
+            entries[index] = read(_entry(at, f"{key}[{index}]", item))
+        except ConfigError as error:
+            errors.append(error)
+    return entries
+
+
+def _dicts(at: Reader, key: str) -> list[dict[str, Any]]:
+    value = at.data.get(key)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _mapping(data: bytes, file: str) -> Mapping[str, object]:
@@ -200,30 +234,24 @@ def _only(at: Reader, *known: str) -> None:
     at.only(*known)
 
 
-def _entries(at: Reader, key: str, most: int) -> list[Reader]:
-    value = at.data.get(key)
-    assert isinstance(value, list)
-    if len(value) > most:
-        at.fail(key, f"{len(value):,} entries, more than {most:,}")
-    entries = []
-    for index, item in enumerate(value):
-        place = f"{key}[{index}]"
-        if not isinstance(item, dict):
-            at.fail(place, f"wanted a mapping, not {_shown(item)}")
-        name = item.get("name")
-        named = f"{place} ({name})" if isinstance(name, str) and NAME.fullmatch(name) else place
-        entries.append(Reader(item, PEOPLE, at.file, named))
-    return entries
+def _entry(at: Reader, place: str, item: object) -> Reader:
+    if not isinstance(item, dict):
+        at.fail(place, f"wanted a mapping, not {_shown(item)}")
+    name = item.get("name")
+    named = f"{place} ({name})" if isinstance(name, str) and NAME.fullmatch(name) else place
+    return Reader(item, PEOPLE, at.file, named)
 
 
-def _unique(at: Reader, where: str, key: str, values: list[Any]) -> None:
-    first: dict[Any, int] = {}
-    for index, value in enumerate(values):
+def _repeated(at: Reader, where: str, key: str, values: Mapping[int, object]) -> list[ConfigError]:
+    first: dict[object, int] = {}
+    errors = []
+    for index, value in values.items():
         if value in first:
-            at.fail(
-                f"{where}[{index}].{key}", f"{value} is also that of {where}[{first[value]}]", "give it another one"
-            )
-        first[value] = index
+            why = f"{value} is also that of {where}[{first[value]}]"
+            field = f"{where}[{index}].{key}"
+            errors.append(ConfigError(WHAT, why, file=at.file, field=field, hint="give it another one"))
+        first.setdefault(value, index)
+    return errors
 
 
 def _name(at: Reader, key: str = "name") -> str:

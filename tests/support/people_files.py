@@ -20,7 +20,7 @@ RSA = body("ssh-rsa", b"\1\0\1", b"\0" + b"\xff" * 256)
 TOKEN = body("sk-ssh-ed25519@openssh.com", b"\2" * 32, b"ssh:")
 
 
-def people(*users: dict[str, Any], groups: Any = ({"name": "lab", "gid": 5000},), **more: Any) -> bytes:
+def people(*users: Any, groups: Any = ({"name": "lab", "gid": 5000},), **more: Any) -> bytes:
     return yaml.safe_dump({"groups": [*groups], "users": [*users], **more}).encode()
 
 

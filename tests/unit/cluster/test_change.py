@@ -615,3 +615,15 @@ def test_values_are_stored_and_not_their_path(tmp_path: Path) -> None:
 def test_up_offers_what_the_pages_name() -> None:
     said = CliRunner().invoke(main, ["up", "--help"]).output
     assert all(option in said for option in ("--reset", "--keep-images", "--yes", "--slurm-version"))
+
+
+def test_up_tells_every_mistake_of_a_people_file(tmp_path: Path) -> None:
+    file = tmp_path / "people.yaml"
+    file.write_text(
+        "groups: [{name: lab, gid: 5000}]\nusers: [{name: ada, uid: 1, group: lab}, {name: bob, uid: 5002}]\n"
+    )
+    with pytest.raises(ClusterError) as caught:
+        cli.read_people(file)
+    first, *mistakes = str(caught.value).splitlines()
+    assert first == f"cannot read the people: mistakes in {file}:"
+    assert [line.split(": ")[0] for line in mistakes] == ["  users[0] (ada).uid", "  users[1] (bob).group"]

@@ -115,6 +115,13 @@ def test_a_key_and_a_person_expire_without_a_change_of_the_file(here: Here) -> N
     assert here.keys() == {"ada": f"{OTHER}\n"}, "times count also while the file is wrong"
 
 
+def test_many_mistakes_are_one_short_problem_of_the_pod(here: Here) -> None:
+    here.mount(people(ada(uid=0), BOB | {"group": "none"}, "carol"))
+    (problem,) = here.run()
+    assert "users[0] (ada).uid: " in problem and "`minivm people check` tells 2 more; no person of it" in problem
+    assert len(problem) < 400
+
+
 @pytest.mark.parametrize("wrong", [b"", b"\xff", b"users: [", people(ada(uid=0)), people(ada(), ada()), None])
 def test_a_wrong_or_missing_file_keeps_the_people_before_and_says_so(here: Here, wrong: bytes | None) -> None:
     here.mount(people(ada(), BOB))

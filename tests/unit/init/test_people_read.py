@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from init.errors import ConfigError
+from init.errors import ConfigError, ManyErrors
 from init.people import read, spec
 from init.people.spec import PeopleGroup, Person, PersonKey
 from tests.pages import blocks
@@ -106,6 +106,28 @@ def test_a_mistake_is_told_with_its_field(mistake: str) -> None:
 BAD_NAMES = ["", "Ada", "ada lovelace", "../root", "a/b", ".ada", "-ada", "1ada", "ada:", "ada\n", "ädä", "a" * 33,
              "ada-", "$(id)", "ada,bob", True, None, 7, ["ada"],
              "root", "slurm", "nobody", "munge", "sshd"]  # fmt: skip
+
+
+def test_every_wrong_entry_is_told_at_once() -> None:
+    data = people(
+        ada(uid=0), ada(name="bob", group="nolab"), "carol", ada(name="dora", uid=5004), ada(name="dora", uid=5004),
+        ada(name="erin", uid=5005, group="wrong"),
+        groups=[{"name": "lab", "gid": 5000}, {"name": "wrong", "gid": 7}],
+    )  # fmt: skip
+    with pytest.raises(ManyErrors) as caught:
+        read.parse(data)
+    assert [error.field for error in caught.value.errors] == [
+        "groups[1] (wrong).gid", "users[0] (ada).uid", "users[1] (bob).group", "users[2]", "users[4].name",
+        "users[4].uid",
+    ]  # fmt: skip
+    assert len(str(caught.value).splitlines()) == 6, "and people of a wrong group are right"
+
+
+def test_the_mistakes_that_are_told_are_bounded() -> None:
+    with pytest.raises(ManyErrors) as caught:
+        read.parse(people(*({"name": "x"} for _ in range(read.MOST_ERRORS + 5))))
+    assert len(caught.value.errors) == read.MOST_ERRORS + 1
+    assert str(caught.value).endswith("5 more entries are wrong")
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
