@@ -23,17 +23,14 @@ from fleet.errors import FleetError
 from fleet.policy import STATE, Topology, read_settings
 from fleet.reconciler import Reconciler
 from fleet.report.events import in_words
-from fleet.report.status import in_slurm, lines, worker_
-from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, parse_pod
+from fleet.report.status import LONG, WHOLE, in_slurm, lines, worker_
+from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, is_true, parse_pod
 from fleet.world.machine import MachineObject, rfc3339
 from fleet.world.pod_page import controllers
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 from ground.errors import nearest
 from init.errors import InitError
-
-# Explain one name: every pod, Node, machine and pool that `kubectl get` prints for the cluster.
-WHOLE = ("fleet", "Slurm", "Kubernetes")
 
 
 async def with_pod(name: str, snapshot: FleetSnapshot, api: ApiClient) -> FleetSnapshot:
@@ -51,19 +48,19 @@ async def with_pod(name: str, snapshot: FleetSnapshot, api: ApiClient) -> FleetS
 def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[str]:
     """Explain a name; raise FleetError with the nearest name if nothing of that name is known."""
     if isinstance(snapshot.kubernetes, Unknown):
-        yield f"Kubernetes does not answer: {line(snapshot.kubernetes.why, 1024)}"
+        yield f"Kubernetes does not answer: {line(snapshot.kubernetes.why, LONG)}"
         kubernetes = KubernetesView()
     else:
         kubernetes = snapshot.kubernetes
     if isinstance(snapshot.slurm, Unknown):
-        yield f"Slurm does not answer: {line(snapshot.slurm.why, 1024)}"
+        yield f"Slurm does not answer: {line(snapshot.slurm.why, LONG)}"
     workers = {worker.name: worker for worker in snapshot.shown_workers()}
     machines, pools = kubernetes.machines or {}, kubernetes.pools or {}
     stated = {notice.about for notice in decision.notices}
     names_of_objects = [*workers, *kubernetes.nodes, *kubernetes.others, *machines, *pools, *(kubernetes.sets or {})]
     unread = {key: why for key, why in kubernetes.unread.items() if key.partition("/")[2] == name}
     for key, why in unread.items():
-        yield f"{key} {line(why, 1024)}: the fleet changes nothing of it until that is corrected"
+        yield f"{key} {line(why, LONG)}: the fleet changes nothing of it until that is corrected"
     if names_of_objects and name not in {*names_of_objects, *stated, *WHOLE} and not unread:
         raise FleetError(
             "explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*names_of_objects, "fleet"])
@@ -91,7 +88,7 @@ def _objects(
             yield _pod(pod, places.get(pod.name, ""))
     if pool := (kubernetes.pools or {}).get(name):
         for condition in pool.status.conditions:
-            yield f"{name}: {condition.type} {condition.status} {line(condition.message, 1024)}".rstrip()
+            yield f"{name}: {condition.type} {condition.status} {line(condition.message, LONG)}".rstrip()
     for machine in (kubernetes.machines or {}).values():
         if machine.name in names or machine.status.node in names - {""}:
             yield from _machine(machine)
@@ -109,8 +106,8 @@ def _related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, Ma
 
 def _node(node: KubeNode) -> str:
     ready = node.conditions.get("Ready")
-    state = "Ready" if ready and ready.status == "True" else "not Ready"
-    if ready and ready.status != "True" and ready.since:
+    state = "Ready" if is_true(ready) else "not Ready"
+    if ready and not is_true(ready) and ready.since:
         state += f" since {rfc3339(int(ready.since))}"
     marks = [state, *(["cordoned"] if node.cordoned else []), *(["given up by the fleet"] if node.fenced else [])]
     marks += [f"tainted {taint.key}" for taint in node.taints]
@@ -133,12 +130,12 @@ def _pod(pod: KubePod, place: str) -> str:
         for condition in pod.conditions.values()
         if condition.status == "False" and condition.type not in ("Ready", "ContainersReady", STATE)
     )
-    return line(f"{pod.name} on {pod.node or '-'}: {'; '.join([state, *filter(None, [place]), *bad])}", 1024)
+    return line(f"{pod.name} on {pod.node or '-'}: {'; '.join([state, *filter(None, [place]), *bad])}", LONG)
 
 
 def _machine(machine: MachineObject) -> Iterator[str]:
     status = machine.status
-    explanation = f": {line(status.why, 1024)}" if status.why else ""
+    explanation = f": {line(status.why, LONG)}" if status.why else ""
     yield f"machine {machine.name}: goal {status.goal}, {status.state}{explanation}"
     for event in status.history:
         yield f"{machine.name}: {rfc3339(event.at)} {event.what} {line(event.text)}".rstrip()

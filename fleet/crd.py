@@ -153,7 +153,8 @@ WHEN = (WHEN_IDLE, WHEN_DEADLINE, WHEN_NOW)
 # A pod's name is its hostname, of 63 letters at most: this leaves room for a number or a Node's name.
 POOL_NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 MOST_PODS = 65533
-DEFAULT_REPLICAS = 1
+# What the API server fills in. One with an older definition does not, so the fleet reads the same defaults.
+DEFAULTS = {"replicas": 1, "maxUnavailable": 1, "idleSeconds": 600, "pendingSeconds": 30, "step": 10}
 # The most pods of a pool with counted ends.
 MOST_ENDED = 128
 # Bytes of the last good spec that is kept: with the spec itself it must fit into an object.
@@ -202,7 +203,11 @@ POOL_SPEC = {
             "matches, named after the Node. elastic: as many as jobs ask for, named as with fixed.",
         },
         # The default of a Deployment: a manifest may leave the number to `kubectl scale` or an autoscaler.
-        replicas={**whole("The number of pods, with mode fixed."), "maximum": MOST_PODS, "default": DEFAULT_REPLICAS},
+        replicas={
+            **whole("The number of pods, with mode fixed."),
+            "maximum": MOST_PODS,
+            "default": DEFAULTS["replicas"],
+        },
         nodeSelector={
             "type": "object",
             "minProperties": 1,
@@ -215,9 +220,15 @@ POOL_SPEC = {
                 "The limits of the number of pods, and how quickly it changes, with mode elastic.",
                 min=whole_of("The least number of pods.", 0),
                 max=whole_of("The greatest number of pods.", 1),
-                idleSeconds={**whole("A pod without jobs goes after so long."), "default": 600},
-                pendingSeconds={**whole("A job waits so long before pods are created for it."), "default": 30},
-                step={**whole_of("The most pods on their way at a time; min is created at once.", 1), "default": 10},
+                idleSeconds={**whole("A pod without jobs goes after so long."), "default": DEFAULTS["idleSeconds"]},
+                pendingSeconds={
+                    **whole("A job waits so long before pods are created for it."),
+                    "default": DEFAULTS["pendingSeconds"],
+                },
+                step={
+                    **whole_of("The most pods on their way at a time; min is created at once.", 1),
+                    "default": DEFAULTS["step"],
+                },
                 partitions={
                     "type": "array",
                     "maxItems": 64,
@@ -231,7 +242,7 @@ POOL_SPEC = {
             "How outdated and surplus pods go.",
             maxUnavailable={
                 **whole("The most pods that are away, or idle and kept from jobs, at a time. 0: no pod is replaced."),
-                "default": 1,
+                "default": DEFAULTS["maxUnavailable"],
                 "maximum": MOST_PODS,
             },
             when={

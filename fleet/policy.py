@@ -121,6 +121,10 @@ class Machines:
     proof: str = "deep"
     remedies: Mapping[str, Treatment] = field(default_factory=dict)
 
+    def most_in_treatment(self, machines: int) -> int:
+        """Return how many of the site's machines may be in treatment at a time."""
+        return max(self.at_once, int(machines * self.share))
+
 
 @dataclass(frozen=True, slots=True)
 class Lend:
@@ -196,6 +200,10 @@ class Policy:
     machines: Machines = Machines()
     topology: Topology = Topology()
     lend: Lend = Lend()
+
+    def most_unwell(self, total: int) -> int:
+        """Return how many of `total` workers or machines may be unwell. More of them probably have another cause."""
+        return max(1, int(total * self.share))
 
 
 def read_policy(path: Path) -> Policy:

@@ -61,28 +61,25 @@ class Claims:
 
     def __init__(self) -> None:
         self._pass = 0
-        self._claims: dict[str, float] = {}  # the pass in which the drain was made; inf: it is being made
+        self.names: dict[str, float] = {}  # the pass in which the drain was made; inf: it is being made
 
     def next_pass(self) -> None:
         self._pass += 1
-        self._claims = {name: made_in for name, made_in in self._claims.items() if made_in >= self._pass - 1}
+        self.names = {name: made_in for name, made_in in self.names.items() if made_in >= self._pass - 1}
 
     def has(self, change: Change) -> bool:
-        return isinstance(change, Drain) and change.name in self._claims
-
-    def has_name(self, name: str) -> bool:
-        return name in self._claims
+        return isinstance(change, Drain) and change.name in self.names
 
     def take(self, change: Change) -> None:
         if isinstance(change, Drain):
-            self._claims[change.name] = inf
+            self.names[change.name] = inf
 
     def settle(self, change: Change, *, done: bool) -> None:
         """Keep the claim of a drain that succeeded; drop the claim of one that failed."""
         if isinstance(change, Drain):
-            self._claims.pop(change.name, None)
+            self.names.pop(change.name, None)
             if done:
-                self._claims[change.name] = self._pass
+                self.names[change.name] = self._pass
 
 
 class FastPath:
@@ -122,7 +119,7 @@ class FastPath:
         if isinstance(slurm, Unknown) or time.monotonic() - self._slurm_at > FRESH_S or self.cache.unknown():
             return
         memory, policy = self.state()
-        workers = [worker for worker in self.cache.workers(names, slurm) if not self.claims.has_name(worker.name)]
+        workers = [worker for worker in self.cache.workers(names, slurm) if worker.name not in self.claims.names]
         drains = list(urgent_drains(workers, memory.marks, steady(), policy))
         now = time.monotonic()
         begun, many = self._window if now - self._window[0] < PACE_S else (now, 0)

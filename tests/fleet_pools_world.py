@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.decide.actions import Adopt, Change, CreatePod, Drain, Evict, NotePool
-from fleet.decide.causes import OF_POOL
-from fleet.decide.rollout import is_to_go
+from fleet.decide.causes import OF_POOL, is_leaving
 from fleet.policy import Policy
 from fleet.world import slurm
 from fleet.world.kubernetes import KubernetesView, assemble
@@ -164,7 +163,7 @@ class PoolWorlds(Worlds):
         """Idle, and kept from jobs for the pool's sake."""
         slurm = self.world().slurm
         nodes = getattr(slurm, "nodes", {})
-        return {name for name in self._own() if name in nodes and is_to_go(nodes[name]) and not self.slurm[name].jobs}
+        return {name for name in self._own() if name in nodes and is_leaving(nodes[name]) and not self.slurm[name].jobs}
 
     def away(self) -> set[str]:
         """Those that are to be and are missing, and those that go or are not ready."""

@@ -163,7 +163,8 @@ class ApiClient:
         self.batch = client.BatchV1Api(connection)
         self.custom = client.CustomObjectsApi(connection)
         self.leases = client.CoordinationV1Api(connection)
-        self.labels = f"{LABEL}/name=minivm,{LABEL}/instance={release}"
+        # The labels of all objects of the release.
+        self.labels = {f"{LABEL}/name": "minivm", f"{LABEL}/instance": release}
         self.mark = make_fleet_mark(namespace, release)
 
     @classmethod
@@ -227,7 +228,8 @@ class ApiClient:
             reply.close()
 
     def _lister(self, kind: str) -> tuple[Any, Mapping[str, object]]:
-        words = {"namespace": self.namespace, "label_selector": self.labels}
+        selector = ",".join(f"{key}={value}" for key, value in self.labels.items())
+        words = {"namespace": self.namespace, "label_selector": selector}
         match kind:
             case "Node":
                 return self.core.list_node, {}

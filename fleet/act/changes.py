@@ -21,7 +21,7 @@ from fleet.act.api_client import (
     Object,
 )
 from fleet.decide import actions
-from fleet.decide.actions import CreatePod, Delete, Evict, StartJob
+from fleet.decide.actions import CreatePod, Delete, Evict, NodeChange, PodChange, StartJob
 from fleet.world.guests import REQUIRED
 from fleet.world.kubernetes import CORDONED, FENCED, FREE, LABEL, LOST, RESTART, TAINT, WORKER, KubeCondition
 from fleet.world.machine import MachineStatus, machine_status_json, rfc3339
@@ -85,32 +85,32 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
         case actions.HideOnNode(node, uid, type_):
             item = {"type": type_, "$patch": "delete"}
             await patch_status(api, node, uid, api.core.patch_node_status, {"name": node}, item)
-        case actions.Free(pod, uid, version, was):
-            await _mark_pod(api, pod, uid, version, labels={FREE: "true" if was else LOST})
-        case actions.Protect(pod, uid, version):
-            await _mark_pod(api, pod, uid, version, labels={FREE: None})
-        case actions.RestartSlurmd(pod, uid, version, word):
-            await _mark_pod(api, pod, uid, version, annotations={RESTART: word})
+        case actions.Free():
+            await _mark_pod(api, change, labels={FREE: "true" if change.was else LOST})
+        case actions.Protect():
+            await _mark_pod(api, change, labels={FREE: None})
+        case actions.RestartSlurmd():
+            await _mark_pod(api, change, annotations={RESTART: change.word})
         case Evict():
             await _evict(api, change)
-        case actions.Cordon(node, uid, version, why):
-            marks: Object = {"labels": {CORDONED: api.mark}, "annotations": {CORDON_REASON: why}}
-            await _patch_node(api, f"cordon {node}", node, uid, version, marks, {"unschedulable": True})
-        case actions.Uncordon(node, uid, version):
+        case actions.Cordon():
+            marks: Object = {"labels": {CORDONED: api.mark}, "annotations": {CORDON_REASON: change.why}}
+            await _patch_node(api, "cordon", change, marks, {"unschedulable": True})
+        case actions.Uncordon():
             marks = {"labels": {CORDONED: None}, "annotations": {CORDON_REASON: None}}
-            await _patch_node(api, f"uncordon {node}", node, uid, version, marks, {"unschedulable": None})
-        case actions.Annotate(node, uid, version, values):
-            await _patch_node(api, f"annotate {node}", node, uid, version, {"annotations": dict(values)})
-        case actions.Withdraw(node, uid, version, names):
-            await _patch_node(api, f"annotate {node}", node, uid, version, {"annotations": dict.fromkeys(names)})
-        case actions.Fence(node, uid, version, why):
-            return await _taint(api, node, uid, version, why)
-        case actions.Unfence(node, uid, version):
-            return await _taint(api, node, uid, version, None)
+            await _patch_node(api, "uncordon", change, marks, {"unschedulable": None})
+        case actions.Annotate():
+            await _patch_node(api, "annotate", change, {"annotations": dict(change.values)})
+        case actions.Withdraw():
+            await _patch_node(api, "annotate", change, {"annotations": dict.fromkeys(change.names)})
+        case actions.Fence():
+            return await _taint(api, change, change.why)
+        case actions.Unfence():
+            return await _taint(api, change, None)
         case Delete():
             return await _delete(api, change)
         case actions.Make(name):
-            body: Object = {**MACHINE_KIND, "metadata": {"name": name, "labels": _labels(api)}, "spec": {}}
+            body: Object = {**MACHINE_KIND, "metadata": {"name": name, "labels": api.labels}, "spec": {}}
             words = {**MACHINES, "namespace": api.namespace, "body": body}
             await api.ask(f"keep {name}", (api.custom.create_namespaced_custom_object, words))
         case actions.Record(name, version, status):
@@ -122,20 +122,14 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
             await _record(api, change.machine.name, change.machine.version, change.after)
         case CreatePod():
             await _create_pod(api, change)
-        case actions.Adopt(name, uid, version, pool):
-            labels = {TEMPLATE: pool.status.adopted or pool.hash, POD_NAME: name}
-            own = {"uid": uid, "resourceVersion": version, "labels": labels, "ownerReferences": [_owner(pool)]}
-            words = {"name": name, "namespace": api.namespace, "body": {"metadata": own}, "_content_type": MERGE}
-            await api.ask(f"take {name} over", (api.core.patch_namespaced_pod, words))
+        case actions.Adopt(pod, _, _, pool):
+            labels = {TEMPLATE: pool.status.adopted or pool.hash, POD_NAME: pod}
+            await _mark_pod(api, change, labels=labels, ownerReferences=[_owner(pool)])
         case actions.NotePool(name, version, pool_status):
             await _note_pool(api, name, version, pool_status)
         case _:
             raise TypeError(f"{type(change).__name__} is no change of Kubernetes")
     return True
-
-
-def _labels(api: ApiClient) -> dict[str, str]:
-    return dict(label.split("=") for label in api.labels.split(","))
 
 
 async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: Object, *items: Object) -> None:
@@ -149,10 +143,11 @@ def _condition(condition: KubeCondition) -> Object:
     return {"type": condition.type, **texts, "lastTransitionTime": rfc3339(condition.since or time.time())}
 
 
-async def _mark_pod(api: ApiClient, pod: str, uid: str, version: str, **marks: Mapping[str, str | None]) -> None:
-    body = {"metadata": {"uid": uid, "resourceVersion": version, **marks}}
-    words = {"name": pod, "namespace": api.namespace, "body": body, "_content_type": MERGE}
-    await api.ask(f"mark {pod}", (api.core.patch_namespaced_pod, words))
+async def _mark_pod(api: ApiClient, act: PodChange, **marks: Any) -> None:
+    """Merge labels, annotations or owners into a pod's metadata."""
+    body = {"metadata": {"uid": act.uid, "resourceVersion": act.version, **marks}}
+    words = {"name": act.pod, "namespace": api.namespace, "body": body, "_content_type": MERGE}
+    await api.ask(f"mark {act.pod}", (api.core.patch_namespaced_pod, words))
 
 
 async def _evict(api: ApiClient, act: Evict) -> None:
@@ -172,24 +167,23 @@ async def _evict(api: ApiClient, act: Evict) -> None:
                 raise
 
 
-async def _patch_node(
-    api: ApiClient, what: str, name: str, uid: str, version: str, marks: Object, spec: Object | None = None
-) -> None:
-    body: Object = {"metadata": {"uid": uid, "resourceVersion": version, **marks}}
+async def _patch_node(api: ApiClient, verb: str, act: NodeChange, marks: Object, spec: Object | None = None) -> None:
+    body: Object = {"metadata": {"uid": act.uid, "resourceVersion": act.version, **marks}}
     body |= {"spec": spec} if spec else {}
-    await api.ask(what, (api.core.patch_node, {"name": name, "body": body, "_content_type": MERGE}))
+    words = {"name": act.node, "body": body, "_content_type": MERGE}
+    await api.ask(f"{verb} {act.node}", (api.core.patch_node, words))
 
 
-async def _taint(api: ApiClient, name: str, uid: str, version: str, why: str | None) -> bool:
+async def _taint(api: ApiClient, act: NodeChange, why: str | None) -> bool:
     """Set or lift the out-of-service taint. A patch replaces all taints, so read the present ones first."""
-    node = await api.ask(f"read {name}", (api.core.read_node, {"name": name}))
+    node = await api.ask(f"read {act.node}", (api.core.read_node, {"name": act.node}))
     metadata = node.get("metadata") or {}
-    if (metadata.get("uid"), metadata.get("resourceVersion")) != (uid, version):
+    if (metadata.get("uid"), metadata.get("resourceVersion")) != (act.uid, act.version):
         return False
     taints = [taint for taint in (node.get("spec") or {}).get("taints") or [] if taint.get("key") != TAINT]
     taints += [] if why is None else [{"key": TAINT, "value": "nodeshutdown", "effect": "NoExecute"}]
     marks = {"labels": {FENCED: "true" if why else None}, "annotations": {FENCE_REASON: why}}
-    await _patch_node(api, f"taint {name}", name, uid, version, marks, {"taints": taints})
+    await _patch_node(api, "taint", act, marks, {"taints": taints})
     return True
 
 
@@ -207,11 +201,11 @@ async def _delete(api: ApiClient, act: Delete) -> bool:
 
 
 async def _record(api: ApiClient, name: str, version: str, status: MachineStatus) -> None:
-    await _apply_status(api, {**MACHINES}, MACHINE_KIND, name, version, machine_status_json(status))
+    await _apply_status(api, MACHINES, MACHINE_KIND, name, version, machine_status_json(status))
 
 
 async def _apply_status(
-    api: ApiClient, resource: Object, kind: Object, name: str, version: str, status: Object
+    api: ApiClient, resource: Mapping[str, str], kind: Object, name: str, version: str, status: Object
 ) -> None:
     # Only the version is a precondition: when status is applied, Kubernetes 1.20 ignores the uid.
     body: Object = {**kind, "metadata": {"name": name, "resourceVersion": version}, "status": status}
@@ -223,12 +217,12 @@ async def _apply_status(
 
 async def _note_pool(api: ApiClient, name: str, version: str, status: PoolStatus) -> None:
     try:
-        await _apply_status(api, {**POOLS}, POOL_KIND, name, version, pool_status_json(status))
+        await _apply_status(api, POOLS, POOL_KIND, name, version, pool_status_json(status))
     except KubernetesError as error:
         # A definition of an older version does not have this field.
         if not status.last_good or "lastGood" not in f"{error.message} {error}":
             raise
-        await _apply_status(api, {**POOLS}, POOL_KIND, name, version, pool_status_json(replace(status, last_good="")))
+        await _apply_status(api, POOLS, POOL_KIND, name, version, pool_status_json(replace(status, last_good="")))
 
 
 async def _start_job(api: ApiClient, act: StartJob) -> None:
@@ -279,12 +273,11 @@ def _owner(pool: WorkerPool) -> Object:
     return {**POOL_KIND, "name": pool.name, "uid": pool.uid, "controller": True}
 
 
-def pod_of(act: CreatePod, labels: str) -> Object:
+def pod_of(act: CreatePod, labels: Mapping[str, str]) -> Object:
     """Build a pod from its pool's template. `labels`: the release's."""
     pool = act.pool
     template = copy_template(pool.template)
     own, spec = template.get("metadata") or {}, template["spec"]
-    release = dict(label.split("=") for label in labels.split(","))
     fleets = {f"{LABEL}/component": WORKER, POOL: pool.label, TEMPLATE: pool.hash, POD_NAME: act.name}
     # The pod's name is its hostname, and resolves in the domain of the pool's Service.
     spec |= {"hostname": act.name, "subdomain": pool.name}
@@ -298,7 +291,7 @@ def pod_of(act: CreatePod, labels: str) -> Object:
         spec["affinity"] = {**affinity, "nodeAffinity": of_node}
     metadata = {
         "name": act.name,
-        "labels": {**(own.get("labels") or {}), **release, **fleets},
+        "labels": {**(own.get("labels") or {}), **labels, **fleets},
         "annotations": own.get("annotations") or {},
         "ownerReferences": [_owner(pool)],
     }

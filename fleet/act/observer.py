@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import random
 import re
 import socket
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 from fleet.act.api_client import SLURM, ApiClient, Object, steady
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
-from fleet.decide.causes import EVICTING, LEAVE, silent_for
+from fleet.decide.causes import LEAVE, is_leaving, silent_for
 from fleet.decide.conditions import lasting
 from fleet.decide.drain import is_removable
 from fleet.decide.fencing import find_suspects, pods_on
@@ -26,7 +25,7 @@ from fleet.decide.remediation import ACTED
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import COMPONENTS, WITH_PAGE, KubeCondition, KubeNode, KubePod, KubernetesView
+from fleet.world.kubernetes import COMPONENTS, WITH_PAGE, KubeCondition, KubeNode, KubePod, KubernetesView, is_true
 from fleet.world.pod_page import MOST_BYTES, READY, parse_page
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown, Worker
@@ -97,7 +96,7 @@ async def _is_witnessed(api: ApiClient, nodes: Iterable[KubeNode]) -> bool:
 def is_elsewhere(address: str, server: str | None) -> bool:
     """Return whether a kubelet there can be a witness: exclude the API server's machine and the fleet's own."""
     ip = _ip(address)
-    if ip is None or ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast or address == server:
+    if ip is None or not _is_of_a_host(ip) or address == server:
         return False
     with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         try:
@@ -126,6 +125,11 @@ def _ip(address: str) -> IPv4Address | IPv6Address | None:
         return None if "%" in address else ip_address(address)
     except ValueError:
         return None
+
+
+def _is_of_a_host(ip: IPv4Address | IPv6Address) -> bool:
+    """Return whether the address may belong to another host or pod, and not only to this one or to a network."""
+    return not (ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast)
 
 
 async def read_lease(api: ApiClient, node: str) -> Object | None:
@@ -193,7 +197,7 @@ def _needs_jobs(worker: Worker) -> bool:
     node = worker.slurm
     if node is None or not node.drained or worker.pod.deleting:
         return False
-    leaves = bool(worker.pod.ended) or LEAVE in worker.pod.annotations or bool(node.kinds & EVICTING)
+    leaves = bool(worker.pod.ended) or LEAVE in worker.pod.annotations or is_leaving(node)
     return leaves or not (node.record.busy or worker.pod.free)
 
 
@@ -332,26 +336,22 @@ class PodPages:
         answer = self._answers.get(pod.uid)
         if answer is None or answer.ready != is_ready(pod):
             return True
-        shows_ready = any(condition.type == READY and condition.status == "True" for condition in answer.conditions)
+        shows_ready = any(condition.type == READY and is_true(condition) for condition in answer.conditions)
         settled = answer.ready and shows_ready and not pod.deleting
         return self.now() - answer.at >= (LATER_S if settled else SOON_S)
 
 
 def is_ready(pod: KubePod) -> bool:
     """Return whether the kubelet's own probe finds the pod ready."""
-    condition = pod.conditions.get("ContainersReady")
-    return condition is not None and condition.status == "True"
+    return is_true(pod.conditions.get("ContainersReady"))
 
 
 def can_answer(pod: KubePod) -> bool:
     """Return whether the pod runs and has the page, at an address of a pod or a host: not one of this machine."""
     if not pod.http or pod.ended or pod.component not in WITH_PAGE:
         return False
-    try:
-        ip = ipaddress.ip_address(pod.address)
-    except ValueError:
-        return False
-    return not (ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast)
+    ip = _ip(pod.address)
+    return ip is not None and _is_of_a_host(ip)
 
 
 async def read_page(pod: KubePod) -> tuple[KubeCondition, ...]:

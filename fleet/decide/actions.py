@@ -6,7 +6,7 @@ facts are in Slurm and Kubernetes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.policy import Webhook
@@ -24,6 +24,24 @@ class SeenVersions:
     node: str
     pod_version: str
     node_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodChange:
+    """A change of a pod, on condition that the pod still has this uid and resourceVersion."""
+
+    pod: str
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A change of a Node, on condition that the Node still has this uid and resourceVersion."""
+
+    node: str
+    uid: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,42 +97,29 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class Free(PodChange):
     """Label the pod as evictable, provided that its node in Slurm has not changed since it was read."""
 
-    pod: str
-    uid: str
-    version: str
     was: Precondition | None  # None: Slurm does not know the node
 
 
 @dataclass(frozen=True, slots=True)
-class Protect:
+class Protect(PodChange):
     """Remove that label, since the pod may get a job. Always done before its node is undrained."""
-
-    pod: str
-    uid: str
-    version: str
 
 
 @dataclass(frozen=True, slots=True)
-class RestartSlurmd:
+class RestartSlurmd(PodChange):
     """Ask the pod's init by an annotation to restart slurmd, which then registers again. Jobs run on."""
 
-    pod: str
-    uid: str
-    version: str
     word: str | None  # None: Slurm knows the node again; remove the annotation
     was: Precondition | None  # None as in `Free`
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
+class Evict(PodChange):
     """Evict exactly this pod by the Eviction API, which respects the pool's PodDisruptionBudget."""
 
-    pod: str
-    uid: str
-    version: str
     why: str
     was: Precondition | None  # None as in `Free`
 
@@ -159,37 +164,27 @@ class HideOnNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Cordon:
+class Cordon(NodeChange):
     """Cordon a Node; the same patch sets the fleet's label."""
 
-    node: str
-    uid: str
-    version: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Uncordon:
-    node: str
-    uid: str
-    version: str
+class Uncordon(NodeChange):
+    """Lift the fleet's own cordon, and remove its label."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(NodeChange):
     """Give up a dead machine: taint its Node out-of-service; the same patch sets the fleet's label."""
 
-    node: str
-    uid: str
-    version: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unfence:
-    node: str
-    uid: str
-    version: str
+class Unfence(NodeChange):
+    """Take a machine back: lift the fleet's own out-of-service taint, and remove its label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,22 +215,16 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Annotate:
+class Annotate(NodeChange):
     """Request a remedy by the policy's annotations on the Node; the same patch marks which remedy it is."""
 
-    node: str
-    uid: str
-    version: str
     values: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(NodeChange):
     """Remove such annotations."""
 
-    node: str
-    uid: str
-    version: str
     names: tuple[str, ...]
 
 
@@ -278,12 +267,9 @@ class CreatePod:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(PodChange):
     """Make a pool the owner of an ownerless pod with its name and label."""
 
-    pod: str
-    uid: str
-    version: str
     pool: WorkerPool
 
 
@@ -328,10 +314,21 @@ def action_key(change: Change) -> Key:
     return type(change).__name__, about(change) + template
 
 
-# The longest time between retries of a refused change.
-MOST_PAUSE_S = 30.0
+# Seconds between retries of a refused change: the first pause, and the longest.
+RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 # A pool with this many creations in one pass is no longer limited.
 FASTEST = 32
+
+
+def first_of(names: Sequence[str], most: int = 5, separator: str = " ") -> str:
+    """List the first names, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
+def backoff(first_s: float, times: int, longest_s: float) -> float:
+    """Return the pause after `times` earlier failures: it doubles each time."""
+    return min(longest_s, first_s * 2.0 ** min(times, 60))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +389,7 @@ class FleetMemory:
         refusals = {key: refusal for key, refusal in self.refused.items() if key not in keys}
         for key, text in refused.items():
             times = self.refused[key].times if key in self.refused else 0
-            refusals[key] = RefusedChange(times + 1, text, now + min(MOST_PAUSE_S, 2.0 ** min(times, 10)))
+            refusals[key] = RefusedChange(times + 1, text, now + backoff(RETRY_S, times, LONGEST_RETRY_S))
         return replace(self, refused=refusals, paces=self._paces(tried, refused))
 
     def _paces(self, tried: Iterable[Change], refused: Mapping[Key, str]) -> Mapping[str, int]:

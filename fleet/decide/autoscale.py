@@ -152,7 +152,7 @@ def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now:
         before = now - wants.idle_s
         idle = [(since, worker) for worker in demand.idle if (since := _idle_since(worker, slurm, before)) is not None]
         # First the pods that go already, then those of an older template, then the longest idle.
-        idle.sort(key=lambda pair: (not leaves(pair[1]), not _is_old(pool, pair[1]), pair[0]))
+        idle.sort(key=lambda pair: (not leaves(pair[1]), not pool.is_outdated(pair[1].pod.template), pair[0]))
         going = {worker.name: demand.why_idle for _, worker in idle[: max(0, over)]}
     names = {worker.name: "" for worker in demand.alive if worker.name not in going}
     most = max(wants.step - demand.coming, wants.least - present)
@@ -164,10 +164,6 @@ def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now:
     texts += [f"job {job} {waits}" for job in demand.helpless[:SHOWN]]
     notices = tuple(Notice(pool.name, "fit", text) for text in texts)
     return ElasticPlan(names, going, max(target, len(names)), _shortage(demand), notices)
-
-
-def _is_old(pool: WorkerPool, worker: Worker) -> bool:
-    return (worker.pod.template or pool.status.adopted or pool.hash) != pool.hash
 
 
 def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from fleet.policy import Policy
-from fleet.world.kubernetes import KubeNode, KubePod
+from fleet.world.kubernetes import KubeNode, KubePod, is_true
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
@@ -85,6 +85,11 @@ SETS_DOWN = frozenset(kind.name for kind in KINDS if kind.sets_down)
 MAY_SLEEP = frozenset(kind.name for kind in KINDS if kind.may_sleep)
 
 
+def is_leaving(node: SlurmNode) -> bool:
+    """Return whether the fleet drained the node so that its pod leaves."""
+    return bool(node.kinds & EVICTING)
+
+
 def cause(kind: str, *values: object) -> dict[str, str]:
     """Return the cause of this kind with its text from the table."""
     return {kind: TEXTS[kind].format(*values)}
@@ -129,7 +134,7 @@ def find_node_causes(node: KubeNode, policy: Policy, now: float) -> Mapping[str,
         if key := next((key for key in keys if key in taints), ""):
             node_causes[kind] = f"{key} {taints[key]}".strip()
     watched = (node.conditions[type_] for type_ in policy.conditions if type_ in node.conditions)
-    if raised := next((condition for condition in watched if condition.status == "True"), None):
+    if raised := next(filter(is_true, watched), None):
         node_causes["condition"] = f"{raised.type}: {raised.message or raised.reason}"
     if silent_for(node, now) >= policy.not_ready_s:
         node_causes |= cause("notready", node.name)
@@ -139,7 +144,7 @@ def find_node_causes(node: KubeNode, policy: Policy, now: float) -> Mapping[str,
 def silent_for(node: KubeNode, now: float) -> float:
     """Seconds since the Node was last ready; -1 while it is ready, or without a Ready condition."""
     ready = node.conditions.get("Ready")
-    if ready is None or ready.status == "True":
+    if ready is None or is_true(ready):
         return -1.0
     return max(0.0, now - ready.since)
 

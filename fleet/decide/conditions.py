@@ -19,7 +19,7 @@ from fleet.decide.actions import (
     Uncordon,
 )
 from fleet.policy import STATE, Policy
-from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
+from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView, is_true
 from fleet.world.machine import MachineStatus, rfc3339
 from fleet.world.pod_page import READY
 from fleet.world.slurm import LIFTED, SlurmNode, SlurmView
@@ -74,7 +74,7 @@ def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeConditi
 def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
     """Withdraw "ready" only where the kubelet's probe fails too: the fleet's own network may be cut."""
     shown, probed = pod.conditions.get(READY), pod.conditions.get("ContainersReady")
-    if shown is None or shown.status != "True" or probed is None or probed.status == "True":
+    if not is_true(shown) or probed is None or is_true(probed):
         return ()
     text = "the kubelet's probe fails, and the pod's page does not answer the fleet"
     return (KubeCondition(READY, "Unknown", "NoAnswer", text),)
@@ -130,15 +130,15 @@ def _since(expected: KubeCondition, shown: KubeCondition | None) -> KubeConditio
 def follow_cordon(node: KubeNode, workers: Sequence[Worker], policy: Policy, goal: str = "") -> Change | None:
     """Cordon or uncordon a Node as its workers are drained in Slurm. `goal`: its machine's, if that is not up."""
     if goal:
-        return None if node.cordoned else Cordon(node.name, node.uid, node.version, f"goal {goal}"[:MOST])
+        return None if node.cordoned else Cordon(*node.identity, f"goal {goal}"[:MOST])
     if any(worker.slurm is None for worker in workers):
         return None  # the state of a worker is unknown
     nodes = ((worker.name, worker.slurm) for worker in workers if worker.slurm)
     held_by_person = next(((name, slurm) for name, slurm in nodes if slurm.drained and not slurm.by_fleet), None)
     if held_by_person and policy.cordon and not node.cordoned:
-        return Cordon(node.name, node.uid, node.version, f"{held_by_person[0]}: {held_by_person[1].reason}"[:MOST])
+        return Cordon(*node.identity, f"{held_by_person[0]}: {held_by_person[1].reason}"[:MOST])
     if node.cordoned_by_fleet and (not held_by_person or not policy.cordon):
-        return Uncordon(node.name, node.uid, node.version)
+        return Uncordon(*node.identity)
     return None
 
 
@@ -246,25 +246,20 @@ def show_slinky_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends
         expected.pop(SLINKY_DRAIN, None)
     changed = [condition for type_, condition in expected.items() if not _same(condition, shown.get(type_))]
     # Programs read a missing condition as False, so only states that were shown need one.
-    ended = [type_ for type_, condition in shown.items() if type_ not in expected and condition.status == "True"]
+    ended = [type_ for type_, condition in shown.items() if type_ not in expected and is_true(condition)]
     changed += [KubeCondition(type_, "False", "", "") for type_ in ended]
     return ShowStates(pod.name, pod.uid, tuple(changed), urgent=shows_slinky_drain(pod)) if changed else None
 
 
 def shows_slinky_drain(pod: KubePod) -> bool:
-    shown = pod.conditions.get(SLINKY_DRAIN)
-    return shown is not None and shown.status == "True"
+    return is_true(pod.conditions.get(SLINKY_DRAIN))
 
 
 def show_slinky_busy(kubernetes: KubernetesView, policy: Policy) -> Iterator[ShowStates]:
     """Show each drained pod as busy while slurmctld does not answer: a person may have resumed its node."""
     for pod in kubernetes.pods.values() if policy.slinky else ():
         shown = (pod.conditions.get(f"{SLINKY_PREFIX}{state}") for state in SLINKY_BUSY)
-        if (
-            shows_slinky_drain(pod)
-            and not pod.deleting
-            and not any(condition and condition.status == "True" for condition in shown)
-        ):
+        if shows_slinky_drain(pod) and not pod.deleting and not any(map(is_true, shown)):
             busy = KubeCondition(f"{SLINKY_PREFIX}Mixed", "True", "", "slurmctld does not answer: jobs may run")
             yield ShowStates(pod.name, pod.uid, (busy,), urgent=True)
 

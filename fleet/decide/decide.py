@@ -9,6 +9,8 @@ from pathlib import PurePath
 
 from fleet.decide import conditions, fencing, remediation, topology
 from fleet.decide.actions import (
+    LONGEST_RETRY_S,
+    RETRY_S,
     Action,
     Adopt,
     CallHook,
@@ -32,6 +34,8 @@ from fleet.decide.actions import (
     ShowStates,
     Undrain,
     action_key,
+    backoff,
+    first_of,
 )
 from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, find_causes, silent_for
 from fleet.decide.drain import (
@@ -57,10 +61,6 @@ from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 from ground.errors import one_line
 
 
-def is_to_go(worker: Worker, causes: Mapping[str, str]) -> bool:
-    return bool(causes.keys() & EVICTING) and not worker.pod.deleting
-
-
 def protect(worker: Worker, slurm: SlurmView, causes: Mapping[str, str]) -> Free | Protect | None:
     """Label a pod that may be evicted, or remove the label.
 
@@ -72,15 +72,15 @@ def protect(worker: Worker, slurm: SlurmView, causes: Mapping[str, str]) -> Free
     if pod.deleting:
         return None
     if node is None and causes.keys() & {"lost", *OF_POOL}:
-        return None if pod.free else Free(pod.name, pod.uid, pod.version, None)
+        return None if pod.free else Free(*pod.identity, None)
     if node is None and pod.lost and worker.name not in slurm.unread:
         return None  # still lost; a restarted fleet counts from zero, and withdraws nothing
     if node is None or not _is_idle(node, causes):
-        return Protect(pod.name, pod.uid, pod.version) if pod.free else None
+        return Protect(*pod.identity) if pod.free else None
     jobs = slurm.holding(worker.name)
     if pod.free:
-        return Protect(pod.name, pod.uid, pod.version) if jobs else None
-    return Free(pod.name, pod.uid, pod.version, node.precondition) if jobs == () else None
+        return Protect(*pod.identity) if jobs else None
+    return Free(*pod.identity, node.precondition) if jobs == () else None
 
 
 def _is_idle(node: SlurmNode, causes: Mapping[str, str]) -> bool:
@@ -90,7 +90,7 @@ def _is_idle(node: SlurmNode, causes: Mapping[str, str]) -> bool:
 
 def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: bool) -> Action | None:
     """Evict a pod that should leave, or report what it waits for. `room`: one more pod of its pool may be away."""
-    if not is_to_go(worker, causes):
+    if worker.pod.deleting or not causes.keys() & EVICTING:
         return None
     name, node, pod = worker.name, worker.slurm, worker.pod
     for_pool = bool(causes.keys() & OF_POOL)
@@ -113,7 +113,7 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
     reason = pod.annotations.get(LEAVE) or next(
         causes[kind.name] for kind in KINDS if kind.evicts and kind.name in causes
     )
-    return Evict(pod.name, pod.uid, pod.version, reason, node.precondition if node else None)
+    return Evict(*pod.identity, reason, node.precondition if node else None)
 
 
 def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
@@ -393,9 +393,8 @@ def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Po
     if policy.topology.is_set and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
         yield Notice("fleet", "topology", "the fleet sets no topology before Slurm 25.05")
     elif domains := topology.unlisted_domains(snapshot.workers(), policy.topology):
-        more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
-        named = f"{', '.join(domains[:3])}{more}"
-        yield Notice("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {named}")
+        missing = first_of(domains, 3, ", ")
+        yield Notice("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {missing}")
     for worker in snapshot.workers():
         if (change := topology.due_place(worker, policy.topology)) is None:
             continue
@@ -488,8 +487,6 @@ def finish(
 
 MISTAKE = "mistake"
 FRAMES, MOST_ERROR = 8, 512
-# Pauses between attempts with a bug: the next snapshot may not trigger it.
-FIRST_S, LONGEST_S = 1.0, 30.0
 
 
 def decide_safely(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
@@ -515,7 +512,7 @@ def mistake_text(decision: Decision) -> str:
 
 @dataclass(slots=True)
 class Backoff:
-    """The pause after a bug, longer each time."""
+    """The pause after a bug, longer each time: the next snapshot may not trigger it."""
 
     times: int = 0
     until: float = 0.0
@@ -526,7 +523,7 @@ class Backoff:
         if not self.why:
             self.times, self.until = 0, 0.0
             return
-        self.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(self.times, 10))
+        self.until = now + backoff(RETRY_S, self.times, LONGEST_RETRY_S)
         self.times += 1
 
     def waits(self, now: float) -> bool:

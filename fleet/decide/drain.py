@@ -26,6 +26,7 @@ from fleet.decide.actions import (
     SeenVersions,
     Undrain,
     action_key,
+    backoff,
 )
 from fleet.decide.causes import LIMITED, MAY_SLEEP, ON_FAST_PATH, SETS_DOWN, cause
 from fleet.policy import Policy
@@ -146,7 +147,7 @@ def count_budget(
     """Count workers and nodes without pods. `silent`: those that are silent now, for any time."""
     against = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
     soon = frozenset(name for name in silent if not _is_held(nodes[name][0]))
-    return Budget(against, max(1, int(len(nodes) * policy.share)), soon)
+    return Budget(against, policy.most_unwell(len(nodes)), soon)
 
 
 def _counts(node: SlurmNode | None, causes: Causes) -> bool:
@@ -277,11 +278,11 @@ def restart_slurmd(
     if pod.deleting:
         return
     if worker.slurm is not None and requested_at is not None:
-        yield RestartSlurmd(pod.name, pod.uid, pod.version, None, worker.slurm.precondition)
+        yield RestartSlurmd(*pod.identity, None, worker.slurm.precondition)
     elif _is_unknown(worker, slurm) and requested_at is not None:
         yield Notice(pod.name, "lost", "Slurm does not know it: its slurmd restarts, or else its pod goes")
     elif _is_unknown(worker, slurm) and _is_due(lost, now, policy):
-        yield RestartSlurmd(pod.name, pod.uid, pod.version, str(int(now)), None)
+        yield RestartSlurmd(*pod.identity, str(int(now)), None)
 
 
 def _is_unknown(worker: Worker, slurm: SlurmView) -> bool:
@@ -295,7 +296,7 @@ def _asked_at(pod: KubePod) -> int | None:
 
 
 def _patience_s(lost: LostPod | None, policy: Policy) -> float:
-    return min(MOST_PATIENCE_S, policy.lost_s * 2.0 ** min(lost.times if lost else 0, 60))
+    return backoff(policy.lost_s, lost.times if lost else 0, MOST_PATIENCE_S)
 
 
 def _is_due(lost: LostPod | None, now: float, policy: Policy) -> bool:

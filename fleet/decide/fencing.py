@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from fleet.decide.actions import Action, Delete, Fence, Notice, Unfence
 from fleet.decide.causes import cause, silent_for
 from fleet.policy import Policy
-from fleet.world.kubernetes import CONTROLLER, RETURNING, TAINT, WORKER, KubeNode, KubePod, KubernetesView
+from fleet.world.kubernetes import CONTROLLER, RETURNING, TAINT, WORKER, KubeNode, KubePod, KubernetesView, is_true
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import DeathProof, Unknown
 
@@ -61,12 +61,12 @@ def plan_fencing(
                 if _may_delete(pod, slurm)
             )
         elif not many and not _is_tainted(node):
-            yield Fence(node.name, node.uid, node.version, f"not heard of for over {policy.dead_s:g} s")
+            yield Fence(*node.identity, f"not heard of for over {policy.dead_s:g} s")
     suspected = {node.name for node in dead}
     for node in kubernetes.nodes.values():
         ready_s = _ready_for(node, now)
         if node.fenced and ready_s >= policy.not_ready_s:
-            yield Unfence(node.name, node.uid, node.version)
+            yield Unfence(*node.identity)
         elif node.fenced and node.name not in suspected:
             yield Notice(node.name, GIVEN_UP, given_up_text(policy))
         elif _is_tainted(node) and not node.fenced and ready_s >= 0:
@@ -95,7 +95,7 @@ def _too_many(kubernetes: KubernetesView, on: Mapping[str, list[KubePod]], polic
     """Refuse to give up many machines at once. Those given up before count until they are back."""
     nodes = kubernetes.nodes.values()
     silent = [node for node in nodes if silent_for(node, now) >= 0 and (node.name in on or node.fenced)]
-    most = max(1, int(len(on) * policy.share))
+    most = policy.most_unwell(len(on))
     if len(silent) <= most:
         return None
     text = f"of {len(on)} machines more than {most} do not answer: none is given up for that"
@@ -166,4 +166,4 @@ def _may_delete(pod: KubePod, slurm: SlurmView | Unknown) -> bool:
 
 def _ready_for(node: KubeNode, now: float) -> float:
     ready = node.conditions.get("Ready")
-    return now - ready.since if ready and ready.status == "True" else -1.0
+    return now - ready.since if ready and is_true(ready) else -1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 
-from fleet.decide.actions import Notice
+from fleet.decide.actions import Notice, first_of
 from fleet.decide.causes import LEAVE, cause, is_past_deadline, takes_new_pods
 from fleet.decide.drain import is_lent
 from fleet.decide.rollout import is_held_by_others
@@ -29,7 +29,6 @@ from fleet.world.worker_pool import WorkerPool
 # The comparisons in one pass, for all namespaces together: about half a second. A user with thousands of different
 # pods spends only the share of the user's own namespace.
 WORK = 2_000_000
-NAMED = 5
 UNNAMED = "an unknown requester"
 
 
@@ -182,8 +181,7 @@ class Loans:
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.to) - NAMED} more" if len(self.to) > NAMED else ""
-        return "; ".join(f"{name} to {self.to[name]}" for name in sorted(self.to)[:NAMED]) + more
+        return first_of([f"{name} to {self.to[name]}" for name in sorted(self.to)], separator="; ")
 
 
 NONE = Loans()

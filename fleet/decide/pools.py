@@ -8,10 +8,22 @@ from operator import attrgetter
 
 from fleet import crd
 from fleet.decide import lending
-from fleet.decide.actions import Action, Adopt, CreatePod, Evict, Key, NotePool, Notice, RefusedChange, action_key
+from fleet.decide.actions import (
+    Action,
+    Adopt,
+    CreatePod,
+    Evict,
+    Key,
+    NotePool,
+    Notice,
+    RefusedChange,
+    action_key,
+    backoff,
+    first_of,
+)
 from fleet.decide.autoscale import ElasticPlan, is_ownerless, plan_elastic
-from fleet.decide.causes import LEAVE, OF_POOL, TEXTS, takes_new_pods
-from fleet.decide.rollout import Stale, is_to_go, plan_turns
+from fleet.decide.causes import LEAVE, OF_POOL, TEXTS, is_leaving, takes_new_pods
+from fleet.decide.rollout import Stale, plan_turns
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubePod, KubernetesView
 from fleet.world.slurm import SlurmView, plain_text
@@ -28,7 +40,7 @@ WELL_S = 600.0
 
 def pause(times: int) -> float:
     """Seconds from a pod's end to its replacement, by how often that name has ended."""
-    return 0.0 if times < 2 else min(LONGEST_S, FIRST_S * 2.0 ** min(times - 2, 10))
+    return 0.0 if times < 2 else backoff(FIRST_S, times - 2, LONGEST_S)
 
 
 def count_ended(
@@ -74,7 +86,7 @@ def replace_ended(
             yield Notice(pod.name, "ended", f"has ended ({reason}), and {stays}")
         elif due:
             node = worker.slurm
-            yield Evict(pod.name, pod.uid, pod.version, reason, node.precondition if node else None)
+            yield Evict(*pod.identity, reason, node.precondition if node else None)
         else:
             yield Notice(pod.name, "ended", f"has ended {times} times ({reason}): made anew after {pause(times):g} s")
 
@@ -90,7 +102,6 @@ def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
 
 
 Causes = Mapping[str, str]
-NAMED = 5
 UNTOUCHED = "none of its pods is touched"
 
 
@@ -246,7 +257,7 @@ class PoolView:
     def _is_kept(self, worker: Worker, stale: bool) -> bool:
         if worker.slurm is None or worker.slurm.record.busy:
             return False
-        return not stale if is_to_go(worker.slurm) else LEAVE in worker.pod.annotations
+        return not stale if is_leaving(worker.slurm) else LEAVE in worker.pod.annotations
 
     def _is_absent(self, name: str) -> bool:
         kubernetes = self.kubernetes
@@ -261,7 +272,9 @@ class PoolView:
         if pod.ended or pod.name in self.loans.to:
             return None  # it leaves for that reason
         if pod.name in self.names:
-            if not self._is_old(pod) or (worker.node and not takes_new_pods(worker.node, self.policy, self.now)):
+            if not pool.is_outdated(pod.template) or (
+                worker.node and not takes_new_pods(worker.node, self.policy, self.now)
+            ):
                 return None
             return Stale(worker, "update", TEXTS["update"].format(pool.hash, pool.name))
         if self.plan is not None:
@@ -284,7 +297,7 @@ class PoolView:
             if pod.node or not self.pool.most or pod.name in slurm.unread:
                 continue
             if node is None or (node.drained and not node.record.busy and slurm.holding(pod.name) == ()):
-                yield Evict(pod.name, pod.uid, pod.version, stale.why, node.precondition if node else None)
+                yield Evict(*pod.identity, stale.why, node.precondition if node else None)
 
     def ended(self, slurm: SlurmView) -> Iterator[Evict | Notice]:
         present = [worker for worker in self.workers.values() if not worker.pod.deleting]
@@ -304,7 +317,7 @@ class PoolView:
             if pod in self.ownerless:
                 # The status first records which template adopted pods count as made of.
                 if pod.template or self.pool.status.adopted:
-                    yield Adopt(pod.name, pod.uid, pod.version, self.pool)
+                    yield Adopt(*pod.identity, self.pool)
             elif name in self.names:
                 yield Notice(name, "pool", f"is there, and not of {self.pool.name}'s making")
 
@@ -329,12 +342,12 @@ class PoolView:
         ended = [pod for pod in sorted(present, key=attrgetter("name")) if pod.ended]
         causes = [*([failed] if failed else []), *(f"{pod.name} has ended: {plain_text(pod.ended)}" for pod in ended)]
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
-        not_ready = "; ".join([f"not ready: {_few(unwell)}", *causes[:1]])
+        not_ready = "; ".join([f"not ready: {first_of(unwell)}", *causes[:1]])
         status = PoolStatus(
             wanted=self.plan.wanted if self.plan else len(self.names.keys() - self.loans.to.keys()),
             replicas=len(present),
             ready=sum(pod.ready for pod in present),
-            updated=sum(not self._is_old(pod) for pod in present),
+            updated=sum(not pool.is_outdated(pod.template) for pod in present),
             away=len(self.away),
             template=pool.hash,
             generation=pool.generation,
@@ -365,13 +378,14 @@ class PoolView:
 
     def _outdated(self) -> str:
         surplus = sum(name not in self.names for name in self.workers)
-        old = [name for name, worker in self.workers.items() if name in self.names and self._is_old(worker.pod)]
-        texts = [f"of an older template: {_few(sorted(old))}"] if old else []
+        old = [
+            name
+            for name, worker in self.workers.items()
+            if name in self.names and self.pool.is_outdated(worker.pod.template)
+        ]
+        texts = [f"of an older template: {first_of(sorted(old))}"] if old else []
         texts += [f"too many: {surplus}"] if surplus else []
         return "; ".join([*texts, *(["maxUnavailable is 0"] if texts and not self.pool.most else [])])
-
-    def _is_old(self, pod: KubePod) -> bool:
-        return (pod.template or self.pool.status.adopted or self.pool.hash) != self.pool.hash
 
     def _condition(self, type_: str, yes: bool, good: str, bad: str, message: str) -> PoolCondition:
         """Build a condition; the time of the last transition changes with the status alone."""
@@ -380,8 +394,3 @@ class PoolView:
         return replace(
             new_condition, since=before.since if before and before.status == new_condition.status else int(self.now)
         )
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return " ".join(names[:NAMED]) + more

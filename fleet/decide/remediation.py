@@ -84,7 +84,7 @@ class RemedyTurn:
         mark = node.annotations.get(MARK, "")
         if mark.startswith(f"{self.machine.uid}/") and (begun is None or mark != self._mark(begun)):
             policys = [name for treatment in self.rules.remedies.values() for name in treatment.annotate]
-            return status, Withdraw(node.name, node.uid, node.version, (MARK, WHY, *policys)), ""
+            return status, Withdraw(*node.identity, (MARK, WHY, *policys)), ""
         if self.goal not in ACTED:
             return status, None, ""
         if begun is None:
@@ -145,7 +145,7 @@ class RemedyTurn:
             return status, CallHook(*fields, self._mark(remedy), done), "is requested"
         if treatment.job is None:
             annotations = {**treatment.annotate, MARK: self._mark(remedy), WHY: self.why}
-            return status, Annotate(node.name, node.uid, node.version, tuple(annotations.items())), "is requested"
+            return status, Annotate(*node.identity, tuple(annotations.items())), "is requested"
         job = StartJob(name, node.name, self.machine, self.goal, self.why, treatment.job, treatment.on_node, done)
         return status, job, "is requested"
 
@@ -344,7 +344,7 @@ def _common_verdicts(
         return host.verdict() or (evidence(disproved(statuses[where], host)) if deeply and where in statuses else None)
 
     counted = Counter(verdict.key for where, host in with_workers.items() if (verdict := against(where, host)))
-    most = max(1, int(len(with_workers) * policy.share))
+    most = policy.most_unwell(len(with_workers))
     return frozenset(key for key, many in counted.items() if many > most)
 
 
@@ -391,9 +391,9 @@ def cordons(goals: Goals) -> Iterator[Cordon | Uncordon]:
         # A bare Node must be open for the worker that checks it; that worker is drained.
         is_open = goal.up or where in goals.bare
         if not is_open and not node.cordoned:
-            yield Cordon(node.name, node.uid, node.version, f"goal {goal.text}")
+            yield Cordon(*node.identity, f"goal {goal.text}")
         elif is_open and node.cordoned_by_fleet:
-            yield Uncordon(node.name, node.uid, node.version)
+            yield Uncordon(*node.identity)
 
 
 def record_machines(
@@ -411,7 +411,7 @@ def record_machines(
     machines, rules = kubernetes.machines or {}, policy.machines
     for verdict in sorted(goals.common):
         yield Notice("fleet", "common", f"{verdict} is reported by many machines at once: none is treated for it")
-    room = max(rules.at_once, int(len(machines) * rules.share))
+    room = rules.most_in_treatment(len(machines))
     room -= sum(in_treatment(machine.status.remedy) for machine in machines.values())
     yield from missing_machines(machines, goals.hosts, goals.at)
     node_of = {machine: where for where, machine in goals.at.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from fleet.decide.actions import Notice
-from fleet.decide.causes import EVICTING, cause, is_past_deadline
+from fleet.decide.causes import cause, is_leaving, is_past_deadline
 from fleet.decide.drain import MOST_DRAINS_PER_CAUSE
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
@@ -88,18 +88,13 @@ def plan_turns(
 def turn_state(worker: Worker, slurm: SlurmView) -> TurnState:
     if worker.pod.deleting or worker.slurm is None:
         return TurnState.AWAY
-    is_leaving = is_to_go(worker.slurm)
+    leaves = is_leaving(worker.slurm)
     # Jobs run on whether or not the pod is ready.
     if worker.slurm.record.busy or slurm.holding(worker.name):
-        return TurnState.WAITS if is_leaving else TurnState.BUSY
+        return TurnState.WAITS if leaves else TurnState.BUSY
     if not worker.pod.ready:
         return TurnState.AWAY
-    return TurnState.HELD if is_leaving else TurnState.IDLE
-
-
-def is_to_go(node: SlurmNode) -> bool:
-    """Return whether the fleet drained it so that its pod goes."""
-    return bool(node.kinds & EVICTING)
+    return TurnState.HELD if leaves else TurnState.IDLE
 
 
 def _is_drained_for(stale: Stale) -> bool:

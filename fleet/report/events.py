@@ -8,51 +8,20 @@ from collections.abc import Iterable
 from fleet import crd
 from fleet.act.api_client import Object
 from fleet.decide import actions
-from fleet.decide.actions import (
-    Adopt,
-    Annotate,
-    CallHook,
-    Change,
-    Cordon,
-    CreatePod,
-    Delete,
-    Drain,
-    Evict,
-    Fence,
-    Forget,
-    Free,
-    HideOnNode,
-    Make,
-    NotePool,
-    Notice,
-    Place,
-    Protect,
-    Record,
-    Remove,
-    RestartSlurmd,
-    ShowOnNode,
-    ShowOnPod,
-    ShowStates,
-    StartJob,
-    Uncordon,
-    Undrain,
-    Unfence,
-    Withdraw,
-)
 from fleet.decide.decide import MINUTE_S, NEWS
 from fleet.world.kubernetes import KubePod, KubernetesView
-from fleet.world.machine import HistoryEntry, MachineStatus
+from fleet.world.machine import HistoryEntry, MachineStatus, rfc3339
 from fleet.world.worker_pool import PoolCondition, PoolStatus
 from ground.errors import one_line
 
 
 # Changes and notices as sentences for the log, the plan and Events.
-def in_words(action: actions.Change | actions.Notice) -> str:
+def in_words(action: actions.Action) -> str:
     """Render a change or notice as one printable line."""
     return one_line(_words(action))
 
 
-def _words(action: actions.Change | actions.Notice) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for each change
+def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for each change
     match action:
         case actions.Drain(name, reason, _, _, down):
             return f"{'set down' if down else 'drain'} {name} in Slurm: {reason}"
@@ -159,31 +128,32 @@ class EventRateLimit:
 MOST = 1024
 # The subject of notices about the whole fleet, and the component of the fleet's own pods.
 FLEET = "fleet"
-REASONS = {
-    Drain: "Drained",
-    Undrain: "Undrained",
-    Evict: "Evicted",
-    Cordon: "Cordoned",
-    Uncordon: "Uncordoned",
-    Fence: "GivenUp",
-    Unfence: "TakenBack",
-    Delete: "Deleted",
-    Annotate: "RemedyAsked",
-    Withdraw: "RemedyWithdrawn",
-    StartJob: "RemedyStarted",
-    CallHook: "RemedyAsked",
-    Adopt: "Adopted",
-    RestartSlurmd: "SlurmdRestart",
-    CreatePod: "Created",
-    Remove: "RecordRemoved",
-    Place: "Placed",
-    Record: "Noted",
-    NotePool: "Noted",
+# The reasons of changes' Events; other changes show themselves, such as a condition.
+REASONS: dict[type[actions.Action], str] = {
+    actions.Drain: "Drained",
+    actions.Undrain: "Undrained",
+    actions.Evict: "Evicted",
+    actions.Cordon: "Cordoned",
+    actions.Uncordon: "Uncordoned",
+    actions.Fence: "GivenUp",
+    actions.Unfence: "TakenBack",
+    actions.Delete: "Deleted",
+    actions.Annotate: "RemedyAsked",
+    actions.Withdraw: "RemedyWithdrawn",
+    actions.StartJob: "RemedyStarted",
+    actions.CallHook: "RemedyAsked",
+    actions.Adopt: "Adopted",
+    actions.RestartSlurmd: "SlurmdRestart",
+    actions.CreatePod: "Created",
+    actions.Remove: "RecordRemoved",
+    actions.Place: "Placed",
+    actions.Record: "Noted",
+    actions.NotePool: "Noted",
 }
 
 
 def events(
-    actions: Iterable[Change | Notice],
+    items: Iterable[actions.Action],
     kubernetes: KubernetesView,
     namespace: str,
     most: int,
@@ -191,20 +161,20 @@ def events(
     now: float,
 ) -> list[Object]:
     """Build at most `most` Events; the log has all. Notes come last, since there may be thousands."""
-    ordered = sorted(actions, key=lambda action: isinstance(action, Record | NotePool))
+    ordered = sorted(items, key=lambda action: isinstance(action, actions.Record | actions.NotePool))
     objects: list[Object] = []
     for action in ordered:
         item = event(action, kubernetes, namespace) if len(objects) < most else None
         if item is None:
             continue
-        if not isinstance(action, Record | NotePool) or limit.may(item["involvedObject"]["uid"], now):
+        if not isinstance(action, actions.Record | actions.NotePool) or limit.may(item["involvedObject"]["uid"], now):
             objects.append(item)
     return objects
 
 
-def _noted(note: Record | NotePool, kubernetes: KubernetesView) -> tuple[Object, str] | None:
+def _noted(note: actions.Record | actions.NotePool, kubernetes: KubernetesView) -> tuple[Object, str] | None:
     """Return the object of a note, and its news; None: the note has no news, or only counts."""
-    if isinstance(note, Record):
+    if isinstance(note, actions.Record):
         machine = (kubernetes.machines or {}).get(note.name)
         news = machine_news(machine.status, note.status) if machine else ""
         return (_own_kind(crd.KIND, note.name, machine.uid), news) if machine and news else None
@@ -229,29 +199,26 @@ def _whose(record: str, kubernetes: KubernetesView) -> str:
     return max(pools, key=len, default=FLEET)
 
 
-def event(action: Change | Notice, kubernetes: KubernetesView, namespace: str) -> Object | None:
+def event(action: actions.Action, kubernetes: KubernetesView, namespace: str) -> Object | None:
     """Build an Event; None: its object does not exist, or it is no news, such as a condition that shows itself."""
+    reason, type_ = REASONS.get(type(action), ""), "Normal"
     match action:
-        case (
-            ShowOnPod() | ShowStates() | ShowOnNode() | HideOnNode() | Free() | Protect() | Forget() | Make()
-        ):  # fmt: skip
-            return None
-        case Record() | NotePool():
-            if (new := _noted(action, kubernetes)) is None:
+        case actions.Record() | actions.NotePool():
+            if (news := _noted(action, kubernetes)) is None:
                 return None
-            return _written({**new[0], "namespace": namespace}, namespace, REASONS[type(action)], "Normal", new[1])
-        case Notice(about, kind):
-            name, reason, type_, text = about, kind.capitalize(), "Warning", in_words(action)
-        case (
-            Drain(name) | Undrain(name) | Evict(name) | Delete(name) | Adopt(name)
-            | RestartSlurmd(name) | Annotate(name) | Withdraw(name) | StartJob(_, name) | CallHook(_, name)
-            | Place(name) | Cordon(name) | Uncordon(name) | Fence(name) | Unfence(name)
-        ):  # fmt: skip
-            reason, type_, text = REASONS[type(action)], "Normal", in_words(action)
-        case CreatePod(_, _, of_pool):
-            name, reason, type_, text = of_pool.name, REASONS[CreatePod], "Normal", in_words(action)
-        case Remove(record):
-            name, reason, type_, text = _whose(record, kubernetes), REASONS[Remove], "Normal", in_words(action)
+            return _written({**news[0], "namespace": namespace}, namespace, reason, type_, news[1])
+        case actions.Notice(name, kind):
+            reason, type_ = kind.capitalize(), "Warning"
+        case actions.StartJob(_, name) | actions.CallHook(_, name):
+            pass  # the Event is on the Node, not on the Job
+        case actions.CreatePod(_, _, pool_of_pod):
+            name = pool_of_pod.name
+        case actions.Remove(record):
+            name = _whose(record, kubernetes)
+        case _:
+            name = actions.about(action)
+    if not reason:
+        return None
     if pod := kubernetes.pods.get(name) or kubernetes.others.get(name) or _own(name, kubernetes):
         name = pod.name
         of: Object = {"kind": "Pod", "name": name, "uid": pod.uid, "namespace": namespace}
@@ -262,11 +229,11 @@ def event(action: Change | Notice, kubernetes: KubernetesView, namespace: str) -
         of = {**_own_kind(crd.POOL_KIND, name, pool.uid), "namespace": namespace}
     else:
         return None
-    return _written(of, namespace, reason, type_, text)
+    return _written(of, namespace, reason, type_, in_words(action))
 
 
 def _written(of: Object, namespace: str, reason: str, type_: str, text: str) -> Object:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    now = rfc3339(time.time())
     return {
         "metadata": {"generateName": "fleet-", "namespace": namespace},
         "involvedObject": {"apiVersion": "v1", **of},

@@ -22,6 +22,12 @@ from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
 
 Report = dict[str, Any]
+# Letters of a text in a cell or a list of the page, and of any other text.
+SHORT, LONG = 200, 1024
+# The kinds of notices that propose something.
+PROPOSED = frozenset({"propose", "dead"})
+# The subjects of notices that concern everything.
+WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
 
 
 def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
@@ -40,8 +46,8 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
         "machines": [
             {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
         ],
-        "holds": [_notice(*notice) for notice in notices if notice[1] not in ("propose", "dead")],
-        "proposals": [_notice(*notice) for notice in notices if notice[1] in ("propose", "dead")],
+        "holds": [_notice(*notice) for notice in notices if notice[1] not in PROPOSED],
+        "proposals": [_notice(*notice) for notice in notices if notice[1] in PROPOSED],
         "budgets": budgets(workers, snapshot, policy, now),
     }
 
@@ -49,14 +55,14 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
 def unknown(snapshot: FleetSnapshot) -> Report:
     """Return why a side is unknown; for Slurm also the time of the last answer that this process received."""
     sides = (("kubernetes", snapshot.kubernetes), ("slurm", snapshot.slurm))
-    reasons: Report = {name: {"why": line(side.why, 1024)} for name, side in sides if isinstance(side, Unknown)}
+    reasons: Report = {name: {"why": line(side.why, LONG)} for name, side in sides if isinstance(side, Unknown)}
     if "slurm" in reasons and snapshot.last is not None:
         reasons["slurm"]["since"] = int(snapshot.last_at)
     return reasons
 
 
 def _notice(about: str, kind: str, text: str) -> Report:
-    return {"about": about, "kind": kind, "text": line(text, 1024)}
+    return {"about": about, "kind": kind, "text": line(text, LONG)}
 
 
 def worker_(worker: Worker, *, known: bool = True) -> Report:
@@ -75,7 +81,7 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
         "cordoned": bool(node and node.cordoned),
         "state": state,
         "slurm": slurm.record.state if slurm else "",
-        "reason": line(reason, 1024),
+        "reason": line(reason, LONG),
     }
 
 
@@ -88,7 +94,7 @@ def controller_(controller: ControllerPod) -> Report:
         "ready": pod.ready,
         "role": controller.role,
         "term": controller.term,
-        "text": line(controller.text(), 1024),
+        "text": line(controller.text(), LONG),
     }
     if takeover is not None:
         last = {"how": takeover.how, "former": line(takeover.former, 253), "seconds": takeover.seconds}
@@ -127,7 +133,7 @@ def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now:
         {worker.name: (worker.slurm, find_causes(worker, policy, now)) for worker in workers if worker.node}, policy
     )
     treated = [name for name, machine in machines.items() if in_treatment(machine.status.remedy)]
-    most = max(policy.machines.at_once, int(len(machines) * policy.machines.share))
+    most = policy.machines.most_in_treatment(len(machines))
     return {
         "unwell": {"now": len(unwell.against), "most": unwell.most},
         "remedies": {"now": len(treated), "most": most, "mode": policy.machines.mode},
@@ -182,10 +188,6 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
 # Labels of a Node with its location, the nearest first.
 RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
 CELLS, SAID = 20_000, 200
-SHORT, LONG = 200, 1024
-# The kinds of notices that propose something.
-PROPOSED = frozenset({"propose", "dead"})
-WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
 Jobs = Mapping[str, tuple[str, ...]]
 
 

@@ -60,7 +60,7 @@ class Fields:
     def texts(self, key: str) -> Mapping[str, str]:
         """Read a mapping of text to text."""
         fields = self.sub(key)
-        return {name: fields.text(name, needed=False) for name in fields.data}
+        return {name: fields.text(name) for name in fields.data}
 
     def strings(self, key: str) -> list[str]:
         """Read a list of text."""

@@ -77,6 +77,10 @@ class KubeCondition:
     since: float = 0.0
 
 
+def is_true(condition: KubeCondition | None) -> bool:
+    return condition is not None and condition.status == "True"
+
+
 @dataclass(frozen=True, slots=True)
 class Taint:
     key: str
@@ -102,6 +106,11 @@ class KubeNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     room: Amounts = field(default_factory=dict)  # allocatable; empty: not known
 
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Return name, uid and version: the precondition of a change."""
+        return self.name, self.uid, self.version
+
 
 @dataclass(frozen=True, slots=True)
 class KubePod:
@@ -125,6 +134,11 @@ class KubePod:
     requests: Amounts = field(default_factory=dict)  # empty: not known
     conditions: Mapping[str, KubeCondition] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Return name, uid and version: the precondition of a change."""
+        return self.name, self.uid, self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +286,7 @@ def parse_pod(item: Object) -> KubePod:
         template=_template_hash(spec),
         revision=sys.intern(labels.get(REVISION, "")),
         created=metadata.moment("creationTimestamp"),
-        ready="Ready" in conditions and conditions["Ready"].status == "True",
+        ready=is_true(conditions.get("Ready")),
         deleting=metadata.data.get("deletionTimestamp") is not None,
         ended=_ended(status),
         free=labels.get(FREE) in ("true", LOST),

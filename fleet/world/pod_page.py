@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fleet import crd
 from fleet.errors import FleetError
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import CONTROLLER, KubeCondition, KubePod, KubernetesView
+from fleet.world.kubernetes import CONTROLLER, KubeCondition, KubePod, KubernetesView, is_true
 from fleet.world.snapshot import Worker
 from ground.errors import one_line
 
@@ -147,7 +147,7 @@ def controllers(kubernetes: KubernetesView) -> list[ControllerPod]:
 
 def _controller(pod: KubePod) -> ControllerPod:
     condition = pod.conditions.get(READY)
-    if condition is None or condition.status != "True" or pod.ended:
+    if condition is None or not is_true(condition) or pod.ended:
         return ControllerPod(pod)
     if match := _ACTIVE.match(condition.message):
         takeover = LastTakeover(match[2], match[3], float(match[4]), match[5]) if match[2] else None

@@ -382,7 +382,7 @@ def slurm_node(item: object) -> SlurmNode:
         allocated=node.number("alloc_cpus"),
         author=node.text("reason_set_by_user"),
     )
-    place = node.text("topology", needed=False) if "topology" in node.data else None
+    place = node.text("topology") if "topology" in node.data else None
     return SlurmNode(parsed, node.text("comment"), float(node.number("reason_changed_at")), place, *_for_pools(node))
 
 

@@ -21,6 +21,7 @@ TEMPLATE = "minivm.io/template"
 # The same for the fleet, in the environment of the first container: rights to a pod's status do not cover its spec.
 MADE_OF = "MINIVM_TEMPLATE"
 LONGEST = 63
+MOST_SECONDS = 1 << 40
 _NAME = re.compile(crd.POOL_NAME)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 # A number as a StatefulSet writes it: no pod is named w-07.
@@ -29,7 +30,6 @@ CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
 FEATURES, CONF = "MINIVM_NODE_FEATURES", "MINIVM_NODE_CONF"
 EVERY_WORKER = "minivm"  # the feature that every worker has
 _KEY = re.compile(r"(?:^|\s)(CPUs|RealMemory|Gres)=(\S+)", re.IGNORECASE)
-DEFAULTS = {"idleSeconds": 600, "pendingSeconds": 30, "step": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,10 @@ class WorkerPool:
     def selects(self, labels: Mapping[str, str]) -> bool:
         return self.selector is not None and self.selector.items() <= labels.items()
 
+    def is_outdated(self, template: str) -> bool:
+        """Return whether a pod was made of another template. `template`: the pod's hash; "": an adopted pod."""
+        return (template or self.status.adopted or self.hash) != self.hash
+
     def numbered(self, name: str) -> int:
         """Return the number in the name of this elastic pool's pod; -1: no name of this pool."""
         rest = name.removeprefix(f"{self.name}-")
@@ -176,21 +180,16 @@ def _parse_pool(item: Object) -> WorkerPool:
         hash=template_hash(template.data),
         label=labels.get(POOL) or name,
         # An autoscaler may leave `replicas` in an object of another mode.
-        replicas=_replicas(spec) if mode == crd.FIXED else None,
+        replicas=_count(spec, "replicas") if mode == crd.FIXED else None,
         selector=selector,
         elastic=_parse_elastic(spec.sub("elastic"), template) if mode == crd.ELASTIC else None,
-        most=_count(update, "maxUnavailable", crd.MOST_PODS) if "maxUnavailable" in update.data else 1,
+        most=_count(update, "maxUnavailable"),
         within_s=_deadline(update),
         created=metadata.moment("creationTimestamp"),
         deleting=metadata.data.get("deletionTimestamp") is not None,
         status=_parse_status(fields.sub("status")),
         spec_text=_json_text(spec.data),
     )
-
-
-def _replicas(spec: Fields) -> int:
-    """Return the number of pods; an API server with an older definition fills in no default."""
-    return _count(spec, "replicas", crd.MOST_PODS) if "replicas" in spec.data else crd.DEFAULT_REPLICAS
 
 
 def _check_template(template: Fields) -> Mapping[str, str]:
@@ -226,7 +225,7 @@ def _json_text(data: Object) -> str:
 def _deadline(update: Fields) -> float | None:
     when = _choice(update, "when", crd.WHEN) if "when" in update.data else crd.WHEN_IDLE
     if when == crd.WHEN_DEADLINE:
-        if seconds := _count(update, "deadlineSeconds", 1 << 40):
+        if seconds := _count(update, "deadlineSeconds", most=MOST_SECONDS):
             return float(seconds)
         update.fail("deadlineSeconds", "it is missing, or 0: write `when: now` for that")
     if "deadlineSeconds" in update.data:
@@ -241,11 +240,11 @@ def _choice(fields: Fields, key: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def _count(fields: Fields, key: str, most: int, least: int = 0, default: int | None = None) -> int:
+def _count(fields: Fields, key: str, least: int = 0, most: int = crd.MOST_PODS) -> int:
     if key not in fields.data:
-        if default is None:
+        if key not in crd.DEFAULTS:
             fields.fail(key, "it is missing")
-        return default
+        return crd.DEFAULTS[key]
     value = fields.number(key)
     if not least <= value <= most:
         fields.fail(key, f"wanted {least} to {most}, not {value}")
@@ -253,16 +252,13 @@ def _count(fields: Fields, key: str, most: int, least: int = 0, default: int | N
 
 
 def _parse_elastic(fields: Fields, template: Fields) -> ElasticSpec:
-    def count(key: str, least: int = 0, most: int = crd.MOST_PODS) -> int:
-        return _count(fields, key, most, least, DEFAULTS.get(key))
-
-    least = count("min")
+    least = _count(fields, "min")
     return ElasticSpec(
         least,
-        count("max", max(1, least)),
-        float(count("idleSeconds", most=1 << 40)),
-        float(count("pendingSeconds", most=1 << 40)),
-        count("step", 1),
+        _count(fields, "max", max(1, least)),
+        float(_count(fields, "idleSeconds", most=MOST_SECONDS)),
+        float(_count(fields, "pendingSeconds", most=MOST_SECONDS)),
+        _count(fields, "step", 1),
         frozenset(fields.strings("partitions")),
         _declared_offer(template),
     )

@@ -241,7 +241,7 @@ def test_a_moment_in_which_no_pod_is_ready_ends_no_more_jobs_than_may_be_away() 
 def test_an_affinity_that_says_nothing_is_none(affinity: object) -> None:
     worlds = PoolWorlds(2, per_node=True)
     worlds.wants_of_it(template={"spec": {"containers": [{"name": "a"}], "affinity": affinity}})
-    made = pod_of(CreatePod("w-n0", "n0", worlds.read()), "a=b")
+    made = pod_of(CreatePod("w-n0", "n0", worlds.read()), {"a": "b"})
     required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}
@@ -491,7 +491,7 @@ def test_what_is_written_into_a_pods_label_neither_brings_nor_holds_off_another_
 
 def test_a_pod_says_of_which_template_it_is_where_no_status_can_be_written() -> None:
     pool = PoolWorlds(1).read()
-    (container,) = pod_of(CreatePod("w-0", "", pool), "a=b")["spec"]["containers"]
+    (container,) = pod_of(CreatePod("w-0", "", pool), {"a": "b"})["spec"]["containers"]
     assert container["env"] == [{"name": "MINIVM_TEMPLATE", "value": pool.hash}]
     assert "env" not in template("1")["spec"]["containers"][0], "its hash is not of itself"
 
@@ -615,7 +615,9 @@ def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> No
         },
     }
     pool = parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
-    made = pod_of(CreatePod("gpu-n0", "n0", pool), "app.kubernetes.io/name=minivm,app.kubernetes.io/instance=slurm")
+    made = pod_of(
+        CreatePod("gpu-n0", "n0", pool), {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
+    )
     assert made["metadata"]["labels"] == {
         "x": "y", "app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm",
         "app.kubernetes.io/component": "worker", "minivm.io/pool": "gpu", "minivm.io/template": pool.hash,
