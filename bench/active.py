@@ -13,15 +13,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from health.active.culprit import Part
-from health.active.groups import PlacedMachine, rounds
-from health.active.memory import PlanMemory
+from health.active.culprit import Part, PlacedMachine, rounds
 from health.active.turn import (
     ActiveInputs,
     ActiveJob,
     ActiveNode,
     ActiveSettings,
     JobResult,
+    PlanMemory,
     Submission,
     decide,
     findings,

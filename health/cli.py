@@ -1,4 +1,4 @@
-"""Command line of `minivm health`, `minivm replay` and the self-test of a tree.
+"""Command line of `minivm health`, `minivm replay` and the self-test of a tree, which gitsync runs on each commit.
 
     health [CHECK...] [--run] [--json | --nhc | --npd] [--class C] [--when W] [--recording CASE]
     replay CAPSULE [CHECK...]       run the same checks on a capsule or recording, anywhere
@@ -35,13 +35,11 @@ from ground.errors import nearest
 from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
-from health.checks.notes import forget, recall, remember
-from health.checks.round import run
+from health.checks.round import forget, recall, remember, run
 from health.checks.select import Asked
 from health.ledger import Ledger, read_book
 from health.places import Places, boot_id
-from health.scripts import without_void
-from health.verdict import Class, Result, Verdict, read_verdicts
+from health.verdict import Class, Result, Verdict, read_verdicts, without_void
 
 # Format verdicts and incidents as tables, JSON, NHC's line and node-problem-detector's answer. Pure functions.
 COLOURS = {Result.OK: "32", Result.PROBLEM: "31", Result.UNKNOWN: "33"}
@@ -330,7 +328,12 @@ def _replay(options: argparse.Namespace) -> int:
 def _selftest(options: argparse.Namespace) -> int:
     if not (options.tree / "health.d").is_dir():
         raise GitsyncError("test the tree", "it has no directory health.d", file=options.tree)
-    result = examine(options.tree.resolve())
+    try:
+        result = examine(options.tree.resolve())
+    except SystemExit as end:
+        # The exit status decides if gitsync publishes the commit: a check's `sys.exit(0)` must not set it.
+        print(f"a check ended the process with {end.code!r} instead of judging", file=sys.stderr)
+        return 3
     for fault in result.faults:
         print(fault, file=sys.stderr)
     if not result.faults:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ground.files import write_whole
 from ground.metrics import family
-from health.scripts import is_of_script
-from health.verdict import Class, Result, Verdict
+from health.verdict import Class, Result, Verdict, is_of_script
 from init.errors import InitError
 from init.pod.client import Client
 

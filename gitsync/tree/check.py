@@ -157,7 +157,7 @@ def standard_commands(tree: Path, entries: Iterable[CommitFile]) -> list[list[st
         return []
     if importlib.util.find_spec("health.cli") is None:
         return []
-    return [[sys.executable, "-I", "-m", "health.dry_run", str(tree)]]
+    return [[sys.executable, "-I", "-m", "health.cli", "selftest", str(tree)]]
 
 
 def dry_run(tree: Path, command: Sequence[str], timeout: float) -> None:

@@ -19,9 +19,7 @@ from pathlib import Path
 from gitsync import lease
 from gitsync.errors import GitsyncError
 from ground.files import write_json
-from health.active import memory as memories
-from health.active.culprit import Part
-from health.active.groups import GroupTest, PlacedMachine
+from health.active.culprit import GroupTest, Part, PlacedMachine
 from health.active.turn import (
     ActiveInputs,
     ActiveJob,
@@ -33,6 +31,8 @@ from health.active.turn import (
     decide,
     findings,
     is_at_fault,
+    load_memory,
+    save_memory,
 )
 from health.checks.needs import list_active_checks
 from health.script import UNFIT
@@ -261,9 +261,9 @@ def sentence(turn: Turn) -> str:
 def main() -> int:
     controller, now = client.address(os.environ), time.time()
     try:
-        turn = decide(memories.load(MEMORY), observe(os.environ, controller, now), now)
+        turn = decide(load_memory(MEMORY), observe(os.environ, controller, now), now)
         # The jobs' comments prove what was submitted, so the order of these steps does not matter to a kill.
-        memories.save(MEMORY, turn.memory)
+        save_memory(MEMORY, turn.memory)
         write_json(REPORT, report(turn))
         if turn.cancel:
             client.run([client.SCANCEL, *turn.cancel], controller)

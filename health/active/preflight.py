@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from health.active.culprit import GroupResult, Part, diagnose
-from health.active.groups import GroupTest, PlacedMachine, sweep
+from health.active.culprit import GroupResult, GroupTest, Part, PlacedMachine, diagnose, sweep
 from health.script import UNFIT
 
 CHECK = "tcp"

@@ -19,17 +19,31 @@ from typing import TypeVar
 from ground.files import write_whole
 from health import black_box, deep
 from health.broker import dead_steps
-from health.broker.decide import Act, BrokerNode, Fleet, Other, asks_for_deep, reason
-from health.broker.incidents import Enter, read_gpus
-from health.broker.memory import Log, Memory, Now, expect_drain, forget, is_restless, resumed, what_of
+from health.broker.decide import Act, BrokerNode, Enter, Fleet, Other, asks_for_deep, read_gpus, reason
 from health.broker.slurm_drains import Remains, Unkilled, cause_of
-from health.broker.step import Action, ApplyAct, AskFleet, AskNode, AskRemains, BrokerInputs, Failed, step
+from health.broker.step import (
+    Action,
+    ApplyAct,
+    AskFleet,
+    AskNode,
+    AskRemains,
+    BrokerInputs,
+    Failed,
+    Log,
+    Memory,
+    Now,
+    expect_drain,
+    forget,
+    is_restless,
+    resumed,
+    step,
+    what_of,
+)
 from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy, broker_policy_of, read_broker_policy
-from health.scripts import is_of_script, published_scripts
-from health.verdict import read_verdicts
+from health.verdict import is_of_script, published_scripts, read_verdicts
 from init.errors import InitError
 from init.slurm import client
 from init.slurm.client import SlurmError

@@ -34,9 +34,8 @@ from health.index import read_index
 from health.places import Places, boot_id
 from health.policy import share
 from health.script import UNFIT, environment, run_here
-from health.scripts import without_void
 from health.tell import metrics, sentence, tell, write_metrics
-from health.verdict import read_verdict, read_verdicts
+from health.verdict import read_verdict, read_verdicts, without_void
 from init.pod.pod import Pod
 
 # Decide if this pod starts the deep checks by itself, and run them once per boot.

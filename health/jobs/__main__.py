@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from health import black_box
-from health.jobs import boxes, capsule, render
+from health.jobs import boxes, render
 from health.jobs.ask import Asker, is_visible, look, mine
 from health.jobs.model import Page, listed, safe
 from health.jobs.shared import Shared
@@ -67,8 +67,8 @@ def _pack(asker: Asker, pages: Sequence[Page], name: str) -> None:
         raise InitError("write a capsule", f"one has one job, and these are several: {ids}; name one of them")
     if not is_visible(asker, pages[0].job):
         raise InitError("write a capsule", f"this is a job of {pages[0].job.user}; its user or an operator can")
-    path = Path(name or capsule.file_name(pages[0]))
-    capsule.write(path, pages[0], asker.fetched, time.time())
+    path = Path(name or boxes.capsule_name(pages[0]))
+    boxes.write_capsule(path, pages[0], asker.fetched, time.time())
     print(f"written: {safe(str(path), 1000)}")
 
 

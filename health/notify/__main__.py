@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ground.sockets import notify
 from health.jobs.model import safe
-from health.notify import words
+from health.notify import messages
 from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
 from health.notify.notices import NotifySpool, recipients
 from health.notify.service import DOWN, Notifier, deliver, explainer, publish
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def send_test(settings: NotifySettings, user: str) -> int:
     code = 0
-    message = words.of_test(user, settings.cluster)
+    message = messages.of_test(user, settings.cluster)
     for channel in settings.channels():
         to = recipients(user, settings.mail.domain, settings.mail.domains) if settings.mail else ()
         if channel == "mail" and not to:

@@ -12,7 +12,7 @@ from ground.files import write_whole
 from ground.metrics import family
 from health.jobs.ask import Asker, look
 from health.jobs.model import Page, duration, safe
-from health.notify import words
+from health.notify import messages
 from health.notify.channels import (
     ChannelDownError,
     MessageDeferredError,
@@ -21,10 +21,9 @@ from health.notify.channels import (
     send_mail,
     send_webhook,
 )
-from health.notify.limits import MessageLimits
+from health.notify.messages import JobMessage, MessageLimits
 from health.notify.notices import JobNotice, NotifySpool, parse, recipients
 from health.notify.settings import NotifySettings
-from health.notify.words import JobMessage
 from init.errors import InitError
 from init.slurm.client import SlurmError
 
@@ -133,7 +132,7 @@ class Notifier:
             young[notice.user] = young.get(notice.user, 0) + 1
             return False
         else:
-            message = words.of_job(notice, self._page(notice), settings.cluster)
+            message = messages.of_job(notice, self._page(notice), settings.cluster)
             number = self._put(settings, notice.id, notice.to, notice.user, message, now)
             self.limits.take(notice.user, now, number)
         return True
@@ -159,7 +158,7 @@ class Notifier:
     def _digests(self, settings: NotifySettings, now: float) -> float | None:
         digests = self.limits.due(now)
         for number, digest in enumerate(digests):
-            message = words.of_digest(digest, settings.cluster)
+            message = messages.of_digest(digest, settings.cluster)
             try:
                 self._put(settings, f"{int(now * 1e9):020d}-{number}", digest.to, digest.user, message, now)
             except OSError:
@@ -299,9 +298,9 @@ def deliver(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str
         message = JobMessage(data["subject"], data["text"], dict(data["fields"]))
         if channel == "mail" and settings.mail is not None:
             to = tuple(data["to"])
-            mail = words.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
+            mail = messages.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
         elif settings.webhook is not None:
-            body = words.payload(message, settings.webhook.format)
+            body = messages.payload(message, settings.webhook.format)
     except Exception as error:  # whatever a user's text did to it: this message is wrong, and no other
         raise MessageRefusedError(f"it cannot be written: {safe(repr(error), 200)}") from None
     if channel == "mail" and settings.mail is not None:

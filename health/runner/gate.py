@@ -14,7 +14,7 @@ from pathlib import Path
 
 from health.index import Index, read_index
 from health.places import Places, boot_id
-from health.runner.kept import FileCache
+from health.runner.warm import FileCache
 from health.script import run_here
 from health.verdict import Class, Result, Verdict, read_verdict
 

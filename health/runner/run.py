@@ -23,12 +23,11 @@ from health import black_box
 from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS
-from health.runner import gate, image_scripts, record
+from health.runner import gate, record, warm
 from health.runner.plan import only_with, scripts
 from health.runner.warm import Warm, policy_of
 from health.script import UNFIT, ScriptOutcome, environment, run
-from health.scripts import script_digest
-from health.verdict import Class, Result, Verdict, read_verdict, write_verdict
+from health.verdict import Class, Result, Verdict, read_verdict, script_digest, write_verdict
 
 # Lifetime of a script's "unfit": the script does not run again on a drained node.
 UNFIT_LASTS_S = 1800.0
@@ -144,7 +143,7 @@ class Run:
     def _start(self, script: str, limit_s: float) -> ScriptOutcome:
         step = self.warm.image_scripts.step(self.tree, script) if self.warm.image_scripts else None
         if step is not None:
-            return image_scripts.run(step, self.env, limit_s, UNFIT)
+            return warm.run(step, self.env, limit_s, UNFIT)
         return run([str(self.tree / script)], self.env, limit_s, UNFIT)
 
     def _broke(self, name: str, done: ScriptOutcome) -> None:

@@ -26,9 +26,7 @@ from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
 from health.runner import boxes, failed, gate, plan, record, worker
-from health.runner.image_scripts import ImageScripts
-from health.runner.kept import FileCache
-from health.runner.warm import Warm, policy_of
+from health.runner.warm import FileCache, ImageScripts, Warm, policy_of
 from health.runner.worker import Request, parse
 from health.script import UNFIT, environment
 

@@ -21,8 +21,8 @@ from types import FrameType
 
 from gitsync.layout import Layout
 from gitsync.lease import Lease
-from health.runner import image_scripts
 from health.runner import run as runner
+from health.runner import warm
 from health.runner.warm import Warm, policy_of
 
 # Descriptors in the child, above the standard three: the client's connection, the source of further runs, and the
@@ -48,7 +48,7 @@ def fork(work: Callable[[], None]) -> int:
         signal.signal(signal.SIGTERM, _stop)
         work()
         code = 0
-    except image_scripts.Stopped:
+    except warm.Stopped:
         pass
     except BaseException:
         traceback.print_exc()
@@ -57,7 +57,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise image_scripts.Stopped
+    raise warm.Stopped
 
 
 def serve(
@@ -136,7 +136,7 @@ def _become(fd: int, place: int) -> None:
 
 def _is_unchanged() -> bool:
     """Tell if the last run printed nothing, no step was cut or failed, and no process of it remains."""
-    if not image_scripts.whole:
+    if not warm.whole:
         return False
     try:
         os.waitpid(-1, os.WNOHANG)
@@ -178,7 +178,7 @@ class _StopOnHangUp:
     def _look(*_: object) -> None:
         # A client sends nothing more: readable means that it has closed the connection.
         if select.select([CLIENT], [], [], 0)[0]:
-            raise image_scripts.Stopped
+            raise warm.Stopped
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGIO, signal.SIG_IGN)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOF = {
     "init.__main__", "init.cli", "init.accounts_cli", "init.config_cli", "init.people_cli",
     "init.state_cli",
-    "health.cli", "health.dry_run", "gitsync.cli", "fleet.__main__", "fleet.cli",
+    "health.cli", "gitsync.cli", "fleet.__main__", "fleet.cli",
     "fleet.reconciler",
 }  # fmt: skip
 # PID 1's folders, and those of its child processes: neither imports the other.

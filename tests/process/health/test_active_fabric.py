@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from health.active.culprit import Culprit, Diagnosis, GroupResult, Part, diagnose
-from health.active.groups import GroupTest, PlacedMachine, sweep
+from health.active.culprit import Culprit, Diagnosis, GroupResult, GroupTest, Part, PlacedMachine, diagnose, sweep
 from health.api import Capture, Failure, Limits, Result
 from health.checks.judge import Setting, judge
 from health.checks.load import load_checks

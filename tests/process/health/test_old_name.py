@@ -93,7 +93,7 @@ def test_checks_written_against_the_old_name_run_and_are_judged(site: World) -> 
 
 
 def test_gitsync_publishes_a_tree_whose_checks_know_the_old_name(site: World) -> None:
-    done = program(site, "health.dry_run", str(site.tree))
+    done = program(site, "health.cli", "selftest", str(site.tree))
     assert done.returncode == 0, done.stderr
     assert f"{len(IMPORTS)} checks load" in done.stdout
 

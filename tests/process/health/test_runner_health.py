@@ -191,7 +191,7 @@ def test_who_hangs_on_a_mount_holds_no_lock_of_rounds(tmp_path: Path) -> None:
     code = f"""
 import json, os
 import health.checks.builtin as builtin
-from health.checks.notes import one_round
+from health.checks.round import one_round
 from health.places import Places
 from pathlib import Path
 builtin.ABANDONED_MOUNTS = Path({str(tmp_path / "abandoned")!r})

@@ -13,8 +13,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from health.active.culprit import Culprit, Diagnosis, GroupResult, Part, diagnose
-from health.active.groups import GroupTest, PlacedMachine, admit, rounds, sweep
+from health.active.culprit import (
+    Culprit,
+    Diagnosis,
+    GroupResult,
+    GroupTest,
+    Part,
+    PlacedMachine,
+    admit,
+    diagnose,
+    rounds,
+    sweep,
+)
 
 
 def fleet(machines: int, per_leaf: int) -> list[PlacedMachine]:

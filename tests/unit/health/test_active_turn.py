@@ -11,18 +11,22 @@ from pathlib import Path
 import pytest
 
 from health.active import __main__ as service
-from health.active.groups import GroupTest, PlacedMachine
-from health.active.memory import CheckState, MachineResult, PlanMemory, load, save
+from health.active.culprit import GroupTest, PlacedMachine
 from health.active.turn import (
     ActiveInputs,
     ActiveJob,
     ActiveNode,
     ActiveSettings,
+    CheckState,
     JobResult,
+    MachineResult,
+    PlanMemory,
     Submission,
     decide,
     findings,
     is_at_fault,
+    load_memory,
+    save_memory,
 )
 from health.checks.needs import Needs
 from init.errors import ConfigError
@@ -255,11 +259,11 @@ def test_the_memory_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> N
     file = tmp_path / "plan.json"
     for _ in range(60):
         slurm.turn()
-        save(file, slurm.memory)
-        assert load(file) == slurm.memory
+        save_memory(file, slurm.memory)
+        assert load_memory(file) == slurm.memory
     for text in ("", "[]", '{"checks": {"a": 1}, "taken": []}', '{"checks": {"a": {}}, "taken": []}', "[" * 100_000):
         file.write_text(text)
-        assert load(file) == PlanMemory()
+        assert load_memory(file) == PlanMemory()
 
 
 def test_a_gone_machine_is_forgotten() -> None:

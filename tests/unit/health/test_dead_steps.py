@@ -13,7 +13,7 @@ import pytest
 from health.broker import broker as module
 from health.broker import dead_steps
 from health.broker.dead_steps import Dead, dead_jobs, held_memory
-from health.broker.memory import Now
+from health.broker.step import Now
 from init.slurm.client import SlurmError
 from tests.support.broker import Desk
 

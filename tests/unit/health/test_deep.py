@@ -10,8 +10,7 @@ import pytest
 
 from health import deep
 from health.broker.decide import BrokerNode, asks_for_deep
-from health.broker.memory import Memory, Now
-from health.broker.step import AskNode, BrokerInputs, Failed, step
+from health.broker.step import AskNode, BrokerInputs, Failed, Memory, Now, step
 from health.checks import loop as begin
 from health.deep import DeepState, Word, word
 from health.places import Places, boot_id

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from health.jobs import __main__ as command
-from health.jobs import boxes, capsule, explain
+from health.jobs import boxes, explain
 from health.jobs.ask import Asker
 from health.jobs.boxes import Box
 from health.jobs.model import Job, Page, World
@@ -45,7 +45,9 @@ def test_a_capsule_has_the_page_and_the_boxes_that_were_reached(tmp_path: Path) 
     path = tmp_path / "a.tar.gz"
     mask = os.umask(0)
     try:
-        capsule.write(path, page(), (Box("w0", (SEEN,)), Box("../w\x1b1", (SEEN,)), Box("w2", obstacle="no")), 100.0)
+        boxes.write_capsule(
+            path, page(), (Box("w0", (SEEN,)), Box("../w\x1b1", (SEEN,)), Box("w2", obstacle="no")), 100.0
+        )
     finally:
         os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -73,7 +75,7 @@ def test_a_capsule_has_the_page_and_the_boxes_that_were_reached(tmp_path: Path) 
     ],
 )
 def test_what_looks_like_a_secret_is_masked(text: str, shown: str) -> None:
-    assert capsule.masked({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
+    assert boxes.masked({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
 
 
 def test_a_file_that_exists_or_a_link_stays_as_it_is(tmp_path: Path) -> None:
@@ -81,10 +83,10 @@ def test_a_file_that_exists_or_a_link_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for name in ("link", "file"):
         with pytest.raises(InitError, match="it exists; name another file"):
-            capsule.write(tmp_path / name, page(), (), 100.0)
+            boxes.write_capsule(tmp_path / name, page(), (), 100.0)
     assert (tmp_path / "file").read_text() == "mine" and not (tmp_path / "target").exists()
     with pytest.raises(InitError, match="name a file in a directory of yours"):
-        capsule.write(tmp_path / "none/file", page(), (), 100.0)
+        boxes.write_capsule(tmp_path / "none/file", page(), (), 100.0)
 
 
 def test_only_one_own_job_makes_a_capsule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

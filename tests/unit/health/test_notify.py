@@ -14,14 +14,14 @@ import pytest
 
 from health.jobs.explain import explain
 from health.jobs.model import Job, Page, World
-from health.notify import words
+from health.notify import messages
 from health.notify.channels import (
     ChannelDownError,
     MessageDeferredError,
     MessageRefusedError,
     MessageUnansweredError,
 )
-from health.notify.limits import HOUR, MessageLimits
+from health.notify.messages import HOUR, MessageLimits
 from health.notify.notices import MOST_QUEUED, JobNotice, NotifySpool, parse, recipients
 from health.notify.service import KEEP, Notifier, deliver
 from health.notify.settings import MailSettings, NotifySettings, WebhookFormat, WebhookSettings, load
@@ -167,18 +167,18 @@ def test_an_array_is_told_as_one_or_by_its_tasks() -> None:
     assert task is not None and (task.job, task.is_array, task.exit_codes, task.state) == ("8_2", False, "3", "FAILED")
     array = parse("1-1", f"{fields}SUBJECT=Slurm Array Summary Job_id=8_* (8) Name=x Ended\0".encode())
     assert array is not None and (array.job, array.is_array, array.state) == ("8", True, "")
-    assert "Exit codes of its tasks: 0 to 3." in words.of_job(array, None, "c").text
+    assert "Exit codes of its tasks: 0 to 3." in messages.of_job(array, None, "c").text
     assert parse("1-1", b"TO=alice\0SLURM_JOB_ID=1;x\0SLURM_JOB_USER=alice\0") is None
     assert parse("x", os.urandom(20_000)) is None
 
 
 def test_a_message_says_the_first_lines_of_the_page_and_has_no_header_of_a_user() -> None:
-    message = words.of_job(replace(NOTICE, name="x Bcc: eve@x.org"), page_of("12", exit_code=3, nodes="w0"), "c")
+    message = messages.of_job(replace(NOTICE, name="x Bcc: eve@x.org"), page_of("12", exit_code=3, nodes="w0"), "c")
     assert message.text.splitlines()[0] == "Job 12 (x Bcc: eve@x.org) on c: Failed, state FAILED, ran for 00:01:00"
     assert (
         "exit code 3" in message.text and "Cause: your code" in message.text and "More: minivm job 12" in message.text
     )
-    raw = words.email(message, MAIL, ("alice@example.org",), "1", NOW).decode()
+    raw = messages.email(message, MAIL, ("alice@example.org",), "1", NOW).decode()
     assert [line.partition(":")[0] for line in raw.split("\r\n\r\n")[0].splitlines() if line[:1] != " "] == [
         "From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "Content-Type", "Content-Transfer-Encoding",
         "MIME-Version",
@@ -195,8 +195,8 @@ def test_a_message_says_the_first_lines_of_the_page_and_has_no_header_of_a_user(
     ],
 )
 def test_a_name_that_is_an_encoded_word_is_decoded_by_nobody(name: str) -> None:
-    message = words.of_job(replace(NOTICE, name=name), None, "c")
-    head, _, body = words.email(message, MAIL, ("alice@example.org",), "1", NOW).decode().partition("\r\n\r\n")
+    message = messages.of_job(replace(NOTICE, name=name), None, "c")
+    head, _, body = messages.email(message, MAIL, ("alice@example.org",), "1", NOW).decode().partition("\r\n\r\n")
     assert "\nreply-to" not in head.lower()
     names = [line.partition(":")[0] for line in head.splitlines() if line[:1] != " "]
     assert len(names) == len(set(names)) == 9
@@ -205,15 +205,15 @@ def test_a_name_that_is_an_encoded_word_is_decoded_by_nobody(name: str) -> None:
 
 
 def test_a_webhook_mentions_nobody_and_formats_nothing() -> None:
-    message = words.of_job(replace(NOTICE, name='<!everyone> <@U1> @channel *b* "'), None, "c")
-    slack = words.payload(message, WebhookFormat.SLACK)
+    message = messages.of_job(replace(NOTICE, name='<!everyone> <@U1> @channel *b* "'), None, "c")
+    slack = messages.payload(message, WebhookFormat.SLACK)
     assert "<" not in slack["text"] and "&lt;!everyone&gt;" in slack["text"] and "@channel" not in slack["text"]
     assert slack["mrkdwn"] is False and slack["link_names"] is False
-    teams = json.dumps(words.payload(message, WebhookFormat.TEAMS))
+    teams = json.dumps(messages.payload(message, WebhookFormat.TEAMS))
     assert (
         "RichTextBlock" in teams and "TextBlock" not in teams.replace("RichTextBlock", "") and "@channel" not in teams
     )
-    plain = words.payload(message, WebhookFormat.JSON)
+    plain = messages.payload(message, WebhookFormat.JSON)
     assert plain["job"] == "12" and plain["user"] == "alice" and plain["event"] == "Failed"
 
 
@@ -427,14 +427,14 @@ def test_a_record_or_a_page_with_a_defect_stops_no_other(tmp_path: Path, monkeyp
     record(spool, 1)
     record(spool, 2)
     record(spool, 3)
-    of_job = words.of_job
+    of_job = messages.of_job
 
-    def of_some(notice: JobNotice, page: Page | None, cluster: str) -> words.JobMessage:
+    def of_some(notice: JobNotice, page: Page | None, cluster: str) -> messages.JobMessage:
         if notice.job == "2":
             raise RuntimeError("a defect")
         return of_job(notice, page, cluster)
 
-    monkeypatch.setattr(words, "of_job", of_some)
+    monkeypatch.setattr(messages, "of_job", of_some)
     notifier(spool, sender, explain_wrongly).turn(SETTINGS, NOW)
     assert [data["fields"]["job"] for data in sender.sent] == ["1", "3"] and asked == ["1", "2", "3"]
     assert not spool.records(NOW)
@@ -480,7 +480,7 @@ def test_a_cut_sends_twice_rather_than_never(tmp_path: Path) -> None:
     spool.remove_records = kept  # type: ignore[method-assign]
     notifier(spool, sender).turn(SETTINGS, NOW)
     assert [data["id"] for data in sender.sent] == [name, name], "one Message-ID: a reader shows one"
-    (spool.directory / "limits.json").write_text("{damaged")
+    (spool.directory / "messages.json").write_text("{damaged")
     record(spool, 2)
     (spool.directory / "mail").mkdir(exist_ok=True)
     (spool.directory / "mail" / "0-0.json").write_text("[]")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from health.notify import channels, words
+from health.notify import channels, messages
 from health.notify.channels import (
     ChannelDownError,
     MessageDeferredError,
@@ -16,8 +16,8 @@ from health.notify.channels import (
     send_mail,
     send_webhook,
 )
+from health.notify.messages import JobMessage
 from health.notify.settings import MailSettings, WebhookFormat, WebhookSettings
-from health.notify.words import JobMessage
 from tests.support.mail_relay import PASSWORD, USER, Inbox, certificate, context, receiver, relay, scripted_relay
 
 ALICE = ("alice@example.org",)
@@ -35,7 +35,7 @@ def settings(inbox: Inbox, mode: str = "smtp", *, host: str = "127.0.0.1", passw
 
 
 def send(part: MailSettings, ca: str = "", to: tuple[str, ...] = ALICE) -> str:
-    return send_mail(part, ca, to, words.email(MESSAGE, part, to, "1-2", 1_800_000_000.0))
+    return send_mail(part, ca, to, messages.email(MESSAGE, part, to, "1-2", 1_800_000_000.0))
 
 
 def test_a_plain_relay_takes_the_mail_as_it_was_written() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from health.active import preflight
-from health.active.groups import GroupTest
+from health.active.culprit import GroupTest
 from health.active.preflight import MOST_RESTARTS, REQUEUED, GroupOutcome, Outcome, examine, plain
 
 NODES = ("a", "b", "c", "d", "e", "f")

@@ -16,9 +16,9 @@ from gitsync.layout import Layout
 from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
-from health.runner import gate, image_scripts, plan, record, worker
-from health.runner.kept import FileCache
+from health.runner import gate, plan, record, warm, worker
 from health.runner.server import APART_S, WAIT_S, After, RunnerServer
+from health.runner.warm import FileCache
 from health.runner.worker import MOST, ended, parse
 from health.verdict import Class, Result, Verdict, write_verdict
 
@@ -154,7 +154,7 @@ def test_a_fork_whose_work_failed_or_was_stopped_says_so() -> None:
         raise ValueError("a bug")
 
     def stopped() -> None:
-        raise image_scripts.Stopped
+        raise warm.Stopped
 
     ends = [os.waitpid(worker.fork(work), 0)[1] for work in (lambda: None, failed, stopped)]
     assert list(map(os.waitstatus_to_exitcode, ends)) == [0, 1, 1]

@@ -13,10 +13,9 @@ import pytest
 
 from health.broker import broker
 from health.broker.decide import Act, BrokerNode, Fleet
-from health.broker.memory import Log, Memory, Now, expect_drain
 from health.broker.slurm_drains import MOST, Remains, Unkilled, cause_of, judge, plain
 from health.broker.slurm_drains import SlurmDrainWatch as Watch
-from health.broker.step import ApplyAct, AskNode, AskRemains, BrokerInputs, Failed, step
+from health.broker.step import ApplyAct, AskNode, AskRemains, BrokerInputs, Failed, Log, Memory, Now, expect_drain, step
 from health.policy import BrokerPolicy
 from tests.support.broker import Desk
 from tests.waiting import until

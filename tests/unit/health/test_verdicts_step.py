@@ -10,10 +10,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from health.broker.decide import Act, BrokerNode, Fleet, Other, Seen, names
-from health.broker.incidents import Enter, Gpu
-from health.broker.memory import Log, Memory, Now, forget, resumed
-from health.broker.step import Action, ApplyAct, AskFleet, AskNode, BrokerInputs, Failed, step
+from health.broker.decide import Act, BrokerNode, Enter, Fleet, Gpu, Other, Seen, names
+from health.broker.step import (
+    Action,
+    ApplyAct,
+    AskFleet,
+    AskNode,
+    BrokerInputs,
+    Failed,
+    Log,
+    Memory,
+    Now,
+    forget,
+    resumed,
+    step,
+)
 from health.policy import BrokerPolicy
 from health.verdict import Class, Result, Verdict
 

@@ -11,9 +11,18 @@ import pytest
 
 from health.broker.decide import BrokerNode
 from health.checks.loop import report
-from health.scripts import published_scripts, script_digest, without_void
 from health.tell import sentence
-from health.verdict import Class, Result, Verdict, read_verdict, read_verdicts, write_verdict
+from health.verdict import (
+    Class,
+    Result,
+    Verdict,
+    published_scripts,
+    read_verdict,
+    read_verdicts,
+    script_digest,
+    without_void,
+    write_verdict,
+)
 from tests.support.broker import BOOT, COMMIT, Desk
 
 SICK = "#!/bin/sh\necho the disk is gone >&2\nexit $MINIVM_UNFIT\n"
