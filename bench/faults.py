@@ -1,8 +1,9 @@
 """Fail PID 1's system calls: each call that it makes, each fitting error, at several places.
 
-`python -m bench faults [CALL ...]`. Needs root and strace. Each cell is one life (tests/process/fault_life.py): five
-services, a restart, probes, a reload, a hand-over, kills, requests, HTTP, syslog and the stop. Never allowed: PID 1
-ends, a service is lost, a hang, a state that is wrong. A fault at the very start may end PID 1 with one message.
+`python -m bench faults [CALL ...]`. Needs root and strace. Each fault gets a PID 1 of its own
+(tests/process/fault_life.py): boot of five services, a restart, probes, a reload, a hand-over, kills, requests, HTTP,
+syslog and the stop. A run fails if PID 1 ends, hangs, loses a service or shows a wrong state. Only a fault during the
+start may end PID 1, with one message.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ def run(faults: Iterable[Fault], workers: int) -> Iterator[Outcome]:
         yield from pool.map(live, faults)
 
 
-def row(call: str, made: int, found: list[Outcome]) -> str:
-    well = [outcome for outcome in found if not outcome.failed]
+def row(call: str, made: int, outcomes: list[Outcome]) -> str:
+    survived = [outcome for outcome in outcomes if not outcome.failed]
     errors = " ".join(FITS[call])
-    refused = sum(outcome.refused for outcome in well)
-    reported = sum(bool(outcome.told) and not outcome.refused for outcome in well)
+    refused = sum(outcome.refused for outcome in survived)
+    reported = sum(bool(outcome.told) and not outcome.refused for outcome in survived)
     cells = (
         call,
         made,
         errors,
-        len(found),
-        sum(outcome.injected for outcome in found),
-        len(well),
+        len(outcomes),
+        sum(outcome.injected for outcome in outcomes),
+        len(survived),
         reported,
         refused,
-        len(found) - len(well),
+        len(outcomes) - len(survived),
     )
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     if os.geteuid() != 0 or not shutil.which("strace"):
         print("bench faults needs root and strace", file=sys.stderr)
         return 1
-    live(None)  # whatever Python compiles, it has compiled now
+    live(None)  # warm up: Python compiles its modules before the measured runs
     calls, once_ready = (
         {
             name: calls_made
@@ -67,13 +68,13 @@ def main(arguments: list[str] | None = None) -> int:
         outcomes_by_call[outcome.fault.call].append(outcome)
         if outcome.failed:
             print(f"FAILED {outcome.fault}: {outcome.failed}", file=sys.stderr, flush=True)
-    print("| call | made | errors | lives | injected | survived | told of it | refused at the start | failed |")
+    print("| call | made | errors | lives | injected | survived | reported | refused at the start | failed |")
     print("|---|---|---|---|---|---|---|---|---|")
     for call, outcomes in outcomes_by_call.items():
         print(row(call, calls.get(call, 0), outcomes))
-    every = [one for outcomes in outcomes_by_call.values() for one in outcomes]
-    lost = sum(bool(one.failed) for one in every)
-    print(f"\n{len(every)} lives, {sum(one.injected for one in every)} errors injected, {lost} failed.")
+    runs = [outcome for outcomes in outcomes_by_call.values() for outcome in outcomes]
+    lost = sum(bool(outcome.failed) for outcome in runs)
+    print(f"\n{len(runs)} lives, {sum(outcome.injected for outcome in runs)} errors injected, {lost} failed.")
     return 1 if lost else 0
 
 

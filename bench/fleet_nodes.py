@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 HOST = "slurm-nodes"
 FIRST_PORT = 20000
-# What one takes, a part of it for each node that slurm.conf names; and what all else takes, slurmrestd most of it.
+# Memory of one slurmd: a fixed part, and a part for each node in slurm.conf. REST_MB is for everything else, mostly
+# slurmrestd.
 OWN_MB, NODE_MB, REST_MB = 2.3, 0.00134, 4000
 THREADS, REST_THREADS = 13, 4000
-# What it takes besides to have many of them in one container without a cgroup of its own for each.
+# Settings with which many slurmd share one container and its cgroup.
 CONF = (
     "SlurmdSpoolDir=/run/nodes/%n/spool",
     "SlurmdPidFile=/run/nodes/%n/pid",
@@ -28,7 +29,7 @@ CONF = (
     "SlurmdParameters=config_overrides",
     "DebugFlags=NO_CONF_HASH",
 )
-# One after the other: each goes to the background by itself.
+# Start the daemons one after the other; each puts itself into the background.
 START = """
 set -eu
 install -d -o munge -g munge -m 700 /run/munge-key /var/lib/munge
@@ -69,7 +70,7 @@ def chosen(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
         return min(usual, most)
     if not (requested.isascii() and requested.isdigit() and len(requested) < 9) or int(requested) > most:
         raise SystemExit(
-            f"error: {name}: found {requested!r}, expected a number up to {most}: so many fit beside the rest"
+            f"error: {name}: found {requested!r}, expected a number up to {most}: no more fit on this machine"
         )
     return int(requested)
 

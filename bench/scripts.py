@@ -30,17 +30,16 @@ CHECKS = (
     "clock", "d_state", "disk_inodes", "disk_space", "ethernet", "kernel_log", "memory",
     "memory_fragmentation", "mounts", "uptime",
 )  # fmt: skip
-AGAIN = CHECKS
 
 
 def build(folder: Path) -> World:
     world = make(folder)
     shutil.copytree(ROOT / "scripts/lib", world.tree / "lib", dirs_exist_ok=True)
     (world.tree / "health.d").mkdir()
-    for name in [*CHECKS, *(f"{name}_again" for name in AGAIN)]:
+    for name in [*CHECKS, *(f"{name}_again" for name in CHECKS)]:
         text = (ROOT / f"scripts/health.d/{name.removesuffix('_again')}.py").read_text()
         text = text.replace(f'name="{name.removesuffix("_again")}"', f'name="{name}"')
-        # Each of them before every job, and believed for an hour.
+        # Run each check before every job; its verdict is valid for an hour.
         text = text.replace("when=frozenset({", "expires_s=3600, when=frozenset({When.PROLOG, ")
         world.script(f"health.d/{name}.py", text, 0o644)
     return world
@@ -57,15 +56,15 @@ class Cost:
 
 def timed(argv: list[str], env: dict[str, str], user: int = 0) -> Cost:
     start = time.perf_counter()
-    # To a place that is thrown away: the figures are of the runner, not of a terminal.
+    # Discard the output, so that the figures do not include a terminal.
     null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (1, 2)]
-    # posix_spawn takes no user; for one we are him for a moment, and root again.
+    # posix_spawn cannot change the user: take the user's id for the call, then root's again.
     if user:
         os.setresuid(user, user, 0)
     pid = os.posix_spawn(argv[0], argv, env, file_actions=null)
     if user:
         os.setresuid(0, 0, 0)
-    # Waited-for children of the process are in its usage.
+    # The usage includes the children that the process waited for.
     _, status, usage = os.wait4(pid, 0)
     seconds = time.perf_counter() - start
     if status:
@@ -91,7 +90,7 @@ def used_ms(pid: int) -> float:
 
 
 def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, float]]:
-    """Measure each kind alone and with the resident runner, in turn, with its share of the runner's processor time."""
+    """Measure each kind by a Python of its own, then by the resident runner, including the runner's processor time."""
     rows = []
     compile_clients(world)
     assert world.clients is not None
@@ -103,12 +102,15 @@ def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, flo
             alone = [sys.executable, "-I", "-c", LAUNCH.format(kind=kind)]
             rows.append((f"{kind}, by a Python of its own", *figures(30, partial(timed, alone, job))))
             before = used_ms(runner.pid)
-            # A task has its places where the image has them; one with others is told them by scripts.
+            # With MINIVM_JOB_* set the task prolog runs the scripts itself: measure it with the image's directories.
             own = {name: value for name, value in job.items() if not user or not name.startswith("MINIVM_JOB_")}
             median, p99, cpu = figures(200, partial(timed, [str(world.clients / kind)], own, user))
             rows.append((f"{kind}, by the resident runner", median, p99, cpu + (used_ms(runner.pid) - before) / 200))
         rows.append(
-            ("64 epilogs at once, by the resident runner, to the last", *figures(5, partial(at_once, world, job)))
+            (
+                "64 epilogs at once, by the resident runner, until the last ends",
+                *figures(5, partial(at_once, world, job)),
+            )
         )
     return rows
 
@@ -169,7 +171,7 @@ def main() -> int:
             )
         )
         base = rows[1][3]
-        # A node runs its checks in the background, and a job of a user's has all of the default tree.
+        # On a node the checks run in the background, and a user's job runs the whole default tree.
         for kind in ("epilog", "task_prolog"):
             shutil.copytree(ROOT / f"scripts/{kind}.d", world.tree / f"{kind}.d")
         job |= {"SLURM_JOB_UID": "61999", "MINIVM_SHM": str(folder / "shm"), "MINIVM_MQUEUE": str(folder / "mqueue")}

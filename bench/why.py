@@ -1,4 +1,4 @@
-"""Measure `minivm job`: its time at 100,000 jobs of history, and how often slurmctld is asked while 200 people ask."""
+"""Measure `minivm job`: its time with 100,000 jobs of history, and slurmctld's requests while 200 people run it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTROLLER = "slurm-controller-0"
 HISTORY = 100_000
 TURNS = 9
 PEOPLE, JOBS, EVERY, SECONDS = 200, 20, 10, 60
-# Copies of one ended job, twice as many each time. Of a copy the id and the submission differ.
+# Fill the history with copies of one ended job, doubled each time. Copies differ in id and time of submission.
 COPIES = """
 table=$(mariadb -N slurm_acct_db -e "show tables like '%\\_job\\_table'")
 columns=$(mariadb -N slurm_acct_db -e "select group_concat(char(96), column_name, char(96))
@@ -34,7 +34,7 @@ done
 mariadb -N slurm_acct_db -e "select count(*), max(id_job) from $table"
 """
 TIMES = "for i in $(seq {turns}); do t=$(date +%s%N); minivm job {job} >/dev/null; echo $(( $(date +%s%N) - t )); done"
-# One process, so that two cores are not busy with 200 interpreters; each person asks as the command does.
+# One thread for each person: 200 interpreters would saturate two cores. Each thread asks as the command does.
 ASKS = """
 import os, pathlib, sys, threading, time
 from health.jobs.ask import Asker, look
@@ -86,11 +86,11 @@ def measure(cluster: LocalCluster) -> None:
         times = [int(line) / 1e9 for line in ssh(cluster, TIMES.format(turns=TURNS, job=subject)).split()]
         row(f"minivm job, {what}, s", statistics.median(times), "median; target 0.3")
     people(cluster, "shared", PEOPLE, ids)
-    people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would be two busy cores
+    people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would saturate two cores
 
 
 def people(cluster: LocalCluster, how: str, number: int, ids: list[str]) -> None:
-    """Let people ask, and count what slurmctld was asked beyond what it is asked anyway."""
+    """Run `minivm job` for many people, and report slurmctld's request rate above its idle rate."""
     idle = requests(cluster)
     ssh(cluster, f"sleep {SECONDS / 2}")
     before = requests(cluster)

@@ -1,4 +1,4 @@
-"""Mistakes of a values file: the chart's schema and its checks, one line each, with field, found and expected. Pure."""
+"""Format the mistakes in a values file that the chart's schema and checks found, one line each. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHOICE = "value must be one of "
 _ONE_OF = "'oneOf' failed, none matched"
 _MISSING = re.compile(r"missing property '(?P<key>[^']*)'")
 _PATTERN = re.compile(r"'.*' does not match pattern (?P<pattern>'.*')", re.DOTALL)
-# Where Helm adds the place of the `fail` in the template, which is no help for a person with a values file.
+# Helm's prefix, the `fail` call's place in the template: no help for a person who edits a values file.
 _PLACE = re.compile(r"^execution error at \([^()]*\): ")
 _SECRET = re.compile(r"secret|password|token|key", re.IGNORECASE)
 LONGEST = 60
@@ -33,8 +33,8 @@ def of_schema(text: str, values: Mapping[str, Any], defaults: Mapping[str, Any])
     refused: list[Path] = []
     alternatives: dict[str, list[str]] = {}
     name = ""
-    told = text.strip().splitlines()[1:]
-    for line, next_line in zip(told, [*told[1:], ""], strict=True):
+    messages = text.strip().splitlines()[1:]
+    for line, next_line in zip(messages, [*messages[1:], ""], strict=True):
         if not (match := _LINE.fullmatch(line)):
             lines.append(line.strip())
             continue
@@ -54,7 +54,7 @@ def of_schema(text: str, values: Mapping[str, Any], defaults: Mapping[str, Any])
             places = list(_places(name, values))
             refused += places
             field = ".".join(places[0][:-1]) if places else ""
-            lines.append(f"{field or 'the values'}: no such key: {name!r}")  # and the next line says why
+            lines.append(f"{field or 'the values'}: no such key: {name!r}")  # the next message says why
         elif not path and lines and lines[-1].endswith(f"no such key: {name!r}"):
             choices = dict.fromkeys(re.findall(r"'([^']*)'", what.removeprefix(_CHOICE)))
             lines[-1] += _nearest(name, choices) if what.startswith(_CHOICE) else f", which {what.split(' ', 1)[1]}"
@@ -106,7 +106,7 @@ def _nearest(key: str, known: Any) -> str:
 
 
 def _like(path: Path) -> Path:
-    """Return where the defaults have the keys of this path: those of each pool are under workers.defaults."""
+    """Return the path in the defaults that lists this path's keys; a pool's keys are in workers.defaults."""
     return ("workers", "defaults", *path[3:]) if path[:2] == ("workers", "pools") and len(path) > 2 else path
 
 

@@ -25,7 +25,7 @@ class Row:
     slurm: str
     restarts: int
     also: tuple[str, ...] = ()
-    # Of the image that the pod runs, even if its name refers to a newer one.
+    # Of the image that the pod runs, even if the image's name now refers to a newer one.
     version: str = ""
     image: str = ""
     # The pod's place among several controllers, in full.
@@ -76,7 +76,7 @@ def rows(
 
 
 def shared(shown_rows: Sequence[Row]) -> dict[str, str]:
-    """Return what degrades several ready pods alike, with the names of the pods."""
+    """Return each problem that several ready pods share, with the names of these pods."""
     pods: dict[str, list[str]] = {}
     for row in filter(lambda row: row.ready, shown_rows):
         for text in dict.fromkeys(row.also):
@@ -101,7 +101,7 @@ def table(shown_rows: Sequence[Row], *, width: int = 160) -> list[str]:
     heads = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)) for line in cells]
     lines = [heads[0].rstrip()]
     for head, row in zip(heads[1:], shown_rows, strict=True):
-        # The reasons of a booting pod include these already.
+        # The reasons of an unready pod already include these.
         problems = [f"degraded: {text}" for text in row.also if text not in once] if row.ready else row.why.splitlines()
         first, *rest = problems or [""]
         lines.append((head.rstrip().ljust(sum(widths[:-1]) + 2 * len(widths[:-1])) + first).rstrip())
@@ -184,7 +184,7 @@ def read_readiness(pod: PodSpec, running: RunningPod | None) -> Readiness:
         return Readiness(False, "no such pod: deleted, or never started")
     if not running.running:
         cause = f": {running.last_words}" if running.last_words else ""
-        # Docker restarts what ended, as a kubelet does, and not what a person stopped.
+        # Docker restarts a container that ended, as a kubelet does, but not one that a person stopped.
         then = "docker starts it again" if running.restarting else "`make up` starts it again"
         return Readiness(False, f"exited {running.exit_code}, {then}{cause}")
     try:

@@ -118,7 +118,7 @@ class LeaderElection:
                 self._error = error
                 if was_leader != self.holds():
                     was_leader = not was_leader
-                    self.log(f"{self.me} {'acts from now on' if was_leader else 'does not act any more'}")
+                    self.log(f"{self.me} {'is the leader' if was_leader else 'is no longer the leader'}")
                     self.changed()
                 await asyncio.sleep(RENEW_S)
         finally:

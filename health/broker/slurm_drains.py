@@ -34,7 +34,7 @@ CAUSES = (
     # A killed slurmctld started a job that it had not saved as running; the node refused the second start.
     SlurmDrainCause(re.compile("Duplicate jobid"), "slurm", 30.0),
     SlurmDrainCause(re.compile("Prolog error|Epilog error|Job env setup error"), "slurm", 600.0),
-    # slurmctld keeps the reason of a pod's return when it drains a node, and a person's drain has a reason of its own.
+    # slurmctld reuses the reason of a pod's return for a drain of its own; a person's drain has another reason.
     SlurmDrainCause(re.compile(re.escape(BACK)), "root", 600.0),
 )
 
@@ -87,7 +87,9 @@ def judge(
     words = node.reason.partition(STILL)[0]
     if cause.kill:
         if not _is_recorded(node, watch):
-            return Act("nothing", f"{node.reason}: how the node stood before is not recorded; {way_out}")
+            return Act(
+                "nothing", f"{node.reason}: the broker did not record the node's state before this drain; {way_out}"
+            )
         if watch.unkilled and watch.unkilled.before and watch.unkilled.before.drained:
             return Act("update", watch.unkilled.before.reason or "drained before Slurm's own drain")
     if obstacle := remains.text:
@@ -96,7 +98,10 @@ def judge(
     if sum(1 for at in watch.lifts if now - at < WITHIN_S) >= MOST:
         return Act("nothing", f"{words}: lifted {MOST} times in {WITHIN_S / 3600:g} hours, and it came back; {way_out}")
     if not watch.clean_since or now - watch.clean_since < cause.clean_s:
-        return Act("nothing", f"{words}: the node is clean, and the drain ends after {cause.clean_s:g} s of that")
+        return Act(
+            "nothing",
+            f"{words}: the node is clean; the broker lifts the drain after {cause.clean_s:g} s without a relapse",
+        )
     return Act("clear", f"{words}: nothing of it is left")
 
 

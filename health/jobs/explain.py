@@ -1,4 +1,4 @@
-"""Explain a job: from what Slurm shows of it and its surroundings to a page. Pure."""
+"""Explain a job: turn what Slurm shows of it, its nodes and the cluster into a page. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOST = Answer(
     ("submit it again: what it has written so far is still there", "tell an operator: sacctmgr show runawayjobs"),
     (
         "when it was lost: slurmctld forgets jobs that it accepted in its last seconds if it is killed",
-        "whether its end only has not reached accounting yet: ask again in some minutes",
+        "whether its end has just not reached accounting yet: ask again in some minutes",
     ),
 )
 
@@ -93,7 +93,7 @@ def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
     return tuple(sorted((event for event in events if event.at > 0), key=lambda event: event.at))
 
 
-# Explain a job that has nodes: time left, its nodes, its use, its output. Pure.
+# A running job: time left, its nodes, its use, its output.
 
 
 SILENCE = 1800.0  # seconds without output after which the page says so first
@@ -140,7 +140,7 @@ def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str,
     if world.output_age is not None and world.output_age > SILENCE:
         return (
             f"It runs{where}{ran}, and has written nothing for {duration(world.output_age)}: it may hang.",
-            (JobCause.UNKNOWN),
+            JobCause.UNKNOWN,
             Sure.POSSIBLE,
         )
     return f"It runs{where}{ran}.", JobCause.NONE, Sure.CERTAIN
@@ -167,10 +167,8 @@ def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], lis
         return facts, advice, unknown
     used = sum(memory for _, memory, _ in world.usage) / MIB
     granted = (job.memory_per_node * max(1, job.node_count)) or job.memory_per_cpu * job.cpus
-    share = f" of {size(granted)} ({100 * used / granted:.0f} %)" if granted else ""
-    facts.append(
-        Fact(f"it uses {size(used)} of memory now{share}".replace("of memory now of", "of memory now, of"), "sstat")
-    )
+    share = f", of {size(granted)} ({100 * used / granted:.0f} %)" if granted else ""
+    facts.append(Fact(f"it uses {size(used)} of memory now{share}", "sstat"))
     elapsed, cpu = now - job.started, sum(seconds for _, _, seconds in world.usage)
     if job.cpus and elapsed > 0:
         part = 100 * cpu / (elapsed * job.cpus)

@@ -1,4 +1,4 @@
-"""Records that slurmctld's MailProg keeps, parsed: every text in them is a user's. Pure."""
+"""Parse the records of slurmctld's MailProg, whose texts come from users, and keep the spool of notifications."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.#$&'*+/=^_`{|}~-]{0,63}@[A-Za-z0-9
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 MOST_RECIPIENTS = 5
 LONGEST = 16 * 1024
-SUMMARY = "Slurm Array Summary "  # of an array as a whole, whose variables are those of its last task
+SUMMARY = "Slurm Array Summary "  # subject of a whole array; its variables are those of the array's last task
 ENDS = ("Ended", "Failed", "Invalid dependency", "Reached time limit")
 
 
@@ -46,7 +46,7 @@ class JobNotice:
 
 
 def parse(name: str, data: bytes) -> JobNotice | None:
-    """Parse a record; None for one that is none."""
+    """Parse a record; return None if it is malformed."""
     fields: dict[str, str] = {}
     for part in data[:LONGEST].split(b"\0"):
         key, equals, text = part.decode(errors="replace").partition("=")
@@ -77,9 +77,9 @@ def parse(name: str, data: bytes) -> JobNotice | None:
 
 
 def recipients(to: str, domain: str, domains: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the addresses of `--mail-user`, whose bare names get the domain.
+    """Return the addresses in `--mail-user`; a bare name gets `domain`.
 
-    Empty if one of them is no address, or of neither the domain nor one of the other domains; "*" is any.
+    Return () if an entry is no address, or its domain is neither `domain` nor in `domains`; "*" there allows any.
     """
     addresses = []
     allowed = {name.lower() for name in (domain, *domains)}
@@ -99,11 +99,11 @@ def _is_number(text: str, most: int = 10) -> bool:
 
 # Files of notifications: records of slurmctld's MailProg, messages that wait for a channel, and counts.
 #
-# new/         records of the MailProg, which slurmctld's user writes; `lost` has a byte for each that found no room
+# new/         records of the MailProg, which slurmctld's user writes; `lost` has a byte for each that did not fit
 # mail/        messages for the relay, and webhook/ for the webhook: removed once the server took them
-# limits.json  what each user had this hour
+# limits.json  how many messages each user got this hour
 #
-# Killed between two steps, the service sends a message twice, and loses none.
+# A service that is killed between two steps may send a message twice; it loses none.
 
 
 DIRECTORY = Path("/var/lib/minivm/notify")
@@ -133,7 +133,7 @@ class NotifySpool:
                 (self.new / name).unlink()
 
     def take_lost(self) -> int:
-        """Return how many records found no room since the last call."""
+        """Return how many records did not fit since the last call."""
         path = self.new / LOST
         try:
             number = path.lstat().st_size

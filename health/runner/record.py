@@ -95,7 +95,7 @@ NAME = "missed"
 
 
 def tell(folder: Path, reason: str) -> None:
-    """Add one byte per run; the process that creates the file reports the fault."""
+    """Count a run that the resident runner did not take; the first one after a reset reports the fault."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -129,6 +129,7 @@ def forget(folder: Path) -> int:
 
 
 def recovered() -> None:
+    """Clear the pod's problem: the resident runner takes runs again."""
     from health.tell import tell as tell_the_pod
 
     tell_the_pod("", "runner")

@@ -61,7 +61,7 @@ def text(node: TreeNode, lead: str = "", branch: str = "") -> Iterator[str]:
 
 
 def svg(root: TreeNode) -> str:
-    """Draw the graph from left to right, one row a leaf."""
+    """Draw the graph from left to right, one row for each leaf."""
     shapes: list[str] = []
     rows = place(root, 0, 0, shapes)
     width = (depth(root)) * (WIDTH + GAP_X) + GAP_X

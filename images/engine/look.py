@@ -13,7 +13,7 @@ from typing import Any
 
 from images.host import HostError, chosen_engine
 
-DEADLINE = 600.0  # as the library has it: a busy engine is slow
+DEADLINE = 600.0  # the same as docker's library: a busy engine is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def arch() -> str:
 
 
 def asked(path: str) -> Any:
-    """Return the engine's reply to a GET."""
+    """Return the engine's reply to a GET; None if it is not JSON, or not reached over a local socket."""
     try:
         where, _ = chosen_engine(os.environ)
         if not where.startswith("unix://"):
@@ -60,7 +60,7 @@ def asked(path: str) -> Any:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(DEADLINE)
             connection.connect(where.removeprefix("unix://"))
-            # In HTTP's first version an answer ends with the connection.
+            # HTTP/1.0: the engine closes the connection at the end of its reply.
             connection.sendall(f"GET {path} HTTP/1.0\r\nHost: engine\r\n\r\n".encode())
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         head, _, body = answer.partition(b"\r\n\r\n")

@@ -27,7 +27,7 @@ PROGRAM_KEYS = (
     "serverurl",
 )
 # fmt: on
-ASIDE = ("supervisord", "supervisorctl", "unix_http_server", "inet_http_server")
+IGNORED_SECTIONS = ("supervisord", "supervisorctl", "unix_http_server", "inet_http_server")
 
 
 def read_programs(files: Iterable[Path]) -> list[Service]:
@@ -70,7 +70,7 @@ def _read_file(path: Path) -> list[tuple[int, Service]]:
     services: list[tuple[int, Service]] = []
     for section in parser.sections():
         kind, _, name = section.partition(":")
-        if section in ASIDE or kind in ("rpcinterface", "group", "ctlplugin"):
+        if section in IGNORED_SECTIONS or kind in ("rpcinterface", "group", "ctlplugin"):
             continue
         if kind != "program" or not name:
             hint = "only [program:NAME] is read" if kind != "include" else "put the files into the directory"
@@ -137,7 +137,7 @@ def _service(config: Any, path: Path) -> Service:
 
 
 def service_name(name: str) -> str:
-    """Convert a name: supervisor allows nearly everything, our names are short and lower case."""
+    """Convert supervisor's name, nearly any text, to a service's name: lower-case letters, digits, - _ ."""
     cleaned = re.sub(r"[^a-z0-9]+", lambda match: match[0][0] if match[0][0] in "-_." else "-", name.lower()).strip(
         "-_."
     )
@@ -156,5 +156,5 @@ def _command(text: str, path: Path, name: str) -> list[str]:
     program = words[0] if words[0].startswith("/") else shutil.which(words[0])
     if program is None:
         raise ConfigError(f"read program {name}", f"{words[0]} is not on PATH", file=str(path), field="command")
-    # Supervisor has expanded it already: here a dollar is a dollar.
+    # supervisor has already expanded the text, so a dollar sign stays as it is.
     return [word.replace("$", "$$") for word in (program, *words[1:])]

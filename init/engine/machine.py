@@ -61,6 +61,7 @@ def postponed(service: Service, state: State, why: Cause, now: float, jitter: fl
 
 
 def failed(service: Service, state: State, why: Cause, code: int | None, now: float, jitter: float) -> Step:
+    """Count a failure; restart the service, or give up as its restart rule says."""
     rule = service.restart
     failures = (*(at for at in state.failures if now - at < rule.window), now)
     rested = state.ready_at is not None and now - state.ready_at > rule.window
@@ -134,7 +135,7 @@ def advance(service: Service, state: State, event: Event, now: float, jitter: fl
 
 
 def _impossible(state: State, event: Event) -> Step:
-    """Report a bug of our own; do nothing else."""
+    """Report an event that this phase cannot have, a bug of init; do nothing else."""
     return state, [Impossible(f"{type(event).__name__} while {state.phase.value}")]
 
 
@@ -190,9 +191,9 @@ def _exited(service: Service, state: State, event: Exited, now: float, jitter: f
             return state, [Kill(state.pid, service.stop.signal)]
         return (state, []) if state.pid else _stopped(service, state, now, jitter)
     if event.pid != state.pid or not event.pid:
-        return state, []  # of an earlier life
+        return state, []  # the exit of an earlier process
     after = replace(state, pid=0, ended=event.text())
-    if not (event.well and state.phase is Phase.PREPARING):  # a successful prepare command is not what people ask about
+    if not (event.well and state.phase is Phase.PREPARING):  # `last_exit` shows no successful prepare command
         after = replace(after, last_exit=event.text(), last_line=event.last_line)
     match state.phase:
         case Phase.PREPARING:
@@ -239,7 +240,7 @@ def _notified(service: Service, state: State, event: Notified, now: float) -> St
     if event.status is not None:
         state = replace(state, status=event.status)
     if event.standby and state.phase in (Phase.STARTING, Phase.READY):
-        if state.phase is Phase.READY:  # it has lost its turn, and what is bound to it goes with it
+        if state.phase is Phase.READY:  # it lost the lease: services bound to it stop too
             state = replace(state, phase=Phase.STARTING, since=now, ready_at=None, deadline=None)
         state = replace(state, standby=True)
     actions: list[Action] = []
@@ -271,6 +272,7 @@ _ALIVE = (Phase.STARTING, Phase.READY, Phase.HANDOVER, Phase.STOPPING)
 
 
 def _overdue(service: Service, state: State, now: float, jitter: float) -> Step:
+    """Act on a deadline that has passed; the phase says which one it was."""
     match state.phase:
         case Phase.BACKOFF:
             return replace(state, phase=Phase.WAITING, since=now), []
@@ -302,6 +304,7 @@ def _down(
     service: Service, state: State, then: Then, why: Cause | None, grace: float, now: float, jitter: float,
     signal: str = "",
 ) -> Step:  # fmt: skip
+    """Stop the service's process; `then` says what follows its end."""
     if state.phase is Phase.STOPPING:
         deadline = min(state.deadline, now + grace) if state.deadline is not None else None
         return replace(state, then=then if then is not Then.FAIL else state.then, deadline=deadline), []
@@ -320,7 +323,7 @@ def _down(
 
 
 def _lost(state: State, now: float) -> Step:
-    """Kill its process without a chance to write anything more; it starts again when what it is bound to is back."""
+    """Kill the process before it writes anything more; restart it once the service that it is bound to is ready."""
     state = replace(state, ready_at=None, reloading=False)
     if state.phase is Phase.STOPPING:
         return replace(state, deadline=now + LOST_WAIT), [Kill(state.pid, "KILL")]

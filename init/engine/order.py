@@ -22,7 +22,7 @@ LEAST = 5.0  # part of the deadline that the services keep whatever the operator
 def waits_for(
     service: Service, states: Mapping[str, State], standing_by: frozenset[str] = frozenset()
 ) -> tuple[str, ...]:
-    """Return what keeps it from starting: needs that are not ready, then soft needs without an outcome yet."""
+    """Return the services that this one waits for: needs that are not ready, then `after` without an outcome yet."""
     needs = (*service.needs, *service.bound_to)
     hard = [name for name in needs if name in states and not satisfied(states[name])]
     soft = [
@@ -54,7 +54,7 @@ def on_standby(specs: Mapping[str, Service], states: Mapping[str, State]) -> fro
 
 
 def bound_to(specs: Mapping[str, Service], name: str) -> frozenset[str]:
-    """Return the services that are bound to this one, and those bound to them."""
+    """Return the services that are bound to this one, directly or through others."""
     bound: set[str] = set()
     while more := {other for other, spec in specs.items() if not {name, *bound}.isdisjoint(spec.bound_to)} - bound:
         bound |= more
@@ -62,7 +62,7 @@ def bound_to(specs: Mapping[str, Service], name: str) -> frozenset[str]:
 
 
 def unbound(specs: Mapping[str, Service], states: Mapping[str, State], now: float) -> list[str]:
-    """Return the services that are bound to one that is no longer ready: started, or still stopping gently."""
+    """Return the services to kill: bound to one that is no longer ready, and started or still stopping gently."""
     return [
         name
         for name, spec in specs.items()
@@ -77,7 +77,7 @@ def _stops_gently(state: State, now: float) -> bool:
     return state.phase is Phase.STOPPING and state.pid != 0 and late
 
 
-# What a bound service may be when its lease ends. One that a person stopped stays stopped.
+# Phases in which a bound service is killed. A service that a person stopped stays stopped.
 _BOUND = (Phase.PREPARING, Phase.STARTING, Phase.READY, Phase.HANDOVER, Phase.DONE, Phase.FAILED)
 
 
@@ -101,7 +101,7 @@ def margin(grace: float) -> float:
 
 
 def stoppable(leaving: Iterable[str], edges: Edges, states: Mapping[str, State]) -> list[str]:
-    """Return the services to stop whose dependants, among those to stop, have nothing left that runs."""
+    """Return those of the leaving services whose dependants, if they leave too, have nothing left that runs."""
     going = set(leaving)
     return [
         name
@@ -133,7 +133,7 @@ def graces(services: Iterable[Service], budget: float) -> dict[str, float]:
 
 
 def wish(env: Mapping[str, str]) -> float | None:
-    """Return the drain's time that gives running jobs the operator's MINIVM_DRAIN_SECONDS; None without one."""
+    """Return how long a drain takes that gives jobs MINIVM_DRAIN_SECONDS; None if the operator set none."""
     try:
         return max(0.0, float(env["MINIVM_DRAIN_SECONDS"])) + REQUEUE + ENDING
     except (KeyError, ValueError):

@@ -85,7 +85,7 @@ class State:
     why: Cause | None = None  # of the last failure
     said: Cause | None = None  # from the probe
     status: str = ""
-    standby: bool = False  # it waits for its turn among several pods, which is no fault
+    standby: bool = False  # another pod has the lease: this service waits, which is no failure
     reloading: bool = False
     ended: str = ""  # how its last process ended, prepare commands included
     last_exit: str = ""  # how the main process, or a failed prepare command, last ended
@@ -166,6 +166,8 @@ class Tick:
 
 @record(frozen=True, slots=True)
 class Down:
+    """Stop the service."""
+
     then: Then
     grace: float
 
@@ -177,6 +179,8 @@ class Lost:
 
 @record(frozen=True, slots=True)
 class Hurry:
+    """Shorten the grace period of a service that is stopping."""
+
     grace: float
 
 
@@ -206,7 +210,7 @@ class StartProbe:
 
 @record(frozen=True, slots=True)
 class Unwatch:
-    pass
+    """Stop the readiness probe."""
 
 
 @record(frozen=True, slots=True)
@@ -230,7 +234,7 @@ if TYPE_CHECKING:
 
 
 def satisfied(state: State) -> bool:
-    """Tell if dependants may rely on it."""
+    """Tell if services that need this one may start."""
     return state.phase in (Phase.READY, Phase.DONE) or (state.phase is Phase.HANDOVER and state.ready_at is not None)
 
 

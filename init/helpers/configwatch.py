@@ -30,10 +30,10 @@ from init.slurm.change import LIVE, REFUSED, SAID, SavedJudgement, load_said, ob
 from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
 from init.slurm.files import LastGoodConfig, SlurmFiles, digest
 
-# Requests to this pod by an annotation, which Kubernetes shows as a file: to restart its slurmd.
-# The fleet makes it if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's annotations
-# may also delete the pod. A restart ends no job. A request that exists when the pod begins counts as done: slurmd is
-# new.
+# A request to restart slurmd: an annotation of the pod, which Kubernetes shows as a file.
+# The fleet writes it if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's annotations
+# may also delete the pod. A restart ends no job. A request that exists when the pod starts counts as done, because
+# slurmd is new.
 DIRECTORY = Path("/mnt/minivm/asked")
 WORD = "restart-slurmd"
 SLURMDS = ("slurmd", "slurmd-static")
@@ -42,23 +42,23 @@ MOST, REST_S = 64, 60.0
 
 
 class AskedWatch:
-    """Watch the file. A new request restarts slurmd once, at the earliest a minute after the previous restart."""
+    """Restart slurmd once for each new request, at the earliest a minute after the previous restart."""
 
     def __init__(self, control: Path, directory: Path = DIRECTORY, now: Callable[[], float] = time.monotonic) -> None:
         self.control, self.file, self.now = control, directory / WORD, now
         self.again: float | None = None
         self.heeded = self._word()
-        self.rests = 0.0  # no restart before this time
+        self.not_before = 0.0  # no restart before this time
 
     def look(self) -> None:
         self.again = None
         word = self._word()
         if not word or word == self.heeded:
             return
-        if (remaining := self.rests - self.now()) > 0:
+        if (remaining := self.not_before - self.now()) > 0:
             self.again = remaining
             return
-        self.heeded, self.rests = word, self.now() + REST_S
+        self.heeded, self.not_before = word, self.now() + REST_S
         try:
             log(f"asked to restart slurmd ({one_line(word)}): {self._restart()}")
         except (InitError, EOFError) as error:
@@ -73,7 +73,7 @@ class AskedWatch:
             return f"{name} restarts"
 
     def _word(self) -> str:
-        """Read the request; "" if it cannot be read. Follows Kubernetes' own link; nobody in the pod can write here."""
+        """Read the request; "" if it cannot be read. Follow Kubernetes' link: no process of the pod can write it."""
         try:
             fd = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -126,7 +126,7 @@ class SlurmWatch:
             self.again = ASK_AGAIN
             log(str(error))
             return
-        # before the files: an acceptance that is read applies to these or to earlier ones
+        # Read before the files, so that the acceptance is of these files or of earlier ones.
         accepted = self.kept.accepted()
         files = self.files.wanted()
         if files is None:
@@ -179,7 +179,7 @@ class SlurmWatch:
         self._tell(SavedJudgement(digest(files), LIVE))
 
     def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> ReconfigureAnswer:
-        """Try the files, and once more if slurmctld did not answer: then it has not evaluated them."""
+        """Try the files; try once more if slurmctld did not answer, because then it has not evaluated them."""
         answer, killed = self._try(files, accepted=accepted)
         if answer.outcome is ReconfigureOutcome.SILENT:
             log(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
@@ -301,7 +301,7 @@ def main(control: Path = SOCKET) -> int:
         pod = Pod(os.environ)
         files, last_good = SlurmFiles(pod), LastGoodConfig(pod)
         directories += [files.mounted, last_good.directory]
-        SAID.unlink(missing_ok=True)  # from a previous life: PID 1 must be told again
+        SAID.unlink(missing_ok=True)  # left by an earlier process: report the condition to PID 1 again
         watches.append(SlurmWatch(control, files, Slurmctld(control), last_good))
     if DIRECTORY.is_dir():
         directories.append(DIRECTORY)

@@ -1,6 +1,6 @@
-"""Read `people.yaml` strictly: whatever is not exactly as expected is refused, with its field and what to do.
+"""Read `people.yaml` strictly: refuse anything unexpected, with its field and what to do.
 
-The file is untrusted input: it may be huge, nested, repeated or cut. `init.people.spec` has what it becomes.
+The file is untrusted input: it may be huge, nested, repeated or cut. `init.people.spec` has the types of the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ LONGEST_LINE = 8192  # a key stays in one line
 NAME = re.compile(r"[a-z](?:[a-z0-9_.-]{0,30}[a-z0-9_])?")
 SHELL_PATH = re.compile(r"(?:/[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,62}){1,6}")
 GECOS = 200
-# Of Debian and of the images: a person of such a name would share its files, or its keys would let in as that user.
+# Users and groups of Debian and of the images. A person of such a name would share files with the system's user, or
+# could log in as that user.
 SYSTEM = frozenset((
     "_apt", "adm", "audio", "avahi", "backup", "bin", "cdrom", "crontab", "daemon", "dialout", "dip", "disk", "fax",
     "fleet", "floppy", "ftp", "games", "git", "gnats", "input", "irc", "kmem", "kvm", "list", "lp", "mail", "man",
@@ -42,7 +43,7 @@ SYSTEM = frozenset((
     "staff", "statd", "sudo", "sync", "sys", "systemd-journal", "systemd-network", "systemd-resolve",
     "systemd-timesync", "tape", "tty", "users", "utmp", "uucp", "uuidd", "video", "voice", "www-data",
 ))  # fmt: skip
-# Types that sshd accepts here (50-minivm.conf), with the length of the body's parts; None: any.
+# Types of keys that sshd accepts here (50-minivm.conf).
 ED25519 = "ssh-ed25519"
 RSA = "ssh-rsa"
 SECURITY_KEY = "sk-ssh-ed25519@openssh.com"
@@ -59,7 +60,7 @@ _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _PeopleLoader(_LOADER):  # type: ignore[misc, valid-type]  # the C loader is only known at run time
-    """YAML that refuses a repeated key, and merged mappings, which a few lines can make endless."""
+    """Load YAML; refuse repeated keys, and merged mappings, which let a few lines expand without end."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}
@@ -203,8 +204,8 @@ def _mapping(data: bytes, file: str) -> Mapping[str, object]:
 def _refuse_nesting(text: str) -> None:
     """Refuse deep nesting and references before the parser builds anything.
 
-    libyaml's events come without recursion; what builds objects of them recurses in C, and 8 MB of brackets end the
-    process. A few lines of references can stand for any amount of data.
+    libyaml emits events without recursion, but builds objects with recursion in C: 8 MB of brackets would crash the
+    process. A few lines of references can expand to any amount of data.
     """
     depth = 0
     for event in yaml.parse(text, _LOADER):

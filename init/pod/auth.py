@@ -1,7 +1,7 @@
-"""How Slurm's daemons know each other: munge, or Slurm's own auth/slurm (the setting MINIVM_AUTH).
+"""Authentication between Slurm's daemons: munge, or Slurm's own auth/slurm (the setting MINIVM_AUTH).
 
 With auth/slurm a daemon signs with its own copy of the key, and a client asks the nearest daemon's socket. On a worker
-and on a login pod no daemon runs when init makes its first requests: `signing` lends them one for that time.
+and on a login pod no daemon runs when init makes its first requests: `signing` runs one for that time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIGURATION = "/run/minivm/sackd.conf"
 KEYS = {"SLURM_SACK_KEY": "/etc/slurm/slurm.key", "SLURM_SACK_JWKS": "/etc/slurm/slurm.jwks"}
 WITHIN = 10.0
 STEP = 0.02
-# How long a credential lives, in seconds: so far may two clocks be apart.
+# Lifetime of a credential in seconds: the clocks of two pods may differ by so much.
 LIVES = {MUNGE: 300.0, SLURM: 60.0}
 
 
@@ -36,11 +36,11 @@ def mode() -> str:
 
 @contextmanager
 def signing(controller: str) -> Iterator[None]:
-    """Have a sackd sign for the requests made in here, where no daemon has made a socket yet."""
+    """Run a sackd that signs the requests made inside, unless a daemon already has a socket."""
     if mode() != SLURM or any(map(os.path.lexists, (SOCKET, *OTHERS))):
         yield
         return
-    # Its own file: it fetches none from slurmctld, and listens on no port.
+    # With a file of its own sackd fetches none from slurmctld and listens on no port.
     with open(CONFIGURATION, "w") as file:  # noqa: PTH123 - pathlib costs 8 ms of boot
         file.write(f"ClusterName=minivm\nSlurmctldHost={controller.rpartition(':')[0]}\nSlurmUser=slurm\n")
         file.write("AuthType=auth/slurm\nCredType=cred/slurm\n")

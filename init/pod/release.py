@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from init.records import record
 
 FILE = "/usr/share/minivm/slurm.json"
-# Files of slurmctld's state that start with the number of the Slurm that wrote them: after this word, or directly.
+# State files of slurmctld that hold the number of the Slurm that wrote them: after WORD (HEADED), or first (BARE).
 HEADED = ("job_state", "node_state", "part_state", "resv_state")
 BARE = ("last_config_lite",)
 HEADER = 64  # bytes that contain it
@@ -24,7 +24,7 @@ class Release:
 
     name: str
     protocol: int
-    reads: int
+    reads: int  # the oldest release whose state it reads, by number
     names: tuple[tuple[int, str], ...]  # of every known release, by number
     needs_state: tuple[str, ...] = ()  # files without which its slurmctld starts only once
     fast_scripts: bool = False  # whether slurm.fastScripts was tested with it

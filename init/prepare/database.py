@@ -1,4 +1,4 @@
-"""slurmdbd.conf, and for the embedded database its first files, its one user, and the cluster that it belongs to."""
+"""Write slurmdbd.conf; create the embedded database and its user, and check that it belongs to this cluster."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ class Numbers:
     """
 
     cluster: str
-    saved: int
+    saved: int  # in slurmctld's state
     has_jobs: bool
-    known: int
+    known: int  # in the database
     stamps: tuple[str, str]  # in the state, beside the database
 
     @property
@@ -188,9 +188,9 @@ def _compared(pod: Pod) -> str:
         return f"the cluster's number is {numbers.saved or numbers.known or 'not given yet'}"
     numbers_text = f"the cluster's number is {numbers.saved} in the state and {numbers.known} in the database"
     if not numbers.paired:
-        return f"{numbers_text}; whether the two belong together is not known, and both stay as they are"
+        return f"{numbers_text}; this step cannot tell if they belong together, and changes neither"
     write(state / "clustername", f"{name}|{numbers.known}".encode(), mode=0o600, owner=user("slurm"))
-    return f"{numbers_text}; the state is this database's, and has {numbers.known} now"
+    return f"{numbers_text}; they belong together, and the state has {numbers.known} now"
 
 
 def _known(cluster: str) -> int:

@@ -47,7 +47,7 @@ class Node:
 
     @property
     def held_by_us(self) -> bool:
-        """True for our drain of a pod that goes or comes; a verdict's drain is the broker's to lift."""
+        """True for init's own drain of a stopping or a new pod. Only the broker lifts a drain for a verdict."""
         first, *more = self.reason.split(ADDED)
         return bool(self.flags & HELD) and first in (STOPPING, FRESH) and set(more) <= {SILENT}
 
@@ -87,12 +87,12 @@ def parse(line: str) -> Node:
 
 @record(frozen=True, slots=True)
 class Fresh:
-    """Steps of a new pod, before slurmd starts, for the record of its name, in this order."""
+    """Steps that a new pod takes, in this order, on its node's record before slurmd starts."""
 
     free: bool = False  # requeue the last pod's jobs one by one
     updates: tuple[tuple[str, ...], ...] = ()  # `scontrol update nodename=N ...`, one after the other
     forget: bool = False  # delete the record: slurmd registers this pod's resources
-    born: str = ""  # register with this, so that a held node is held from its first moment
+    born: str = ""  # slurmd's --conf: the node registers already drained
 
 
 def fresh(node: Node, address: str, *, differs: bool = False) -> Fresh:
@@ -133,7 +133,7 @@ def unproven(node: Node | None, name: str, addresses: Sequence[str]) -> str:
     if not node.responds:
         return f"slurmctld gets no answer from {name} at {node.address}"
     if addresses and re.fullmatch(r"[0-9.]+|[0-9a-f:]+", node.address) and node.address not in addresses:
-        return f"slurmctld believes {name} to be at {node.address}, and it is at {', '.join(addresses)}"
+        return f"slurmctld has the address {node.address} for {name}, and the pod has {', '.join(addresses)}"
     if "DOWN" in node.flags:
         return f"{name} is down in Slurm: {node.reason or 'no reason given'}"
     return ""

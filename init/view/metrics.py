@@ -25,7 +25,7 @@ PHASES = tuple(phase.value for phase in PodPhase)
 def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str] = ()) -> str:
     """Format the families in the specification's order, ending in # EOF.
 
-    `counters` are PID 1's own; `handed` are lines of services (init.view.metrics).
+    `counters` are PID 1's own; `handed` are lines from files of services (see `Handed`).
     """
     out: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Every NVLink is up, and the error counters do not grow."""
+"""Check that every NVLink is up, and that the error counters do not grow."""
 
 from __future__ import annotations
 

@@ -68,4 +68,4 @@ def test_one_number_is_kept_where_both_are_known_to_belong_together(alone: World
     until(refused, "slurmctld refuses another's state", seen=pod.account)
     # A pod whose slurmctld has failed too often has ended, and has no file to look at.
     assert numbers - {""} == {"minivm|999"}
-    assert "whether the two belong together is not known" in pod.logs()
+    assert "this step cannot tell if they belong together" in pod.logs()

@@ -78,7 +78,7 @@ def test_slurms_own_drains_are_known_by_words_and_author(node: BrokerNode, is_sl
         ("a full spool keeps it", drain(KILL), Remains(spool="/s has 3 MiB left"), CLEAN, 40.0, "update", "3 MiB"),
         ("without a record it stays", drain(KILL), Remains(), Watch(clean_since=1.0), 99.0, "nothing", "resume"),
         ("a silent slurmctld is no record", drain(KILL), Remains(), Watch(replace(BEFORE, before=None), 1.0), 99.0,
-         "nothing", "not recorded"),
+         "nothing", "did not record"),
         ("another hour's record is none", drain(KILL, since=WALL + 3600), Remains(), CLEAN, 99.0, "nothing", "resume"),
         ("nor one from after the drain", drain(KILL, since=WALL - 60), Remains(), CLEAN, 99.0, "nothing", "resume"),
         ("a time that nobody knows is none", drain(KILL, since=None), Remains(), CLEAN, 99.0, "nothing", "resume"),

@@ -179,7 +179,7 @@ def test_generic_resources_are_compared_by_what_they_count(shown: str, offer: st
         (Node("w1", "UNKNOWN", "10.0.0.1", "", "None", 0), "not registered"),
         (node("IDLE*"), "gets no answer from w1 at 10.0.0.1"),
         (node("IDLE+NOT_RESPONDING"), "gets no answer"),
-        (node(address="10.0.0.9"), "believes w1 to be at 10.0.0.9, and it is at 10.0.0.1"),
+        (node(address="10.0.0.9"), "has the address 10.0.0.9 for w1, and the pod has 10.0.0.1"),
         (node("DOWN", reason="Not responding"), "down in Slurm: Not responding"),
         (node("IDLE+DRAIN", reason="fan"), ""),  # a known drain: the pod is ready without jobs
         (node(address="w1.site"), ""),
