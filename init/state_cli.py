@@ -16,7 +16,7 @@ from init.cli import JSON, Group, emit
 from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
 from init.slurm.daemon import PROGRAM
-from init.slurm.place import ACCEPTED, BACKUPS
+from init.slurm.place import ACCEPTED, BACKUPS, state_of
 from init.state import copies, prove, rehearse, restore, save
 from init.state.copies import CopyError, Manifest
 from init.view.status import duration
@@ -176,7 +176,7 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
     pod = Pod(os.environ)
     with save.only_one(directory):
         manifest = copies.load(directory, name)
-        state = save.state_of(pod)
+        state = state_of(pod)
         _check_stopped(name, with_accounting or restore.with_accounting(state))
         for line in restore.restore(pod, state, directory, manifest, with_accounting=with_accounting):
             click.echo(line)
@@ -186,7 +186,7 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
 @main.command("accept-loss")
 def accept_loss() -> None:
     """Let slurmctld start once without the jobs that a copy has. Nothing is removed."""
-    state = save.state_of(Pod(os.environ))
+    state = state_of(Pod(os.environ))
     write_whole(state / ACCEPTED, f"{time.time():.0f}\n", mode=0o600, owner=user("slurm"))
     click.echo("slurmctld may start without those jobs: minivm start slurmctld")
 

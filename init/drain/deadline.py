@@ -50,7 +50,7 @@ def budget(env: Mapping[str, str], allowed: Callable[[float], float]) -> float:
 
     A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace period.
     """
-    grace = _seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
+    grace = seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
     most, wished = allowed(grace - margin(grace)), wish(env)
     if wished is not None and wished > most:
         jobs = max(0.0, most - ENDING - REQUEUE)
@@ -71,7 +71,7 @@ def allowed_by_pid_1(total: float) -> float:
     return drain_budget(plan.drain, plan.services, total, wish(os.environ)) if plan.drain else total / 2
 
 
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+def seconds(env: Mapping[str, str], name: str, default: float) -> float:
     try:
         return max(0.0, float(env.get(name) or default))
     except ValueError:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ground.commands import ran
 from ground.files import write_whole
-from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report, status_of
+from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report, seconds, status_of
 from init.errors import InitError
 from init.places import LATEST_PEOPLE, PEOPLE_FILE, pod_name
 from init.pod.api_server import ApiServer
@@ -235,10 +235,12 @@ class Stay:
         if not metadata.get("deletionTimestamp"):
             self.why = "must stop"
         if "TerminationByKubelet" in reasons or not metadata.get("deletionTimestamp"):
-            short = _seconds("MINIVM_SHORT_GRACE_SECONDS")
+            short = seconds(os.environ, "MINIVM_SHORT_GRACE_SECONDS", float("inf"))
             grace = min(short, grace) if isinstance(grace, int) else short
         # A full grace period is known already; `kubectl delete --grace-period` and evictions give less.
-        if isinstance(grace, int | float) and grace < min(self.grace, _seconds("MINIVM_GRACE_SECONDS")):
+        if isinstance(grace, int | float) and grace < min(
+            self.grace, seconds(os.environ, "MINIVM_GRACE_SECONDS", float("inf"))
+        ):
             self.grace = grace
             allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
             self.deadline.shorten(allowed)
@@ -403,13 +405,6 @@ def _owners(sessions: Collection[int]) -> set[int]:
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             owners.add(int(status_of(PROC / str(pid))["Uid"].split()[0]))
     return owners
-
-
-def _seconds(name: str) -> float:
-    try:
-        return float(os.environ.get(name) or "inf")
-    except ValueError:
-        return float("inf")
 
 
 _last = {"report": "", "log": ""}

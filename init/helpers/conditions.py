@@ -21,7 +21,7 @@ from ground.files import write_whole
 from init.errors import InitError
 from init.helpers import links
 from init.places import pod_name
-from init.pod.api_server import ACCOUNT, ApiError, ApiServer
+from init.pod.api_server import ACCOUNT, ApiError, ApiServer, namespace
 from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.pod import Pod
@@ -45,10 +45,6 @@ DEEP_FILE = RUN / DEEP_NAME
 MOST_GPUS = 64
 # GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-041a6be2-04b9-910d-91ab-94883a0ad281)
 GPU_LISTED = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)$", re.MULTILINE)
-
-
-def gpus_present(pod: Pod) -> bool:
-    return any(True for _ in pod.path("/dev").glob("nvidia[0-9]*"))
 
 
 def gpu_uuids(pod: Pod) -> tuple[str, ...]:
@@ -196,12 +192,11 @@ def _now() -> str:
 
 def main(arguments: list[str]) -> int:
     if arguments == ["gpus"]:
-        if gpus_present(here := Pod(os.environ)):
+        if (here := Pod(os.environ)).gpus:
             write_gpus(lambda: gpu_uuids(here))
         return 0
-    namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
-    api, pod = Api(namespace, pod_name(os.environ)), Pod(os.environ)
-    if gpus_present(pod):
+    api, pod = Api(namespace(), pod_name(os.environ)), Pod(os.environ)
+    if pod.gpus:
         threading.Thread(target=tell_gpus, args=(api, lambda: gpu_uuids(pod)), daemon=True).start()
     threading.Thread(target=tell_deep, args=(api,), daemon=True).start()
     return run(api)

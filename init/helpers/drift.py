@@ -141,14 +141,13 @@ def expected(pod: Pod) -> Expected:
 
 def machine(pod: Pod) -> Machine:
     """Read the machine's facts, visible in every container, with or without GPUs."""
-    gpus = sum(1 for path in pod.path("/dev").glob("nvidia[0-9]*"))
     return Machine(
         driver=version(pod, "/sys/module/nvidia/version") or version(pod, "/proc/driver/nvidia/version"),
-        gpus=gpus,
+        gpus=pod.gpus,
         drivers_own=any(True for pattern in DRIVERS_OWN for _ in pod.root.glob(pattern)),
         kernel=version(pod, "/proc/sys/kernel/osrelease"),
         ofed=version(pod, "/sys/module/mlx5_core/version"),
-        links=links.read(pod, gpus),
+        links=links.read(pod, pod.gpus),
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from ground.commands import ran
 from ground.files import write_whole
 from init.errors import InitError
-from init.pod.client import Client, control_socket
+from init.pod.client import Client, control_socket, service
 from init.pod.pod import MOUNTS, Pod
 from init.records import record
 from init.slurm import accounting
@@ -112,19 +112,19 @@ def find_unread(pod: Pod, lives: Mapping[str, str], read: dict[str, list[str]]) 
     anew, which is also how Slurm's daemons reconfigure, has read what is installed. No times are compared: clocks jump.
     """
     unread = {}
-    for service, life in lives.items():
-        now = [f"{name}={digest(path)}" for name, path in files_of(pod, service).items()]
-        before = read.get(service, [])
+    for daemon, life in lives.items():
+        now = [f"{name}={digest(path)}" for name, path in files_of(pod, daemon).items()]
+        before = read.get(daemon, [])
         if not before or before[0] != life:
-            read[service] = [life, *now]
+            read[daemon] = [life, *now]
         elif changed := [entry.partition("=")[0] for entry in now if entry not in before]:
-            unread[service] = changed
+            unread[daemon] = changed
     return unread
 
 
 def tell_unread(unread: Mapping[str, list[str]]) -> Iterator[str]:
-    for service, names in unread.items():
-        yield f"{service} has not read the new {' and '.join(names)}: `minivm restart {service}` takes it"
+    for daemon, names in unread.items():
+        yield f"{daemon} has not read the new {' and '.join(names)}: `minivm restart {daemon}` takes it"
 
 
 def daemons(pod: Pod, views: Iterable[ServiceView]) -> dict[str, str]:
@@ -223,7 +223,7 @@ def renew_password(pod: Pod, control: Path) -> str:
         )
     try:
         with Client(control, within=WITHIN) as client:
-            view = next((view for view in client.snapshot().services if view.name == "slurmdbd"), None)
+            view = service(client, "slurmdbd")
             if view is None or view.state == "stopped":
                 return ""  # an operator starts it, with what is mounted then
             reply = client.request("restart", service="slurmdbd", wait=True)

@@ -9,7 +9,6 @@ pod's private key to know it.
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 import string
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from ground.commands import ran
 from init.errors import InitError
 from init.fields import number
-from init.pod.api_server import ACCOUNT, ApiError, ApiServer
+from init.pod.api_server import MERGE, ApiError, ApiServer, namespace
 from init.records import record
 
 # Tells the chart that it must not write this key (cluster/chart/templates/_helpers.tpl).
@@ -30,7 +29,6 @@ MARK = {"minivm.io/key": "made"}
 # The Job may start before its Secrets and its permissions exist.
 PATIENCE, PAUSE = 120.0, 0.5
 LONGEST = 4096
-MERGE = "application/merge-patch+json"
 
 
 @record()
@@ -170,8 +168,7 @@ def main() -> int:
     except ValueError as error:
         print(f"cannot make keys: {error} is neither SECRET:KEY:HOW nor NAMES=SECRET", file=sys.stderr)
         return 2
-    namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
-    return run(ApiServer("make the cluster's keys"), namespace, todo, known_hosts)
+    return run(ApiServer("make the cluster's keys"), namespace(), todo, known_hosts)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ uninstall goes on then, and ends what is left.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +18,9 @@ from urllib.parse import quote
 
 from init.errors import InitError
 from init.fields import number
-from init.pod.api_server import ACCOUNT, ApiError, ApiServer
+from init.pod.api_server import MERGE, ApiError, ApiServer, namespace
 
 PAUSE = 1.0
-MERGE = "application/merge-patch+json"
 KINDS = ("StatefulSet", "WorkerPool", "Deployment", "Leaving")
 
 
@@ -115,9 +113,8 @@ def main() -> int:
     except ValueError as error:
         print(f"cannot retire workers: wrong arguments: {error}", file=sys.stderr)
         return 2
-    namespace = os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
     try:
-        return run(ApiServer("drain the workers"), namespace, seconds, selector, pools)
+        return run(ApiServer("drain the workers"), namespace(), seconds, selector, pools)
     except InitError as error:
         print(error, file=sys.stderr)
         return 1

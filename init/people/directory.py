@@ -42,6 +42,7 @@ TLS = {
 }
 PAGE, AT_ONCE, BATCH = 500, 8, 200
 LIST_WITHIN, ASK_WITHIN = 120.0, 30.0
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 # What getent may be asked for: no option, no line break, no number, which it takes for a uid.
 ASKABLE = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9_][A-Za-z0-9_.@ -]{0,63}")
 
@@ -132,7 +133,7 @@ def list_names(search: Search) -> list[str]:
     argv += ["-ZZ"] * search.start_tls
     argv += ["-D", search.bind_dn, "-y", f"/dev/fd/{reader}"] if search.bind_dn else []
     argv += [search.filter, search.attribute]
-    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **search.environment}
+    env = {**ENVIRONMENT, **search.environment}
     try:
         with os.fdopen(writer, "wb") as file:
             file.write(search.password.encode()[:4096])
@@ -171,7 +172,7 @@ def _getent(database: str, keys: Sequence[str]) -> list[str]:
     for at in range(0, len(keys), BATCH):
         argv = [GETENT, "-s", "sss", database, "--", *keys[at : at + BATCH]]
         try:
-            done = ran(argv, within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+            done = ran(argv, within=ASK_WITHIN, env=ENVIRONMENT)
         except subprocess.TimeoutExpired:
             raise InitError(WHAT, f"sssd gave no answer within {ASK_WITHIN:g} s", hint="`minivm why`") from None
         if done.returncode not in (0, 2):  # 2: at least one is not known
@@ -223,7 +224,7 @@ def keys(names: Sequence[str]) -> dict[str, list[str]]:
 
     def read(name: str) -> list[str]:
         try:
-            done = ran([KEYS, name], within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+            done = ran([KEYS, name], within=ASK_WITHIN, env=ENVIRONMENT)
         except subprocess.TimeoutExpired:
             raise InitError(WHAT, f"sssd gave no answer on the keys of {name} within {ASK_WITHIN:g} s") from None
         if done.returncode:
@@ -241,7 +242,7 @@ def refused(names: Sequence[str]) -> set[str]:
     def is_refused(name: str) -> bool:
         argv = [SSSCTL, "user-checks", "-a", "acct", "-s", PAM_SERVICE, name]
         try:
-            done = ran(argv, within=ASK_WITHIN, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+            done = ran(argv, within=ASK_WITHIN, env=ENVIRONMENT)
         except subprocess.TimeoutExpired:
             raise InitError(WHAT, f"sssd gave no answer on the access of {name} within {ASK_WITHIN:g} s") from None
         answer = done.stdout + done.stderr

@@ -15,6 +15,14 @@ from init.pod.addresses import host_and_port
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
+MERGE = "application/merge-patch+json"
+
+
+def namespace() -> str:
+    """Return the pod's namespace from its environment, else from its service account."""
+    return os.environ.get("MINIVM_POD_NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
+
+
 class ApiError(InitError):
     """The API server refused the request, or did not answer."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -59,6 +58,11 @@ class Pod:
     def accounting(self) -> str:
         """Return where the accounting database is: `pod`: in a pod of its own, with slurmdbd."""
         return self.choice("MINIVM_ACCOUNTING", "embedded", ["embedded", "pod", "external", "none"])
+
+    @property
+    def gpus(self) -> int:
+        """Return how many device files of NVIDIA GPUs the pod has."""
+        return sum(1 for _ in self.path("/dev").glob("nvidia[0-9]*"))
 
     def has(self, absolute: str) -> bool:
         return self.path(absolute).exists()
@@ -124,6 +128,8 @@ def run_as(user: int, group: int, work: Callable[[], object], *, unused: int, wi
     target's real user: that is `unused`, a reserved id as which no process runs. It is not root, whose processes a
     `kill(-1)` would reach.
     """
+    import signal  # imported late: it costs a boot step 7 ms
+
     child = os.fork()
     if child == 0:
         try:

@@ -17,7 +17,7 @@ from init.prepare.directories import ensure
 from init.records import record
 from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
-from init.slurm.place import CONFIGURATION, STATE
+from init.slurm.place import CONFIGURATION, state_of
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"
@@ -171,7 +171,7 @@ def number(pod: Pod) -> str:
 def _compared(pod: Pod) -> str:
     conf = pod.path(CONFIGURATION).read_text(errors="replace")
     name = setting(conf, "ClusterName").lower()
-    state = pod.path(setting(conf, "StateSaveLocation") or STATE)
+    state = state_of(pod)
     if not name or not state.is_dir():
         return "there is no state yet"
     saved_of, _, saved = _short(state / "clustername").partition("|")

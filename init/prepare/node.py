@@ -40,10 +40,6 @@ def gpu_models(library: str = NVML) -> list[str] | None:
         nvml.nvmlShutdown()
 
 
-def device_files(pod: Pod) -> int:
-    return sum(1 for path in pod.path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
-
-
 def gres(names: Sequence[str]) -> str:
     """Format Slurm's Gres= for these GPUs, with the type in the form of Slurm's own AutoDetect=nvml."""
     counts: dict[str, int] = {}
@@ -58,9 +54,8 @@ def find_gpus(pod: Pod) -> tuple[str, str]:
     names = gpu_models()
     if names:
         return gres(names), "the driver"
-    count = device_files(pod)
-    if count:
-        return f"gpu:{count}", "/dev/nvidia*"
+    if pod.gpus:
+        return f"gpu:{pod.gpus}", "/dev/nvidia*"
     return "", "no driver" if names is None else "a driver without GPUs"
 
 

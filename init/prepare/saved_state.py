@@ -30,11 +30,12 @@ from init.slurm.place import (
     NEW,
     NEXT,
     OLD,
-    STATE,
     WHOLE_HEAD,
     head_of,
     known,
     next_job,
+    state_of,
+    submitted_jobs,
 )
 
 QUESTION = "SELECT MAX(id_job) FROM `{cluster}_job_table` WHERE id_job < {largest}"
@@ -50,7 +51,7 @@ def run(pod: Pod) -> str:
 
 def _repaired(pod: Pod) -> Iterator[str]:
     conf = pod.text(CONFIGURATION) or ""
-    state = pod.path(setting(conf, "StateSaveLocation") or STATE)
+    state = state_of(pod)
     if not state.is_dir():
         return
     for name in finish_saves(state):
@@ -128,15 +129,8 @@ def accounted_job(pod: Pod, conf: str) -> int | None:
 
 
 def accepted_job(state: Path) -> int:
-    """Return the last job that has a script, or 0: slurmctld answers `sbatch` up to 6 s before it saves the job."""
-    highest = 0
-    for directory in state.glob("hash.[0-9]"):
-        with contextlib.suppress(OSError):
-            for name in os.listdir(directory):  # noqa: PTH208 - names alone, of up to a hundred thousand jobs
-                job = (number(name.removeprefix("job.")) or 0) if name.startswith("job.") else 0
-                if highest < job < LARGEST:
-                    highest = job
-    return highest
+    """Return the last job that has a script, or 0."""
+    return max((job for job, _ in submitted_jobs(state) if job < LARGEST), default=0)
 
 
 def _continue_after(highest: int, knows: str, release: Release, state: Path) -> Iterator[str]:

@@ -23,10 +23,10 @@ from init.slurm.place import (
     JOURNAL,
     NEW,
     OLD,
-    STATE,
     WHOLE_HEAD,
     has_head,
     known,
+    state_of,
 )
 
 START = "start slurmctld"
@@ -38,7 +38,7 @@ MOVED = "moved-to-another-claim"
 
 def run(pod: Pod) -> str:
     conf = pod.text(CONFIGURATION) or ""
-    state = pod.path(setting(conf, "StateSaveLocation") or STATE)
+    state = state_of(pod)
     if not state.is_dir():
         return "there is no state yet"
     if os.path.lexists(state / JOURNAL):
@@ -135,7 +135,7 @@ def check_release(pod: Pod) -> str:
     release = known(pod)
     if release is None:
         return "this Slurm release is unknown: slurmctld checks its state itself"
-    directory = pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
+    directory = state_of(pod)
     # The volume belongs to the Slurm user, who may have put anything there.
     files = (*slurm.HEADED, *slurm.BARE)
     headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}

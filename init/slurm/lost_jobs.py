@@ -24,10 +24,10 @@ from pathlib import Path
 from ground.files import read_json, read_plain, write_json, write_whole
 from init.fields import number
 from init.pod.pod import Pod
-from init.records import record
+from init.records import record, replace
 from init.slurm.conf import setting, words
 from init.slurm.files import DIRECTORY, LastGoodConfig
-from init.slurm.place import CONFIGURATION, LARGEST
+from init.slurm.place import CONFIGURATION, LARGEST, submitted_jobs
 
 LOST = f"{DIRECTORY}/lost-jobs"  # on the volume of the state; root alone reads it
 SCRIPT, ENVIRONMENT, LEDGER = "script", "environment", "job.json"
@@ -73,7 +73,7 @@ class LostJob:
         """Write the ledger before the step that it names."""
         data = {"job": self.job, "state": state, "backAs": back_as, "why": why[:500], "time": time.time()}
         write_json(self.place / LEDGER, data | {"owner": self.owner}, 0o600)
-        return LostJob(self.place, self.job, state, back_as, why, self.owner)
+        return replace(self, state=state, back_as=back_as, why=why)
 
     def drop_files(self) -> None:
         """Remove what a job that is back needs no more; its ledger stays."""
@@ -103,14 +103,8 @@ def find(state: Path, following: int) -> dict[int, str]:
 
     Numbers start again after MaxJobId: a far larger number is from before that.
     """
-    lost: dict[int, str] = {}
-    for digit in range(10):
-        with contextlib.suppress(OSError):
-            for name in os.listdir(state / f"hash.{digit}"):  # noqa: PTH208 - names alone, of up to 100,000 jobs
-                job = (number(name.removeprefix("job.")) or 0) if name.startswith("job.") else 0
-                if following <= job < min(following + LARGEST // 2, LARGEST):
-                    lost[job] = f"hash.{digit}/{name}"
-    return dict(sorted(lost.items()))
+    end = min(following + LARGEST // 2, LARGEST)
+    return {job: place for job, place in sorted(submitted_jobs(state)) if following <= job < end}
 
 
 def keep(state: Path, following: int, directory: Path, owners_told: Callable[[], bool] = lambda: True) -> Iterator[str]:

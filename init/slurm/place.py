@@ -5,9 +5,10 @@ A controller that has always been alone uses the mounted slurm.conf unchanged. A
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ground.files import read_json
@@ -17,13 +18,6 @@ from init.pod import release as slurm
 from init.pod.pod import MOUNTS, Pod
 from init.pod.release import WORD, Release
 from init.slurm.conf import setting
-
-# slurmctld's saved state: its place, and the head of job_state. Pure but for the image's own release.
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from init.pod.pod import Pod
 
 STATE = "/var/spool/slurmctld"
 CONFIGURATION = "/etc/slurm/slurm.conf"
@@ -38,6 +32,23 @@ NEXT = HEAD + 2 + 8
 WHOLE_HEAD = NEXT + 4 + 8
 # MaxJobId's default: larger numbers in the accounting database are those of a federation.
 LARGEST = 0x03FF0000
+
+
+def state_of(pod: Pod) -> Path:
+    """Return the directory of slurmctld's saved state, which the installed slurm.conf names."""
+    return pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
+
+
+def submitted_jobs(state: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number of each job that has a script, and the job's directory below the state.
+
+    slurmctld writes the script before it answers `sbatch`, and the job's record up to 6 s later.
+    """
+    for digit in range(10):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(state / f"hash.{digit}"):  # noqa: PTH208 - names alone, of up to 100,000 jobs
+                if name.startswith("job.") and (job := number(name.removeprefix("job."))):
+                    yield job, f"hash.{digit}/{name}"
 
 
 def known(pod: Pod) -> Release | None:

@@ -44,7 +44,7 @@ FRESH_S = 1.0
 NEVER = float("-inf")
 KEPT_FILES = 5  # of former terms
 LENGTH = 511  # of a file without its newline: a block of the disk, which is written whole
-_NAME = re.compile(r"term-([1-9][0-9]{0,8})", re.ASCII)
+_TERM = re.compile(r"term-([1-9][0-9]{0,8})", re.ASCII)
 
 
 def now() -> float:
@@ -140,7 +140,7 @@ class Terms:
         return self.term(term) if term else None
 
     def last(self) -> int:
-        return max(self._numbers(), default=0)
+        return max(terms(self.directory), default=0)
 
     def term(self, wanted: int) -> Term | None:
         text = read_plain(self._file(wanted), 4096)
@@ -180,15 +180,8 @@ class Terms:
     def _file(self, wanted: int) -> Path:
         return self.directory / f"term-{wanted}"
 
-    def _numbers(self) -> list[int]:
-        try:
-            names = os.listdir(self.directory)  # noqa: PTH208 - names alone
-        except FileNotFoundError:
-            return []
-        return [number(match[1]) or 0 for name in names if (match := _NAME.fullmatch(name))]
-
     def _prune(self, newest: int) -> None:
-        for old in self._numbers():
+        for old in terms(self.directory):
             if old <= newest - KEPT_FILES:
                 self._file(old).unlink(missing_ok=True)
 
@@ -212,7 +205,6 @@ def _content(
 
 
 KEPT_STATES = 3  # directories of former terms
-_TERM = re.compile(r"term-([1-9][0-9]{0,8})", re.ASCII)
 _JOB = re.compile(r"hash\.[0-9]+/job\.[0-9]+", re.ASCII)
 _UNCHANGING = ("script", "environment")
 
@@ -222,7 +214,7 @@ class StateError(InitError):
 
 
 def terms(parent: Path) -> list[int]:
-    """Return the published terms, the newest last."""
+    """Return the terms that have a file or a published directory here, the newest last."""
     try:
         names = os.listdir(parent)  # noqa: PTH208 - names alone
     except FileNotFoundError:

@@ -25,7 +25,6 @@ from ground.files import locked, read_plain
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
-from init.pod.release import Release
 from init.slurm.conf import whole_lines
 from init.slurm.place import known
 from init.state import copies, sandbox
@@ -225,7 +224,7 @@ def throw_away(
     Also yields what the restored database holds, and the time at which slurmctld must answer.
     """
     file = str(directory / manifest.name / copies.MANIFEST)
-    check_fits(manifest, f"ClusterName={manifest.cluster}\n", _release(pod), file)
+    check_fits(manifest, f"ClusterName={manifest.cluster}\n", known(pod), file)
     until = time.monotonic() + within
     files = conf or copied_files(directory, manifest)
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
@@ -242,11 +241,6 @@ def throw_away(
             yield daemons, errors, until
         finally:
             daemons.stop()
-
-
-def _release(pod: Pod) -> Release | None:
-
-    return known(pod)
 
 
 @contextlib.contextmanager

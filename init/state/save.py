@@ -30,7 +30,7 @@ from init.slurm import accounting, client
 from init.slurm.client import SlurmError
 from init.slurm.conf import setting
 from init.slurm.files import PRIVATE, TARGET, read
-from init.slurm.place import CONFIGURATION, HEAD, JOBS, NEW, OLD, STATE, WHOLE_HEAD, known, next_job
+from init.slurm.place import CONFIGURATION, HEAD, JOBS, NEW, OLD, WHOLE_HEAD, known, next_job, state_of, submitted_jobs
 from init.state import copies
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, MANIFEST, STATE_TAR, CopyError, Manifest
 
@@ -47,10 +47,6 @@ COUNT = "SELECT COUNT(*) FROM `{cluster}_job_table`"
 SPARE_PERCENT = 5
 LARGEST_SCRIPT = 256 << 20
 CHUNK = 1 << 20
-
-
-def state_of(pod: Pod) -> Path:
-    return pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
 
 
 @contextlib.contextmanager
@@ -447,7 +443,5 @@ def following_in(state: Path, pod: Pod) -> int:
         head = read_plain(state / name, WHOLE_HEAD)
         if head is not None and release is not None:
             following.append(next_job(head, release) or 1)
-    # slurmctld answers sbatch once the script is written, and saves the record later.
-    scripts = (path.name.partition(".")[2] for path in state.glob("hash.*/job.*"))
-    following += [int(text) + 1 for text in scripts if text.isascii() and text.isdecimal() and len(text) < 12]
+    following += [job + 1 for job, _ in submitted_jobs(state)]
     return max(following)

@@ -238,7 +238,7 @@ def test_gpus_are_told_by_their_uuids_in_order_whatever_else_the_driver_says(tmp
         "GPU 2: not yet (UUID: GPU-????????-????-????-????-????????????)",
         f"and GPU 3: (UUID: {ONE[:-1]}f)",
     )
-    assert conditions.gpus_present(pod)
+    assert pod.gpus
     assert conditions.gpu_uuids(pod) == (ONE, OTHER)
 
 
@@ -253,7 +253,7 @@ def test_a_driver_that_fails_has_told_nothing(tmp_path: Path, ends: str) -> None
 
 
 def test_where_no_gpu_is_none_is_asked_for(tmp_path: Path) -> None:
-    assert not conditions.gpus_present(machine(tmp_path, device=False))
+    assert not machine(tmp_path, device=False).gpus
 
 
 def test_gpus_are_told_once_the_driver_answers_and_the_api_server_listens(api_server: ApiServer) -> None:

@@ -394,7 +394,7 @@ def test_gpus_become_gres_in_slurms_spelling(names: list[str], expected: str) ->
 def test_without_a_driver_the_device_files_are_counted(tmp_path: Path) -> None:
     assert node.gpu_models("libno-such-nvml.so.1") is None
     found = scratch(tmp_path, {"/dev/nvidia0": "", "/dev/nvidia1": "", "/dev/nvidiactl": "", "/dev/nvidia-uvm": ""})
-    assert node.device_files(found) == 2
+    assert found.gpus == 2
 
 
 @pytest.mark.parametrize(
