@@ -111,13 +111,13 @@ class MountedFiles:
     data: Mapping[str, bytes] = field(repr=False)
 
 
-def resolve_env(pod: PodSpec, *, address: str, node: str) -> dict[str, str]:
+def resolve_env(pod: PodSpec, *, address: str) -> dict[str, str]:
     """Return the pod's environment at a start; $(NAME) refers to earlier variables, as on Kubernetes."""
     downward = {
         "metadata.name": pod.name,
         "metadata.namespace": pod.namespace,
         "status.podIP": address,
-        "spec.nodeName": node,
+        "spec.nodeName": "this-machine",
     }
     env = {name: downward[path] for name, path in pod.fields}
     for name, value in pod.env:

@@ -275,7 +275,7 @@ class Kubelet:
             image=pod.image,
             name=f"minivm-{self.cluster}-{pod.name}",
             hostname=pod.name,
-            environment=manifests.resolve_env(pod, address=address, node="this-machine"),
+            environment=manifests.resolve_env(pod, address=address),
             labels={
                 LABEL: self.cluster,
                 POD_LABEL: pod.name,

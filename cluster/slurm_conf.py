@@ -168,7 +168,7 @@ def _refusal_of(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], desir
         binds.append({"Type": "bind", "Source": str(directory), "Target": mount.path, "ReadOnly": True})
     api = kubelet.api
     host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")
-    env = resolve_env(pod, address="127.0.0.1", node="this-machine")
+    env = resolve_env(pod, address="127.0.0.1")
     labels = {LABEL: f"{kubelet.cluster}-check"}
     container = api.create_container(
         pod.image, ["check"], entrypoint=["/usr/bin/minivm"], environment=env, host_config=host, labels=labels

@@ -13,7 +13,6 @@ from ground.files import read_json
 from init.cli import JSON, Group, emit
 from init.errors import InitError
 from init.people import directory, keep, read, removed_jobs
-from init.people import export as export_people
 from init.people.spec import FILE, PeopleList, Person, has_access, settle, timestamp, valid_keys
 from init.pod.pod import Pod
 from init.records import replace
@@ -153,14 +152,14 @@ def export(names: tuple[str, ...], group: str | None) -> None:
     known = {account.name.casefold() for account in accounts}
     unknown = sorted({name for name in listed if name.casefold() not in known})
     if names and unknown:
-        raise InitError(directory.WHAT, f"sssd does not know {', '.join(map(export_people.quoted, unknown))}")
+        raise InitError(directory.WHAT, f"sssd does not know {', '.join(map(directory.quoted, unknown))}")
     if group:
         gid = directory.group_id(group)
         accounts = [account for account in accounts if gid in (account.gid, *account.gids)]
     if not accounts:
         raise InitError(directory.WHAT, f"found nobody in {source}" + f" of the group {group}" * bool(group))
     present = [account.name for account in accounts]
-    exported = export_people.compose(
+    exported = directory.compose(
         accounts,
         directory.group_names(gid for account in accounts for gid in (account.gid, *account.gids)),
         directory.keys(present),
@@ -168,11 +167,11 @@ def export(names: tuple[str, ...], group: str | None) -> None:
         refused=directory.refused(present) if directory.has_access_rules(sections) else (),
         ended=timestamp(int(now)),
     )
-    others = [f"{export_people.quoted(name)} is left out: sssd does not know the name" for name in unknown]
+    others = [f"{directory.quoted(name)} is left out: sssd does not know the name" for name in unknown]
     others += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
     exported = replace(exported, notes=(*exported.notes, *others))
-    click.echo(export_people.render(exported, source, timestamp(int(now))), nl=False)
-    click.echo(f"{export_people.summary(exported, now)}; {len(exported.notes)} notes in the file", err=True)
+    click.echo(directory.render(exported, source, timestamp(int(now))), nl=False)
+    click.echo(f"{directory.summary(exported, now)}; {len(exported.notes)} notes in the file", err=True)
 
 
 @main.command()

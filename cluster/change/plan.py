@@ -18,6 +18,7 @@ from ground.errors import one_line, printable
 
 # The user of active checks; no other job may run as it.
 SLURM_USER = "slurm"
+NAMED = 10  # jobs or people that a line names
 
 
 class StepKind(enum.Enum):
@@ -113,14 +114,14 @@ def changed_settings(before: Options, after: Options) -> list[str]:
     return changes
 
 
-def changed_people(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 10) -> list[str]:
+def changed_people(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List added, removed and changed people of a people.yaml, and whether its groups changed."""
     before, after = ({person["name"]: person for person in people.get("users", [])} for people in (old, new))
     changes = [f"new {name}" for name in after if name not in before]
     changes += [f"no {name}" for name in before if name not in after]
     changes += [f"changed {name}" for name in after if name in before and after[name] != before[name]]
     changes += ["groups"] * (old.get("groups", []) != new.get("groups", []))
-    return changes[:most] + [f"and {len(changes) - most} more"] * (len(changes) > most)
+    return changes[:NAMED] + [f"and {len(changes) - NAMED} more"] * (len(changes) > NAMED)
 
 
 def lost_people(before: Options | None, after: Options) -> list[str]:
@@ -128,10 +129,10 @@ def lost_people(before: Options | None, after: Options) -> list[str]:
     old, new = before.people if before else {}, after.people
     present = {person["name"] for person in new.get("users", [])}
     names = [person["name"] for person in old.get("users", []) if person["name"] not in present]
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     policy = (after.overrides.get("people") or {}).get("removedJobs", "keep")
     jobs = {"cancel-pending": ", pending jobs", "cancel": ", jobs"}.get(policy, "")
-    return [f"people: keys, login sessions{jobs} of {', '.join(names[:10])}{more}"] if names else []
+    return [f"people: keys, login sessions{jobs} of {', '.join(names[:NAMED])}{more}"] if names else []
 
 
 def notes_of_auth(auth: str) -> list[str]:
@@ -213,9 +214,9 @@ def not_ready(reasons: Sequence[tuple[str, str]]) -> str:
     return first + ("\nand, perhaps for that reason:" + "".join(rest) if rest else "")
 
 
-def listed(jobs: Sequence[JobAtStake], most: int = 10) -> str:
-    text = ", ".join(str(job) for job in jobs[:most])
-    return text + (f" and {len(jobs) - most} more" if len(jobs) > most else "")
+def listed(jobs: Sequence[JobAtStake]) -> str:
+    text = ", ".join(str(job) for job in jobs[:NAMED])
+    return text + (f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else "")
 
 
 def parse_jobs(text: str) -> list[JobAtStake]:

@@ -377,9 +377,9 @@ class PodReporter(threading.Thread):
         return BEGUN_S
 
 
-def kill_daemons(within: float = GONE_S) -> bool:
+def kill_daemons() -> bool:
     """Kill every slurmctld of this pod, also one that a reload has just started; tell if they are gone."""
-    end = time.monotonic() + within
+    end = time.monotonic() + GONE_S
     while running := _daemons():
         for pid in running:
             with suppress(OSError):

@@ -63,9 +63,9 @@ class Process:
         return alike and other.pid != self.pid and other.started >= self.started
 
 
-def look_up(pid: int, proc: Path = Path("/proc")) -> Process | None:
+def look_up(pid: int) -> Process | None:
     """Describe a living process; None for one that has ended."""
-    directory = proc / str(pid)
+    directory = Path("/proc", str(pid))
     with contextlib.suppress(OSError, ValueError, IndexError):
         values = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()
         status = (directory / "status").read_bytes().splitlines()
@@ -116,9 +116,9 @@ def wait_for_exit(pid: int, seconds: float) -> bool:
         os.close(descriptor)
 
 
-def end_hanging(names: Collection[str], control: Path = SOCKET) -> None:
+def end_hanging(names: Collection[str]) -> None:
     """Restart the first of these services whose hand-over is overdue; jobs run on in their slurmstepd."""
-    with Client(control) as client:
+    with Client() as client:
         for view in [view for view in client.snapshot().services if view.name in names]:
             # A first start forks children too: one fetches the configuration.
             settled = view.pid and view.state != "starting"
@@ -130,7 +130,7 @@ def end_hanging(names: Collection[str], control: Path = SOCKET) -> None:
                     f" {HANDOVER_S:g} s after a reconfigure, and was restarted; jobs run on"
                 )
                 log(text)
-                condition(control, f"{view.name}-handover", text, expires=REMEMBERED_S)
+                condition(SOCKET, f"{view.name}-handover", text, expires=REMEMBERED_S)
                 # The successor has the port and would keep it. Without it the old one exits, or serves on as before.
                 kill_all(hanging)
                 if not wait_for_exit(view.pid, EXIT_S):

@@ -95,11 +95,6 @@ def attributes(message: bytes) -> dict[int, bytes]:
     return values
 
 
-def holders(messages: Iterable[bytes], path: str) -> Counter[int]:
-    """Count the accepted connections to the socket by the user that opened them."""
-    return Counter(connections(messages, path).values())
-
-
 def connections(messages: Iterable[bytes], path: str) -> dict[int, int]:
     """Return the user of each client's socket (its inode) with an accepted connection to the socket."""
     path_bytes = os.fsencode(path)

@@ -22,7 +22,7 @@ from init.view.snapshot import ServiceView
 
 # Convert a service to supervisor's XML-RPC: states, faults, the reply of getProcessInfo. Pure.
 # supervisor.xmlrpc.Faults and supervisor.states.ProcessStates, as the protocol numbers them.
-UNKNOWN_METHOD, BAD_ARGUMENTS, BAD_NAME, BAD_SIGNAL, NO_FILE, FAILED = 1, 3, 10, 11, 20, 30
+UNKNOWN_METHOD, BAD_ARGUMENTS, BAD_NAME, BAD_SIGNAL, FAILED = 1, 3, 10, 11, 30
 ABNORMAL_TERMINATION, ALREADY_STARTED, NOT_RUNNING, SUCCESS = 40, 60, 70, 80
 STATES = {
     "waiting": (10, "STARTING"),

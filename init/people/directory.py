@@ -1,12 +1,13 @@
-"""Ask the site's directory for its people: names by LDAP, everything else through sssd, as this cluster sees it.
+"""Ask the site's directory for its people, and turn them into people of a file.
 
 sssd lists people only where `enumerate` is set, and its list may be incomplete. So ldapsearch lists the names with
-sssd's own settings; uid, groups and keys come from sssd, with its mappings and overrides.
+sssd's own settings; uid, groups and keys come from sssd, with its mappings and overrides, as this cluster sees them.
 """
 
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import subprocess
@@ -17,9 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from ground.commands import ran
 from ground.errors import one_line
 from init.errors import ConfigError, InitError
-from init.people.export import Account
+from init.people import read
+from init.people.spec import FILE, SHELL, PeopleList, has_access
 from init.pod.pod import Pod
 from init.records import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any
 
 WHAT = "export the people"
 CONF, SNIPPETS = "/etc/sssd/sssd.conf", "/etc/sssd/conf.d"
@@ -42,6 +49,7 @@ TLS = {
 }
 PAGE, AT_ONCE, BATCH = 500, 8, 200
 LIST_WITHIN, ASK_WITHIN = 120.0, 30.0
+LONGEST_NAME = 32
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 # What getent may be asked for: no option, no line break, no number, which it takes for a uid.
 ASKABLE = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9_][A-Za-z0-9_.@ -]{0,63}")
@@ -145,8 +153,8 @@ def list_names(search: Search) -> list[str]:
     finally:
         os.close(reader)
     if done.returncode:
-        said = one_line(done.stderr or f"exit status {done.returncode}")[:300]
-        raise InitError(WHAT, f"{search.uris}, base {search.base}: {said}", hint=BY_NAME)
+        problem = one_line(done.stderr or f"exit status {done.returncode}")[:300]
+        raise InitError(WHAT, f"{search.uris}, base {search.base}: {problem}", hint=BY_NAME)
     return list(ldif_values(done.stdout, search.attribute))
 
 
@@ -166,15 +174,19 @@ def ldif_values(text: str, attribute: str) -> Iterator[str]:
             yield value.strip()
 
 
+def _ask(argv: Sequence[str], about: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return ran(argv, within=ASK_WITHIN, env=ENVIRONMENT)
+    except subprocess.TimeoutExpired:
+        problem = f"sssd gave no answer{about} within {ASK_WITHIN:g} s"
+        raise InitError(WHAT, problem, hint="`minivm why`") from None
+
+
 def _getent(database: str, keys: Sequence[str]) -> list[str]:
     """Ask sssd alone: files of the image and people of a file have the same names in no other place."""
     lines: list[str] = []
     for at in range(0, len(keys), BATCH):
-        argv = [GETENT, "-s", "sss", database, "--", *keys[at : at + BATCH]]
-        try:
-            done = ran(argv, within=ASK_WITHIN, env=ENVIRONMENT)
-        except subprocess.TimeoutExpired:
-            raise InitError(WHAT, f"sssd gave no answer within {ASK_WITHIN:g} s", hint="`minivm why`") from None
+        done = _ask([GETENT, "-s", "sss", database, "--", *keys[at : at + BATCH]])
         if done.returncode not in (0, 2):  # 2: at least one is not known
             raise InitError(WHAT, f"getent {database}: {one_line(done.stderr)[:200] or done.returncode}")
         lines += done.stdout.splitlines()
@@ -223,10 +235,7 @@ def keys(names: Sequence[str]) -> dict[str, list[str]]:
     """Return each person's public keys. A failure is an error: an entry without keys would shut the person out."""
 
     def read(name: str) -> list[str]:
-        try:
-            done = ran([KEYS, name], within=ASK_WITHIN, env=ENVIRONMENT)
-        except subprocess.TimeoutExpired:
-            raise InitError(WHAT, f"sssd gave no answer on the keys of {name} within {ASK_WITHIN:g} s") from None
+        done = _ask([KEYS, name], f" on the keys of {name}")
         if done.returncode:
             raise InitError(WHAT, f"keys of {name}: {one_line(done.stderr)[:200] or done.returncode}",
                             file=CONF, field="[sssd] services", hint="has it `ssh`? `minivm why`")  # fmt: skip
@@ -241,18 +250,162 @@ def refused(names: Sequence[str]) -> set[str]:
 
     def is_refused(name: str) -> bool:
         argv = [SSSCTL, "user-checks", "-a", "acct", "-s", PAM_SERVICE, name]
-        try:
-            done = ran(argv, within=ASK_WITHIN, env=ENVIRONMENT)
-        except subprocess.TimeoutExpired:
-            raise InitError(WHAT, f"sssd gave no answer on the access of {name} within {ASK_WITHIN:g} s") from None
+        done = _ask(argv, f" on the access of {name}")
         answer = done.stdout + done.stderr
         if "pam_acct_mgmt: Success" in answer:
             return False
         if any(f"pam_acct_mgmt: {word}" in answer for word in DENIALS):
             return True
         # A directory that is away keeps nobody out: a date in the past would.
-        told = next((line for line in answer.splitlines() if "pam_acct_mgmt" in line), f"exit code {done.returncode}")
-        raise InitError(WHAT, f"access of {name}: {one_line(told)[:200]}", hint="is the directory there? `minivm why`")
+        result = next((line for line in answer.splitlines() if "pam_acct_mgmt" in line), f"exit code {done.returncode}")
+        raise InitError(
+            WHAT, f"access of {name}: {one_line(result)[:200]}", hint="is the directory there? `minivm why`"
+        )
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {name for name, out in zip(names, pool.map(is_refused, names), strict=True) if out}
+
+
+@record(frozen=True, slots=True)
+class Account:
+    """A person as the directory has them; `gids` are the groups beside the first one."""
+
+    name: str
+    uid: int
+    gid: int
+    gecos: str = ""
+    home: str = ""
+    shell: str = ""
+    gids: tuple[int, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class Export:
+    """The people of the new file, and in words what differs from the directory."""
+
+    people: PeopleList
+    notes: tuple[str, ...] = ()
+
+
+def compose(
+    accounts: Sequence[Account],
+    group_names: Mapping[int, str],
+    keys: Mapping[str, Sequence[str]],
+    *,
+    homes: str,
+    refused: Collection[str] = (),
+    ended: str = "",
+) -> Export:
+    """Make a file's people. The directory keeps the `refused` out: their access ends at `ended`, their uids stay."""
+    used = {account.gid for account in accounts} | {gid for account in accounts for gid in account.gids}
+    groups, notes = _groups(sorted(used), group_names)
+    known = frozenset(groups.values())
+    users: list[dict[str, Any]] = []
+    owners: dict[int, str] = {}
+    for account in accounts:
+        entry, problems = _entry(account, groups, keys.get(account.name, ()), homes)
+        if account.name in refused:
+            entry["until"] = ended
+            problems.append("the directory keeps this person out now: without access here too")
+        problem = read.person_problem(entry, known)
+        if not problem and account.uid in owners:
+            problem = f"uid: {account.uid} is also that of {owners[account.uid]}"
+        if problem:
+            notes.append(f"{quoted(account.name)} is left out: {problem}")
+            continue
+        owners[account.uid] = account.name
+        notes += [f"{account.name}: {problem}" for problem in problems]
+        users.append(entry)
+    listed = {group for user in users for group in (user["group"], *user["groups"])}
+    data = {"groups": [{"name": name, "gid": gid} for gid, name in groups.items() if name in listed], "users": users}
+    return Export(read.parse(json.dumps(data).encode()), tuple(notes))
+
+
+def _groups(gids: Iterable[int], names: Mapping[int, str]) -> tuple[dict[int, str], list[str]]:
+    """Choose a name for each gid; files carry the gid alone, so that another name changes nothing of theirs."""
+    notes: list[str] = []
+    valid = [gid for gid in gids if not _note_system_group(gid, names, notes)]
+    chosen: dict[int, str] = {}
+    taken: set[str] = set()
+    for is_exact in (True, False):
+        for gid in valid:
+            name = names.get(gid, "")
+            wanted = name if is_exact else re.sub(r"[^a-z0-9_.-]+", "-", name.lower())[:LONGEST_NAME].strip("-.")
+            if gid in chosen or wanted in taken or read.group_problem({"name": wanted, "gid": gid}):
+                continue
+            chosen[gid] = wanted
+            taken.add(wanted)
+    for gid in valid:
+        if gid not in chosen:
+            name = f"gid{gid}"
+            while name in taken:
+                name += "x"
+            chosen[gid] = name
+            taken.add(name)
+        if chosen[gid] != names.get(gid):
+            was = f"group {quoted(names[gid])} ({gid})" if gid in names else f"group {gid}, which has no name,"
+            notes.append(f"{was} is called {chosen[gid]}")
+    return {gid: chosen[gid] for gid in valid}, notes
+
+
+def _note_system_group(gid: int, names: Mapping[int, str], notes: list[str]) -> bool:
+    problem = read.group_problem({"name": "any", "gid": gid})
+    if problem:
+        notes.append(f"group {quoted(names.get(gid, ''))} ({gid}) is left out: {problem}")
+    return bool(problem)
+
+
+def _entry(
+    account: Account, groups: Mapping[int, str], lines: Sequence[str], homes: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the person's entry, and what of it is not as in the directory."""
+    notes: list[str] = []
+    others = [groups[gid] for gid in account.gids if gid in groups]
+    if len(others) > read.GROUPS_OF_USER:
+        notes.append(f"groups: {len(others)}, the first {read.GROUPS_OF_USER} are taken")
+    entry: dict[str, Any] = {"name": account.name, "uid": account.uid, "group": groups.get(account.gid, ""),
+                             "groups": others[: read.GROUPS_OF_USER], "keys": []}  # fmt: skip
+    if not entry["group"]:
+        entry["group"] = str(account.gid)
+    for field, value in (("shell", account.shell or SHELL), ("gecos", account.gecos)):
+        if problem := read.field_problem(field, value):
+            notes.append(problem)
+        else:
+            entry[field] = value
+    if account.home != f"{homes}/{account.name}":
+        notes.append(f"home: {quoted(account.home)} there, {homes}/{account.name} here; move the files")
+    seen: list[str] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            key, comment = read.parse_key(line)
+        except read.KeyProblem as problem:
+            notes.append(f"key {number}: {problem.why}")
+            continue
+        if key not in seen:
+            seen.append(key)
+            entry["keys"].append(f"{key} {comment}".strip())
+    if len(seen) > read.KEYS:
+        notes.append(f"keys: {len(seen)}, the first {read.KEYS} are taken")
+        del entry["keys"][read.KEYS :]
+    if not seen:
+        notes.append("no key: logs in only by one in the home")
+    return entry, notes
+
+
+def quoted(text: str) -> str:
+    """Quote what a directory's author wrote: no line break or escape of a terminal gets through."""
+    return json.dumps(text[:60])
+
+
+def summary(exported: Export, now: float) -> str:
+    active = sum(has_access(person, now) for person in exported.people.users)
+    return f"{active} people with access of {len(exported.people.users)}, {len(exported.people.groups)} groups"
+
+
+def render(exported: Export, source: str, at: str) -> str:
+    """Return the text of the file."""
+    notes = [f"# - {note}" for note in exported.notes]
+    head = [f"# {FILE} of {at}, from {source}, by `minivm people export`.",
+            "# Passwords, sudo rules and netgroups are not exported: people of a file log in by key."]  # fmt: skip
+    head += [f"# {len(notes)} notes:"] * bool(notes) + notes
+    return "\n".join(head) + "\n" + read.text(exported.people)

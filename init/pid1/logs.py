@@ -9,12 +9,27 @@ import time
 
 from init.pid1.wait import IN, OUT, shut
 
-# Blocks of log lines: cut at line ends, tagged, kept. Pure. Works on whole blocks, since lines are too many.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+    from init.pid1.wait import Poller, Timer
 
 LONGEST = 256 * 1024  # longer lines are passed on in parts
 CONTINUES = b" [continues]\n"
 KEPT = 256 * 1024
+READ = 1 << 18
+PIPE = 1 << 20
+HIGH = 1 << 20  # stop reading at this many unwritten bytes
+LOW = 1 << 18
+MOST = 4 * HIGH  # limit for lines of PID 1, which cannot be paused; beyond it they are counted and dropped
+IOV = 64
+OWN = "init"
+RETRY = 1.0  # pause after an output error (a full disk)
+GONE = (32, 9)  # EPIPE, EBADF; init.pid1.spawn.procs tells why by number
+
+
+# Blocks of log lines: cut at line ends, tagged, kept. Pure. Works on whole blocks, since lines are too many.
 
 
 def cut(carry: bytes, chunk: bytes) -> tuple[bytes, bytes]:
@@ -69,23 +84,6 @@ class Ring:
             if text:
                 return text[text.rfind("\n") + 1 :].strip()[-400:]
         return ""
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from init.pid1.wait import Poller, Timer
-
-READ = 1 << 18
-PIPE = 1 << 20
-HIGH = 1 << 20  # stop reading at this many unwritten bytes
-LOW = 1 << 18
-MOST = 4 * HIGH  # limit for lines of PID 1, which cannot be paused; beyond it they are counted and dropped
-IOV = 64
-OWN = "init"
-RETRY = 1.0  # pause after an output error (a full disk)
-GONE = (32, 9)  # EPIPE, EBADF; init.pid1.spawn.procs tells why by number
 
 
 class LogSource:

@@ -10,6 +10,13 @@ from init.plan.service import DrainCommand, Kind, Probe, RestartWhen, Service, V
 from init.plan.spec import parse_drain, parse_service
 from init.records import record, replace
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+VERSION = 1
+
+
 # Convert a service back to its mapping, without defaults, for the plan's JSON and for display.
 
 
@@ -89,13 +96,6 @@ def _condition(item: WhenCondition) -> dict[str, object]:
     if item.none_of:
         return {"value": item.value, "not-in": list(item.none_of)}
     return {"value": item.value, "set": item.wanted}
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-VERSION = 1
 
 
 @record(frozen=True, slots=True)

@@ -62,10 +62,10 @@ def crowd(counts: Counter[str], port: int) -> str:
     return f"{total:,} connections are open to port {port}, {most:,} of them from {address}"
 
 
-def crowd_at(port: int, tables: Iterable[str] = TABLES) -> str:
+def crowd_at(port: int) -> str:
     """Describe the connections to the pod's port as the kernel lists them now."""
     counts: Counter[str] = Counter()
-    for table in tables:
+    for table in TABLES:
         try:
             with open(table, encoding="ascii") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
                 counts += sources(stream, port)

@@ -147,7 +147,3 @@ def prove_again(control: Path) -> None:
             client.request("start", service=FIRST, wait=False)
         if service(client, PROOF) is not None:
             client.request("restart", service=PROOF, wait=False)
-
-
-def last_lines(client: Client, name: str) -> list[str]:
-    return [str(line) for line in client.request("logs", service=name, lines=400)["lines"]]

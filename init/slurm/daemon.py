@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ground.commands import ran
-from init.pod.client import Client, last_lines, service
+from init.pod.client import Client, service
 from init.slurm.client import SCONTROL, SQUEUE
 from init.slurm.conf import expanded, words
 from init.view.snapshot import ServiceView
@@ -202,7 +202,7 @@ class Slurmctld:
             view = _steady(client)
             if view is None:
                 return ReconfigureAnswer(ReconfigureOutcome.REFUSED, "this pod has no slurmctld")
-            logged = last_lines(client, SERVICE)
+            logged = _last_lines(client)
             if view.state in DOWN:
                 return self._start(client, view, logged)
         try:
@@ -229,7 +229,7 @@ class Slurmctld:
 
     def _complaint(self, logged: list[str], stderr: str) -> str:
         with Client(self.control) as client:
-            return complaint(new_lines(logged, last_lines(client, SERVICE)), stderr)
+            return complaint(new_lines(logged, _last_lines(client)), stderr)
 
     def does_not_start(self) -> str:
         """Return why it does not run with its configuration; "" while it runs or may still come up."""
@@ -237,7 +237,7 @@ class Slurmctld:
             view = service(client, SERVICE)
             if view is None or view.ready or not view.failures or view.state == "stopped":
                 return ""
-            return complaint(last_lines(client, SERVICE), "")
+            return complaint(_last_lines(client), "")
 
     def revive(self) -> bool:
         """Make it answer again: wait, start it, or kill it if it hangs and start it. True if it was killed.
@@ -278,6 +278,10 @@ def kill_others_of_its_session(pid: int) -> None:
             with suppress(OSError):
                 if other != pid and os.getsid(other) == session and _name(other) == PROGRAM.name:
                     os.kill(other, signal.SIGKILL)
+
+
+def _last_lines(client: Client) -> list[str]:
+    return [str(line) for line in client.request("logs", service=SERVICE, lines=400)["lines"]]
 
 
 def _name(pid: int) -> str:

@@ -19,6 +19,14 @@ from init.slurm import client
 from init.slurm.node import fresh
 from init.slurm.proof import forget_birth
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from init.slurm.node import Node
+
+SLURMD = "/usr/sbin/slurmd"
+REASON = "minivm: the pod of node {} was replaced: the job is requeued, or ended where it cannot be requeued"
+BORN = "MINIVM_SLURMD_BORN"  # further arguments of slurmd's --conf
+
 # Compare a node's record with its pod's resources. Pure.
 #
 # slurmctld reads a dynamic node's description once, when it creates the record. Slurm would drain a pod that returns
@@ -84,15 +92,6 @@ def untyped(gres: str) -> dict[str, int]:
         kind = name.partition(":")[0]
         counts[kind] = counts.get(kind, 0) + count
     return counts
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from init.slurm.node import Node
-
-SLURMD = "/usr/sbin/slurmd"
-REASON = "minivm: the pod of node {} was replaced: the job is requeued, or ended where it cannot be requeued"
-BORN = "MINIVM_SLURMD_BORN"  # further arguments of slurmd's --conf
 
 
 def main() -> int:

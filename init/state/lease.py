@@ -43,6 +43,7 @@ WITHIN_S = 2.0
 FRESH_S = 1.0
 NEVER = float("-inf")
 KEPT_FILES = 5  # of former terms
+PAUSE_S = 0.2  # between two looks of a controller that becomes the only one
 LENGTH = 511  # of a file without its newline: a block of the disk, which is written whole
 _TERM = re.compile(r"term-([1-9][0-9]{0,8})", re.ASCII)
 
@@ -307,7 +308,7 @@ def _sync_all(directory: Path) -> None:
         os.close(fd)
 
 
-def become_single(parent: Path, name: str, pause: float = 0.2) -> int:
+def become_single(parent: Path, name: str) -> int:
     """Take a term for a cluster that has one controller again, and return it; 0 if it never had several.
 
     Waits until no other pod has the lease.
@@ -326,7 +327,7 @@ def become_single(parent: Path, name: str, pause: float = 0.2) -> int:
             if store.term(term - 1) != contest.seen:
                 time.sleep(LASTS_S)
             return term
-        time.sleep(pause)
+        time.sleep(PAUSE_S)
 
 
 def main(words: list[str]) -> int:

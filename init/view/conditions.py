@@ -84,7 +84,7 @@ def gpu_condition(ids: Iterable[str]) -> dict[str, Any]:
     return {"type": GPU_TYPE, "status": "True", "reason": "Known", "message": " ".join(ids)}
 
 
-def read_conditions(engine: Engine, now: float, run: str, boot: Path = BOOT_ID) -> list[dict[str, Any]]:
+def read_conditions(engine: Engine, now: float, run: str) -> list[dict[str, Any]]:
     """Return the conditions for the page `/conditions`. Anybody who reaches the pod reads it: no service is quoted."""
     causes = reasons.pod_reasons(engine, now, quoting=False)
     degraded = reasons.degraded(engine, now, quoting=False)
@@ -94,7 +94,7 @@ def read_conditions(engine: Engine, now: float, run: str, boot: Path = BOOT_ID) 
     directory = Path(run)
     if ids := (read_plain(directory / GPU_NAME, MOST_BYTES) or b"").decode("ascii", "replace").split():
         conditions.append(gpu_condition(ids))
-    if (data := read_deep(directory / DEEP_NAME)) and (deep := deep_condition(data, read_boot(boot))):
+    if (data := read_deep(directory / DEEP_NAME)) and (deep := deep_condition(data, read_boot())):
         conditions.append(deep)
     return conditions
 

@@ -47,10 +47,10 @@ def test_a_pod_has_what_the_chart_gave_it() -> None:
 
 
 def test_a_pods_environment_is_complete_only_at_its_start() -> None:
-    env = manifests.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7", node="rack1")
+    env = manifests.resolve_env(local().pod("slurm-worker-0"), address="10.0.0.7")
     assert env["MINIVM_POD_NAME"] == "slurm-worker-0"
     assert env["MINIVM_POD_IP"] == "10.0.0.7"
-    assert env["MINIVM_NODE_NAME"] == "rack1"
+    assert env["MINIVM_NODE_NAME"] == "this-machine"
     assert env["MINIVM_NODE_FEATURES"] == "worker"
 
 
@@ -60,9 +60,7 @@ def test_labels_reach_the_environment_and_the_variables_made_of_it() -> None:
             "pools": {"worker": {"topologyFeatures": [{"label": "minivm.io/pool", "prefix": "in-"}], "replicas": 1}}
         }
     }
-    env = manifests.resolve_env(
-        local(Options(overrides=overrides)).pod("slurm-worker-0"), address="10.0.0.7", node="rack1"
-    )
+    env = manifests.resolve_env(local(Options(overrides=overrides)).pod("slurm-worker-0"), address="10.0.0.7")
     assert env["MINIVM_NODE_FEATURES"] == "worker,in-worker"
 
 

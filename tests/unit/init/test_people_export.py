@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from init.errors import ConfigError
-from init.people import directory, export, read
-from init.people.export import Account
+from init.people import directory, read
+from init.people.directory import Account
 from tests.support.people_files import ED, OTHER
 
 HOMES = "/home"
@@ -15,13 +15,13 @@ NAMES = {5000: "lab", 5010: "Optics Lab"}
 LDAP = {"id_provider": "ldap", "ldap_uri": "ldap://a, ldap://b", "ldap_search_base": "dc=x"}
 
 
-def composed(*accounts: Account, names: dict[int, str] = NAMES, keys: tuple[str, ...] = (ED,)) -> export.Export:
-    return export.compose(accounts, names, {account.name: keys for account in accounts}, homes=HOMES)
+def composed(*accounts: Account, names: dict[int, str] = NAMES, keys: tuple[str, ...] = (ED,)) -> directory.Export:
+    return directory.compose(accounts, names, {account.name: keys for account in accounts}, homes=HOMES)
 
 
 def test_a_person_keeps_numbers_groups_shell_and_keys() -> None:
     made = composed(ADA, keys=(f"{ED} ada@laptop", ED, OTHER))
-    file = export.render(made, "ldap://a", "2026-01-01T00:00:00Z")
+    file = directory.render(made, "ldap://a", "2026-01-01T00:00:00Z")
     (ada,) = read.parse(file.encode()).users
     assert (ada.uid, ada.group, ada.groups, ada.shell, ada.gecos) == (
         5001,
@@ -53,7 +53,7 @@ def test_a_person_keeps_numbers_groups_shell_and_keys() -> None:
 )
 def test_what_does_not_fit_is_told(account: Account, note: str) -> None:
     made = composed(ADA, account)
-    file = export.render(made, "ldap://a", "2026-01-01T00:00:00Z")
+    file = directory.render(made, "ldap://a", "2026-01-01T00:00:00Z")
     assert any(line.startswith(note) for line in made.notes), made.notes
     assert "ada" in {person.name for person in read.parse(file.encode()).users}, "a bad entry takes nobody else away"
     assert all(line.isprintable() for line in file.splitlines())
@@ -74,8 +74,8 @@ def test_bad_and_many_keys_are_told() -> None:
 
 
 def test_a_person_whom_the_directory_keeps_out_has_no_access() -> None:
-    made = export.compose([ADA], NAMES, {}, homes=HOMES, refused={"ada"}, ended="2026-01-01T00:00:00Z")
-    assert made.people.users[0].until and export.summary(made, 2e9).startswith("0 people with access of 1")
+    made = directory.compose([ADA], NAMES, {}, homes=HOMES, refused={"ada"}, ended="2026-01-01T00:00:00Z")
+    assert made.people.users[0].until and directory.summary(made, 2e9).startswith("0 people with access of 1")
 
 
 def test_searches_are_those_of_sssd() -> None:
