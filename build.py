@@ -60,6 +60,7 @@ class Commands(click.Group):
         "hand-over": ("cluster.cli", "Let the standby of two controllers act."),
         "config": ("cluster.cli", "Show what a changed slurm.conf would do to the cluster."),
         "down": ("cluster.cli", "Stop the cluster."),
+        "migrate": ("cluster.cli", "Plan a move from another Slurm operator to the chart."),
     }
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -444,3 +444,39 @@ def run_config(name: str, *words: str) -> None:
     code, text = LocalCluster.saved(connect(), name).run_slurm(["minivm", "config", *words])
     click.echo(text, nl=False)
     sys.exit(code)
+
+
+# `build.py migrate`: from another operator's objects to values of the chart. It asks no cluster.
+
+
+@click.group()
+def migrate() -> None:
+    """Move a cluster of another Slurm operator to this chart."""
+
+
+@migrate.command("plan")
+@click.option("--from", "operator", required=True, type=click.Choice(("slinky", "soperator")), help="The old operator.")
+@click.option("--cluster", default="", metavar="[NAMESPACE/]NAME", help="Which one, if the files hold several.")
+@click.option("--pool", "pools", multiple=True, metavar="NODESET=POOL", help="Call the pool of a NodeSet so.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("migration"),
+    show_default=True,
+    help="Directory for values.yaml and report.txt; it must not exist yet.",
+)
+@click.argument("files", nargs=-1, required=True)
+def migrate_plan(operator: str, cluster: str, pools: tuple[str, ...], out: Path, files: tuple[str, ...]) -> None:
+    """Write values.yaml of the chart from the objects in FILES, and report what has no counterpart.
+
+    FILES are what `kubectl get ... -o yaml` printed, directories of such files, or `-`. Nothing is changed anywhere.
+    """
+    from cluster.migrate import plan as planning
+
+    renamed = dict(pool.partition("=")[::2] for pool in pools)
+    if not all(renamed.values()):
+        raise ClusterError("plan the migration", "--pool takes NODESET=POOL")
+    made = planning.make(operator, files, cluster=cluster, renamed=renamed)
+    written = planning.write(made, operator, out)
+    click.echo(planning.report(made, operator))
+    click.echo("written: " + ", ".join(str(file) for file in written))

@@ -15,5 +15,5 @@ FLOORS: dict[str, list[set[str]]] = {
     "gitsync": [{""}, {"repo"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
     "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
-    "cluster": [{"", "change"}],
+    "cluster": [{"", "change", "migrate"}],
 }  # fmt: skip
