@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 from docker.types import Mount  # type: ignore[import-untyped]  # it carries no types
 
-from tests.container.init_pods import LABELS, PYTHON, Pod, World, image_of, world
+from cluster.change.pinning import newest_here
+from images.engine.docker import DockerEngine
+from tests.container.init_pods import IMAGES, LABELS, PYTHON, ROOT, Pod, World, image_of, slurm_conf, world
+from tests.pages import blocks
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -73,17 +77,23 @@ class Slinky:
         volume = f"{self.world.network.name}-{name}"
         options = {"type": "tmpfs", "device": "tmpfs", "o": f"mode=2777,gid={SLURM_UID}"}
         self.world.client.volumes.create(volume, driver_opts=options)
-        self.volumes.append(volume)
+        if volume not in self.volumes:
+            self.volumes.append(volume)
         return Mount(target, volume, type="volume", no_copy=True)
 
-    def controller(self) -> Pod:
+    def controller(self, state: Path | None = None) -> Pod:
+        """Start slurmctld; `state` is the claim that the operator mounts, or the state goes with the pod."""
+        if state is None:
+            claim = self.memory("state", "/var/spool/slurmctld")
+        else:
+            claim = Mount("/var/spool/slurmctld/slinky", str(state), type="bind")
         files = {"slurm.conf": SLURM_CONF.encode(), "slurm.key": self.key, "jwt.key": os.urandom(32)}
         return self.world.pod(
             "slinky-controller", CONTROLLER, mounts=self.directory / "empty",
             volumes=self.etc(CONTROLLER, SLURM_UID, files),
             extra_mounts=[
                 self.memory("run", "/run"), self.memory("auth", "/run/slurmctld"),
-                self.memory("state", "/var/spool/slurmctld"), self.memory("log", "/var/log/slurm"),
+                claim, self.memory("log", "/var/log/slurm"),
             ],
             user=f"{SLURM_UID}:{SLURM_UID}", security_opt=["no-new-privileges"],
         )  # fmt: skip
@@ -232,3 +242,99 @@ def test_the_controllers_image_has_what_the_operator_starts(slinky: Slinky, comm
         assert words in container.logs().decode()
     finally:
         container.remove(force=True)
+
+
+# From there to minivm's own controller and back, by the commands of come-from-slinky.md
+
+
+class Move:
+    """One claim, and the controller and the worker that have it: Slinky's, or minivm's."""
+
+    def __init__(self, slinky: Slinky, claim: Path, tags: dict[str, str]) -> None:
+        self.slinky, self.world, self.claim, self.tags = slinky, slinky.world, claim, tags
+        secrets = self.world.mounts / "secrets/slurm-key"
+        secrets.mkdir()
+        (secrets / "slurm.key").write_bytes(slinky.key)
+        conf = slurm_conf(accounting=False, auth="slurm").replace("ClusterName=minivm", "ClusterName=slinky")
+        # Slurm ends the jobs of a partition that is gone, so the plan keeps their names.
+        conf = conf.replace("PartitionName=main", "PartitionName=all")
+        self.world.configure({"slurm.conf": conf})
+
+    def theirs(self) -> tuple[Pod, Pod]:
+        controller = self.slinky.controller(self.claim).wait_ready()
+        worker = self.slinky.worker("blue-0").wait_ready()
+        worker.add_user()
+        return controller, worker
+
+    def ours(self) -> tuple[Pod, Pod]:
+        env = {"MINIVM_AUTH": "slurm", "MINIVM_ACCOUNTING": "none", "MINIVM_BACKUP_EVERY": "0"}
+        pods = []
+        for role, host in (("controller", CONTROLLER), ("worker", "minivm-blue-0")):
+            mounts = []
+            if role == "controller":
+                mounts = [Mount("/var/spool/slurmctld", str(self.claim / "slurmctld"), type="bind")]
+            image = f"{IMAGES}/{role}:{self.tags[role]}"
+            pods.append(self.world.pod(role, host, image=image, env=env, extra_mounts=mounts).wait_ready())
+            pods[-1].add_user()
+        return pods[0], pods[1]
+
+    def copy(self, job: str) -> None:
+        """Run the command of the page's Job of this name on the claim."""
+        page = "".join(block.text for block in blocks(ROOT / "docs/how-to/come-from-slinky.md"))
+        (script,) = re.findall(rf"name: {job}}}.*?command: \[sh, -ec, \"(.*?)\"\]", page, re.DOTALL)
+        self.world.client.containers.run(
+            f"{IMAGES}/controller:{self.tags['controller']}", ["-ec", script], entrypoint="sh", remove=True,
+            mounts=[Mount("/claim", str(self.claim), type="bind")], labels=LABELS, network_mode="none",
+        )  # fmt: skip
+
+
+@pytest.fixture
+def move(tmp_path: Path) -> Iterator[Move]:
+    tags = newest_here(DockerEngine().client, IMAGES, slurm="26.05", variant="debian")
+    (tmp_path / "empty").mkdir()
+    claim = tmp_path / "claim"
+    claim.mkdir()
+    os.chown(claim, SLURM_UID, SLURM_UID)
+    with world(tmp_path, "move") as made:
+        cluster = Slinky(made, tmp_path)
+        yield Move(cluster, claim, tags)
+        for pod in made.pods:
+            pod.remove()
+        cluster.close()
+
+
+def stopped(*pods: Pod) -> None:
+    for pod in pods:
+        pod.container.stop(timeout=60)
+        pod.remove()
+
+
+def submitted(worker: Pod, name: str) -> str:
+    words = ["--parsable", "--chdir=/tmp", "--begin=now+10hours", f"--job-name={name}", "--wrap", "true"]
+    return worker.run("sbatch", *words, user="demo").strip()
+
+
+def waiting(worker: Pod) -> dict[str, str]:
+    return dict(line.split() for line in worker.run("squeue", "-h", "-t", "pending", "-o", "%i %j").splitlines())
+
+
+def test_waiting_jobs_go_over_to_minivm_and_back(move: Move) -> None:
+    theirs, worker = move.theirs()
+    first, second = submitted(worker, "first"), submitted(worker, "second")
+    stopped(worker, theirs)
+
+    move.copy("copy-state")
+    ours, worker = move.ours()
+    assert waiting(worker) == {first: "first", second: "second"}
+    ours.run("scontrol", "delete", "nodename=blue-0")
+    worker.run("scontrol", "update", f"jobid={first}", "starttime=now", user="demo")
+    until(lambda: "COMPLETED" in worker.run("scontrol", "show", "job", first), "the job runs on minivm's worker")
+    third = submitted(worker, "third")
+    assert int(third) > int(second), "job numbers go on"
+    stopped(worker, ours)
+
+    move.copy("state-back")
+    theirs, worker = move.theirs()
+    assert waiting(worker) == {second: "second", third: "third"}
+    asked(theirs, "scontrol", "delete", "nodename=minivm-blue-0")
+    stopped(worker, theirs)
