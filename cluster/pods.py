@@ -215,7 +215,9 @@ class Kubelet:
     def docker_mount(self, pod: PodSpec, mount: VolumeMount) -> dict[str, Any]:
         volume, target = mount.volume, {"Target": mount.path, "ReadOnly": mount.read_only}
         if volume.source in (VolumeSource.CONFIG, VolumeSource.SECRET):
-            return target | {"Type": "bind", "Source": str(self.volume_directory(pod, volume.name))}
+            # One file of it stays as it is now, as on Kubernetes: the engine follows the link.
+            file = self.volume_directory(pod, volume.name) / mount.sub_path
+            return target | {"Type": "bind", "Source": str(file)}
         if volume.source is VolumeSource.EMPTY and volume.memory:
             return target | {"Type": "tmpfs", "TmpfsOptions": {"SizeBytes": volume.size} if volume.size else {}}
         parts = {
