@@ -200,6 +200,12 @@ def check_accounting(before: Options, after: Options) -> None:
                            )  # fmt: skip
 
 
+def login_pools(values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the login pools beside `login`, as far as they are mappings: the chart's schema refuses others."""
+    pools = values["login"].get("pools")
+    return {name: pool for name, pool in (pools or {}).items() if isinstance(pool, Mapping)}
+
+
 def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return chart values for the Slurm in the controller's image, since a tag `latest` does not name it."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
@@ -245,10 +251,12 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
     values = merged(values, options.overrides)
-    if values["login"].get("keepSeconds"):
-        raise ClusterError("keep the sessions of the login pod", "one container has its ssh port here",
-                           file=options.values_file, field="login.keepSeconds",
-                           hint="leave it out; `up` says which sessions end")  # fmt: skip
+    pools = {"login": values["login"]} | {f"login.pools.{name}": pool for name, pool in login_pools(values).items()}
+    for name, pool in pools.items():
+        if pool.get("keepSeconds"):
+            raise ClusterError("keep the sessions of the login pod", "one container has its ssh port here",
+                               file=options.values_file, field=f"{name}.keepSeconds",
+                               hint="leave it out; `up` says which sessions end")  # fmt: skip
     # An empty value means the cluster's own, which the chart cannot look up here.
     values["slurm"]["auth"] = auth(options)
     return values

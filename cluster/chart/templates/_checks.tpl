@@ -17,6 +17,48 @@
 {{- include "minivm.checks.parts" . -}}
 {{- include "minivm.checks.accounting" . -}}
 {{- include "minivm.checks.people" . -}}
+{{- include "minivm.checks.logins" . -}}
+{{- end -}}
+
+{{/* The field of a login pool's settings. */}}
+{{- define "minivm.loginField" -}}
+{{ ternary "login" (printf "login.pools.%s" .) (eq . "login") }}
+{{- end -}}
+
+{{- define "minivm.checks.logins" -}}
+{{- $workers := include "minivm.pools" . | fromJson -}}
+{{- $ports := dict -}}
+{{- if hasKey (default dict .Values.login.pools) "login" }}{{ include "minivm.mistake" (list $ "login.pools.login: `login` is the pool that the settings beside `pools` describe: change those, or choose another name") }}{{ end -}}
+{{- range $name, $pool := include "minivm.loginPools" . | fromJson -}}
+  {{- $field := include "minivm.loginField" $name -}}
+  {{- $object := include "minivm.loginObject" (dict "root" $ "name" $name "kind" "login") -}}
+  {{- if hasKey $workers $name }}{{ if ne $name "login" }}{{ include "minivm.mistake" (list $ (printf "%s: workers.pools has a pool %s too, and labels, metrics and alerts tell pools apart by name: choose another name" $field $name)) }}{{ end }}{{ end -}}
+  {{- range $kind := list "login" "ssh" -}}
+    {{- if hasKey $workers (printf "%s-%s" $kind $name) }}{{ include "minivm.mistake" (list $ (printf "%s: its %s would have the name of that of workers.pools.%s-%s: choose another name" $field (ternary "StatefulSet" "Service" (eq $kind "login")) $kind $name)) }}{{ end -}}
+  {{- end -}}
+  {{- if and (ne $name "login") (gt (len $object) 50) }}{{ include "minivm.mistake" (list $ (printf "%s: its pods would be called %s-0, and Kubernetes' labels take 50 characters before the number, not %d: choose a shorter name" $field $object (len $object))) }}{{ end -}}
+  {{- with $pool.service.nodePort -}}
+    {{- $before := index $ports (toString .) -}}
+    {{- if $before }}{{ include "minivm.mistake" (list $ (printf "%s.service.nodePort: %d is the port of %s too, and a port is one Service's: choose another" $field (int .) $before)) }}{{ end -}}
+    {{- $_ := set $ports (toString .) (printf "%s.service" $field) -}}
+  {{- end -}}
+  {{- include "minivm.checks.allowedGroups" (dict "root" $ "field" (printf "%s.allowedGroups" $field) "groups" $pool.allowedGroups) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* sshd would refuse nobody's name: a group that does not exist keeps everybody out, and a pattern lets strangers in. */}}
+{{- define "minivm.checks.allowedGroups" -}}
+{{- if and (kindIs "slice" .groups) (empty .groups) }}{{ include "minivm.mistake" (list .root (printf "%s: an empty list would let nobody in: name groups, or leave it out to let everybody in" .field)) }}{{ end -}}
+{{- $p := .root.Values.people -}}
+{{- $known := list -}}
+{{- range $p.groups }}{{ $known = append $known .name }}{{ end -}}
+{{- range .groups -}}
+  {{- if eq . "root" }}{{ include "minivm.mistake" (list $.root (printf "%s: root is no group of people: name the group of those who may log in" $.field)) -}}
+  {{- else if regexMatch "^[0-9]+$" . }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is a number, and sshd compares names: write the group's name" $.field .)) -}}
+  {{- else if not (regexMatch "^[A-Za-z0-9_]([A-Za-z0-9_.@ -]*[A-Za-z0-9_.@-])?$" .) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is no name of a group: write letters, digits, spaces and _ . @ - , and no pattern" $.field (quote .))) -}}
+  {{- else if and $known (not (include "minivm.hasSssd" $.root)) (not (has . $known)) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is no group of people.groups, which has %s: add it there, or name one of those" $.field . (join ", " $known))) -}}
+  {{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "minivm.checks.people" -}}
@@ -122,7 +164,8 @@
 
 {{/* The settings of the pods that a site may add to, by the field that holds them. */}}
 {{- define "minivm.extendable" -}}
-{{- $all := dict "login" .Values.login -}}
+{{- $all := dict -}}
+{{- range $name, $pool := include "minivm.loginPools" . | fromJson }}{{ $_ := set $all (include "minivm.loginField" $name) $pool }}{{ end -}}
 {{- range $name, $_ := include "minivm.pools" . | fromJson -}}
   {{- $_ := set $all (printf "workers.pools.%s" $name) (include "minivm.pool" (dict "root" $ "name" $name) | fromJson) -}}
 {{- end -}}
@@ -130,8 +173,9 @@
 {{- end -}}
 
 {{- define "minivm.checks.parts" -}}
-{{- with .Values.login -}}
-  {{- if and (int .keepSeconds) (lt (int .keepSeconds) (int .graceSeconds)) }}{{ include "minivm.mistake" (list $ (printf "login.keepSeconds: 0, or at least login.graceSeconds (%d), not %d" (int .graceSeconds) (int .keepSeconds))) }}{{ end -}}
+{{- range $name, $pool := include "minivm.loginPools" . | fromJson -}}
+  {{- $field := include "minivm.loginField" $name -}}
+  {{- if and (int $pool.keepSeconds) (lt (int $pool.keepSeconds) (int $pool.graceSeconds)) }}{{ include "minivm.mistake" (list $ (printf "%s.keepSeconds: 0, or at least %s.graceSeconds (%d), not %d" $field $field (int $pool.graceSeconds) (int $pool.keepSeconds))) }}{{ end -}}
 {{- end -}}
 {{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
   {{- range $label, $_ := $settings.podLabels -}}

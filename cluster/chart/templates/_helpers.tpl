@@ -279,6 +279,12 @@ Who the cluster's own pods are to ssh in them, as JSON: what login pods answer w
 {{- define "minivm.knownHosts" -}}
 {{- $full := include "minivm.fullname" . -}}
 {{- $logins := list (printf "%s-login" $full) (printf "%s-login.*" $full) (printf "%s-login-*" $full) -}}
+{{- if .Values.login.pools -}}
+  {{- range $name, $_ := include "minivm.loginPools" . | fromJson -}}
+    {{- $service := include "minivm.loginObject" (dict "root" $ "name" $name "kind" "ssh") -}}
+    {{- $logins = concat $logins (list $service (printf "%s.*" $service)) -}}
+  {{- end -}}
+{{- end -}}
 {{- $workers := list -}}
 {{- range $name, $_ := include "minivm.pools" . | fromJson -}}
   {{- $pool := include "minivm.pool" (dict "root" $ "name" $name) | fromJson -}}
@@ -351,11 +357,11 @@ pods' pages and writes them. Then there is no readiness gate either: pods become
 {{- end -}}
 
 {{/*
-Whether a role's pods do: include "minivm.writesConditions" (dict "root" $ "role" r). Login pods that keep their sessions
-are a Deployment's: a right is for pods by name, and theirs are known to nobody.
+Whether a role's pods do: include "minivm.writesConditions" (dict "root" $ "role" r "keep" seconds). Login pods that keep
+their sessions are a Deployment's: a right is for pods by name, and theirs are known to nobody.
 */}}
 {{- define "minivm.writesConditions" -}}
-{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") (not (and (eq .role "login") (int .root.Values.login.keepSeconds))) }}yes{{ end -}}
+{{- if and (include "minivm.podsWriteConditions" .root) (ne .role "demo") (not .keep) }}yes{{ end -}}
 {{- end -}}
 
 {{/* The content of a projected volume: the account's token, for `seconds` if named, and how to reach the API server. */}}
@@ -367,20 +373,58 @@ sources:
   - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}
 
+{{/*
+The login pools, as JSON: `login`, which has the settings beside `pools`, and each of `pools` with those settings under its
+own. A node port is one Service's, and no pool inherits it.
+*/}}
+{{- define "minivm.loginPools" -}}
+{{- $first := omit .Values.login "pools" -}}
+{{- $all := dict "login" $first -}}
+{{- range $name, $pool := .Values.login.pools -}}
+  {{- $below := merge (dict "service" (omit $first.service "nodePort")) (omit $first "service") | deepCopy -}}
+  {{- if ne $name "login" }}{{ $_ := set $all $name (mergeOverwrite $below (deepCopy (default dict $pool))) }}{{ end -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}
+
+{{/* An object of a login pool: (dict "root" $ "name" pool "kind" k): <name>-login or <name>-ssh, and of others -<pool>. */}}
+{{- define "minivm.loginObject" -}}
+{{ include "minivm.fullname" .root }}-{{ .kind }}{{ if ne .name "login" }}-{{ .name }}{{ end }}
+{{- end -}}
+
+{{/*
+The labels of a login pool's pods, by which its Services and budgets select: (dict "root" $ "name" pool). A single one is
+`login` without a label of its own, as before there were pools.
+*/}}
+{{- define "minivm.loginSelector" -}}
+{{- include "minivm.selector" (dict "root" .root "role" "login" "pool" (ternary .name "" (not (empty .root.Values.login.pools)))) -}}
+{{- end -}}
+
+{{/* The names of a login pool's pods, or of its Deployments, as JSON: (dict "root" $ "name" pool "pool" settings). */}}
 {{- define "minivm.loginNames" -}}
 {{- $names := list -}}
-{{- range $i := until (int .Values.login.replicas) }}{{ $names = append $names (printf "%s-login-%d" (include "minivm.fullname" $) $i) }}{{ end -}}
+{{- range $i := until (int .pool.replicas) }}{{ $names = append $names (printf "%s-%d" (include "minivm.loginObject" (dict "root" $.root "name" $.name "kind" "login")) $i) }}{{ end -}}
 {{- toJson $names -}}
 {{- end -}}
 
-{{/* The names of the login pods, as JSON; none where Deployments name them. */}}
+{{/* The names of the login pods, as JSON; none of those that Deployments name. */}}
 {{- define "minivm.loginPods" -}}
-{{- if int .Values.login.keepSeconds }}[]{{ else }}{{ include "minivm.loginNames" . }}{{ end -}}
+{{- $names := list -}}
+{{- range $name, $pool := include "minivm.loginPools" . | fromJson -}}
+  {{- if not (int $pool.keepSeconds) }}{{ $names = include "minivm.loginNames" (dict "root" $ "name" $name "pool" $pool) | fromJsonArray | concat $names }}{{ end -}}
+{{- end -}}
+{{- toJson $names -}}
 {{- end -}}
 
-{{/* The Deployments of login pods that keep their sessions, one a pod, as JSON. */}}
+{{/* The Deployments of login pods that keep their sessions, one a pod, with their graceSeconds, as JSON. */}}
 {{- define "minivm.loginDeployments" -}}
-{{- if int .Values.login.keepSeconds }}{{ include "minivm.loginNames" . }}{{ else }}[]{{ end -}}
+{{- $all := dict -}}
+{{- range $name, $pool := include "minivm.loginPools" . | fromJson -}}
+  {{- if int $pool.keepSeconds -}}
+    {{- range include "minivm.loginNames" (dict "root" $ "name" $name "pool" $pool) | fromJsonArray }}{{ $_ := set $all . (int $pool.graceSeconds) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- toJson $all -}}
 {{- end -}}
 
 {{/* The parts of a pod's spec that every role has. */}}
@@ -388,7 +432,7 @@ sources:
 serviceAccountName: {{ include "minivm.fullname" .root }}-{{ .role }}
 {{- /* Never the automatic one: in a pod that runs as root without fsGroup every user and job could read it. */}}
 automountServiceAccountToken: false
-{{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}
+{{- if include "minivm.writesConditions" . }}
 readinessGates:
   - conditionType: minivm.io/Ready
 {{- end }}
@@ -447,7 +491,7 @@ initContainers: {{ toJson . }}
 {{- if and (include "minivm.hasPeople" .root) (ne .role "demo") }}
 - {name: people, mountPath: /mnt/minivm/people, readOnly: true}
 {{- end }}
-{{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}
+{{- if include "minivm.writesConditions" . }}
 - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 {{- if .ssh }}
@@ -495,7 +539,7 @@ initContainers: {{ toJson . }}
   configMap: {name: {{ include "minivm.peopleConfigMap" .root }}, defaultMode: 0400, optional: true}
   {{- end }}
 {{- end }}
-{{- if include "minivm.writesConditions" (dict "root" .root "role" .role) }}
+{{- if include "minivm.writesConditions" . }}
 - name: api-token
   projected:
     {{- include "minivm.apiToken" . | nindent 4 }}

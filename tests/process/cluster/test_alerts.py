@@ -146,6 +146,11 @@ def test_a_healthy_cluster_fires_nothing(rules: Path) -> None:
     assert fired(rules, 60, series) == set()
 
 
+def test_a_login_pool_that_is_ready_hides_no_pool_that_is_not(rules: Path) -> None:
+    other = {(READY % "login").replace("gpu", "login").replace("x-0", "x-1"): "1x20"}
+    assert fired(rules, 10, ready("login", "0x20") | other) == {"MinivmNoLoginReady"}
+
+
 def test_a_standby_that_is_ready_hides_no_controller_that_is_not(rules: Path) -> None:
     standby = {(READY % "controller").replace("x-0", "x-1"): "1x20"}
     assert "MinivmControllerNotReady" in fired(rules, 10, ready("controller", "0x20") | standby)
