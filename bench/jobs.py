@@ -152,11 +152,11 @@ class Figures:
                 )
 
 
-def measure(cluster: LocalCluster, found: Figures) -> None:
+def measure(cluster: LocalCluster, figures: Figures) -> None:
     by_hand(cluster)
     begun = time.time()
-    found.turns(cluster, steps, partial(burst, count=SHORT), crowd)
-    found.turns(cluster, partial(burst, count=MANY), count=1)
+    figures.turns(cluster, steps, partial(burst, count=SHORT), crowd)
+    figures.turns(cluster, partial(burst, count=MANY), count=1)
     for kind in ("prolog", "epilog"):
         seconds = sorted(entry["seconds"] * 1000 for entry in records(cluster, begun) if entry["kind"] == kind)
         p99 = seconds[len(seconds) * 99 // 100]

@@ -14,14 +14,14 @@ import click
 from init.cli import JSON, Group, emit
 from init.pod.pod import Pod
 from init.slurm.change import (
+    JUDGEMENT,
     LIVE,
     PENDING,
-    SAID,
     Effect,
     SavedJudgement,
     SlurmConfigError,
     ignored,
-    load_said,
+    load_judgement,
     objections,
     weigh,
 )
@@ -103,7 +103,7 @@ def accept(hash: str) -> None:
     mounted = digest(files) if files else "none"
     if hash != mounted:
         raise SlurmConfigError(f"accept {hash}", f"the mounted files are {mounted}", hint="see `minivm config diff`")
-    SAID.unlink(missing_ok=True)
+    JUDGEMENT.unlink(missing_ok=True)
     LastGoodConfig(pod).accept(hash, time.time())
     result = _wait_for_result(time.monotonic() + WITHIN)
     click.echo(f"{result.hash}: {result.why or result.state}")
@@ -116,7 +116,7 @@ def _wait_for_result(until: float) -> SavedJudgement:
         files = SlurmFiles(Pod(os.environ)).wanted()
         if files is None:
             raise SlurmConfigError("look at slurm.conf", "none is mounted: the controller generated a minimal one")
-        result = load_said()
+        result = load_judgement()
         if result is not None and result.hash == digest(files):
             return result
         if time.monotonic() > until:

@@ -28,7 +28,7 @@ Run = Callable[[Sequence[str]], str]
 
 def is_unknown_job(error: SlurmError) -> bool:
     """Tell if slurmctld said that it does not know the job."""
-    return any(words in error.said or words in error.why for words in UNKNOWN_JOB)
+    return any(words in error.output or words in error.why for words in UNKNOWN_JOB)
 
 
 def question(argv: Sequence[str]) -> dict[str, Any] | None:

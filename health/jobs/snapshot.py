@@ -305,7 +305,7 @@ def execute(argv: Sequence[str], as_nobody: bool) -> str:
         raise slow
     if process.returncode:
         failed = SlurmError("ask slurmctld", client.judge(message, controller))
-        failed.said = message
+        failed.output = message
         raise failed
     return text.decode(errors="replace")
 

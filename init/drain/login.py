@@ -197,9 +197,9 @@ class Stay:
                                                 for number in windows)])  # fmt: skip
             self.records.follow(keepers, f"{self.until:.0f}")
             if people:
-                who = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
+                count = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
                 unread = f"; {self.people.problem}" if self.people.problem else ""
-                report_change(f"{who} until {clock(self.until)}: this pod {self.why}{unread}")
+                report_change(f"{count} until {clock(self.until)}: this pod {self.why}{unread}")
             self.deadline.pause(min(STAY_LOOK_EVERY, self.left))
         sessions_left = len(find_sessions())
         report(f"{sessions_left} sessions are left" if sessions_left else "all sessions have ended")

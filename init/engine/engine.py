@@ -1,6 +1,6 @@
 """All services together: which one starts, which one stops. Decides only; the loop acts and reports back.
 
-`init.engine.ending` ends the pod, `init.engine.machine` is one service's life, `init.engine.machine` holds the states.
+`init.engine.ending` ends the pod, `init.engine.machine` has one service's life and the states of all.
 """
 
 from __future__ import annotations

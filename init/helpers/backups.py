@@ -25,9 +25,9 @@ FIRST_AFTER = 600.0  # seconds of the pod's life: a boot has other work, and a n
 SERVICE = "slurmctld"
 
 
-def due(now: float, every: float, made: float, up: float) -> bool:
+def due(now: float, every: float, copied_at: float, up: float) -> bool:
     """Tell if a copy is to be made now. A copy of the future, by a clock that was set, does not count."""
-    return every > 0 and up >= FIRST_AFTER and not 0 <= now - made < every
+    return every > 0 and up >= FIRST_AFTER and not 0 <= now - copied_at < every
 
 
 def settings(pod: Pod) -> tuple[float, int]:

@@ -191,11 +191,12 @@ def _now() -> str:
 
 
 def main(arguments: list[str]) -> int:
+    pod = Pod(os.environ)
     if arguments == ["gpus"]:
-        if (here := Pod(os.environ)).gpus:
-            write_gpus(lambda: gpu_uuids(here))
+        if pod.gpus:
+            write_gpus(lambda: gpu_uuids(pod))
         return 0
-    api, pod = Api(namespace(), pod_name(os.environ)), Pod(os.environ)
+    api = Api(namespace(), pod_name(os.environ))
     if pod.gpus:
         threading.Thread(target=tell_gpus, args=(api, lambda: gpu_uuids(pod)), daemon=True).start()
     threading.Thread(target=tell_deep, args=(api,), daemon=True).start()

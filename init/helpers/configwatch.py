@@ -26,7 +26,16 @@ from init.places import PLAN
 from init.pod.client import SOCKET, Client, condition, log, service
 from init.pod.dirwatch import Watcher
 from init.pod.pod import Pod, write
-from init.slurm.change import LIVE, REFUSED, SAID, SavedJudgement, load_said, objections, save_said, weigh
+from init.slurm.change import (
+    JUDGEMENT,
+    LIVE,
+    REFUSED,
+    SavedJudgement,
+    load_judgement,
+    objections,
+    save_judgement,
+    weigh,
+)
 from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
 from init.slurm.files import LastGoodConfig, SlurmFiles, digest
 
@@ -107,13 +116,18 @@ class SlurmWatch:
     condition = "slurm.conf"
 
     def __init__(
-        self, control: Path, files: SlurmFiles, daemon: Slurmctld, kept: LastGoodConfig, said: Path = SAID
+        self,
+        control: Path,
+        files: SlurmFiles,
+        daemon: Slurmctld,
+        kept: LastGoodConfig,
+        saved: Path = JUDGEMENT,
     ) -> None:
         self.control = control
         self.files = files
         self.daemon = daemon
         self.kept = kept
-        self.said = said
+        self.saved = saved
         self.refused = ""  # the hash of those files, and the acceptance at that time
         self.again: float | None = None  # seconds, if a look is incomplete
         self.unkept = False
@@ -220,13 +234,13 @@ class SlurmWatch:
         except InitError as error:
             return ReconfigureAnswer(ReconfigureOutcome.REFUSED, error.why)
 
-    def _tell(self, said: SavedJudgement) -> None:
-        if load_said(self.said) == said:
+    def _tell(self, judgement: SavedJudgement) -> None:
+        if load_judgement(self.saved) == judgement:
             return
-        if said.why:
-            log(f"{self.condition}: {said.why}")
-        condition(self.control, self.condition, said.why)
-        save_said(said, self.said)
+        if judgement.why:
+            log(f"{self.condition}: {judgement.why}")
+        condition(self.control, self.condition, judgement.why)
+        save_judgement(judgement, self.saved)
 
 
 class DropInWatch:
@@ -301,7 +315,7 @@ def main(control: Path = SOCKET) -> int:
         pod = Pod(os.environ)
         files, last_good = SlurmFiles(pod), LastGoodConfig(pod)
         directories += [files.mounted, last_good.directory]
-        SAID.unlink(missing_ok=True)  # left by an earlier process: report the condition to PID 1 again
+        JUDGEMENT.unlink(missing_ok=True)  # left by an earlier process: report the condition to PID 1 again
         watches.append(SlurmWatch(control, files, Slurmctld(control), last_good))
     if DIRECTORY.is_dir():
         directories.append(DIRECTORY)

@@ -62,8 +62,8 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def older(found: str, least: str) -> bool:
-    return bool(numbers(found)) and numbers(found) < numbers(least)
+def older(version: str, least: str) -> bool:
+    return bool(numbers(version)) and numbers(version) < numbers(least)
 
 
 def compare(image: Expected, machine: Machine) -> list[LinkFinding]:

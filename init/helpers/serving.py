@@ -310,11 +310,11 @@ def main() -> int:
         daemons = ("slurmctld",)
         finding = ask_as_user(controller, host_and_port(controller)[1])
     memory, reason, restart = judge(memory, finding, now)
-    why, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
+    cause, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
     if finding.fault is Fault.FORGOTTEN:
         # A static node that slurmctld does not know is missing in slurm.conf.
-        why, young, daemons = finding.reason, SAVED_S, ("slurmd",)
-    if restart and (news := restart_daemon(daemons, why, young)):
+        cause, young, daemons = finding.reason, SAVED_S, ("slurmd",)
+    if restart and (news := restart_daemon(daemons, cause, young)):
         print(news, file=sys.stderr, flush=True)
         memory = replace(memory, restarted=now, silent_since=0.0, saved=False)
     save(memory)

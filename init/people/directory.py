@@ -121,16 +121,16 @@ def searches(name: str, domain: Mapping[str, str]) -> list[Search]:
     bind = domain.get("ldap_default_bind_dn", "")
     password = domain.get("ldap_default_authtok", "") if bind else ""
     start_tls = domain.get("ldap_id_use_start_tls", "").strip().lower() == "true"
-    found = []
+    listed = []
     for at in range(0, len(parts), 3):
         base, scope, more = (*parts[at : at + 3], "", "")[:3]
         matching = f"(objectClass={kind})({attribute}=*)"
         matching = f"(&{matching}{more if not more or more.startswith('(') else f'({more})'})"
         scope = {"onelevel": "one", "subtree": "sub", "": "sub"}.get(scope, scope)
-        found.append(
+        listed.append(
             Search(name, " ".join(uris), base, scope, matching, attribute, start_tls, bind, password, environment)
         )
-    return found
+    return listed
 
 
 def list_names(search: Search) -> list[str]:
@@ -196,21 +196,21 @@ def _getent(database: str, keys: Sequence[str]) -> list[str]:
 def accounts(names: Iterable[str]) -> list[Account]:
     """Return those whom sssd knows, with their groups' ids."""
     wanted = sorted({name for name in names if ASKABLE.fullmatch(name)})
-    found: dict[str, Account] = {}
+    known: dict[str, Account] = {}
     for line in _getent("passwd", wanted):
         fields = line.split(":")
         if len(fields) == 7 and fields[2].isdecimal() and fields[3].isdecimal():
             name, _, uid, gid, gecos, home, shell = fields
-            found[name] = Account(name, int(uid), int(gid), gecos, home, shell)
-    askable = sorted(name for name in found if ASKABLE.fullmatch(name))
+            known[name] = Account(name, int(uid), int(gid), gecos, home, shell)
+    askable = sorted(name for name in known if ASKABLE.fullmatch(name))
     for line in _getent("initgroups", askable):
         words = line.split()
-        if words and words[0] in found:
-            account = found[words[0]]
+        if words and words[0] in known:
+            account = known[words[0]]
             gids = dict.fromkeys(int(word) for word in words[1:] if word.isdecimal())
             gids.pop(account.gid, None)
-            found[words[0]] = replace(account, gids=tuple(gids))
-    return [found[name] for name in sorted(found)]
+            known[words[0]] = replace(account, gids=tuple(gids))
+    return [known[name] for name in sorted(known)]
 
 
 def known_uids(uids: Iterable[int]) -> set[int]:

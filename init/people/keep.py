@@ -147,8 +147,8 @@ def taken_here(pod: Pod) -> Taken:
     users, groups = rows("passwd"), rows("group")
 
     def numbers(entries: list[list[str]]) -> frozenset[int]:
-        found = {int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
-        return frozenset(number for number in found if any(number in ids for ids in IDS))
+        entry_ids = {int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
+        return frozenset(number for number in entry_ids if any(number in ids for ids in IDS))
 
     names = {entry[0] for entry in users} | {entry[0] for entry in groups}
     return Taken(frozenset(names), numbers(users), numbers(groups))
@@ -268,7 +268,7 @@ def directory_answers(pod: Pod) -> bool:
     return True
 
 
-def told(problems: Iterable[str]) -> str:
+def reason_of(problems: Iterable[str]) -> str:
     listed = [*problems]
     more = f"; and {len(listed) - SHOWN} more: `minivm people show`" if len(listed) > SHOWN else ""
     return one_line("; ".join(problem[:LONGEST] for problem in listed[:SHOWN]) + more)
@@ -351,7 +351,7 @@ def main(arguments: list[str]) -> int:
         problems, is_usable = keep(Pod(os.environ), time.time())
     except (InitError, OSError) as error:
         problems, is_usable = [str(error)], False
-    if text := told(problems):
+    if text := reason_of(problems):
         print(text)
         return 0 if "--boot" in arguments and is_usable else 1
     return 0

@@ -40,9 +40,9 @@ INSIDE = re.compile(rf"\\(?P<escaped>[\"\\$`])|{_VARIABLE}|(?P<shell>[$`])|(?P<t
 def adopt(role: str, arguments: Sequence[str], env: MutableMapping[str, str]) -> None:
     """Set the variables that the role's services read. ConfigError names the argument that cannot be used."""
     if env["MINIVM_UNDER"] != SLINKY:
-        found = env["MINIVM_UNDER"]
+        under = env["MINIVM_UNDER"]
         raise ConfigError(
-            "start", f"MINIVM_UNDER is {found!r}, and {SLINKY} alone is known", hint="leave it as the image has it"
+            "start", f"MINIVM_UNDER is {under!r}, and {SLINKY} alone is known", hint="leave it as the image has it"
         )
     text = " ".join(part for part in (env.get(OPTIONS.get(role, ""), ""), *arguments) if part).strip()
     words = iter(split(text, env))

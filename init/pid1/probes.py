@@ -354,13 +354,13 @@ class Watches:
             self._inotify = Inotify(self._core.poller)
         return self._inotify
 
-    def _failed(self, name: str, scope: Scope, why: str) -> None:
+    def _failed(self, name: str, scope: Scope, reason: str) -> None:
         core, state = self._core, self._core.engine.states.get(name)
         if self._scopes.get(name, scope) is not scope or state is None or state.phase is not Phase.STARTING:
-            core.troubled(f"a probe of {name} that is over: {why}")
+            core.troubled(f"a probe of {name} that is over: {reason}")
             return
         self.end(name)
-        core.handle(name, Said(f"cannot probe its readiness: {why}"))
+        core.handle(name, Said(f"cannot probe its readiness: {reason}"))
         interval = core.engine.spec(name).ready.interval
         self._again[name] = core.poller.after(interval, lambda: self.begin(name))
 

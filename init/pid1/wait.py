@@ -192,7 +192,7 @@ class Scope:
             self._fails(in_words(error))
 
     def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
-        self._poller.add(fd, mask, lambda found: self.attempt(call, found))
+        self._poller.add(fd, mask, lambda mask: self.attempt(call, mask))
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         return self._poller.after(seconds, lambda: self.attempt(call))

@@ -178,6 +178,6 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def found(pod: Pod) -> Mapping[str, str]:
+def node_limits(pod: Pod) -> Mapping[str, str]:
     cores, threads = cpus(pod)
     return configuration(cores, threads, memory(pod), cpu_limit(pod), memory_limit(pod))

@@ -66,7 +66,7 @@ def run(pod: Pod) -> str:
     mode = pod.choice("MINIVM_NODE_MODE", "dynamic", ["dynamic", "static"])
     containment = cgroups.run(pod)
     gres, source = find_gpus(pod)
-    own = dict(cgroups.found(pod))
+    own = dict(cgroups.node_limits(pod))
     if gres:
         own["Gres"] = gres
     configuration = node_configuration(own, pod.setting("MINIVM_NODE_FEATURES"), pod.setting("MINIVM_NODE_CONF"))

@@ -25,11 +25,11 @@ CLIENT = "/usr/bin/mariadb"
 SOCKET = "/run/mysqld/mysqld.sock"
 
 
-def problem_of(code: int, said: str) -> str:
+def problem_of(code: int, stderr: str) -> str:
     """Return what a person must know about the answer; "" if it is fine."""
     if code == 0:
         return ""
-    if LOST in said:
+    if LOST in stderr:
         return "slurmdbd cannot reach its database; jobs continue, and their accounting is recorded when it is back"
     return "slurmdbd does not answer; jobs continue, and their accounting is recorded when it is back"
 

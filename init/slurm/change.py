@@ -51,7 +51,7 @@ SHOWN = 10  # jobs listed by number; the rest is counted
 # Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
 
-SAID = Path("/run/minivm/slurm-config.json")
+JUDGEMENT = Path("/run/minivm/slurm-config.json")
 LARGEST_STATE = 1 << 30  # bytes, enough for 200,000 jobs
 LONGEST_NAME = 4096
 LIVE, REFUSED, PENDING = "live", "refused", "pending"
@@ -387,12 +387,12 @@ def _saved(configuration: Configuration, name: str, most: int) -> bytes:
         return b""
 
 
-def save_said(said: SavedJudgement, path: Path) -> None:
+def save_judgement(judgement: SavedJudgement, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, json.dumps(asdict(said)).encode(), mode=0o600)
+    write(path, json.dumps(asdict(judgement)).encode(), mode=0o600)
 
 
-def load_said(path: Path = SAID) -> SavedJudgement | None:
+def load_judgement(path: Path = JUDGEMENT) -> SavedJudgement | None:
     try:
         data = json.loads(path.read_text())
         return SavedJudgement(str(data["hash"]), str(data["state"]), str(data["why"]))

@@ -33,7 +33,7 @@ NEVER = ("Requested operation is presently disabled", "Only batch jobs are accep
 class SlurmError(InitError):
     """A failed client of Slurm; the message distinguishes the key, the network and the request."""
 
-    said = ""  # everything that it printed
+    output = ""  # everything that it printed
     late = False  # it timed out
 
 
@@ -56,7 +56,7 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
         late = SlurmError("ask slurmctld", f"no answer from {controller} within {round(within, 1):g} s")
         late.late = True
         # It may have been cut in the middle of a line.
-        late.said = "".join(_text(error.stderr).rpartition("\n")[:2])
+        late.output = "".join(_text(error.stderr).rpartition("\n")[:2])
         raise late from None
     except OSError as error:
         raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
@@ -64,13 +64,13 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
         text = done.stderr or done.stdout
         clocks, releases = _causes(controller) if rejected(text) else ("", "")
         failed = SlurmError("ask slurmctld", judge(text, controller, clocks, releases))
-        failed.said = text
+        failed.output = text
         raise failed
     return done.stdout
 
 
-def _text(said: bytes | str | None) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def rejected(text: str) -> bool:
@@ -228,7 +228,7 @@ def _free(jobs: Sequence[str], controller: str, until: float) -> list[str]:
         remaining = max(0.0, until - time.monotonic())
         run([SCONTROL, "requeue", "incomplete", ",".join(jobs)], controller, within=remaining * REQUEUES)
     except SlurmError as error:
-        refused = {job: reason for job in jobs if (reason := _refusal(job, error.said))}
+        refused = {job: reason for job in jobs if (reason := _refusal(job, error.output))}
         silent = error.why if error.late or not refused else ""
     reasons = {job: judge(refused[job], controller) if job in refused else silent for job in jobs}
     lines = [f"job {job} is not requeued: {reasons[job]}" if reasons[job] else f"requeued job {job}" for job in jobs]

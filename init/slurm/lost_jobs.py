@@ -83,7 +83,7 @@ class LostJob:
 
 def entries(directory: Path) -> list[LostJob]:
     """Return the kept jobs by number; one whose ledger is damaged counts as being submitted."""
-    found = []
+    kept = []
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
             if match := _ENTRY.fullmatch(entry.name):
@@ -94,8 +94,8 @@ def entries(directory: Path) -> list[LostJob]:
                 owner = data.get("owner")
                 owner = owner if isinstance(owner, int) else -1
                 job, reason = number(match[1]) or 0, str(data.get("why", ""))
-                found.append(LostJob(entry, job, str(state), back_as, reason, owner))
-    return sorted(found, key=lambda lost: lost.job)
+                kept.append(LostJob(entry, job, str(state), back_as, reason, owner))
+    return sorted(kept, key=lambda lost: lost.job)
 
 
 def find(state: Path, following: int) -> dict[int, str]:

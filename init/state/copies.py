@@ -245,8 +245,8 @@ def newest_good(directory: Path, cluster: str, reads: range | None) -> Manifest 
 def proof_of(directory: Path, name: str) -> Proof | None:
     data = read_plain(directory / name / PROOF, 4096)
     try:
-        said = json.loads(data or b"")
-        return Proof(float(said["time"]), said["ok"] is True, str(said["text"]))
+        proof = json.loads(data or b"")
+        return Proof(float(proof["time"]), proof["ok"] is True, str(proof["text"]))
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -382,8 +382,8 @@ def line(now: float, path: Path = Path(SUMMARY)) -> str:
     if data is None or path.lstat().st_uid not in (0, os.geteuid()):
         return ""
     try:
-        said = json.loads(data)
-        made_at, proven, failed = float(said["made"]), float(said["proven"]), str(said["failed"])
+        summary = json.loads(data)
+        made_at, proven, failed = float(summary["made"]), float(summary["proven"]), str(summary["failed"])
     except (ValueError, TypeError, KeyError):
         return ""
     return words(now, made_at, proven, failed)

@@ -213,8 +213,12 @@ def _changed(state: Path, opened: Mapping[str, int]) -> str:
     if names != opened.keys():
         return min(names ^ opened.keys())
     for name, fd in opened.items():
-        here, there = os.fstat(fd), (state / name).lstat()
-        if (here.st_ino, here.st_mtime_ns, here.st_size) != (there.st_ino, there.st_mtime_ns, there.st_size):
+        now_open, published = os.fstat(fd), (state / name).lstat()
+        if (now_open.st_ino, now_open.st_mtime_ns, now_open.st_size) != (
+            published.st_ino,
+            published.st_mtime_ns,
+            published.st_size,
+        ):
             return name
     return ""
 

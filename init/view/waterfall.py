@@ -89,9 +89,9 @@ def blocker(service: str, needs: Mapping[str, Sequence[str]], grouped: Mapping[s
 
 
 def waterfall(
-    found: Sequence[Span], until: float, needs: Mapping[str, Sequence[str]], *, colour: bool, width: int
+    items: Sequence[Span], until: float, needs: Mapping[str, Sequence[str]], *, colour: bool, width: int
 ) -> str:
-    grouped = by_service(found)
+    grouped = by_service(items)
     if not grouped or until <= 0:
         return "nothing has happened yet"
     names = max(len(name) for name in grouped)
@@ -140,10 +140,10 @@ def to_chrome(events: Sequence[Mapping[str, Any]], now: float) -> str:
     return json.dumps({"traceEvents": out, "displayTimeUnit": "ms"}, indent=1) + "\n"
 
 
-def to_svg(found: Sequence[Span], until: float) -> str:
+def to_svg(items: Sequence[Span], until: float) -> str:
     from xml.sax.saxutils import escape
 
-    grouped = by_service(found)
+    grouped = by_service(items)
     margin, wide, high = 130, 700, 22
     total = high * (len(grouped) + 2)
     scale = wide / until if until > 0 else 0.0

@@ -76,7 +76,7 @@ def asker(slurm: Callable[[Sequence[str]], str], user: str = "alice", is_root: b
 
 def invalid() -> SlurmError:
     error = SlurmError("ask slurmctld", "slurm_load_jobs error: Invalid job id specified")
-    error.said = "slurm_load_jobs error: Invalid job id specified"
+    error.output = "slurm_load_jobs error: Invalid job id specified"
     return error
 
 

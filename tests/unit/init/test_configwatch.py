@@ -16,7 +16,7 @@ from init.pod.pod import Pod, PrepareError, write
 from init.slurm import files as slurm_files
 from init.slurm.change import LIVE as TAKEN
 from init.slurm.change import REFUSED as NOT_TAKEN
-from init.slurm.change import SavedJudgement, load_said
+from init.slurm.change import SavedJudgement, load_judgement
 from init.slurm.daemon import (
     KnownJob,
     ReconfigureAnswer,
@@ -88,7 +88,7 @@ class Site:
         (self.files.mounted / "slurm.conf").write_bytes(text)
 
     def word(self) -> SavedJudgement | None:
-        return load_said(self.said)
+        return load_judgement(self.said)
 
 
 @pytest.fixture
