@@ -23,10 +23,7 @@ TURNS = 10
 
 
 def main() -> int:
-    with (
-        tempfile.TemporaryDirectory(prefix="minivm-bench-") as keys,
-        kept(NODES, names(IMAGES), lambda _: None) as lab,
-    ):
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as keys, kept(NODES, names(IMAGES), lambda _: None) as lab:
         release = Release(Kubernetes(lab.programs.bin / "kubectl", lab.kubeconfig, lab), Path(keys))
         try:
             return measure(release)

@@ -26,10 +26,7 @@ TURNS = 3
 
 def main() -> int:
     begun = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(prefix="minivm-bench-") as keys,
-        kept(NODES, names(IMAGES), lambda _: None) as lab,
-    ):
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as keys, kept(NODES, names(IMAGES), lambda _: None) as lab:
         row(f"a Kubernetes of {NODES} machines, its images unpacked", time.monotonic() - begun)
         release = Release(Kubernetes(lab.programs.bin / "kubectl", lab.kubeconfig, lab), Path(keys))
         try:

@@ -175,11 +175,7 @@ def connect() -> Any:
 )
 @click.option("--yes", is_flag=True, help="Agree to what is lost: pods, partitions, jobs, ssh sessions.")
 @click.option(
-    "--timeout",
-    type=Seconds(1),
-    default=180.0,
-    show_default=True,
-    help="Seconds within which all pods must be ready.",
+    "--timeout", type=Seconds(1), default=180.0, show_default=True, help="Seconds within which all pods must be ready."
 )
 def up(
     name: str,

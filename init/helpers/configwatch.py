@@ -116,12 +116,7 @@ class SlurmWatch:
     condition = "slurm.conf"
 
     def __init__(
-        self,
-        control: Path,
-        files: SlurmFiles,
-        daemon: Slurmctld,
-        kept: LastGoodConfig,
-        saved: Path = JUDGEMENT,
+        self, control: Path, files: SlurmFiles, daemon: Slurmctld, kept: LastGoodConfig, saved: Path = JUDGEMENT
     ) -> None:
         self.control = control
         self.files = files

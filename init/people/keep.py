@@ -26,18 +26,7 @@ from ground.files import locked, read_json, write_json
 from ground.version import VERSION
 from init.errors import InitError, ManyErrors
 from init.people import read
-from init.people.spec import (
-    FILE,
-    IDS,
-    NOBODY,
-    PeopleList,
-    Taken,
-    from_state,
-    has_access,
-    settle,
-    to_state,
-    valid_keys,
-)
+from init.people.spec import FILE, IDS, NOBODY, PeopleList, Taken, from_state, has_access, settle, to_state, valid_keys
 from init.places import LATEST_PEOPLE, PLAN
 from init.pod.pod import MOUNTS, Pod, run_as, write
 from init.records import record, replace

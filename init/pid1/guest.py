@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 SLINKY = "slinky"
 # By the role of the image: the variable with more arguments.
-OPTIONS = {
-    "slinky-controller": "SLURMCTLD_OPTIONS",
-    "slinky-login": "SACKD_OPTIONS",
-    "slinky-worker": "SLURMD_OPTIONS",
-}
+OPTIONS = {"slinky-controller": "SLURMCTLD_OPTIONS", "slinky-login": "SACKD_OPTIONS", "slinky-worker": "SLURMD_OPTIONS"}
 # The only variables that an argument may name: the operator sets them from the pod's annotation.
 VARIABLES = ("SLINKY_TOPOLOGY", "POD_TOPOLOGY")
 # How the daemon starts is this init's matter.

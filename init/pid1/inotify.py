@@ -85,11 +85,7 @@ class PathWatch:
     """Call back whenever something appears in the nearest existing directory above a path."""
 
     def __init__(
-        self,
-        inotify: Inotify,
-        path: str,
-        appeared: Callable[[], None],
-        attempt: Callable[[Callable[[], None]], None],
+        self, inotify: Inotify, path: str, appeared: Callable[[], None], attempt: Callable[[Callable[[], None]], None]
     ) -> None:
         self._inotify, self._path, self._appeared = inotify, path, appeared
         self.attempt = attempt  # from the owner, so that one watcher's error does not affect the next

@@ -16,12 +16,7 @@ def run(pod: Pod) -> str:
     host, port = pod.controller
     address = pod.setting("MINIVM_POD_IP") or own_address()
     pod.publish(
-        "pod",
-        {
-            "MINIVM_POD_NAME": name,
-            "MINIVM_POD_IP": address,
-            "MINIVM_CONTROLLER_ADDRESS": joined(host, port),
-        },
+        "pod", {"MINIVM_POD_NAME": name, "MINIVM_POD_IP": address, "MINIVM_CONTROLLER_ADDRESS": joined(host, port)}
     )
     notes = [f"{name} at {address or 'no address'}"]
     if os.uname().nodename.split(".")[0] != name:
