@@ -5,7 +5,6 @@ The `current` link alone decides what is published; losing the state file costs 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -234,12 +233,6 @@ def metrics_text(state: GitsyncState, settings: GitsyncSettings, now: float) -> 
     if state.last_error and state.failures:
         metric("last_error_info", "What the last cycle failed on.", 1, error=state.last_error[:200])
     return "\n".join(lines) + "\n"
-
-
-def write_metrics(state: GitsyncState, settings: GitsyncSettings, now: float) -> None:
-    with contextlib.suppress(OSError):
-        settings.metrics.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(settings.metrics, metrics_text(state, settings, now))
 
 
 def set_condition(control: Path, text: str) -> bool:

@@ -44,6 +44,16 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def write_if_possible(path: Path, data: bytes | str) -> bool:
+    """Write a file that only informs, such as metrics, and make its directory; return whether it worked."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except OSError:
+        return False
+    return True
+
+
 def rewrite(path: Path, data: bytes) -> None:
     """Overwrite a file in place and durably, for readers on other machines of an NFS volume; all data has one length.
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from ground.files import write_whole
 from ground.metrics import family
 from health.verdict import Class, Result, Verdict, is_of_script
 from init.errors import InitError
@@ -58,12 +56,3 @@ def metrics(verdicts: Mapping[str, Verdict], now: float) -> str:
         *family("minivm_health_problems", "Problems of the node, without those of users.", [({}, str(len(drains)))]),
     ]
     return "\n".join(lines) + "\n"
-
-
-def write_metrics(path: Path, text: str) -> bool:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
-    except OSError:
-        return False
-    return True

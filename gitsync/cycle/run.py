@@ -25,15 +25,16 @@ from gitsync.state import (
     Published,
     Quarantine,
     load_state,
+    metrics_text,
     read_pin,
     save_state,
     set_condition,
     trouble,
-    write_metrics,
 )
 from gitsync.tree import check, publish
 from gitsync.tree.admit import admit, kinds_on_disk
 from gitsync.tree.publish import damage, write_tree
+from ground.files import write_if_possible
 
 
 @dataclass(slots=True)
@@ -284,7 +285,7 @@ def _finish(cycle: Cycle) -> None:
         cycle.log.append(f"cannot save the state: {error}")
         cycle.state = cycle.state.unsaved(f"cannot save the state: {error}")
     forward_reports(cycle)
-    write_metrics(cycle.state, settings, time.time())
+    write_if_possible(settings.metrics, metrics_text(cycle.state, settings, time.time()))
     set_condition(settings.control, trouble(cycle.state, settings))
     for line in cycle.log:
         print(f"gitsync: {line}", flush=True)

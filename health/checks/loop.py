@@ -23,6 +23,7 @@ from types import FrameType
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
+from ground.files import write_if_possible
 from ground.sockets import notify
 from health import deep
 from health.api import When
@@ -34,7 +35,7 @@ from health.index import read_index
 from health.places import Places, boot_id
 from health.policy import share
 from health.script import UNFIT, environment, run_here
-from health.tell import metrics, sentence, tell, write_metrics
+from health.tell import metrics, sentence, tell
 from health.verdict import read_verdict, read_verdicts, without_void
 from init.pod.pod import Pod
 
@@ -132,7 +133,7 @@ def report(shown: str, now: float) -> str:
     """Update the pod's condition and metrics; return the sentence that the pod shows now."""
     places = Places.from_environment()
     verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
-    write_metrics(places.metrics, metrics(verdicts, now) + active_metrics())
+    write_if_possible(places.metrics, metrics(verdicts, now) + active_metrics())
     text = sentence(verdicts, now)
     return text if text == shown or tell(text) else shown
 

@@ -7,14 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
+from ground.files import write_if_possible
 from ground.sockets import notify
 from health.jobs.model import safe
 from health.notify import messages
 from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
 from health.notify.notices import NotifySpool, recipients
-from health.notify.service import DOWN, Notifier, deliver, explainer, publish
+from health.notify.service import DOWN, METRICS, Notifier, deliver, explainer
 from health.notify.settings import FILE, NotifySettings, load
 from health.tell import tell
 from init.errors import InitError
@@ -105,18 +105,15 @@ def step(notifier: Notifier) -> tuple[float | None, str]:
     try:
         settings = load()
     except InitError as error:
-        with suppress(OSError):
-            publish(DOWN)
+        write_if_possible(METRICS, DOWN)
         return 60.0, safe(str(error), 300)  # a Secret that comes later is not watched
     try:
         wait = notifier.turn(settings, time.time())
         problem = notifier.problem(settings)
     except OSError as error:
-        with suppress(OSError):
-            publish(notifier.metrics(settings))
+        write_if_possible(METRICS, notifier.metrics(settings))
         return 60.0, f"{error.filename or 'the spool'}: {error.strerror}"
-    with suppress(OSError):
-        publish(notifier.metrics(settings))
+    write_if_possible(METRICS, notifier.metrics(settings))
     return wait, problem
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ground.files import write_whole
 from ground.metrics import family
 from health.jobs.ask import Asker, look
 from health.jobs.model import Page, duration, safe
@@ -322,8 +321,3 @@ def explainer(run: Callable[..., str]) -> Callable[[str, str], Page | None]:
         return pages[0] if len(pages) == 1 else None
 
     return explain
-
-
-def publish(text: str, path: Path = METRICS) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)

@@ -16,6 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ground.files import write_if_possible
 from ground.metrics import family
 from health.places import Places
 from health.policy import broker_policy_of, read_broker_policy
@@ -197,7 +198,7 @@ def write_counts(path: Path, counts: Mapping[tuple[str, str], int], unexplained:
             [({}, str(unexplained))], "counter",
         ),
     ]  # fmt: skip
-    record.write_metrics(path, lines)
+    write_if_possible(path, "\n".join(lines) + "\n")
 
 
 def _ask(jobs: list[EndedJob]) -> dict[int, Job]:

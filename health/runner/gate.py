@@ -31,6 +31,11 @@ class Checked:
     # Why the checks could not run; then nothing is known, and the job may start.
     fault: str = ""
 
+    def counts(self) -> dict[str, object]:
+        """Return what the record of a run says of its checks."""
+        problems = {verdict.check: verdict.reason for verdict in self.problems}
+        return {"fresh": self.fresh, "ran": self.ran} | ({"problems": problems} if problems else {})
+
 
 @dataclass(frozen=True, slots=True)
 class FoundVerdicts:

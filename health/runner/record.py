@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ground.files import write_whole
+from ground.files import locked
 from ground.metrics import family
 
 LOG = "/var/log/minivm"
 RUNS_LIMIT = 8 * 1024 * 1024
 OUTPUTS_KEPT = 50
-LOCK_ATTEMPTS = 10
-LOCK_PAUSE = 0.05
+LOCK_WAIT_S = 0.5
 
 
 def directory() -> Path:
@@ -33,15 +31,16 @@ def _open(path: Path) -> int:
     return fd
 
 
-def _locked(fd: int) -> bool:
-    """Try briefly to take the lock; tell if it succeeded."""
-    for attempt in range(LOCK_ATTEMPTS):
-        if attempt:
-            time.sleep(LOCK_PAUSE)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
+def entry(
+    kind: str, job: str, commit: str, result: str, began: float, *, scripts: Sequence[object] = (),
+    checks: Mapping[str, object] | None = None, broken: Sequence[str] = (),
+) -> dict[str, object]:  # fmt: skip
+    """Build the record of a run that began at this time of the steady clock and ends now."""
+    fields: dict[str, object] = {
+        "at": round(time.time(), 3), "kind": kind, "job": job, "commit": commit, "result": result,
+        "seconds": round(time.monotonic() - began, 4), "scripts": scripts,
+    }  # fmt: skip
+    return fields | ({"checks": checks} if checks else {}) | ({"broken": broken} if broken else {})
 
 
 def append(record: Mapping[str, object]) -> bool:
@@ -55,7 +54,7 @@ def append(record: Mapping[str, object]) -> bool:
         return False
     try:
         # A line is one write at the end and needs no lock; only the rotation does.
-        if os.fstat(fd).st_size + len(line) > RUNS_LIMIT and _locked(fd):
+        if os.fstat(fd).st_size + len(line) > RUNS_LIMIT and locked(fd, LOCK_WAIT_S):
             # Another run may have rotated it while we waited for the lock; then this is the old file.
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:  # noqa: PTH116  # the pair of calls belongs together
@@ -89,8 +88,6 @@ def keep_output(kind: str, script: str, job: str, text: str) -> str:
 
 
 # Runs that the resident runner did not take, counted and reported once. Clients that see the file wait less.
-
-
 NAME = "missed"
 
 
@@ -135,13 +132,6 @@ def recovered() -> None:
     tell_the_pod("", "runner")
 
 
-def write_metrics(path: Path, lines: Iterable[str]) -> None:
-    """Write lines of Prometheus' format; a file that cannot be written costs the metrics alone."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "\n".join(lines) + "\n")
-
-
-def missed_metric(count: int) -> list[str]:
+def missed_metric(count: int) -> str:
     about = "Runs that the resident runner did not take since it started."
-    return family("minivm_runner_missed_total", about, [({}, str(count))], "counter")
+    return "\n".join(family("minivm_runner_missed_total", about, [({}, str(count))], "counter")) + "\n"

@@ -23,9 +23,9 @@ from health import black_box
 from health.ask import ask_broker
 from health.places import Places, boot_id
 from health.policy import KINDS
-from health.runner import gate, record, warm
+from health.runner import gate, record
 from health.runner.plan import only_with, scripts
-from health.runner.warm import Warm, policy_of
+from health.runner.warm import Warm, policy_of, run_compiled
 from health.script import UNFIT, ScriptOutcome, environment, run
 from health.verdict import Class, Result, Verdict, read_verdict, script_digest, write_verdict
 
@@ -143,7 +143,7 @@ class Run:
     def _start(self, script: str, limit_s: float) -> ScriptOutcome:
         step = self.warm.image_scripts.step(self.tree, script) if self.warm.image_scripts else None
         if step is not None:
-            return warm.run(step, self.env, limit_s, UNFIT)
+            return run_compiled(step, self.env, limit_s, UNFIT)
         return run([str(self.tree / script)], self.env, limit_s, UNFIT)
 
     def _broke(self, name: str, done: ScriptOutcome) -> None:
@@ -201,12 +201,10 @@ class Run:
             self.warm.kept,
             after_a_job=self.warm.after_a_job,
         )
-        self.checks = {"fresh": checked.fresh, "ran": checked.ran}
+        self.checks = checked.counts()
         if checked.fault:
             self.checks["fault"] = checked.fault
             self.broken.append(f"health.d: {checked.fault}")
-        if checked.problems:
-            self.checks["problems"] = {verdict.check: verdict.reason for verdict in checked.problems}
         stopping = [verdict for verdict in checked.problems if gate.stops_a_job(verdict)]
         if self.kind == "epilog":
             # The broker decides on the drain: a failed epilog would drain the node at once.
@@ -241,20 +239,12 @@ class Run:
             self.broken.append(self.policy.fault)
         refused = bool(self.scripts) and self.scripts[-1]["result"] == "refused"
         result = "refused" if refused else "unfit" if self.fails else "broken" if self.broken else "ok"
-        entry: dict[str, object] = {
-            "at": round(time.time(), 3),
-            "kind": self.kind,
-            "job": self.job,
-            "commit": self.commit,
-            "result": result,
-            "seconds": round(time.monotonic() - self.start, 4),
-            "scripts": self.scripts,
-        }
-        if self.checks:
-            entry["checks"] = self.checks
-        if self.broken:
-            entry["broken"] = self.broken
-        record.append(entry)
+        record.append(
+            record.entry(
+                self.kind, self.job, self.commit, result, self.start, scripts=self.scripts, checks=self.checks,
+                broken=self.broken,
+            )
+        )  # fmt: skip
         self._report_broken()
         if self.fails:
             for line in [*self.broken, *(str(entry.get("reason", "")) for entry in self.scripts if "reason" in entry)]:

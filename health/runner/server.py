@@ -21,6 +21,7 @@ from functools import partial
 from gitsync import lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
+from ground.files import write_if_possible
 from health import black_box
 from health.ask import ask_broker
 from health.places import Places
@@ -89,22 +90,8 @@ class After:
             env = environment("epilog", os.environ, held.commit, str(held.path), UNFIT)
             checked = gate.check("epilog", held.path, held.commit, env, BUDGET_S, self._places)
             ask_broker({"ask": "look" if any(map(gate.stops_a_job, checked.problems)) else "ended"}, 0.5)
-            checks: dict[str, object] = {"fresh": checked.fresh, "ran": checked.ran}
-            if checked.problems:
-                checks["problems"] = {verdict.check: verdict.reason for verdict in checked.problems}
-            entry: dict[str, object] = {
-                "at": round(time.time(), 3),
-                "kind": "after",
-                "job": "",
-                "commit": held.commit,
-                "result": "broken" if checked.fault else "ok",
-                "seconds": round(time.monotonic() - began, 4),
-                "scripts": [],
-                "checks": checks,
-            }
-            if checked.fault:
-                entry["broken"] = [f"health.d: {checked.fault}"]
-            record.append(entry)
+            result, broken = ("broken", [f"health.d: {checked.fault}"]) if checked.fault else ("ok", [])
+            record.append(record.entry("after", "", held.commit, result, began, checks=checked.counts(), broken=broken))
 
 
 # Time for a client to send its request, and the number of clients in that state.
@@ -231,7 +218,7 @@ class RunnerServer:
                 self._fork(record.recovered, lambda pid: None)
 
     def measure(self) -> None:
-        record.write_metrics(self.places.metrics.with_name("runner.prom"), record.missed_metric(self.missed))
+        write_if_possible(self.places.metrics.with_name("runner.prom"), record.missed_metric(self.missed))
         path = failed.metrics_path(self.places)
         if not path.exists():
             failed.write_counts(path, *failed.read_counts(path))

@@ -90,7 +90,7 @@ class CompiledScript:
     lib: str
 
 
-def read(path: str) -> ScriptSource:
+def read_source(path: str) -> ScriptSource:
     """Read and compile a source: a library (.py), or an executable Python script with our first line."""
     try:
         text = Path(path).read_bytes()
@@ -114,7 +114,7 @@ class ImageScripts:
 
     def _same(self, tree: Path, name: str) -> CodeType | None:
         paths = f"{tree}/{name}", f"{self._zero}/{name}"
-        published, shipped = (self._kept.get(("source", path), [path], partial(read, path)) for path in paths)
+        published, shipped = (self._kept.get(("source", path), [path], partial(read_source, path)) for path in paths)
         return published.code if published.text == shipped.text else None
 
 
@@ -127,15 +127,19 @@ class _ScriptTooLong(BaseException):
 
 
 # True while every step in this process ran to its end. A step that was cut may have left anything open.
-whole = True
+_whole = True
 
 
-def run(step: CompiledScript, env: Mapping[str, str], deadline_s: float, unfit: int) -> ScriptOutcome:
+def is_whole() -> bool:
+    return _whole
+
+
+def run_compiled(step: CompiledScript, env: Mapping[str, str], deadline_s: float, unfit: int) -> ScriptOutcome:
     """Run a step in this process, a fork made for runs: another fork would cost more than the step does.
 
     The changes that a step makes to the process are undone: other steps and runs follow.
     """
-    global whole  # noqa: PLW0603  # one process, one run at a time
+    global _whole  # noqa: PLW0603  # one process, one run at a time
     start = time.monotonic()
     output, kept = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
     environ, path, mask, code, broken = os.environ, sys.path[:], os.umask(0o022), 1, ""
@@ -160,7 +164,7 @@ def run(step: CompiledScript, env: Mapping[str, str], deadline_s: float, unfit: 
             os.close(old)
     text = os.pread(output, OUTPUT_LIMIT, max(0, os.fstat(output).st_size - OUTPUT_LIMIT)).decode(errors="replace")
     os.close(output)
-    whole = whole and not broken
+    _whole = _whole and not broken
     return ScriptOutcome(code, time.monotonic() - start, "", text, broken)
 
 

@@ -22,8 +22,7 @@ from types import FrameType
 from gitsync.layout import Layout
 from gitsync.lease import Lease
 from health.runner import run as runner
-from health.runner import warm
-from health.runner.warm import Warm, policy_of
+from health.runner.warm import Stopped, Warm, is_whole, policy_of
 
 # Descriptors in the child, above the standard three: the client's connection, the source of further runs, and the
 # lease.
@@ -48,7 +47,7 @@ def fork(work: Callable[[], None]) -> int:
         signal.signal(signal.SIGTERM, _stop)
         work()
         code = 0
-    except warm.Stopped:
+    except Stopped:
         pass
     except BaseException:
         traceback.print_exc()
@@ -57,7 +56,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise warm.Stopped
+    raise Stopped
 
 
 def serve(
@@ -136,7 +135,7 @@ def _become(fd: int, place: int) -> None:
 
 def _is_unchanged() -> bool:
     """Tell if the last run printed nothing, no step was cut or failed, and no process of it remains."""
-    if not warm.whole:
+    if not is_whole():
         return False
     try:
         os.waitpid(-1, os.WNOHANG)
@@ -178,7 +177,7 @@ class _StopOnHangUp:
     def _look(*_: object) -> None:
         # A client sends nothing more: readable means that it has closed the connection.
         if select.select([CLIENT], [], [], 0)[0]:
-            raise warm.Stopped
+            raise Stopped
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGIO, signal.SIG_IGN)
