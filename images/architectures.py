@@ -23,8 +23,8 @@ class Architecture:
 
 AMD64 = "amd64"
 KNOWN: Mapping[str, Architecture] = {
-    one.name: one
-    for one in (
+    architecture.name: architecture
+    for architecture in (
         Architecture(AMD64, "x86_64", "x86_64-linux-gnu"),
         Architecture("arm64", "aarch64", "aarch64-linux-gnu"),
     )

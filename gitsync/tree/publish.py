@@ -225,9 +225,9 @@ def sync_file_system(path: Path) -> None:
         os.close(fd)
 
 
-def exchange(one: Path, other: Path) -> None:
+def exchange(path: Path, other: Path) -> None:
     """Exchange two directories atomically: replaces a damaged tree while readers use it."""
-    if _libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) != 0:
+    if _libc.renameat2(AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise GitsyncError("replace a damaged tree", os.strerror(number), file=other)
 

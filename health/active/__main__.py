@@ -178,12 +178,12 @@ def explain(error: Exception, account: str, controller: str) -> str:
 
 
 def wrong_account(account: str, user: str, accounts: Sequence[str]) -> ConfigError:
-    found = (
+    reason = (
         f"found {account!r}, expected an account that has the user {user}, which is in {', '.join(accounts) or 'none'}"
     )
     add = f"sacctmgr add user {user} account={account or 'ACCOUNT'}"
     hint = f"set it to one of these, or run `{add}`" if accounts else f"run `{add}`"
-    return ConfigError("submit active checks", found, field="activeChecks.account", hint=hint)
+    return ConfigError("submit active checks", reason, field="activeChecks.account", hint=hint)
 
 
 def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs:

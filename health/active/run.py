@@ -119,8 +119,8 @@ def main(arguments: list[str]) -> int:
         with lease.hold() as held:
             loaded = load_checks(held.path, [options.check], ACTIVE)
             if options.check not in loaded.checks:
-                why = loaded.broken.get(options.check, f"commit {held.commit} has no {ACTIVE}/{options.check}.py")
-                print(f"cannot run an active check: {why}", file=sys.stderr)
+                reason = loaded.broken.get(options.check, f"commit {held.commit} has no {ACTIVE}/{options.check}.py")
+                print(f"cannot run an active check: {reason}", file=sys.stderr)
                 return 1
             module = loaded.checks[options.check]
             judged = run_check(module, held.path, held.commit, before, {**environment, "MINIVM_PEERS": ",".join(peers)})

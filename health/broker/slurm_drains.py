@@ -72,9 +72,9 @@ class Remains:
 
 
 def cause_of(node: BrokerNode) -> SlurmDrainCause | None:
-    words, found, _ = node.reason.partition(STILL)
+    words, is_ours, _ = node.reason.partition(STILL)
     for cause in CAUSES:
-        if node.drained and node.author == ("root" if found else cause.author) and cause.pattern.fullmatch(words):
+        if node.drained and node.author == ("root" if is_ours else cause.author) and cause.pattern.fullmatch(words):
             return cause
     return None
 

@@ -386,10 +386,10 @@ def _acted(memory: Memory, standing: Mapping[str, decide.Seen], act: decide.Act)
     return replace(memory, said=text, acted_on=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
 
 
-def _again(memory: Memory, why: str, now: Now) -> Outcome:
+def _again(memory: Memory, reason: str, now: Now) -> Outcome:
     pause = RETRY_S[min(memory.failures, len(RETRY_S) - 1)]
-    later = replace(memory, said=why, due=now.steady + pause, failures=memory.failures + 1)
-    return later, (Log(f"{why}: retrying in {pause:.0f} s"),)
+    later = replace(memory, said=reason, due=now.steady + pause, failures=memory.failures + 1)
+    return later, (Log(f"{reason}: retrying in {pause:.0f} s"),)
 
 
 def _recheck(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:

@@ -130,7 +130,7 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
         if last and not ends and job.has_ended:
             unknown.append(f"what {node} counted while it ran: its epilog has not written that")
         facts += [Fact(f"on {node} while it ran: {text}", f"black box of {node}") for text in texts[:MOST_FACTS]]
-    unknown += [f"what {listed(nodes)} recorded while it ran: {why}" for why, nodes in silent.items()]
+    unknown += [f"what {listed(nodes)} recorded while it ran: {obstacle}" for obstacle, nodes in silent.items()]
     return facts, unknown
 
 

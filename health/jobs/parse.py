@@ -136,7 +136,7 @@ def licenses(text: str) -> tuple[License, ...]:
 
 def in_order(hosts: str) -> str:
     """Write w-[1,0] as w-[0-1]: slurmctld lists dynamic nodes in the order in which they came."""
-    return _RANGES.sub(lambda found: f"[{_ranges(found[1])}]", hosts[:LONGEST_HOSTS]) + hosts[LONGEST_HOSTS:]
+    return _RANGES.sub(lambda match: f"[{_ranges(match[1])}]", hosts[:LONGEST_HOSTS]) + hosts[LONGEST_HOSTS:]
 
 
 def _ranges(text: str) -> str:

@@ -122,10 +122,10 @@ def _hand_over(client: smtplib.SMTP, sender: str, to: tuple[str, ...], data: byt
     client.send(re.sub(rb"(?m)^\.", b"..", data) + b".\r\n")
 
 
-def _refuse(code: int, said: bytes | str) -> NoReturn:
+def _refuse(code: int, reply: bytes | str) -> NoReturn:
     if code == 421:
-        raise ChannelDownError(f"the relay ends the connection: {_answer(code, said)}", f"SMTP {code}")
-    raise (MessageRefusedError if code >= 500 else MessageDeferredError)(_answer(code, said))
+        raise ChannelDownError(f"the relay ends the connection: {_answer(code, reply)}", f"SMTP {code}")
+    raise (MessageRefusedError if code >= 500 else MessageDeferredError)(_answer(code, reply))
 
 
 def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) -> str:
@@ -214,8 +214,8 @@ def _kind(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or "not reached"
 
 
-def _answer(code: int, said: bytes | str) -> str:
-    text = said.decode(errors="replace") if isinstance(said, bytes) else said
+def _answer(code: int, reply: bytes | str) -> str:
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else reply
     return f"{code} {one_line(text)}"[:SHOWN]
 
 

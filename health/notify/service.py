@@ -242,15 +242,15 @@ class Notifier:
         self.spool.done(channel, name)
         return True
 
-    def _try_again(self, channel: str, state: ChannelState, name: str, now: float, why: str) -> bool:
+    def _try_again(self, channel: str, state: ChannelState, name: str, now: float, reason: str) -> bool:
         """Defer one message, each time for longer, and drop it after some tries."""
         state.tries[name] = tries = state.tries.get(name, 0) + 1
         if tries < MOST_TRIES:
             state.deferred[name] = now + MOST_BACKOFF * tries
-            self.log(f"{channel}: {why}; tried again")
+            self.log(f"{channel}: {reason}; tried again")
             return True
         state.refused += 1
-        self.log(f"{channel}: {why}; dropped after {tries} tries")
+        self.log(f"{channel}: {reason}; dropped after {tries} tries")
         self.spool.done(channel, name)
         return True
 

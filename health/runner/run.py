@@ -37,7 +37,7 @@ TASK_LINES = ("export ", "unset ", "print ")
 REFUSE = "refuse "
 
 
-def main(kind: str, why: str = "") -> int:
+def main(kind: str, missed_reason: str = "") -> int:
     """Run the scripts; return Slurm's exit code: 0, or 1 if the node must not run this job.
 
     `why`: the reason why the resident runner did not take the run.
@@ -47,8 +47,8 @@ def main(kind: str, why: str = "") -> int:
         return 2
     signal.signal(signal.SIGTERM, stop)
     os.chdir("/")
-    if why and kind != "task_prolog":
-        record.tell(Places.from_environment().runner, why)
+    if missed_reason and kind != "task_prolog":
+        record.tell(Places.from_environment().runner, missed_reason)
     return perform(kind, os.environ, Warm())
 
 

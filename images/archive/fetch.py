@@ -67,12 +67,12 @@ def made(pin: Pin, tree: Tree) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(tree):
-            entry, found = tarfile.TarInfo(f"{pin.name}-{pin.version}/{name}"), tree[name]
-            if isinstance(found, str):
-                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, found, 0o777
+            entry, node = tarfile.TarInfo(f"{pin.name}-{pin.version}/{name}"), tree[name]
+            if isinstance(node, str):
+                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, node, 0o777
                 archive.addfile(entry)
             else:
-                content, executable = found
+                content, executable = node
                 entry.size, entry.mode = len(content), 0o755 if executable else 0o644
                 archive.addfile(entry, io.BytesIO(content))
     return target.getvalue()

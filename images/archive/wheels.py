@@ -263,7 +263,7 @@ def unresolved(text: str, arch: str) -> ImagesError:
     if names := absent(text):
         return ImagesError("resolve the wheels", f"{names[0]} has no wheel for {arch}", file="images/versions.yaml",
                            field="cuda", hint="does the vendor publish this version for that machine?")  # fmt: skip
-    return ImagesError("resolve the wheels", said(text), file="images/versions.yaml", field="cuda")
+    return ImagesError("resolve the wheels", last_lines(text), file="images/versions.yaml", field="cuda")
 
 
 def unfetched(text: str, wheel: Wheel) -> ImagesError:
@@ -276,9 +276,9 @@ def unfetched(text: str, wheel: Wheel) -> ImagesError:
     if "No matching distribution found" in text:
         return ImagesError(what, f"there is no such wheel for {wheel.arch} any more", file="images/lock/wheels",
                            hint=RELOCK)  # fmt: skip
-    return ImagesError(what, said(text))
+    return ImagesError(what, last_lines(text))
 
 
-def said(text: str) -> str:
+def last_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.startswith(("ERROR:", " "))]
     return "\n".join(lines[-8:]) or text.strip() or "pip said nothing"

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 BUILT = re.compile(r"[0-9][0-9A-Za-z._]*-[a-z]+(?:-(?:amd64|arm64))?-[0-9a-f]{12}")
 
 
-def check_statement_name(reference: str, role: str, tag: str, said: Mapping[str, Mapping[str, Any]]) -> None:
+def check_statement_name(reference: str, role: str, tag: str, statements: Mapping[str, Mapping[str, Any]]) -> None:
     """Check each architecture's statement, by its name in the index; a single image has an empty name."""
     what = f"verify {reference}"
-    for statement in said.values():
-        found = statement["predicate"]["buildDefinition"]["externalParameters"]["role"]
-        if found != role:
-            raise ImagesError(what, f"it was built as {found}, and {role} was asked for",
-                              hint=f"is {role} a name that you gave it? then say --role {found}")  # fmt: skip
+    for statement in statements.values():
+        built_role = statement["predicate"]["buildDefinition"]["externalParameters"]["role"]
+        if built_role != role:
+            raise ImagesError(what, f"it was built as {built_role}, and {role} was asked for",
+                              hint=f"is {role} a name that you gave it? then say --role {built_role}")  # fmt: skip
     if not BUILT.fullmatch(tag):
         return
     from images.ship.push import tag as index_tag
 
-    names = {arch: built_as(what, statement) for arch, statement in said.items()}
+    names = {arch: built_as(what, statement) for arch, statement in statements.items()}
     expected = names[""][0] if "" in names else index_tag(names)
     if tag != expected:
         raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {expected}",
@@ -131,7 +131,7 @@ def push_roles(
 
     seen: set[Blob] = set()
     pushed = []
-    there: dict[str, dict[str, Pushed]] = {}
+    by_role: dict[str, dict[str, Pushed]] = {}
     manifests: dict[str, dict[str, tuple[str, str]]] = {}
     # All that can be missing is told before anything is sent.
     todo = [(session, image) for session in sessions for image in built(session, roles)]
@@ -142,9 +142,9 @@ def push_roles(
         pushed.append((image.name, pushed_image))
         if key:
             attach_provenance(session, image, Registry(place, image.name, login), pushed_image.digest, key)
-        there.setdefault(image.name, {})[session.place.choice.arch] = pushed_image
+        by_role.setdefault(image.name, {})[session.place.choice.arch] = pushed_image
         manifests.setdefault(image.name, {})[session.place.choice.arch] = (image.tag, image.hash)
-    for name, images in there.items():
+    for name, images in by_role.items():
         if len(images) > 1:
             pushed.append((name, push_index(Registry(place, name, login), manifests[name], images)))
     return pushed
@@ -177,10 +177,7 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
     went_in = dict(image.inputs) | {p.wanted: p.sha256 for slice_ in image.slices for p in slice_.packages}
     went_in |= {wheel.wanted: wheel.sha256 for wheel in image.wheels}
     build = provenance.Build(parameters, image.hash, image.tag, went_in, git_revision(session.repository))
-    statement = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    provenance.attach(
-        registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(statement, key)
-    )
+    provenance.attach_build(registry, build, digest, key)
 
 
 @click.command()
@@ -194,7 +191,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     """Verify that an image in a registry was built by an allowed signer: its provenance and signature."""
     from images.make import progress
     from images.ship import provenance, push
-    from images.ship.registry import Registry, RegistryPath, find
+    from images.ship.registry import Registry, RegistryPath
 
     path, at, digest = reference.partition("@")
     tag = digest
@@ -203,9 +200,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         last, _, tag = last.partition(":")
         path, tag = f"{head}/{last}", tag or "latest"
     place = RegistryPath.parse(path.rpartition("/")[0])
-    password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
-    login = find(place.host, os.environ, user=user, password=password)
-    registry = Registry(place, path.rpartition("/")[2], login)
+    registry = Registry(place, path.rpartition("/")[2], login_to(place, user, password_stdin))
     whole = provenance.subject(registry, tag)
     rows, data, statements = [], [], {}
     for arch, image in push.images(registry, whole).items():

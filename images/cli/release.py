@@ -316,11 +316,11 @@ def push(registry: Registry, version: str, metadata: Mapping[str, object], conte
         sort_keys=True,
     ).encode()
     digest = str(descriptor(MANIFEST, data)["digest"])
-    there = pushed(registry, version)
-    if there not in ("", digest):
-        raise ImagesError(registry.what("push the chart to"), f"{version} is there and holds another chart: {there}",
+    existing = pushed(registry, version)
+    if existing not in ("", digest):
+        raise ImagesError(registry.what("push the chart to"), f"{version} is there and holds another chart: {existing}",
                           hint="release a new version")  # fmt: skip
-    if not there:
+    if not existing:
         provenance.put_manifest(registry, version, MANIFEST, data)
         registry.same(digest, pushed(registry, version))
     return digest
@@ -343,7 +343,4 @@ def attach_provenance(
     went_in = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
     inputs = hashlib.sha256(json.dumps(went_in, sort_keys=True).encode()).hexdigest()
     build = provenance.Build({"role": NAME, "version": version}, inputs, version, went_in, revision)
-    statement = provenance.statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    provenance.attach(
-        registry, provenance.subject(registry, digest), provenance.TYPE, provenance.signed(statement, key)
-    )
+    provenance.attach_build(registry, build, digest, key)

@@ -313,9 +313,9 @@ class Session:
         composed, state = self.compose(roles), self.state
         planned = []
         for image in composed.needed(roles, present):
-            there = image.reference in present
+            is_present = image.reference in present
             planned.append(
-                Planned(image, there, () if there else tuple(changed(state.inputs(image.key), image.inputs)))
+                Planned(image, is_present, () if is_present else tuple(changed(state.inputs(image.key), image.inputs)))
             )
         return composed, planned
 
@@ -382,7 +382,7 @@ class Session:
         maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)
         state = self.state
 
-        def one(image: PlannedImage) -> float:
+        def build_image(image: PlannedImage) -> float:
             reporter.start(image.key, ", ".join(results[image.key].why[:3]))
             seconds = maker.make(image)
             reporter.done(image.key, seconds)
@@ -392,7 +392,7 @@ class Session:
             results[image.key].seconds, results[image.key].built = seconds, True
             state.record(image.key, image.inputs)
 
-        together(waiting, self.jobs, one, done, self.engine.builder.cancel)
+        together(waiting, self.jobs, build_image, done, self.engine.builder.cancel)
         if self.engine.marks:
             self.engine.marks.release()
 

@@ -82,7 +82,6 @@ def known_release(definition: Definition, name: str, field: str) -> None:
 
 def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
     """Return all layers from the first to `name`, whatever the variant."""
-    found: list[Layer] = []
     visited: list[str] = []
     current: str | None = name
     child = ""
@@ -95,9 +94,8 @@ def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
             raise ImagesError("find the layer", f"no layer {current!r}", file=file, field="from",
                               hint=nearest(current, layers))  # fmt: skip
         visited.append(current)
-        found.append(layers[current])
         child, current = current, layers[current].parent
-    return tuple(reversed(found))
+    return tuple(layers[name] for name in reversed(visited))
 
 
 def needs(layers: Mapping[str, Layer], name: str, path: tuple[str, ...] = ()) -> frozenset[str]:

@@ -92,7 +92,7 @@ class DefinitionFields:
     def text_map(self, key: str) -> dict[str, str]:
         return {str(name): self.worded(f"{key}.{name}", value) for name, value in self.mapping(key).items()}
 
-    def selected(self, key: str, one: Callable[[str, object], T], selectors: frozenset[str]) -> Selected[T]:
+    def selected(self, key: str, parse_item: Callable[[str, object], T], selectors: frozenset[str]) -> Selected[T]:
         """Read a list, or a map of selectors to lists."""
         value = self.data.get(key)
         if value is None:
@@ -106,17 +106,17 @@ class DefinitionFields:
             field = f"{key}.{when}" if isinstance(value, dict) else key
             if not isinstance(listed, list):
                 raise self.error(field, f"expected a list, found {kind(listed)}")
-            parts.append((names, tuple(one(f"{field}[{index}]", item) for index, item in enumerate(listed))))
+            parts.append((names, tuple(parse_item(f"{field}[{index}]", item) for index, item in enumerate(listed))))
         return Selected(tuple(parts))
 
     def selected_text(self, key: str, selectors: frozenset[str], *, line: bool = False) -> Selected[str]:
-        def one(field: str, item: object) -> str:
+        def parse_text(field: str, item: object) -> str:
             text = self.worded(field, item)
             if line and "\n" in text.strip():
                 raise self.error(field, "a command is one line", "use a template in images/templates/ (component)")
             return text.strip() if line else text
 
-        return self.selected(key, one, selectors)
+        return self.selected(key, parse_text, selectors)
 
 
 def kind(value: object) -> str:
@@ -202,7 +202,7 @@ CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
 
 
 def file_entry(file: str) -> Callable[[str, object], spec.FileEntry]:
-    def one(field: str, item: object) -> spec.FileEntry:
+    def parse_entry(field: str, item: object) -> spec.FileEntry:
         entry = DefinitionFields(item, file, {"from", "to", "dir", "link", "mode", "owner"}, field)
         owner, mode = entry.text("owner", "root"), entry.mode("mode")
         if "dir" in entry:
@@ -211,7 +211,7 @@ def file_entry(file: str) -> Callable[[str, object], spec.FileEntry]:
             return spec.FileEntry(spec.EntryKind.LINK, absolute(entry, "link"), entry.text("to"), owner=owner)
         return spec.FileEntry(spec.EntryKind.FILE, absolute(entry, "to"), entry.text("from"), mode, owner)
 
-    return one
+    return parse_entry
 
 
 def absolute(entry: DefinitionFields, key: str) -> str:
@@ -224,11 +224,11 @@ def absolute(entry: DefinitionFields, key: str) -> str:
 
 
 def artifact(file: str) -> Callable[[str, object], spec.Artifact]:
-    def one(field: str, item: object) -> spec.Artifact:
+    def parse_artifact(field: str, item: object) -> spec.Artifact:
         entry = DefinitionFields(item, file, {"layer", "from", "to"}, field)
         return spec.Artifact(entry.text("layer"), entry.text("from"), absolute(entry, "to"))
 
-    return one
+    return parse_artifact
 
 
 def layer(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Layer:
@@ -312,9 +312,11 @@ def versions(data: object, file: str) -> spec.Versions:
     fields = DefinitionFields(data, file, VERSIONS_KEYS)
     users = {name: user(name, fields, value) for name, value in fields.mapping("users").items()}
     holders: dict[int, str] = {}
-    for name, one in users.items():
-        if (other := holders.setdefault(one.uid, name)) != name:
-            raise fields.error(f"users.{name}.uid", f"{one.uid} is {other}'s already: to the kernel both would be one")
+    for name, account in users.items():
+        if (other := holders.setdefault(account.uid, name)) != name:
+            raise fields.error(
+                f"users.{name}.uid", f"{account.uid} is {other}'s already: to the kernel both would be one"
+            )
     return spec.Versions(
         epoch=epoch(fields),
         source=fields.text("source", ""),
@@ -427,14 +429,14 @@ RELEASE_KEYS = {
 
 def releases(data: object, file: str) -> dict[str, spec.SlurmRelease]:
     """Parse the facts of every release of Slurm that the project knows."""
-    whole, found = DefinitionFields(data, file, {"default", "releases"}), dict[str, spec.SlurmRelease]()
+    whole, known = DefinitionFields(data, file, {"default", "releases"}), dict[str, spec.SlurmRelease]()
     for name, value in whole.mapping("releases").items():
         fields = DefinitionFields(value, file, RELEASE_KEYS, f"releases.{name}")
         if not isinstance(name, str) or not re.fullmatch(r"[0-9]{2}\.[0-9]{2}", name):
             raise fields.error("", f"{name!r} is no release", 'for instance "26.05", in quotes')
         if not fields.texts("mpi"):
             raise fields.error("mpi", "'mpi' is missing", "mpi: [none] where it has no plug-in for any")
-        found[name] = spec.SlurmRelease(
+        known[name] = spec.SlurmRelease(
             name=name,
             protocol=fields.number("protocol"),
             reads=fields.number("reads"),
@@ -449,9 +451,9 @@ def releases(data: object, file: str) -> dict[str, spec.SlurmRelease]:
             fast_scripts=fields.flag("fast-scripts", default=False),
             absent=fields.text_map("absent"),
         )
-    if (default := whole.text("default")) not in found:
-        raise whole.error("default", f"no facts of {default!r}", f"known: {', '.join(found)}")
-    return found
+    if (default := whole.text("default")) not in known:
+        raise whole.error("default", f"no facts of {default!r}", f"known: {', '.join(known)}")
+    return known
 
 
 def selectors(names: Mapping[str, spec.Variant], slurm: Mapping[str, spec.SlurmRelease]) -> frozenset[str]:

@@ -76,10 +76,12 @@ class Builder:
         if self.kind != "buildx":
             return False
         try:
-            there = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
+            is_installed = (
+                subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
+            )
         except FileNotFoundError:
-            there = False
-        if not there:
+            is_installed = False
+        if not is_installed:
             raise ImagesError("use BuildKit", "`docker buildx` is not installed", field="builder",
                               hint="--set builder=classic does without")  # fmt: skip
         return True

@@ -33,8 +33,8 @@ def presents(answer: Any) -> list[Present] | None:
     """Parse the engine's list of images; None if it is not one."""
     if not isinstance(answer, list):
         return None
-    found = [present(item) for item in answer if isinstance(item, dict)]
-    whole = [image for image in found if image is not None]
+    parsed = [present(item) for item in answer if isinstance(item, dict)]
+    whole = [image for image in parsed if image is not None]
     return whole if len(whole) == len(answer) else None
 
 

@@ -91,7 +91,7 @@ def resolve(entry: FileEntry, repository: Path, users: Mapping[str, User], shown
     source = repository / entry.source
     if source.is_dir():
         return [
-            replace(found, uid=uid, gid=gid) for found in [Entry(to, EntryKind.DIRECTORY, 0o755), *tree(source, to)]
+            replace(inside, uid=uid, gid=gid) for inside in [Entry(to, EntryKind.DIRECTORY, 0o755), *tree(source, to)]
         ]
     if not source.is_file():
         raise ImagesError("place a file", f"{entry.source} does not exist", file=shown, field=entry.to)

@@ -90,13 +90,13 @@ def makers(templates: Path) -> list[Path]:
 def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
     """Replace names such as `/usr/lib/{{ multiarch }}` with this build's values."""
 
-    def one(found: re.Match[str]) -> str:
-        if found[1] not in names:
-            raise ImagesError("render the layer", f"no name {found[1]!r} in {text!r}", file=asked_by,
-                              hint=nearest(found[1], names))  # fmt: skip
-        return names[found[1]]
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            raise ImagesError("render the layer", f"no name {match[1]!r} in {text!r}", file=asked_by,
+                              hint=nearest(match[1], names))  # fmt: skip
+        return names[match[1]]
 
-    return NAMED.sub(one, text)
+    return NAMED.sub(value_of, text)
 
 
 def strict(command: str) -> str:

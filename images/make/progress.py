@@ -76,9 +76,9 @@ class Bars:
         self.tasks[key] = self.progress.add_task(key, total=None, step=why)
 
     def line(self, key: str, text: str) -> None:
-        found = STEP.match(text)
-        if found:
-            self.steps[key] = found["step"]
+        match = STEP.match(text)
+        if match:
+            self.steps[key] = match["step"]
         passing = UNPACKING.match(text)
         step = self.steps.get(key, "")
         shown = f"{step}: {passing['what']}" if passing else step

@@ -61,7 +61,7 @@ def wanted_wheels(place: LockContext, layer: Layer, below: Sequence[Layer]) -> T
     shared, devel = layer.wheels.of(place.choice), layer.wheels_devel.of(place.choice)
     if cuda is None or not (shared or devel):
         return ToolkitWheels()
-    there = {group for lower in below for group in lower.wheels.of(place.choice)}
+    below_groups = {group for lower in below for group in lower.wheels.of(place.choice)}
     locked, file = archive.resolved(place, cuda)
 
     def of(groups: Sequence[str]) -> tuple[Wheel, ...]:
@@ -77,7 +77,7 @@ def wanted_wheels(place: LockContext, layer: Layer, below: Sequence[Layer]) -> T
             libraries += wheels
         return tuple(libraries)
 
-    return ToolkitWheels(cuda.name, of([group for group in (*shared, *devel) if group not in there]), of(devel))
+    return ToolkitWheels(cuda.name, of([group for group in (*shared, *devel) if group not in below_groups]), of(devel))
 
 
 def inputs(wanted: ToolkitWheels) -> Mapping[str, str]:

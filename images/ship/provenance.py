@@ -104,10 +104,10 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
         signer = next((name for sig in signatures if (name := signed_by(payload, sig, signers, what))), "")
         if not signer:
             reason = "no allowed signer signed its provenance"
-        elif (said := about(payload, digest)) is None:
+        elif (statement := about(payload, digest)) is None:
             reason = f"its provenance, signed by {signer}, is about another image"
         else:
-            return Verified(signer, said)
+            return Verified(signer, statement)
     raise ImagesError(what, reason, file=signers)
 
 
@@ -125,15 +125,15 @@ def opened(data: bytes) -> tuple[bytes, list[bytes]] | None:
 def about(payload: bytes, digest: str) -> Mapping[str, Any] | None:
     """Return the statement if this image is its subject. Call it only after the signature was verified."""
     try:
-        said = json.loads(payload)
-        subjects = [item["digest"].get("sha256") for item in said["subject"]]
-        kind = (said["_type"], said["predicateType"])
-        said["predicate"]["buildDefinition"]["externalParameters"]["role"]
+        statement = json.loads(payload)
+        subjects = [item["digest"].get("sha256") for item in statement["subject"]]
+        kind = (statement["_type"], statement["predicateType"])
+        statement["predicate"]["buildDefinition"]["externalParameters"]["role"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if kind != (STATEMENT, PREDICATE) or digest.removeprefix("sha256:") not in subjects:
         return None
-    return dict(said)
+    return dict(statement)
 
 
 def signed_by(payload: bytes, signature: bytes, signers: Path, what: str) -> str:
@@ -272,3 +272,9 @@ def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]
 def put_manifest(registry: Registry, reference: str, media_type: str, data: bytes) -> Mapping[str, str]:
     with registry.answer("PUT", f"/manifests/{reference}", {"Content-Type": media_type}, data) as answer:
         return dict(answer.headers.items())
+
+
+def attach_build(registry: Registry, build: Build, digest: str, key: Path) -> None:
+    """Attach a signed statement about a build to the image with this digest."""
+    payload = statement(build, f"{registry.place.host}/{registry.repository}", digest)
+    attach(registry, subject(registry, digest), TYPE, signed(payload, key))

@@ -255,9 +255,9 @@ class Registry:
             with contextlib.suppress(RegistryError), self.answer("DELETE", location):
                 pass
 
-    def same(self, expected: str, found: str) -> None:
-        if expected != found:
-            raise RegistryError(self.what("trust"), f"it holds {found} where {expected} was pushed")
+    def same(self, expected: str, actual: str) -> None:
+        if expected != actual:
+            raise RegistryError(self.what("trust"), f"it holds {actual} where {expected} was pushed")
 
     def what(self, verb: str) -> str:
         return f"{verb} {self.place.host}/{self.repository}"
