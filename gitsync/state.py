@@ -17,7 +17,8 @@ from ground.files import write_whole
 from ground.metrics import family
 from ground.sockets import ask
 
-HISTORY = 10
+# Earlier commits that are remembered, and that the mirror still serves for rollbacks and pins.
+HISTORY = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gitsync.errors import GitsyncError
-from gitsync.mirror.update import KEEP, inside
+from gitsync.mirror.update import inside
 from gitsync.repo import child
 from gitsync.rings import Board, authentic, next_delay, read_secret
 from gitsync.settings import GitsyncSettings, content_length, split_address
@@ -203,9 +203,8 @@ class Mirror:
         state = load_state(self.settings.layout.state)
         published = state.published
         if body is not None:
-            verified = ([published] if published else []) + list(state.history[:KEEP])
             objects = wants(body)
-            if objects is None or not objects <= {name for each in verified for name in (each.oid, each.commit)}:
+            if objects is None or not objects <= {name for each in state.commits for name in (each.oid, each.commit)}:
                 return None
         # The key holds a digest: any client may send a body of a MiB.
         digest = None if body is None else hashlib.sha256(body).digest()

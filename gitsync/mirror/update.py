@@ -19,8 +19,6 @@ from gitsync.state import GitsyncState, Quarantine, load_state, save_state, summ
 from gitsync.tree import publish
 from gitsync.tree.admit import admit, kinds
 
-# Number of earlier commits that nodes can still fetch by hash, for rollbacks and pins.
-KEEP = 20
 # Branch under which the mirror serves a commit that MINIVM_GITSYNC_REF names by its hash.
 PINNED = "refs/heads/pinned"
 
@@ -77,8 +75,7 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
     _serve_commit(settings, tip, lock)
     published = as_published(tip, settings.ref, signer, entries, settings.policy(), now)
     state = state.with_published(published).released()
-    for old in state.history[KEEP:]:
-        transfer.set_ref(repository, f"{transfer.KEPT}{old.commit}", "", lock)
+    transfer.drop_kept(repository, {each.commit for each in state.commits}, lock)
     transfer.tidy(settings, lock)
     return state
 

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -196,6 +196,14 @@ def set_ref(repository: Path, name: str, oid: str, lock: HeldLock) -> None:
     done = local(repository, "update-ref", *([name, oid] if oid else ["-d", name]), lock=lock)
     if done.status != 0:
         raise GitsyncError(f"move {name}", _reason(done), file=repository)
+
+
+def drop_kept(repository: Path, commits: Collection[str], lock: HeldLock) -> None:
+    """Drop the refs that keep the objects of any other commits."""
+    listed = local(repository, "for-each-ref", "--format=%(refname)", KEPT)
+    for name in listed.out.decode(errors="replace").split():
+        if name.removeprefix(KEPT) not in commits:
+            set_ref(repository, name, "", lock)
 
 
 def tidy(settings: GitsyncSettings, lock: HeldLock) -> bool:

@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from gitsync import state as gitsync_state
 from gitsync.cycle.run import run_cycle
 from gitsync.layout import ZERO
 from gitsync.mirror import update as mirror_update
+from gitsync.repo import transfer
 from gitsync.settings import Backward, Ref, RefKind
 from gitsync.state import GitsyncState
 from gitsync.tree.admit import MARKER
-from tests.process.gitsync_world import GOOD_TREE, World
+from tests.process.gitsync_world import GOOD_TREE, World, run
 
 DAY = 86400
 
@@ -184,3 +186,15 @@ def test_the_mirror_shows_nothing_of_it_either(world: World, case: str) -> None:
     known = mirror_update.update(settings)
     assert known.published is not None and known.published.commit == good
     assert (f"no {MARKER}" if case == "dotfiles" else "no script in epilog.d") in refusal(known)
+
+
+def test_the_mirror_keeps_what_it_serves_and_no_older_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gitsync_state, "HISTORY", 1)
+    settings = mirror_update.inside(world.settings)
+    commits = []
+    for number in range(3):
+        commits.append(world.upstream.commit({**GOOD_TREE, "number": str(number)}, signer=world.alice))
+        known = mirror_update.update(settings)
+        assert known.published is not None and known.published.commit == commits[-1]
+    listed = run("git", "-C", settings.layout.repository, "for-each-ref", "--format=%(refname:lstrip=3)", transfer.KEPT)
+    assert sorted(listed.split()) == sorted(commits[1:])
