@@ -71,25 +71,13 @@ def exit_code(verdicts: Sequence[Verdict], form: str = "table", *, complete: boo
 
 def table(verdicts: Sequence[Verdict], now: float, colour: bool) -> str:
     order = {Result.PROBLEM: 0, Result.UNKNOWN: 1, Result.OK: 2}
-    ranked = sorted(
-        verdicts,
-        key=lambda item: (not item.applies, order[item.result], -item.class_.weight, item.check),
-    )
+    ranked = sorted(verdicts, key=lambda item: (not item.applies, order[item.result], -item.class_.weight, item.check))
     rows = [("CHECK", "VERDICT", "MEASURED", "THRESHOLD", "AGE", "REASON")]
     for item in ranked:
         word = WORDS[item.result] if item.applies else "-"
         if item.result is Result.PROBLEM:
             word += f" {item.class_}"
-        rows.append(
-            (
-                item.check,
-                word,
-                item.measured or "-",
-                item.threshold or "-",
-                _age(now - item.at),
-                item.reason,
-            )
-        )
+        rows.append((item.check, word, item.measured or "-", item.threshold or "-", _age(now - item.at), item.reason))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     widths[2:4] = [min(width, 16) for width in widths[2:4]]
     lines = []

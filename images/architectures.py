@@ -53,8 +53,6 @@ def suffixed(name: str, arch: str) -> str:
 
 
 # Run programs of another architecture: detect and register an interpreter (qemu) in the kernel's binfmt_misc.
-
-
 REGISTRY = Path("/proc/sys/fs/binfmt_misc")
 # Of an ELF file: 64 bits, little end first, a program or a shared one; what differs is the machine, two bytes at 18.
 MAGIC = "7f454c460201010000000000000000000200{machine}"

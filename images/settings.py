@@ -26,10 +26,7 @@ FORMS = {
     "slurm_sha256": (r"[0-9a-f]{64}", "64 hexadecimal digits, as `sha256sum` prints them"),
     "http_proxy": PROXY,
     "https_proxy": PROXY,
-    "prefix": (
-        r"[a-z0-9]+([._:/-]+[a-z0-9]+)*",
-        "small letters and digits, with . _ - : / between them",
-    ),
+    "prefix": (r"[a-z0-9]+([._:/-]+[a-z0-9]+)*", "small letters and digits, with . _ - : / between them"),
     "jobs": (r"[1-9][0-9]*", "a number from 1"),
 }
 
@@ -133,8 +130,6 @@ def check_certificates(file: str) -> None:
 
 
 # Parser of Debian's package files: stanzas of fields. Pure.
-
-
 def stanzas(text: str) -> Iterator[dict[str, str]]:
     """Yield the fields of each stanza, names in lower case; continuation lines are dropped."""
     for stanza in text.split("\n\n"):

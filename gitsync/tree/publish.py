@@ -348,8 +348,7 @@ def prunable(
         ended[commit] = successor
         successor = began
     candidates = sorted(
-        (each for each in trees if each != current),
-        key=lambda each: order.index(each) if each in order else len(order),
+        (each for each in trees if each != current), key=lambda each: order.index(each) if each in order else len(order)
     )
     spare = candidates[max(keep - 1, 0) :]
     return [each for each in spare if now - ended.get(each, 0.0) >= keep_seconds]

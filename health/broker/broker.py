@@ -49,8 +49,6 @@ from init.slurm import client
 from init.slurm.client import SlurmError
 
 # The broker's calls to the controller, each with a deadline.
-
-
 SINFO = "/usr/bin/sinfo"
 
 

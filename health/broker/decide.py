@@ -261,8 +261,6 @@ def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, st
 
 
 # The node's GPUs, from the memory of the check that counts them.
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
     uuid: str
@@ -311,14 +309,7 @@ def entry(
     uuid = gpu.uuid if gpu else seen.subject if seen.subject.startswith("GPU-") else ""
     if not uuid or seen.class_ == "user":
         return None
-    event = {
-        "at": now,
-        "check": check,
-        "class": seen.class_,
-        "reason": seen.reason,
-        "node": node,
-        "evidence": evidence,
-    }
+    event = {"at": now, "check": check, "class": seen.class_, "reason": seen.reason, "node": node, "evidence": evidence}
     serial, model = (gpu.serial, gpu.model) if gpu else ("", "")
     since = now - policy.offender_days * DAY_S
     return Enter(check, uuid, event, since, policy.offender_incidents, serial, model)

@@ -221,10 +221,7 @@ def _run_locked(
 def _index(tree: Path, loaded: Loaded, has: Mapping[Hardware, bool], setting: Setting) -> Index:
     listed = {
         name: Listed(
-            frozenset(module.CHECK.when),
-            module.CHECK.period_s,
-            has[module.CHECK.hardware],
-            module.CHECK.hardware.value,
+            frozenset(module.CHECK.when), module.CHECK.period_s, has[module.CHECK.hardware], module.CHECK.hardware.value
         )
         for name, module in loaded.checks.items()
     }
@@ -233,11 +230,7 @@ def _index(tree: Path, loaded: Loaded, has: Mapping[Hardware, bool], setting: Se
 
 
 def _read(
-    loaded: Loaded,
-    modules: list[CheckModule],
-    places: Places,
-    captures: Mapping[str, Capture] | None,
-    at_once: int,
+    loaded: Loaded, modules: list[CheckModule], places: Places, captures: Mapping[str, Capture] | None, at_once: int
 ) -> Readings:
     """Read each source once, however many checks use it.
 
@@ -294,8 +287,6 @@ def _summary(judged: Judged) -> dict[str, str]:
 
 
 # Hardware that a node has or was promised: checks of other hardware do not apply.
-
-
 PRESENCE: Mapping[Hardware, tuple[str, ...]] = {
     Hardware.GPU: ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*"),
     Hardware.IB: ("/sys/class/infiniband/*",),

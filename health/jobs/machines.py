@@ -78,8 +78,6 @@ def common(nodes: Iterable[JobNode]) -> tuple[JobCause, Sure]:
 
 
 # Compare a job's request with nodes: which could ever run it, and what the others lack. Pure.
-
-
 _PLAIN = re.compile(r"[\w.&-]+", re.ASCII)  # features joined by "and"; others are not judged here
 
 

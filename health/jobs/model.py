@@ -242,8 +242,6 @@ class Page:
 
 
 # Words for durations, sizes and signals, and text from users and Slurm made safe for a terminal.
-
-
 LONGEST = 300
 SHOWN = 4
 FAR = 366 * 86400  # slurmctld counts a job without limit as one of a year or more

@@ -124,12 +124,7 @@ def reservations(text: str) -> tuple[Reservation, ...]:
 
 def licenses(text: str) -> tuple[License, ...]:
     return tuple(
-        License(
-            item.text("LicenseName"),
-            item.count("Total"),
-            item.count("Used"),
-            item.count("Reserved"),
-        )
+        License(item.text("LicenseName"), item.count("Total"), item.count("Used"), item.count("Reserved"))
         for item in document(text).objects("licenses")
     )
 

@@ -211,12 +211,7 @@ def _never(job: Job, fit: Fit) -> Answer:
         Fact(f"{safe(node.name, 80)} {', '.join(lacks[:3])}", "scontrol show node") for node, lacks in fit.lacking[:3]
     )
     return Answer(
-        f"{head}.",
-        JobCause.REQUEST,
-        sure,
-        facts,
-        advice,
-        unknown=("whether the operators will add larger nodes",),
+        f"{head}.", JobCause.REQUEST, sure, facts, advice, unknown=("whether the operators will add larger nodes",)
     )
 
 

@@ -76,10 +76,7 @@ class JobSnapshot:
     """Questions by kind, each put to slurmctld with all waiting ones of its kind."""
 
     def __init__(
-        self,
-        execute: Execute,
-        clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = _cpu_of_commands,
+        self, execute: Execute, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = _cpu_of_commands
     ) -> None:
         self._execute, self._clock, self._cpu = execute, clock, cpu
         self._waiting: dict[str, Batch] = {}

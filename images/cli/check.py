@@ -147,8 +147,6 @@ def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
 
 
 # The command prune: remove images whose name has another tag in the present definition.
-
-
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.pass_context

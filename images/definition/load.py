@@ -11,9 +11,8 @@ from images.definition import parse
 from images.definition.spec import PACKAGED, BuildChoice, Definition, Layer, Role, SlurmSource, Variant
 from images.errors import ImagesError, nearest
 
+
 # Checks across the whole definition: missing layers, cycles, capabilities that no variant has.
-
-
 def check(definition: Definition) -> None:
     """Check every reference of the definition in every variant; raise the first error."""
     layers = definition.layers

@@ -425,8 +425,6 @@ RELEASE_KEYS = {
     "fast-scripts", "absent",
 }
 # fmt: on
-
-
 def releases(data: object, file: str) -> dict[str, spec.SlurmRelease]:
     """Parse the facts of every release of Slurm that the project knows."""
     whole, known = DefinitionFields(data, file, {"default", "releases"}), dict[str, spec.SlurmRelease]()

@@ -43,8 +43,6 @@ class Chunks(io.RawIOBase):
 
 
 # Make an image's configuration here instead of in the builder: no dates, no host, the same id on every machine.
-
-
 INHERITED = ("Env", "ExposedPorts", "WorkingDir", "User", "Volumes", "StopSignal", "Shell", "Entrypoint", "Cmd")
 
 

@@ -137,8 +137,6 @@ def write_tar(target: IO[bytes], entries: Iterable[Entry], epoch: int) -> None:
 
 
 # Add the project's own code as the last, thin layer of a role: changing Python rebuilds seconds of work.
-
-
 VENV = "opt/minivm"
 Tree = Callable[[Path, str], list[Entry]]
 PACKAGES = ("ground", "init", "health", "gitsync")
@@ -243,10 +241,7 @@ def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) ->
 
 def program(package: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """Return a pod's only program with the packages that it needs: no services, no scripts."""
-    files = [
-        *venv(python),
-        file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755),
-    ]
+    files = [*venv(python), file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755)]
     for name in (*BELOW, package):
         files += tree(repository / name, f"{site_packages(python)}/{name}")
     return files

@@ -289,12 +289,7 @@ def as_data(difference: Difference) -> dict[str, Any]:
             for item in difference.packages
         ],
         "files": [
-            {
-                "path": f"/{item.path}",
-                "what": list(item.what),
-                "before": entry(item.before),
-                "after": entry(item.after),
-            }
+            {"path": f"/{item.path}", "what": list(item.what), "before": entry(item.before), "after": entry(item.after)}
             for item in difference.files
         ],
         "layers": {

@@ -28,8 +28,6 @@ from typing import Any
 from images.errors import ImagesError
 
 # Credentials for a registry: from standard input, the environment, or docker's configuration. Never from argv.
-
-
 USER, PASSWORD = "MINIVM_REGISTRY_USER", "MINIVM_REGISTRY_PASSWORD"
 # Docker Hub's entry in config.json is older than the registry it names today.
 DOCKER_HUB, DOCKER_HUB_KEY = "docker.io", "https://index.docker.io/v1/"
@@ -122,10 +120,7 @@ def ask_helper(helper: str, key: str, env: Mapping[str, str]) -> Login | None:
         raise ImagesError(f"log in to {key}", f"credential helper {command[0]} gave no user and secret") from error
 
 
-MANIFEST_TYPES = (
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.oci.image.manifest.v1+json",
-)
+MANIFEST_TYPES = ("application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json")
 CERTS = Path("/etc/docker/certs.d")
 TIMEOUT = 60
 CHUNK = 1 << 20
