@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 from gitsync.errors import GitsyncError
 from gitsync.layout import DEFAULT_ROOT, GENERATION_ZERO, Layout, is_commit
 
-# Validate the addresses in a node's settings: the repository, the ring, and where to listen. Pure.
-# So few that `int` takes them at once.
+# At most so many digits that `int` is quick.
 DIGITS = re.compile(r"[0-9]{1,12}")
 
 

@@ -254,8 +254,8 @@ def _names(path: str) -> list[str]:
 
 # What a box says, and how a node gives it to a person: over TCP, in munge's credentials both ways.
 #
-# The asker's credential names job and node and is for root alone, so that whoever else gets it can neither read nor use
-# it elsewhere. The answer is root's, for the asker alone.
+# The asker's credential names job and node and only root can open it: another user who gets it can neither read it nor
+# use it elsewhere. Only the asker can open the answer.
 
 PORT = 8652
 MUNGE, UNMUNGE = "/usr/bin/munge", "/usr/bin/unmunge"

@@ -274,7 +274,7 @@ def register(arch: str) -> None:
         log(f"{architectures.interpreter(arch)} runs programs of {arch} until this machine's next start (binfmt_misc)")
         (architectures.REGISTRY / "register").write_bytes(architectures.line(arch))
     except FileExistsError:
-        return  # somebody else did in the meantime, or it is there and switched off: whoever asked looks again
+        return  # another process registered it, or it is switched off: the caller checks again
     except (OSError, subprocess.CalledProcessError) as error:
         raise HostError(
             f"cannot run programs of {arch} here: {architectures.interpreter(arch)} could not be registered: {error}; "

@@ -19,7 +19,7 @@ PREFIX = "MINIVM_BUILD_"
 
 CHOICES = {"builder": ("classic", "buildx")}
 PROXY = (r"\w+://\S+", "an address such as http://proxy.site:3128")
-# What a value must look like, and how that is told.
+# The pattern of each value, and its description in errors.
 FORMS = {
     "slurm": (r"package|source|[0-9]{2}\.[0-9]{2}", "package, source, or a release such as 26.05"),
     "slurm_version": (r"[\w.-]+", "a version such as 24.11.5"),
@@ -96,7 +96,7 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
         if hint := wrong(name, value):
             raise ImagesError("use the setting", f"{name} cannot be {value!r}", field=name, hint=hint)
     settings = BuildSettings(**set_values)
-    _ = settings.mirror_map, settings.source_map  # a mistake in them is told before anything else is done
+    _ = settings.mirror_map, settings.source_map  # report a mistake in them before any other work
     return settings
 
 

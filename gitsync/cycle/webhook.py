@@ -1,7 +1,6 @@
-"""A listener that turns a push on the git server into a poke of the loop: GitHub's, GitLab's and Gitea's webhooks.
+"""Listener for the webhooks of GitHub, GitLab and Gitea: a push on the git server starts the next cycle at once.
 
-All it can do is hurry the next cycle (any number of pokes during one is one more); what is
-published is decided as ever.
+It can do no more than that: all pokes during a cycle cause one further cycle, which decides what to publish.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from gitsync.rings import authentic, read_secret
 from gitsync.settings import GitsyncSettings, content_length, split_address
 
 LARGEST = 5 << 20
-# The time for one request, however slowly its bytes come, and how many are read at a time: the oldest is closed for a
-# new one, so that idle connections keep no push out.
+# Deadline of a request, however slowly its bytes come, and the most open connections. A new connection closes the
+# oldest, so that idle ones keep no push out.
 DEADLINE_S = 10.0
 MOST = 16
 
@@ -86,7 +85,7 @@ def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPReq
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Print nothing: a stranger must not fill the log."""
+            """Print nothing: an unknown client must not fill the log."""
 
     return WebhookHandler
 

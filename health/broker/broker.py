@@ -331,12 +331,12 @@ class Broker:
         return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
 
     def _unkillable(self, job: int) -> Mapping[str, object]:
-        """Record how the node stands and which processes do not end, before slurmstepd drains it."""
+        """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
         processes, node = remains_of_job(job), _answer(self.slurm.known_node)
         before = None if isinstance(node, Failed) else node
         earlier = self.memory.slurm.unkilled
         if before is not None and (cause := cause_of(before)) and cause.kill:
-            # Another step of the same failure: how the node stood is known from the first, if at all.
+            # Another step of the same failure: only the first one could record the node's earlier state.
             before = earlier.before if earlier else None
             processes = tuple({*(earlier.processes if earlier else ()), *processes})
         watch = replace(self.memory.slurm, unkilled=Unkilled(job, clock().wall, processes, before))

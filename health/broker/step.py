@@ -52,7 +52,7 @@ class Memory:
     due: float = 0.0
     recheck: float = 0.0
     failures: int = 0
-    # Of Slurm's own drains, and what the pod tells of the one that stands; until when such a drain is expected.
+    # Slurm's own drains, the text about the present one in the pod's status, and until when one is expected.
     slurm: SlurmDrainWatch = field(default_factory=SlurmDrainWatch)
     slurm_drain: str = ""
     expected: float = 0.0

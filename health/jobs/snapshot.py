@@ -31,7 +31,7 @@ from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 from init.slurm.node import PREFIX
 
 FRESH_S = 5.0
-FRESH_PUBLIC_S = 15.0  # nodes, partitions: of each the answer is large
+FRESH_PUBLIC_S = 15.0  # nodes and partitions, whose answers are large
 ASK_S = 10.0
 PATIENCE_S = 4.0  # of a question; the command waits a second longer, then asks slurmctld itself
 HEAR_S = 4.0

@@ -43,7 +43,7 @@ class MessageUnansweredError(MessageDeferredError):
 class ChannelDownError(Exception):
     """No message goes this way now. `after` is when the server wants the next try, in seconds.
 
-    `kind` is for pages that anybody reads: it quotes nothing that the server said.
+    `kind` is for pages that every user may read: it quotes nothing that the server said.
     """
 
     def __init__(self, why: str, kind: str = "not reached", after: float = 0.0) -> None:

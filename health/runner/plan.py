@@ -21,7 +21,7 @@ from health.policy import IN_A_TREE, RunnerPolicy
 
 # Settings of the image's own task prolog scripts, for a program that prints them without a shell.
 # Such a script only prints settings (images/src/runner/settings.h). It must match byte for byte, and its settings must
-# be plain lines in plain files that everybody may read: the script reads as the job's user, this module as root.
+# be plain lines in plain files that every user may read: the script reads as the job's user, this module as root.
 # Otherwise the script runs.
 # Each script's name in the C program, and the digest of the text for which that holds.
 KNOWN = {
@@ -102,7 +102,7 @@ def _lines(tree: Path, name: str, names: re.Pattern[bytes]) -> list[tuple[str, s
 
 
 def _is_open(tree: Path, name: str, mode: int) -> bool:
-    """Tell if it is a plain file, in plain directories of the tree, with these rights for everybody."""
+    """Tell if it is a plain file, in plain directories of the tree, with these rights for every user."""
     path = tree
     *folders, last = name.split("/")
     try:

@@ -311,7 +311,7 @@ class CacheHandler(BaseHTTPRequestHandler):
                 while piece := response.read(CHUNK):
                     came += len(piece)
                     copy.write(piece)
-                    # Kept before its last piece is sent: who has all of it and asks again finds it here.
+                    # Keep the file before sending its last piece, so that the client's next request finds it.
                     if came == length:
                         copy.flush()
                         temporary.rename(kept)

@@ -181,7 +181,7 @@ def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: st
         repository, _, tag = name.rpartition(":")
         if repository in current and tag not in current[repository] and own_tag.fullmatch(tag):
             references.append(name)
-    # Roles before the layers under them: an image goes when nothing stands on it any more.
+    # Roles before the layers under them: the engine removes an image once no other image is built on it.
     return sorted(references, key=lambda name: ("/layer-" in name, name))
 
 

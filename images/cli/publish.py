@@ -91,7 +91,7 @@ def built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
 @click.option("--user", default="", help="Log in as; with --password-stdin.")
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 @click.option("--retries", type=int, default=None, help="How often the engine may try a failed upload again.")
-@click.option("--sign", "key", type=click.Path(path_type=Path), help="Attach where it is from, signed by this ssh key.")
+@click.option("--sign", "key", type=click.Path(path_type=Path), help="Attach the provenance, signed by this ssh key.")
 @AS_JSON
 @click.pass_context
 def push(
@@ -133,7 +133,7 @@ def push_roles(
     pushed = []
     by_role: dict[str, dict[str, Pushed]] = {}
     manifests: dict[str, dict[str, tuple[str, str]]] = {}
-    # All that can be missing is told before anything is sent.
+    # Report everything that is missing before sending anything.
     todo = [(session, image) for session in sessions for image in built(session, roles)]
     for session, image in todo:
         click.echo(f"pushing {image.reference}", err=True)
@@ -182,7 +182,9 @@ def attach_provenance(session: Session, image: PlannedImage, registry: Registry,
 
 @click.command()
 @click.argument("reference", metavar="HOST/PATH/NAME[:TAG|@DIGEST]")
-@click.option("--signers", type=click.Path(path_type=Path), required=True, help="Who may: ssh's allowed signers.")
+@click.option(
+    "--signers", type=click.Path(path_type=Path), required=True, help="File of allowed signers, in ssh's format."
+)
 @click.option("--role", default="", metavar="ROLE", help="Built as; without it the last part of NAME.")
 @click.option("--user", default="", help="Log in as; with --password-stdin.")
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")

@@ -33,7 +33,7 @@ CHANGELOG = "CHANGELOG.md"
 UNRELEASED = "## Unreleased\n"
 VERSION_FILE = "ground/version.py"
 CHART = "cluster/chart"
-# Each file that states the version, with its number of places: the one that programs read, and the chart's copies.
+# Each file that states the version, with its number of places: the file that programs read, and the chart's copies.
 STATED = {VERSION_FILE: 1, f"{CHART}/Chart.yaml": 3, f"{CHART}/charts/crds/Chart.yaml": 1}
 VERSION = re.compile(r'^VERSION = "([^"]+)"$', re.MULTILINE)
 FORM = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
@@ -207,7 +207,7 @@ def release(
 
     An interrupted release is finished by the same command. Nothing is pushed to git.
     """
-    # A mistake in where to push is told before anything is changed.
+    # Report a wrong registry before changing anything.
     target = push_target(registry, key)
     project_release = ProjectRelease(ctx.obj.repository, version, datetime.now(UTC).date())
     login = login_to(target[0], user, password_stdin) if target else None

@@ -99,7 +99,7 @@ def look_at_wheels(place: LockContext, layers: Iterable[str]) -> IndexDifference
         except ImagesError as error:
             newer.append(f"{of.about}: a new lock cannot be made: {error.why}")
             continue
-        # Another file of the same version is told above.
+        # The branch above reports another file of the same version.
         was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
         same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
         newer += wheels.changes(locked, replace(newest, wheels=tuple(same)))

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from images import architectures
 
 T = TypeVar("T")
-# A checksum that nobody has verified against the publisher yet: the definition loads, a build that needs it refuses.
+# Stands for a checksum that no person has verified yet: the definition loads, and a build that needs it fails.
 UNFILLED = "to-be-filled"
 
 

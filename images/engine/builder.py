@@ -19,7 +19,7 @@ from images.errors import ImagesError
 
 Line = Callable[[str], None]
 RUNNING = " ---> Running in "
-STEP = re.compile(r"(.*\\\n)*.*")  # lines that go on, and the one that does not
+STEP = re.compile(r"(.*\\\n)*.*")  # continued lines, and the last line
 MADE = re.compile(r" ---> (?P<id>[0-9a-f]{12})")  # other words follow the arrow too, and change with the engine
 
 

@@ -72,7 +72,7 @@ def failures(image: PlannedImage, log: Path) -> Iterator[None]:
     except StepFailed as error:
         lines = [text for text in log.read_text().splitlines() if text.strip()]
         step = next((match["step"] for text in reversed(lines) if (match := STEP.match(text))), "start")
-        # The builders echo the whole RUN line, which the log keeps and nobody wants to see here.
+        # The builders echo the whole RUN line, which the log keeps and an error need not repeat.
         shown = [f"  {text}" for text in lines if len(text) < LONG and not NOISE.match(text)]
         status = STATUS.search(str(error))
         reason = f"status {status[1]}" if status else str(error)[:LONG]

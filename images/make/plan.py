@@ -127,7 +127,7 @@ def component(name: str, templates: Path, values: Mapping[str, object], asked_by
 
 
 LAYER = "layer:"
-NATIVE = f"{LAYER}native"  # no role stands on it: `images.make.native`
+NATIVE = f"{LAYER}native"  # no role is built on it; `images.make.build` uses its programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class BuildResult:
 # Remember the last build on this machine: its inputs by name, so that `plan` shows changes, and rendered texts.
 
 
-# Of so many steps: of more than are in use, for somebody goes from one branch to another and back.
+# Steps to keep: more than one definition has, because people switch between branches.
 KEPT = 256
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -335,9 +335,9 @@ class Rendered:
 
     def keep(self) -> None:
         """Save the digests, those used last at the end, which stay longest."""
-        # What somebody edits while this builds may have been rendered as it was before, or after.
+        # A template edited during this build may have been rendered in its old or its new form.
         if not self.path or self.used.keys() <= self.known.keys() or self.stamped() != self.stamps:
             return
-        with suppress(OSError), added(self.path):  # a full disk, a tree of somebody else's
+        with suppress(OSError), added(self.path):  # a full disk, or another user's tree
             rest = {key: value for key, value in self.written().items() if key not in self.used}
             write_whole(self.path, json.dumps(dict(list({**rest, **self.used}.items())[-KEPT:])), 0o600)

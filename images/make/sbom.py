@@ -19,7 +19,7 @@ from images.archive.wheels import Wheel
 from images.definition.spec import Pin
 
 NOASSERTION = "NOASSERTION"
-# What every package entry must say something of, and nobody here has looked into.
+# Fields that SPDX requires of each package and that this project does not examine.
 UNSAID = {"downloadLocation": NOASSERTION, "licenseConcluded": NOASSERTION, "copyrightText": NOASSERTION}
 TOOL = "Tool: minivm-build"
 ROOT_ID = "SPDXRef-Image"
@@ -204,7 +204,7 @@ def our_package(version: str, files: Iterable[File]) -> dict[str, Any]:
 
 
 def file_entry(file: File) -> dict[str, Any]:
-    # SPDX wants a relative name; SHA1 is mandatory in 2.3, SHA256 is the one to rely on.
+    # SPDX wants a relative name; SHA1 is mandatory in 2.3; rely on SHA256.
     path = file.path.lstrip("/")
     return {
         "SPDXID": spdx_id("File", path),

@@ -24,7 +24,7 @@ from images.make import content
 from images.make.content import Entry
 
 ROOT = "usr/local"
-# lib/libcudart.so.13, and not lib/stubs/libcuda.so, which stands for the driver's while something is linked.
+# lib/libcudart.so.13, and not lib/stubs/libcuda.so, which replaces the driver's library while a program is linked.
 SHARED = re.compile(r"lib64/(?P<name>lib[^/]+?)\.so(\.[0-9]+)*")
 PKG_CONFIG = """prefix=/{prefix}
 libdir=${{prefix}}/lib64
@@ -81,7 +81,7 @@ def wanted_wheels(place: LockContext, layer: Layer, below: Sequence[Layer]) -> T
 
 
 def inputs(wanted: ToolkitWheels) -> Mapping[str, str]:
-    """Return what decides the bytes, for the hash: the files, which part of each, and the layout."""
+    """Return the hash's inputs: the wheels, the part of each that the layer takes, and the layout."""
     if not wanted.wheels:
         return {}
     digests = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted.libraries}
@@ -165,7 +165,7 @@ def library_directory(python: str) -> str:
 
 
 def library_inputs(wanted: tuple[Wheel, ...]) -> dict[str, str]:
-    """Return what decides the bytes, for the hash."""
+    """Return the hash's inputs."""
     if not wanted:
         return {}
     digests = {f"wheel {wheel.name}": wheel.sha256 for wheel in wanted}

@@ -82,7 +82,9 @@ def signed(payload: bytes, key: Path) -> bytes:
         raise ImagesError(what, "no such key", file=key, hint="an ssh key: `ssh-keygen -t ed25519 -f KEY`")
     done = keygen(what, ["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], encoded(payload))
     if done.returncode != 0 or b"BEGIN SSH SIGNATURE" not in done.stdout:
-        raise ImagesError(what, done.stderr.decode(errors="replace").strip() or "ssh-keygen gave none", file=key)
+        raise ImagesError(
+            what, done.stderr.decode(errors="replace").strip() or "ssh-keygen printed no signature", file=key
+        )
     signature = {"keyid": "", "sig": base64.b64encode(done.stdout).decode()}
     whole = {"payloadType": TYPE, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
     return json.dumps(whole, sort_keys=True).encode()
@@ -98,7 +100,7 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
     for data in envelopes:
         envelope = opened(data)
         if envelope is None:
-            reason = "what is attached is no signed statement"
+            reason = "the attached document is not a signed statement"
             continue
         payload, signatures = envelope
         signer = next((name for sig in signatures if (name := signed_by(payload, sig, signers, what))), "")
@@ -250,7 +252,7 @@ def manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
             raise ValueError("not a list of descriptors")
         return manifests_found
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RegistryError(registry.what("read"), "its list of referrers is none") from error
+        raise RegistryError(registry.what("read"), "its list of referrers is not a list of descriptors") from error
 
 
 def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]:
@@ -260,7 +262,7 @@ def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]
     with registry.answer("POST", "/blobs/uploads/") as answer:
         location = urllib.parse.urljoin(f"{registry.base}/", answer.headers.get("Location", ""))
     if not location.startswith(f"{registry.base}/"):
-        # The login is the registry's, and nobody else's.
+        # Only the registry may see the login.
         raise RegistryError(registry.what("attach to"), f"it takes uploads elsewhere: {location}")
     joined = f"{location}{'&' if '?' in location else '?'}digest={urllib.parse.quote(blob['digest'])}"
     with registry.answer("PUT", joined, {"Content-Type": "application/octet-stream"}, data):

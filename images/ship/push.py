@@ -233,7 +233,7 @@ def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
     data = registry.named(f"/manifests/{digest}", digest, {"Accept": INDEX})
     images_found: dict[str, dict[str, Any]] = {}
     listed = provenance.manifests(registry, data)
-    # Whoever may push may make an index: what is behind so many must not pass unseen.
+    # Every account that may push may make an index: do not let one hide an image among very many.
     if len(listed) > provenance.MOST:
         raise RegistryError(registry.what("read"), f"{digest} names {len(listed)} images")
     for item in listed:

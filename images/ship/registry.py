@@ -37,7 +37,7 @@ HELPER_TIMEOUT = 60
 @dataclass(frozen=True, slots=True)
 class Login:
     user: str
-    password: str = field(repr=False)  # a dataclass prints itself in logs and tracebacks: not this
+    password: str = field(repr=False)  # keep it out of logs and tracebacks, where a dataclass prints itself
 
     def for_engine(self) -> dict[str, str]:
         return {"username": self.user, "password": self.password}
@@ -124,7 +124,7 @@ MANIFEST_TYPES = ("application/vnd.docker.distribution.manifest.v2+json", "appli
 CERTS = Path("/etc/docker/certs.d")
 TIMEOUT = 60
 CHUNK = 1 << 20
-LARGEST = 4 << 20  # of a manifest, a configuration, a token's answer: the registry says what it sends, not we
+LARGEST = 4 << 20  # bytes of a manifest, a configuration or a token's reply: a registry may send any amount
 ENOSPC = 28
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -246,7 +246,7 @@ class Registry:
             location = urllib.parse.urljoin(f"{self.base}/", answer.headers.get("Location", ""))
         # One elsewhere, or without TLS, must not see the login; the registry forgets an upload by itself as well.
         if location.startswith(f"{self.base}/"):
-            # Not everybody who may push may delete.
+            # An account that may push need not be allowed to delete.
             with contextlib.suppress(RegistryError), self.answer("DELETE", location):
                 pass
 
@@ -261,7 +261,7 @@ class Registry:
     def answer(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> Iterator[HTTPResponse]:
-        """Also a connection that breaks while it is being read is the registry's silence."""
+        """Open a request; a connection that breaks while it is read counts as no answer, too."""
         try:
             with self._open(method, path, headers, data) as answer:
                 yield answer

@@ -183,7 +183,7 @@ def test_a_key_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"[" * 30_000, b'{"payloadType": "x"}', b'{"payloadType": 3}'])
 def test_what_is_no_envelope_is_passed_over(tmp_path: Path, signers: Path, data: bytes) -> None:
-    with pytest.raises(ImagesError, match="what is attached is no signed statement"):
+    with pytest.raises(ImagesError, match="the attached document is not a signed statement"):
         provenance.verified([data], "sha256:" + "0" * 64, signers, "worker:1")
 
 

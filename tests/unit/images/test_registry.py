@@ -138,7 +138,7 @@ def test_a_certificate_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_list_of_what_is_no_digest_is_none(bad: Bad, item: str) -> None:
     bad.body = b'{"manifests": [%s]}' % item.replace("%s", "a document").encode()
     registry = bad.registry()
-    with pytest.raises(ImagesError, match="its list of referrers is none"):
+    with pytest.raises(ImagesError, match="its list of referrers is not a list of descriptors"):
         list(provenance.attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
     with pytest.raises(ImagesError, match=f"cannot read 127.0.0.1:{bad.port}/worker: 'x://elsewhere' is no digest"):
         registry.named("/blobs/x://elsewhere", "x://elsewhere")
