@@ -21,14 +21,16 @@ def notify(text: str) -> None:
             sender.sendto(text.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
 
 
-def ask(path: Path, request: Mapping[str, object], within: float) -> Mapping[str, object] | None:
+def ask(
+    path: Path, request: Mapping[str, object], within: float, longest: int = LONGEST
+) -> Mapping[str, object] | None:
     """Send a JSON request and return the reply; None without a reply in time, or when it is not an object."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.settimeout(within)
             client.connect(str(path))
             client.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(read_line(client, within))
+            answer = json.loads(read_line(client, within, longest))
     except (OSError, ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ground.sockets import read_line
 from ground.version import VERSION
 from health import black_box
 from health.jobs import render
@@ -98,16 +99,9 @@ def _fetch_one(job: int, node: str, address: str) -> Box:
 
 def _exchange(address: str, sealed: bytes) -> bytes:
     deadline = time.monotonic() + WITHIN_S
-    answer = bytearray()
     with socket.create_connection((address, black_box.port() or black_box.PORT), CONNECT_S) as connection:
         connection.sendall(sealed)
-        while len(answer) < black_box.LARGEST_SENT:
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-            part = connection.recv(65536)
-            if not part:
-                break
-            answer += part
-    return bytes(answer)
+        return read_line(connection, deadline - time.monotonic(), black_box.LARGEST_SENT)
 
 
 def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:

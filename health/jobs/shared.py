@@ -6,15 +6,12 @@ Without the service, as on workers, each command asks slurmctld itself, with its
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ground.sockets import read_line
+from ground.sockets import ask
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 
 SOCKET = Path("/run/minivm/jobs.sock")
@@ -68,16 +65,8 @@ class Shared:
         self.is_old, self.age = False, 0.0
         return self._direct(argv)
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _ask(self, request: dict[str, Any]) -> Mapping[str, Any] | None:
         """Return the reply; None where no service answers: later questions skip it then."""
-        deadline = time.monotonic() + WITHIN
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
-            client.settimeout(WITHIN)
-            try:
-                client.connect(os.fspath(self._path))
-                client.sendall(json.dumps(request).encode() + b"\n")
-                reply = json.loads(read_line(client, max(0.0, deadline - time.monotonic()), LONGEST))
-            except (OSError, ValueError, RecursionError):
-                reply = None
-        self._is_silent = not isinstance(reply, dict)
-        return None if self._is_silent else reply
+        reply = ask(self._path, request, WITHIN, LONGEST)
+        self._is_silent = reply is None
+        return reply
