@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,23 +55,20 @@ class BuildSettings:
 
     @property
     def mirror_map(self) -> dict[str, str]:
-        mirrors = {}
-        for item in filter(None, (part.strip() for part in self.mirrors.split(","))):
-            name, _, uri = item.partition("=")
-            if not name or not urlsplit(uri).scheme:
-                raise ImagesError("use the setting", f"{item!r} is not NAME=URI", field="mirrors")
-            mirrors[name] = uri
-        return mirrors
+        return self._pairs("mirrors", "NAME=URI", lambda uri: bool(urlsplit(uri).scheme))
 
     @property
     def source_map(self) -> dict[str, str]:
-        sources = {}
-        for item in filter(None, (part.strip() for part in self.sources.split(","))):
-            name, _, address = item.partition("=")
-            if not (name and address):
-                raise ImagesError("use the setting", f"{item!r} is not NAME=PATH", field="sources")
-            sources[name] = address
-        return sources
+        return self._pairs("sources", "NAME=PATH", bool)
+
+    def _pairs(self, setting: str, form: str, is_valid: Callable[[str], bool]) -> dict[str, str]:
+        pairs = {}
+        for item in filter(None, map(str.strip, getattr(self, setting).split(","))):
+            name, _, value = item.partition("=")
+            if not name or not is_valid(value):
+                raise ImagesError("use the setting", f"{item!r} is not {form}", field=setting)
+            pairs[name] = value
+        return pairs
 
     @property
     def proxies(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -282,3 +282,58 @@ def unfetched(text: str, wheel: Wheel) -> ImagesError:
 def last_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.startswith(("ERROR:", " "))]
     return "\n".join(lines[-8:]) or text.strip() or "pip said nothing"
+
+
+# Compare the locked wheels with the index for `lock --check`: missing or newer ones. Writes and fetches nothing.
+@dataclass(frozen=True, slots=True)
+class IndexDifferences:
+    """Differences between the index and a lock."""
+
+    wrong: tuple[str, ...] = ()  # what is locked is not there any more, or is another file: a build ends on it
+    newer: tuple[str, ...] = ()  # what a new lock would move
+
+
+def compare_with_index(place: LockContext, layers: Iterable[str]) -> IndexDifferences:
+    wrong, newer = list[str](), list[str]()
+    for of in taken(place, layers):
+        if (locked := read(place, of)) is None:
+            continue
+        for arch in MACHINES:
+            own_wheels = [wheel for wheel in locked.wheels if wheel.arch == arch]
+            now = {
+                wheel.wanted: wheel
+                for wheel in still_there([wheel.wanted for wheel in own_wheels], arch, place.settings)
+            }
+            wrong += [
+                f"{of.about}: {reason}" for wheel in own_wheels if (reason := differs(wheel, now.get(wheel.wanted)))
+            ]
+        try:
+            newest = resolve(of, place.settings)
+        except ImagesError as error:
+            newer.append(f"{of.about}: a new lock cannot be made: {error.why}")
+            continue
+        # The branch above reports another file of the same version.
+        was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
+        same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
+        newer += changes(locked, replace(newest, wheels=tuple(same)))
+    return IndexDifferences(tuple(wrong), tuple(newer))
+
+
+def differs(locked: Wheel, now: Wheel | None) -> str:
+    what = f"{locked.name} {locked.version} ({locked.arch})"
+    if now is None:
+        return f"{what} is gone"
+    if now.sha256 != locked.sha256:
+        return f"{what}: its hash changed: {locked.file} is locked as {locked.sha256}, the index has {now.sha256}"
+    return ""
+
+
+def still_there(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
+    """Return those of these versions that the index has; pip names only the first missing one at a time."""
+    while True:
+        answers, absent, reason = ask(wanted, arch, settings)
+        if not reason:
+            return answers
+        if not set(absent) & set(wanted):
+            raise unresolved(reason, arch)
+        wanted = [item for item in wanted if item not in absent]

@@ -14,7 +14,6 @@ from images import architectures
 from images.archive import lock, locked, wheels
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
-from images.archive.wheels import Wheel
 from images.definition import load
 from images.definition.load import known_cuda
 from images.definition.spec import PACKAGED, BuildChoice, Definition, SlurmSource
@@ -69,61 +68,6 @@ def together(
             pool.shutdown(wait=False, cancel_futures=True)
             cancel()
             raise
-
-
-# Compare the locked wheels with the index for `lock --check`: missing or newer ones. Writes and fetches nothing.
-@dataclass(frozen=True, slots=True)
-class IndexDifferences:
-    """Differences between the index and a lock."""
-
-    wrong: tuple[str, ...] = ()  # what is locked is not there any more, or is another file: a build ends on it
-    newer: tuple[str, ...] = ()  # what a new lock would move
-
-
-def look_at_wheels(place: LockContext, layers: Iterable[str]) -> IndexDifferences:
-    wrong, newer = [], []
-    for of in wheels.taken(place, layers):
-        if (locked := wheels.read(place, of)) is None:
-            continue
-        for arch in wheels.MACHINES:
-            own_wheels = [wheel for wheel in locked.wheels if wheel.arch == arch]
-            now = {
-                wheel.wanted: wheel
-                for wheel in still_there([wheel.wanted for wheel in own_wheels], arch, place.settings)
-            }
-            wrong += [
-                f"{of.about}: {reason}" for wheel in own_wheels if (reason := differs(wheel, now.get(wheel.wanted)))
-            ]
-        try:
-            newest = wheels.resolve(of, place.settings)
-        except ImagesError as error:
-            newer.append(f"{of.about}: a new lock cannot be made: {error.why}")
-            continue
-        # The branch above reports another file of the same version.
-        was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
-        same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
-        newer += wheels.changes(locked, replace(newest, wheels=tuple(same)))
-    return IndexDifferences(tuple(wrong), tuple(newer))
-
-
-def differs(locked: Wheel, now: Wheel | None) -> str:
-    what = f"{locked.name} {locked.version} ({locked.arch})"
-    if now is None:
-        return f"{what} is gone"
-    if now.sha256 != locked.sha256:
-        return f"{what}: its hash changed: {locked.file} is locked as {locked.sha256}, the index has {now.sha256}"
-    return ""
-
-
-def still_there(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
-    """Return those of these versions that the index has; pip names only the first missing one at a time."""
-    while True:
-        answers, absent, reason = wheels.ask(wanted, arch, settings)
-        if not reason:
-            return answers
-        if not set(absent) & set(wanted):
-            raise wheels.unresolved(reason, arch)
-        wanted = [item for item in wanted if item not in absent]
 
 
 # Which variant with which Slurm a build is of: what was wished, against what the definition has. Pure.
@@ -295,9 +239,9 @@ class Session:
         moved = locked.changes((s for s in before.values() if s.layer in names), resolved)
         return moved + wheels.relock(self.place, self.layers(roles))
 
-    def wheels_seen(self, roles: Iterable[str]) -> IndexDifferences:
+    def wheels_seen(self, roles: Iterable[str]) -> wheels.IndexDifferences:
         """Compare the index with the lock of the roles' wheels."""
-        return look_at_wheels(self.place, self.layers(roles))
+        return wheels.compare_with_index(self.place, self.layers(roles))
 
     def gone(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
         """List the packages of these images that the archive no longer has."""

@@ -20,7 +20,6 @@ from images.archive import bootstrap, wheels
 from images.archive.bootstrap import unpack
 from images.archive.lock import LockContext
 from images.archive.wheels import LockedWheels, Wheel
-from images.cli import session
 from images.definition.load import load
 from images.definition.spec import BuildChoice, Cuda, EntryKind, SlurmSource
 from images.errors import ImagesError
@@ -157,7 +156,7 @@ def locked(index: Path, place: LockContext) -> LockedWheels:
 def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
     index: Path, locked: LockedWheels, place: LockContext
 ) -> None:
-    assert session.look_at_wheels(place, ["cuda"]) == session.IndexDifferences()
+    assert wheels.compare_with_index(place, ["cuda"]) == wheels.IndexDifferences()
     before = wheels.lock_file(place, CUDA).read_bytes()
     was, gone = locked.wheels
     # One locked wheel has changed and one is gone, which are errors; a newer version is listed apart and is no error.
@@ -165,7 +164,7 @@ def test_how_the_index_stands_to_the_lock_is_told_and_nothing_is_changed(
     (index / gone.file).unlink()
     for tag in TAGS.values():
         made(index, tag=tag, version="13.5.2")
-    found = session.look_at_wheels(place, ["cuda"])
+    found = wheels.compare_with_index(place, ["cuda"])
     now = hashlib.sha256(path.read_bytes()).hexdigest()
     assert found.wrong == (
         f"CUDA 13.5: nvidia-cuda-runtime 13.5.1 (amd64): its hash changed: {path.name} is locked as {was.sha256}, "
@@ -181,7 +180,7 @@ def test_a_newer_wheel_of_one_architecture_alone_is_told_as_what_it_is(
     index: Path, locked: LockedWheels, place: LockContext
 ) -> None:
     made(index, version="13.5.2")
-    (text,) = session.look_at_wheels(place, ["cuda"]).newer
+    (text,) = wheels.compare_with_index(place, ["cuda"]).newer
     assert text == "CUDA 13.5: a new lock cannot be made: nvidia-cuda-runtime==13.5.2 has no wheel for arm64"
 
 
@@ -191,7 +190,7 @@ def test_an_index_that_does_not_answer_is_not_taken_for_one_without_wheels(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/nowhere/pip.conf")
     monkeypatch.setenv("PIP_TIMEOUT", "no number")
     with pytest.raises(ImagesError, match="cannot resolve the wheels"):
-        session.look_at_wheels(place, ["cuda"])
+        wheels.compare_with_index(place, ["cuda"])
 
 
 @pytest.mark.parametrize(
