@@ -36,7 +36,7 @@ from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
 from health.checks.round import forget, recall, remember, run
-from health.checks.select import Asked
+from health.checks.select import CheckSelection
 from health.ledger import Ledger, read_book
 from health.places import Places, boot_id
 from health.verdict import Class, Result, Verdict, read_verdicts, without_void
@@ -258,7 +258,11 @@ def _health(options: argparse.Namespace) -> int:
         for number in ENDS:
             signal.signal(number, _stop)
         with lease.hold() as held:
-            selection = Asked(names=tuple(options.checks)) if options.checks else Asked(options.when or When.BACKGROUND)
+            selection = (
+                CheckSelection(names=tuple(options.checks))
+                if options.checks
+                else CheckSelection(options.when or When.BACKGROUND)
+            )
             captures = read_case(options.recording).captures if options.recording else None
             run(held.path.resolve(), held.commit, selection, places, captures)
         ask_broker({"ask": "look"}, 5.0)

@@ -28,7 +28,7 @@ class DeepState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class DeepSummary:
     boot_id: str
     state: DeepState
     ran: int = 0  # number of these checks that were about GPUs
@@ -39,7 +39,9 @@ class Word:
         return bool(boot_id) and self.boot_id == boot_id and self.state is not DeepState.RUNNING
 
 
-def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gpus: Collection[str]) -> Word:
+def summarise(
+    verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gpus: Collection[str]
+) -> DeepSummary:
     """Summarise a whole round. Unknown is never ok, and a check that cannot be loaded counts as unknown.
 
     `of_gpus`: the checks about GPUs; they do not run where GPUs are gone.
@@ -56,24 +58,24 @@ def word(verdicts: Iterable[Verdict], broken: Iterable[str], boot_id: str, of_gp
         text = "; ".join(
             f"{verdict.check}[{verdict.class_}]@{verdict.commit[:7] or 'none'} {verdict.reason}" for verdict in problems
         )
-        return Word(boot_id, DeepState.PROBLEM, gpus, _line(text))
+        return DeepSummary(boot_id, DeepState.PROBLEM, gpus, _line(text))
     if doubts:
-        return Word(boot_id, DeepState.UNKNOWN, gpus, _line("; ".join(doubts)))
-    return Word(boot_id, DeepState.OK, gpus, _line(" ".join(verdict.check for verdict in ran)))
+        return DeepSummary(boot_id, DeepState.UNKNOWN, gpus, _line("; ".join(doubts)))
+    return DeepSummary(boot_id, DeepState.OK, gpus, _line(" ".join(verdict.check for verdict in ran)))
 
 
-def write(path: Path, summary: Word) -> None:
+def write(path: Path, summary: DeepSummary) -> None:
     with contextlib.suppress(OSError):
         # The parent directory belongs to root alone, whichever process creates it.
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(path, asdict(summary))
 
 
-def read(path: Path) -> Word | None:
+def read(path: Path) -> DeepSummary | None:
     """Read the file; None if it is missing or unreadable, which means that nothing is known."""
     data = read_json(path)
     try:
-        return Word(str(data["boot_id"]), DeepState(str(data["state"])), int(data["ran"]), str(data["said"]))
+        return DeepSummary(str(data["boot_id"]), DeepState(str(data["state"])), int(data["ran"]), str(data["said"]))
     except (KeyError, ValueError, TypeError, OverflowError):
         return None
 

@@ -29,8 +29,8 @@ from health import deep
 from health.api import When
 from health.ask import ask_broker
 from health.checks.active_results import active_metrics
-from health.checks.select import Asked, due
-from health.deep import DeepState, Word
+from health.checks.select import CheckSelection, due
+from health.deep import DeepState, DeepSummary
 from health.index import read_index
 from health.places import Places, boot_id
 from health.policy import share
@@ -48,7 +48,7 @@ BROKER_S = 15.0
 CUT = "the deep checks were interrupted, and jobs may run by now"
 
 
-def asked() -> bool | None:
+def are_deep_checks_wanted() -> bool | None:
     """Ask the broker if deep checks are wanted; None while it has no answer from the controller."""
     if os.environ.get("MINIVM_HEALTH_DEEP") == "1":
         return True
@@ -56,7 +56,7 @@ def asked() -> bool | None:
     return answer if isinstance(answer, bool) else None
 
 
-def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> bool:
+def run_deep_once(run: Callable[[], str], wanted: Callable[[], bool | None] = are_deep_checks_wanted) -> bool:
     """Run the deep checks if wanted; tell if they are settled for this boot.
 
     An interrupted run starts anew if it still may. `run` returns the reason why it could not run.
@@ -69,13 +69,17 @@ def once(run: Callable[[], str], wanted: Callable[[], bool | None] = asked) -> b
         return False
     if not answer:
         cut = deep_state is not None and deep_state.boot_id == boot
-        deep.write(path, Word(boot, DeepState.UNKNOWN, said=CUT) if cut else Word(boot, DeepState.NOT_ASKED))
+        deep.write(
+            path, DeepSummary(boot, DeepState.UNKNOWN, said=CUT) if cut else DeepSummary(boot, DeepState.NOT_ASKED)
+        )
         return True
-    deep.write(path, Word(boot, DeepState.RUNNING))
+    deep.write(path, DeepSummary(boot, DeepState.RUNNING))
     failure = run()
     after = deep.read(path)
     if after is None or not after.settled(boot):
-        deep.write(path, Word(boot, DeepState.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT]))
+        deep.write(
+            path, DeepSummary(boot, DeepState.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT])
+        )
     return True
 
 
@@ -90,7 +94,7 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
     """Run one round; return the reason if it could not run, else ""."""
     try:
         with lease.hold() as held:
-            selection = Asked(When(when), only_due=only_due)
+            selection = CheckSelection(When(when), only_due=only_due)
             env = environment("health", os.environ, held.commit, str(held.path), UNFIT)
             done = run_here(partial(_perform, held.path, held.commit, selection), env, limit_s)
     except (GitsyncError, OSError) as error:
@@ -104,11 +108,11 @@ def round_once(when: str, limit_s: float, *, only_due: bool) -> str:
     return ""
 
 
-def _perform(tree: Path, commit: str, asked: Asked) -> bytes:
+def _perform(tree: Path, commit: str, selection: CheckSelection) -> bytes:
     # Import in the child only: the parent sleeps between rounds and does not need it.
     from health.checks.round import perform
 
-    return perform(tree, commit, asked).encode()
+    return perform(tree, commit, selection).encode()
 
 
 def anything_due(now: float) -> bool:
@@ -157,12 +161,12 @@ def main() -> int:
     # A pod's first round starts at once: it writes the index, without which every prolog runs its checks itself.
     if first:
         _run_logged("boot", BACKGROUND_S)
-    settled = once(lambda: _run_logged("deep", DEEP_S))
+    settled = run_deep_once(lambda: _run_logged("deep", DEEP_S))
     at = time.monotonic() + (0.0 if first else offset)
     fault = shown = ""
     while True:
         select.select([], [], [], max(0.0, at - time.monotonic()))
-        settled = settled or once(lambda: _run_logged("deep", DEEP_S))
+        settled = settled or run_deep_once(lambda: _run_logged("deep", DEEP_S))
         before = fault
         fault = round_once("background", BACKGROUND_S, only_due=True) if anything_due(time.time()) else ""
         shown = report(shown, time.time())

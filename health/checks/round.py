@@ -23,7 +23,7 @@ from health.checks.cases import read_case, write_case
 from health.checks.collect import AT_ONCE, collect, matching
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
-from health.checks.select import Asked, takes_the_machine
+from health.checks.select import CheckSelection, takes_the_machine
 from health.index import Index, Listed, read_index, write_index
 from health.places import Places, boot_id
 from health.script import UNFIT
@@ -154,26 +154,28 @@ def _write_capsule(verdict: Verdict, check: Check, readings: Readings) -> Path:
 
 
 def run(
-    tree: Path, commit: str, asked: Asked, places: Places, captures: Mapping[str, Capture] | None = None
+    tree: Path, commit: str, selection: CheckSelection, places: Places, captures: Mapping[str, Capture] | None = None
 ) -> list[Judged]:
     """Run the selected checks; with `captures` (a recording) instead of the node's sources.
 
     Returns nothing if only due checks were requested and another round runs.
     """
-    loaded = load_checks(tree, asked.names)
-    asked_for = [module.CHECK for module in loaded.checks.values() if asked.takes(module.CHECK, None, 0.0, "")]
-    whole = captures is None and any(takes_the_machine(check, asked.when) for check in asked_for)
-    within = None if whole else 0.0 if asked.only_due else ROUND_WAIT_S
+    loaded = load_checks(tree, selection.names)
+    selected_checks = [
+        module.CHECK for module in loaded.checks.values() if selection.takes(module.CHECK, None, 0.0, "")
+    ]
+    whole = captures is None and any(takes_the_machine(check, selection.when) for check in selected_checks)
+    within = None if whole else 0.0 if selection.only_due else ROUND_WAIT_S
     with one_round(places, within) as alone:
-        if asked.only_due and not alone:
+        if selection.only_due and not alone:
             return []
-        return _run_locked(tree, commit, asked, places, captures, loaded, 1 if whole else AT_ONCE)
+        return _run_locked(tree, commit, selection, places, captures, loaded, 1 if whole else AT_ONCE)
 
 
 def _run_locked(
     tree: Path,
     commit: str,
-    asked: Asked,
+    selection: CheckSelection,
     places: Places,
     captures: Mapping[str, Capture] | None,
     loaded: Loaded,
@@ -186,7 +188,7 @@ def _run_locked(
     selected = {
         name: module
         for name, module in loaded.checks.items()
-        if asked.takes(module.CHECK, known[name], setting.now, setting.boot_id)
+        if selection.takes(module.CHECK, known[name], setting.now, setting.boot_id)
     }
     has = {hardware: present(hardware, expect) for hardware in Hardware}
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
@@ -204,14 +206,14 @@ def _run_locked(
             write_verdict(places.verdicts, judged.verdict)
         done.append(judged)
     done += [_broken(name, reason, setting) for name, reason in loaded.broken.items()]
-    if asked.names is None and asked.when is When.DEEP and captures is None and not asked.only_due:
+    if selection.names is None and selection.when is When.DEEP and captures is None and not selection.only_due:
         of_gpus = {name for name, module in fitting.items() if module.CHECK.hardware is Hardware.GPU}
         verdicts = [item.verdict for item in done if item.verdict.check not in loaded.broken]
-        summary = deep.word(verdicts, loaded.broken, boot, of_gpus)
+        summary = deep.summarise(verdicts, loaded.broken, boot, of_gpus)
         deep.write(places.deep, summary)
-    if asked.names is None:
+    if selection.names is None:
         # A prolog may still run an earlier commit, which does not decide what exists.
-        if captures is None and asked.when in {When.BACKGROUND, When.BOOT}:
+        if captures is None and selection.when in {When.BACKGROUND, When.BOOT}:
             bury(places, {*loaded.checks, *loaded.broken})
         with contextlib.suppress(OSError):
             write_index(places.index, _index(tree, loaded, has, setting))
@@ -256,9 +258,9 @@ def _broken(name: str, fault: str, setting: Setting) -> Judged:
     return Judged(Verdict(name, Result.UNKNOWN, Class.NODE, reason, commit=setting.commit, at=setting.now), {}, fault)
 
 
-def perform(tree: Path, commit: str, asked: Asked, captures: Mapping[str, Capture] | None = None) -> str:
+def perform(tree: Path, commit: str, selection: CheckSelection, captures: Mapping[str, Capture] | None = None) -> str:
     """Run a round and return its results as one JSON line."""
-    done = run(tree, commit, asked, Places.from_environment(), captures)
+    done = run(tree, commit, selection, Places.from_environment(), captures)
     return json.dumps({"ran": [_summary(judged) for judged in done if judged.verdict.applies]})
 
 
@@ -275,7 +277,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--without-slurm", action="store_true", help="leave out checks that query Slurm")
     parser.add_argument("--recording", type=Path)
     options = parser.parse_args(arguments)
-    selection = Asked(options.when, options.checks, options.due, options.without_slurm)
+    selection = CheckSelection(options.when, options.checks, options.due, options.without_slurm)
     captures = read_case(options.recording).captures if options.recording else None
     print(perform(options.tree, options.commit, selection, captures))
     return 0

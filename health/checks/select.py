@@ -11,7 +11,7 @@ SLURM = frozenset({"scontrol", "sinfo", "squeue", "sacctmgr"})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckSelection:
     """Selection of a round's checks: by occasion or by name."""
 
     when: When | None = None

@@ -62,11 +62,11 @@ def look(
     index = kept.get("index", [places.index], lambda: read_index(places.index))
     if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
         index = None
-    names = asked_of(index, kind)
+    names = checks_of_kind(index, kind)
     # Strings, not Path objects: there are some twenty before each job, and building a Path takes longer than a stat.
     files = {name: f"{places.verdicts}/{name}.json" for name in names}
     verdicts = {name: kept.get(file, [file], partial(_read, file)) for name, file in files.items()}
-    believed = still_true(verdicts, kind, time.time(), boot)
+    believed = still_valid(verdicts, kind, time.time(), boot)
     if after_a_job and index is not None:
         doubted = {name for name, facts in index.listed.items() if "epilog" in facts.when and facts.hardware != ANY}
         believed = {name: verdict for name, verdict in believed.items() if name not in doubted}
@@ -99,13 +99,13 @@ def check(
     return Checked(problems, len(verdicts) - len(ran), len(ran), fault)
 
 
-def asked_of(index: Index | None, kind: str) -> frozenset[str]:
+def checks_of_kind(index: Index | None, kind: str) -> frozenset[str]:
     """Return the checks that a job of this kind waits for; none if no round of this commit has listed any."""
     listed = index.listed.items() if index else ()
     return frozenset(name for name, facts in listed if kind in facts.when and facts.applies)
 
 
-def still_true(known: Mapping[str, Verdict | None], kind: str, now: float, boot: str) -> dict[str, Verdict]:
+def still_valid(known: Mapping[str, Verdict | None], kind: str, now: float, boot: str) -> dict[str, Verdict]:
     """Filter the verdicts that still hold. After a job all checks run again: an older verdict proves nothing."""
     if kind == "epilog":
         return {}
@@ -134,9 +134,9 @@ def _run(
 def _round(kind: str, tree: Path, commit: str, names: list[str] | None) -> bytes:
     from health.api import When
     from health.checks.round import perform
-    from health.checks.select import Asked
+    from health.checks.select import CheckSelection
 
-    selection = Asked(When(kind)) if names is None else Asked(names=tuple(names))
+    selection = CheckSelection(When(kind)) if names is None else CheckSelection(names=tuple(names))
     return perform(tree, commit, selection).encode()
 
 

@@ -12,7 +12,7 @@ from health import deep
 from health.broker.decide import BrokerNode, asks_for_deep
 from health.broker.step import AskNode, BrokerInputs, Failed, Memory, Now, step
 from health.checks import loop as begin
-from health.deep import DeepState, Word, word
+from health.deep import DeepState, DeepSummary, summarise
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy
 from health.verdict import Class, Result, Verdict
@@ -84,7 +84,7 @@ B_BAD = verdict("b", Result.PROBLEM, Class.RMA, reason="memory: fail")
     ],
 )  # fmt: skip
 def test_the_word_of_a_round(verdicts: list[Verdict], broken: list[str], state: DeepState, ran: int, said: str) -> None:
-    found = word(verdicts, broken, "boot", {"a", "c"})
+    found = summarise(verdicts, broken, "boot", {"a", "c"})
     assert (found.boot_id, found.state, found.ran) == ("boot", state, ran)
     assert found.said.startswith(said)
     assert found.said.isprintable()
@@ -108,39 +108,39 @@ class Rounds:
         self.times += 1
         assert (known := deep.read(self.path)) is not None and known.state is DeepState.RUNNING
         if self.state is not None:
-            deep.write(self.path, Word(boot_id(), self.state, 1, "x"))
+            deep.write(self.path, DeepSummary(boot_id(), self.state, 1, "x"))
         return self.why
 
 
 def test_asked_for_it_runs_once_in_a_boot(path: Path) -> None:
     runs = Rounds(path)
-    assert not begin.once(runs, lambda: None), "the controller is away"
+    assert not begin.run_deep_once(runs, lambda: None), "the controller is away"
     assert runs.times == 0 and not path.exists()
-    assert begin.once(runs, lambda: True)
-    assert begin.once(runs, lambda: True)
+    assert begin.run_deep_once(runs, lambda: True)
+    assert begin.run_deep_once(runs, lambda: True)
     assert runs.times == 1
-    assert deep.read(path) == Word(boot_id(), DeepState.OK, 1, "x")
+    assert deep.read(path) == DeepSummary(boot_id(), DeepState.OK, 1, "x")
 
 
 def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
     runs = Rounds(path)
-    assert begin.once(runs, lambda: False)
-    assert begin.once(runs, lambda: True), "what the pod did not find it finds no more: jobs may run by now"
+    assert begin.run_deep_once(runs, lambda: False)
+    assert begin.run_deep_once(runs, lambda: True), "what the pod did not find it finds no more: jobs may run by now"
     assert runs.times == 0
-    assert deep.read(path) == Word(boot_id(), DeepState.NOT_ASKED)
+    assert deep.read(path) == DeepSummary(boot_id(), DeepState.NOT_ASKED)
     assert path.parent.parent.stat().st_mode & 0o777 == 0o700, "what lies beside it is root's alone"
 
 
 def test_one_that_was_cut_begins_anew_and_one_of_another_boot_says_nothing(path: Path) -> None:
     runs = Rounds(path)
-    deep.write(path, Word(boot_id(), DeepState.RUNNING))
-    assert not begin.once(runs, lambda: None), "the broker does not know yet whether it still may"
+    deep.write(path, DeepSummary(boot_id(), DeepState.RUNNING))
+    assert not begin.run_deep_once(runs, lambda: None), "the broker does not know yet whether it still may"
     assert runs.times == 0
-    assert begin.once(runs, lambda: True)
+    assert begin.run_deep_once(runs, lambda: True)
     assert runs.times == 1
-    deep.write(path, Word("another", DeepState.OK, 1, "x"))
-    assert not begin.once(runs, lambda: None)
-    assert begin.once(runs, lambda: True)
+    deep.write(path, DeepSummary("another", DeepState.OK, 1, "x"))
+    assert not begin.run_deep_once(runs, lambda: None)
+    assert begin.run_deep_once(runs, lambda: True)
     assert runs.times == 2
 
 
@@ -150,10 +150,10 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
     A person has resumed the node while its health service was stopped.
     """
     runs = Rounds(path)
-    deep.write(path, Word(boot_id(), DeepState.RUNNING))
-    assert begin.once(runs, lambda: False)
+    deep.write(path, DeepSummary(boot_id(), DeepState.RUNNING))
+    assert begin.run_deep_once(runs, lambda: False)
     assert runs.times == 0
-    assert deep.read(path) == Word(
+    assert deep.read(path) == DeepSummary(
         boot_id(), DeepState.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now"
     )
 
@@ -162,9 +162,9 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
     ("why", "said"), [("it did not end within 900 s", "it did not end within 900 s"), ("", "the round left no result")]
 )
 def test_one_that_could_not_run_does_not_know(path: Path, why: str, said: str) -> None:
-    assert begin.once(Rounds(path, None, why), lambda: True)
-    assert deep.read(path) == Word(boot_id(), DeepState.UNKNOWN, 0, said)
-    assert begin.once(Rounds(path), lambda: True), "and is not begun again and again"
+    assert begin.run_deep_once(Rounds(path, None, why), lambda: True)
+    assert deep.read(path) == DeepSummary(boot_id(), DeepState.UNKNOWN, 0, said)
+    assert begin.run_deep_once(Rounds(path), lambda: True), "and is not begun again and again"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"boot_id": 1}', '{"boot_id":"b","state":"fine","ran":1,"said":""}',
@@ -177,6 +177,6 @@ def test_a_damaged_word_is_none(path: Path, text: str) -> None:
 
 def test_the_pods_own_environment_asks_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIVM_BROKER", str(path.parent / "none"))
-    assert begin.asked() is None
+    assert begin.are_deep_checks_wanted() is None
     monkeypatch.setenv("MINIVM_HEALTH_DEEP", "1")
-    assert begin.asked() is True
+    assert begin.are_deep_checks_wanted() is True

@@ -412,7 +412,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
 ) -> None:
     """The fleet parses what the health service stores and the pod reports; the three share no code."""
     found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
-    health_deep.write(tmp_path / "said.json", health_deep.word(found, [], "b1", {"dcgm_diag"}))
+    health_deep.write(tmp_path / "said.json", health_deep.summarise(found, [], "b1", {"dcgm_diag"}))
     told = page.deep_condition(page.read_deep(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = KubernetesView({"n1": KubeNode("n1", "u", boot="b1")}, {"w1": read_pod(item)})
