@@ -113,7 +113,7 @@ def test_up_starts_the_images_that_this_prefix_has_built(monkeypatch: pytest.Mon
     class Client:
         api = Engine({})
 
-    monkeypatch.setattr("cluster.local.LocalCluster", lambda *a, **k: Cluster(*a, **{**k, "root": tmp_path}))
+    monkeypatch.setattr(cli, "LocalCluster", lambda *a, **k: Cluster(*a, **{**k, "root": tmp_path}))
     monkeypatch.setattr(cli, "connect", Client)
     monkeypatch.delenv("MINIVM_BUILD_PREFIX", raising=False)
     CliRunner().invoke(main, ["--set", "prefix=registry.site/ours", "up", "--name", "x"])
