@@ -172,6 +172,9 @@ def finish(plan: Migration, chosen: Object) -> None:
             "jobs in cgroups",
             f"{todo} needless (docs/how-to/contain-jobs-and-people.md)",
         )
+    if "sssd" not in values.get("secrets", {}):
+        todo = "set secrets.sssd or people: every pod, the controller's too, has to know who submits jobs"
+        plan.note(chosen, "secrets.sssd", "no directory of users", todo)
     if plan.scripts:
         found = f"{len(plan.scripts)} scripts, written to scripts/"
         todo = "add them to a tree of scripts in git, with minivm's own beside them, and set scripts.repository"
