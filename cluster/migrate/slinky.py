@@ -360,7 +360,7 @@ OUTSIDE: Rules = META | {
 REST_API: Rules = META | {"spec": Report("the chart runs slurmrestd for the fleet alone; users need one of their own")}
 TOKEN: Rules = META | {"spec": Report("make the token by scontrol token; slurm.userTokenSeconds lets users do it")}
 ANOTHER: Rules = META | {
-    "spec": Report("the chart has one set of login pods: raise login.replicas, or install a second one by hand")
+    "spec": Report("the plan has the first LoginSet: write this one as a pool of login.pools (docs/reference/chart.md)")
 }
 KINDS = ("NodeSet", "Controller", "LoginSet", "Accounting", "RestApi", "Token")
 
