@@ -109,7 +109,7 @@ class SimulatedFabric:
                 return (self.now - start) / 60
         raise AssertionError(f"no end after {most_turns} turns")
 
-    def told(self) -> frozenset[Fault]:
+    def reported(self) -> frozenset[Fault]:
         return frozenset(
             (check, item.part, item.name) for check in self.checks for item in findings(self.memory.of(check))
         )
@@ -136,7 +136,7 @@ def main() -> int:
     rails, links = 8, 2
     fabric = SimulatedFabric(machines, rails, break_some(machines, rails, links, random.Random(1)))
     minutes = fabric.sweep()
-    reported = fabric.told()
+    reported = fabric.reported()
     further = max(fabric.further(check) for check in fabric.checks)
     bound = 2 * (links + 1) * math.log2(len(machines)) + 4
     share = fabric.busiest / len(machines)

@@ -38,13 +38,13 @@ REPEATS = 5
 @dataclass(frozen=True, slots=True)
 class Figure:
     what: str
-    ours: float
+    minivm: float
     plain: float | None = None
 
     def row(self) -> tuple[str, ...]:
         if self.plain is None:
-            return (self.what, seconds(self.ours), "-", "-")
-        return (self.what, seconds(self.ours), seconds(self.plain), f"{self.ours / self.plain:.2f}")
+            return (self.what, seconds(self.minivm), "-", "-")
+        return (self.what, seconds(self.minivm), seconds(self.plain), f"{self.minivm / self.plain:.2f}")
 
 
 def seconds(value: float) -> str:

@@ -68,17 +68,21 @@ def rewrite(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def read_plain(path: Path, most: int) -> bytes | None:
+def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes | None:
     """Read at most `most` bytes of a regular file in a directory that untrusted users may write to.
 
-    Refuses a symbolic link and never blocks on a pipe. Returns None when there is no such file.
+    Refuses a symbolic link and never blocks on a pipe. `trusted` also refuses a file that belongs neither to root nor
+    to this process's user. Returns None when there is no such file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.read(fd, most) if os.fstat(fd).st_mode & 0o170000 == 0o100000 else None
+        status = os.fstat(fd)
+        if status.st_mode & 0o170000 != 0o100000 or (trusted and status.st_uid not in (0, os.geteuid())):
+            return None
+        return os.read(fd, most)
     finally:
         os.close(fd)
 

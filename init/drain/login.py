@@ -24,7 +24,17 @@ from typing import Any
 
 from ground.commands import ran
 from ground.files import write_whole
-from init.drain.deadline import PROC, Deadline, allowed_by_pid_1, budget, report, seconds, status_of
+from init.drain.deadline import (
+    PROC,
+    Deadline,
+    allowed_by_pid_1,
+    budget,
+    is_own,
+    own_processes,
+    report,
+    seconds,
+    status_of,
+)
 from init.errors import InitError
 from init.places import LATEST_PEOPLE, PEOPLE_FILE, pod_name
 from init.pod.api_server import ApiServer
@@ -91,16 +101,11 @@ def end_clients(deadline: Deadline) -> None:
 
 def find_clients() -> list[int]:
     """Find them by name, which is enough: another process of that name ends with the pod anyway."""
-    return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_client(directory)]
+    return own_processes(_is_client)
 
 
-def _is_client(directory: Path) -> bool:
-    with contextlib.suppress(OSError, KeyError):
-        status = status_of(directory)
-        # One number: not in a nested container.
-        is_own = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] != "0"
-        return is_own and status["Name"] in CLIENTS and not status["State"].startswith("Z")
-    return False
+def _is_client(status: Mapping[str, str]) -> bool:
+    return status["Uid"].split()[0] != "0" and status["Name"] in CLIENTS
 
 
 def hang_up(pid: int, number: int) -> None:
@@ -108,7 +113,7 @@ def hang_up(pid: int, number: int) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
-            if _is_client(PROC / str(pid)):
+            if is_own(PROC / str(pid), _is_client):
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from pathlib import Path
 
-from init.drain.deadline import LEAST, PROC, Deadline, report, status_of
+from init.drain.deadline import LEAST, Deadline, own_processes, report
 from init.engine import order
 from init.errors import InitError
 from init.places import pod_name
@@ -118,15 +117,7 @@ def is_named(controller: str) -> bool:
 
 def steps() -> list[int]:
     """Find this pod's slurmstepd processes by name and real user root, which no other user can have."""
-    return [int(directory.name) for directory in PROC.glob("[0-9]*") if _is_step(directory)]
-
-
-def _is_step(directory: Path) -> bool:
-    with contextlib.suppress(OSError, KeyError):
-        status = status_of(directory)
-        is_own = len(status["NSpid"].split()) == 1 and status["Uid"].split()[0] == "0"
-        return is_own and status["Name"].startswith("slurmstepd") and not status["State"].startswith("Z")
-    return False
+    return own_processes(lambda status: status["Uid"].split()[0] == "0" and status["Name"].startswith("slurmstepd"))
 
 
 def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, str]:

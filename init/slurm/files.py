@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from ground.files import read_plain
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.slurm.place import placed
 
@@ -160,16 +160,9 @@ class LastGoodConfig:
 
     def _read(self, name: str) -> str | None:
         """Read a file of root's, never a link: the Slurm user also writes to the volume."""
-        try:
-            descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if status.st_mode & 0o170000 != 0o100000 or status.st_uid != os.geteuid() or status.st_size > HOLDS:
-                return None
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                return file.read().decode()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            data = read_plain(self.directory / name, HOLDS, trusted=True)
+            return None if data is None else data.decode()
         return None
 
     def _write(self, name: str, text: str) -> None:

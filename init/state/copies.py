@@ -378,8 +378,8 @@ def publish(seen: Summary) -> None:
 
 def line(now: float, path: Path = Path(SUMMARY)) -> str:
     """Return the line of `minivm status`; "" in a pod that makes no copies. It may have been written long ago."""
-    data = read_plain(path, 8192)
-    if data is None or path.lstat().st_uid not in (0, os.geteuid()):
+    data = read_plain(path, 8192, trusted=True)
+    if data is None:
         return ""
     try:
         summary = json.loads(data)

@@ -58,8 +58,9 @@ def rehearse(
     jobs = _lost_jobs(expected, restored)
     before = conf_of(prove.copied_files(directory, manifest)).partitions
     removed = sorted(before.keys() - set(answer.stdout.split()))
+    release = known(pod)
     return Rehearsal(
-        release=_release(pod),
+        release=release.name if release else "unknown",
         same=len(expected.settled) - len(jobs),
         losses=(*(f"partition {name} would be gone" for name in removed), *jobs),
         notes=tuple(_notes(manifest, expected, took, database)),
@@ -74,11 +75,6 @@ def _lost_jobs(expected: copies.Around, restored: Mapping[str, str]) -> list[str
         elif restored[job] != state:
             lost.append(f"job {job} would be {restored[job].lower()}, and is {state.lower()}")
     return lost
-
-
-def _release(pod: Pod) -> str:
-    release = known(pod)
-    return release.name if release else "unknown"
 
 
 def _notes(manifest: Manifest, expected: copies.Around, took: Mapping[str, float], database: int) -> list[str]:

@@ -16,7 +16,7 @@ def test_bad_links_and_a_bad_leaf_of_rails_are_found_within_the_share(seed: int)
     machines, links = placed(dice.choice([128, 256]), 16), dice.randint(0, 3)
     fabric = SimulatedFabric(machines, 4, break_some(machines, 4, links, dice))
     fabric.sweep()
-    assert fabric.told() == fabric.faults
+    assert fabric.reported() == fabric.faults
     assert fabric.busiest <= fabric.settings.share * len(machines)
     for check in fabric.checks:
         assert fabric.further(check) <= 2 * (links + 1) * math.log2(len(machines)) + 4
@@ -25,5 +25,5 @@ def test_bad_links_and_a_bad_leaf_of_rails_are_found_within_the_share(seed: int)
 def test_a_healthy_fabric_is_swept_once_and_blames_nothing() -> None:
     fabric = SimulatedFabric(placed(64, 16), 8, frozenset())
     fabric.sweep()
-    assert not fabric.told()
+    assert not fabric.reported()
     assert fabric.tests == dict.fromkeys(fabric.checks, 32)

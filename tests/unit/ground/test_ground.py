@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ground.errors import Problem, nearest
-from ground.files import read_json, write_json, write_whole
+from ground.files import read_json, read_plain, write_json, write_whole
 from ground.metrics import family
 from ground.sockets import ask
 
@@ -25,6 +25,19 @@ def test_a_file_has_its_mode_whatever_the_umask_and_nothing_lies_beside_it(tmp_p
     finally:
         os.umask(before)
     assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {"a": 0o644, "b": 0o400}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user must own a file")
+def test_a_file_that_anybody_may_have_written_is_read_as_what_it_is(tmp_path: Path) -> None:
+    own, foreign, link, pipe = (tmp_path / name for name in ("own", "foreign", "link", "pipe"))
+    own.write_text("root's")
+    foreign.write_text("another user's")
+    os.chown(foreign, 65534, 65534)
+    link.symlink_to(own)
+    os.mkfifo(pipe)
+    files = (own, foreign, link, pipe, tmp_path / "absent")
+    assert [read_plain(path, 4) for path in files] == [b"root", b"anot", None, None, None]
+    assert [read_plain(path, 4, trusted=True) for path in files] == [b"root", None, None, None, None]
 
 
 def test_a_write_that_is_cut_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
