@@ -1,6 +1,8 @@
 """State that gitsync keeps between cycles, and the pin file: one JSON file, replaced atomically.
 
 The `current` link alone decides what is published; losing the state file costs history, never the tree.
+The reports at the end go to the metrics file, init's control socket and the service manager. A missing or failing
+receiver never stops a cycle.
 """
 
 from __future__ import annotations

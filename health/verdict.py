@@ -201,6 +201,7 @@ def write_verdict(directory: Path, verdict: Verdict) -> Path:
     return path
 
 
+# A script's verdict is about one version of the script, which a digest identifies.
 # Kinds whose scripts may report the node unfit, which leaves a verdict named KIND.SCRIPT.
 KINDS = ("prolog", "epilog")
 DIGITS = 16

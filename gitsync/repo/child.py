@@ -1,7 +1,7 @@
 """Run git and the checks as short-lived children, each in a process group with a deadline and a clean environment.
 
-Every child carries its cycle's mark, and a child that writes inherits the root's lock (see lock.py): a killed cycle
-leaves no git process that works in the repository during the next cycle.
+A flock allows one cycle at a time on a root. Children that write inherit it, and every child carries its cycle's mark.
+So the lock is free only when the last child has ended, and its holder may clean up after any killed cycle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""The steps that readers can see: name a tree, move the link, remove old trees; and clean up interrupted ones."""
+"""Trees on the disk: write one, publish it, remove old ones, and clean up what an interrupted cycle left.
+
+gitsync writes the files itself instead of `git checkout`: no attribute, filter, hook or line-ending rule of the
+repository runs, and every byte is compared with the hash that the commit, and so its signature, names.
+
+A file's modification time is derived from its content's hash. So size, mode and time show whether a published file is
+unchanged without reading it, two trees can share a file by a hard link, and Python never uses a byte-code cache of
+other content. Trees are read-only; a file that was changed anyway is detected, not shared, and replaced.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the machine or leaf switch that makes group tests fail, with few further tests. Pure functions.
+"""Plan group tests, and find the machine or leaf switch that makes them fail with few further tests. Pure functions.
 
 `diagnose` derives everything from the results so far and returns the tests that it needs next. The caller adds their
 results and calls it again, so a crash at any moment loses nothing, and a test whose result never comes is wanted again.
@@ -8,6 +8,10 @@ results and calls it again, so a crash at any moment loses nothing, and a test w
   partners under other switches; if all of them fail, the switch is the culprit.
 - Any other failed group is bisected. If the first half passes, the fault is in the second half.
 - A machine is the culprit after two failures with good partners, different ones where there are two.
+
+`sweep` plans the groups, which run one check on several machines at once. Round r pairs each machine with one at the
+distance 2^r in the order of the topology: the first rounds stay within a leaf switch, the last ones cross the spine. So
+about log2(n) rounds use links of every level, and each round tests every machine once.
 """
 
 from __future__ import annotations

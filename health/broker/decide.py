@@ -260,7 +260,8 @@ def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, st
     return Act("nothing", "already drained for the same reason")
 
 
-# The node's GPUs, from the memory of the check that counts them.
+# Incidents: each new problem of a GPU is one, and a GPU with too many is out for good. The GPUs are those in the memory
+# of the check that counts them.
 @dataclass(frozen=True, slots=True)
 class Gpu:
     uuid: str

@@ -29,6 +29,7 @@ from health.places import Places, boot_id
 from health.script import UNFIT
 from health.verdict import Verdict, read_verdict, write_verdict
 
+# Files that a round leaves for later rounds and the prolog. All may be lost: a round then knows a little less.
 ROUND_WAIT_S = 5.0
 # Name prefix of the verdicts on broken scripts.
 SCRIPTS = "scripts_"

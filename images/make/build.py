@@ -1,4 +1,4 @@
-"""Build one image: its context, the build step, its configuration, and last its name.
+"""Build one image: its base, its context, the build step, its configuration, and last its name.
 
 A build that is interrupted before the last line of `make` leaves an unnamed image, which is removed.
 """
@@ -35,7 +35,9 @@ from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import STEP, Reporter
 from images.settings import installed
 
-# Every Debian has it, and no package puts anything there.
+# While packages of another architecture are installed, steps run the engine's own programs to unpack, copy and search:
+# they do the same, and under qemu they would take ten times as long. The layer `native` has them in a directory that
+# works in any root, and a step has it first in its PATH. Every Debian has /mnt, and no package puts anything there.
 NATIVE_MOUNT = "/mnt"
 NATIVE_DIRECTORY = f"{NATIVE_MOUNT}/minivm"
 NATIVE_PATH = f"{NATIVE_DIRECTORY}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
