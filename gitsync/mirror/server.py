@@ -24,7 +24,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -160,29 +159,22 @@ MAX_GIT_PROCESSES = 4
 LOG_INTERVAL = 60.0
 
 
-@dataclass(slots=True)
 class MirrorCounters:
     """Counters of the mirror for /metrics."""
 
-    connections: int = 0
-    open: int = 0
-    open_peak: int = 0
-    requests: int = 0
-    gits: int = 0
-    kept: int = 0
-    bytes: int = 0
-    errors: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        names = ("connections", "open", "open_peak", "requests", "gits", "kept", "bytes", "errors")
+        self._numbers = dict.fromkeys(names, 0)
+        self._lock = threading.Lock()
 
     def add(self, name: str, by: int = 1) -> None:
-        with self.lock:
-            setattr(self, name, getattr(self, name) + by)
-            self.open_peak = max(self.open_peak, self.open)
+        with self._lock:
+            self._numbers[name] += by
+            self._numbers["open_peak"] = max(self._numbers["open_peak"], self._numbers["open"])
 
     def text(self) -> str:
-        names = ("connections", "open", "open_peak", "requests", "gits", "kept", "bytes", "errors")
-        with self.lock:
-            return "".join(f"minivm_gitsync_mirror_{name} {getattr(self, name)}\n" for name in names)
+        with self._lock:
+            return "".join(f"minivm_gitsync_mirror_{name} {number}\n" for name, number in self._numbers.items())
 
 
 class Mirror:
