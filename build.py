@@ -20,8 +20,7 @@ import click
 
 from ground.errors import Problem
 from ground.version import VERSION
-from images.cli.publish import AS_JSON, each
-from images.cli.publish import opened as session
+from images.cli.publish import AS_JSON, open_session, open_sessions
 from images.errors import ImagesError, nearest
 
 if TYPE_CHECKING:
@@ -136,9 +135,9 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     """List layers and roles."""
     from images.make import progress
 
-    opened = session(ctx)
-    rows = [("role", role.name, role.describe) for role in opened.definition.roles.values()]
-    rows += [("layer", layer.name, layer.describe) for layer in opened.definition.layers.values()]
+    session = open_session(ctx)
+    rows = [("role", role.name, role.describe) for role in session.definition.roles.values()]
+    rows += [("layer", layer.name, layer.describe) for layer in session.definition.layers.values()]
     if as_json:
         progress.as_json([{"kind": kind, "name": name, "describe": describe} for kind, name, describe in rows])
     else:
@@ -152,8 +151,8 @@ def graph(ctx: click.Context, svg: Path | None) -> None:
     """Show how layers and roles are built on each other."""
     from images.definition import picture
 
-    opened = session(ctx)
-    nodes = picture.tree(opened.definition, opened.place.choice)
+    session = open_session(ctx)
+    nodes = picture.tree(session.definition, session.place.choice)
     if svg:
         try:
             svg.write_text(picture.svg(nodes))
@@ -172,12 +171,12 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     from images.make import progress
 
     planned = []
-    for opened in each(ctx):
-        names = opened.roles(roles)
-        if stale := opened.stale(names):
-            raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", file=opened.place.directory,
+    for session in open_sessions(ctx):
+        names = session.roles(roles)
+        if stale := session.stale(names):
+            raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", file=session.place.directory,
                               hint="`build.py lock` resolves it anew")  # fmt: skip
-        planned += opened.plan(names, opened.present())[1]
+        planned += session.plan(names, session.present())[1]
     if as_json:
         progress.as_json(progress.plan_data(planned))
         return
@@ -189,8 +188,8 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 @click.pass_context
 def render(ctx: click.Context, role: str) -> None:
     """Print the Dockerfiles of a role (or of layer:NAME), from the first to the last."""
-    opened = session(ctx)
-    for text in opened.rendered(opened.roles([role])):
+    session = open_session(ctx)
+    for text in session.rendered(session.roles([role])):
         click.echo(text)
 
 
@@ -199,11 +198,11 @@ def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
     from images.archive import lock
 
     names: set[str] = set()
-    for opened in each(ctx):
-        for pin in lock.unfilled(opened.place, opened.layers(opened.every_role(roles))):
+    for session in open_sessions(ctx):
+        for pin in lock.unfilled(session.place, session.layers(session.every_role(roles))):
             if pin.name not in names:
                 names.add(pin.name)
-                click.echo(lock.first(opened.place, pin), err=True)
+                click.echo(lock.first(session.place, pin), err=True)
 
 
 @main.command()
@@ -219,23 +218,23 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
                 "check the lock", "--trust-first changes what --check reads", hint="run one after the other"
             )
         trust_on_first_sight(ctx, roles)
-    for opened in each(ctx):
-        names = opened.every_role(roles)
+    for session in open_sessions(ctx):
+        names = session.every_role(roles)
         if not check:
-            changes = opened.relock(names)
-            click.echo("\n".join(changes) if changes else f"{opened.place.choice.arch}: nothing moved")
+            changes = session.relock(names)
+            click.echo("\n".join(changes) if changes else f"{session.place.choice.arch}: nothing moved")
             continue
-        if stale := opened.stale(names):
+        if stale := session.stale(names):
             raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}",
-                              file=opened.place.directory, hint="`build.py lock`")  # fmt: skip
-        wheels = opened.wheels_seen(names)
+                              file=session.place.directory, hint="`build.py lock`")  # fmt: skip
+        wheels = session.wheels_seen(names)
         for text in wheels.newer:
             click.echo(f"newer: {text}")
-        if missing := [*opened.gone(opened.compose(names).needed(names)), *wheels.wrong]:
+        if missing := [*session.gone(session.compose(names).needed(names)), *wheels.wrong]:
             listed = "\n".join(f"  {item}" for item in missing)
-            raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=opened.place.directory,
+            raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=session.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
-        click.echo(f"{opened.place.choice.arch}: the archive has every locked package, pip's index every wheel")
+        click.echo(f"{session.place.choice.arch}: the archive has every locked package, pip's index every wheel")
 
 
 @main.command()
@@ -253,9 +252,9 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
         ensure_engine()
     results: list[BuildResult] = []
     sizes: dict[str, int] = {}
-    for opened in each(ctx):
-        results += build_one(opened, opened.roles(roles), when_vanished, as_json)
-        sizes |= {reference: image.size for reference, image in opened.present().items()}
+    for session in open_sessions(ctx):
+        results += build_one(session, session.roles(roles), when_vanished, as_json)
+        sizes |= {reference: image.size for reference, image in session.present().items()}
     if as_json:
         progress.as_json(progress.result_data(results, sizes))
         return
@@ -273,29 +272,29 @@ def ensure_engine() -> None:
         raise ImagesError("make this machine ready", str(error)) from error
 
 
-def build_one(opened: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
+def build_one(session: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
     from images.cli import aid
     from images.make.progress import Plain, reporter
 
     before = Plain(to=sys.stderr) if as_json else Plain()
-    if cleared := opened.clear():
+    if cleared := session.clear():
         before.log(f"removed {cleared} containers of interrupted builds")
-    with opened.caching():
-        aid.if_stale(opened, names, when_vanished, before)
-        composed, planned = opened.plan(names, opened.present())
+    with session.caching():
+        aid.if_stale(session, names, when_vanished, before)
+        composed, planned = session.plan(names, session.present())
         todo = [item.image for item in planned if not item.present]
         if todo:
-            opened.check_architecture(todo)
-        if todo and aid.if_gone(opened, todo, names, when_vanished, before):
-            composed, planned = opened.plan(names, opened.present())
+            session.check_architecture(todo)
+        if todo and aid.if_gone(session, todo, names, when_vanished, before):
+            composed, planned = session.plan(names, session.present())
             todo = [item.image for item in planned if not item.present]
         if todo:
             from images.cli.aid import tools
 
-            opened.tools = tools(opened, before, when_vanished)
+            session.tools = tools(session, before, when_vanished)
         with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
-            return opened.build(composed, planned, progress)
+            return session.build(composed, planned, progress)
 
 
 if __name__ == "__main__":

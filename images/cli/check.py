@@ -15,7 +15,7 @@ import click
 
 from images import pins
 from images.cli.aid import if_gone, if_stale, tools
-from images.cli.publish import AS_JSON, each, opened
+from images.cli.publish import AS_JSON, open_session, open_sessions
 from images.cli.session import Session
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
@@ -110,7 +110,7 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     from images.make.progress import Plain
 
     compared = []
-    for session in each(ctx):
+    for session in open_sessions(ctx):
         names = session.roles(roles)
         if_stale(session, names, "fail", Plain())
         todo = session.compose(names).needed(names)
@@ -135,7 +135,7 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 @click.pass_context
 def test(ctx: click.Context, roles: Sequence[str]) -> None:
     """Run the container tests of the roles, or of all."""
-    files = container_tests(ctx.obj.repository, opened(ctx).roles(roles))
+    files = container_tests(ctx.obj.repository, open_session(ctx).roles(roles))
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *map(str, files)], check=False).returncode)
 
 
@@ -153,7 +153,7 @@ def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
 def prune(ctx: click.Context, dry_run: bool) -> None:
     """Remove images that later builds of the same name superseded."""
     skipped, old = 0, list[str]()
-    for session in each(ctx):
+    for session in open_sessions(ctx):
         removable = candidates(session, session.every_role(()))
         old += removable
         for name in removable:

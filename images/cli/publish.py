@@ -59,19 +59,19 @@ def built_as(what: str, statement: Mapping[str, Any]) -> tuple[str, str]:
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 
 
-def opened(ctx: click.Context) -> Session:
+def open_session(ctx: click.Context) -> Session:
     from images import settings
     from images.cli.session import Session
 
     return Session.open(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
-def each(ctx: click.Context) -> list[Session]:
+def open_sessions(ctx: click.Context) -> list[Session]:
     """Open one session for each requested architecture."""
     from images import settings
     from images.cli.session import Session
 
-    return Session.each(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
+    return Session.open_each(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
 def built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
@@ -104,7 +104,7 @@ def push(
 
     place = RegistryPath.parse(registry)
     login = login_to(place, user, password_stdin)
-    pushed = push_roles(each(ctx), roles, place, login, key=key, retries=retries)
+    pushed = push_roles(open_sessions(ctx), roles, place, login, key=key, retries=retries)
     if as_json:
         progress.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
                          "size": p.size} for _, p in pushed])  # fmt: skip
@@ -231,7 +231,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
 @click.pass_context
 def sbom(ctx: click.Context, role: str) -> None:
     """Print a role's SPDX document from its image."""
-    session = opened(ctx)
+    session = open_session(ctx)
     (image,) = built(session, [role])
     with session.engine.container(image.reference) as container:
         tar = session.engine.read_path(container, "/usr/share/minivm/sbom.spdx.json")
@@ -252,7 +252,7 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
     from images.make import progress
     from images.ship import diff as difference
 
-    session = opened(ctx)
+    session = open_session(ctx)
     prefix, roles = session.settings.prefix, session.definition.roles
     names = [session.newest(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
     compared = difference.compare(*(contents(session.engine, name) for name in names))

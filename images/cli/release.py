@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ground.files import write_whole
-from images.cli.publish import each, login_to, push_roles
+from images.cli.publish import login_to, open_sessions, push_roles
 from images.engine.store import MANIFEST, descriptor
 from images.errors import ImagesError
 from images.ship import provenance
@@ -240,7 +240,7 @@ def push_target(registry: str, key: Path | None) -> tuple[RegistryPath, Path] | 
 
 def publish(ctx: click.Context, made: ProjectRelease, place: RegistryPath, key: Path, login: Login | None) -> None:
     """Push the images, then the chart, and write the values that name the images by digest."""
-    digests = {role: pushed.digest for role, pushed in push_roles(each(ctx), (), place, login, key=key)}
+    digests = {role: pushed.digest for role, pushed in push_roles(open_sessions(ctx), (), place, login, key=key)}
     name, digest = push_chart(made, place, key, login)
     file = made.repository / f"build/release/{made.version}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -116,14 +116,14 @@ class Session:
     @classmethod
     def open(cls, repository: Path, settings: BuildSettings) -> Session:
         """Open a session for one architecture."""
-        sessions = cls.each(repository, settings)
+        sessions = cls.open_each(repository, settings)
         if len(sessions) > 1:
             raise ImagesError("use the setting", f"{settings.arch!r} is more than one, and this takes one",
                               field="arch", hint="--arch arm64")  # fmt: skip
         return sessions[0]
 
     @classmethod
-    def each(cls, repository: Path, settings: BuildSettings) -> list[Session]:
+    def open_each(cls, repository: Path, settings: BuildSettings) -> list[Session]:
         """Open one session for each requested architecture."""
         definition = load.load(repository)
         return [cls.of(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)]

@@ -57,7 +57,7 @@ def test_what_was_asked_for_each_once_and_the_machines_own_first(asked: str, exp
 @pytest.mark.parametrize("asked", ["arm46", "amd64,riscv64", "amd64,", "both,arm64"])
 def test_an_architecture_that_is_none_is_told(asked: str) -> None:
     with pytest.raises(ImagesError, match="cannot build for the architecture: no images are made for"):
-        Session.each(ROOT, BuildSettings(arch=asked))
+        Session.open_each(ROOT, BuildSettings(arch=asked))
 
 
 def test_a_variant_says_what_it_is_for() -> None:
