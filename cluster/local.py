@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan
 from cluster.change.pinning import Checkout, ImageChoice, Wish
-from cluster.change.plan import PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
+from cluster.change.plan import JobAtStake, PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, render
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
@@ -247,11 +247,24 @@ class LocalCluster:
             find_stake = partial(plan.find_stake, run_slurm=self.run_slurm, run=self.exec)
             stakes = hands.map(find_stake, steps, [running.get(step.pod) for step in steps])
             stakes_by_pod = {step.pod: stake for step, stake in zip(steps, stakes, strict=True)}
-        lost = plan.losses(steps, partitions=lost_partitions, stakes=stakes_by_pod, refused=refused)
+        clients = self.waiting_clients([pod for pod in present_pods if self.gets_another_slurm(pod, running)])
+        lost = plan.losses(steps, partitions=lost_partitions, stakes=stakes_by_pod, refused=refused, clients=clients)
         lost += plan.lost_people(before, self.options)
         auth_before = values.auth(before) if before else ""
         notes = (*choice.notes, *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()))
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
+
+    def gets_another_slurm(self, pod: PodSpec, running: Mapping[str, RunningPod]) -> bool:
+        return self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image)
+
+    def waiting_clients(self, upgraded: Sequence[PodSpec]) -> list[JobAtStake]:
+        """Return waiting jobs of srun and salloc if workers are among the upgraded pods."""
+        if not any(pod.role == "worker" for pod in upgraded):
+            return []
+        try:
+            return plan.waiting_clients(self.run_slurm)
+        except (ClusterError, plan.NoAnswer, OSError):
+            return []  # the steps' own losses say that slurmctld does not answer
 
     def step(self, pod: PodSpec, desired: Manifests, running: Mapping[str, RunningPod]) -> PlanStep | None:
         current = running.get(pod.name)
@@ -286,8 +299,12 @@ class LocalCluster:
             ]
             servers = [pod for pod in changed if pod.role in SERVERS]
             self.roll(servers, desired, timeout=timeout)
-            if any(self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image) for pod in servers):
+            # Workers count too: an earlier `up` may have been cut after the controller.
+            upgraded = [pod for pod in changed if self.gets_another_slurm(pod, running)]
+            if upgraded:
                 self.refresh_logins(running)
+            if any(pod.role == "worker" for pod in upgraded):
+                plan.end_clients(self.run_slurm, self.log)
             self.start([pod for pod in in_start_order(desired.pods) if pod.name not in running], desired, pool)
         for pod in desired.pods:
             current = running.get(pod.name)

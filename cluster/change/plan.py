@@ -183,9 +183,17 @@ def partitions(files: Mapping[str, bytes]) -> set[str]:
 
 
 def losses(
-    steps: Sequence[PlanStep], *, partitions: Iterable[str], stakes: Mapping[str, Stake], refused: Iterable[str] = ()
+    steps: Sequence[PlanStep],
+    *,
+    partitions: Iterable[str],
+    stakes: Mapping[str, Stake],
+    refused: Iterable[str] = (),
+    clients: Sequence[JobAtStake] = (),
 ) -> list[str]:
-    """Return what the plan costs its users. `refused`: jobs that a changed slurm.conf would end."""
+    """Return what the plan costs its users.
+
+    `refused`: jobs that a changed slurm.conf would end. `clients`: waiting jobs that would hang on upgraded workers.
+    """
     losses_found = [f"partition {name} goes" for name in sorted(partitions)]
     for step in steps:
         stake = stakes.get(step.pod, Stake())
@@ -205,6 +213,8 @@ def losses(
             losses_found.append(f"{step.pod}: {count} ssh session{'s' * (count > 1)} end{'s' * (count == 1)}")
         if stake.unknown:
             losses_found.append(f"{step.pod}: whatever runs there, slurmctld did not answer: {stake.unknown}")
+    if clients:
+        losses_found.append(f"waiting srun and salloc, which could hang on the new workers, end: {listed(clients)}")
     return losses_found + [f"slurm.conf: {text}; the controller refuses it until they have ended" for text in refused]
 
 
@@ -288,6 +298,32 @@ def begun_on(run: RunSlurm, login: str) -> list[JobAtStake]:
     return [
         JobAtStake(job.id, job.user, requeues=False) for job in parse_jobs(started_here) if job.id not in without_client
     ]
+
+
+def waiting_clients(run: RunSlurm) -> list[JobAtStake]:
+    """Return waiting jobs of srun and salloc.
+
+    An srun asks for the MPI plug-in that its cluster had when it was started. On a worker whose Slurm lacks that, its
+    step neither starts nor ends, and neither scancel nor its client's end frees the CPUs.
+    """
+    return parse_jobs(
+        "\n".join(row for row in squeue(run, "--states=PENDING", column="BatchFlag").splitlines() if last(row) == "0")
+    )
+
+
+def end_clients(run: RunSlurm, log: Callable[[str], None]) -> None:
+    """Cancel waiting jobs of srun and salloc before the workers get another Slurm: each client says so and ends."""
+    try:
+        jobs = waiting_clients(run)
+    except (ClusterError, NoAnswer, OSError) as error:
+        log(f"waiting srun and salloc are unknown: {one_line(str(error))}")
+        return
+    if jobs:
+        note = "AdminComment=minivm: its srun or salloc waited while the cluster got another Slurm; submit it again"
+        for job in jobs:
+            run(["scontrol", "update", f"JobId={job.id}", note])
+        code, text = run(["scancel", "--quiet", *(job.id for job in jobs)])
+        log(f"waiting srun and salloc {'end' if code == 0 else f'do not end ({one_line(text)})'}: {listed(jobs)}")
 
 
 def last(row: str) -> str:

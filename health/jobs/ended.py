@@ -43,7 +43,8 @@ SHOWN_STEPS = 4
 def explain(job: Job, world: World, now: float) -> Answer:
     comment = job.admin_comment if job.admin_comment.startswith(PREFIX) else ""  # a site's comment is not for users
     # A requeued job keeps the comment of its last run: a person cancelled it since, or it has not started again.
-    if job.state == "CANCELLED" and (job.killer not in ("", "root", "slurm") or not job.nodes):
+    ran_before = bool(job.restarts or world.history)
+    if job.state == "CANCELLED" and (job.killer not in ("", "root", "slurm") or (ran_before and not job.nodes)):
         comment = ""
     handler = HANDLERS.get(job.state, _unknown)
     answer = _commented(job, comment) if comment and job.state != "COMPLETED" else handler(job, world)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +20,8 @@ from cluster.change.pinning import Checkout, ReleaseFit, Wish, check_releases, c
 from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.errors import ClusterError
 from cluster.local import LocalCluster
-from cluster.manifests import PodSpec
-from cluster.pods import RunningPod
+from cluster.manifests import Manifests, PodSpec
+from cluster.pods import Kubelet, RunningPod
 from cluster.roles import OPTIONAL, ROLES
 from cluster.values import Options, UpRequest, settle
 from images import pins
@@ -500,6 +500,76 @@ def test_a_partition_is_lost_whether_it_has_jobs_or_not() -> None:
 def test_squeues_rows_are_jobs() -> None:
     text = "1|alice|1|\n2_[1-9]|bob|0|x|\n\nslurm_load_jobs error: x\n"
     assert plan.parse_jobs(text) == [JobAtStake("1", "alice"), JobAtStake("2_[1-9]", "bob", requeues=False)]
+
+
+def test_waiting_clients_end_before_workers_get_another_slurm() -> None:
+    """Their steps would hang there, hold CPUs, and not even scancel would end them."""
+    asked: list[list[str]] = []
+
+    def run(command: Iterable[str]) -> tuple[int, str]:
+        asked.append([*command])
+        return 0, "7|alice|1|0|\n8_[1-9]|bob|1|1|\n9|bob|1|0|\n" if "squeue" in asked[-1] else ""
+
+    clients = plan.waiting_clients(run)
+    assert clients == [JobAtStake("7", "alice"), JobAtStake("9", "bob")] and "--states=PENDING" in asked[0]
+    (loss,) = plan.losses([], partitions=(), stakes={}, clients=clients)
+    assert loss == "waiting srun and salloc, which could hang on the new workers, end: 7 of alice, 9 of bob"
+    log: list[str] = []
+    plan.end_clients(run, log.append)
+    assert asked[-1] == ["scancel", "--quiet", "7", "9"] and log == [
+        "waiting srun and salloc end: 7 of alice, 9 of bob"
+    ]
+    assert [command[2] for command in asked if command[0] == "scontrol"] == ["JobId=7", "JobId=9"]
+
+
+class CutUpgrade(LocalCluster):
+    """A cluster whose last `up` was cut: the controller has Slurm 26.05, the others do not yet."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(Machine({}), Options("mine"), root=tmp_path)
+        self.did: list[str] = []
+
+    def specs(self, desired: Manifests) -> dict[str, str]:
+        return {pod.name: pod.image for pod in desired.pods}
+
+    def slurm_in(self, image: str) -> str:
+        return image
+
+    def roll(self, pods: Iterable[PodSpec], desired: Manifests, *, timeout: float) -> None:
+        self.did += [f"roll {pod.name}" for pod in pods]
+
+    def start(self, pods: Iterable[PodSpec], desired: Manifests, pool: object) -> None:
+        assert not list(pods)
+
+    def exec(self, pod: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
+        self.did.append(f"{pod}: {' '.join(command)}")
+        return 0, ""
+
+    def run_slurm(self, command: Iterable[str]) -> tuple[int, str]:
+        words = [*command]
+        self.did += [" ".join(words)] if words[0] == "scancel" else []
+        return 0, "7|alice|1|0|\n" if "squeue" in words else ""
+
+
+def test_an_upgrade_that_was_cut_after_the_controller_still_prepares_the_logins(tmp_path: Path) -> None:
+    """With the sackd of before, every srun of the old logins would hang on the new workers."""
+    cluster, wanted, running = CutUpgrade(tmp_path), [], {}
+    for role, image in (("controller", "26.05.5"), ("worker", "24.11.5"), ("login", "24.11.5")):
+        name = f"slurm-{role}-0"
+        wanted.append(SimpleNamespace(name=name, role=role, image="26.05.5"))
+        running[name] = SimpleNamespace(pod=name, role=role, image=image, spec=image, running=True)
+    cluster.kubelet = cast("Kubelet", SimpleNamespace(publish_files=lambda *_: False))
+    desired = cast("Manifests", SimpleNamespace(pods=wanted))
+    cluster.reconcile(desired, cast("dict[str, RunningPod]", running), timeout=1.0)
+    assert cluster.did == [
+        "slurm-login-0: minivm restart sackd", "scancel --quiet 7", "roll slurm-worker-0", "roll slurm-login-0"
+    ]  # fmt: skip
+
+
+def test_waiting_clients_that_are_unknown_stop_no_upgrade() -> None:
+    log: list[str] = []
+    plan.end_clients(lambda _: (1, "slurm_load_jobs error: no answer"), log.append)
+    assert log == ["waiting srun and salloc are unknown: slurm_load_jobs error: no answer"]
 
 
 def test_the_cause_is_named_before_its_victims() -> None:

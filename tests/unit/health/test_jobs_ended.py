@@ -76,7 +76,12 @@ ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
         "Its own user, alice, cancelled it", JobCause.PERSON, Sure.CERTAIN,
     ),
     (
-        "CANCELLED", {"killer": "root", "nodes": "", "admin_comment": "minivm: the pod of node w0 stops"},
+        "CANCELLED", {"killer": "root", "nodes": "", "admin_comment": "minivm: its srun waited while"},
+        "minivm ended it: its srun waited while", JobCause.CLUSTER, Sure.CERTAIN,
+    ),
+    (
+        "CANCELLED",
+        {"killer": "root", "nodes": "", "restarts": 1, "admin_comment": "minivm: the pod of node w0 stops"},
         "root cancelled it before it started", JobCause.PERSON, Sure.POSSIBLE,
     ),
     ("REVOKED", {}, "Another cluster", JobCause.NONE, Sure.CERTAIN),
