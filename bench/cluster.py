@@ -22,7 +22,7 @@ from images.engine.docker import DockerEngine
 
 ROOT = Path(__file__).resolve().parents[1]
 COLD = "MINIVM_BENCH_COLD"
-# Images from nothing have names of their own, so that they replace nobody's.
+# Images from nothing have names of their own, so that they replace no other image.
 PREFIX = "minivm-bench-path"
 LOGINS = 200
 BURST = 1000

@@ -175,7 +175,7 @@ def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
 def main() -> int:
     many = fleet_nodes.chosen(NODES, SLURMD)
     if many < SLURMD:
-        print(f"of {SLURMD} slurmd {many}: so many are asked for, or fit", flush=True)
+        print(f"running {many} of {SLURMD} slurmd: as many as requested, or as fit", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory,
         site(Path(directory), NODES, many) as bench_site,

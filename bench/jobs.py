@@ -1,6 +1,6 @@
 """Measure what job scripts cost: short jobs one after the other, many at once, and many that end together.
 
-Each runs without scripts, with /bin/true as each script (Slurm's own part), and with ours, in one cluster and in turn.
+Each runs without scripts, with /bin/true as each script (Slurm's own part), and with minivm's, in turn in one cluster.
 Jobs that end together also run in a second cluster: a job in cgroups (if this machine has them) has two daemons, a
 job with the chart's defaults has one.
 
@@ -85,7 +85,7 @@ for kind in ("prolog", "task_prolog", "epilog"):
     said[kind] = walls[COUNT // 2], walls[COUNT * 99 // 100], walls[-1], (spent + used() - before) / COUNT
 print(json.dumps(said))
 """
-# In a worker: keeps all that ask for the gate waiting, until it is told; then says when it let them go.
+# Runs in a worker: holds all jobs at a gate until a signal comes, then prints when it released them.
 KEEPER = """
 rm -f /run/gate /run/word; touch /run/gate; chmod 644 /run/gate; mkfifo /run/word
 exec 9>/run/gate; flock -x 9; (read word < /run/word; date +%s%N > /run/opened) &
@@ -184,7 +184,7 @@ def become(cluster: LocalCluster, way: str) -> None:
     for worker in WORKERS:
         while cluster.exec(worker, ["grep", "-E", lines, "/run/slurm/conf/slurm.conf"])[1] != settings:
             time.sleep(0.1)
-    # A first job on each, which nobody times.
+    # Warm up each node with a job that is not timed.
     ssh(cluster, "srun -N2 true")
 
 

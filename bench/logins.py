@@ -29,7 +29,7 @@ from images.engine.docker import DockerEngine
 POD = "slurm-login-0"
 PEOPLE, ROUNDS, SINGLE = 200, 6, 10
 OURS, PLAIN, BARE = 22, 2222, 2223
-# Debian's defaults, with the same limits for a crowd; PAM has the same modules, but for what is ours, or is not asked.
+# Debian's defaults, with the same limits for a crowd; PAM has the same modules, except minivm's own and unused ones.
 PLAIN_SSHD = f"""Port {PLAIN}
 PidFile /run/sshd-plain.pid
 HostKey /etc/ssh/ssh_host_ed25519_key

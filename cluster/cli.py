@@ -45,7 +45,7 @@ class Fate:
 
 
 def packed(tree: Path, name: str) -> bytes:
-    """Pack the tree under `name`, owned by nobody: plain files, directories and links."""
+    """Pack the tree under `name`, owned by the user `nobody`: plain files, directories and links."""
 
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if LEFT_OUT & set(member.name.split("/")) or not (member.isreg() or member.isdir() or member.issym()):
@@ -417,7 +417,7 @@ def config_status(name: str) -> None:
 @name_option
 @click.argument("hash")
 def config_accept(name: str, hash: str) -> None:
-    """Take the refused slurm.conf of this HASH, whatever jobs it ends."""
+    """Apply the refused slurm.conf with this HASH, even if it ends jobs."""
     run_config(name, "accept", hash)
 
 

@@ -408,7 +408,7 @@ Document = dict[str, Any]
 def render_texts(
     values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART, file: str = ""
 ) -> dict[str, str]:
-    """Render template -> text. Every mistake of the values, which come from `file`, is told at once."""
+    """Render template -> text. Report all mistakes in the values, which come from `file`, together."""
     import helm_python  # imported late: it takes 50 ms and 40 MB
 
     def checks(given: Mapping[str, Any]) -> list[str]:

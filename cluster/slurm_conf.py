@@ -193,7 +193,7 @@ REHEARSED_WITHIN_S = 4000
 def rehearse(kubelet: Kubelet, controller: RunningPod, image: str, conf: Mapping[str, bytes]) -> tuple[int, str]:
     """Start the image's Slurm with these files on a copy of the cluster's state; return exit code and text.
 
-    Its daemons reach no network (init/state/prove.py). The container has one all the same: Slurm 26.05 does not start
+    Its daemons reach no network (init/state/prove.py). The container still has one: Slurm 26.05 does not start
     beside the loopback alone.
     """
     name = save_state(kubelet, controller)

@@ -61,7 +61,10 @@ class Options:
         if not 1 <= self.workers <= 64:
             raise ClusterError(f"start {self.workers} workers", "1 to 64 fit on one machine")
         if self.controllers not in (1, 2):
-            raise ClusterError(f"start {self.controllers} controllers", "there are one, or two of which one stands by")
+            raise ClusterError(
+                f"start {self.controllers} controllers",
+                "a cluster has one controller, or two: an active and a standby one",
+            )
 
 
 def dump(options: Options) -> bytes:

@@ -272,7 +272,7 @@ def _health(options: argparse.Namespace) -> int:
         raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=hint)
     shown = [verdict for name, verdict in verdicts.items() if not options.checks or name in options.checks]
     now = time.time()
-    # An expired verdict is unknown, whatever it was.
+    # An expired verdict counts as unknown.
     shown = [verdict if now < verdict.expires else _expired(verdict) for verdict in shown]
     if options.classes:
         shown = [item for item in shown if item.result is Result.PROBLEM and item.class_ in options.classes]

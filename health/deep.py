@@ -35,7 +35,7 @@ class DeepSummary:
     said: str = ""
 
     def settled(self, boot_id: str) -> bool:
-        """Tell if this boot needs no further run. A run requested by name happens all the same."""
+        """Tell if this boot needs no further run. A run requested by name still happens."""
         return bool(boot_id) and self.boot_id == boot_id and self.state is not DeepState.RUNNING
 
 

@@ -143,7 +143,7 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
 
         traceback.print_exc()
     finally:
-        # Leave by _exit whatever happened to the streams: a fork that returned would act as a second parent.
+        # Leave by _exit even if the streams failed: a fork that returned would act as a second parent.
         try:
             _flush()
         finally:
@@ -153,7 +153,7 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
 def _end(number: int, frame: FrameType | None) -> None:
     # Ignore further SIGTERM: the parent may repeat it, and the started processes must still be ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # A check may catch the exception, whatever type it is; the timer then ends the fork.
+    # A check may catch an exception of any type; the timer then ends the fork.
     signal.setitimer(signal.ITIMER_REAL, GRACE_S)
     raise _Ended
 

@@ -187,7 +187,7 @@ def ensure_engine() -> None:
     apt_install(missing_packages(without_engine(TOOLS["engine"]) if chosen_by else TOOLS["engine"]))
     if chosen_by or not reason:
         return
-    if reason != NOBODY:  # a second one would take its socket and share its files
+    if reason != NOBODY:  # a second engine would take its socket and share its files
         raise HostError(f"cannot reach the docker engine at {address}: {reason}")
     if os.geteuid() != 0:
         raise HostError(f"cannot reach the docker engine at {address}: not root, so it cannot be started from here")

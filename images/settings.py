@@ -1,6 +1,6 @@
 """A site's settings of a build: mirrors, proxies, networks, registries.
 
-Only the first eight affect the content of an image: the lock's checksums hold whatever the mirror. Each setting is an
+Only the first eight affect the content of an image: the lock's checksums hold for every mirror. Each setting is an
 environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 """
 

@@ -181,7 +181,7 @@ def why(context: click.Context, service: str | None, as_json: bool) -> None:
 
 
 def without_rights(error: RequestError) -> Snapshot:
-    """Return what PID 1 shows everybody if the error is a lack of rights; raise it otherwise."""
+    """Return PID 1's public status if the error is a lack of rights; raise the error otherwise."""
     from init.pod.client import public_snapshot
 
     snapshot = public_snapshot() if isinstance(error.__cause__, PermissionError) else None

@@ -97,7 +97,7 @@ def check(candidate: str | None) -> None:
 @main.command()
 @click.argument("hash")
 def accept(hash: str) -> None:
-    """Take the mounted slurm.conf of this HASH, whatever jobs it ends. Exit 0 when slurmctld runs with it."""
+    """Apply the mounted slurm.conf with this HASH, even if it ends jobs. Exit 0 when slurmctld runs with it."""
     pod = Pod(os.environ)
     files = SlurmFiles(pod).wanted()
     mounted = digest(files) if files else "none"

@@ -70,7 +70,7 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, CannotStart):
-        return error.why  # not everybody may read the quoted part
+        return error.why  # not every user may read the quoted part
     return str(error) or type(error).__name__
 
 

@@ -245,7 +245,7 @@ def job_of(act: StartJob) -> Object:
         pod["nodeName"] = act.node
     facts = {"MACHINE": act.machine.name, "NODE": act.node, "GOAL": act.goal, "REASON": act.why}
     for container in [*pod.get("initContainers", []), *pod.get("containers", [])]:
-        # The kubelet expands $(NAME) in values; a doubled dollar stands for one.
+        # The kubelet expands $(NAME) in values; a doubled dollar gives one.
         env = [{"name": f"MINIVM_{key}", "value": value.replace("$", "$$")} for key, value in facts.items()]
         container["env"] = [*container.get("env", []), *env]
     owner = {**MACHINE_KIND, "name": act.machine.name, "uid": act.machine.uid}

@@ -85,7 +85,7 @@ class WebhookCaller:
             self._calls[key] = call
         elif 400 <= status < 500 and status not in RETRIABLE:
             self._calls[key], call.refused_at = call, time.monotonic()
-            raise FleetError(what, f"it refuses: HTTP {status}; it is asked again after {REFUSED_S:g} s")
+            raise FleetError(what, f"it refuses: HTTP {status}; the fleet calls it again after {REFUSED_S:g} s")
         else:
             raise FleetError(what, f"HTTP {status}{': redirects are not followed' if 300 <= status < 400 else ''}")
 

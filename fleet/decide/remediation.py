@@ -363,7 +363,7 @@ def goal_causes(worker: Worker, goals: Goals | None, kubernetes: KubernetesView)
 def _unproven(worker: Worker, goals: Goals) -> Mapping[str, str]:
     """Return the proof that a drained worker still owes before it is undrained.
 
-    A pod that started on a drain that demands a deep check owes it, on whatever machine. So does a machine that came to
+    A pod that started on a drain that demands a deep check owes it, on any machine. So does a machine that came to
     the Node after the drain. A withdrawn goal demands nothing if pod and machine are those that were drained.
     """
     node, machine = worker.slurm, worker.node

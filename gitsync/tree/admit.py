@@ -101,7 +101,7 @@ def _verify(settings: GitsyncSettings, command: str, oid: str, revoked: Path | N
     options = [
         "gpg.format=ssh",
         f"gpg.ssh.allowedSignersFile={settings.allowed_signers}",
-        # An OpenPGP or X.509 signature would be checked with whatever keys happen to be on the node.
+        # An OpenPGP or X.509 signature would be checked with any keys that happen to be on the node.
         "gpg.program=/bin/false",
         "gpg.openpgp.program=/bin/false",
         "gpg.x509.program=/bin/false",

@@ -168,7 +168,7 @@ def tcp() -> Iterator[tuple[str, float]]:
                     raise OSError(f"{len(strangers)} foreign connections, first from {strangers[0]}") from None
                 yield from ((part, 0.0) for part in sorted(missing))
             finally:
-                # srun ends its step's tasks when it is asked to end.
+                # srun ends its step's tasks when it gets TERM.
                 with suppress(subprocess.TimeoutExpired):
                     step.wait(5.0)
                 step.terminate()

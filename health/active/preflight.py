@@ -26,7 +26,7 @@ CHECK = "tcp"
 SECONDS = 120.0
 # Tests at once, each with an srun in the memory of the batch step.
 AT_ONCE = 16
-# Requeues of a job after which it runs whatever its nodes are.
+# After so many requeues a job runs on any nodes.
 MOST_RESTARTS = 3
 # Exit code of a requeued job's test. No shell, signal or traceback ends with it, nor an image without this command.
 REQUEUED = 86
@@ -160,7 +160,7 @@ class JobRecord:
     required: str
     excluded: str
     reservation: str
-    # Those that its --constraint names, whatever it says about them.
+    # Every feature that its --constraint names, also a negated one.
     features: frozenset[str]
     has_gres: bool
 
@@ -386,7 +386,7 @@ def act(nodes: Sequence[str], outcome: Outcome, cost: str) -> int:
         say(f"{bad}; cannot tell if other nodes can run it, so it runs here: {error} ({cost})")
         return 0
     if obstacle:
-        say(f"{bad}; the job runs here all the same: {obstacle} ({cost})")
+        say(f"{bad}; the job still runs here: {obstacle} ({cost})")
         return 0
     say(f"{bad}; asks slurmctld to requeue the job without ({cost})")
     is_requeued, detail = requeue(job, record, os.environ.get("SLURMD_NODENAME") or nodes[0], names)

@@ -220,7 +220,7 @@ def _read(path: Path) -> str:
 T = TypeVar("T")
 
 LOOK_S = 5.0
-# After a job's end slurmctld is asked whether Slurm has drained the node, at most this often.
+# Shortest time between two questions to slurmctld, after jobs' ends, whether Slurm has drained the node.
 ENDED_S = 300.0
 # `failed`: a prolog or epilog failed. `ended`: jobs have ended. `unkillable`: Slurm could not kill a step.
 QUESTIONS = ("gate", "look", "status", "forget", "deep", "failed", "ended", "unkillable")
@@ -308,7 +308,7 @@ class Broker:
         if ask not in QUESTIONS:
             return {"error": f"unknown request {ask!r}; known: {', '.join(QUESTIONS)}"}
         if ask in ("failed", "ended"):
-            # After a job's end slurmctld is asked seldom: a thousand nodes have many.
+            # After jobs' ends ask slurmctld seldom: a thousand nodes have many.
             if ask == "failed" or clock().steady - self.memory.looked >= ENDED_S:
                 self.memory = expect_drain(self.memory, clock())
             return {}

@@ -117,7 +117,7 @@ def observe(
         # A problem that drains nothing keeps no node drained either: a user could prolong a drain at will.
         over = result == "problem" and seen.raised and not need
         if result == "problem" and fresh and not over:
-            # Another subject or a heavier class is another problem; the streak counts per check all the same.
+            # Another subject or a heavier class is another problem; but the streak counts per check.
             problems = seen.problems + 1
             raised_at = seen.raised_at or (now if 0 < need <= problems else 0.0)
             class_ = verdict.class_ if not seen.raised else max(seen.class_, verdict.class_, key=_weight)

@@ -56,7 +56,7 @@ class Memory:
     slurm: SlurmDrainWatch = field(default_factory=SlurmDrainWatch)
     slurm_drain: str = ""
     expected: float = 0.0
-    # When slurmctld last told of the node.
+    # Time of slurmctld's last answer about the node.
     looked: float = 0.0
 
     def standing(self, now: Now) -> dict[str, Seen]:

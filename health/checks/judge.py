@@ -1,4 +1,4 @@
-"""Judge captured text with one check and return a verdict; whatever a parser does, never a false "ok"."""
+"""Judge captured text with one check and return a verdict. No error of a parser yields a false "ok"."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def look(asker: Asker, wanted: str) -> list[Page]:
             tasks = listed(job.shown for job in array)
             reason = f"Slurm knows {tasks} of its array, and keeps nothing of a task that was cancelled while it waited"
         raise InitError(f"explain {what}", reason)
-    age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before other jobs are asked for
+    age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before the requests for other jobs
     if len(jobs) > 1:
         pages = [explain(job, World(), asker.now) if is_visible(asker, job) else withhold(job) for job in jobs]
     else:

@@ -67,7 +67,7 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
     with ThreadPoolExecutor(len(asked)) as pool:
         boxes = tuple(pool.map(lambda name: _fetch_one(job.id, name, addresses.get(name, "")), asked))
     if len(wanted) > MOST_NODES:
-        boxes += (Box(f"{len(wanted) - MOST_NODES} more nodes", obstacle=f"only the first {MOST_NODES} are asked"),)
+        boxes += (Box(f"{len(wanted) - MOST_NODES} more nodes", obstacle=f"only the first {MOST_NODES} were asked"),)
     return boxes
 
 

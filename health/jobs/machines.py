@@ -93,7 +93,7 @@ class Fit:
 
     @property
     def never(self) -> bool:
-        """True if the nodes that exist cannot satisfy the request, whatever else ends."""
+        """True if the existing nodes could not satisfy the request even if they were all idle."""
         return len(self.fitting) + len(self.held) < self.wanted
 
     @property

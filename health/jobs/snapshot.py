@@ -1,7 +1,7 @@
 """Service `job-snapshot` of login pods: asks slurmctld for all users of `minivm job`, one request a second at most.
 
 Questions that wait are put together into one command, and an answer serves for some seconds. The kernel names the
-asker of a connection. A user gets own jobs in full. Nodes and partitions are read as nobody: what PrivateData hides
+asker of a connection. A user gets own jobs in full. The user nobody reads nodes and partitions: what PrivateData hides
 stays hidden. For all else, and whenever an answer is late, large or dear, the command asks slurmctld itself, with the
 user's rights.
 """
@@ -267,7 +267,7 @@ def without_notes(job: JsonJob) -> JsonJob:
 
 
 def execute(argv: Sequence[str], as_nobody: bool) -> str:
-    """Run one of Slurm's clients as root or as nobody."""
+    """Run one of Slurm's clients as root or as the user `nobody`."""
     controller = client.address(os.environ)
     rights: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if as_nobody else {}
     late = False

@@ -203,7 +203,7 @@ def email(message: JobMessage, settings: MailSettings, to: tuple[str, ...], id_:
 
 
 def payload(message: JobMessage, kind: WebhookFormat) -> dict[str, Any]:
-    """Return the body of a webhook; people's texts notify nobody and format nothing."""
+    """Return the body of a webhook; mentions and formatting in users' texts have no effect."""
     who = message.fields.get("user", "")
     text = f"{who}: {message.text}" if who else message.text
     if kind is WebhookFormat.SLACK:

@@ -300,7 +300,7 @@ def deliver(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str
             mail = messages.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
         elif settings.webhook is not None:
             body = messages.payload(message, settings.webhook.format)
-    except Exception as error:  # whatever a user's text did to it: this message is wrong, and no other
+    except Exception as error:  # a user's text may cause any error: only this message fails
         raise MessageRefusedError(f"it cannot be written: {safe(repr(error), 200)}") from None
     if channel == "mail" and settings.mail is not None:
         return send_mail(settings.mail, settings.ca, to, mail)

@@ -313,7 +313,7 @@ def image_keyring(source: AptSource, definition: Definition) -> str:
 
 
 def image_sources(source: AptSource, definition: Definition) -> str:
-    """Return the .sources file for the image: the vendor's address, whatever mirror the build used."""
+    """Return the .sources file for the image: the vendor's address, not the mirror that the build used."""
     return deb822_text(source, source.uri, image_keyring(source, definition))
 
 

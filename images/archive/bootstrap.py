@@ -71,7 +71,7 @@ def command(
     """Return the complete mmdebstrap call, except for SOURCE_DATE_EPOCH; `sources` lies beside the preferences."""
     settings = place.settings
     chosen = apt.bootstrap_origins(place.variant, settings)
-    # As root: apt's own user can read neither a site's CA under /root nor a work directory that is ours alone. Its
+    # As root: apt's own user can read neither a site's CA under /root nor a work directory of root alone. Its
     # settings are removed from the image again.
     words = ["mmdebstrap", "--variant=apt", "--format=tar", '--aptopt=APT::Sandbox::User "root"']
     if place.choice.arch != architectures.own():

@@ -36,7 +36,7 @@ VERSIONS = "images/versions.yaml"
 LARGEST_TREE = 64 << 20
 TIME = 300.0
 
-# What an archive that is cut, or is none, raises; ValueError: a name that no tar of ours can have.
+# Errors of a truncated or invalid archive; ValueError: a name that minivm writes into no tar.
 BROKEN = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 # A file's content and whether it may be executed, or where a link leads to.

@@ -80,7 +80,7 @@ def known_release(definition: Definition, name: str, field: str) -> None:
 
 
 def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
-    """Return all layers from the first to `name`, whatever the variant."""
+    """Return all layers from the first to `name`, for any variant."""
     visited: list[str] = []
     current: str | None = name
     child = ""

@@ -130,7 +130,7 @@ def quoting(value: object) -> str | None:
 
 
 # Parse what versions.yaml says about a vendor's CUDA, and about the machine that an image expects. Pure.
-# What pip is asked for: a name, and a version or the beginning of one.
+# A requirement for pip: a name, and a version or the beginning of one.
 REQUIREMENT = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(==[0-9]+(\.[0-9]+)*(\.\*)?)?")
 
 

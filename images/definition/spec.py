@@ -137,7 +137,7 @@ class Role:
     describe: str
     layer: str
     services: Selected[str] = Selected()
-    required: tuple[str, ...] = ()  # of the services: the pod is not ready without them, whatever their files say
+    required: tuple[str, ...] = ()  # of the services: the pod is not ready without them, even if their files say `required: false`
     needs: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     capabilities: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class Cuda:
 
     name: str
     driver: str  # the oldest that runs it
-    wheels: Mapping[str, tuple[str, ...]]  # group -> what pip is asked for
+    wheels: Mapping[str, tuple[str, ...]]  # group -> requirements for pip
 
     @property
     def lock(self) -> str:
@@ -227,7 +227,7 @@ class Variant:
     components: tuple[str, ...] = ("main",)
     cuda: str = PACKAGED
     base: str = ""  # an image pinned by digest, instead of a bootstrapped root
-    releases: tuple[str, ...] = ()  # of Slurm that it has packages of; the first unless another one is asked for
+    releases: tuple[str, ...] = ()  # of Slurm that it has packages of; the first is the default
     sources: tuple[AptSource, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     expects: Mapping[str, str] = field(default_factory=dict)  # of the machine: kernel, ofed

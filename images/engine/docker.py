@@ -165,7 +165,7 @@ class DockerEngine:
             return store_of(self.info, self)
 
     def image_id(self, reference: str) -> str:
-        """Return the configuration's digest, whatever id the engine itself uses."""
+        """Return the configuration's digest, which may differ from the engine's own id."""
         return self.store.identity(reference)
 
     def has(self, reference: str) -> bool:
@@ -291,7 +291,7 @@ class DockerEngine:
     ) -> Iterator[DockerStep]:
         """Prepare a shell in an image, with the directory `at` of the image `tools`; the caller starts it."""
         with self.container(tools, [at]) as lender, answering("run the step"):
-            # Whatever the engine's own choice of logs is: not all of them can be read.
+            # Not the engine's own choice: docker cannot read the logs of every driver.
             logs = docker.types.LogConfig(type=docker.types.LogConfig.types.JSON)
             host = self.api.create_host_config(volumes_from=[lender], network_mode=network or None, log_config=logs)
             created = self.api.create_container(image, ["-c", script], entrypoint=["/bin/sh"], user="0",

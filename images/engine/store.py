@@ -165,7 +165,7 @@ class GraphDriver:
 
 @dataclass(slots=True)
 class ContentStore:
-    """Store with packed layers as blobs that any manifest may name: ours names those of the built image."""
+    """Store with packed layers as blobs that any manifest may name: minivm's names those of the built image."""
 
     daemon: StoreEngine
     known: dict[str, str] = field(default_factory=dict)  # manifest -> configuration; digests never change

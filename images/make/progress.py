@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from images.make.plan import BuildResult, Planned
 
-# A marker of ours on a line of its own, as the classic builder and BuildKit show it; never in an echoed RUN line.
+# minivm's marker on a line of its own, as the classic builder and BuildKit show it; never in an echoed RUN line.
 STEP = re.compile(r"^(?:#\d+ [\d.]+ )?minivm: (?P<step>.+)$")
 UNPACKING = re.compile(r"^(?:#\d+ [\d.]+ )?(?:Unpacking|Setting up|Get:\d+) (?:\S+ )?(?P<what>\S+)")
 

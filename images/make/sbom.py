@@ -1,6 +1,6 @@
 """The SPDX 2.3 document of an image: its packages, and this project's files. Pure and deterministic.
 
-The same values give the same bytes, in whatever order packages and files are given.
+The same values give the same bytes, in any order of packages and files.
 """
 
 from __future__ import annotations

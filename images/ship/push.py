@@ -211,7 +211,7 @@ def tag(images: Mapping[str, tuple[str, str]]) -> str:
 
 
 def document(images: Mapping[str, Descriptor]) -> bytes:
-    """Serialise the index; the same bytes for the same images, in whatever order they were pushed."""
+    """Serialise the index; the same bytes for the same images, in any order of pushes."""
     listed = [{**image, "platform": {"architecture": arch, "os": "linux"}} for arch, image in sorted(images.items())]
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}, sort_keys=True).encode()
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def drain_controller(deadline: Deadline) -> None:
-    """Hand over to a healthy standby. A controller alone, or one that stands by, has nothing to do.
+    """Hand over to a healthy standby. A single or a standby controller has nothing to do.
 
     It never fails: a controller that cannot hand over saves its state and releases its term when its services stop.
     """

@@ -96,7 +96,7 @@ def asked(ask: Callable[[], T], controller: str, deadline: Deadline, missed: Cal
             unnamed = 0.0 if is_named(controller) else unnamed or deadline.left
             if unnamed and unnamed - deadline.left >= GONE:
                 raise SlurmError("drain", f"there is no {controller} any more: the cluster was deleted") from error
-            text = f"jobs run here, so slurmctld is asked again: {error.why}"
+            text = f"jobs run here, so the drain asks slurmctld again: {error.why}"
         if text != last:
             report(text)
             missed()

@@ -126,7 +126,7 @@ def find(roots: Iterable[Path]) -> Found:
     for root in roots:
         for path in _files(root / "services.d", ".yaml"):
             name = path.stem
-            # This file alone counts for the service, whatever an earlier directory has.
+            # This file alone counts for the service and replaces one of an earlier directory.
             dropped.services.pop(name, None)
             dropped.gone.discard(name)
             dropped.wrong = [(other, error) for other, error in dropped.wrong if other != name]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SWEEP = 1.0  # part of the deadline kept for processes that belong to no service
 REQUEUE = 5.0  # part of a worker's drain after the wait for jobs: requeue what is left, remove the node
 ENDING = 0.5  # part of a drain kept to report its result before PID 1 ends it
-LEAST = 5.0  # part of the deadline that the services keep whatever the operator wishes, with SWEEP
+LEAST = 5.0  # part of the deadline that the services keep, SWEEP included, even against MINIVM_DRAIN_SECONDS
 
 
 def waits_for(

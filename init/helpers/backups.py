@@ -26,7 +26,7 @@ SERVICE = "slurmctld"
 
 
 def due(now: float, every: float, copied_at: float, up: float) -> bool:
-    """Tell if a copy is to be made now. A copy of the future, by a clock that was set, does not count."""
+    """Tell if a copy is due. A copy with a time in the future, made before the clock was set back, does not count."""
     return every > 0 and up >= FIRST_AFTER and not 0 <= now - copied_at < every
 
 

@@ -29,7 +29,7 @@ BLOCK = 4096
 # The same as RESERVED in scripts/lib/jobs.py, which a git commit delivers and which imports nothing from here.
 RESERVED = range(64500, 65000)
 SHOWN = 3
-# A directory that answers slowly is asked again in the next run.
+# The next run asks a slow directory again.
 PATIENCE = 60.0
 
 

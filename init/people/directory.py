@@ -256,7 +256,7 @@ def refused(names: Sequence[str]) -> set[str]:
             return False
         if any(f"pam_acct_mgmt: {word}" in answer for word in DENIALS):
             return True
-        # A directory that is away keeps nobody out: a date in the past would.
+        # A directory that does not answer must lock out no user; a date in the past would.
         result = next((line for line in answer.splitlines() if "pam_acct_mgmt" in line), f"exit code {done.returncode}")
         raise InitError(
             WHAT, f"access of {name}: {one_line(result)[:200]}", hint="is the directory there? `minivm why`"

@@ -173,7 +173,7 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
 
 
 def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
-    """Do it all once; return what is wrong, and whether people can use the pod all the same."""
+    """Apply the file once; return what is wrong, and whether people can still use the pod."""
     problems = []
     with alone(pod):
         before = state = load(pod)
@@ -185,7 +185,7 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
             problems.append(f"{STATE}/state.json was damaged: earlier uids are not known; look at {DAMAGED}, remove it")
         try:
             if state != before:
-                save(pod, state)  # before anybody is known by a new uid
+                save(pod, state)  # before any person gets a new uid
         except OSError as error:
             problems.append(f"cannot store the people: {error}; no person is added meanwhile")
             state = replace(state, people=in_both(before.people, state.people))
@@ -194,7 +194,7 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
         finally:
             end_sessions(pod, before, state, now)
     problems += state.problems
-    # An absent file may come later, and a directory may know everybody.
+    # An absent file may come later, and a directory may know all users.
     is_usable = not state.problems or pod.path(f"{MOUNTS}/{DIRECTORY}").exists()
     return problems, bool(state.people.users) or is_usable
 
@@ -264,7 +264,7 @@ def reason_of(problems: Iterable[str]) -> str:
 
 
 def databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
-    """Return passwd, group and shadow for everybody who has access now."""
+    """Return passwd, group and shadow for all people who have access now."""
     gids = {group.name: group.gid for group in people.groups}
     users = [person for person in people.users if has_access(person, now)]
     members: dict[str, list[str]] = {}
@@ -280,7 +280,7 @@ def databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
 
 
 def keys(people: PeopleList, now: float) -> dict[str, str]:
-    """Return each person's valid keys; a person without any has an empty file, and no other source is asked."""
+    """Return each person's valid keys; a person without any gets an empty file, so that sshd uses no other source."""
     return {
         person.name: "".join(f"{key.line}\n" for key in valid_keys(person, now))
         for person in people.users

@@ -139,7 +139,7 @@ def parse(data: bytes, file: str = FILE) -> PeopleList:
             at.fail(key, f"wanted a list, not {_shown(at.data.get(key))}", f"write `{key}: []` for none")
     errors: list[ConfigError] = []
     groups = _all(at, "groups", GROUPS, _group, errors)
-    # A group with a mistake of its own is known all the same: its people are no mistakes.
+    # A group with a mistake still counts as known, so that its people are not reported too.
     names = frozenset(name for entry in _dicts(at, "groups") if isinstance(name := entry.get("name"), str))
     users = _all(at, "users", USERS, lambda entry: _person(entry, names), errors)
     for where, key, values in (

@@ -263,7 +263,7 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
         try:
             if jobs:
                 cancel(loss, jobs, policy, controller)
-        except client.SlurmError as error:  # the next person's jobs end all the same, and the next run tries again
+        except client.SlurmError as error:  # continue with the next person's jobs; the next run tries again
             problems.append(f"cannot cancel the jobs of {loss.name}: {error.why}")
     if names := [loss.name for uid, loss in waiting.items() if uid in by_uid]:
         problems.append(

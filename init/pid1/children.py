@@ -325,7 +325,7 @@ class Children:
             if pid not in self._pidfds:  # no other event will report it
                 self._core.poller.after(POSTPONED, lambda: self._foreign_end(pid))
             return
-        if pid in self.owners.pids:  # not ours to reap: its parent is or was alive
+        if pid in self.owners.pids:  # PID 1 does not reap it: its parent is or was alive
             name = self._forget(pid)
             self._core.handle(name, Exited(pid, -1, 0, self._last_line(name)))
 

@@ -102,7 +102,7 @@ def split(text: str, env: MutableMapping[str, str]) -> list[str]:
 
 
 def plain(text: str, piece: re.Match[str], env: MutableMapping[str, str]) -> str:
-    """Return what a piece stands for: itself, the letter after a backslash, or the value of a variable."""
+    """Return the value of a piece: itself, the letter after a backslash, or the value of a variable."""
     name = piece["braced"] or piece["bare"]
     if name is None and not piece["shell"]:
         return piece["escaped"] or piece["text"] or ""

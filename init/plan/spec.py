@@ -257,7 +257,7 @@ def _environment(at: Reader) -> tuple[Variable, ...]:
             key = next(iter(value))
             variables.append(Variable(name, ValueSource(key), inner.text(key)))
             continue
-        # Everybody can read the error (a condition, HTTP), and a value may be a password.
+        # Every user can read the error (a condition, HTTP), and a value may be a password.
         if isinstance(value, bool | list):
             sub.fail(name, f"wanted text, not a {type(value).__name__}", "quote it" if isinstance(value, bool) else "")
         text = sub.text(name)

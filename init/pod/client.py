@@ -86,7 +86,7 @@ class Client:
 
 
 def public_snapshot() -> Snapshot | None:
-    """Read the snapshot that PID 1 shows to everybody by HTTP, without services' output; None where it shows none."""
+    """Read PID 1's public snapshot by HTTP, without services' output; None if there is none."""
     import http.client  # imported late: only a user without rights needs it
 
     connection = http.client.HTTPConnection(os.environ.get("MINIVM_HTTP") or PUBLIC, timeout=3.0)

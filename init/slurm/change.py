@@ -1,6 +1,6 @@
 """Effects of a changed slurm.conf on the running cluster: differences, lost jobs, restarts, and the saved result.
 
-slurmctld is asked only if something is removed that a job may need; pure additions are evaluated without it.
+It asks slurmctld only if something is removed that a job may need; pure additions are evaluated without it.
 Experiments showed what slurmctld 24.11 does with jobs whose partition, node or state is gone: they end, at once or at
 the next reconfigure, without a notice.
 """
@@ -237,7 +237,7 @@ def _room(configuration: Configuration) -> int:
 
 
 def _numbers(configuration: Configuration) -> int:
-    """Return the number of job ids: slurmctld knows no more jobs than that, whatever MaxJobCount is."""
+    """Return the number of job ids: slurmctld knows no more jobs than that, even with a larger MaxJobCount."""
     return configuration.number("maxjobid", LAST_JOB) - configuration.number("firstjobid", FIRST_JOB) + 1
 
 

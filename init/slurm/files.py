@@ -175,7 +175,7 @@ class LastGoodConfig:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Return the hash that a person confirms: it stands for exactly these files."""
+    """Return the hash of exactly these files, which a person confirms."""
     from hashlib import sha256
 
     total = sha256()

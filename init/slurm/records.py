@@ -77,7 +77,7 @@ def down_for(node: Node, pools: Pools | None) -> str:
         # Its pod set it down, and its slurmd answered once more before it ended. A pod that comes back lifts this drain
         # itself: a `down` a moment later would end its first jobs.
         return node.reason if pools is not None and pools.beyond(node.name) else ""
-    # A verdict's drain belongs to the broker, whatever author Slurm shows.
+    # A verdict's drain belongs to the broker, even if Slurm shows another author.
     return "" if node.reason.startswith(PREFIX) or not node.author else f"{node.reason} [{node.author}]"
 
 

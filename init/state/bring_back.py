@@ -173,7 +173,7 @@ class Bringer:
         return pairs, lost_jobs.submission_of(pairs)
 
     def _bring(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> bool:
-        """Submit one job; return False if it is to be tried again: the other jobs do not wait for it."""
+        """Submit one job; return False to retry it later, so that the other jobs do not wait for it."""
         pairs, submission = self._read(lost)
         if submission is None:
             return self._end(lost, 0, "its owner is not known")

@@ -263,7 +263,7 @@ def choose(
     return "", "; ".join(objections.values()) or "no pod stands by"
 
 
-# What a controller knows of itself, from the page of its PID 1.
+# A controller's own state, from the page of its PID 1.
 
 
 def read_page(http: str) -> Mapping[str, Any]:

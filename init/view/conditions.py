@@ -85,7 +85,7 @@ def gpu_condition(ids: Iterable[str]) -> dict[str, Any]:
 
 
 def read_conditions(engine: Engine, now: float, run: str) -> list[dict[str, Any]]:
-    """Return the conditions for the page `/conditions`. Anybody who reaches the pod reads it: no service is quoted."""
+    """Return the conditions for the page `/conditions`. The page is public, so it quotes no service."""
     causes = reasons.pod_reasons(engine, now, quoting=False)
     degraded = reasons.degraded(engine, now, quoting=False)
     turn, phase = reasons.role_among_pods(engine, quoting=False), engine.phase.value

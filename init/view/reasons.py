@@ -1,6 +1,6 @@
 """Readiness with reasons: each reason is followed to its leaf cause. Pure.
 
-`quoting` decides if a service's own lines are repeated: for root yes, for everybody no (`init.view.reasons`).
+`quoting` decides if a service's own lines are repeated: for root yes, for other users no.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
 
 
 def unnotified(spec: Service, state: State, spent: str, *, quoting: bool) -> str:
-    """Return why a started service has not said READY=1: it stands by, or what else it says."""
+    """Return why a started service has not sent READY=1: it is on standby, or its own status."""
     if state.standby:
         status = state.status if state.status and (quoting or is_ours(spec.command)) else "another pod is active"
         return f"standby: {status}"
@@ -234,7 +234,7 @@ def is_ours(command: tuple[str, ...]) -> bool:
 
 
 def cause_text(cause: Cause | None, *, quoting: bool) -> str:
-    """Format a cause: with the quotation for root, without it for everybody unless our own program wrote it."""
+    """Format a cause: with the quotation for root; for other users only if minivm's own program wrote it."""
     if cause is None:
         return ""
     return str(cause) if quoting or is_ours(cause.speaker) else cause.text(_system_error(cause.quoted))

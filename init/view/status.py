@@ -88,7 +88,7 @@ def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: S
     what = service or snapshot.pod or "the pod"
     view = next((view for view in snapshot.services if view.name == service), None)
     if ready:
-        # A periodic service that the pod can do without is ready, whatever its last run found.
+        # An optional periodic service is ready even after a failed run.
         begins = f"{service}: " if service else ""
         extra = [
             f"  {'' if service else 'degraded: '}{reason}" for reason in snapshot.degraded if reason.startswith(begins)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 JOB = os.environ["SLURM_JOB_ID"]
 UID = int(os.environ["SLURM_JOB_UID"])
 GID = int(os.environ.get("SLURM_JOB_GID", UID))
-# The prolog creates one directory per job inside a directory of root's: a list of jobs that nobody can forge.
+# The prolog creates one directory per job inside a directory of root's: a list of jobs that no user can forge.
 WORK = os.environ.get("MINIVM_JOB_WORK", "/var/tmp/minivm/jobs")
 LOGS = os.environ.get("MINIVM_JOB_LOGS", "/var/log/minivm/jobs")
 DCGM = os.environ.get("MINIVM_DCGM_JOBS", "/run/minivm/dcgm-jobs")

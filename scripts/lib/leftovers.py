@@ -14,7 +14,7 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def opened(name: str, above: int) -> int:
-    """Open a directory of the user, whatever its mode; never follow a link."""
+    """Open a directory of the user with any mode; never follow a link."""
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         with contextlib.suppress(OSError):

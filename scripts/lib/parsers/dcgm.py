@@ -11,7 +11,7 @@ from health.api import Class, Command, Context, Finding, Unreadable, ok, problem
 
 
 def diagnostic(level: int, deadline_s: float) -> Command:
-    """Describe the command. It exits 226 after a failed test, with its answer in the text all the same."""
+    """Describe the command. It exits 226 after a failed test, and still prints its answer."""
     return Command(f"dcgmi_diag_{level}", ("dcgmi", "diag", "-r", str(level), "-j"), deadline_s=deadline_s, accept=())
 
 

@@ -215,7 +215,7 @@ def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(clu
     until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job")
     cluster.controller.run("minivm", "stop", "slurmctld")
     until(
-        lambda: "jobs run here, so slurmctld is asked again" in worker.status()["drain"],
+        lambda: "jobs run here, so the drain asks slurmctld again" in worker.status()["drain"],
         "it has missed slurmctld",
         seen=lambda: worker.status()["drain"],
     )

@@ -62,7 +62,7 @@ def test_a_slurmctld_that_is_away_is_asked_again_while_jobs_run(
         assert pid in drain_worker.steps()
         assert drain_worker.wait_for_jobs("w1", "ctl:6817", Deadline(60.0)) == {}
     assert away.read_text().count("x") == 4
-    assert capsys.readouterr().out == "jobs run here, so slurmctld is asked again: ctl:6817 cannot be reached\n"
+    assert capsys.readouterr().out == "jobs run here, so the drain asks slurmctld again: ctl:6817 cannot be reached\n"
 
 
 def test_a_controller_whose_name_stays_gone_is_not_waited_for(
