@@ -208,7 +208,7 @@ class SlurmWatch:
                 effect = weigh(self.files, self.daemon, files)
                 if effect.losses:
                     unknown = any(loss.jobs is None for loss in effect.losses)
-                    way = f"`minivm config accept {digest(files)}` takes it all the same"
+                    way = f"`minivm config accept {digest(files)}` applies it anyway"
                     text = f"it would end jobs: {effect.cost}; {way}"
                     return ReconfigureAnswer(
                         ReconfigureOutcome.UNKNOWN if unknown else ReconfigureOutcome.REFUSED, text

@@ -136,7 +136,7 @@ def test_a_partition_with_jobs_stays_whatever_the_file_says(cluster: Cluster, jo
     cluster.world.configure(conf())
     text = until(cluster.refusal, "the refusal is told")
     assert "it would end jobs: partition extra goes: 2 jobs" in text and jobs["extra"] in text and jobs["waits"] in text
-    assert f"`minivm config accept {cluster.hash()}` takes it all the same" in text
+    assert f"`minivm config accept {cluster.hash()}` applies it anyway" in text
     assert {name: cluster.state(job) for name, job in jobs.items()} == {
         "main": "RUNNING", "extra": "RUNNING", "waits": "PENDING", "both": "RUNNING",
     }  # fmt: skip

@@ -301,7 +301,7 @@ ONE = b"new\nPartitionName=long Nodes=ALL\n"
 ONE_FILES = {"slurm.conf": ONE, "gres.conf": b"new gres"}
 ON_ALL = KnownJob("7", True, frozenset({"all"}), frozenset(), frozenset(), "", "", frozenset())
 COST = f"refused, the last one stays: it would end jobs: partition all goes: job 7; `minivm config accept \
-{digest(ONE_FILES)}` takes it all the same"
+{digest(ONE_FILES)}` applies it anyway"
 
 
 def with_jobs(site: Site, holds: list[KnownJob] | None, *answers: ReconfigureAnswer) -> tuple[SlurmWatch, Scripted]:
