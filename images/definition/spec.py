@@ -137,7 +137,7 @@ class Role:
     describe: str
     layer: str
     services: Selected[str] = Selected()
-    required: tuple[str, ...] = ()  # of the services: the pod is not ready without them, even if their files say `required: false`
+    required: tuple[str, ...] = ()  # of the services: the pod is not ready without them, despite their files
     needs: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     capabilities: tuple[str, ...] = ()
