@@ -36,7 +36,7 @@ VERSIONS = "images/versions.yaml"
 LARGEST_TREE = 64 << 20
 TIME = 300.0
 
-# Errors of a truncated or invalid archive; ValueError: a name that minivm writes into no tar.
+# Errors of a truncated or invalid archive; ValueError: a name that minivm's tar cannot hold.
 BROKEN = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 # A file's content and whether it may be executed, or where a link leads to.

@@ -131,7 +131,7 @@ def hang_up(pid: int, number: int) -> None:
 
 
 NOLOGIN = Path("/run/nologin")
-# Users whom /etc/pam.d/sshd admits although the home does not answer.
+# Users whom /etc/pam.d/sshd admits in spite of NOLOGIN.
 RETURNING = Path("/run/minivm/may-return")
 REFUSAL = "This login pod is being replaced. Log in again for a new pod.\n"
 ACCOUNT = Path("/mnt/minivm/secrets/api")
