@@ -101,22 +101,24 @@ def resources(reading: Reading, value: Mapping[str, Any]) -> None:
             if isinstance(amount, bool) or not isinstance(amount, str | int | float):
                 reading.report("it is no quantity: correct it", kind, name)
             elif reading.base[:1] == ("workers",) and (GPU.fullmatch(name) or name.startswith("rdma/")):
-                device(reading, kind, name, str(amount))
+                device(reading, str(amount), kind, name)
             else:
                 reading.put(quantity(amount), "resources", kind, name)
 
 
-def device(reading: Reading, kind: str, name: str, amount: str) -> None:
+def device(reading: Reading, amount: str, *field: str) -> None:
+    """Read the number of GPUs or RDMA devices; the last part of the field is Kubernetes' name of them."""
+    name = field[-1]
     group, most = ("gpu", 64) if GPU.fullmatch(name) else ("rdma", 1024)
     if not amount.isdigit() or not 1 <= int(amount) <= most:
-        reading.report(f"a pod has 1 to {most} of them: correct the number", kind, name)
+        reading.report(f"a pod has 1 to {most} of them: correct the number", *field)
     elif reading.get(group, "resource") in (None, name) and reading.get(group, "count") in (None, int(amount)):
         reading.put(name, group, "resource")
         reading.put(int(amount), group, "count")
         if group == "rdma":
             reading.put(True, group, "enabled")
     else:
-        reading.report(f"a pool has one kind and number of {group}: make two pools of it", kind, name)
+        reading.report(f"a pool has one kind and number of {group}: make two pools of it", *field)
 
 
 def environment(reading: Reading, value: list[Any]) -> None:
@@ -164,7 +166,9 @@ def grace(reading: Reading, value: int) -> None:
 def pull_secrets(reading: Reading, value: list[Any]) -> None:
     before = reading.get("pullSecrets", base=("image",)) or []
     names = [{"name": entry["name"]} for _, entry in reading.mappings(value) if isinstance(entry.get("name"), str)]
-    reading.plan.values.setdefault("image", {})["pullSecrets"] = before + [one for one in names if one not in before]
+    reading.plan.values.setdefault("image", {})["pullSecrets"] = before + [
+        entry for entry in names if entry not in before
+    ]
 
 
 def release(reading: Reading, image: str) -> None:
@@ -328,7 +332,7 @@ def partition(reading: Reading, name: str, tokens: list[str], pools: list[str] |
             if set(names) - set(known):
                 reading.report("Nodes= names nodes, whose names change: set slurm.partitions with pools")
                 return
-            made["pools"] = sorted({known[one] for one in names})
+            made["pools"] = sorted({known[node_set] for node_set in names})
         elif key.lower() == "default":
             made["default"] = value.upper() == "YES"
         elif (key.lower(), value.upper()) != ("state", "UP"):

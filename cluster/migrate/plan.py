@@ -36,12 +36,14 @@ def make(
     module: Any = slinky if operator == "slinky" else soperator
     for item in objects:
         check(item, module.GROUP)
-    chosen = choose(operator, module.clusters(objects), cluster)
-    mine, others = split(operator, objects, chosen)
+    files = ", ".join(dict.fromkeys(item.file for item in objects))
+    chosen = choose(operator, module.clusters(objects), cluster, files)
+    mine = members(operator, objects, chosen)
     plan = Migration(config_maps=[item for item in objects if item.kind == "ConfigMap"])
     module.read(plan, mine, chosen, pool_names(mine, module.GROUP, renamed or {}))
-    for item in [*others, *(item for item in objects if item not in mine and item not in others)]:
-        leave(plan, item, module.GROUP)
+    for item in objects:
+        if item not in mine:
+            leave(plan, item, module.GROUP)
     finish(plan, chosen)
     return plan
 
@@ -60,14 +62,16 @@ def check(item: Object, group: str) -> None:
         raise ClusterError(WHAT, f"{item}: found no spec, expected a mapping", file=item.file, field="spec", hint=hint)
 
 
-def choose(operator: str, found: Mapping[str, Object], wanted: str) -> Object:
+def choose(operator: str, found: Mapping[str, Object], wanted: str, files: str) -> Object:
     kind = "Controller" if operator == "slinky" else "SlurmCluster"
     fitting = [item for name, item in found.items() if wanted in ("", name, name.partition("/")[2])]
     if len(fitting) == 1:
         return fitting[0]
     if not found:
         hint = f"kubectl get the {kind} too, or choose the right --from"
-        raise ClusterError(WHAT, f"found no {kind} among the objects, expected one", field="kind", hint=hint)
+        raise ClusterError(
+            WHAT, f"found no {kind} among the objects, expected one", file=files, field="kind", hint=hint
+        )
     known = ", ".join(sorted(found))
     if wanted and not fitting:
         raise ClusterError(
@@ -78,22 +82,17 @@ def choose(operator: str, found: Mapping[str, Object], wanted: str) -> Object:
     raise ClusterError(WHAT, problem, file=files, field="kind", hint="choose one: --cluster NAMESPACE/NAME")
 
 
-def split(operator: str, objects: Sequence[Object], chosen: Object) -> tuple[list[Object], list[Object]]:
-    """Return the operator's objects of the chosen cluster, and its other ones."""
-    if operator == "slinky":
-        reference = chosen.data["spec"].get("accountingRef")
-        accounting = str(reference.get("name")) if isinstance(reference, Mapping) else ""
-        kinds = {f"{kind}.{slinky.GROUP}" for kind in slinky.KINDS}
-        mine = [
-            item
-            for item in objects
-            if item is chosen
-            or (item.kind in kinds and item.kind != chosen.kind and slinky.belongs(item, chosen, accounting))
-        ]
-    else:
+def members(operator: str, objects: Sequence[Object], chosen: Object) -> list[Object]:
+    """Return the operator's objects of the chosen cluster."""
+    if operator == "soperator":
         sets = f"NodeSet.{soperator.GROUP}"
-        mine = [item for item in objects if item is chosen or (item.kind == sets and soperator.belongs(item, chosen))]
-    return mine, [item for item in objects if item not in mine and item.kind.endswith(slinky.GROUP)]
+        return [item for item in objects if item is chosen or (item.kind == sets and soperator.belongs(item, chosen))]
+    reference = chosen.data["spec"].get("accountingRef")
+    accounting = str(reference.get("name")) if isinstance(reference, Mapping) else ""
+    kinds = {f"{kind}.{slinky.GROUP}" for kind in slinky.KINDS} - {chosen.kind}
+    return [
+        item for item in objects if item is chosen or (item.kind in kinds and slinky.belongs(item, chosen, accounting))
+    ]
 
 
 def pool_names(mine: Sequence[Object], group: str, renamed: Mapping[str, str]) -> dict[str, str]:

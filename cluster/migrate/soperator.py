@@ -50,22 +50,11 @@ def amounts(reading: Reading, value: Mapping[str, Any]) -> None:
         if isinstance(amount, bool) or not isinstance(amount, str | int | float):
             reading.report("it is no quantity: correct it", name)
         elif pool and (parts.GPU.fullmatch(name) or name.startswith("rdma/")):
-            device(reading, name, str(amount))
+            parts.device(reading, str(amount), name)
         else:
             reading.put(parts.quantity(amount), "resources", "requests", name)
             if name != "cpu":
                 reading.put(parts.quantity(amount), "resources", "limits", name)
-
-
-def device(reading: Reading, name: str, amount: str) -> None:
-    group = "gpu" if parts.GPU.fullmatch(name) else "rdma"
-    if not amount.isdigit() or not 1 <= int(amount) <= 64 or reading.get(group, "count") not in (None, int(amount)):
-        reading.report(f"a pod has 1 to 64 of one {group}: set {group} of the pool", name)
-        return
-    reading.put(name, group, "resource")
-    reading.put(int(amount), group, "count")
-    if group == "rdma":
-        reading.put(True, group, "enabled")
 
 
 def below(base: Fields, rule: Use) -> Use:

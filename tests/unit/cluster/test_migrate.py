@@ -47,7 +47,7 @@ def saved(directory: Path, items: list[dict[str, Any]]) -> str:
     return str(file)
 
 
-def one(items: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+def find(items: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
     return next(item for item in items if item["kind"] == kind and name in item["metadata"]["name"])
 
 
@@ -145,8 +145,27 @@ def test_the_values_keep_what_a_cluster_of_soperator_is() -> None:
     assert "spec.volumeSources[0]" not in reported(made), "it has slurmctld's state"
 
 
+def test_a_database_and_a_state_that_soperator_names_by_itself_stay(tmp_path: Path) -> None:
+    def change(items: list[dict[str, Any]]) -> None:
+        nodes = find(items, "SlurmCluster")["spec"]["slurmNodes"]
+        nodes["accounting"]["externalDB"]["enabled"] = False
+        del nodes["accounting"]["externalDB"]["passwordSecretKeyRef"]
+        nodes["accounting"]["mariadbOperator"]["enabled"] = True
+        nodes["controller"]["volumes"]["spool"] = {"volumeClaimTemplateSpec": {"accessModes": ["ReadWriteOnce"]}}
+
+    made = changed(tmp_path, change, "soperator")
+    assert made.values["accounting"]["database"] == {
+        "host": "soperator-acct-db", "existingSecret": "mariadb-password", "user": "slurm",
+    }  # fmt: skip
+    claim = "controller-spool-soperator-controller-0"
+    assert made.values["controller"]["persistence"] == {"existingClaim": claim}
+    told = {note.field: note.text for note in made.notes}
+    assert "ownerReferences" in told["spec.slurmNodes.accounting.mariadbOperator"]
+    assert "kubectl get pvc" in told["spec.slurmNodes.controller.volumes.spool"]
+
+
 def test_a_cluster_without_a_name_has_the_one_that_slinky_makes(tmp_path: Path) -> None:
-    made = changed(tmp_path, lambda items: one(items, "Controller")["spec"].pop("clusterName"))
+    made = changed(tmp_path, lambda items: find(items, "Controller")["spec"].pop("clusterName"))
     assert made.values["clusterName"] == "hpc_slurm"
 
 
@@ -158,7 +177,7 @@ def test_a_cluster_without_a_directory_is_told_that_pods_have_to_know_the_users(
 
 def test_two_controllers_and_a_claim_of_the_site_stay(tmp_path: Path) -> None:
     def change(items: list[dict[str, Any]]) -> None:
-        spec = one(items, "Controller")["spec"]
+        spec = find(items, "Controller")["spec"]
         spec["ha"] = {"enabled": True, "backups": 1}
         spec["persistence"]["existingClaim"] = "shared-state"
 
@@ -168,7 +187,7 @@ def test_two_controllers_and_a_claim_of_the_site_stay(tmp_path: Path) -> None:
 
 
 def test_a_daemonset_becomes_a_pool_with_one_worker_a_machine(tmp_path: Path) -> None:
-    made = changed(tmp_path, lambda items: one(items, "NodeSet", "gpu")["spec"].update(scalingMode="DaemonSet"))
+    made = changed(tmp_path, lambda items: find(items, "NodeSet", "gpu")["spec"].update(scalingMode="DaemonSet"))
     pool = made.values["workers"]["pools"]["slurm-worker-gpu"]
     assert (pool["kind"], pool["perNode"]) == ("WorkerPool", True)
     assert "replicas" not in pool
@@ -178,13 +197,13 @@ def test_a_daemonset_becomes_a_pool_with_one_worker_a_machine(tmp_path: Path) ->
 
 def test_a_slurmdbd_outside_and_no_accounting_are_told_apart(tmp_path: Path) -> None:
     def outside(items: list[dict[str, Any]]) -> None:
-        one(items, "Accounting")["spec"] = {"external": True, "externalConfig": {"host": "dbd.site", "port": 6819}}
+        find(items, "Accounting")["spec"] = {"external": True, "externalConfig": {"host": "dbd.site", "port": 6819}}
 
     made = changed(tmp_path, outside)
     conf = slurm_conf(made)
     assert "AccountingStorageHost=dbd.site" in conf
     assert "AccountingStorageType=accounting_storage/slurmdbd" in conf
-    none = changed(tmp_path, lambda items: one(items, "Controller")["spec"].pop("accountingRef"))
+    none = changed(tmp_path, lambda items: find(items, "Controller")["spec"].pop("accountingRef"))
     assert none.values["accounting"] == {"mode": "none"}
 
 
@@ -269,7 +288,7 @@ def fates_of(operator: str, items: list[dict[str, Any]]) -> Migration:
     found = [objects.parse("file", "document", item) for item in items]
     module: Any = READERS[operator]
     chosen = next(iter(module.clusters(found).values()))
-    mine, _ = plan.split(operator, found, chosen)
+    mine = plan.members(operator, found, chosen)
     made = Migration(config_maps=[item for item in found if item.kind == "ConfigMap"])
     module.read(made, mine, chosen, plan.pool_names(mine, module.GROUP, {}))
     return made
@@ -313,13 +332,13 @@ def test_no_secret_is_shown_or_written(tmp_path: Path) -> None:
     secret = "never-show-me"
 
     def change(items: list[dict[str, Any]]) -> None:
-        gpu = one(items, "NodeSet", "gpu")["spec"]
+        gpu = find(items, "NodeSet", "gpu")["spec"]
         gpu["slurmd"]["args"] = [f"--token={secret}"]
         gpu["slurmd"]["env"] = [{"name": "PLAIN", "value": f"password={secret}"}]
         gpu["unknown"] = {"apiKey": secret, "password": secret}
-        one(items, "Controller")["spec"]["extraConf"] += f"AccountingStoragePass={secret}\n"
-        one(items, "Controller")["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied"] = secret
-        one(items, "LoginSet")["spec"]["template"]["metadata"] = {"annotations": {"kubectl.kubernetes.io/x": secret}}
+        find(items, "Controller")["spec"]["extraConf"] += f"AccountingStoragePass={secret}\n"
+        find(items, "Controller")["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied"] = secret
+        find(items, "LoginSet")["spec"]["template"]["metadata"] = {"annotations": {"kubectl.kubernetes.io/x": secret}}
 
     made = changed(tmp_path, change)
     text = plan.report(made, "slinky")
@@ -380,18 +399,18 @@ def without_node_sets(items: list[dict[str, Any]]) -> None:
 
 
 def bad_spec(items: list[dict[str, Any]]) -> None:
-    one(items, "Controller")["spec"] = []
+    find(items, "Controller")["spec"] = []
 
 
 CHANGES: list[tuple[Callable[[list[dict[str, Any]]], object], str]] = [
     (lambda items: items.append(copy.deepcopy(items[0])), "found Controller hpc/slurm twice"),
-    (lambda items: one(items, "NodeSet")["spec"].update(replicas="many"), "found str, expected a number"),
-    (lambda items: one(items, "NodeSet")["spec"].update(slurmd={"env": ["x"]}), "expected a mapping"),
-    (lambda items: one(items, "NodeSet").update(apiVersion="slinky.slurm.net/v1alpha1"), "the version 'v1alpha1'"),
-    (lambda items: one(items, "NodeSet", "gpu")["metadata"].update(name="8xh100"), "--pool 8xh100=NAME"),
-    (lambda items: one(items, "NodeSet", "gpu")["metadata"].update(name="login"), "none of accounting, controller"),
-    (lambda items: one(items, "Controller")["spec"].update(clusterName="8lab"), "found the ClusterName '8lab'"),
-    (lambda items: one(items, "Controller")["spec"].update(external=True), "slurmctld is outside Kubernetes"),
+    (lambda items: find(items, "NodeSet")["spec"].update(replicas="many"), "found str, expected a number"),
+    (lambda items: find(items, "NodeSet")["spec"].update(slurmd={"env": ["x"]}), "expected a mapping"),
+    (lambda items: find(items, "NodeSet").update(apiVersion="slinky.slurm.net/v1alpha1"), "the version 'v1alpha1'"),
+    (lambda items: find(items, "NodeSet", "gpu")["metadata"].update(name="8xh100"), "--pool 8xh100=NAME"),
+    (lambda items: find(items, "NodeSet", "gpu")["metadata"].update(name="login"), "none of accounting, controller"),
+    (lambda items: find(items, "Controller")["spec"].update(clusterName="8lab"), "found the ClusterName '8lab'"),
+    (lambda items: find(items, "Controller")["spec"].update(external=True), "slurmctld is outside Kubernetes"),
     (without_node_sets, "found no NodeSet of it"),
     (bad_spec, "found no spec, expected a mapping"),
 ]  # fmt: skip
@@ -406,7 +425,7 @@ def test_an_object_that_cannot_be_planned_is_refused(
 
 def test_what_kubernetes_would_refuse_is_refused_by_the_plan(tmp_path: Path) -> None:
     def change(items: list[dict[str, Any]]) -> None:
-        spec = one(items, "NodeSet", "gpu")["spec"]
+        spec = find(items, "NodeSet", "gpu")["spec"]
         spec["template"]["spec"]["volumes"].append({"name": "shm", "emptyDir": {}})
 
     with pytest.raises(ClusterError, match="'shm' twice"):
@@ -415,9 +434,9 @@ def test_what_kubernetes_would_refuse_is_refused_by_the_plan(tmp_path: Path) -> 
 
 def test_of_two_clusters_one_has_to_be_chosen(tmp_path: Path) -> None:
     items = loaded("slinky")
-    other = copy.deepcopy(one(items, "Controller"))
+    other = copy.deepcopy(find(items, "Controller"))
     other["metadata"] |= {"namespace": "test", "name": "slurm"}
-    spare = copy.deepcopy(one(items, "NodeSet", "cpu"))
+    spare = copy.deepcopy(find(items, "NodeSet", "cpu"))
     spare["metadata"]["namespace"] = "test"
     file = saved(tmp_path, [*items, other, spare])
     with pytest.raises(ClusterError, match=r"found 2 clusters \(hpc/slurm, test/slurm\)") as caught:
