@@ -66,6 +66,12 @@ def test_without_pools_every_template_renders_to_the_same_text(login: dict[str, 
     ]
 
 
+def test_values_of_a_chart_without_pools_still_render_to_the_same_text() -> None:
+    """`helm upgrade --reuse-values` has the older chart's values alone."""
+    older = {"login": dict.fromkeys(("pools", "allowedGroups", "image", "shmSize"))}
+    assert render_texts(older, release="slurm", namespace="hpc") == render_texts({}, release="slurm", namespace="hpc")
+
+
 def test_another_pool_changes_no_pod_of_another_role() -> None:
     """Else it would replace every worker."""
     before, after = objects(AROUND), objects(AROUND | POOLS)
