@@ -27,7 +27,8 @@ from init.plan.compile import (
     unset_variables,
     without,
 )
-from init.plan.spec import Service, parse_drain, parse_service
+from init.plan.service import Service
+from init.plan.spec import parse_drain, parse_service
 
 SERVICES = Path(__file__).parents[1] / "services"
 ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from init.errors import ConfigError, nearest
-from init.plan.spec import Service, parse_service
+from init.plan.service import Service
+from init.plan.spec import parse_service
 
 # fmt: off
 PROGRAM_KEYS = (

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from init.errors import nearest
 from init.fields import Reader, described, is_name, number
-from init.plan.service import CAPABILITIES as CAPABILITIES
-from init.plan.service import LIMITS as LIMITS
-from init.plan.service import SIGNALS as SIGNALS
-from init.plan.service import DrainCommand as DrainCommand
-from init.plan.service import Exhausted as Exhausted
-from init.plan.service import Kind as Kind
-from init.plan.service import LogMode as LogMode
-from init.plan.service import Probe as Probe
-from init.plan.service import Ready as Ready
-from init.plan.service import Reload as Reload
-from init.plan.service import ResourceLimit as ResourceLimit
-from init.plan.service import Restart as Restart
-from init.plan.service import RestartWhen as RestartWhen
-from init.plan.service import Service as Service
-from init.plan.service import Stop as Stop
-from init.plan.service import ValueSource as ValueSource
-from init.plan.service import Variable as Variable
-from init.plan.service import WhenCondition as WhenCondition
-from init.plan.service import command_mistake, is_builtin
+from init.plan.service import (
+    CAPABILITIES,
+    LIMITS,
+    SIGNALS,
+    DrainCommand,
+    Exhausted,
+    Kind,
+    LogMode,
+    Probe,
+    Ready,
+    Reload,
+    ResourceLimit,
+    Restart,
+    RestartWhen,
+    Service,
+    Stop,
+    ValueSource,
+    Variable,
+    WhenCondition,
+    command_mistake,
+    is_builtin,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

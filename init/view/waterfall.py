@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from init.plan.compile import Plan
-    from init.plan.spec import Service, WhenCondition
+    from init.plan.service import Service, WhenCondition
 
 # Events that start a span; all others only mark a moment.
 STATES = tuple(phase.value for phase in Phase)
