@@ -1,8 +1,8 @@
 """The broker's next step: memory, inputs and time in; memory and actions out. Pure functions.
 
-A step that needs an answer of the controller or the ledger leaves the memory unchanged and returns an action that asks.
-The caller adds the answer to the inputs and takes the step again. So each look is decided from all its answers
-together, and a repeated step has the same outcome.
+A step that needs an answer of slurmctld or the ledger returns an action that asks, and leaves the memory unchanged. The
+caller adds the answer to the inputs and repeats the step. So one step decides from all answers together, and a repeated
+step has the same outcome.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Log:
 
 
 def resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Log, ...]]:
-    """Hold the problems of a node that we drained and that is no longer drained: a person resumed it on purpose."""
+    """Hold the problems of a node that the broker drained and a person resumed: they do not drain it again."""
     text = "a person resumed the node: its problems until now no longer drain it"
     after = hold(memory, memory.standing(now), now.wall + RESUMED_LASTS_S)
     return replace(after, drained=False, posted="", said=text), (Log(text),)
@@ -90,7 +90,7 @@ def forget(memory: Memory, named: Iterable[str]) -> tuple[Memory, tuple[Log, ...
 
 
 def expect_drain(memory: Memory, now: Now) -> Memory:
-    """Slurm is about to drain the node, or may be: look soon, and again until it has."""
+    """Look at the node soon and repeatedly, because Slurm is about to drain it, or may be."""
     soon = now.steady + SOON_S
     due = min(memory.due, soon) if memory.due else soon
     return replace(memory, expected=now.steady + EXPECTED_S, due=due)
