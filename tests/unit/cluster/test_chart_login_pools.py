@@ -13,6 +13,7 @@ import yaml
 from cluster import manifests
 from cluster.errors import ClusterError
 from cluster.manifests import CHART, Document
+from cluster.pods import Kubelet
 from cluster.values import NAMESPACE, RELEASE, Options, local_values, merged
 from tests.helm import rendered_for
 from tests.support.rendered_chart import KEYS, new, render, render_texts
@@ -276,7 +277,7 @@ def test_a_mistake_is_refused_with_its_field_and_what_to_do(values: dict[str, An
         render(values, release="slurm", namespace="hpc")
 
 
-def test_one_machine_runs_a_pod_of_each_pool_with_its_file_of_groups() -> None:
+def test_one_machine_runs_a_pod_of_each_pool_with_its_file_of_groups(tmp_path: Path) -> None:
     pools = {"gpu": {"allowedGroups": ["lab"], "service": {"nodePort": 2233}}, "plain": {}}
     values = local_values(Options(overrides={"login": {"pools": pools}}), KEYS)
     known = manifests.parse(manifests.render(new(values), release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
@@ -285,6 +286,10 @@ def test_one_machine_runs_a_pod_of_each_pool_with_its_file_of_groups() -> None:
     assert (ports["slurm-ssh"], ports["slurm-ssh-gpu"], ports["slurm-ssh-plain"]) == (2222, 2233, None)
     (mount,) = (mount for mount in known.pod("slurm-login-gpu-0").mounts if mount.sub_path == "sshd.conf")
     assert mount.path == "/etc/ssh/sshd_config.d/10-allowed-groups.conf" and mount.volume.of.endswith("groups-gpu")
+    pod, kubelet = known.pod("slurm-login-gpu-0"), Kubelet(None, "test", tmp_path)
+    kubelet.publish_files(pod, known)
+    file = Path(kubelet.docker_mount(pod, mount)["Source"])
+    assert file.read_text() == 'AllowGroups "lab"\n', "the file, not its directory"
 
 
 @pytest.mark.parametrize(
