@@ -23,7 +23,7 @@ from fleet.errors import FleetError
 from fleet.policy import STATE, Topology, read_settings
 from fleet.reconciler import Reconciler
 from fleet.report.events import in_words
-from fleet.report.status import LONG, WHOLE, in_slurm, lines, worker_
+from fleet.report.status import LONG, WHOLE, lines, state_in_slurm, worker_report
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, is_true, parse_pod
 from fleet.world.machine import MachineObject, rfc3339
 from fleet.world.pod_page import controllers
@@ -60,7 +60,7 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
     names_of_objects = [*workers, *kubernetes.nodes, *kubernetes.others, *machines, *pools, *(kubernetes.sets or {})]
     unread = {key: why for key, why in kubernetes.unread.items() if key.partition("/")[2] == name}
     for key, why in unread.items():
-        yield f"{key} {line(why, LONG)}: the fleet changes nothing of it until that is corrected"
+        yield f"{key} {line(why, LONG)}: the fleet changes nothing of it until you correct it"
     if names_of_objects and name not in {*names_of_objects, *stated, *WHOLE} and not unread:
         raise FleetError(
             "explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*names_of_objects, "fleet"])
@@ -82,7 +82,7 @@ def _objects(
     for worker in workers.values():
         if worker.name in names or worker.pod.node in names - {""}:
             yield _worker(worker, known=known)
-    places = {each.pod.name: each.text() for each in controllers(kubernetes)}
+    places = {report.pod.name: report.text() for report in controllers(kubernetes)}
     for pod in kubernetes.others.values():
         if pod.name in names or pod.node in names - {""}:
             yield _pod(pod, places.get(pod.name, ""))
@@ -115,9 +115,9 @@ def _node(node: KubeNode) -> str:
 
 
 def _worker(worker: Worker, *, known: bool) -> str:
-    shown = worker_(worker, known=known)
+    shown = worker_report(worker, known=known)
     where = f"{shown['node'] or '-'}{' cordoned' if shown['cordoned'] else ''}"
-    return f"{worker.name} on {where}: {in_slurm(shown, known=known)}"
+    return f"{worker.name} on {where}: {state_in_slurm(shown, known=known)}"
 
 
 def _pod(pod: KubePod, place: str) -> str:

@@ -42,59 +42,63 @@ def mapping(about: str, **properties: object) -> dict[str, object]:
 
 
 SPEC = mapping(
-    "The goal that people set. The fleet never writes here.",
+    "The goal that an operator sets. The fleet never writes here.",
     goal={
         "type": "string",
         "enum": list(GOALS),
-        "description": "up: takes jobs; counted verdicts are forgiven. drain: takes no new jobs. reboot, replace, "
-        "down: takes no new jobs, and the policy's remedy follows once it is idle. Without a goal the policy decides.",
+        "description": "up: the machine takes jobs, and its counted verdicts are forgiven. drain: it takes no new "
+        "jobs. reboot, replace, down: it takes no new jobs, and once it is idle the policy's remedy starts. Without a "
+        "goal the policy decides.",
     },
-    reason={**text("Why; shown in the reason of the drain."), "pattern": r"^[^\n\r]*$"},
+    reason={
+        **text("Why this goal is set. Slurm shows it in the reason of the drain. Required for every goal but up."),
+        "pattern": r"^[^\n\r]*$",
+    },
 )
 
 STATUS = mapping(
-    "What the fleet observed and did.",
-    goal={**text("The goal that counts: a person's, or the policy's."), "enum": list(GOALS)},
-    state={**text("Its state in Slurm, or why it has none."), "enum": list(STATES)},
-    why=text("Why it takes no jobs, or what it waits for."),
-    node=text("Its Node; empty: at no Node now."),
+    "What the fleet observed and did. Only the fleet writes here.",
+    goal={**text("The goal in effect: the operator's in spec.goal, or else the policy's."), "enum": list(GOALS)},
+    state={**text("The state of its worker in Slurm, or why there is none."), "enum": list(STATES)},
+    why=text("Why the machine takes no jobs, or what it waits for."),
+    node=text("The Node that it is now; empty: none."),
     nodeUid=text("The uid of that Node."),
-    boot=text("The boot id of that Node when it was last seen: within one boot no GPU comes or goes."),
-    providerId=text("The provider's id of it.", 512),
+    boot=text("The boot id of that Node when the fleet last saw it. Within one boot no GPU comes or goes."),
+    providerId=text("The machine's id at the cloud provider, from the Node's spec.providerID.", 512),
     gpus={
         "type": "array",
         "maxItems": GPUS,
         "items": {"type": "string", "maxLength": 64},
-        "description": "UUIDs of its GPUs.",
+        "description": "The UUIDs of its GPUs.",
     },
-    worker=text("Its worker, by the name in Kubernetes and Slurm; several are separated by spaces.", 2048),
-    verdict=text("The last verdict against it."),
-    ill={"type": "boolean", "description": "Whether the verdict still holds."},
-    repeats=whole("Verdicts against it within the policy's window, since it was last forgiven."),
+    worker=text("Its workers, by their names in Kubernetes and Slurm, separated by spaces.", 2048),
+    verdict=text("The last verdict of a health check against the machine."),
+    ill={"type": "boolean", "description": "True while that verdict holds."},
+    repeats=whole("The number of verdicts within the policy's window, since they were last forgiven."),
     history={
         "type": "array",
         "maxItems": EVENTS,
-        "description": "The last entries, the latest last.",
+        "description": "The last events of the machine, the latest last.",
         "items": {
-            **mapping("", at=time_("The time."), what=text("The kind of event.", 32), text=text("Details.")),
+            **mapping("", at=time_("When it happened."), what=text("The kind of event.", 32), text=text("Details.")),
             "required": ["at", "what"],
         },
     },
     remedy={
         **mapping(
-            "The remedy in progress.",
-            goal=text("Its goal.", 32),
-            number=whole("The number of the remedy for this machine."),
+            "The remedy in progress; absent: none.",
+            goal=text("The goal that the remedy serves.", 32),
+            number=whole("The number of this remedy, counted per machine. A webhook gets it in the idempotency key."),
             done={"type": "boolean", "description": "True once the remedy was requested; completion is pending."},
-            boot=text("The boot id before the remedy.", 64),
-            at=time_("When it began."),
+            boot=text("The Node's boot id before the remedy.", 64),
+            at=time_("When the remedy began."),
         ),
         "required": ["goal", "number", "at"],
         # Atomic: applied field by field, an ended remedy would stay as an empty object.
         "x-kubernetes-map-type": "atomic",
     },
     remedies=whole("The number of remedies so far."),
-    fulfilled=whole("The generation of the object whose reboot is complete."),
+    fulfilled=whole("The metadata.generation whose goal reboot is complete."),
 )
 
 COLUMNS: list[Mapping[str, object]] = [
@@ -111,7 +115,7 @@ COLUMNS: list[Mapping[str, object]] = [
 
 def definition() -> Mapping[str, object]:
     spec = {**SPEC, "x-kubernetes-validations": RULES}
-    schema = mapping("One machine, known by its hardware; it outlives pods and Nodes.", spec=spec, status=STATUS)
+    schema = mapping("One machine, identified by its hardware. It outlives pods and Nodes.", spec=spec, status=STATUS)
     return defined(KIND, PLURAL, "mvm", schema, COLUMNS, {"status": {}})
 
 
@@ -178,13 +182,13 @@ POOL_RULES = [
     {
         "rule": "!has(self.update) || !has(self.update.when) || (self.update.when == 'deadline') == "
         "has(self.update.deadlineSeconds)",
-        "message": "update.deadlineSeconds is needed with update.when deadline, and allowed with no other",
+        "message": "update.deadlineSeconds is required with update.when deadline, and not allowed otherwise",
     },
 ]
 POOL_NAME_RULE = [
     {
         "rule": f"self.metadata.name.matches('^{POOL_NAME}$')",
-        "message": "the name begins those of its pods: a label of DNS of 40 letters at most",
+        "message": "the name must be a DNS label of at most 40 characters, because the names of its pods begin with it",
     }
 ]
 
@@ -195,16 +199,17 @@ def whole_of(about: str, least: int) -> dict[str, object]:
 
 POOL_SPEC = {
     **mapping(
-        "The pods that people want.",
+        "The worker pods that the operator wants.",
         mode={
             "type": "string",
             "enum": list(MODES),
-            "description": "fixed: replicas pods, named NAME-0 and on. perNode: one on each Node that nodeSelector "
-            "matches, named after the Node. elastic: as many as jobs ask for, named as with fixed.",
+            "description": "fixed: as many pods as replicas says, named NAME-0, NAME-1 and so on. perNode: one pod on "
+            "each Node that nodeSelector matches, named after the Node. elastic: as many pods as jobs need, within the "
+            "limits of elastic, named as with fixed.",
         },
         # The default of a Deployment: a manifest may leave the number to `kubectl scale` or an autoscaler.
         replicas={
-            **whole("The number of pods, with mode fixed."),
+            **whole("The number of pods with mode fixed."),
             "maximum": MOST_PODS,
             "default": DEFAULTS["replicas"],
         },
@@ -213,35 +218,39 @@ POOL_SPEC = {
             "minProperties": 1,
             "maxProperties": 16,
             "additionalProperties": {"type": "string", "maxLength": 63},
-            "description": "The labels of the Nodes that get a pod each, with mode perNode.",
+            "description": "With mode perNode, each Node with all of these labels gets a pod.",
         },
         elastic={
             **mapping(
-                "The limits of the number of pods, and how quickly it changes, with mode elastic.",
-                min=whole_of("The least number of pods.", 0),
-                max=whole_of("The greatest number of pods.", 1),
-                idleSeconds={**whole("A pod without jobs goes after so long."), "default": DEFAULTS["idleSeconds"]},
+                "With mode elastic, the limits of the number of pods and how quickly it changes.",
+                min=whole_of("The smallest number of pods.", 0),
+                max=whole_of("The largest number of pods.", 1),
+                idleSeconds={**whole("How long a pod stays without jobs."), "default": DEFAULTS["idleSeconds"]},
                 pendingSeconds={
-                    **whole("A job waits so long before pods are created for it."),
+                    **whole("How long a job waits before the fleet creates pods for it."),
                     "default": DEFAULTS["pendingSeconds"],
                 },
                 step={
-                    **whole_of("The most pods on their way at a time; min is created at once.", 1),
+                    **whole_of(
+                        "The largest number of pods that start at a time. The pods up to min all start at once.", 1
+                    ),
                     "default": DEFAULTS["step"],
                 },
                 partitions={
                     "type": "array",
                     "maxItems": 64,
                     "items": text("", 64),
-                    "description": "The Slurm partitions whose jobs it serves; empty: all.",
+                    "description": "The Slurm partitions whose jobs the pool serves. Empty: those of its nodes.",
                 },
             ),
             "required": ["min", "max"],
         },
         update=mapping(
-            "How outdated and surplus pods go.",
+            "How the fleet replaces outdated pods and removes surplus ones.",
             maxUnavailable={
-                **whole("The most pods that are away, or idle and kept from jobs, at a time. 0: no pod is replaced."),
+                **whole(
+                    "The largest number of pods that are away, or idle and drained, at a time. 0: none is replaced."
+                ),
                 "default": DEFAULTS["maxUnavailable"],
                 "maximum": MOST_PODS,
             },
@@ -249,16 +258,19 @@ POOL_SPEC = {
                 "type": "string",
                 "enum": list(WHEN),
                 "default": WHEN_IDLE,
-                "description": "idle: jobs run to their end. deadline: jobs have deadlineSeconds, then they are "
-                "requeued. now: jobs are requeued at once.",
+                "description": "idle: the pod waits until its jobs end. deadline: its jobs have deadlineSeconds, then "
+                "Slurm requeues them. now: Slurm requeues them at once.",
             },
-            deadlineSeconds={**whole("Counted from when the pod takes no new jobs."), "minimum": 1},
+            deadlineSeconds={
+                **whole("The time that jobs have, from the drain of their node, with when: deadline."),
+                "minimum": 1,
+            },
         ),
         template={
             **mapping(
-                "The template of its pods. A user who may write it can run any pod in this namespace.",
+                "The pod template. A user who may write it can run any pod in this namespace.",
                 metadata=mapping(
-                    "Their labels and annotations.",
+                    "The labels and annotations of the pods.",
                     **{
                         key: {"type": "object", "additionalProperties": {"type": "string"}}
                         for key in ("labels", "annotations")
@@ -273,26 +285,26 @@ POOL_SPEC = {
 }
 
 POOL_STATUS = mapping(
-    "What the fleet observed and did.",
+    "What the fleet observed and did. Only the fleet writes here.",
     wanted=whole("The number of pods that should exist."),
-    replicas=whole("The number of pods."),
-    ready=whole("Ready pods."),
-    updated=whole("Pods of the present template."),
-    away=whole("Pods that are missing, being deleted or not ready."),
-    template=text("The hash of the present template, as in the label minivm.io/template of its pods.", 64),
-    generation=whole("The generation that this status describes."),
+    replicas=whole("The number of pods that exist."),
+    ready=whole("The number of ready pods."),
+    updated=whole("The number of pods made of the current template."),
+    away=whole("The number of pods that are missing, being deleted or not ready."),
+    template=text("The hash of the current template, as in the label minivm.io/template of its pods.", 64),
+    generation=whole("The metadata.generation that this status describes."),
     conditions={
         "type": "array",
         "maxItems": 8,
-        "description": "Ready: all pods exist and are ready. Updated: all pods are of the present template, and none "
-        "is surplus. Fits, of an elastic pool: it can serve the waiting jobs. Whole, of a lending pool: no machine is "
-        "lent or wanted by guest pods.",
+        "description": "Ready: all pods exist and are ready. Updated: all pods are made of the current template, and "
+        "none is surplus. Fits, only of an elastic pool: the pool can serve the waiting jobs. Whole, only of a lending "
+        "pool: no machine of it is lent, and no guest pod wants one.",
         "items": {
             **mapping(
                 "",
-                type=text("The type.", 64),
+                type=text("The type of the condition.", 64),
                 status={"type": "string", "enum": ["True", "False"]},
-                reason=text("The reason, one word.", 64),
+                reason=text("The reason in one word.", 64),
                 message=text("Details.", MOST_MESSAGE),
                 lastTransitionTime=time_("When the status last changed."),
             ),
@@ -301,22 +313,22 @@ POOL_STATUS = mapping(
         # Atomic: applied field by field, an obsolete message would stay as an empty one.
         "x-kubernetes-list-type": "atomic",
     },
-    adopted=text("The template that adopted pods count as made of.", 64),
+    adopted=text("The hash of the template of which adopted pods count as made.", 64),
     lastGood=text(
-        "The last spec that the fleet could read, as JSON: it holds while the present one is wrong.", MOST_LAST_GOOD
+        "The last spec that the fleet could read, as JSON. It applies while the current spec is wrong.", MOST_LAST_GOOD
     ),
     ended={
         "type": "array",
         "maxItems": MOST_ENDED,
-        "description": "Pods that ended: each is replaced, the next time after longer.",
+        "description": "Pods that ended. The fleet replaces each, after a longer pause each time.",
         "items": {
             **mapping(
                 "",
                 name=text("The pod's name.", 64),
                 uid=text("The uid of the last pod of that name.", 64),
-                times=whole("How often it ended."),
-                since=time_("When the last end was seen."),
-                why=text("The phase, and the kubelet's reason."),
+                times=whole("How often pods of that name ended."),
+                since=time_("When the fleet saw the last end."),
+                why=text("The pod's phase and the kubelet's reason."),
             ),
             "required": ["name", "uid", "times", "since"],
         },
@@ -341,7 +353,9 @@ SCALE = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.re
 def pool_definition() -> Mapping[str, object]:
     schema = {
         **mapping(
-            "Workers of one template.", spec={**POOL_SPEC, "x-kubernetes-validations": POOL_RULES}, status=POOL_STATUS
+            "A pool of worker pods made of one template.",
+            spec={**POOL_SPEC, "x-kubernetes-validations": POOL_RULES},
+            status=POOL_STATUS,
         ),
         "required": ["spec"],
         "x-kubernetes-validations": POOL_NAME_RULE,

@@ -84,7 +84,7 @@ GOING = (
     "aws-node-termination-handler/spot-itn",
     "cloud.google.com/impending-node-termination",
 )
-REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
+CORDON_REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
 
 
 FENCING = ("off", "propose", "act")
@@ -168,7 +168,7 @@ class Policy:
     # Types of Node conditions that drain while they are "True".
     conditions: tuple[str, ...] = ()
     # Annotations that may say why a Node is cordoned; the first one that is set counts.
-    reasons: tuple[str, ...] = REASONS
+    cordon_reasons: tuple[str, ...] = CORDON_REASONS
     # Seconds after which a Node that is not ready is drained.
     not_ready_s: float = 60.0
     # Signs of machines (conditions, not ready) may drain this share of the workers, and at least one.
@@ -190,7 +190,7 @@ class Policy:
     # Show the conditions and obey the annotations of Slinky's operator.
     slinky: bool = False
     # The type of the condition on Nodes; "": none. Clusters that share Nodes need different types.
-    shows: str = STATE
+    node_condition: str = STATE
     # `act`: give up dead machines; `propose`: only report them; `off`: ignore them.
     fencing: str = "propose"
     # Keys of taints by which the provider reports a machine off; if set, one of them is required as proof.
@@ -240,7 +240,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         taints=names("taints", default.taints),
         going=names("going", default.going),
         conditions=names("conditions", default.conditions),
-        reasons=names("cordonReasons", default.reasons),
+        cordon_reasons=names("cordonReasons", default.cordon_reasons),
         not_ready_s=reader.seconds("notReady", default.not_ready_s),
         share=reader.real("share", default.share, most=1.0),
         changes=reader.number("changes", default.changes, least=1),
@@ -251,7 +251,7 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         lost_s=reader.seconds("lost", default.lost_s),
         cordon=reader.flag("cordon", default.cordon),
         slinky=reader.flag("slinky", default.slinky),
-        shows=reader.text("nodeCondition", default.shows),
+        node_condition=reader.text("nodeCondition", default.node_condition),
         fencing=fencing,
         provider=names("provider", default.provider),
         dead_s=reader.seconds("dead", default.dead_s),

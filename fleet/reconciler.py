@@ -364,7 +364,7 @@ class Reconciler:
             except FleetError as error:
                 failed[action_key(change)] = f"{in_words(change)}: {error}"
             except Exception:  # a bug with one object must not block the rest
-                failed[action_key(change)] = f"{in_words(change)}: a mistake of the fleet's: {traceback.format_exc(-8)}"
+                failed[action_key(change)] = f"{in_words(change)}: a bug of the fleet: {traceback.format_exc(-8)}"
             finally:
                 self.claims.settle(change, done=is_done)
             if action_key(change) in failed:
@@ -372,11 +372,13 @@ class Reconciler:
 
         light = [change for change in decision.changes if isinstance(change, MANY)]
         # Pods that may get a job are protected before anything that may take long.
-        await run_all([partial(attempt, each) for each in light if isinstance(each, Protect)], self.policy.rate)
+        await run_all([partial(attempt, change) for change in light if isinstance(change, Protect)], self.policy.rate)
         for change in decision.changes:
             if not isinstance(change, MANY):
                 await attempt(change)
-        await run_all([partial(attempt, each) for each in light if not isinstance(each, Protect)], self.policy.rate)
+        await run_all(
+            [partial(attempt, change) for change in light if not isinstance(change, Protect)], self.policy.rate
+        )
         return done, tried, failed
 
     async def perform(self, change: Change, *, fast: bool = False) -> bool:
@@ -396,7 +398,9 @@ class Reconciler:
             done = await apply_change(self.api, change)
         self._late |= not done
         (self.stats.done if done else self.stats.late)[name_of(change)] += 1
-        self.log(in_words(change) if done else f"{in_words(change)}: not as it was seen, looked at again")
+        self.log(
+            in_words(change) if done else f"{in_words(change)}: not done, because the state had changed; decided again"
+        )
         return done
 
     async def _write_events(self, snapshot: FleetSnapshot, actions: list[Change | Notice]) -> None:

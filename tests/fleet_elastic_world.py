@@ -54,7 +54,7 @@ class ElasticWorlds(PoolWorlds):
     def most(self) -> int:
         found = self.read().elastic
         assert found is not None
-        return found.most
+        return found.maximum
 
     def elastic_is(self, **wants: Any) -> None:
         self.wants_of_it(elastic={**self.pool.spec["elastic"], **wants})
@@ -131,7 +131,7 @@ class ElasticWorlds(PoolWorlds):
     # What must never happen.
 
     def comes(self, name: str) -> bool:
-        return self.read().may_have(name)
+        return self.read().may_create(name)
 
     def away(self) -> set[str]:
         return super().away() - self.shrunk
@@ -155,7 +155,7 @@ class ElasticWorlds(PoolWorlds):
                 assert name not in (self.claimed or set()) - self.unplaced, "a reservation's node goes"
                 self.shrunk.add(name)
             case CreatePod(name):
-                assert change.pool.may_have(name), "beyond max"
+                assert change.pool.may_create(name), "beyond max"
         super().perform(change)
 
     def pod_goes(self, name: str) -> None:

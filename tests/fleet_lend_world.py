@@ -54,7 +54,9 @@ class LendWorlds(PoolWorlds):
         known = [name for name, one in self.asked.items() if one.namespace not in self.silent]
         guests = None if blind == "guests" else tuple(map(self.guest, known))
         there = replace(found.slurm, reserved=self.reserved) if isinstance(found.slurm, SlurmView) else found.slurm
-        return replace(found, kubernetes=replace(found.kubernetes, guests=guests, silent=self.silent), slurm=there)
+        return replace(
+            found, kubernetes=replace(found.kubernetes, guests=guests, unknown_namespaces=self.silent), slurm=there
+        )
 
     def guest(self, name: str) -> Guest:
         one = self.asked[name]

@@ -75,8 +75,10 @@ class PoolWorlds(Worlds):
             unsure = blind == "pools"
             pools = None if unsure else {POOL: self.read(), **self.more}
             everyone = {**here.pods, **here.others}
-            made = assemble(here.nodes, everyone, here.sets, here.unread, here.machines, pools=pools, unsure=unsure)
-            return replace(found, kubernetes=replace(made, blind=here.blind))
+            made = assemble(
+                here.nodes, everyone, here.sets, here.unread, here.machines, pools=pools, pools_unknown=unsure
+            )
+            return replace(found, kubernetes=replace(made, machines_unknown=here.machines_unknown))
         return found
 
     def _pod(self, name: str) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class PoolWorlds(Worlds):
             case CreatePod(name, node):
                 if name in self.pods:
                     return  # 409
-                assert self.read().most >= 0 and change.pool.uid == self.pool.uid
+                assert self.read().max_unavailable >= 0 and change.pool.uid == self.pool.uid
                 where = node or next(iter(self._free_nodes()), "n0")
                 self.born(name, where, change.pool.hash)
             case Adopt(name):
@@ -127,7 +129,7 @@ class PoolWorlds(Worlds):
                 super().perform(change)
                 if name not in before and slurm.causes_in(change.reason) & OF_POOL:
                     away = self.unavailable() - self.unforeseen
-                    assert len(away) <= max(self.read().most, len(before - self.unforeseen)), "above budget"
+                    assert len(away) <= max(self.read().max_unavailable, len(before - self.unforeseen)), "above budget"
                 return
             case _:
                 super().perform(change)
@@ -154,7 +156,7 @@ class PoolWorlds(Worlds):
         assert not (node.jobs if node else ()), "a pod is deleted while its node runs a job"
         if pod.ready and name not in self.spare():  # whom nobody misses may go whoever else is away
             missed = (self.away() | {name}) - self.spare()
-            assert len(missed) <= self.read().most, "more than maxUnavailable are away"
+            assert len(missed) <= self.read().max_unavailable, "more than maxUnavailable are away"
         pod.ready = False
         self.leaving.add(name)
         self.slurmd_goes(name)

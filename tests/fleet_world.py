@@ -77,8 +77,8 @@ def kubernetes(nodes: Iterable[Object], pods: Iterable[Object], sets: Iterable[O
         for item in listed:
             read[kind].take(item)
     unread = {**read["Node"].unread, **read["Pod"].unread}
-    kept = None if sets is None else read["StatefulSet"].found
-    return assemble(read["Node"].found, read["Pod"].found, kept, unread, fleet_mark=MARK)
+    kept = None if sets is None else read["StatefulSet"].objects
+    return assemble(read["Node"].objects, read["Pod"].objects, kept, unread, fleet_mark=MARK)
 
 
 def stamp(at: float) -> str:
@@ -216,7 +216,7 @@ class Worlds:
         if self.machines is not None:
             here = replace(here, machines={name: self.machine(name) for name in self.machines})
         if blind == "machines":
-            here = replace(here, machines=None, blind=True)
+            here = replace(here, machines=None, machines_unknown=True)
         jobs = [
             {"job_id": job, "job_state": ["SUSPENDED" if job in node.suspended else "RUNNING"], "nodes": name}
             for name, node in self.slurm.items()

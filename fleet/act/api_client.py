@@ -41,7 +41,7 @@ def steady() -> float:
 
 
 def apart(asked: float, heard: float, reported: float) -> float:
-    """By how much the fleet's clock is ahead at least: the server's whole second lies between question and answer."""
+    """Return by how much the fleet's clock is ahead at least: the server read its clock between request and answer."""
     return max(0.0, asked - (reported + 1.0)) or min(0.0, heard - reported)
 
 
@@ -78,9 +78,9 @@ class ClockSkew:
         return abs(self.apart.get(server, 0.0)) > MOST_SKEW_S
 
     def why(self) -> str:
-        """Why the time is not trusted; empty: it is. Without the number, which would be news in each pass."""
+        """Return why the time is not trusted; empty: it is. Omit the difference: each new number would be news."""
         texts = [
-            f"{server}'s clock is {'behind' if ahead > 0 else 'ahead of'} ours"
+            f"{server}'s clock is {'behind' if ahead > 0 else 'ahead of'} the fleet's"
             for server, ahead in sorted(self.apart.items())
             if self.wrong(server)
         ]

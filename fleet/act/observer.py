@@ -18,7 +18,7 @@ from fleet.act.api_client import SLURM, ApiClient, Object, steady
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.causes import LEAVE, is_leaving, silent_for
-from fleet.decide.conditions import lasting
+from fleet.decide.conditions import without_durations
 from fleet.decide.drain import is_removable
 from fleet.decide.fencing import find_suspects, pods_on
 from fleet.decide.remediation import ACTED
@@ -210,7 +210,7 @@ def needs_claims(snapshot: FleetSnapshot) -> bool:
         return True
     if any(pool.elastic for pool in (kubernetes.pools or {}).values()):
         return True
-    return any(is_removable(node) and kubernetes.made(node.name) is False for node in snapshot.orphans())
+    return any(is_removable(node) and kubernetes.will_exist(node.name) is False for node in snapshot.orphans())
 
 
 class Observer:
@@ -327,7 +327,7 @@ class PodPages:
                 conditions = await read_page(pod)
             before = self._answers.get(pod.uid)
             self._answers[pod.uid] = PageAnswer(self.now(), is_ready(pod), conditions)
-            if before is None or [*map(lasting, before.conditions)] != [*map(lasting, conditions)]:
+            if before is None or [*map(without_durations, before.conditions)] != [*map(without_durations, conditions)]:
                 self.changed()
 
         await asyncio.gather(*(ask(pod) for pod in due[:PAGES_MOST]))

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from fleet.decide.actions import Drain, Forget, Place, Remove, Undrain
 from fleet.errors import FleetError
 from fleet.world import slurm
-from fleet.world.fields import Fields, Object, each
+from fleet.world.fields import Fields, Object, iterate_items
 from fleet.world.slurm import LIFTED, Precondition, SlurmNode, SlurmView, words_in
 
 # The newest version that both sides know is used; each Slurm serves three or four. The keys that are read are the same.
@@ -191,7 +191,7 @@ class SlurmClient:
     def _each(self, text: bytes, key: str, rest: dict[str, object]) -> Iterator[object]:
         """Parse a list item by item: one call of json for ten thousand nodes blocks the other threads for 0.25 s."""
         try:
-            yield from each(_decode(text), key, rest)
+            yield from iterate_items(_decode(text), key, rest)
         except (ValueError, RecursionError):
             raise FleetError("ask slurmrestd", "the answer is no JSON object") from None
         Fields(rest).items(key)  # fails if it is no list

@@ -43,28 +43,28 @@ class ParsedObjects:
         self._parse = (
             partial(kubernetes.parse_node, fleet_mark=fleet_mark) if kind == "Node" else PARSE[kind.partition(" ")[0]]
         )
-        self.found: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
-        self.hidden: dict[str, str] = {}  # the Nodes of unreadable pods, where at least those can be read
+        self.nodes_of_unread: dict[str, str] = {}  # the Nodes of unreadable pods, where at least those can be read
 
     def take(self, item: Object) -> bool:
         """Store an object; return whether it changed. A kubelet's heartbeat, which alters only times, is no change."""
         name = kubernetes.name_of(item)
-        before = self.found.get(name)
+        before = self.objects.get(name)
         self.drop(name)
         try:
-            self.found[name] = after = self._parse(item)
+            self.objects[name] = after = self._parse(item)
         except FleetError as error:
             self.unread[f"{self.kind}/{name}"] = str(error)
             if self.kind == "Pod" and (node := kubernetes.node_name_of(item)) is not None:
-                self.hidden[f"{self.kind}/{name}"] = node
+                self.nodes_of_unread[f"{self.kind}/{name}"] = node
             return True
         return before is None or _without_version(before) != _without_version(after)
 
     def drop(self, name: str) -> None:
-        self.found.pop(name, None)
+        self.objects.pop(name, None)
         self.unread.pop(f"{self.kind}/{name}", None)
-        self.hidden.pop(f"{self.kind}/{name}", None)
+        self.nodes_of_unread.pop(f"{self.kind}/{name}", None)
 
 
 def _without_version(item: Any) -> Any:
@@ -99,7 +99,7 @@ class KindWatch:
             for item in items:
                 listed.take(item)
         self.now = listed
-        self.touched = set(listed.found)
+        self.touched = set(listed.objects)
         self._hear(news=True)
         return version
 
@@ -126,7 +126,7 @@ class KindWatch:
         return time.monotonic() - self.heard < WATCH_S
 
     def unknown(self) -> str:
-        """Why nothing is known of this kind; empty: it is known."""
+        """Return why this kind is unknown; empty: it is known."""
         if not self.heard:
             return self.why
         silent = time.monotonic() - self.heard
@@ -173,40 +173,42 @@ class WatchCache:
             return Unknown(why)
         nodes, pods, sets = self.nodes.now, self.pods.now, self.sets.now
         # StatefulSets may be unknown: the fleet may lack the right to list them.
-        sets_by_name = None if self.sets.unknown() or sets.unread else dict(sets.found)
+        sets_by_name = None if self.sets.unknown() or sets.unread else dict(sets.objects)
         unread = {**nodes.unread, **pods.unread, **sets.unread}
-        machines, blind = _kept(self.machines, unread)
-        pools, unsure = _kept(self.pools, unread)
-        guests, silent = self._guests(unread)
+        machines, machines_unknown = _kept(self.machines, unread)
+        pools, pools_unknown = _kept(self.pools, unread)
+        guests, unknown_namespaces = self._guests(unread)
         side = kubernetes.assemble(
-            dict(nodes.found),
-            dict(pods.found),
+            dict(nodes.objects),
+            dict(pods.objects),
             sets_by_name,
             unread,
             machines,
-            blind=blind,
+            machines_unknown=machines_unknown,
             pools=pools,
-            unsure=unsure,
+            pools_unknown=pools_unknown,
             fleet_mark=self.fleet_mark,
         )
-        return replace(side, guests=guests, silent=silent, hidden=dict(pods.hidden))
+        return replace(
+            side, guests=guests, unknown_namespaces=unknown_namespaces, unread_pods_nodes=dict(pods.nodes_of_unread)
+        )
 
     def _guests(self, unread: dict[str, str]) -> tuple[tuple[Guest, ...] | None, frozenset[str]]:
         """Return the guests of the known namespaces, and the unknown namespaces. An unreadable guest gets nothing."""
         silent = {kind.kind: why for kind in self.guests if (why := kind.unknown())}
         unread |= {kind.kind: _first(kind.now.unread) for kind in self.guests if kind.now.unread} | silent
         heard = [kind for kind in self.guests if kind.kind not in silent]
-        guests = tuple(guest for kind in heard for guest in kind.now.found.values())
+        guests = tuple(guest for kind in heard for guest in kind.now.objects.values())
         return guests if heard or not silent else None, frozenset(silent)
 
     def touched(self) -> set[str]:
         """Return the pods that changed themselves or by their Node since the last call."""
         names, nodes = self.pods.touched, self.nodes.touched
         self.pods.touched, self.nodes.touched = set(), set()
-        return names | {pod.name for pod in self.pods.now.found.values() if nodes and pod.node in nodes}
+        return names | {pod.name for pod in self.pods.now.objects.values() if nodes and pod.node in nodes}
 
     def workers(self, names: Iterable[str], slurm: SlurmView) -> Iterator[Worker]:
-        pods, nodes = self.pods.now.found, self.nodes.now.found
+        pods, nodes = self.pods.now.objects, self.nodes.now.objects
         for name in sorted(names):
             if (pod := pods.get(name)) and pod.component == WORKER:
                 yield Worker(name, pod, nodes.get(pod.node), slurm.nodes.get(name))
@@ -243,7 +245,7 @@ def _kept(kind: KindWatch | None, unread: dict[str, str]) -> tuple[dict[str, Any
     problem = kind.unknown()
     unread |= {f"{kind.kind}s": problem} if problem else kind.now.unread
     unsure = bool(problem or kind.now.unread)
-    return None if unsure else dict(kind.now.found), unsure
+    return None if unsure else dict(kind.now.objects), unsure
 
 
 def _silent_since(node: KubeNode, at: float) -> KubeNode:

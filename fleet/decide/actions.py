@@ -112,7 +112,7 @@ class Protect(PodChange):
 class RestartSlurmd(PodChange):
     """Ask the pod's init by an annotation to restart slurmd, which then registers again. Jobs run on."""
 
-    word: str | None  # None: Slurm knows the node again; remove the annotation
+    word: str | None  # the annotation's new value; None: Slurm knows the node again, so remove the annotation
     was: Precondition | None  # None as in `Free`
 
 
@@ -284,7 +284,7 @@ class NotePool:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Why something is not done, or what a person should do. At most one for each subject and kind."""
+    """Message for operators: why the fleet does not do something, or what an operator should do."""
 
     about: str
     kind: str
@@ -367,7 +367,7 @@ class PlaceHistory:
 class FleetMemory:
     # Notices by subject and kind: the same text is reported once.
     reported: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)
-    # Since when a node of Slurm has no pod.
+    # Since when a node in Slurm has had no pod.
     absent: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, LostPod] = field(default_factory=dict)
     # Marks of nodes whose comment a person uses.
@@ -375,9 +375,9 @@ class FleetMemory:
     moved: Mapping[str, PlaceHistory] = field(default_factory=dict)
     # Failed changes that are still due.
     refused: Mapping[Key, RefusedChange] = field(default_factory=dict)
-    # Since when a waiting job has had as many idle nodes as it asks for.
-    fed: Mapping[str, float] = field(default_factory=dict)
-    # How many pods of a pool are created in one pass, since one was refused.
+    # Since when a waiting job has had as many idle nodes as it needs.
+    idle_nodes_since: Mapping[str, float] = field(default_factory=dict)
+    # The limit of a pool's creations in one pass, after the API server refused a pod of it.
     paces: Mapping[str, int] = field(default_factory=dict)
     # When slurmctld last answered, by the fleet's clock; 0: it answers.
     slurm_silent_since: float = 0.0

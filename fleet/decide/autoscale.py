@@ -44,19 +44,20 @@ class PoolDemand:
     pool: WorkerPool
     wants: ElasticSpec
     has: Offer
-    alive: list[Worker] = field(default_factory=list)
+    alive: list[Worker] = field(default_factory=list)  # pods that are not being deleted
     # Pods without work: ready for jobs, still starting, or held because they go.
     idle: list[Worker] = field(default_factory=list)
-    coming: int = 0
-    ready: int = 0
-    soon: float = 0.0  # nodes that waiting jobs ask for
-    due: float = 0.0  # the same for jobs that have waited long enough
-    misfits: dict[str, str] = field(default_factory=dict)
-    helpless: list[str] = field(default_factory=list)
+    coming: int = 0  # idle pods that are not ready yet
+    ready: int = 0  # idle pods that are ready and not drained
+    requested: float = 0.0  # nodes that waiting jobs need
+    due: float = 0.0  # the same, only of jobs that have waited long enough
+    misfits: dict[str, str] = field(default_factory=dict)  # jobs that can never run here, and why
+    helpless: list[str] = field(default_factory=list)  # jobs that do not start although enough nodes are idle
 
     def target(self, asked: float) -> int:
+        """Return the number of pods that the pool should have for jobs that need `asked` more nodes."""
         busy = len(self.alive) - len(self.idle)
-        return min(self.wants.most, max(self.wants.least, busy + math.ceil(asked - 1e-9)))
+        return min(self.wants.maximum, max(self.wants.minimum, busy + math.ceil(asked - 1e-9)))
 
     @property
     def why_idle(self) -> str:
@@ -68,20 +69,23 @@ def plan_elastic(
     workers: list[Worker],
     kubernetes: KubernetesView,
     slurm: SlurmView,
-    fed: Mapping[str, float],
+    idle_nodes_since: Mapping[str, float],
     now: float,
 ) -> tuple[Mapping[str, ElasticPlan], Mapping[str, float]]:
-    """Plan each pool; also return since when waiting jobs have had enough idle nodes."""
+    """Plan each pool.
+
+    `idle_nodes_since`, also returned anew: since when each waiting job has had enough idle nodes.
+    """
     demands = [_demand(pool, pool.elastic, workers, kubernetes, slurm) for pool in pools if pool.elastic is not None]
     if slurm.pending is None:
-        return {demand.pool.name: _unchanged(demand) for demand in demands}, fed
-    fed = _assign_jobs(demands, slurm, slurm.pending, fed, now)
+        return {demand.pool.name: _unchanged(demand) for demand in demands}, idle_nodes_since
+    idle_nodes_since = _assign_jobs(demands, slurm, slurm.pending, idle_nodes_since, now)
     unread = [key.removeprefix("Pod/") for key in kubernetes.unread if key.startswith("Pod/")]
     plans = {}
     for demand in demands:
-        blind = any(demand.pool.numbered(name) >= 0 for name in unread)
+        blind = any(demand.pool.number_of(name) >= 0 for name in unread)
         plans[demand.pool.name] = _unchanged(demand) if blind else _plan(demand, kubernetes, slurm, now)
-    return plans, fed
+    return plans, idle_nodes_since
 
 
 def is_ownerless(pool: WorkerPool, pod: KubePod, kubernetes: KubernetesView) -> bool:
@@ -95,7 +99,7 @@ def _demand(
     pool: WorkerPool, wants: ElasticSpec, workers: Iterable[Worker], kubernetes: KubernetesView, slurm: SlurmView
 ) -> PoolDemand:
     # The records of pods that are away show what the pool's nodes have.
-    records = [node.offer for name, node in slurm.nodes.items() if pool.numbered(name) >= 0]
+    records = [node.offer for name, node in slurm.nodes.items() if pool.number_of(name) >= 0]
     recorded = Offer(
         partitions=frozenset().union(*(offer.partitions for offer in records)),
         features=frozenset().union(*(offer.features for offer in records)),
@@ -138,7 +142,11 @@ def leaves(worker: Worker) -> bool:
 
 def _unchanged(demand: PoolDemand) -> ElasticPlan:
     """Start and stop nothing, because the demand of jobs is not known."""
-    going = {worker.name: demand.why_idle for worker in demand.idle if leaves(worker)} if demand.pool.most else {}
+    going = (
+        {worker.name: demand.why_idle for worker in demand.idle if leaves(worker)}
+        if demand.pool.max_unavailable
+        else {}
+    )
     names = {worker.name: "" for worker in demand.alive if worker.name not in going}
     return ElasticPlan(names, going, demand.pool.status.wanted or len(names), None)
 
@@ -147,27 +155,27 @@ def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now:
     wants, pool = demand.wants, demand.pool
     target, present = demand.target(demand.due), len(demand.alive)
     going: dict[str, str] = {}
-    if pool.most:
-        over = present - max(target, demand.target(demand.soon))
+    if pool.max_unavailable:
+        over = present - max(target, demand.target(demand.requested))
         before = now - wants.idle_s
         idle = [(since, worker) for worker in demand.idle if (since := _idle_since(worker, slurm, before)) is not None]
         # First the pods that go already, then those of an older template, then the longest idle.
         idle.sort(key=lambda pair: (not leaves(pair[1]), not pool.is_outdated(pair[1].pod.template), pair[0]))
         going = {worker.name: demand.why_idle for _, worker in idle[: max(0, over)]}
     names = {worker.name: "" for worker in demand.alive if worker.name not in going}
-    most = max(wants.step - demand.coming, wants.least - present)
+    most = max(wants.step - demand.coming, wants.minimum - present)
     names |= dict.fromkeys(_new_names(demand, kubernetes, slurm, max(0, min(target - present, most))), "")
-    texts = [f"job {job} {why}" for job, why in demand.misfits.items()]
+    texts = [f"job {job} {reason}" for job, reason in demand.misfits.items()]
     more = len(texts) - SHOWN
-    texts = texts[:SHOWN] + ([f"and {more} more jobs of the kind"] if more > 0 else [])
-    waits = "has had as many idle nodes as it asks for, and does not begin: no more come for it"
+    texts = texts[:SHOWN] + ([f"and {more} more such jobs"] if more > 0 else [])
+    waits = "has not started although enough nodes are idle for it: the fleet creates no more for it"
     texts += [f"job {job} {waits}" for job in demand.helpless[:SHOWN]]
     notices = tuple(Notice(pool.name, "fit", text) for text in texts)
     return ElasticPlan(names, going, max(target, len(names)), _shortage(demand), notices)
 
 
 def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None:
-    """Since when a pod that may go has been idle; None: it stays."""
+    """Return since when a pod that may go has been idle; None: the pod stays."""
     node, created = worker.slurm, worker.pod.created
     if node is None:
         return created if created <= before and slurm.claims is not None else None
@@ -180,38 +188,42 @@ def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None
     return since if since <= before and is_certain else None
 
 
-def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, many: int) -> list[str]:
+def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, count: int) -> list[str]:
     """Return the lowest free numbers; names that another drain holds in Slurm come last."""
     free: list[str] = []
     held_names: list[str] = []
-    for number in range(demand.wants.most if many else 0):
+    for number in range(demand.wants.maximum if count else 0):
         name = f"{demand.pool.name}-{number}"
         if name in kubernetes.pods or name in kubernetes.others:
             continue
         (held_names if name in slurm.nodes and not is_asleep(slurm.nodes[name]) else free).append(name)
-        if len(free) == many:
+        if len(free) == count:
             break
-    return (free + held_names)[:many]
+    return (free + held_names)[:count]
 
 
 def _shortage(demand: PoolDemand) -> tuple[str, str]:
     if demand.misfits:
-        job, why = next(iter(demand.misfits.items()))
+        job, reason = next(iter(demand.misfits.items()))
         more = f"; and {len(demand.misfits) - 1} more jobs" if len(demand.misfits) > 1 else ""
-        return "NeverFits", f"job {job} {why}{more}"
+        return "NeverFits", f"job {job} {reason}{more}"
     demanded = len(demand.alive) - len(demand.idle) + math.ceil(demand.due - 1e-9)
-    if demanded > demand.wants.most:
-        return "AtMost", f"{demanded} would have work, and max is {demand.wants.most}"
+    if demanded > demand.wants.maximum:
+        return "AtMost", f"{demanded} pods would have work, but max is {demand.wants.maximum}"
     return "", ""
 
 
 def _assign_jobs(
-    demands: list[PoolDemand], slurm: SlurmView, jobs: Iterable[PendingJob], fed: Mapping[str, float], now: float
+    demands: list[PoolDemand],
+    slurm: SlurmView,
+    jobs: Iterable[PendingJob],
+    idle_nodes_since: Mapping[str, float],
+    now: float,
 ) -> Mapping[str, float]:
-    """Assign each job to the first pool that can serve it; return the new `fed`."""
+    """Assign each job to the first pool that can serve it; return the new `idle_nodes_since`."""
     elastic = [demand.pool for demand in demands]
     other_offers = Counter(
-        node.offer for name, node in slurm.nodes.items() if not any(pool.numbered(name) >= 0 for pool in elastic)
+        node.offer for name, node in slurm.nodes.items() if not any(pool.number_of(name) >= 0 for pool in elastic)
     )
     after: dict[str, float] = {}
     for job in sorted(jobs, key=lambda job: (job.since, int(job.job))):
@@ -219,17 +231,17 @@ def _assign_jobs(
         if not job.curable or not candidates:
             continue
         fitting = [demand for demand in candidates if not mismatch(demand.has, job)]
-        sufficient = [demand for demand in fitting if nodes_needed(demand.has, job) <= demand.wants.most]
+        sufficient = [demand for demand in fitting if nodes_needed(demand.has, job) <= demand.wants.maximum]
         if sufficient:
-            _assign(sufficient[0], nodes_needed(sufficient[0].has, job), job, fed, after, now)
+            _assign(sufficient[0], nodes_needed(sufficient[0].has, job), job, idle_nodes_since, after, now)
             continue
         elsewhere = sum(many for offer, many in other_offers.items() if not mismatch(offer, job))
-        if fitting and job.nodes <= elsewhere + sum(demand.wants.most for demand in fitting):
+        if fitting and job.nodes <= elsewhere + sum(demand.wants.maximum for demand in fitting):
             for demand in fitting:
-                _assign(demand, float(demand.wants.most), job, fed, after, now)
+                _assign(demand, float(demand.wants.maximum), job, idle_nodes_since, after, now)
         elif job.nodes > elsewhere:
             for demand in candidates:
-                too_few = f"{nodes_needed(demand.has, job):g} nodes, and max is {demand.wants.most}"
+                too_few = f"{nodes_needed(demand.has, job):g} nodes, but max is {demand.wants.maximum}"
                 demand.misfits[job.job] = f"can never run here: it asks for {mismatch(demand.has, job) or too_few}"
     return after
 
@@ -239,18 +251,23 @@ def _share_partition(partitions: frozenset[str], job: PendingJob) -> bool:
 
 
 def _assign(
-    demand: PoolDemand, nodes: float, job: PendingJob, fed: Mapping[str, float], after: dict[str, float], now: float
+    demand: PoolDemand,
+    nodes: float,
+    job: PendingJob,
+    idle_nodes_since: Mapping[str, float],
+    after: dict[str, float],
+    now: float,
 ) -> None:
-    # The count restarts when a task of the job's array starts, and when the job becomes the first in the queue: until
+    # The time restarts when a task of the job's array starts, and when the job becomes the first in the queue: until
     # then Slurm may keep idle nodes for another job.
     behind = job.reason.startswith(BEHIND)
     key = f"{job.job}:{job.times}:{'behind' if behind else 'first'}"
-    over = key in fed and now - fed[key] >= HELPLESS_S
+    over = key in idle_nodes_since and now - idle_nodes_since[key] >= HELPLESS_S
     if demand.ready >= math.ceil(nodes) or over:
-        after[key] = fed.get(key, now)
+        after[key] = idle_nodes_since.get(key, now)
     if over:
         demand.helpless += [job.job] if not behind else []
         return
-    demand.soon += nodes * job.times
+    demand.requested += nodes * job.times
     if now - job.since >= demand.wants.pending_s:
         demand.due += nodes * job.times

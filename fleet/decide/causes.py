@@ -1,4 +1,4 @@
-"""Why the fleet drains a worker: the table of all kinds of causes, and the causes that follow from its Node and pod.
+"""Causes of drains: the table of all kinds, and the causes that follow from a worker's Node and pod.
 
 To add a cause, add its row to `KINDS`, and its condition to `find_causes` or `find_node_causes`, or to the module that
 its row's comment names. The budget, the fast path, eviction and the down state follow from the row. A new setting goes
@@ -31,7 +31,7 @@ class CauseKind:
     setting: str = ""
     # The reason's text; "": its author's words.
     text: str = ""
-    # A sign of a machine: the policy's `share` limits how many workers such signs drain at a time.
+    # A sign of an unwell machine: the policy's `share` limits how many workers such signs drain at a time.
     limited: bool = False
     # Requested for this one machine: the fast path drains it, without waiting for the loop.
     on_fast_path: bool = False
@@ -39,11 +39,11 @@ class CauseKind:
     evicts: bool = False
     # The pod's WorkerPool requests the pod's departure.
     of_pool: bool = False
-    # The goal or the owed proof of the pod's machine.
+    # Follows from the goal of the pod's machine, or from a deep check that the machine still has to pass.
     of_goal: bool = False
     # The node is set down, so that its jobs run elsewhere.
     sets_down: bool = False
-    # A node without a pod that is drained only for such causes waits for its next pod.
+    # A node without a pod that is drained only for such causes keeps its record and waits for its next pod.
     may_sleep: bool = False
 
 
@@ -127,7 +127,7 @@ def find_node_causes(node: KubeNode, policy: Policy, now: float) -> Mapping[str,
     node_causes: dict[str, str] = {}
     # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.
     if node.cordoned and not node.cordoned_by_fleet:
-        text = next((node.annotations[key] for key in policy.reasons if node.annotations.get(key)), "")
+        text = next((node.annotations[key] for key in policy.cordon_reasons if node.annotations.get(key)), "")
         node_causes |= {"cordon": text} if text else cause("cordon", node.name)
     taints = {taint.key: taint.value for taint in node.taints}
     for kind, keys in (("going", policy.going), ("maintenance", policy.taints)):

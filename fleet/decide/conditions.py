@@ -67,7 +67,7 @@ def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeConditi
             continue
         for expected in page or _no_answer(pod):
             shown = pod.conditions.get(expected.type)
-            if not _same(lasting(expected), shown and lasting(shown)):
+            if not _same(without_durations(expected), shown and without_durations(shown)):
                 yield ShowOnPod(pod.name, pod.uid, _since(expected, shown))
 
 
@@ -80,7 +80,7 @@ def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
     return (KubeCondition(READY, "Unknown", "NoAnswer", text),)
 
 
-def lasting(condition: KubeCondition) -> KubeCondition:
+def without_durations(condition: KubeCondition) -> KubeCondition:
     """Return the condition without the durations in its message."""
     return replace(condition, message=_DURATION.sub("", condition.message))
 
@@ -98,9 +98,9 @@ def summarize(type_: str, workers: Sequence[Worker], fleet_mark: str) -> KubeCon
 
 def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, fleet_mark: str) -> Change | None:
     """Show the workers' state on their Node, for a repair that waits until its machine is drained."""
-    if not policy.shows or not workers:
+    if not policy.node_condition or not workers:
         return None
-    expected, shown = summarize(policy.shows, workers, fleet_mark), node.conditions.get(policy.shows)
+    expected, shown = summarize(policy.node_condition, workers, fleet_mark), node.conditions.get(policy.node_condition)
     if expected is None or _same(expected, shown):
         return None
     return ShowOnNode(node.name, node.uid, _since(expected, shown))
@@ -108,12 +108,12 @@ def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, flee
 
 def hide_on_node(node: KubeNode, policy: Policy, fleet_mark: str) -> Change | None:
     """Remove the condition of a Node without workers, if this fleet wrote it."""
-    shown = node.conditions.get(policy.shows)
-    mine = shown is not None and _is_mine(shown, fleet_mark)
-    return HideOnNode(node.name, node.uid, policy.shows) if mine else None
+    shown = node.conditions.get(policy.node_condition)
+    is_own = shown is not None and _is_own(shown, fleet_mark)
+    return HideOnNode(node.name, node.uid, policy.node_condition) if is_own else None
 
 
-def _is_mine(shown: KubeCondition, fleet_mark: str) -> bool:
+def _is_own(shown: KubeCondition, fleet_mark: str) -> bool:
     return shown.message == fleet_mark or shown.message.startswith(f"{fleet_mark}: ")
 
 
@@ -154,10 +154,10 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
         shown = pod.conditions.get(STATE)
         if shown is not None and shown.reason != UNKNOWN and not pod.deleting:
             yield ShowOnPod(pod.name, pod.uid, _unknown(shown, outage))
-    for node in kubernetes.nodes.values() if policy.shows else ():
-        shown = node.conditions.get(policy.shows)
+    for node in kubernetes.nodes.values() if policy.node_condition else ():
+        shown = node.conditions.get(policy.node_condition)
         # Another cluster's fleet may show its own workers on the same Node.
-        if shown is not None and shown.reason != UNKNOWN and _is_mine(shown, kubernetes.fleet_mark):
+        if shown is not None and shown.reason != UNKNOWN and _is_own(shown, kubernetes.fleet_mark):
             rest = shown.message.removeprefix(kubernetes.fleet_mark).removeprefix(": ")
             yield ShowOnNode(node.name, node.uid, _unknown(replace(shown, message=rest), outage, kubernetes.fleet_mark))
     for machine in (kubernetes.machines or {}).values():
@@ -180,7 +180,7 @@ def _unknown_machine(status: MachineStatus, outage: str) -> MachineStatus:
 
 
 def _unknown_pool(status: PoolStatus, outage: str, now: int) -> PoolStatus:
-    """No worker takes a new job during the outage, and no roll-out goes on.
+    """Return a pool's status during the outage: no worker takes a new job, and no roll-out goes on.
 
     The printed column shows the message of `Updated`, so both conditions carry it.
     """

@@ -1,4 +1,4 @@
-"""Decide one pass: from snapshot, memory, time and policy derive changes, notices and the next memory."""
+"""Decide one pass: derive changes, notices and the next memory from snapshot, memory, time and policy."""
 
 from __future__ import annotations
 
@@ -96,20 +96,23 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
     for_pool = bool(causes.keys() & OF_POOL)
     if node is None:
         if "lost" not in causes and not for_pool:
-            return Notice(
-                name, "leave", "must leave, and Slurm has no record of it: the fleet cannot tell whether it is idle"
-            )
+            text = "must leave, but Slurm has no record of it; delete the pod once you know that nothing runs on it"
+            return Notice(name, "leave", text)
     elif not node.drained or (not node.by_fleet and not causes.keys() & EVICTING - OF_POOL):
         return None  # not drained yet; a pod that a person drained stays if only its pool requests the departure
     elif not for_pool and (node.by_fleet or LEAVE not in pod.annotations) and pod.created >= node.since:
         # The pod is newer than the drain: do not evict it again without a person's request for this pod.
-        return Notice(name, "leave", "has come back to the machine that it must leave, and is not evicted again")
+        return Notice(
+            name,
+            "leave",
+            "came back to the machine that it must leave; to evict it again, annotate it with minivm.io/leave",
+        )
     elif hindrance := _hindrance(node, slurm):
         return Notice(name, "leave", f"must leave, and {hindrance}")
     if not pod.free:
         return None  # not labelled yet
     if not room:
-        return Notice(name, "leave", "must leave, and waits for the other pods of its pool that are away")
+        return Notice(name, "leave", "must leave, and waits until fewer pods of its pool are away")
     reason = pod.annotations.get(LEAVE) or next(
         causes[kind.name] for kind in KINDS if kind.evicts and kind.name in causes
     )
@@ -119,7 +122,7 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
 def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
     jobs = slurm.holding(node.name)
     if jobs is None:
-        return "which jobs hold it is not known"
+        return "waits until Slurm tells which jobs run on it"
     if jobs:
         return f"waits for jobs {' '.join(jobs[:8])}"
     return "waits until it is idle" if node.record.busy else ""
@@ -148,7 +151,13 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     kubernetes, slurm = snapshot.kubernetes, snapshot.slurm
     notices: list[Notice] = []
     if snapshot.clocks:
-        notices.append(Notice("fleet", "clock", f"{snapshot.clocks}: no proof and no deadline counts"))
+        notices.append(
+            Notice(
+                "fleet",
+                "clock",
+                f"{snapshot.clocks}: until you correct it, the fleet gives up no machine and no deadline ends",
+            )
+        )
         policy = without_deadlines(policy)
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         sides = (("Kubernetes", kubernetes), ("Slurm", slurm))
@@ -161,7 +170,9 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     pool_world, pool_slurm = (
         (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
     )
-    pool_plan = plan_pools(snapshot.workers(), pool_world, pool_slurm, now, policy, memory.fed, memory.refused)
+    pool_plan = plan_pools(
+        snapshot.workers(), pool_world, pool_slurm, now, policy, memory.idle_nodes_since, memory.refused
+    )
     changes = _sort_out(
         notices,
         _unread(kubernetes, slurm),
@@ -187,7 +198,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         marks=_marks(memory, workers, kubernetes, now, policy, goals, pool_plan),
         moved=topology.remember_places(workers, memory.moved, now) if policy.topology.is_set else {},
         refused=refused,
-        fed=pool_plan.fed,
+        idle_nodes_since=pool_plan.idle_nodes_since,
         paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
     )
     return finish(memory, notices, admitted_changes, after, now)
@@ -268,13 +279,15 @@ def _within_rate(
     changes: list[Change], refused: Mapping[Key, RefusedChange], policy: Policy, notices: list[Notice]
 ) -> tuple[Change, ...]:
     """Take as many changes as the policy allows in one pass, and report if more are due."""
-    most, many = policy.changes, int(policy.rate * PASS_S)
+    most_careful, most_light = policy.changes, int(policy.rate * PASS_S)
     careful = [change for change in changes if not isinstance(change, MANY)]
     light = [change for change in changes if isinstance(change, MANY)]
-    if len(careful) > most or len(light) > many:
-        limit = most if len(careful) > most else many
-        notices.append(Notice("fleet", "rate", f"more than {limit} changes are due: the rest follow"))
-    return (*share_places(careful, refused, most), *share_places(light, refused, many))
+    if len(careful) > most_careful or len(light) > most_light:
+        limit = most_careful if len(careful) > most_careful else most_light
+        notices.append(
+            Notice("fleet", "rate", f"more than {limit} changes are due; the rest follow in the next passes")
+        )
+    return (*share_places(careful, refused, most_careful), *share_places(light, refused, most_light))
 
 
 def without_deadlines(policy: Policy) -> Policy:
@@ -290,7 +303,7 @@ def _undated(kubernetes: KubernetesView) -> KubernetesView:
     if kubernetes.pools is None:
         return kubernetes
     never = float("inf")
-    timeless = {name: replace(pool, within_s=pool.within_s and never) for name, pool in kubernetes.pools.items()}
+    timeless = {name: replace(pool, deadline_s=pool.deadline_s and never) for name, pool in kubernetes.pools.items()}
     return replace(kubernetes, pools=timeless)
 
 
@@ -343,7 +356,7 @@ def _actions(
         shown = (conditions.show_on_pod(worker), conditions.show_slinky_states(worker, slurm, policy, ends=is_ending))
         yield from filter(None, [drain_action, guard, *shown])
         yield from restart_slurmd(worker, slurm, memory.lost.get(name), now, policy)
-        if pool_plan.unsure or name in pool_plan.named:
+        if pool_plan.pools_unknown or name in pool_plan.named:
             continue
         pods_away = missing.setdefault(worker.pod.pool, set())
         room = pool_plan.room(worker, len(pods_away) - (name in pods_away), policy)
@@ -353,7 +366,7 @@ def _actions(
                 pods_away.add(name)
     for name, (node, causes_of_orphan) in unmanned.items():
         counted = admit_causes(node, causes_of_orphan, limits)
-        yield from filter(None, [decide_orphan(node, slurm, counted, made=kubernetes.made(name))])
+        yield from filter(None, [decide_orphan(node, slurm, counted, will_exist=kubernetes.will_exist(name))])
     yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, goals, limits)
     yield from pool_plan.actions
     yield from report_rollouts(snapshot.workers(), kubernetes)
@@ -379,43 +392,49 @@ def _on_nodes(
     for name, workers_there in workers_on.items():
         node, goal = kubernetes.nodes[name], goals.of_node(name) if goals else remediation.UP
         # An unknown goal, or one that a pause suspends, lifts no cordon.
-        if not kubernetes.blind and (goal.up or goal.person or not limits.paused):
+        if not kubernetes.machines_unknown and (goal.up or goal.person or not limits.paused):
             yield from filter(None, [conditions.follow_cordon(node, workers_there, policy, goal.text)])
         yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.fleet_mark)])
     occupied = {pod.node for pod in kubernetes.pods.values()}
     for node in kubernetes.nodes.values():
         shown = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.fleet_mark)
-        if shown is not None and kubernetes.sees(node.name):
+        if shown is not None and kubernetes.can_read_pods_on(node.name):
             yield shown
 
 
 def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Iterator[Action]:
-    if policy.topology.is_set and any(each.slurm and each.slurm.topology is None for each in snapshot.workers()):
-        yield Notice("fleet", "topology", "the fleet sets no topology before Slurm 25.05")
+    if policy.topology.is_set and any(worker.slurm and worker.slurm.topology is None for worker in snapshot.workers()):
+        yield Notice("fleet", "topology", "Slurm before 25.05 takes no places; see `fleet topology` for a file")
     elif domains := topology.unlisted_domains(snapshot.workers(), policy.topology):
         missing = first_of(domains, 3, ", ")
-        yield Notice("fleet", "topology", f"workers in no block: topology.blocks.domains does not name {missing}")
+        yield Notice(
+            "fleet", "topology", f"workers are in no block; add their domains to topology.blocks.domains: {missing}"
+        )
     for worker in snapshot.workers():
         if (change := topology.due_place(worker, policy.topology)) is None:
             continue
         if topology.is_restless(memory.moved.get(worker.name), now):
-            yield Notice(worker.name, "topology", "was elsewhere too often: its place waits for an hour of rest")
+            yield Notice(
+                worker.name,
+                "topology",
+                "changed its place too often; the fleet sets it again after an hour without changes",
+            )
         else:
             yield change
 
 
 def _pause(limits: Budget, total: int) -> Notice:
     # Without the present number: a new text would be reported in each pass.
-    many = f"of {total} workers more than {limits.most} have machines that are unwell"
-    return Notice("fleet", "pause", f"{many}: no other is drained for that until they are fewer")
+    unwell = f"more than {limits.most} of {total} workers have unwell machines, probably for a common cause"
+    return Notice("fleet", "pause", f"{unwell}: the fleet drains no other worker for that until fewer are unwell")
 
 
 def _unread(kubernetes: KubernetesView, slurm: SlurmView) -> Iterator[Notice]:
     for name, why in {**kubernetes.unread, **{f"Slurm/{name}": why for name, why in slurm.unread.items()}}.items():
         yield Notice(name, "unread", why)
     for name, why in slurm.doubts.items():
-        waits = "nothing is evicted, removed, lent or shrunk for which it counts"
-        yield Notice("fleet", "unread", f"of Slurm {name} is not known, and {waits}: {why}")
+        effect = "the fleet evicts, removes, lends and shrinks nothing that depends on it"
+        yield Notice("fleet", "unread", f"Slurm's {name} cannot be read, so {effect}: {why}")
 
 
 def _mark(worker: Worker, memory: FleetMemory) -> Mark | None:
@@ -500,7 +519,7 @@ def decide_safely(snapshot: FleetSnapshot, memory: FleetMemory, now: float, poli
         frames = traceback.extract_tb(error.__traceback__, -FRAMES)
         what = one_line(f"{type(error).__name__}: {error}")[:MOST_ERROR]
         last = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
-        text = f"nothing is decided: {what} ({last}): a mistake of the fleet's, and its log has more; it is tried again"
+        text = f"nothing is decided: {what} ({last}): a bug of the fleet; report the traceback in its log"
         trace = "".join(traceback.format_list(frames)) + what
         return finish(memory, [Notice("fleet", MISTAKE, text)], (), FleetMemory(), now, mistake=trace)
 

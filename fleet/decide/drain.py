@@ -83,7 +83,9 @@ def _hold(node: SlurmNode, causes: Mapping[str, str], mark: slurm.Mark | None) -
     if mark is None or not kinds <= mark.kinds:
         return drain(node, causes, 1, kinds)
     if mark.times >= MOST_DRAINS_PER_CAUSE:
-        return Notice(node.name, "lifted", f"resumed by a person {mark.times} times: takes jobs in spite of {reason}")
+        return Notice(
+            node.name, "lifted", f"resumed by a person {mark.times} times, so it takes jobs in spite of {reason}"
+        )
     return drain(node, causes, mark.times + 1, mark.kinds)
 
 
@@ -199,10 +201,10 @@ def awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
     kubernetes = snapshot.kubernetes
     for node in snapshot.orphans():
         if isinstance(kubernetes, Unknown) or not (
-            is_asleep(node) and (kubernetes.elastic(node.name) or is_lent(node))
+            is_asleep(node) and (kubernetes.is_elastic_name(node.name) or is_lent(node))
         ):
             yield node
-        elif is_removable(node) and kubernetes.made(node.name) is False:
+        elif is_removable(node) and kubernetes.will_exist(node.name) is False:
             yield node  # beyond the pool's maximum
 
 
@@ -222,12 +224,14 @@ def orphan_causes(absent: float, policy: Policy) -> Mapping[str, str]:
     return cause("gone") if absent >= policy.gone_s else {}
 
 
-def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str], *, made: bool | None) -> Action | None:
+def decide_orphan(
+    node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str], *, will_exist: bool | None
+) -> Action | None:
     """Drain an orphan, set it down, or remove it. `counted`: the causes that count.
 
     Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
     """
-    if made is False and is_removable(node) and is_unclaimed(node, slurm):
+    if will_exist is False and is_removable(node) and is_unclaimed(node, slurm):
         return Remove(node.name, node.precondition)
     if not counted:
         return None
@@ -280,7 +284,11 @@ def restart_slurmd(
     if worker.slurm is not None and requested_at is not None:
         yield RestartSlurmd(*pod.identity, None, worker.slurm.precondition)
     elif _is_unknown(worker, slurm) and requested_at is not None:
-        yield Notice(pod.name, "lost", "Slurm does not know it: its slurmd restarts, or else its pod goes")
+        yield Notice(
+            pod.name,
+            "lost",
+            "Slurm does not know it: the fleet asked its slurmd to restart, and replaces the pod if that does not help",
+        )
     elif _is_unknown(worker, slurm) and _is_due(lost, now, policy):
         yield RestartSlurmd(*pod.identity, str(int(now)), None)
 

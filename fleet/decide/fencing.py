@@ -43,10 +43,10 @@ def plan_fencing(
 ) -> Iterator[Action]:
     """Decide about every dead machine; while Slurm is unknown, only about the machine of Slurm's controller."""
     pods_by_node = pods_on(kubernetes)
-    many = _too_many(kubernetes, pods_by_node, policy, now)
+    too_many = _too_many(kubernetes, pods_by_node, policy, now)
     dead = find_suspects(kubernetes, policy, now)
-    if dead and many:
-        yield many
+    if dead and too_many:
+        yield too_many
     for node in dead:
         if isinstance(slurm, Unknown) and pods_by_node[node.name][0].component != CONTROLLER:
             continue
@@ -60,7 +60,7 @@ def plan_fencing(
                 for pod in pods_by_node[node.name]
                 if _may_delete(pod, slurm)
             )
-        elif not many and not _is_tainted(node):
+        elif not too_many and not _is_tainted(node):
             yield Fence(*node.identity, f"not heard of for over {policy.dead_s:g} s")
     suspected = {node.name for node in dead}
     for node in kubernetes.nodes.values():
@@ -70,8 +70,8 @@ def plan_fencing(
         elif node.fenced and node.name not in suspected:
             yield Notice(node.name, GIVEN_UP, given_up_text(policy))
         elif _is_tainted(node) and not node.fenced and ready_s >= 0:
-            text = f"the Node is Ready, and the taint {TAINT} keeps pods away; a person set it and takes it back"
-            yield Notice(node.name, GIVEN_UP, f"{text}: {take_back(node.name)}")
+            text = f"the Node is Ready, but the taint {TAINT} keeps pods away, and the fleet did not set it"
+            yield Notice(node.name, GIVEN_UP, f"{text}; remove it: {take_back(node.name)}")
 
 
 def _is_tainted(node: KubeNode) -> bool:
@@ -98,7 +98,7 @@ def _too_many(kubernetes: KubernetesView, on: Mapping[str, list[KubePod]], polic
     most = policy.most_unwell(len(on))
     if len(silent) <= most:
         return None
-    text = f"of {len(on)} machines more than {most} do not answer: none is given up for that"
+    text = f"more than {most} of {len(on)} machines do not answer, probably for a common cause: the fleet gives up none"
     return Notice("fleet", "fencing", text)
 
 
@@ -126,12 +126,12 @@ def _lacking(
     kubelet = "its kubelet answers" if proof.kubelet else "it has no address"
     by_provider = any(taint.key in policy.provider for taint in node.taints)
     doubts = (
-        (not proof.witness, "no other machine's kubelet can be reached from here either: it may be our own network"),
+        (not proof.witness, "the fleet reaches no other kubelet either, so its own network may be cut"),
         (proof.lease_age is None, "the lease of its kubelet cannot be read"),
         ((proof.lease_age or 0.0) < policy.dead_s, "its kubelet has renewed its lease since"),
         (proof.kubelet is not False, kubelet),
         (bool(proof.pods), f"{proof.pods[0] if proof.pods else ''} answers on it"),
-        (bool(heard), f"Slurm has not lost {heard} on it yet"),
+        (bool(heard), f"slurmctld still hears {heard} on it"),
         (bool(policy.provider) and not by_provider, "the provider has not reported it off"),
     )
     return next((text for doubt, text in doubts if doubt), "")
@@ -147,13 +147,13 @@ def _proposal(node: KubeNode, pods: list[KubePod], lacking: str, policy: Policy)
     # No number of seconds: it would be another sentence in each pass.
     text = f"its kubelet has not been ready for over {policy.dead_s:g} s"
     if lacking:
-        text += f"; that it is dead is not proven: {lacking}"
+        text += f"; its death is not proven: {lacking}"
     else:
         names = ", ".join(pod.name for pod in pods[:8])
-        text += f", its lease is as old, and neither it nor {names} can be reached: `act` would give it up"
+        text += f", its lease is as old, and neither it nor {names} can be reached: `fencing: act` would give it up"
     by_hand = f"kubectl taint nodes {node.name} {TAINT}=nodeshutdown:NoExecute"
     back = f"When the machine is back: {take_back(node.name)}"
-    return Notice(node.name, "dead", f"{text}. Once it is certain that the machine is off: {by_hand}. {back}")
+    return Notice(node.name, "dead", f"{text}. Once you are certain that the machine is off: {by_hand}. {back}")
 
 
 def _may_delete(pod: KubePod, slurm: SlurmView | Unknown) -> bool:

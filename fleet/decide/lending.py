@@ -19,7 +19,7 @@ from fleet.decide.rollout import is_held_by_others
 from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.fields import Fields
-from fleet.world.guests import Amounts, Guest, holds, less, requests
+from fleet.world.guests import Amounts, Guest, covers, requests, subtract
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import rfc3339
 from fleet.world.slurm import SlurmView
@@ -105,7 +105,7 @@ class Allocation:
                 pool, most = lender_of[name].pool.name, lender_of[name].most
                 has_room = name in self.assigned or (taken_in if name in lent_names else occupied_in)[pool] < most
                 if has_room and self._fits(guest, name, room[name]):
-                    room[name] = less(room[name], guest.requests)
+                    room[name] = subtract(room[name], guest.requests)
                     if name not in self.assigned:
                         taken_in[pool] += 1
                         occupied_in[pool] += name not in lent_names
@@ -135,7 +135,7 @@ class Allocation:
         if worker is not None and worker.pod.node:
             return []
         wants = worker.pod.requests if worker else lender.wants
-        if wants and holds(self._room(name), wants):
+        if wants and covers(self._room(name), wants):
             return []
         return [guest for guest in self.on.get(self.nodes[name].name, ()) if guest.class_ in self.classes]
 
@@ -154,20 +154,22 @@ class Allocation:
             return False
         node, pod = worker.slurm, worker.pod
         usual = pod.ready and not (pod.deleting or pod.ended or node.drained or node.down or LEAVE in pod.annotations)
-        return usual and node.record.responds and not is_held_by_others(node, "lend") and bool(lender.pool.most)
+        return (
+            usual and node.record.responds and not is_held_by_others(node, "lend") and bool(lender.pool.max_unavailable)
+        )
 
     def _room(self, name: str) -> Amounts:
         node = self.nodes[name]
-        return less(node.room, *(guest.requests for guest in self.on.get(node.name, ())))
+        return subtract(node.room, *(guest.requests for guest in self.on.get(node.name, ())))
 
     def _fits(self, guest: Guest, name: str, room: Amounts) -> bool:
         node, worker = self.nodes[name], self.workers.get(name)
-        if not holds(room, guest.requests):
+        if not covers(room, guest.requests):
             return False
         if not guest.suits(node.name, node.labels, ((taint.key, taint.value, taint.effect) for taint in node.taints)):
             return False
         # If the guest fits together with the pool's pod, its waiting has another cause.
-        return worker is None or not holds(less(room, worker.pod.requests), guest.requests)
+        return worker is None or not covers(subtract(room, worker.pod.requests), guest.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,11 @@ def plan_loans(
         names = kubernetes.desired_pods.get(pool.name, {})
         before = frozenset(name for name in names if (node := slurm.nodes.get(name)) and is_lent(node))
         if pool.selector is None:
-            notice = Notice(pool.name, "lend", "lends no machine: only a pool of mode perNode does")
+            notice = Notice(
+                pool.name,
+                "lend",
+                "lends no machine, because only pools of mode perNode do; remove it from the policy's lend.pools",
+            )
             loans[pool.name] = Loans(notices=(notice,))
         elif kubernetes.guests is None:
             # The demand is not known: lend nothing more, and take nothing back.
@@ -219,8 +225,9 @@ def plan_loans(
     allocation = Allocation(lenders, by_name, kubernetes, slurm, now, policy)
     allocation.assign(begin=policy.lend.notice_s < inf)
     for lender in lenders:
-        unsure = bool(kubernetes.silent)
-        loans[lender.pool.name] = _loans(lender, allocation.assigned, by_name, now, policy, unsure=unsure)
+        guests_unknown = bool(kubernetes.unknown_namespaces)
+        loan = _loans(lender, allocation.assigned, by_name, now, policy, guests_unknown=guests_unknown)
+        loans[lender.pool.name] = loan
     if allocation.short:
         # Reported once, with the first pool.
         first = lenders[0].pool.name
@@ -233,7 +240,7 @@ def unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
     """Report pools that the policy names and that do not exist, such as misspelled ones."""
     for name in sorted(policy.lend.pools):
         if name not in labels:
-            text = f"the policy lends machines of pool {name}, and there is no WorkerPool of that label"
+            text = f"the policy's lend.pools names {name}, but no WorkerPool has that label; correct the name"
             yield Notice("fleet", "lend", text)
 
 
@@ -251,12 +258,12 @@ def _loans(
     now: float,
     policy: Policy,
     *,
-    unsure: bool,
+    guests_unknown: bool,
 ) -> Loans:
-    guests_at = {name: _few(taken[name]) for name in lender.names if name in taken}
+    guests_at = {name: _name_guests(taken[name]) for name in lender.names if name in taken}
     causes = {name: _causes(workers[name], guests_at[name], now, policy) for name in guests_at if name in workers}
     # While a namespace is unknown, its guests may have the machine: it is not taken back, and ends no job.
-    lent_names = sorted(lender.before - guests_at.keys()) if unsure else []
+    lent_names = sorted(lender.before - guests_at.keys()) if guests_unknown else []
     guests_at |= dict.fromkeys(lent_names, UNNAMED)
     causes |= {name: cause("lend", UNNAMED) for name in lent_names if name in workers}
     notices = [
@@ -278,9 +285,9 @@ def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str,
 
 
 def _short_text(namespace: str) -> str:
-    return f"of namespace {namespace} so many different pods wait that not all are looked at: the oldest are"
+    return f"so many different pods wait in namespace {namespace} that the fleet looks at the oldest only"
 
 
-def _few(guests: list[Guest]) -> str:
+def _name_guests(guests: list[Guest]) -> str:
     more = f" and {len(guests) - 1} more" if len(guests) > 1 else ""
     return f"{guests[0].name} of class {guests[0].class_}{more}"

@@ -102,19 +102,28 @@ def _reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
 def with_believed_gpus(machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]) -> Mapping[str, Host]:
     """Return the same hosts with the GPUs that are believed."""
     same = {(machine.status.node_uid, machine.status.boot): key for key, machine in machines.items() if _stays(machine)}
-    machine_at = {where: same.get((host.node.uid, host.node.boot), "") for where, host in hosts_by_node.items()}
+    machine_at = {node_name: same.get((host.node.uid, host.node.boot), "") for node_name, host in hosts_by_node.items()}
     owned = {gpu: key for key in sorted(machine_at.values()) if key for gpu in machines[key].status.gpus}
     claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
 
-    def believed(where: str) -> frozenset[str]:
-        key, reported = machine_at[where], hosts_by_node[where].reported_gpus
-        mine = frozenset(gpu for gpu in reported if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1))
-        had = machines[key].status.gpus if key else ()
-        if not key or not had:
-            return mine
-        return frozenset((*had, *sorted(mine - set(had)))[: crd.GPUS]) if mine & set(had) else frozenset(had)
+    def believed(node_name: str) -> frozenset[str]:
+        key, reported = machine_at[node_name], hosts_by_node[node_name].reported_gpus
+        accepted = frozenset(
+            gpu for gpu in reported if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1)
+        )
+        known = machines[key].status.gpus if key else ()
+        if not key or not known:
+            return accepted
+        return (
+            frozenset((*known, *sorted(accepted - set(known)))[: crd.GPUS])
+            if accepted & set(known)
+            else frozenset(known)
+        )
 
-    return {where: replace(host, gpus=believed(where), same=machine_at[where]) for where, host in hosts_by_node.items()}
+    return {
+        node_name: replace(host, gpus=believed(node_name), same=machine_at[node_name])
+        for node_name, host in hosts_by_node.items()
+    }
 
 
 def _stays(machine: MachineObject) -> bool:
@@ -131,34 +140,34 @@ def match_machines(machines: Mapping[str, MachineObject], hosts_by_node: Mapping
     by_gpu, by_provider, by_node = _index(free)
     node_uids = {host.node.uid for host in hosts_by_node.values()}
 
-    def take(where: str, candidates: Iterable[str]) -> None:
+    def take(node_name: str, candidates: Iterable[str]) -> None:
         """Take the first candidate that is at no other Node."""
-        mine = hosts_by_node[where].node.uid
-        for key in candidates if where not in result else ():
-            if key in free and (free[key].node_uid == mine or free[key].node_uid not in node_uids):
-                result[where] = key
+        uid = hosts_by_node[node_name].node.uid
+        for key in candidates if node_name not in result else ():
+            if key in free and (free[key].node_uid == uid or free[key].node_uid not in node_uids):
+                result[node_name] = key
                 del free[key]
                 return
 
-    for where, host in hosts_by_node.items():
-        take(where, [host.same] if host.same else ())
+    for node_name, host in hosts_by_node.items():
+        take(node_name, [host.same] if host.same else ())
     # Of several Nodes that claim a machine, the Node that has it keeps it.
     claimed_uids = {status.node_uid for status in free.values()}
-    for where in sorted(hosts_by_node, key=lambda name: (hosts_by_node[name].node.uid not in claimed_uids, name)):
-        shared = Counter(by_gpu[gpu] for gpu in hosts_by_node[where].gpus if gpu in by_gpu)
-        take(where, sorted(shared, key=lambda key: (-shared[key], key)))
+    for node_name in sorted(hosts_by_node, key=lambda name: (hosts_by_node[name].node.uid not in claimed_uids, name)):
+        shared = Counter(by_gpu[gpu] for gpu in hosts_by_node[node_name].gpus if gpu in by_gpu)
+        take(node_name, sorted(shared, key=lambda key: (-shared[key], key)))
 
     def may_be(key: str, host: Host) -> bool:
         """Return whether the hardware may be the same: GPUs known on both sides must have one in common."""
         return not (machines[key].status.gpus and host.gpus)
 
-    for where, host in hosts_by_node.items():
-        take(where, [key for key in by_node.get(host.node.uid, ()) if may_be(key, host)])
-    for where, host in hosts_by_node.items():
-        take(where, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
-    for where, host in hosts_by_node.items():
+    for node_name, host in hosts_by_node.items():
+        take(node_name, [key for key in by_node.get(host.node.uid, ()) if may_be(key, host)])
+    for node_name, host in hosts_by_node.items():
+        take(node_name, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
+    for node_name, host in hosts_by_node.items():
         # Just created, or back: then its name identifies it.
-        take(where, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
+        take(node_name, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
     return result
 
 
@@ -187,19 +196,25 @@ def missing_machines(
     """Create a Machine for each Node that has a worker and no Machine, and report GPUs that contradict each other."""
     machine_of_gpu = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
     claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
-    for where, host in hosts_by_node.items():
-        strange = host.reported_gpus - set(machines[at[where]].status.gpus if where in at else ())
+    for node_name, host in hosts_by_node.items():
+        strange = host.reported_gpus - set(machines[at[node_name]].status.gpus if node_name in at else ())
         if others := sorted({machine_of_gpu[gpu] for gpu in strange if gpu in machine_of_gpu}):
-            text = f"reports GPUs of {others[0]}, which is elsewhere: ignored"
-            yield Notice(where, "twice", text)
+            text = f"reports GPUs of machine {others[0]}, which is on another Node: the fleet ignores them"
+            yield Notice(node_name, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
-            yield Notice(where, "twice", "reports GPUs that another Node reports too: both are ignored")
+            yield Notice(
+                node_name, "twice", "reports GPUs that another Node reports too: the fleet ignores both reports"
+            )
         elif host.same and host.reported_gpus and not host.reported_gpus & host.gpus:
-            yield Notice(where, "twice", f"reports other GPUs than {host.same} had since its last boot: ignored")
-        if where in at or not host.workers:
+            yield Notice(
+                node_name,
+                "twice",
+                f"reports other GPUs than {host.same} has had since its last boot: the fleet ignores them",
+            )
+        if node_name in at or not host.workers:
             continue
         if not any(gpu in machine_of_gpu for gpu in host.reported_gpus) and machine_name(host) not in machines:
-            yield Make(machine_name(host), where)
+            yield Make(machine_name(host), node_name)
 
 
 def update_status(

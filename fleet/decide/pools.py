@@ -82,13 +82,15 @@ def replace_ended(
         times = entry_of[pod.uid].times if wanted(pod.name) else 1
         reason, due = plain_text(pod.ended), not wanted(pod.name) or now >= entry_of[pod.uid].since + pause(times)
         if not _is_idle(worker, slurm):
-            stays = "stays until Slurm does not hear its slurmd either, and has no job there"
+            stays = "stays until slurmctld has lost its slurmd too and no job is there"
             yield Notice(pod.name, "ended", f"has ended ({reason}), and {stays}")
         elif due:
             node = worker.slurm
             yield Evict(*pod.identity, reason, node.precondition if node else None)
         else:
-            yield Notice(pod.name, "ended", f"has ended {times} times ({reason}): made anew after {pause(times):g} s")
+            yield Notice(
+                pod.name, "ended", f"has ended {times} times ({reason}): replaced {pause(times):g} s after its end"
+            )
 
 
 def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
@@ -102,7 +104,7 @@ def _is_idle(worker: Worker, slurm: SlurmView) -> bool:
 
 
 Causes = Mapping[str, str]
-UNTOUCHED = "none of its pods is touched"
+UNTOUCHED = "the fleet touches none of its pods"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class PoolsPlan:
 
     causes: Mapping[str, Causes] = field(default_factory=dict)
     # Pools are not known now: existing drains stay, and no pod is evicted, since missing pods cannot be counted.
-    unsure: bool = False
+    pools_unknown: bool = False
     # By the label of its pods: how many pods of a pool may be away, and which are missing.
     most: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class PoolsPlan:
     spare: frozenset[str] = frozenset()
     # Pods that must not go now: it is not known which jobs name them.
     named: frozenset[str] = frozenset()
-    fed: Mapping[str, float] = field(default_factory=dict)
+    idle_nodes_since: Mapping[str, float] = field(default_factory=dict)
 
     def room(self, worker: Worker, away: int, policy: Policy) -> bool:
         """Return whether one more pod of the pool may be away. `away`: its other pods that exist and are not well."""
@@ -136,16 +138,24 @@ def plan_pools(
     slurm: SlurmView,
     now: float,
     policy: Policy,
-    fed: Mapping[str, float] | None = None,
+    idle_nodes_since: Mapping[str, float] | None = None,
     failed: Mapping[Key, RefusedChange] | None = None,
 ) -> PoolsPlan:
-    """Plan all pools. `fed`: since when jobs have had enough idle nodes. `failed`: changes that failed before."""
-    workers, fed = list(workers), fed or {}
-    if kubernetes.unsure or (kubernetes.pools and kubernetes.sets is None):
-        text = f"{UNTOUCHED}: which StatefulSets make pods is not known"
+    """Plan all pools.
+
+    `idle_nodes_since`: since when jobs have had enough idle nodes. `failed`: changes that failed before.
+    """
+    workers, idle_nodes_since = list(workers), idle_nodes_since or {}
+    if kubernetes.pools_unknown or (kubernetes.pools and kubernetes.sets is None):
+        text = f"{UNTOUCHED}, because it cannot list the StatefulSets, which may make them"
         notices = tuple(Notice(name, "pool", text) for name in kubernetes.pools or {})
         before = {worker.name: _existing_causes(worker) for worker in workers}
-        return PoolsPlan(before, unsure=True, actions=() if kubernetes.unsure else notices, fed=fed)
+        return PoolsPlan(
+            before,
+            pools_unknown=True,
+            actions=() if kubernetes.pools_unknown else notices,
+            idle_nodes_since=idle_nodes_since,
+        )
     causes: dict[str, Causes] = {}
     most: dict[str, int] = {}
     missing: dict[str, frozenset[str]] = {}
@@ -156,20 +166,20 @@ def plan_pools(
     live_pools = [pool for _, pool in sorted((kubernetes.pools or {}).items()) if not pool.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
     working = [pool for pool in live_pools if pool.name not in sets and pool.name not in refused]
-    plans, fed = plan_elastic(working, workers, kubernetes, slurm, fed, now)
+    plans, idle_nodes_since = plan_elastic(working, workers, kubernetes, slurm, idle_nodes_since, now)
     loans = lending.plan_loans(working, workers, kubernetes, slurm, now, policy)
     actions += lending.unknown_lenders({pool.label for pool in live_pools}, policy)
     for pool in live_pools:
         if pool.mistake:
             actions.append(
-                Notice(pool.name, "pool", f"{pool.mistake}: its last good spec holds until that is corrected")
+                Notice(pool.name, "pool", f"{pool.mistake}: its last good spec applies until you correct it")
             )
         if refusal := refused.get(pool.name):
             view = PoolView(pool, kubernetes, workers, now, policy)
             actions += [Notice(pool.name, "pool", refusal), *view.note(refusal)]
             continue
         if pool.name in sets:
-            actions.append(Notice(pool.name, "pool", f"{UNTOUCHED}: a StatefulSet of its name makes them"))
+            actions.append(Notice(pool.name, "pool", f"{UNTOUCHED} while a StatefulSet of its name makes them"))
             continue
         plan, loan = plans.get(pool.name), loans.get(pool.name, lending.NONE)
         view = PoolView(pool, kubernetes, workers, now, policy, plan, loan)
@@ -182,17 +192,17 @@ def plan_pools(
         causes |= loan.causes
         spare |= loan.to.keys()
         actions += loan.notices
-        most[pool.label], missing[pool.label] = pool.most, view.missing
+        most[pool.label], missing[pool.label] = pool.max_unavailable, view.missing
         actions += [*view.never_placed(slurm), *view.ended(slurm), *view.to_come()]
         if not_made := view.not_made(failed or {}):
             actions.append(Notice(pool.name, "pool", not_made))
         actions += view.note(failed=not_made)
-    return PoolsPlan(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), fed)
+    return PoolsPlan(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), idle_nodes_since)
 
 
 def _existing_causes(worker: Worker) -> Causes:
     kinds = worker.slurm.kinds & OF_POOL if worker.slurm else frozenset[str]()
-    return dict.fromkeys(kinds, "as its pool was to be")
+    return dict.fromkeys(kinds, "requested by its pool before")
 
 
 def refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
@@ -205,9 +215,11 @@ def refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
         pod_names = kubernetes.desired_pods.get(pool.name, {})
         if pool.label in labels:
             refused[pool.name] = f"{UNTOUCHED}: {labels[pool.label]}, older, has its label {pool.label}"
-        elif both := next((name for name in pod_names if name in names), "") or next(filter(pool.may_have, names), ""):
+        elif both := next((name for name in pod_names if name in names), "") or next(
+            filter(pool.may_create, names), ""
+        ):
             refused[pool.name] = f"{UNTOUCHED}: {names[both]}, older, has {both} too"
-        elif other := next((older for older in elastic if any(map(older.may_have, pod_names))), None):
+        elif other := next((older for older in elastic if any(map(older.may_create, pod_names))), None):
             refused[pool.name] = f"{UNTOUCHED}: {other.name}, older, may have one of their names"
         else:
             elastic += [pool] if pool.elastic else []
@@ -217,7 +229,7 @@ def refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
 
 
 class PoolView:
-    """One pool with its pods."""
+    """One pool with its pods: what is missing, away, outdated or surplus, and the changes that follow."""
 
     def __init__(
         self,
@@ -284,7 +296,7 @@ class PoolView:
         # Whether a Node that cannot be read still matches is not known.
         if any(key.startswith("Node/") for key in self.kubernetes.unread):
             return None
-        return Stale(worker, "surplus", f"its node is none of {pool.name}'s")
+        return Stale(worker, "surplus", f"its Node does not match {pool.name}")
 
     def in_turn(self) -> Iterator[Stale]:
         """Return the pods that go in turn; the surplus of an elastic pool needs no turn."""
@@ -294,7 +306,7 @@ class PoolView:
         """Evict outdated pods that were never scheduled; the record of that name belongs to the predecessor."""
         for stale in self.stale:
             pod, node = stale.worker.pod, stale.worker.slurm
-            if pod.node or not self.pool.most or pod.name in slurm.unread:
+            if pod.node or not self.pool.max_unavailable or pod.name in slurm.unread:
                 continue
             if node is None or (node.drained and not node.record.busy and slurm.holding(pod.name) == ()):
                 yield Evict(*pod.identity, stale.why, node.precondition if node else None)
@@ -305,7 +317,7 @@ class PoolView:
 
     def _is_to_be(self, name: str) -> bool:
         """Return whether a pod of that name should exist, or an elastic pool may create it again."""
-        return name in self.names or self.pool.may_have(name)
+        return name in self.names or self.pool.may_create(name)
 
     def to_come(self) -> Iterator[CreatePod | Adopt | Notice]:
         for name in self.absent:
@@ -319,7 +331,11 @@ class PoolView:
                 if pod.template or self.pool.status.adopted:
                     yield Adopt(*pod.identity, self.pool)
             elif name in self.names:
-                yield Notice(name, "pool", f"is there, and not of {self.pool.name}'s making")
+                yield Notice(
+                    name,
+                    "pool",
+                    f"exists, but {self.pool.name} did not make it; delete it, and {self.pool.name} creates its own",
+                )
 
     def _may_adopt(self, pod: KubePod) -> bool:
         """Return whether the pool adopts it; also a pod too many, which would otherwise stay for ever."""
@@ -336,7 +352,7 @@ class PoolView:
         pool = self.pool
         present = [worker.pod for worker in self.workers.values() if not worker.pod.deleting]
         adopted = any(not pod.template for pod in [*present, *self.ownerless])
-        mistake = f"{pool.mistake}: the last good spec holds until that is corrected" if pool.mistake else ""
+        mistake = f"{pool.mistake}: the last good spec applies until you correct it" if pool.mistake else ""
         outdated = mistake or refused or self._outdated()
         behind = "Mistake" if mistake else "Refused" if refused else "Updating"
         ended = [pod for pod in sorted(present, key=attrgetter("name")) if pod.ended]
@@ -385,7 +401,7 @@ class PoolView:
         ]
         texts = [f"of an older template: {first_of(sorted(old))}"] if old else []
         texts += [f"too many: {surplus}"] if surplus else []
-        return "; ".join([*texts, *(["maxUnavailable is 0"] if texts and not self.pool.most else [])])
+        return "; ".join([*texts, *(["maxUnavailable is 0"] if texts and not self.pool.max_unavailable else [])])
 
     def _condition(self, type_: str, yes: bool, good: str, bad: str, message: str) -> PoolCondition:
         """Build a condition; the time of the last transition changes with the status alone."""

@@ -124,7 +124,7 @@ class RemedyTurn:
         jobs_of_nodes = [self.slurm.holding(node.name) for node in nodes]
         if any(jobs_of_nodes) or not all(node.drained and not node.record.busy for node in nodes):
             return False
-        return True if self.kubernetes.sees(self.host.node.name) and None not in jobs_of_nodes else None
+        return True if self.kubernetes.can_read_pods_on(self.host.node.name) and None not in jobs_of_nodes else None
 
     def _perform(self, status: MachineStatus, remedy: Remedy, mark: str) -> Step:
         done = replace(status, remedy=replace(remedy, done=True))
@@ -154,7 +154,7 @@ class RemedyTurn:
 
     def _wait(self, status: MachineStatus, begun: Remedy) -> Step:
         if self.goal != "reboot":
-            return status, None, "is done: it is out of service" if self.goal == "down" else "is waited for"
+            return status, None, "is out of service" if self.goal == "down" else "waits for the replacement"
         proof = self._proof(status) if self.rules.proof == "deep" and self._has_booted(begun) else None
         if proof is not None and proof.passed is False:
             # The verdict outlives the remedy; the next remedy follows from it.
@@ -178,7 +178,7 @@ class RemedyTurn:
     def _proof(self, status: MachineStatus) -> DeepResult:
         """Return the deep check after the boot. A pod that cannot be read counts as one that has not reported."""
         result = host_deep_result(self.host, status)
-        is_readable = result.passed is False or self.kubernetes.sees(self.host.node.name)
+        is_readable = result.passed is False or self.kubernetes.can_read_pods_on(self.host.node.name)
         return result if is_readable else DeepResult(None, "a pod there cannot be read")
 
     def _is_well(self) -> bool:
@@ -272,8 +272,8 @@ def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals |
     machines = kubernetes.machines
     host_at = with_believed_gpus(machines, find_hosts(kubernetes, list(snapshot.workers())))
     at = match_machines(machines, host_at)
-    host_of = {machine: host_at[where] for where, machine in at.items()}
-    statuses = {where: machines[name].status for where, name in at.items()}
+    host_of = {machine: host_at[node_name] for node_name, machine in at.items()}
+    statuses = {node_name: machines[name].status for node_name, name in at.items()}
     common = _common_verdicts(host_at, statuses, policy)
     active: dict[str, Goal] = {}
     proposed: dict[str, Goal] = {}
@@ -282,8 +282,10 @@ def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals |
         (active if goal.person or policy.machines.mode == "act" else proposed)[name] = goal
     if policy.machines.proof != "deep":
         return Goals(host_at, at, active, proposed, common)
-    back = (where for where, status in statuses.items() if _is_back(status, host_at[where]))
-    bare = frozenset(where for where in back if not host_at[where].workers and kubernetes.sees(where))
+    back = (node_name for node_name, status in statuses.items() if _is_back(status, host_at[node_name]))
+    bare = frozenset(
+        node_name for node_name in back if not host_at[node_name].workers and kubernetes.can_read_pods_on(node_name)
+    )
     return Goals(host_at, at, active, proposed, common, True, bare, statuses)
 
 
@@ -337,13 +339,15 @@ def _common_verdicts(
     host_at: Mapping[str, Host], statuses: Mapping[str, MachineStatus], policy: Policy
 ) -> frozenset[str]:
     """Return the checks, each at one commit, that condemn many machines: then the commit is more likely at fault."""
-    with_workers = {where: host for where, host in host_at.items() if host.workers}
+    with_workers = {node_name: host for node_name, host in host_at.items() if host.workers}
     deeply = policy.machines.proof == "deep"
 
-    def against(where: str, host: Host) -> DrainVerdict | None:
-        return host.verdict() or (evidence(disproved(statuses[where], host)) if deeply and where in statuses else None)
+    def against(node_name: str, host: Host) -> DrainVerdict | None:
+        return host.verdict() or (
+            evidence(disproved(statuses[node_name], host)) if deeply and node_name in statuses else None
+        )
 
-    counted = Counter(verdict.key for where, host in with_workers.items() if (verdict := against(where, host)))
+    counted = Counter(verdict.key for node_name, host in with_workers.items() if (verdict := against(node_name, host)))
     most = policy.most_unwell(len(with_workers))
     return frozenset(key for key, many in counted.items() if many > most)
 
@@ -352,7 +356,9 @@ def goal_causes(worker: Worker, goals: Goals | None, kubernetes: KubernetesView)
     """Return why the worker's machine takes no new jobs. While goals are unknown, an existing drain for them stays."""
     if goals is None:
         before = worker.slurm.kinds if worker.slurm else frozenset[str]()
-        return dict.fromkeys(before & OF_GOAL, "as its machine was to be") if kubernetes.blind else {}
+        return (
+            dict.fromkeys(before & OF_GOAL, "requested for its machine before") if kubernetes.machines_unknown else {}
+        )
     goal = goals.of_node(worker.pod.node)
     if goal.up:
         return {} if goal.person else dict.fromkeys(_unproven(worker, goals), TEXTS["proof"])
@@ -384,12 +390,12 @@ def _came_at(status: MachineStatus) -> float:
 
 def cordons(goals: Goals) -> Iterator[Cordon | Uncordon]:
     """Cordon Nodes without workers by their goal; `conditions.follow_cordon` decides about Nodes with workers."""
-    for where in goals.at:
-        node, goal = goals.hosts[where].node, goals.of_node(where)
-        if goals.hosts[where].workers:
+    for node_name in goals.at:
+        node, goal = goals.hosts[node_name].node, goals.of_node(node_name)
+        if goals.hosts[node_name].workers:
             continue
         # A bare Node must be open for the worker that checks it; that worker is drained.
-        is_open = goal.up or where in goals.bare
+        is_open = goal.up or node_name in goals.bare
         if not is_open and not node.cordoned:
             yield Cordon(*node.identity, f"goal {goal.text}")
         elif is_open and node.cordoned_by_fleet:
@@ -410,20 +416,24 @@ def record_machines(
     """
     machines, rules = kubernetes.machines or {}, policy.machines
     for verdict in sorted(goals.common):
-        yield Notice("fleet", "common", f"{verdict} is reported by many machines at once: none is treated for it")
+        yield Notice(
+            "fleet",
+            "common",
+            f"many machines report {verdict}, so the check is probably wrong: the fleet treats none for it",
+        )
     room = rules.most_in_treatment(len(machines))
     room -= sum(in_treatment(machine.status.remedy) for machine in machines.values())
     yield from missing_machines(machines, goals.hosts, goals.at)
-    node_of = {machine: where for where, machine in goals.at.items()}
+    node_of = {machine: node_name for node_name, machine in goals.at.items()}
     for name, machine in machines.items():
-        where = node_of.get(name, machine.status.node)
-        if machine.deleting or f"Node/{where}" in kubernetes.unread:
+        node_name = node_of.get(name, machine.status.node)
+        if machine.deleting or f"Node/{node_name}" in kubernetes.unread:
             continue
         goal, proposal = goals.active.get(name, UP), goals.proposed.get(name, UP)
-        host = goals.hosts[where] if name in node_of else None
+        host = goals.hosts[node_name] if name in node_of else None
         keeps_verdict = rules.proof == "deep" and bool(disproved(machine.status, host))
         after = update_status(machine, host, now, rules.window_s, keeps_verdict=keeps_verdict)
-        act, text = None, "is nowhere"
+        act, text = None, "is on no Node"
         if host is not None:
             turn = RemedyTurn(machine, host, goal.goal, goal.why, room > 0, kubernetes, slurm, now, rules)
             after, act, text = turn.step(after)
@@ -437,13 +447,13 @@ def record_machines(
         room -= machine.status.remedy is None and after.remedy is not None
         refused = failed.get(action_key(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
         if refused is not None:
-            text = f"could not be asked for: {line(refused.text, len(refused.text))[-SHOWN:]}"
+            text = f"the request failed: {line(refused.text, len(refused.text))[-SHOWN:]}"
         is_proposal = goal.up and not proposal.up
         reason = goal.why[: crd.TEXT - len(text) - 2]
         explanation = f"would be {proposal.text}" if is_proposal else "; ".join(filter(None, (reason, text)))
         after = replace(after, goal=goal.goal, why=line(explanation))
         if after.why:
-            yield Notice(where or name, "propose" if is_proposal else "goal", f"{name}: {goal.goal}: {after.why}")
+            yield Notice(node_name or name, "propose" if is_proposal else "goal", f"{name}: {goal.goal}: {after.why}")
         if isinstance(act, StartJob | CallHook):
             yield replace(act, after=replace(after, remedy=act.after.remedy))
             continue

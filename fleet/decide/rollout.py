@@ -49,7 +49,7 @@ def plan_turns(
     `away`: how many pods of the pool are away already.
     """
     causes_by_pod: dict[str, Mapping[str, str]] = {}
-    if not pool.most:
+    if not pool.max_unavailable:
         return causes_by_pod
     used, waiting = away, 0
     judged = [candidate for candidate in stale if _is_known(candidate.worker, slurm, now, policy)]
@@ -69,18 +69,18 @@ def plan_turns(
             continue
         match state:
             case TurnState.HELD | TurnState.IDLE:
-                if used >= pool.most:
+                if used >= pool.max_unavailable:
                     continue
                 used += 1
             case TurnState.WAITS:
                 waiting += node is not None and now - node.since < PATIENT_S
             case TurnState.BUSY:
-                if waiting + (used if pool.within_s == 0 else 0) >= pool.most:
+                if waiting + (used if pool.deadline_s == 0 else 0) >= pool.max_unavailable:
                     continue
                 waiting += 1
-        if state is not TurnState.AWAY and used < pool.most and _is_past_deadline(candidate, pool, now):
+        if state is not TurnState.AWAY and used < pool.max_unavailable and _is_past_deadline(candidate, pool, now):
             used += 1
-            causes |= cause("deadline", pool.within_s)
+            causes |= cause("deadline", pool.deadline_s)
         causes_by_pod[candidate.worker.name] = causes
     return causes_by_pod
 
@@ -121,9 +121,9 @@ def is_held_by_others(node: SlurmNode, kind: str) -> bool:
 
 def _is_past_deadline(stale: Stale, pool: WorkerPool, now: float) -> bool:
     node = stale.worker.slurm
-    if pool.within_s is None or node is None or not node.runs:
+    if pool.deadline_s is None or node is None or not node.runs:
         return False
-    return is_past_deadline(stale.worker.pod, node, {stale.kind}, pool.within_s, now)
+    return is_past_deadline(stale.worker.pod, node, {stale.kind}, pool.deadline_s, now)
 
 
 def report_rollouts(workers: Iterable[Worker], kubernetes: KubernetesView) -> Iterator[Notice]:

@@ -21,7 +21,7 @@ def in_words(action: actions.Action) -> str:
     return one_line(_words(action))
 
 
-def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for each change
+def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for condition change
     match action:
         case actions.Drain(name, reason, _, _, down):
             return f"{'set down' if down else 'drain'} {name} in Slurm: {reason}"
@@ -30,7 +30,7 @@ def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one
         case actions.Remove(name):
             return f"remove the record of {name} from Slurm: its name does not come back, and nothing refers to it"
         case actions.Forget(name):
-            return f"forget that {name} was drained"
+            return f"remove the fleet's mark from {name}"
         case actions.Evict(pod, _, _, why):
             return f"evict {pod}: {why}"
         case actions.Free(pod):
@@ -43,13 +43,13 @@ def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one
             return f"show on {name}: {seen.reason} {seen.message}".rstrip()
         case actions.ShowStates(name, _, states, removed):
             shown = ", ".join(f"{state.type} {state.status}" for state in states)
-            return f"show on {name}: {shown}" if states else f"show no more on {name}: {', '.join(removed)}"
+            return f"show on {name}: {shown}" if states else f"remove from {name}: {', '.join(removed)}"
         case actions.HideOnNode(node):
-            return f"show nothing on {node}: no worker is on it"
+            return f"remove the condition from {node}: no worker is on it"
         case actions.Cordon(node, _, _, why):
             return f"cordon {node}: {why}"
         case actions.Fence(node, _, _, why):
-            return f"give {node} up, out of service: {why}"
+            return f"give up {node} and taint it out-of-service: {why}"
         case actions.Unfence(node):
             return f"take {node} back into service"
         case actions.Delete(pod, _, node):
@@ -57,27 +57,27 @@ def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one
         case actions.Uncordon(node):
             return f"uncordon {node}"
         case actions.Make(name, node):
-            return f"keep the machine of {node} as {name}"
+            return f"create Machine {name} for {node}"
         case actions.Record(name, _, status):
             last = f": {status.history[-1].what} {status.history[-1].text}".rstrip() if status.history else ""
-            return f"note of {name}: {status.state}{last}"
+            return f"record Machine {name}: {status.state}{last}"
         case actions.Annotate(node, _, _, values):
-            return f"ask for a remedy of {node}: {' '.join(f'{key}={value}' for key, value in values)}"
+            return f"request a remedy of {node}: {' '.join(f'{key}={value}' for key, value in values)}"
         case actions.Withdraw(node):
-            return f"ask for no remedy of {node} any more"
+            return f"withdraw the request for a remedy of {node}"
         case actions.StartJob(name, node, _, goal, why):
-            return f"start {name}, to {goal} {node}: {why}"
+            return f"start Job {name} to {goal} {node}: {why}"
         case actions.CallHook(name, node, _, goal, why, hook):
-            return f"call {hook.where} for {name}, to {goal} {node}: {why}"
+            return f"call {hook.where} for {name} to {goal} {node}: {why}"
         case actions.Place(name, place):
             switch, *block = (part.rpartition(":")[2] for part in place.split(","))
             return f"place {name} at {switch}{''.join(f', in block {name_},' for name_ in block)} in Slurm"
         case actions.CreatePod(name, node, pool):
             return f"create {name} of {pool.name}{f' on {node}' if node else ''}: template {pool.hash}"
         case actions.Adopt(pod, _, _, pool):
-            return f"take {pod} over into {pool.name}, as it is"
+            return f"adopt {pod} into {pool.name} unchanged"
         case actions.NotePool(name, _, status):
-            return f"note of {name}: {status.ready} of {status.wanted} ready, {status.updated} updated"
+            return f"record WorkerPool {name}: {status.ready} of {status.wanted} ready, {status.updated} updated"
         case actions.Notice(about, _, text):
             return f"{about}: {text}"
 
@@ -92,8 +92,10 @@ def new_entries(before: MachineStatus, after: MachineStatus) -> tuple[HistoryEnt
 def turned_conditions(before: PoolStatus, after: PoolStatus) -> tuple[PoolCondition, ...]:
     """Return the conditions with a new status or reason. A new condition that is good is no news."""
     old = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
-    new = (each for each in after.conditions if old.get(each.type) != (each.status, each.reason))
-    return tuple(each for each in new if each.type in old or each.status != "True")
+    new = (
+        condition for condition in after.conditions if old.get(condition.type) != (condition.status, condition.reason)
+    )
+    return tuple(condition for condition in new if condition.type in old or condition.status != "True")
 
 
 def machine_news(before: MachineStatus, after: MachineStatus) -> str:
@@ -102,7 +104,8 @@ def machine_news(before: MachineStatus, after: MachineStatus) -> str:
 
 def pool_news(before: PoolStatus, after: PoolStatus) -> str:
     texts = (
-        f"{each.type} is {each.status}, {each.reason}: {each.message}" for each in turned_conditions(before, after)
+        f"{condition.type} is {condition.status}, {condition.reason}: {condition.message}"
+        for condition in turned_conditions(before, after)
     )
     return "; ".join(text.removesuffix(": ") for text in texts)
 
@@ -188,7 +191,7 @@ def _own_kind(kind: str, name: str, uid: str) -> Object:
 
 
 def _own(name: str, kubernetes: KubernetesView) -> KubePod | None:
-    """One of the fleet's own pods, for notices about the whole fleet."""
+    """Return one of the fleet's own pods, for notices about the whole fleet."""
     own = (pod for _, pod in sorted(kubernetes.others.items()) if pod.component == FLEET)
     return next(own, None) if name == FLEET else None
 

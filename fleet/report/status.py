@@ -38,11 +38,11 @@ def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: flo
     return {
         "known": {"kubernetes": not isinstance(kubernetes, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
         "unknown": unknown(snapshot),
-        "workers": [worker_(worker, known=isinstance(snapshot.slurm, SlurmView)) for worker in workers],
+        "workers": [worker_report(worker, known=isinstance(snapshot.slurm, SlurmView)) for worker in workers],
         "pools": pools(workers, snapshot, policy),
         "controllers": []
         if isinstance(kubernetes, Unknown)
-        else [controller_(each) for each in controllers(kubernetes)],
+        else [controller_report(pod) for pod in controllers(kubernetes)],
         "machines": [
             {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
         ],
@@ -65,7 +65,7 @@ def _notice(about: str, kind: str, text: str) -> Report:
     return {"about": about, "kind": kind, "text": line(text, LONG)}
 
 
-def worker_(worker: Worker, *, known: bool = True) -> Report:
+def worker_report(worker: Worker, *, known: bool = True) -> Report:
     """Report one worker. `known`: slurmctld answers; otherwise the pod's condition has the last known state."""
     node, slurm, shown = worker.node, worker.slurm, worker.pod.conditions.get(STATE)
     state, reason = "Unregistered", ""
@@ -85,7 +85,7 @@ def worker_(worker: Worker, *, known: bool = True) -> Report:
     }
 
 
-def controller_(controller: ControllerPod) -> Report:
+def controller_report(controller: ControllerPod) -> Report:
     """Report one controller, and of the one that acts how and when it took over."""
     pod, takeover = controller.pod, controller.takeover
     shown: Report = {
@@ -107,14 +107,14 @@ def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Rep
     pool_of = (
         {} if isinstance(kubernetes, Unknown) else {pool.label: pool for pool in (kubernetes.pools or {}).values()}
     )
-    own = {label: pool.most for label, pool in pool_of.items()}
+    own = {label: pool.max_unavailable for label, pool in pool_of.items()}
     gone = find_away(workers)
     report_of: Report = {}
     for name in sorted(
         {worker.pod.pool for worker in workers} | {name for name, pool in pool_of.items() if pool.elastic}
     ):
         members = [worker for worker in workers if worker.pod.pool == name]
-        states = Counter(worker_(worker, known=answers)["state"] for worker in members)
+        states = Counter(worker_report(worker, known=answers)["state"] for worker in members)
         report_of[name] = {
             "workers": len(members),
             "states": dict(sorted(states.items())),
@@ -122,7 +122,7 @@ def pools(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy) -> Rep
             "mayBeAway": own.get(name, policy.away),
         }
         if name in pool_of and (elastic := pool_of[name].elastic):
-            report_of[name] |= {"wanted": pool_of[name].status.wanted, "min": elastic.least, "max": elastic.most}
+            report_of[name] |= {"wanted": pool_of[name].status.wanted, "min": elastic.minimum, "max": elastic.maximum}
     return report_of
 
 
@@ -141,7 +141,7 @@ def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now:
     }
 
 
-def in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
+def state_in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
     """Format a worker's state in Slurm; during an outage of slurmctld its pod's readiness and the last known state."""
     if known:
         return f"{worker['slurm']} {worker['reason']}".rstrip() or "not in Slurm"
@@ -163,7 +163,7 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"{controller['name']:24} {controller['node'] or '-':24} {state}{text}"
     for worker in data["workers"]:
         where = f"{worker['node'] or '-'}{' cordoned' if worker['cordoned'] else ''}"
-        yield f"{worker['name']:24} {where:24} {in_slurm(worker, known=data['known']['slurm'])}"
+        yield f"{worker['name']:24} {where:24} {state_in_slurm(worker, known=data['known']['slurm'])}"
     for name, pool in data["pools"].items():
         states = ", ".join(f"{many} {state}" for state, many in pool["states"].items())
         sizes = f" of {pool['min']} to {pool['max']}, {pool['wanted']} wanted" if "max" in pool else ""
@@ -187,7 +187,7 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
 # only: the operator asks as Slurm's own user, and Slurm may hide names and owners from the reader.
 # Labels of a Node with its location, the nearest first.
 RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
-CELLS, SAID = 20_000, 200
+CELLS, MOST_ITEMS = 20_000, 200
 Jobs = Mapping[str, tuple[str, ...]]
 
 
@@ -208,12 +208,12 @@ def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: fl
         # When slurmctld answered last, where it does not answer now and this process has seen an answer.
         "slurmAt": int(snapshot.last_at) if not answers and snapshot.last is not None else None,
         "cells": cells[:CELLS],
-        "controllers": [controller_(each) for each in controllers(kubernetes)] if kubernetes else [],
+        "controllers": [controller_report(pod) for pod in controllers(kubernetes)] if kubernetes else [],
         "pools": pools(workers, snapshot, policy),
         "budgets": budgets(workers, snapshot, policy, now),
-        "due": [line(in_words(change), SHORT) for change in decision.changes[:SAID]],
-        "holds": holds[:SAID],
-        "proposals": proposals[:SAID],
+        "due": [line(in_words(change), SHORT) for change in decision.changes[:MOST_ITEMS]],
+        "holds": holds[:MOST_ITEMS],
+        "proposals": proposals[:MOST_ITEMS],
         # The full numbers, beyond the limits.
         "all": {
             "cells": len(cells),
@@ -283,7 +283,7 @@ def _without_worker(status: MachineStatus, kubernetes: KubernetesView) -> str:
 
 def state(worker: Worker, *, known: bool = True) -> str:
     """Return the state that the pod's condition shows, and whether the worker has jobs."""
-    shown = str(worker_(worker, known=known)["state"])
+    shown = str(worker_report(worker, known=known)["state"])
     return "Busy" if shown == "TakesJobs" and worker.slurm and worker.slurm.record.busy else shown
 
 
@@ -291,7 +291,7 @@ def reason(worker: Worker, *, known: bool) -> str:
     """Return why the worker takes no jobs; Slurm may keep an old reason of a worker that takes jobs."""
     if worker.slurm is not None:
         return line(worker.slurm.reason, SHORT) if _is_held(worker) else ""
-    return line(str(worker_(worker, known=known)["reason"]), SHORT)
+    return line(str(worker_report(worker, known=known)["reason"]), SHORT)
 
 
 def rack(node: KubeNode | None) -> str:
@@ -318,8 +318,11 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
     shown: dict[str, Any] = {"name": name, "rack": rack(node)}
     if worker is not None:
         holding = None if jobs is None else jobs.get(name, ())
-        shown |= worker_(worker, known=answers) | {"state": state(worker, known=answers), "leaves": worker.pod.deleting}
-        shown |= {"jobs": None if holding is None else list(holding[:SAID]), "jobsInAll": len(holding or ())}
+        shown |= worker_report(worker, known=answers) | {
+            "state": state(worker, known=answers),
+            "leaves": worker.pod.deleting,
+        }
+        shown |= {"jobs": None if holding is None else list(holding[:MOST_ITEMS]), "jobsInAll": len(holding or ())}
     elif machine is not None:
         shown["state"] = _without_worker(machine.status, kubernetes)
     if node is not None:
@@ -329,7 +332,7 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
                 "status": line(condition.status, SHORT),
                 "text": line(condition.message or condition.reason, LONG),
             }
-            for key, condition in sorted(node.conditions.items())[:SAID]
+            for key, condition in sorted(node.conditions.items())[:MOST_ITEMS]
         ]
     if machine is not None:
         shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
@@ -347,4 +350,4 @@ def _short(value: Any) -> Any:
         return line(value, LONG)
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
-    return [_short(item) for item in value[:SAID]] if isinstance(value, list) else value
+    return [_short(item) for item in value[:MOST_ITEMS]] if isinstance(value, list) else value

@@ -220,10 +220,10 @@ class PageServer(HttpServer):
             path, about = target.path, parse_qs(target.query, max_num_fields=4).get("about", [""])[0]
         except ValueError:
             path, about = "", ""
-        found = await self._data(about) if path == DATA else self._files.get(path)
-        if found is None:
+        page = await self._data(about) if path == DATA else self._files.get(path)
+        if page is None:
             return _page_response(404, method, content("text/plain", b"no such page, or no such machine\n"), sent)
-        return _page_response(304 if sent.get("if-none-match") == found.tag else 200, method, found, sent)
+        return _page_response(304 if sent.get("if-none-match") == page.tag else 200, method, page, sent)
 
     async def _data(self, about: str) -> Content | None:
         at, snapshot, decision = await self.source.now()
@@ -246,14 +246,14 @@ def _host_name(host: str) -> str:
     return name.strip("[]").lower()
 
 
-def _page_response(status: int, method: str, found: Content, sent: Mapping[str, str]) -> bytes:
-    packs = "gzip" in sent.get("accept-encoding", "") and len(found.plain) > 512
-    body = b"" if status == 304 else found.packed if packs else found.plain
+def _page_response(status: int, method: str, page: Content, sent: Mapping[str, str]) -> bytes:
+    packs = "gzip" in sent.get("accept-encoding", "") and len(page.plain) > 512
+    body = b"" if status == 304 else page.packed if packs else page.plain
     headers = {
         **HEADERS,
-        "Content-Type": f"{found.type}; charset=utf-8",
-        "ETag": found.tag,
-        "X-Fleet-Age": f"{found.age:.0f}",
+        "Content-Type": f"{page.type}; charset=utf-8",
+        "ETag": page.tag,
+        "X-Fleet-Age": f"{page.age:.0f}",
         **({} if status == 304 else {"Content-Length": str(len(body))}),
         **({"Content-Encoding": "gzip"} if packs and status != 304 else {}),
     }
@@ -330,12 +330,18 @@ class LoopStats:
 
     def _of_controllers(self) -> list[str]:
         """Return the metrics of several controllers; none of a single one, which always acts."""
-        known = [each for each in self.controllers if each.role]
-        active = [({"pod": each.pod.name}, "01"[each.role == ACTIVE]) for each in known]
+        known = [controller for controller in self.controllers if controller.role]
+        active = [({"pod": controller.pod.name}, "01"[controller.role == ACTIVE]) for controller in known]
         lines = family("minivm_fleet_controller_active", "1: this controller acts, 0: it stands by.", active)
-        terms = [({"pod": each.pod.name}, str(each.term)) for each in known if each.role == ACTIVE]
+        terms = [
+            ({"pod": controller.pod.name}, str(controller.term)) for controller in known if controller.role == ACTIVE
+        ]
         lines += family("minivm_fleet_controller_term", "The term of the controller that acts.", terms)
-        took = [({"pod": each.pod.name}, f"{each.takeover.seconds:.1f}") for each in known if each.takeover]
+        took = [
+            ({"pod": controller.pod.name}, f"{controller.takeover.seconds:.1f}")
+            for controller in known
+            if controller.takeover
+        ]
         about = "How long the last hand-over or take-over took."
         return lines + family("minivm_fleet_controller_takeover_seconds", about, took)
 

@@ -100,7 +100,7 @@ class Fields:
             self.fail(key, f"{text[:40]!r} is no time")
 
 
-def each(text: str, key: str, rest: dict[str, object]) -> Iterator[object]:
+def iterate_items(text: str, key: str, rest: dict[str, object]) -> Iterator[object]:
     """Yield the items of one list of a JSON object, one by one, without keeping them.
 
     `rest` receives the other fields, and `key` as well if it is not a list. ValueError: the text is no such object.

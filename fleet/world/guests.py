@@ -162,11 +162,11 @@ def requests(spec: Fields) -> dict[str, int]:
             if key == "initContainers" and container.data.get("restartPolicy") != "Always":
                 alone.append(requested)
                 continue
-            for name, much in requested.items():
-                total[name] = total.get(name, 0) + much
+            for name, quantity in requested.items():
+                total[name] = total.get(name, 0) + quantity
     for requested in alone:
-        total |= {name: max(much, total.get(name, 0)) for name, much in requested.items()}
-    return {name: much for name, much in total.items() if much}
+        total |= {name: max(quantity, total.get(name, 0)) for name, quantity in requested.items()}
+    return {name: quantity for name, quantity in total.items() if quantity}
 
 
 def amounts(fields: Fields) -> dict[str, int]:
@@ -186,13 +186,13 @@ def amount(value: object, where: str) -> int:
     return math.ceil(Decimal(number) * times)
 
 
-def less(much: Amounts, *others: Amounts) -> Amounts:
-    rest = dict(much)
+def subtract(total: Amounts, *others: Amounts) -> Amounts:
+    rest = dict(total)
     for other in others:
         for name, amount in other.items():
             rest[name] = rest.get(name, 0) - amount
     return rest
 
 
-def holds(room: Amounts, wanted: Amounts) -> bool:
-    return all(room.get(name, 0) >= much for name, much in wanted.items())
+def covers(room: Amounts, wanted: Amounts) -> bool:
+    return all(room.get(name, 0) >= quantity for name, quantity in wanted.items())

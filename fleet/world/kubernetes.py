@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fleet.errors import FleetError
 from fleet.world import guests
@@ -154,36 +154,36 @@ class KubernetesView:
     others: Mapping[str, KubePod] = field(default_factory=dict)  # controller and logins
     # StatefulSets of workers; None: not known.
     sets: Mapping[str, StatefulSet] | None = None
-    # Machines; None: switched off, or not known now (`blind`).
+    # Machines; None: switched off, or not known now (`machines_unknown`).
     machines: Mapping[str, MachineObject] | None = None
-    blind: bool = False
-    # WorkerPools; None: switched off, or not known now (`unsure`).
+    machines_unknown: bool = False
+    # WorkerPools; None: switched off, or not known now (`pools_unknown`).
     pools: Mapping[str, WorkerPool] | None = None
-    unsure: bool = False
+    pools_unknown: bool = False
     # Pool -> pod name -> Node.
     desired_pods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Why an object cannot be read, by kind and name. Its absence proves nothing.
     unread: Mapping[str, str] = field(default_factory=dict)
     # The Node of a pod that cannot be read, if at least that is known; "": not scheduled. A pod can make its own status
     # unreadable, and must not hold up other machines by that.
-    hidden: Mapping[str, str] = field(default_factory=dict)
+    unread_pods_nodes: Mapping[str, str] = field(default_factory=dict)
     fleet_mark: str = ""  # this fleet in labels and conditions
     # Pods of the namespaces that may borrow machines; None: none of these namespaces is known.
     guests: tuple[Guest, ...] | None = ()
     # The namespaces that are not known.
-    silent: frozenset[str] = frozenset()
+    unknown_namespaces: frozenset[str] = frozenset()
 
-    def sees(self, node: str) -> bool:
+    def can_read_pods_on(self, node: str) -> bool:
         """Return whether every pod of the release on this Node can be read."""
-        places = (self.hidden.get(key) for key in self.unread if key.startswith("Pod/"))
+        places = (self.unread_pods_nodes.get(key) for key in self.unread if key.startswith("Pod/"))
         return all(place is not None and place != node for place in places)
 
-    def made(self, name: str) -> bool | None:
+    def will_exist(self, name: str) -> bool | None:
         """Return whether a worker of this name exists or will exist again; None: unknown, or of no set here."""
         if self.sets is None:
             return None
         pools = (self.pools or {}).values()
-        if any(name in names for names in self.desired_pods.values()) or any(pool.may_have(name) for pool in pools):
+        if any(name in names for names in self.desired_pods.values()) or any(pool.may_create(name) for pool in pools):
             return True
         set_, _, number = name.rpartition("-")
         if set_ in self.sets:
@@ -198,9 +198,9 @@ class KubernetesView:
                 return not any(key.startswith("Node/") for key in self.unread)
         return False
 
-    def elastic(self, name: str) -> bool:
+    def is_elastic_name(self, name: str) -> bool:
         """Return whether it is the name of an elastic pool's worker, also one beyond the pool's maximum."""
-        return any(pool.numbered(name) >= 0 for pool in (self.pools or {}).values())
+        return any(pool.number_of(name) >= 0 for pool in (self.pools or {}).values())
 
 
 def assemble(  # noqa: PLR0913 - one for each kind
@@ -210,17 +210,19 @@ def assemble(  # noqa: PLR0913 - one for each kind
     unread: Mapping[str, str],
     machines: Mapping[str, MachineObject] | None = None,
     *,
-    blind: bool = False,
+    machines_unknown: bool = False,
     pools: Mapping[str, WorkerPool] | None = None,
-    unsure: bool = False,
+    pools_unknown: bool = False,
     fleet_mark: str = "",
 ) -> KubernetesView:
     workers = {name: pod for name, pod in pods.items() if pod.component == WORKER}
     others = {name: pod for name, pod in pods.items() if pod.component != WORKER}
     labels = {name: node.labels for name, node in nodes.items()} if pools else {}
     desired = {name: pool.names(labels) for name, pool in (pools or {}).items()}
-    side = KubernetesView(nodes, workers, others, sets, machines, blind, pools, unsure, desired, unread)
-    return replace(side, fleet_mark=fleet_mark)
+    return KubernetesView(
+        nodes, workers, others, sets, machines, machines_unknown, pools, pools_unknown, desired, unread,
+        fleet_mark=fleet_mark,
+    )  # fmt: skip
 
 
 def name_of(item: Object) -> str:
@@ -308,7 +310,7 @@ def parse_stateful_set(item: Object) -> StatefulSet:
 def _amounts(read: Callable[[], dict[str, int]]) -> Amounts:
     """Read the fields that only lending needs; an error in them does not make the whole object unreadable."""
     try:
-        return {sys.intern(key): much for key, much in read().items()}
+        return {sys.intern(key): quantity for key, quantity in read().items()}
     except FleetError:
         return {}
 

@@ -1,4 +1,4 @@
-"""What pods report about themselves: their page `/conditions`, deep checks, and which controller acts.
+"""Reports of pods about themselves: their page `/conditions`, deep checks, and which controller acts.
 
 Root in a pod can show anything on its page. So only these three types count, in a form and length that Kubernetes
 accepts; any other page counts as no answer.
@@ -44,7 +44,7 @@ def deep_result(workers: Sequence[Worker], boot: str, gpus: Sequence[str] = ()) 
     `gpus`: the machine's known GPUs. If it has some, a report of zero checks proves nothing.
     """
     if not workers:
-        return DeepResult(None, "waits for a worker that checks it deeply")
+        return DeepResult(None, "waits for a worker that runs its deep checks")
     order = (False, None, True)
     results = (_worker_result(worker, boot, bool(gpus)) for worker in workers)
     return min(results, key=lambda result: order.index(result.passed))
@@ -54,16 +54,20 @@ def _worker_result(worker: Worker, boot: str, has_gpus: bool) -> DeepResult:
     condition = worker.pod.conditions.get(CONDITION)
     parts = _MESSAGE.fullmatch(condition.message) if condition else None
     if condition is None or parts is None or not boot or parts[1] != boot:
-        return DeepResult(None, f"{worker.name} has reported no deep check since: {ASK} there, or goal up")
+        return DeepResult(
+            None, f"{worker.name} has reported no deep check since: run `{ASK}` in its pod, or set the goal up"
+        )
     text = one_line(parts[3] or "")[: crd.TEXT].strip()
     match condition.status:
         case "True" if has_gpus and not int(parts[2]):
-            return DeepResult(None, f"{worker.name} has checked nothing deeply, and it has GPUs")
+            return DeepResult(None, f"{worker.name} has checked nothing deeply, although the machine has GPUs")
         case "True":
             return DeepResult(True, text)
         case "False":
             return DeepResult(False, text)
-    return DeepResult(None, f"{worker.name} does not know: {one_line(condition.reason)[:32]} {text}".strip())
+    return DeepResult(
+        None, f"the deep check of {worker.name} has no result: {one_line(condition.reason)[:32]} {text}".strip()
+    )
 
 
 READY = "minivm.io/Ready"
@@ -140,9 +144,12 @@ class ControllerPod:
 
 def controllers(kubernetes: KubernetesView) -> list[ControllerPod]:
     """Return the controllers by name; at most one of them acts."""
-    found = [_controller(pod) for _, pod in sorted(kubernetes.others.items()) if pod.component == CONTROLLER]
-    newest = max((each.term for each in found), default=0)
-    return [ControllerPod(each.pod) if each.role == ACTIVE and each.term < newest else each for each in found]
+    pods = [pod for _, pod in sorted(kubernetes.others.items()) if pod.component == CONTROLLER]
+    reports = [_controller(pod) for pod in pods]
+    newest = max((report.term for report in reports), default=0)
+    return [
+        ControllerPod(report.pod) if report.role == ACTIVE and report.term < newest else report for report in reports
+    ]
 
 
 def _controller(pod: KubePod) -> ControllerPod:

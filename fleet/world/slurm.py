@@ -99,12 +99,12 @@ def _pending_job(job: Fields) -> PendingJob:
 
 def tasks(text: str, at_once: int) -> int:
     """Count the waiting tasks of an array that may run at once: "1-3,7,10-20:5%4". Slurm cuts long texts off."""
-    many = 0
+    total = 0
     for part in text.partition("%")[0].split(","):
         if match := _TASKS.fullmatch(part):
             first, last, step = (int(group) if group else 0 for group in match.groups())
-            many += (last - first) // (step or 1) + 1 if last > first else 1
-    return max(1, min(many, at_once or MOST_COUNT, MOST_COUNT))
+            total += (last - first) // (step or 1) + 1 if last > first else 1
+    return max(1, min(total, at_once or MOST_COUNT, MOST_COUNT))
 
 
 def gpus(text: str) -> int:
@@ -133,22 +133,26 @@ def mismatch(offer: Offer, job: PendingJob) -> str:
         return f"partition {','.join(job.partitions)}"
     if lacks and (plain or len(lacks) == len(named)):
         return f"feature {lacks[0]}"
-    for what, wanted, there in (
+    for resource, wanted, available in (
         ("CPUs", job.cpus, offer.cpus),
         ("MB of memory", job.memory, offer.memory),
         ("GPUs", job.gpus, offer.gpus),
     ):
-        if there and wanted > there:
-            return f"{wanted} {what} on a node, and one has {there}"
+        if available and wanted > available:
+            return f"{wanted} {resource} on a node, and one has {available}"
     return ""
 
 
 def nodes_needed(offer: Offer, job: PendingJob) -> float:
     """Count the nodes that the job takes; less than 1: it leaves room for other jobs on its node."""
     parts = [
-        wanted / there
-        for wanted, there in ((job.all_cpus, offer.cpus), (job.all_memory, offer.memory), (job.all_gpus, offer.gpus))
-        if there
+        wanted / available
+        for wanted, available in (
+            (job.all_cpus, offer.cpus),
+            (job.all_memory, offer.memory),
+            (job.all_gpus, offer.gpus),
+        )
+        if available
     ]
     most = max(parts, default=1.0)
     if job.nodes == 1 and most < 1.0 and offer.cpus and not job.alone:

@@ -76,5 +76,5 @@ class FleetSnapshot:
         for name, node in sorted(self.slurm.nodes.items()):
             if name in kubernetes.pods or name in kubernetes.others or f"Pod/{name}" in kubernetes.unread:
                 continue
-            if node.record.dynamic and kubernetes.made(name) is not None:
+            if node.record.dynamic and kubernetes.will_exist(name) is not None:
                 yield node

@@ -18,13 +18,14 @@ from fleet.world.slurm import UNKNOWN_OFFER, Offer, gpus
 POOL = "minivm.io/pool"
 # The label of a pod with the hash of its template, for people.
 TEMPLATE = "minivm.io/template"
-# The same for the fleet, in the environment of the first container: rights to a pod's status do not cover its spec.
+# A variable of the first container with the same hash, which the fleet reads: the right to write a pod's labels or
+# status does not cover its spec.
 MADE_OF = "MINIVM_TEMPLATE"
 LONGEST = 63
 MOST_SECONDS = 1 << 40
 _NAME = re.compile(crd.POOL_NAME)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-# A number as a StatefulSet writes it: no pod is named w-07.
+# A number as a StatefulSet writes it in a pod's name, without leading zeros.
 CANONICAL = re.compile(r"0|[1-9][0-9]{0,8}")
 # Variables of a worker's image that describe its node.
 FEATURES, CONF = "MINIVM_NODE_FEATURES", "MINIVM_NODE_CONF"
@@ -34,10 +35,10 @@ _KEY = re.compile(r"(?:^|\s)(CPUs|RealMemory|Gres)=(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ElasticSpec:
-    """How many pods an elastic pool may have, and how quickly it grows and shrinks."""
+    """The limits of an elastic pool's size, and the speed at which it grows and shrinks."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     idle_s: float
     pending_s: float
     step: int  # the most pods on their way at a time
@@ -98,10 +99,9 @@ class WorkerPool:
     replicas: int | None = None
     selector: Mapping[str, str] | None = None
     elastic: ElasticSpec | None = None
-    # maxUnavailable.
-    most: int = 1
+    max_unavailable: int = 1
     # How long jobs may keep a pod from being replaced; None: until they end.
-    within_s: float | None = None
+    deadline_s: float | None = None
     created: float = 0.0
     deleting: bool = False
     status: PoolStatus = PoolStatus()
@@ -116,14 +116,14 @@ class WorkerPool:
         """Return whether a pod was made of another template. `template`: the pod's hash; "": an adopted pod."""
         return (template or self.status.adopted or self.hash) != self.hash
 
-    def numbered(self, name: str) -> int:
+    def number_of(self, name: str) -> int:
         """Return the number in the name of this elastic pool's pod; -1: no name of this pool."""
         rest = name.removeprefix(f"{self.name}-")
         return int(rest) if self.elastic is not None and rest != name and CANONICAL.fullmatch(rest) else -1
 
-    def may_have(self, name: str) -> bool:
+    def may_create(self, name: str) -> bool:
         """Return whether this elastic pool may create a pod of that name."""
-        return self.elastic is not None and 0 <= self.numbered(name) < self.elastic.most
+        return self.elastic is not None and 0 <= self.number_of(name) < self.elastic.maximum
 
     def names(self, nodes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
         """Return the names of its pods, with the Node of each; "": any Node. `nodes`: their labels.
@@ -163,7 +163,7 @@ def _parse_pool(item: Object) -> WorkerPool:
     metadata, spec = fields.sub("metadata"), fields.sub("spec")
     name = metadata.text("name", needed=True)
     if not _NAME.fullmatch(name):
-        metadata.fail("name", f"{name[:60]!r} is no label of DNS of 40 letters at most")
+        metadata.fail("name", f"{name[:60]!r} is no DNS label of at most 40 characters")
     template = spec.sub("template")
     labels = _check_template(template)
     mode = _choice(spec, "mode", crd.MODES)
@@ -183,8 +183,8 @@ def _parse_pool(item: Object) -> WorkerPool:
         replicas=_count(spec, "replicas") if mode == crd.FIXED else None,
         selector=selector,
         elastic=_parse_elastic(spec.sub("elastic"), template) if mode == crd.ELASTIC else None,
-        most=_count(update, "maxUnavailable"),
-        within_s=_deadline(update),
+        max_unavailable=_count(update, "maxUnavailable"),
+        deadline_s=_deadline(update),
         created=metadata.moment("creationTimestamp"),
         deleting=metadata.data.get("deletionTimestamp") is not None,
         status=_parse_status(fields.sub("status")),

@@ -114,7 +114,7 @@ def test_a_domain_is_a_block_and_a_job_is_within_one_while_slurmctld_runs_on(dom
         domains.clique(w3=None, w4="strange.9")
         wanted = {ONE: "w1", OTHER: "w2", "unknown": "w[3-4]"}
         until(lambda: domains.blocks() == wanted, "out of it", seen=domains.log)
-        said = "workers in no block: topology.blocks.domains does not name strange.9"
+        said = "workers are in no block; add their domains to topology.blocks.domains: strange.9"
         until(lambda: said in domains.log(), "told", seen=domains.log)
         assert domains.switches()["unknown"] == "w[1-4]", "of the tree nothing has changed"
 

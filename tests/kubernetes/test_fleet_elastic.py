@@ -162,7 +162,7 @@ def test_a_slurm_that_has_seen_no_worker_gets_them_by_its_first_job_whenever_the
         waited("a job behind it runs on one", lambda: newer.job(again) == "R")
         assert newer.there() == names[:1] and newer.job(never) == "PD"
         waited("that it never can is told", lambda: ("slurm-gpu", "Fit") in newer.events())
-        assert f"job {never} can never run here: it asks for 3 nodes, and max is 2" in newer.ask("why", "slurm-gpu")
+        assert f"job {never} can never run here: it asks for 3 nodes, but max is 2" in newer.ask("why", "slurm-gpu")
         newer.controller.run("scancel", again)
         waited("nobody stays for it", newer.asleep)
         assert fleet.killed > 8
@@ -197,4 +197,4 @@ def test_a_job_wakes_the_workers_that_it_asks_for_and_idle_ones_go_whenever_the_
         waited("one that can never fit is told", lambda: "can never run here" in json.dumps(both.api.ask("GET", POOL)))
         waited("as an event, too, which comes after what is shown", lambda: ("slurm-gpu", "Fit") in both.events())
         assert both.there() == []
-        assert f"job {never} can never run here: it asks for 3 nodes, and max is 2" in both.ask("why", "slurm-gpu")
+        assert f"job {never} can never run here: it asks for 3 nodes, but max is 2" in both.ask("why", "slurm-gpu")

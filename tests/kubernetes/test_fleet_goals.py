@@ -249,7 +249,7 @@ STORIES: dict[str, tuple[list[tuple[Callable[[Both], object], Callable[[Both], b
     ),
     "replace": (
         [
-            (partial(asks, "replace"), partial(treated, why="is waited for")),
+            (partial(asks, "replace"), partial(treated, why="waits for the replacement")),
             (is_exchanged, is_away),
             (another_comes, lambda both: status(both, "w2").get("state") == "TakesJobs" and back(both)),
         ],

@@ -85,7 +85,7 @@ class Cluster:
         self.memory = FleetMemory()
         self.made: list[Change] = []
         self.now = 1_800_000_000.0
-        self.policy = Policy(shows="")
+        self.policy = Policy(node_condition="")
 
     def kubelets(self) -> None:
         """Each pod has a Node, runs, and registers; what is to go goes."""

@@ -258,7 +258,7 @@ def test_each_verb_is_needed_and_all_of_them_are_enough(place: Place) -> None:
 def test_the_condition_of_a_node_has_a_heartbeat_and_goes_as_the_page_says(place: Place) -> None:
     """A condition without a heartbeat is printed as one of the year 1; nobody removes it when the fleet is gone."""
     uid, _ = place.uid("nodes/n0")
-    shown = KubeCondition(Policy().shows, "True", "TakesJobs", "", 1.0)
+    shown = KubeCondition(Policy().node_condition, "True", "TakesJobs", "", 1.0)
     assert place.do(lambda api: apply_change(api, ShowOnNode("n0", uid, shown))) == 200
 
     def conditions() -> dict[str, Object]:

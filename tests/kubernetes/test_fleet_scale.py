@@ -37,7 +37,7 @@ def test_a_mass_event_is_a_pause_and_no_drains_and_a_cordon_counts_all_the_same(
             made.silent.add(number)
             made.says(number, ready=False)
         until(lambda: fleet.metric("stands", '{kind="pause"}'), "it pauses", seen=log)
-        assert "of 40 workers more than 8 have machines that are unwell" in log()
+        assert "more than 8 of 40 workers have unwell machines" in log()
         # What comes after it is decided by a look at all of them, by then silent for long enough.
         for number in (SIZE - 1, SIZE - 2):
             made.cordon(number)

@@ -59,7 +59,7 @@ def test_a_clock_that_was_wrong_when_the_fleet_began_is_told_and_right_again_onc
 
     def steps(fleet: Reconciler) -> list[Callable[[], bool]]:
         def told() -> bool:
-            return stands(fleet) and fleet.api.clocks.why().startswith("the API server's clock is behind ours")
+            return stands(fleet) and fleet.api.clocks.why().startswith("the API server's clock is behind the fleet's")
 
         def mended() -> bool:
             monkeypatch.setattr(time, "time", real)
@@ -94,7 +94,7 @@ def test_a_slurmctld_of_another_hour_is_told_until_it_has_ours(
             ahead = 0.0
             return not stands(fleet)
 
-        told = "slurmctld's clock is ahead of ours by over 30 s"
+        told = "slurmctld's clock is ahead of the fleet's by over 30 s"
         return [lambda: stands(fleet) and fleet.api.clocks.why() == told, mended]
 
     running(server, settings, steps)

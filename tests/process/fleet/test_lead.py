@@ -139,7 +139,7 @@ def test_a_holder_whose_server_goes_silent_stops_by_itself(server: Server, monke
             await until(one.holds)
             server.silent.set()
             await until(lambda: not one.holds())
-            await until(lambda: "a does not act any more" in said)
+            await until(lambda: "a is no longer the leader" in said)
             assert server.holder == "a", "nobody has taken it: it stopped without being told"
             server.silent.clear()
             await until(one.holds)

@@ -180,7 +180,7 @@ def test_a_heartbeat_is_no_news(
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: any(method == "POST" for method, _, _ in rest.asked))
-                versions = [one.version for one in fleet.cache.nodes.now.found.values()]
+                versions = [one.version for one in fleet.cache.nodes.now.objects.values()]
                 assert (beaten, versions) == (0, ["100"]), "kept, and nothing decided for it"
             finally:
                 task.cancel()
@@ -358,7 +358,7 @@ def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Res
                 await task
 
     asyncio.run(whole())
-    assert any(line.startswith("fleet: of Slurm jobs is not known") and "too many" in line for line in said), said
+    assert any(line.startswith("fleet: Slurm's jobs cannot be read") and "too many" in line for line in said), said
 
 
 class Held:

@@ -168,7 +168,7 @@ def test_a_pool_is_a_workerpool_or_a_statefulset_of_the_same_template() -> None:
     assert made["spec"]["template"] == before["spec"]["template"]
     assert made["metadata"] == before["metadata"]
     read = parse_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
-    assert (read.replicas, read.most, read.within_s, read.label) == (3, 1, None, "gpu")
+    assert (read.replicas, read.max_unavailable, read.deadline_s, read.label) == (3, 1, None, "gpu")
 
 
 def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
@@ -177,7 +177,7 @@ def test_a_pool_on_each_node_and_how_long_jobs_keep_a_pod() -> None:
         update={"when": "deadline", "deadlineSeconds": 3600},
     )  # fmt: skip
     read = parse_pool({**made, "metadata": {**made["metadata"], "uid": "u"}})
-    assert (read.replicas, read.selector, read.most, read.within_s) == (None, {"gpu": "yes"}, 0, 3600.0)
+    assert (read.replicas, read.selector, read.max_unavailable, read.deadline_s) == (None, {"gpu": "yes"}, 0, 3600.0)
 
 
 def test_a_pool_that_grows_serves_its_partitions() -> None:

@@ -15,7 +15,7 @@ from fleet.world import slurm
 from tests.fleet_pools_world import PoolWorlds
 from tests.fleet_world import Worlds
 
-WHY = "the API server's clock is behind ours by over 30 s"
+WHY = "the API server's clock is behind the fleet's by over 30 s"
 
 
 def doubted(worlds: Worlds, **further: object) -> Decision:
@@ -44,7 +44,7 @@ def test_no_machine_is_dead_by_a_clock_that_is_not_believed(blind: str) -> None:
     worlds.now += 400
     decision = doubted(worlds, blind=blind)
     assert not [one for one in decision.changes if isinstance(one, Fence | Delete | Drain)]
-    assert ("fleet", "clock", f"{WHY}: no proof and no deadline counts") in [
+    assert ("fleet", "clock", f"{WHY}: until you correct it, the fleet gives up no machine and no deadline ends") in [
         (one.about, one.kind, one.text) for one in decision.notices
     ]
     right = worlds.decide(worlds.world(blind=blind))

@@ -230,7 +230,9 @@ def test_a_deep_check_that_fails_on_many_machines_at_one_commit_has_none_of_them
     assert {worlds.status(node).goal for node in ("n0", "n1")} == {"drain"}
     assert all(worlds.slurm[name].drained_by for name in ("w-0", "w-1"))
     told = [one.text for one in worlds.decide(worlds.world()).notices if one.kind == "common"]
-    assert told == ["dcgm_diag@9f2c001 is reported by many machines at once: none is treated for it"]
+    assert told == [
+        "many machines report dcgm_diag@9f2c001, so the check is probably wrong: the fleet treats none for it"
+    ]
 
 
 def test_the_drain_asks_for_it_before_anything_is_done() -> None:
@@ -301,7 +303,7 @@ def test_what_replaces_a_machine_gets_no_jobs_while_its_pod_checks_it() -> None:
         worlds.settle_in()
         worlds.checks("w-0")
         worlds.settle_in()
-        assert "has checked nothing deeply, and it has GPUs" in worlds.status("n0").why
+        assert "has checked nothing deeply, although the machine has GPUs" in worlds.status("n0").why
         worlds.deep_says = BAD
         worlds.checks("w-0")
         worlds.settle_in()
@@ -383,7 +385,7 @@ def test_one_whose_pod_cannot_be_read_is_not_uncordoned_for_another() -> None:
     for _ in range(3):
         world = worlds.world()
         assert isinstance(world.kubernetes, KubernetesView)
-        hides = replace(world.kubernetes, unread={"Pod/w-0": "x"}, hidden={"Pod/w-0": "n0"})
+        hides = replace(world.kubernetes, unread={"Pod/w-0": "x"}, unread_pods_nodes={"Pod/w-0": "n0"})
         worlds.look(world=replace(world, kubernetes=hides))
     assert worlds.nodes["n0"].cordoned
 
@@ -394,7 +396,7 @@ def test_a_pod_that_cannot_be_read_has_not_said_that_it_has_passed() -> None:
     for _ in range(3):
         world = worlds.world()
         assert isinstance(world.kubernetes, KubernetesView)
-        hides = replace(world.kubernetes, unread={"Pod/x": "x"}, hidden={"Pod/x": "n0"})
+        hides = replace(world.kubernetes, unread={"Pod/x": "x"}, unread_pods_nodes={"Pod/x": "n0"})
         worlds.look(world=replace(world, kubernetes=hides))
     assert kept_free(worlds)
     assert "cannot be read" in worlds.status("n0").why

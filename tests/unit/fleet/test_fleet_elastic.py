@@ -158,11 +158,11 @@ def test_max_is_never_passed_and_told() -> None:
         worlds.submit()
     worlds.goes_on()
     assert len(worlds.pods) == 2
-    assert fits(worlds) == ("False", "AtMost", "5 would have work, and max is 2")
+    assert fits(worlds) == ("False", "AtMost", "5 pods would have work, but max is 2")
 
 
 MISFITS: list[tuple[dict[str, Any], str]] = [
-    ({"nodes": 5}, "5 nodes, and max is 4"),
+    ({"nodes": 5}, "5 nodes, but max is 4"),
     ({"features": "a100"}, "feature a100"),
     ({"features": "minivm&a100*2"}, "feature a100"),
     ({"minimum_cpus_per_node": 64, "cpus": 64}, "64 CPUs on a node, and one has 8"),
@@ -242,7 +242,7 @@ def test_a_job_that_does_not_begin_on_idle_nodes_keeps_none_and_has_no_more_made
         worlds.goes_on(60)
         most = max(most, len(worlds.pods))
     assert most == 2 and not worlds.pods
-    assert "does not begin" in told(worlds)[("w", "fit")]
+    assert "has not started although" in told(worlds)[("w", "fit")]
     made = len(done(worlds, CreatePod))
     for _ in range(20):
         worlds.goes_on(60)
@@ -556,8 +556,8 @@ def test_an_environment_that_is_none_is_a_sentence_and_stops_nobody(env: object)
 def test_which_names_are_its() -> None:
     pool = parse_pool({"metadata": {"name": "w", "uid": "u"}, "spec": SPEC})
     names = ("w-0", "w-3", "w-4", "w-03", "w-", "w", "x-1", "w-a")
-    assert [pool.numbered(name) for name in names] == [0, 3, 4, -1, -1, -1, -1, -1]
-    assert [name for name in names if pool.may_have(name)] == ["w-0", "w-3"]
+    assert [pool.number_of(name) for name in names] == [0, 3, 4, -1, -1, -1, -1, -1]
+    assert [name for name in names if pool.may_create(name)] == ["w-0", "w-3"]
 
 
 def test_of_two_pools_that_may_have_one_name_the_older_has_its_pods() -> None:

@@ -30,7 +30,7 @@ EVENTS: dict[str, Callable[[ElasticWorlds, int], object]] = {
     "reserved no more": lambda w, n: w.reserved.discard(f"w-{n}"),
     "template": lambda w, n: w.roll(str(n)),
     "breaks": lambda w, n: w.broken.add(w.read().hash),
-    "max": lambda w, n: w.elastic_is(max=n + 1, min=min(n, w.read().elastic.least)),  # type: ignore[union-attr]  # it is one
+    "max": lambda w, n: w.elastic_is(max=n + 1, min=min(n, w.read().elastic.minimum)),  # type: ignore[union-attr]  # it is one
     "min": lambda w, n: w.elastic_is(min=min(n, w.most)),
     "none may": lambda w, n: w.roll("1", maxUnavailable=n % 2),
     "not asked": lambda w, n: setattr(w, "asked", n % 2 == 0),
@@ -110,7 +110,7 @@ def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends
     worlds.asked = worlds.claims = True
     for number in list(worlds.queue):
         worlds.is_done(number)
-    if not worlds.read().most:
+    if not worlds.read().max_unavailable:
         worlds.roll("1", maxUnavailable=1)
     worlds.all_well()
     for node in worlds.slurm.values():
@@ -119,7 +119,7 @@ def test_whatever_happens_no_pod_with_a_job_goes_max_is_never_passed_and_it_ends
     worlds.now += 3600
     worlds.all_well()
     wants = worlds.read().elastic
-    assert wants is not None and len(worlds.pods) == wants.least, (sorted(worlds.pods), wants)
+    assert wants is not None and len(worlds.pods) == wants.minimum, (sorted(worlds.pods), wants)
     assert worlds.updated() == set(worlds.pods), "and all of them of the present template"
     assert {name for name, node in worlds.slurm.items() if node.drained_by == "fleet"} == worlds.slurm.keys() - set(
         worlds.pods

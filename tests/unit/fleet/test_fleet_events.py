@@ -46,7 +46,9 @@ def test_what_is_told_of_the_whole_stands_with_a_pod_of_the_fleet() -> None:
         name: KubePod(name, f"uid-{name}", component=of)
         for name, of in (("login", "login"), ("slurm-fleet-x", "fleet"))
     }
-    said = event(Notice("fleet", "clock", "slurmctld's clock is behind ours"), replace(WORLD, others=others), "slurm")
+    said = event(
+        Notice("fleet", "clock", "slurmctld's clock is behind the fleet's"), replace(WORLD, others=others), "slurm"
+    )
     assert said is not None
     assert (said["involvedObject"]["name"], said["involvedObject"]["uid"]) == ("slurm-fleet-x", "uid-slurm-fleet-x")
     assert (said["type"], said["reason"]) == ("Warning", "Clock")

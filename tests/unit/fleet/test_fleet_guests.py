@@ -192,16 +192,16 @@ def test_of_a_pod_that_cannot_be_read_its_node_is_known_and_of_namespaces_those_
     cache.guests[1].now.take({**waiting({}), "metadata": {"name": "b", "namespace": "lab"}})
     here = cache.world()
     assert isinstance(here, KubernetesView)
-    assert (here.sees("n0"), here.sees("n1")) == (False, True)
+    assert (here.can_read_pods_on("n0"), here.can_read_pods_on("n1")) == (False, True)
     assert here.guests is not None and [one.name for one in here.guests] == ["lab/b"]
-    assert len(here.silent) == 1 and "403 Forbidden" in here.unread.values()
+    assert len(here.unknown_namespaces) == 1 and "403 Forbidden" in here.unread.values()
     cache.pods.now.take({**bad, "spec": {}})
     there = cache.world()
-    assert isinstance(there, KubernetesView) and there.sees("n0"), "it is on none yet"
+    assert isinstance(there, KubernetesView) and there.can_read_pods_on("n0"), "it is on none yet"
     cache.pods.now.take({**bad, "spec": {"nodeName": 7}})
     there = cache.world()
-    assert isinstance(there, KubernetesView) and not there.sees("n1"), "it may be on any"
+    assert isinstance(there, KubernetesView) and not there.can_read_pods_on("n1"), "it may be on any"
     cache.pods.now.drop("w0")
     cache.guests[1].heard = 0.0
     there = cache.world()
-    assert isinstance(there, KubernetesView) and there.sees("n0") and there.guests is None
+    assert isinstance(there, KubernetesView) and there.can_read_pods_on("n0") and there.guests is None

@@ -143,7 +143,7 @@ def test_thousands_of_pods_each_another_one_keep_no_other_namespace_from_a_machi
     worlds.wants_machine("b")
     worlds.decide(worlds.world())
     assert len(tried) < 600, "of the work of one look"
-    assert [one for one in told(worlds).values() if "of namespace noisy so many different pods wait" in one]
+    assert [one for one in told(worlds).values() if "so many different pods wait in namespace noisy" in one]
     worlds.goes_on()
     assert worlds.asked["b"].node and len(worlds.lent()) == 1
 
@@ -222,7 +222,7 @@ def test_that_a_reservation_cannot_be_read_is_told_and_by_whom_nothing_is_lent(w
     assert not worlds.lent()
     stands = worlds.decide(unread).notices
     (told,) = [one for one in stands if (one.about, one.kind) == ("fleet", "unread")]
-    assert "of Slurm reservation later is not known" in told.text and told.text.endswith(why)
+    assert "Slurm's reservation later cannot be read" in told.text and told.text.endswith(why)
     assert "lent" in told.text, "and what waits for it"
 
 
@@ -290,7 +290,9 @@ def test_a_namespace_of_which_nothing_is_known_keeps_what_it_has_and_no_other_fr
 
 def test_a_name_of_a_pool_that_is_not_there_is_told(worlds: LendWorlds) -> None:
     worlds.policy = replace(worlds.policy, lend=replace(LENDS, pools={"w": 0.5, "ww": 0.5}))
-    assert told(worlds) == {"fleet": "the policy lends machines of pool ww, and there is no WorkerPool of that label"}
+    assert told(worlds) == {
+        "fleet": "the policy's lend.pools names ww, but no WorkerPool has that label; correct the name"
+    }
 
 
 def test_a_share_is_as_many_as_people_count() -> None:

@@ -175,7 +175,7 @@ def test_an_object_that_cannot_be_read_is_explained_by_its_mistake() -> None:
     assert isinstance(world.kubernetes, KubernetesView)
     world = replace(world, kubernetes=replace(world.kubernetes, unread={"WorkerPool/gpu": why}))
     text = "\n".join(explain("gpu", world, worlds.decide(world)))
-    assert f"WorkerPool/gpu {why}: the fleet changes nothing of it until that is corrected" in text
+    assert f"WorkerPool/gpu {why}: the fleet changes nothing of it until you correct it" in text
 
 
 def test_a_machine_that_was_given_up_says_so_until_it_is_back() -> None:
@@ -216,4 +216,4 @@ def test_a_proposed_taint_names_its_way_back() -> None:
 def test_a_taint_that_a_person_forgot_on_a_ready_node_is_named() -> None:
     worlds = settled()
     worlds.nodes["n1"].taints["node.kubernetes.io/out-of-service"] = "nodeshutdown"
-    assert "a person set it and takes it back: kubectl taint nodes n1" in explained(worlds, "n1")
+    assert "the fleet did not set it; remove it: kubectl taint nodes n1" in explained(worlds, "n1")

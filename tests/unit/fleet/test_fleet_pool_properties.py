@@ -80,7 +80,7 @@ def test_whatever_happens_no_pod_with_a_job_goes_no_more_than_may_be_are_away_an
     worlds = PoolWorlds(SIZE, Policy(changes=changes, share=1.0), per_node=per_node, **how)
     run(worlds, steps)
     worlds.broken.clear()
-    if not worlds.read().most:
+    if not worlds.read().max_unavailable:
         worlds.roll("1", maxUnavailable=1)
     worlds.all_well()
     assert set(worlds.pods) == set(worlds.world_names()) == worlds.updated()
@@ -100,7 +100,7 @@ def test_whatever_is_refused_all_else_settles(
 
     A quota, a policy or a budget may refuse changes of any pods, for ever.
     """
-    worlds = PoolWorlds(4, Policy(changes=changes, share=1.0, shows=""), **{**how, "maxUnavailable": 40})
+    worlds = PoolWorlds(4, Policy(changes=changes, share=1.0, node_condition=""), **{**how, "maxUnavailable": 40})
     names = {f"w-{number}" for number in numbers}
     worlds.refuses = lambda change: type(change) in kinds and about(change) in {*names, "w"}
     worlds.wants_of_it(replicas=size)

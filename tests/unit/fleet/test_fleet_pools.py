@@ -546,7 +546,7 @@ def test_of_two_pools_that_would_have_a_pod_of_one_name_the_older_one_makes_it()
     young = PoolWorlds(1, per_node=True).read()
     old = replace(PoolWorlds(1).read(), name="w-x", uid="pool-wx", label="w-x", created=-1.0)
     found = refusals(assemble(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))
-    assert found == {"w": "none of its pods is touched: w-x, older, has w-x-0 too"}
+    assert found == {"w": "the fleet touches none of its pods: w-x, older, has w-x-0 too"}
 
 
 # One pod on each Node
@@ -687,11 +687,11 @@ def test_a_wrong_edit_in_a_roll_leaves_the_last_good_spec_in_force(worlds: PoolW
     assert sorted(worlds.pods) == ["w-0", "w-1", "w-2", "w-3"] and set(worlds.templates.values()) == {rolled}
     assert not any(node.drained_by for node in worlds.slurm.values())
     mistake = "cannot read spec.update.deadlineSeconds: it is missing"
-    assert stands(worlds)["Updated"] == ("False", f"{mistake}: the last good spec holds until that is corrected")
+    assert stands(worlds)["Updated"] == ("False", f"{mistake}: the last good spec applies until you correct it")
     assert stands(worlds)["Ready"] == ("True", "")
     (updated,) = [one for one in worlds.read().status.conditions if one.type == "Updated"]
     assert updated.reason == "Mistake"
-    assert told(worlds)[POOL, "pool"] == f"{mistake}: its last good spec holds until that is corrected"
+    assert told(worlds)[POOL, "pool"] == f"{mistake}: its last good spec applies until you correct it"
     snapshot = worlds.world()
     why = list(explain(POOL, snapshot, worlds.decide(snapshot)))
     assert any(mistake in line for line in why), why

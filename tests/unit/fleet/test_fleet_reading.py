@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fleet.errors import FleetError
 from fleet.policy import Policy, policy, policy_from_json
 from fleet.world import kubernetes, slurm
-from fleet.world.fields import each
+from fleet.world.fields import iterate_items
 from init.errors import ConfigError
 from tests import fleet_world
 
@@ -162,7 +162,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(["nodes", "jobs", "errors", ""]), VALUES), st.sampled_from([None, 2]))
 def test_a_list_that_is_read_item_by_item_is_the_same_list(said: dict[str, Any], indent: int | None) -> None:
     rest: dict[str, object] = {}
-    found = list(each(f" {json.dumps(said, indent=indent)}\n", "nodes", rest))
+    found = list(iterate_items(f" {json.dumps(said, indent=indent)}\n", "nodes", rest))
     if isinstance(said.get("nodes"), list):
         assert found == said["nodes"]
         said = {**said, "nodes": None}
@@ -177,4 +177,4 @@ def test_an_answer_that_is_cut_or_changed_is_none(said: dict[str, Any], data: st
     cut = data.draw(st.integers(0, len(text) - 1))
     for broken in (text[:cut], text[:cut] + "\x00" + text[cut:], text + "]"):
         with pytest.raises(ValueError):
-            list(each(broken, "nodes", {}))
+            list(iterate_items(broken, "nodes", {}))

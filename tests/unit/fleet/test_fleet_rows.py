@@ -572,7 +572,7 @@ def test_a_record_stays_where_anything_speaks_for_it_or_nothing_is_known(sets: W
 
 @pytest.mark.parametrize("name", ["w", "w-02", "w-x", "w-1-2", "-1", "w--1", "w-9999999999"])
 def test_a_name_that_no_set_of_ours_makes_is_nobody_of_ours(name: str) -> None:
-    assert KubernetesView(sets={"w": StatefulSet(2)}).made(name) is None
+    assert KubernetesView(sets={"w": StatefulSet(2)}).will_exist(name) is None
 
 
 # Slurm's state, shown in Kubernetes.
@@ -636,7 +636,7 @@ def test_of_a_node_one_of_whose_workers_is_not_known_nothing_is_shown(worlds: Wo
 
 
 def test_the_nodes_condition_is_named_or_left_out_by_policy() -> None:
-    worlds = Worlds(policy=Policy(shows=""))
+    worlds = Worlds(policy=Policy(node_condition=""))
     worlds.settle()
     assert worlds.nodes["n0"].condition is None
 
@@ -688,7 +688,10 @@ def test_where_that_does_not_help_the_pod_is_replaced_and_registers() -> None:
     of_older_images(worlds, "w0")
     forgotten(worlds, "w0")
     worlds.settle_in()
-    assert told(worlds)["w0", "lost"] == "Slurm does not know it: its slurmd restarts, or else its pod goes"
+    assert (
+        told(worlds)["w0", "lost"]
+        == "Slurm does not know it: the fleet asked its slurmd to restart, and replaces the pod if that does not help"
+    )
     worlds.now += worlds.policy.lost_s - 1
     worlds.settle_in()
     assert worlds.pods["w0"].uid == "pod-w0-0"
@@ -896,7 +899,7 @@ def test_while_slurm_is_silent_for_other_reasons_no_machine_is_given_up(acting: 
         ({"kubelet": True}, "its kubelet answers"),
         ({"kubelet": None}, "it has no address"),
         ({"pods": ("w-0",)}, "w-0 answers on it"),
-        ({"witness": False}, "it may be our own network"),
+        ({"witness": False}, "its own network may be cut"),
     ],
 )
 def test_one_sign_of_life_or_one_that_nobody_can_read_and_nothing_is_given_up(
@@ -955,7 +958,7 @@ def test_where_slurm_hears_the_worker_its_machine_is_not_dead(acting: Worlds) ->
     dead_for(acting, "n0")
     acting.slurm["w-0"].responds = True
     acting.settle_in()
-    assert "Slurm has not lost w-0 on it yet" in told(acting)["n0", "dead"]
+    assert "slurmctld still hears w-0 on it" in told(acting)["n0", "dead"]
     assert not [change for change in acting.done if isinstance(change, Fence | Delete)]
 
 
@@ -988,7 +991,7 @@ def test_machines_that_die_together_are_not_given_up(acting: Worlds) -> None:
     dead_for(acting, "n0", "n1")
     acting.settle_in()
     assert not [change for change in acting.done if isinstance(change, Fence | Delete)]
-    assert "more than 1 do not answer" in told(acting)["fleet", "fencing"]
+    assert "more than 1 of" in told(acting)["fleet", "fencing"]
 
 
 def test_machines_that_are_given_up_count_until_they_are_back(acting: Worlds) -> None:
@@ -1173,7 +1176,7 @@ def test_so_many_changes_a_pass_and_the_rest_later() -> None:
     worlds.settle_in()
     worlds.cordon(*worlds.nodes)
     assert worlds.look() == 2
-    assert told(worlds)["fleet", "rate"] == "more than 2 changes are due: the rest follow"
+    assert told(worlds)["fleet", "rate"] == "more than 2 changes are due; the rest follow in the next passes"
     worlds.settle()
 
 

@@ -52,10 +52,10 @@ def test_a_mistake_of_ours_is_no_page_in_a_pools_condition(worlds: PoolWorlds) -
     worlds.wants_of_it(replicas=5)
     decision = worlds.decide(worlds.world())
     (create,) = [one for one in decision.changes if isinstance(one, CreatePod)]
-    text = "create: a mistake of the fleet's: Traceback:\n" + "  line\n" * 1000
+    text = "create: a bug of the fleet: Traceback:\n" + "  line\n" * 1000
     worlds.memory = decision.memory.tried([create], {action_key(create): text}, worlds.now)
     worlds.look()
-    assert why(worlds) == f"not ready: {POOL}-4; create: a mistake of the fleet's: Traceback:"
+    assert why(worlds) == f"not ready: {POOL}-4; create: a bug of the fleet: Traceback:"
 
 
 @pytest.mark.parametrize(

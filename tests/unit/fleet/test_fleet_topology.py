@@ -126,7 +126,7 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
     assert due_place(Worker("w0", pod, node, newer), TREE.topology)
     world = FleetSnapshot(KubernetesView({"n0": node}, {"w0": pod}), SlurmView({"w0": older}))
     (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).notices if one.kind == "topology"]
-    assert (told.about, told.text) == ("fleet", "the fleet sets no topology before Slurm 25.05")
+    assert (told.about, told.text) == ("fleet", "Slurm before 25.05 takes no places; see `fleet topology` for a file")
 
 
 def test_a_machine_that_calls_itself_ever_anew_costs_slurm_few_switches() -> None:
@@ -140,7 +140,7 @@ def test_a_machine_that_calls_itself_ever_anew_costs_slurm_few_switches() -> Non
         seen.add(worlds.slurm["w0"].place)
     assert len(seen) <= OFTEN + 1
     told = {one.about: one.text for one in worlds.decide(worlds.world()).notices if one.kind == "topology"}
-    assert told == {"w0": "was elsewhere too often: its place waits for an hour of rest"}
+    assert told == {"w0": "changed its place too often; the fleet sets it again after an hour without changes"}
     worlds.now += 3700
     worlds.look()
     assert worlds.slurm["w0"].place.endswith("/r49")
@@ -169,7 +169,7 @@ def test_a_domain_that_the_policy_names_is_a_block_and_what_it_does_not_name_is_
     assert found["w1"].place == f"default:/:4,blocks:{part('d.1')}"
     assert found["w2"].place == "default:/:4,blocks:unknown"
     (told,) = [one for one in worlds.decide(worlds.world()).notices if one.kind == "topology"]
-    assert told.text == "workers in no block: topology.blocks.domains does not name d9"
+    assert told.text == "workers are in no block; add their domains to topology.blocks.domains: d9"
     worlds.look()
     assert not placed(worlds)
     worlds.policy = Policy(topology=Topology((ROW,)))
