@@ -151,13 +151,8 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     kubernetes, slurm = snapshot.kubernetes, snapshot.slurm
     notices: list[Notice] = []
     if snapshot.clocks:
-        notices.append(
-            Notice(
-                "fleet",
-                "clock",
-                f"{snapshot.clocks}: until you correct it, the fleet gives up no machine and no deadline ends",
-            )
-        )
+        effect = "until you correct it, the fleet gives up no machine and no deadline ends"
+        notices.append(Notice("fleet", "clock", f"{snapshot.clocks}: {effect}"))
         policy = without_deadlines(policy)
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         sides = (("Kubernetes", kubernetes), ("Slurm", slurm))
@@ -165,19 +160,12 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         if isinstance(kubernetes, Unknown):
             return finish(memory, notices, (), memory, now)
         return _without_slurm(snapshot, kubernetes, memory, now, policy, notices)
-    goals = remediation.derive_goals(snapshot, now, policy)
-    # With a wrong clock, waiting and idle times are unknown.
-    pool_world, pool_slurm = (
-        (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
-    )
-    pool_plan = plan_pools(
-        snapshot.workers(), pool_world, pool_slurm, now, policy, memory.idle_nodes_since, memory.refused
-    )
+    current = Pass.of(snapshot, kubernetes, slurm, memory, now, policy)
     changes = _sort_out(
         notices,
-        _unread(kubernetes, slurm),
-        _actions(snapshot, kubernetes, slurm, memory, now, policy, goals, pool_plan=pool_plan),
-        fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now),
+        current.unread(),
+        current.actions(),
+        current.fencing.actions,
         conditions.show_pages(kubernetes, snapshot.pages),
     )
     changes, refused = _not_refused(changes, memory, now)
@@ -187,18 +175,17 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
             isinstance(change, LAST),
             not getattr(change, "urgent", False),
             action_key(change) in refused,
-            _is_creation(change),
+            isinstance(change, CreatePod),
         )
     )
     admitted_changes = _within_rate(changes, refused, policy, notices)
-    workers = list(snapshot.workers())
     after = FleetMemory(
         absent={node.name: memory.absent.get(node.name, now) for node in awake_orphans(snapshot)},
         lost=remember_lost_pods(snapshot, memory.lost, admitted_changes, now),
-        marks=_marks(memory, workers, kubernetes, now, policy, goals, pool_plan),
-        moved=topology.remember_places(workers, memory.moved, now) if policy.topology.is_set else {},
+        marks=current.marks(),
+        moved=topology.remember_places(current.workers, memory.moved, now) if policy.topology.is_set else {},
         refused=refused,
-        idle_nodes_since=pool_plan.idle_nodes_since,
+        idle_nodes_since=current.pools.idle_nodes_since,
         paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
     )
     return finish(memory, notices, admitted_changes, after, now)
@@ -217,7 +204,7 @@ def _without_slurm(
     slurm = snapshot.slurm
     changes = _sort_out(
         notices,
-        fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now),
+        fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now).actions,
         conditions.show_outage(kubernetes, since, now, policy),
         conditions.show_slinky_busy(kubernetes, policy),
         conditions.show_pages(kubernetes, snapshot.pages),
@@ -238,10 +225,6 @@ def _sort_out(notices: list[Notice], *actions: Iterable[Action]) -> list[Change]
             else:
                 changes.append(action)
     return changes
-
-
-def _is_creation(change: Change) -> bool:
-    return isinstance(change, CreatePod)
 
 
 def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapping[str, int]) -> list[Change]:
@@ -307,164 +290,170 @@ def _undated(kubernetes: KubernetesView) -> KubernetesView:
     return replace(kubernetes, pools=timeless)
 
 
-def _actions(
-    snapshot: FleetSnapshot,
-    kubernetes: KubernetesView,
-    slurm: SlurmView,
-    memory: FleetMemory,
-    now: float,
-    policy: Policy,
-    goals: remediation.Goals | None,
-    *,
-    pool_plan: PoolsPlan,
-) -> Iterator[Action]:
-    fencing_causes = fencing.fencing_causes(kubernetes, slurm, snapshot.proofs, policy, now)
-    # While a worker's Node is unknown, so is the end of a cause.
-    workers = {
-        worker.name: (
-            worker,
-            {
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass in which both sides are known: its input, and the plans from which its actions follow."""
+
+    snapshot: FleetSnapshot
+    kubernetes: KubernetesView
+    slurm: SlurmView
+    memory: FleetMemory
+    now: float
+    policy: Policy
+    goals: remediation.Goals | None
+    pools: PoolsPlan
+    fencing: fencing.FencingPlan
+    workers: tuple[Worker, ...]
+    # The causes of each worker whose Node is known: while a Node is unknown, so is the end of a cause.
+    causes: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: FleetSnapshot,
+        kubernetes: KubernetesView,
+        slurm: SlurmView,
+        memory: FleetMemory,
+        now: float,
+        policy: Policy,
+    ) -> Pass:
+        goals, workers = remediation.derive_goals(snapshot, now, policy), tuple(snapshot.workers())
+        # With a wrong clock, waiting and idle times are unknown.
+        dated = (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
+        pools = plan_pools(workers, *dated, now, policy, memory.idle_nodes_since, memory.refused)
+        fences = fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now)
+        causes = {
+            worker.name: {
                 **find_causes(worker, policy, now),
-                **fencing_causes.get(worker.pod.node, {}),
+                **fences.causes.get(worker.pod.node, {}),
                 **lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
                 **remediation.goal_causes(worker, goals, kubernetes),
-                **pool_plan.causes.get(worker.name, {}),
-            },
-        )
-        for worker in snapshot.workers()
-        if worker.node is not None
-    }
-    unmanned = {
-        node.name: (node, orphan_causes(now - memory.absent.get(node.name, now), policy))
-        for node in awake_orphans(snapshot)
-    }
-    silent = [name for name, (worker, _) in workers.items() if worker.node and silent_for(worker.node, now) >= 0]
-    causes_of_nodes = {name: (worker.slurm, worker_causes) for name, (worker, worker_causes) in workers.items()}
-    limits = count_budget({**causes_of_nodes, **unmanned}, policy, [*silent, *unmanned])
-    if limits.paused:
-        yield _pause(limits, len(workers) + len(unmanned))
-    missing = {pool: names - pool_plan.spare for pool, names in find_away(snapshot.workers()).items()}
-    for name, (worker, worker_causes) in workers.items():
-        admitted_causes = admit_causes(worker.slurm, worker_causes, limits)
-        guard = protect(worker, slurm, admitted_causes)
-        if name in pool_plan.named and isinstance(guard, Free):
-            guard = None  # the next pass may withdraw the label: freeing it in each pass would never end
-        drain_action = decide_drain(worker, admitted_causes, _mark(worker, memory))
-        if isinstance(drain_action, Undrain) and conditions.shows_slinky_drain(worker.pod):
-            drain_action = None  # programs that delete drained pods must see the end of the drain first
-        is_ending = worker.slurm is not None and worker.slurm.by_fleet and not admitted_causes
-        shown = (conditions.show_on_pod(worker), conditions.show_slinky_states(worker, slurm, policy, ends=is_ending))
-        yield from filter(None, [drain_action, guard, *shown])
-        yield from restart_slurmd(worker, slurm, memory.lost.get(name), now, policy)
-        if pool_plan.pools_unknown or name in pool_plan.named:
-            continue
-        pods_away = missing.setdefault(worker.pod.pool, set())
-        room = pool_plan.room(worker, len(pods_away) - (name in pods_away), policy)
-        if (departure := leave(worker, slurm, admitted_causes, room)) is not None:
-            yield departure
-            if isinstance(departure, Evict):
-                pods_away.add(name)
-    for name, (node, causes_of_orphan) in unmanned.items():
-        counted = admit_causes(node, causes_of_orphan, limits)
-        yield from filter(None, [decide_orphan(node, slurm, counted, will_exist=kubernetes.will_exist(name))])
-    yield from _on_nodes(kubernetes, (worker for worker, _ in workers.values()), policy, goals, limits)
-    yield from pool_plan.actions
-    yield from report_rollouts(snapshot.workers(), kubernetes)
-    if goals is not None:
-        yield from remediation.cordons(goals)
-        # Deadlines of remedies and times in the history wait for a trusted clock.
-        if not snapshot.clocks:
-            yield from remediation.record_machines(goals, kubernetes, slurm, now, policy, memory.refused)
-    yield from _places(snapshot, memory, now, policy)
+                **pools.causes.get(worker.name, {}),
+            }
+            for worker in workers
+            if worker.node is not None
+        }
+        return cls(snapshot, kubernetes, slurm, memory, now, policy, goals, pools, fences, workers, causes)
 
+    def actions(self) -> Iterator[Action]:
+        placed = [worker for worker in self.workers if worker.node is not None]
+        orphans = {
+            node.name: (node, orphan_causes(self.now - self.memory.absent.get(node.name, self.now), self.policy))
+            for node in awake_orphans(self.snapshot)
+        }
+        silent = [worker.name for worker in placed if worker.node and silent_for(worker.node, self.now) >= 0]
+        drainable = {worker.name: (worker.slurm, self.causes[worker.name]) for worker in placed} | orphans
+        limits = count_budget(drainable, self.policy, [*silent, *orphans])
+        if limits.paused:
+            yield _pause(limits, len(drainable))
+        yield from self._of_workers(placed, limits)
+        for name, (node, causes) in orphans.items():
+            counted = admit_causes(node, causes, limits)
+            will_exist = self.kubernetes.will_exist(name)
+            yield from filter(None, [decide_orphan(node, self.slurm, counted, will_exist=will_exist)])
+        yield from self._of_nodes(placed, limits)
+        yield from self.pools.actions
+        yield from report_rollouts(self.workers, self.kubernetes)
+        if self.goals is not None:
+            yield from remediation.cordons(self.goals)
+            # Deadlines of remedies and times in the history wait for a trusted clock.
+            if not self.snapshot.clocks:
+                yield from remediation.record_machines(
+                    self.goals, self.kubernetes, self.slurm, self.now, self.policy, self.memory.refused
+                )
+        yield from self._places()
 
-def _on_nodes(
-    kubernetes: KubernetesView,
-    workers: Iterable[Worker],
-    policy: Policy,
-    goals: remediation.Goals | None,
-    limits: Budget,
-) -> Iterator[Action]:
-    """Set cordons and conditions of Nodes with workers, and remove conditions from Nodes without workers."""
-    workers_on: dict[str, list[Worker]] = {}
-    for worker in workers:
-        workers_on.setdefault(worker.pod.node, []).append(worker)
-    for name, workers_there in workers_on.items():
-        node, goal = kubernetes.nodes[name], goals.of_node(name) if goals else remediation.UP
-        # An unknown goal, or one that a pause suspends, lifts no cordon.
-        if not kubernetes.machines_unknown and (goal.up or goal.person or not limits.paused):
-            yield from filter(None, [conditions.follow_cordon(node, workers_there, policy, goal.text)])
-        yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.fleet_mark)])
-    occupied = {pod.node for pod in kubernetes.pods.values()}
-    for node in kubernetes.nodes.values():
-        shown = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.fleet_mark)
-        if shown is not None and kubernetes.can_read_pods_on(node.name):
-            yield shown
+    def _of_workers(self, workers: Iterable[Worker], limits: Budget) -> Iterator[Action]:
+        """Drain, label and evict workers, and show their state."""
+        missing = {pool: names - self.pools.spare for pool, names in find_away(self.workers).items()}
+        for worker in workers:
+            name, node = worker.name, worker.slurm
+            causes = admit_causes(node, self.causes[name], limits)
+            guard = protect(worker, self.slurm, causes)
+            if name in self.pools.named and isinstance(guard, Free):
+                guard = None  # the next pass may withdraw the label: freeing it in each pass would never end
+            drain_action = decide_drain(worker, causes, self._mark(worker))
+            if isinstance(drain_action, Undrain) and conditions.shows_slinky_drain(worker.pod):
+                drain_action = None  # programs that delete drained pods must see the end of the drain first
+            ends = node is not None and node.by_fleet and not causes
+            slinky = conditions.show_slinky_states(worker, self.slurm, self.policy, ends=ends)
+            yield from filter(None, [drain_action, guard, conditions.show_on_pod(worker), slinky])
+            yield from restart_slurmd(worker, self.slurm, self.memory.lost.get(name), self.now, self.policy)
+            if self.pools.pools_unknown or name in self.pools.named:
+                continue
+            pods_away = missing.setdefault(worker.pod.pool, set())
+            room = self.pools.room(worker, len(pods_away) - (name in pods_away), self.policy)
+            if (departure := leave(worker, self.slurm, causes, room)) is not None:
+                yield departure
+                if isinstance(departure, Evict):
+                    pods_away.add(name)
 
+    def _of_nodes(self, workers: Iterable[Worker], limits: Budget) -> Iterator[Action]:
+        """Set cordons and conditions of Nodes with workers, and remove conditions from Nodes without workers."""
+        kubernetes, policy = self.kubernetes, self.policy
+        workers_on: dict[str, list[Worker]] = {}
+        for worker in workers:
+            workers_on.setdefault(worker.pod.node, []).append(worker)
+        for name, there in workers_on.items():
+            node, goal = kubernetes.nodes[name], self.goals.of_node(name) if self.goals else remediation.UP
+            # An unknown goal, or one that a pause suspends, lifts no cordon.
+            if not kubernetes.machines_unknown and (goal.up or goal.person or not limits.paused):
+                yield from filter(None, [conditions.follow_cordon(node, there, policy, goal.text)])
+            yield from filter(None, [conditions.show_on_node(node, there, policy, kubernetes.fleet_mark)])
+        occupied = {pod.node for pod in kubernetes.pods.values()}
+        for node in kubernetes.nodes.values():
+            hide = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.fleet_mark)
+            if hide is not None and kubernetes.can_read_pods_on(node.name):
+                yield hide
 
-def _places(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Iterator[Action]:
-    if policy.topology.is_set and any(worker.slurm and worker.slurm.topology is None for worker in snapshot.workers()):
-        yield Notice("fleet", "topology", "Slurm before 25.05 takes no places; see `fleet topology` for a file")
-    elif domains := topology.unlisted_domains(snapshot.workers(), policy.topology):
-        missing = first_of(domains, 3, ", ")
-        yield Notice(
-            "fleet", "topology", f"workers are in no block; add their domains to topology.blocks.domains: {missing}"
-        )
-    for worker in snapshot.workers():
-        if (change := topology.due_place(worker, policy.topology)) is None:
-            continue
-        if topology.is_restless(memory.moved.get(worker.name), now):
-            yield Notice(
-                worker.name,
-                "topology",
-                "changed its place too often; the fleet sets it again after an hour without changes",
-            )
-        else:
-            yield change
+    def _places(self) -> Iterator[Action]:
+        wanted = self.policy.topology
+        if wanted.is_set and any(worker.slurm and worker.slurm.topology is None for worker in self.workers):
+            yield Notice("fleet", "topology", "Slurm before 25.05 takes no places; see `fleet topology` for a file")
+        elif domains := topology.unlisted_domains(self.workers, wanted):
+            text = "workers are in no block; add their domains to topology.blocks.domains"
+            yield Notice("fleet", "topology", f"{text}: {first_of(domains, 3, ', ')}")
+        for worker in self.workers:
+            if (change := topology.due_place(worker, wanted)) is None:
+                continue
+            if topology.is_restless(self.memory.moved.get(worker.name), self.now):
+                text = "changed its place too often; the fleet sets it again after an hour without changes"
+                yield Notice(worker.name, "topology", text)
+            else:
+                yield change
+
+    def unread(self) -> Iterator[Notice]:
+        """Report the objects that cannot be read."""
+        for name, problem in self.kubernetes.unread.items():
+            yield Notice(name, "unread", problem)
+        for name, problem in self.slurm.unread.items():
+            yield Notice(f"Slurm/{name}", "unread", problem)
+        for name, problem in self.slurm.doubts.items():
+            effect = "the fleet evicts, removes, lends and shrinks nothing that depends on it"
+            yield Notice("fleet", "unread", f"Slurm's {name} cannot be read, so {effect}: {problem}")
+
+    def _mark(self, worker: Worker) -> Mark | None:
+        node = worker.slurm
+        if node is None:
+            return None
+        return node.mark or (None if is_free_comment(node.comment) else self.memory.marks.get(worker.name))
+
+    def marks(self) -> Mapping[str, Mark]:
+        """Remember marks that a person's comment displaces in Slurm, as long as their causes last."""
+        marks = {}
+        for worker in self.workers:
+            if worker.slurm is None or is_free_comment(worker.slurm.comment):
+                continue
+            mark = worker.slurm.mark if worker.slurm.by_fleet else self.memory.marks.get(worker.name)
+            if mark is not None and (worker.node is None or self.causes[worker.name]):
+                marks[worker.name] = mark
+        return marks
 
 
 def _pause(limits: Budget, total: int) -> Notice:
     # Without the present number: a new text would be reported in each pass.
     unwell = f"more than {limits.most} of {total} workers have unwell machines, probably for a common cause"
     return Notice("fleet", "pause", f"{unwell}: the fleet drains no other worker for that until fewer are unwell")
-
-
-def _unread(kubernetes: KubernetesView, slurm: SlurmView) -> Iterator[Notice]:
-    for name, why in {**kubernetes.unread, **{f"Slurm/{name}": why for name, why in slurm.unread.items()}}.items():
-        yield Notice(name, "unread", why)
-    for name, why in slurm.doubts.items():
-        effect = "the fleet evicts, removes, lends and shrinks nothing that depends on it"
-        yield Notice("fleet", "unread", f"Slurm's {name} cannot be read, so {effect}: {why}")
-
-
-def _mark(worker: Worker, memory: FleetMemory) -> Mark | None:
-    if worker.slurm is None:
-        return None
-    return worker.slurm.mark or (None if is_free_comment(worker.slurm.comment) else memory.marks.get(worker.name))
-
-
-def _marks(
-    memory: FleetMemory,
-    workers: Iterable[Worker],
-    kubernetes: KubernetesView,
-    now: float,
-    policy: Policy,
-    goals: remediation.Goals | None,
-    pool_plan: PoolsPlan,
-) -> Mapping[str, Mark]:
-    """Remember marks that a person's comment displaces in Slurm, as long as their causes last."""
-    marks = {}
-    for worker in workers:
-        if worker.slurm is not None and not is_free_comment(worker.slurm.comment):
-            mark = worker.slurm.mark if worker.slurm.by_fleet else memory.marks.get(worker.name)
-            if mark is not None and (
-                worker.node is None
-                or find_causes(worker, policy, now)
-                or remediation.goal_causes(worker, goals, kubernetes)
-                or worker.name in pool_plan.causes
-            ):
-                marks[worker.name] = mark
-    return marks
 
 
 def finish(

@@ -7,7 +7,8 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 
 from fleet.decide.actions import Action, Delete, Fence, Notice, Unfence
 from fleet.decide.causes import cause, silent_for
@@ -38,31 +39,42 @@ def find_suspects(kubernetes: KubernetesView, policy: Policy, now: float) -> lis
     return [node for node in nodes if silent_for(node, now) >= policy.dead_s]
 
 
+@dataclass(frozen=True, slots=True)
+class FencingPlan:
+    """The plan for all dead machines in one pass."""
+
+    actions: tuple[Action, ...]
+    # The drain causes of workers on given-up Nodes, proven again in each pass, since they end jobs.
+    causes: Mapping[str, Mapping[str, str]]
+
+
 def plan_fencing(
     kubernetes: KubernetesView, slurm: SlurmView | Unknown, proofs: Mapping[str, DeathProof], policy: Policy, now: float
-) -> Iterator[Action]:
+) -> FencingPlan:
     """Decide about every dead machine; while Slurm is unknown, only about the machine of Slurm's controller."""
     pods_by_node = pods_on(kubernetes)
     too_many = _too_many(kubernetes, pods_by_node, policy, now)
     dead = find_suspects(kubernetes, policy, now)
-    if dead and too_many:
-        yield too_many
+    actions: list[Action] = [too_many] if dead and too_many else []
+    causes: dict[str, Mapping[str, str]] = {}
     for node in dead:
-        if isinstance(slurm, Unknown) and pods_by_node[node.name][0].component != CONTROLLER:
+        pods = pods_by_node[node.name]
+        if isinstance(slurm, Unknown) and pods[0].component != CONTROLLER:
             continue
-        lacking = _lacking(node, pods_by_node[node.name], slurm, proofs.get(node.name), policy)
+        lacking = _lacking(node, pods, slurm, proofs.get(node.name), policy)
         if lacking or policy.fencing != "act":
-            yield _proposal(node, pods_by_node[node.name], lacking, policy)
+            actions.append(_proposal(node, pods, lacking, policy))
         elif node.fenced:
-            yield Notice(node.name, GIVEN_UP, given_up_text(policy))
-            yield from (
-                Delete(pod.name, pod.uid, node.name, node.version)
-                for pod in pods_by_node[node.name]
-                if _may_delete(pod, slurm)
-            )
+            causes[node.name] = cause("dead", node.name)
+            actions.append(Notice(node.name, GIVEN_UP, given_up_text(policy)))
+            actions += [Delete(pod.name, pod.uid, node.name, node.version) for pod in pods if _may_delete(pod, slurm)]
         elif not too_many and not _is_tainted(node):
-            yield Fence(*node.identity, f"not heard of for over {policy.dead_s:g} s")
-    suspected = {node.name for node in dead}
+            actions.append(Fence(*node.identity, f"not heard of for over {policy.dead_s:g} s"))
+    return FencingPlan((*actions, *_given_up(kubernetes, {node.name for node in dead}, policy, now)), causes)
+
+
+def _given_up(kubernetes: KubernetesView, suspected: Container[str], policy: Policy, now: float) -> Iterator[Action]:
+    """Take machines back that are well again, and report the others that are given up."""
     for node in kubernetes.nodes.values():
         ready_s = _ready_for(node, now)
         if node.fenced and ready_s >= policy.not_ready_s:
@@ -100,20 +112,6 @@ def _too_many(kubernetes: KubernetesView, on: Mapping[str, list[KubePod]], polic
         return None
     text = f"more than {most} of {len(on)} machines do not answer, probably for a common cause: the fleet gives up none"
     return Notice("fleet", "fencing", text)
-
-
-def fencing_causes(
-    kubernetes: KubernetesView, slurm: SlurmView, proofs: Mapping[str, DeathProof], policy: Policy, now: float
-) -> Mapping[str, Mapping[str, str]]:
-    """Return the drain causes of workers on given-up Nodes, proven again in each pass, since they end jobs."""
-    pods_by_node = pods_on(kubernetes)
-    return {
-        node.name: cause("dead", node.name)
-        for node in find_suspects(kubernetes, policy, now)
-        if node.fenced
-        and policy.fencing == "act"
-        and not _lacking(node, pods_by_node[node.name], slurm, proofs.get(node.name), policy)
-    }
 
 
 def _lacking(
