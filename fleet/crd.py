@@ -25,75 +25,91 @@ RULES = [
 ]
 
 
-def text(about: str, most: int = TEXT) -> dict[str, object]:
-    return {"type": "string", "maxLength": most, "description": about}
+Schema = dict[str, object]
 
 
-def whole(about: str) -> dict[str, object]:
-    return {"type": "integer", "format": "int64", "minimum": 0, "description": about}
+def text(about: str, most: int = TEXT, **more: object) -> Schema:
+    return {"type": "string", "maxLength": most, "description": about, **more}
 
 
-def time_(about: str) -> dict[str, object]:
+def choice(about: str, values: Sequence[str], **more: object) -> Schema:
+    return {"type": "string", "enum": list(values), "description": about, **more}
+
+
+def whole(about: str, **more: object) -> Schema:
+    return {"type": "integer", "format": "int64", "minimum": 0, "description": about, **more}
+
+
+def flag(about: str) -> Schema:
+    return {"type": "boolean", "description": about}
+
+
+def time_(about: str) -> Schema:
     return {"type": "string", "format": "date-time", "description": about}
 
 
-def mapping(about: str, **properties: object) -> dict[str, object]:
-    return {"type": "object", "description": about, "properties": properties}
+def array(about: str, most: int, items: Schema, **more: object) -> Schema:
+    return {"type": "array", "maxItems": most, "description": about, "items": items, **more}
+
+
+def mapping(about: str, required: Sequence[str] = (), /, **properties: object) -> Schema:
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "description": about, "properties": properties, **needed}
+
+
+def column(name: str, path: str, type_: str = "string", **more: object) -> Schema:
+    return {"name": name, "type": type_, "jsonPath": path, **more}
 
 
 SPEC = mapping(
     "The goal that an operator sets. The fleet never writes here.",
-    goal={
-        "type": "string",
-        "enum": list(GOALS),
-        "description": "up: the machine takes jobs, and its counted verdicts are forgiven. drain: it takes no new "
+    goal=choice(
+        "up: the machine takes jobs, and its counted verdicts are forgiven. drain: it takes no new "
         "jobs. reboot, replace, down: it takes no new jobs, and once it is idle the policy's remedy starts. Without a "
         "goal the policy decides.",
-    },
-    reason={
-        **text("Why this goal is set. Slurm shows it in the reason of the drain. Required for every goal but up."),
-        "pattern": r"^[^\n\r]*$",
-    },
+        GOALS,
+    ),
+    reason=text(
+        "Why this goal is set. Slurm shows it in the reason of the drain. Required for every goal but up.",
+        pattern=r"^[^\n\r]*$",
+    ),
 )
 
 STATUS = mapping(
     "What the fleet observed and did. Only the fleet writes here.",
-    goal={**text("The goal in effect: the operator's in spec.goal, or else the policy's."), "enum": list(GOALS)},
-    state={**text("The state of its worker in Slurm, or why there is none."), "enum": list(STATES)},
+    goal=text("The goal in effect: the operator's in spec.goal, or else the policy's.", enum=list(GOALS)),
+    state=text("The state of its worker in Slurm, or why there is none.", enum=list(STATES)),
     why=text("Why the machine takes no jobs, or what it waits for."),
     node=text("The Node that it is now; empty: none."),
     nodeUid=text("The uid of that Node."),
     boot=text("The boot id of that Node when the fleet last saw it. Within one boot no GPU comes or goes."),
     providerId=text("The machine's id at the cloud provider, from the Node's spec.providerID.", 512),
-    gpus={
-        "type": "array",
-        "maxItems": GPUS,
-        "items": {"type": "string", "maxLength": 64},
-        "description": "The UUIDs of its GPUs.",
-    },
+    gpus=array("The UUIDs of its GPUs.", GPUS, {"type": "string", "maxLength": 64}),
     worker=text("Its workers, by their names in Kubernetes and Slurm, separated by spaces.", 2048),
     verdict=text("The last verdict of a health check against the machine."),
-    ill={"type": "boolean", "description": "True while that verdict holds."},
+    ill=flag("True while that verdict holds."),
     repeats=whole("The number of verdicts within the policy's window, since they were last forgiven."),
-    history={
-        "type": "array",
-        "maxItems": EVENTS,
-        "description": "The last events of the machine, the latest last.",
-        "items": {
-            **mapping("", at=time_("When it happened."), what=text("The kind of event.", 32), text=text("Details.")),
-            "required": ["at", "what"],
-        },
-    },
+    history=array(
+        "The last events of the machine, the latest last.",
+        EVENTS,
+        mapping(
+            "",
+            ("at", "what"),
+            at=time_("When it happened."),
+            what=text("The kind of event.", 32),
+            text=text("Details."),
+        ),
+    ),
     remedy={
         **mapping(
             "The remedy in progress; absent: none.",
+            ("goal", "number", "at"),
             goal=text("The goal that the remedy serves.", 32),
             number=whole("The number of this remedy, counted per machine. A webhook gets it in the idempotency key."),
-            done={"type": "boolean", "description": "True once the remedy was requested; completion is pending."},
+            done=flag("True once the remedy was requested; completion is pending."),
             boot=text("The Node's boot id before the remedy.", 64),
             at=time_("When the remedy began."),
         ),
-        "required": ["goal", "number", "at"],
         # Atomic: applied field by field, an ended remedy would stay as an empty object.
         "x-kubernetes-map-type": "atomic",
     },
@@ -101,15 +117,15 @@ STATUS = mapping(
     fulfilled=whole("The metadata.generation whose goal reboot is complete."),
 )
 
-COLUMNS: list[Mapping[str, object]] = [
-    {"name": "Goal", "type": "string", "jsonPath": ".status.goal"},
-    {"name": "State", "type": "string", "jsonPath": ".status.state"},
-    {"name": "Node", "type": "string", "jsonPath": ".status.node"},
-    {"name": "Worker", "type": "string", "jsonPath": ".status.worker"},
-    {"name": "Repeats", "type": "integer", "jsonPath": ".status.repeats"},
-    {"name": "Why", "type": "string", "jsonPath": ".status.why"},
-    {"name": "Verdict", "type": "string", "jsonPath": ".status.verdict", "priority": 1},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+COLUMNS = [
+    column("Goal", ".status.goal"),
+    column("State", ".status.state"),
+    column("Node", ".status.node"),
+    column("Worker", ".status.worker"),
+    column("Repeats", ".status.repeats", "integer"),
+    column("Why", ".status.why"),
+    column("Verdict", ".status.verdict", priority=1),
+    column("Age", ".metadata.creationTimestamp", "date"),
 ]
 
 
@@ -167,14 +183,8 @@ MOST_LAST_GOOD = 262144
 MOST_MESSAGE = 1024
 # CEL rules, for API servers from 1.25 on; the chart leaves them out before. The fleet refuses the same itself.
 POOL_RULES = [
-    {
-        "rule": "self.mode != 'perNode' || has(self.nodeSelector)",
-        "message": "mode perNode needs nodeSelector",
-    },
-    {
-        "rule": "self.mode != 'elastic' || has(self.elastic)",
-        "message": "mode elastic needs elastic",
-    },
+    {"rule": "self.mode != 'perNode' || has(self.nodeSelector)", "message": "mode perNode needs nodeSelector"},
+    {"rule": "self.mode != 'elastic' || has(self.elastic)", "message": "mode elastic needs elastic"},
     {
         "rule": "!has(self.elastic) || self.elastic.min <= self.elastic.max",
         "message": "elastic.min must not exceed elastic.max",
@@ -193,26 +203,18 @@ POOL_NAME_RULE = [
 ]
 
 
-def whole_of(about: str, least: int) -> dict[str, object]:
-    return {**whole(about), "minimum": least, "maximum": MOST_PODS}
-
-
 POOL_SPEC = {
     **mapping(
         "The worker pods that the operator wants.",
-        mode={
-            "type": "string",
-            "enum": list(MODES),
-            "description": "fixed: as many pods as replicas says, named NAME-0, NAME-1 and so on. perNode: one pod on "
+        ("mode", "template"),
+        mode=choice(
+            "fixed: as many pods as replicas says, named NAME-0, NAME-1 and so on. perNode: one pod on "
             "each Node that nodeSelector matches, named after the Node. elastic: as many pods as jobs need, within the "
             "limits of elastic, named as with fixed.",
-        },
+            MODES,
+        ),
         # The default of a Deployment: a manifest may leave the number to `kubectl scale` or an autoscaler.
-        replicas={
-            **whole("The number of pods with mode fixed."),
-            "maximum": MOST_PODS,
-            "default": DEFAULTS["replicas"],
-        },
+        replicas=whole("The number of pods with mode fixed.", maximum=MOST_PODS, default=DEFAULTS["replicas"]),
         nodeSelector={
             "type": "object",
             "minProperties": 1,
@@ -220,70 +222,59 @@ POOL_SPEC = {
             "additionalProperties": {"type": "string", "maxLength": 63},
             "description": "With mode perNode, each Node with all of these labels gets a pod.",
         },
-        elastic={
-            **mapping(
-                "With mode elastic, the limits of the number of pods and how quickly it changes.",
-                min=whole_of("The smallest number of pods.", 0),
-                max=whole_of("The largest number of pods.", 1),
-                idleSeconds={**whole("How long a pod stays without jobs."), "default": DEFAULTS["idleSeconds"]},
-                pendingSeconds={
-                    **whole("How long a job waits before the fleet creates pods for it."),
-                    "default": DEFAULTS["pendingSeconds"],
-                },
-                step={
-                    **whole_of(
-                        "The largest number of pods that start at a time. The pods up to min all start at once.", 1
-                    ),
-                    "default": DEFAULTS["step"],
-                },
-                partitions={
-                    "type": "array",
-                    "maxItems": 64,
-                    "items": text("", 64),
-                    "description": "The Slurm partitions whose jobs the pool serves. Empty: those of its nodes.",
-                },
+        elastic=mapping(
+            "With mode elastic, the limits of the number of pods and how quickly it changes.",
+            ("min", "max"),
+            min=whole("The smallest number of pods.", maximum=MOST_PODS),
+            max=whole("The largest number of pods.", minimum=1, maximum=MOST_PODS),
+            idleSeconds=whole("How long a pod stays without jobs.", default=DEFAULTS["idleSeconds"]),
+            pendingSeconds=whole(
+                "How long a job waits before the fleet creates pods for it.", default=DEFAULTS["pendingSeconds"]
             ),
-            "required": ["min", "max"],
-        },
+            step=whole(
+                "The largest number of pods that start at a time. The pods up to min all start at once.",
+                minimum=1,
+                maximum=MOST_PODS,
+                default=DEFAULTS["step"],
+            ),
+            partitions=array(
+                "The Slurm partitions whose jobs the pool serves. Empty: those of its nodes.", 64, text("", 64)
+            ),
+        ),
         update=mapping(
             "How the fleet replaces outdated pods and removes surplus ones.",
-            maxUnavailable={
-                **whole(
-                    "The largest number of pods that are away, or idle and drained, at a time. 0: none is replaced."
-                ),
-                "default": DEFAULTS["maxUnavailable"],
-                "maximum": MOST_PODS,
-            },
-            when={
-                "type": "string",
-                "enum": list(WHEN),
-                "default": WHEN_IDLE,
-                "description": "idle: the pod waits until its jobs end. deadline: its jobs have deadlineSeconds, then "
-                "Slurm requeues them. now: Slurm requeues them at once.",
-            },
-            deadlineSeconds={
-                **whole("The time that jobs have, from the drain of their node, with when: deadline."),
-                "minimum": 1,
-            },
-        ),
-        template={
-            **mapping(
-                "The pod template. A user who may write it can run any pod in this namespace.",
-                metadata=mapping(
-                    "The labels and annotations of the pods.",
-                    **{
-                        key: {"type": "object", "additionalProperties": {"type": "string"}}
-                        for key in ("labels", "annotations")
-                    },
-                ),
-                spec={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+            maxUnavailable=whole(
+                "The largest number of pods that are away, or idle and drained, at a time. 0: none is replaced.",
+                default=DEFAULTS["maxUnavailable"],
+                maximum=MOST_PODS,
             ),
-            "required": ["spec"],
-        },
+            when=choice(
+                "idle: the pod waits until its jobs end. deadline: its jobs have deadlineSeconds, then Slurm requeues "
+                "them. now: Slurm requeues them at once.",
+                WHEN,
+                default=WHEN_IDLE,
+            ),
+            deadlineSeconds=whole(
+                "The time that jobs have, from the drain of their node, with when: deadline.", minimum=1
+            ),
+        ),
+        template=mapping(
+            "The pod template. A user who may write it can run any pod in this namespace.",
+            ("spec",),
+            metadata=mapping(
+                "The labels and annotations of the pods.",
+                **{
+                    key: {"type": "object", "additionalProperties": {"type": "string"}}
+                    for key in ("labels", "annotations")
+                },
+            ),
+            spec={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        ),
     ),
-    "required": ["mode", "template"],
+    "x-kubernetes-validations": POOL_RULES,
 }
 
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
 POOL_STATUS = mapping(
     "What the fleet observed and did. Only the fleet writes here.",
     wanted=whole("The number of pods that should exist."),
@@ -293,71 +284,60 @@ POOL_STATUS = mapping(
     away=whole("The number of pods that are missing, being deleted or not ready."),
     template=text("The hash of the current template, as in the label minivm.io/template of its pods.", 64),
     generation=whole("The metadata.generation that this status describes."),
-    conditions={
-        "type": "array",
-        "maxItems": 8,
-        "description": "Ready: all pods exist and are ready. Updated: all pods are made of the current template, and "
+    # Lists are atomic: applied field by field, an obsolete message would stay as an empty one.
+    conditions=array(
+        "Ready: all pods exist and are ready. Updated: all pods are made of the current template, and "
         "none is surplus. Fits, only of an elastic pool: the pool can serve the waiting jobs. Whole, only of a lending "
         "pool: no machine of it is lent, and no guest pod wants one.",
-        "items": {
-            **mapping(
-                "",
-                type=text("The type of the condition.", 64),
-                status={"type": "string", "enum": ["True", "False"]},
-                reason=text("The reason in one word.", 64),
-                message=text("Details.", MOST_MESSAGE),
-                lastTransitionTime=time_("When the status last changed."),
-            ),
-            "required": ["type", "status", "reason", "lastTransitionTime"],
-        },
-        # Atomic: applied field by field, an obsolete message would stay as an empty one.
-        "x-kubernetes-list-type": "atomic",
-    },
+        8,
+        mapping(
+            "",
+            ("type", "status", "reason", "lastTransitionTime"),
+            type=text("The type of the condition.", 64),
+            status=choice("Whether it holds.", ("True", "False")),
+            reason=text("The reason in one word.", 64),
+            message=text("Details.", MOST_MESSAGE),
+            lastTransitionTime=time_("When the status last changed."),
+        ),
+        **ATOMIC,
+    ),
     adopted=text("The hash of the template of which adopted pods count as made.", 64),
     lastGood=text(
         "The last spec that the fleet could read, as JSON. It applies while the current spec is wrong.", MOST_LAST_GOOD
     ),
-    ended={
-        "type": "array",
-        "maxItems": MOST_ENDED,
-        "description": "Pods that ended. The fleet replaces each, after a longer pause each time.",
-        "items": {
-            **mapping(
-                "",
-                name=text("The pod's name.", 64),
-                uid=text("The uid of the last pod of that name.", 64),
-                times=whole("How often pods of that name ended."),
-                since=time_("When the fleet saw the last end."),
-                why=text("The pod's phase and the kubelet's reason."),
-            ),
-            "required": ["name", "uid", "times", "since"],
-        },
-        "x-kubernetes-list-type": "atomic",
-    },
+    ended=array(
+        "Pods that ended. The fleet replaces each, after a longer pause each time.",
+        MOST_ENDED,
+        mapping(
+            "",
+            ("name", "uid", "times", "since"),
+            name=text("The pod's name.", 64),
+            uid=text("The uid of the last pod of that name.", 64),
+            times=whole("How often pods of that name ended."),
+            since=time_("When the fleet saw the last end."),
+            why=text("The pod's phase and the kubelet's reason."),
+        ),
+        **ATOMIC,
+    ),
 )
 
 POOL_COLUMNS = [
-    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode"},
-    {"name": "Wanted", "type": "integer", "jsonPath": ".status.wanted"},
-    {"name": "Ready", "type": "integer", "jsonPath": ".status.ready"},
-    {"name": "Updated", "type": "integer", "jsonPath": ".status.updated"},
-    {"name": "Away", "type": "integer", "jsonPath": ".status.away"},
-    {"name": "Max", "type": "integer", "jsonPath": ".spec.elastic.max"},
-    {"name": "When", "type": "string", "jsonPath": ".spec.update.when"},
-    {"name": "Why", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Updated')].message"},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    column("Mode", ".spec.mode"),
+    column("Wanted", ".status.wanted", "integer"),
+    column("Ready", ".status.ready", "integer"),
+    column("Updated", ".status.updated", "integer"),
+    column("Away", ".status.away", "integer"),
+    column("Max", ".spec.elastic.max", "integer"),
+    column("When", ".spec.update.when"),
+    column("Why", ".status.conditions[?(@.type=='Updated')].message"),
+    column("Age", ".metadata.creationTimestamp", "date"),
 ]
 SCALE = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
 
 
 def pool_definition() -> Mapping[str, object]:
     schema = {
-        **mapping(
-            "A pool of worker pods made of one template.",
-            spec={**POOL_SPEC, "x-kubernetes-validations": POOL_RULES},
-            status=POOL_STATUS,
-        ),
-        "required": ["spec"],
+        **mapping("A pool of worker pods made of one template.", ("spec",), spec=POOL_SPEC, status=POOL_STATUS),
         "x-kubernetes-validations": POOL_NAME_RULE,
     }
     return defined(POOL_KIND, POOL_PLURAL, "mvp", schema, POOL_COLUMNS, {"status": {}, "scale": SCALE})

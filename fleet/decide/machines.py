@@ -102,12 +102,12 @@ def _reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
 def with_believed_gpus(machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]) -> Mapping[str, Host]:
     """Return the same hosts with the GPUs that are believed."""
     same = {(machine.status.node_uid, machine.status.boot): key for key, machine in machines.items() if _stays(machine)}
-    machine_at = {node_name: same.get((host.node.uid, host.node.boot), "") for node_name, host in hosts_by_node.items()}
+    machine_at = {name: same.get((host.node.uid, host.node.boot), "") for name, host in hosts_by_node.items()}
     owned = {gpu: key for key in sorted(machine_at.values()) if key for gpu in machines[key].status.gpus}
     claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
 
-    def believed(node_name: str) -> frozenset[str]:
-        key, reported = machine_at[node_name], hosts_by_node[node_name].reported_gpus
+    def believed(name: str) -> frozenset[str]:
+        key, reported = machine_at[name], hosts_by_node[name].reported_gpus
         accepted = frozenset(
             gpu for gpu in reported if owned.get(gpu, key) == key and (gpu in owned or claims[gpu] == 1)
         )
@@ -120,10 +120,7 @@ def with_believed_gpus(machines: Mapping[str, MachineObject], hosts_by_node: Map
             else frozenset(known)
         )
 
-    return {
-        node_name: replace(host, gpus=believed(node_name), same=machine_at[node_name])
-        for node_name, host in hosts_by_node.items()
-    }
+    return {name: replace(host, gpus=believed(name), same=machine_at[name]) for name, host in hosts_by_node.items()}
 
 
 def _stays(machine: MachineObject) -> bool:
@@ -140,34 +137,34 @@ def match_machines(machines: Mapping[str, MachineObject], hosts_by_node: Mapping
     by_gpu, by_provider, by_node = _index(free)
     node_uids = {host.node.uid for host in hosts_by_node.values()}
 
-    def take(node_name: str, candidates: Iterable[str]) -> None:
+    def take(name: str, candidates: Iterable[str]) -> None:
         """Take the first candidate that is at no other Node."""
-        uid = hosts_by_node[node_name].node.uid
-        for key in candidates if node_name not in result else ():
+        uid = hosts_by_node[name].node.uid
+        for key in candidates if name not in result else ():
             if key in free and (free[key].node_uid == uid or free[key].node_uid not in node_uids):
-                result[node_name] = key
+                result[name] = key
                 del free[key]
                 return
 
-    for node_name, host in hosts_by_node.items():
-        take(node_name, [host.same] if host.same else ())
+    for name, host in hosts_by_node.items():
+        take(name, [host.same] if host.same else ())
     # Of several Nodes that claim a machine, the Node that has it keeps it.
     claimed_uids = {status.node_uid for status in free.values()}
-    for node_name in sorted(hosts_by_node, key=lambda name: (hosts_by_node[name].node.uid not in claimed_uids, name)):
-        shared = Counter(by_gpu[gpu] for gpu in hosts_by_node[node_name].gpus if gpu in by_gpu)
-        take(node_name, sorted(shared, key=lambda key: (-shared[key], key)))
+    for name in sorted(hosts_by_node, key=lambda name: (hosts_by_node[name].node.uid not in claimed_uids, name)):
+        shared = Counter(by_gpu[gpu] for gpu in hosts_by_node[name].gpus if gpu in by_gpu)
+        take(name, sorted(shared, key=lambda key: (-shared[key], key)))
 
     def may_be(key: str, host: Host) -> bool:
         """Return whether the hardware may be the same: GPUs known on both sides must have one in common."""
         return not (machines[key].status.gpus and host.gpus)
 
-    for node_name, host in hosts_by_node.items():
-        take(node_name, [key for key in by_node.get(host.node.uid, ()) if may_be(key, host)])
-    for node_name, host in hosts_by_node.items():
-        take(node_name, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
-    for node_name, host in hosts_by_node.items():
+    for name, host in hosts_by_node.items():
+        take(name, [key for key in by_node.get(host.node.uid, ()) if may_be(key, host)])
+    for name, host in hosts_by_node.items():
+        take(name, [key for key in by_provider.get(host.provider, ()) if may_be(key, host)])
+    for name, host in hosts_by_node.items():
         # Just created, or back: then its name identifies it.
-        take(node_name, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
+        take(name, [key for key in (machine_name(host),) if key in machines and may_be(key, host)])
     return result
 
 
@@ -196,25 +193,23 @@ def missing_machines(
     """Create a Machine for each Node that has a worker and no Machine, and report GPUs that contradict each other."""
     machine_of_gpu = {gpu: key for key, machine in machines.items() for gpu in machine.status.gpus}
     claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
-    for node_name, host in hosts_by_node.items():
-        strange = host.reported_gpus - set(machines[at[node_name]].status.gpus if node_name in at else ())
+    for name, host in hosts_by_node.items():
+        strange = host.reported_gpus - set(machines[at[name]].status.gpus if name in at else ())
         if others := sorted({machine_of_gpu[gpu] for gpu in strange if gpu in machine_of_gpu}):
             text = f"reports GPUs of machine {others[0]}, which is on another Node: the fleet ignores them"
-            yield Notice(node_name, "twice", text)
+            yield Notice(name, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
-            yield Notice(
-                node_name, "twice", "reports GPUs that another Node reports too: the fleet ignores both reports"
-            )
+            yield Notice(name, "twice", "reports GPUs that another Node reports too: the fleet ignores both reports")
         elif host.same and host.reported_gpus and not host.reported_gpus & host.gpus:
             yield Notice(
-                node_name,
+                name,
                 "twice",
                 f"reports other GPUs than {host.same} has had since its last boot: the fleet ignores them",
             )
-        if node_name in at or not host.workers:
+        if name in at or not host.workers:
             continue
         if not any(gpu in machine_of_gpu for gpu in host.reported_gpus) and machine_name(host) not in machines:
-            yield Make(machine_name(host), node_name)
+            yield Make(machine_name(host), name)
 
 
 def update_status(

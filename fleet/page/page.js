@@ -141,7 +141,7 @@ function drawSums(now) {
   for (const one of now.controllers.length > 1 ? now.controllers : []) {
     entry(list, one.name, `${one.ready ? "" : "not ready; "}${one.text || "whether it acts is not known"}`);
   }
-  entry(list, "held for what machines say", `${budgets.unwell.now} of at most ${budgets.unwell.most}`);
+  entry(list, "drained for signs of unwell machines", `${budgets.unwell.now} of at most ${budgets.unwell.most}`);
   entry(list, "machines in treatment", `${budgets.remedies.now} of at most ${budgets.remedies.most} (${budgets.remedies.mode})`);
   entry(list, "dead machines", budgets.fencing.mode);
   at("sums").replaceChildren(make("h2", "Pools and budgets"), table, list);

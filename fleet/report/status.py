@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet.decide.actions import about
+from fleet.decide.actions import Notice, about
 from fleet.decide.causes import find_causes
 from fleet.decide.conditions import UNKNOWN, condition
 from fleet.decide.decide import Decision
@@ -31,24 +31,31 @@ WHOLE = frozenset({"fleet", "Slurm", "Kubernetes"})
 
 
 def report(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
-    kubernetes = snapshot.kubernetes
+    kubernetes, answers = snapshot.kubernetes, isinstance(snapshot.slurm, SlurmView)
     machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
     workers = list(snapshot.shown_workers())
-    notices = [(notice.about, notice.kind, notice.text) for notice in decision.notices]
     return {
-        "known": {"kubernetes": not isinstance(kubernetes, Unknown), "slurm": not isinstance(snapshot.slurm, Unknown)},
+        "known": {"kubernetes": not isinstance(kubernetes, Unknown), "slurm": answers},
         "unknown": unknown(snapshot),
-        "workers": [worker_report(worker, known=isinstance(snapshot.slurm, SlurmView)) for worker in workers],
-        "pools": pools(workers, snapshot, policy),
-        "controllers": []
-        if isinstance(kubernetes, Unknown)
-        else [controller_report(pod) for pod in controllers(kubernetes)],
+        "workers": [worker_report(worker, known=answers) for worker in workers],
         "machines": [
             {"name": name, **machine_status_json(machine.status)} for name, machine in sorted(machines.items())
         ],
-        "holds": [_notice(*notice) for notice in notices if notice[1] not in PROPOSED],
-        "proposals": [_notice(*notice) for notice in notices if notice[1] in PROPOSED],
+        **_summary(workers, snapshot, decision, policy, now),
+    }
+
+
+def _summary(workers: list[Worker], snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    """Report what command and page have in common. Notices about the whole fleet come first."""
+    kubernetes = snapshot.kubernetes
+    known_controllers = [] if isinstance(kubernetes, Unknown) else controllers(kubernetes)
+    notices = sorted(decision.notices, key=lambda notice: notice.about not in WHOLE)
+    return {
+        "controllers": [controller_report(controller) for controller in known_controllers],
+        "pools": pools(workers, snapshot, policy),
         "budgets": budgets(workers, snapshot, policy, now),
+        "holds": [_notice(notice) for notice in notices if notice.kind not in PROPOSED],
+        "proposals": [_notice(notice) for notice in notices if notice.kind in PROPOSED],
     }
 
 
@@ -61,8 +68,8 @@ def unknown(snapshot: FleetSnapshot) -> Report:
     return reasons
 
 
-def _notice(about: str, kind: str, text: str) -> Report:
-    return {"about": about, "kind": kind, "text": line(text, LONG)}
+def _notice(notice: Notice) -> Report:
+    return {"about": notice.about, "kind": notice.kind, "text": line(notice.text, LONG)}
 
 
 def worker_report(worker: Worker, *, known: bool = True) -> Report:
@@ -177,7 +184,7 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
         now = data["budgets"]["remedies"]
         yield f"{len(data['machines'])} machines, {now['now']} of {now['most']} in treatment ({now['mode']})"
     now = data["budgets"]["unwell"]
-    yield f"{now['now']} of {now['most']} workers held for what their machines say"
+    yield f"{now['now']} of {now['most']} workers drained for signs of unwell machines"
     for notice in [*data["holds"], *data["proposals"]]:
         yield f"{notice['about']}: {notice['text']}"
 
@@ -192,35 +199,21 @@ Jobs = Mapping[str, tuple[str, ...]]
 
 
 def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: float) -> Report:
+    """Report what the page shows, with limits; `all` has the full numbers."""
     kubernetes = None if isinstance(snapshot.kubernetes, Unknown) else snapshot.kubernetes
     workers = list(snapshot.shown_workers())
     answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
-    # Notices about the whole fleet come first, so that the limit does not cut them.
-    first = sorted(decision.notices, key=lambda notice: notice.about not in WHOLE)
-    notices = [(notice.about, notice.kind, line(notice.text, LONG)) for notice in first]
-    proposals = [_notice(*notice) for notice in notices if notice[1] in PROPOSED]
-    holds = [_notice(*notice) for notice in notices if notice[1] not in PROPOSED]
-    cells = (
-        list(_cells(kubernetes, workers, {about: kind for about, kind, _ in notices}, answers)) if kubernetes else []
-    )
-    return {
+    data = _summary(workers, snapshot, decision, policy, now)
+    data["due"] = [line(in_words(change), SHORT) for change in decision.changes[:MOST_ITEMS]]
+    kinds = {notice.about: notice.kind for notice in decision.notices}
+    data["cells"] = list(_cells(kubernetes, workers, kinds, answers)) if kubernetes else []
+    full = {key: len(data[key]) for key in ("cells", "holds", "proposals")} | {"due": len(decision.changes)}
+    data |= {"cells": data["cells"][:CELLS]} | {key: data[key][:MOST_ITEMS] for key in ("holds", "proposals")}
+    return data | {
         "unknown": [f"{side.capitalize()} does not answer: {gone['why'][:SHORT]}" for side, gone in missing.items()],
         # When slurmctld answered last, where it does not answer now and this process has seen an answer.
         "slurmAt": int(snapshot.last_at) if not answers and snapshot.last is not None else None,
-        "cells": cells[:CELLS],
-        "controllers": [controller_report(pod) for pod in controllers(kubernetes)] if kubernetes else [],
-        "pools": pools(workers, snapshot, policy),
-        "budgets": budgets(workers, snapshot, policy, now),
-        "due": [line(in_words(change), SHORT) for change in decision.changes[:MOST_ITEMS]],
-        "holds": holds[:MOST_ITEMS],
-        "proposals": proposals[:MOST_ITEMS],
-        # The full numbers, beyond the limits.
-        "all": {
-            "cells": len(cells),
-            "due": len(decision.changes),
-            "holds": len(holds),
-            "proposals": len(proposals),
-        },
+        "all": full,
     }
 
 
@@ -336,11 +329,7 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
         ]
     if machine is not None:
         shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
-    shown["stands"] = [
-        _notice(notice.about, notice.kind, line(notice.text, LONG))
-        for notice in decision.notices
-        if notice.about in names
-    ]
+    shown["stands"] = [_notice(notice) for notice in decision.notices if notice.about in names]
     shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
     return shown
 

@@ -78,11 +78,11 @@ WORDS = [
     ("passed in the boot before", ("True", f"{BEFORE} 4 dcgm_diag"), False, "waits", "has reported no deep check"),
     ("failed in the boot before", ("False", f"{BEFORE} 4 x"), False, "waits", "has reported no deep check"),
     ("never told", None, False, "waits", "minivm health --run --when deep"),
-    ("runs", ("Unknown", f"{NOW} 0"), False, "waits", "does not know"),
+    ("runs", ("Unknown", f"{NOW} 0"), False, "waits", "has no result"),
     ("could not say", ("Unknown", f"{NOW} 3 dcgm_diag: no dcgmi"), False, "waits", "dcgm_diag: no dcgmi"),
     ("another form", ("True", NOW), False, "waits", "has reported no deep check"),
     ("no boot", ("True", " 4 x"), False, "waits", "has reported no deep check"),
-    ("another status", ("Yes", f"{NOW} 4 x"), False, "waits", "does not know"),
+    ("another status", ("Yes", f"{NOW} 4 x"), False, "waits", "has no result"),
     ("failed", ("False", f"{NOW} 4 {BAD[2]}"), False, "failed", "memory: fail"),
     ("failed, whatever it is called", ("False", f"{NOW} 1 \x1b[2J\nbad"), False, "failed", "bad"),
 ]

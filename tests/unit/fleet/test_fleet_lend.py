@@ -223,7 +223,7 @@ def test_that_a_reservation_cannot_be_read_is_told_and_by_whom_nothing_is_lent(w
     stands = worlds.decide(unread).notices
     (told,) = [one for one in stands if (one.about, one.kind) == ("fleet", "unread")]
     assert "Slurm's reservation later cannot be read" in told.text and told.text.endswith(why)
-    assert "lent" in told.text, "and what waits for it"
+    assert "lends" in told.text, "and what waits for it"
 
 
 def test_what_leaves_room_for_the_worker_keeps_no_machine(worlds: LendWorlds) -> None:

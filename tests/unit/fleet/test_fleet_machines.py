@@ -167,7 +167,7 @@ def test_who_says_that_he_has_anothers_gpus_is_told_and_not_believed(worlds: Wor
     moved(worlds, "n0", "node-new")
     worlds.pods["w0"].gpus = A
     worlds.settle_in()
-    assert told(worlds)["n0", "twice"].startswith("reports GPUs of n1-")
+    assert told(worlds)["n0", "twice"].startswith("reports GPUs of machine n1-")
     assert worlds.status("n1") == next(one.status for one in before.values() if one.status.node == "n1")
 
 
@@ -227,7 +227,7 @@ def test_a_pod_that_lies_about_its_gpus_moves_nobodys_history_nor_goal(lie: str,
     assert set(worlds.status("n1").gpus) == set(B)
     assert set(A) <= set(worlds.status("n0").gpus)
     if lie in ("another's", "nobody's", "one that is away") and not after:
-        assert "ignored" in told(worlds)["n0", "twice"]
+        assert "the fleet ignores" in told(worlds)["n0", "twice"]
     assert ("n1", "twice") not in told(worlds)
     assert not jsonschema_errors(worlds.status("n0"))
 
@@ -241,7 +241,7 @@ def test_of_two_new_ones_that_claim_one_that_is_away_neither_is_it(worlds: World
     worlds.pods["w1"].gpus = A
     worlds.settle_in()
     assert kept(worlds)[first].status.state == "Absent"
-    assert "elsewhere: ignored" in told(worlds)["n1", "twice"]
+    assert "on another Node: the fleet ignores" in told(worlds)["n1", "twice"]
     worlds.pods["w1"].gpus = B
     worlds.settle_in()
     assert kept(worlds)[first].status.node == "n0"

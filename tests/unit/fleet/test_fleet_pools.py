@@ -386,7 +386,7 @@ def test_what_is_said_of_a_pod_that_slurm_hears_makes_nothing_go(worlds: PoolWor
         worlds.ends(name, lie=True)
     worlds.turns()
     assert not done(worlds, Evict, CreatePod) and worlds.slurm["w-1"].jobs
-    assert "stays until Slurm does not hear" in told(worlds)[("w-1", "ended")]
+    assert "stays until slurmctld has lost" in told(worlds)[("w-1", "ended")]
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_machines_that_fail_together_are_a_pause_and_a_told_reason_not_a_thousan
     worlds.now += 100
     worlds.look()
     assert sum(bool(node.drained_by) for node in worlds.slurm.values()) == 4, "those from before stay so"
-    assert told(worlds)["fleet", "pause"].startswith("of 20 workers more than 4")
+    assert told(worlds)["fleet", "pause"].startswith("more than 4 of 20 workers")
     worlds.cordon("n9")
     worlds.look()
     assert worlds.slurm["w9"].drained_by == "fleet", "a person's word counts in a pause too"
@@ -364,7 +364,7 @@ def test_a_machine_that_is_about_to_go_loses_its_pods_as_they_get_idle(worlds: W
     worlds.pods["w0"].ready = True
     worlds.settle_in()
     assert worlds.pods["w0"].uid == "pod-w0-1", "it has come back to the same machine, and would again and again"
-    assert "has come back" in told(worlds)["w0", "leave"]
+    assert "came back" in told(worlds)["w0", "leave"]
 
 
 def test_nor_is_one_that_a_person_had_drained_before_it_came(worlds: Worlds) -> None:

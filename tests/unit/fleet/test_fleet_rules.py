@@ -56,10 +56,10 @@ POOLS: list[tuple[str, Object, str]] = [
     ("gpu", update(when="idle", deadlineSeconds=60), "deadlineSeconds"),
     ("gpu", update(when="now", deadlineSeconds=60), "deadlineSeconds"),
     ("gpu", update(deadlineSeconds=60), "deadlineSeconds"),
-    ("g" * 41, BASE, "label of DNS"),
-    ("a.b", BASE, "label of DNS"),
-    ("9gpu", BASE, "label of DNS"),
-    ("gpu-", BASE, "label of DNS"),
+    ("g" * 41, BASE, "DNS label"),
+    ("a.b", BASE, "DNS label"),
+    ("9gpu", BASE, "DNS label"),
+    ("gpu-", BASE, "DNS label"),
 ]
 MACHINES: list[tuple[Object, str]] = [
     ({}, ""),
