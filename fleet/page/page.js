@@ -200,7 +200,7 @@ function drawOne(one) {
   const past = (machine.history || []).map((event) => `${event.at} ${event.what} ${event.text || ""}`.trim()).reverse();
   at("one").replaceChildren(head, list, listed("What holds it", one.stands.map((stand) => stand.text), one.stands.length),
     listed("What is done", one.due, one.due.length), listed("History", past, past.length),
-    listed("What its Node says", signs, signs.length));
+    listed("Conditions of its Node", signs, signs.length));
   at("one").hidden = false;
 }
 
