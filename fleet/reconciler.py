@@ -46,9 +46,9 @@ from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown
 from init.errors import InitError
 
-# The policy limits the number of changes in this time.
+# The time in which the fast path makes at most as many drains as the policy's `changes`.
 PACE_S = 1.0
-# Slurm's state is too old after this.
+# The fast path uses no older state of Slurm than this.
 FRESH_S = 15.0
 
 
@@ -83,7 +83,10 @@ class Claims:
 
 
 class FastPath:
-    """Make requested drains at once; everything else waits for the main loop."""
+    """Make drains that a person requested at once; everything else waits for the main loop.
+
+    It decides from Slurm's last known state, and re-checks each node in Slurm before it drains the node.
+    """
 
     def __init__(
         self,
@@ -256,7 +259,7 @@ class Reconciler:
         last: SlurmView | Unknown | None = None
         decided = 0.0
         while True:
-            self.stats.turned = time.monotonic()
+            self.stats.last_pass = time.monotonic()
             changed = 0
             if not self.leads():
                 self._news.clear()
@@ -302,7 +305,7 @@ class Reconciler:
         """Decide on a snapshot and act; return the number of changes made. After a bug the fast path is disabled."""
         mistake = self.backoff.why
         self.fast_path.update(Unknown(mistake) if mistake else snapshot.slurm)
-        self.memory = FleetMemory() if self.api.clocks.anew() else self.memory
+        self.memory = FleetMemory() if self.api.clocks.was_reset() else self.memory
         self.claims.next_pass()
         changed = await self.act(snapshot)
         if self.backoff.why:
@@ -383,7 +386,7 @@ class Reconciler:
 
     async def perform(self, change: Change, *, fast: bool = False) -> bool:
         """Make one change. False: the state has changed since it was read, or another process leads."""
-        self.stats.turned = time.monotonic()
+        self.stats.last_pass = time.monotonic()
         if isinstance(change, Drain | Undrain | Remove | Forget | Place):
             done = not isinstance(change, Undrain) or await self.api.is_unchanged(change.at)
             work = partial((self._fast_slurm if fast else self.slurm).change, change, self.leads)

@@ -50,29 +50,29 @@ class ClockSkew:
 
     def __init__(self) -> None:
         self.apart: dict[str, float] = {}
-        self._renewed = False
+        self._reset = False
 
-    def http(self, began: float, date: str | None) -> None:
+    def note_date(self, began: float, date: str | None) -> None:
         """Note the API server's time from a Date header. `began`: the request's start by the monotonic clock."""
         try:
             reported = parsedate_to_datetime(date or "").timestamp()
         except (ValueError, OverflowError):
             return
-        self.heard(KUBERNETES, began, reported)
+        self.note(KUBERNETES, began, reported)
         passed = time.monotonic() - began
         wall = time.time()
         if self.wrong(KUBERNETES) and abs(apart(wall - passed, wall, reported)) <= MOST_SKEW_S:
             global _began
-            _began, self._renewed = wall - time.monotonic(), True
-            self.heard(KUBERNETES, began, reported)
+            _began, self._reset = wall - time.monotonic(), True
+            self.note(KUBERNETES, began, reported)
 
-    def heard(self, server: str, began: float, reported: float) -> None:
+    def note(self, server: str, began: float, reported: float) -> None:
         self.apart[server] = apart(_began + began, steady(), reported)
 
-    def anew(self) -> bool:
+    def was_reset(self) -> bool:
         """Return whether the clock was reset since the last call: then remembered times are invalid."""
-        renewed, self._renewed = self._renewed, False
-        return renewed
+        reset, self._reset = self._reset, False
+        return reset
 
     def wrong(self, server: str) -> bool:
         return abs(self.apart.get(server, 0.0)) > MOST_SKEW_S
@@ -299,7 +299,7 @@ class ApiClient:
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigException) as error:
             # ConfigException: the service account's token, which the library reads again now and then.
             raise KubernetesError(what, error_text(error)) from error
-        self.clocks.http(began, reply.headers.get("Date"))
+        self.clocks.note_date(began, reply.headers.get("Date"))
         if reply.status >= 300:
             raise refusal(what, int(reply.status), await _body(reply))
         return reply

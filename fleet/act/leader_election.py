@@ -72,7 +72,7 @@ def after_write(lease: LeaseRecord, begun: float, now: float) -> LeaseState:
 
 class Leader(Protocol):
     # Whether the Lease could be read: a candidate that waits for it is as ready as its holder.
-    heard: bool
+    lease_known: bool
 
     def holds(self) -> bool:
         """Return whether this fleet may act now."""
@@ -84,7 +84,7 @@ class Leader(Protocol):
 class NoElection:
     """Always the leader: the only fleet, without a Lease."""
 
-    heard = True
+    lease_known = True
 
     def holds(self) -> bool:
         return True
@@ -96,7 +96,7 @@ class NoElection:
 class LeaderElection:
     def __init__(self, api: ApiClient, name: str, me: str, log: Log, changed: Callable[[], object]) -> None:
         self.api, self.name, self.me, self.log, self.changed = api, name, me, log, changed
-        self.state, self.heard = LeaseState(), False
+        self.state, self.lease_known = LeaseState(), False
         self._error = ""
 
     def holds(self) -> bool:
@@ -112,7 +112,7 @@ class LeaderElection:
                     error = ""
                 except (FleetError, TimeoutError) as failure:
                     error = str(failure) or f"no answer about the Lease within {WITHIN_S:g} s"
-                self.heard = not error
+                self.lease_known = not error
                 if error not in ("", self._error):
                     self.log(error)
                 self._error = error

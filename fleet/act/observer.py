@@ -255,7 +255,7 @@ class Observer:
         # A clock that cannot be read does not count as wrong.
         with contextlib.suppress(FleetError):
             if reported := await asyncio.to_thread(self.rest.server_time):
-                self.api.clocks.heard(SLURM, began, reported)
+                self.api.clocks.note(SLURM, began, reported)
 
     async def prove_forever(self, cache: WatchCache, leads: Callable[[], bool]) -> None:
         """Renew the proofs concurrently with the main loop, because a dead machine answers late."""

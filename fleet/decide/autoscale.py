@@ -42,8 +42,8 @@ class PoolDemand:
     """One pool: its pods by activity, and the demand of jobs."""
 
     pool: WorkerPool
-    wants: ElasticSpec
-    has: Offer
+    spec: ElasticSpec
+    offer: Offer
     alive: list[Worker] = field(default_factory=list)  # pods that are not being deleted
     # Pods without work: ready for jobs, still starting, or held because they go.
     idle: list[Worker] = field(default_factory=list)
@@ -57,11 +57,11 @@ class PoolDemand:
     def target(self, asked: float) -> int:
         """Return the number of pods that the pool should have for jobs that need `asked` more nodes."""
         busy = len(self.alive) - len(self.idle)
-        return min(self.wants.maximum, max(self.wants.minimum, busy + math.ceil(asked - 1e-9)))
+        return min(self.spec.maximum, max(self.spec.minimum, busy + math.ceil(asked - 1e-9)))
 
     @property
     def why_idle(self) -> str:
-        return f"idle for {self.wants.idle_s:g} s, {self.pool.name} grows again when jobs ask"
+        return f"idle for {self.spec.idle_s:g} s, {self.pool.name} grows again when jobs ask"
 
 
 def plan_elastic(
@@ -96,7 +96,7 @@ def is_ownerless(pool: WorkerPool, pod: KubePod, kubernetes: KubernetesView) -> 
 
 
 def _demand(
-    pool: WorkerPool, wants: ElasticSpec, workers: Iterable[Worker], kubernetes: KubernetesView, slurm: SlurmView
+    pool: WorkerPool, spec: ElasticSpec, workers: Iterable[Worker], kubernetes: KubernetesView, slurm: SlurmView
 ) -> PoolDemand:
     # The records of pods that are away show what the pool's nodes have.
     records = [node.offer for name, node in slurm.nodes.items() if pool.number_of(name) >= 0]
@@ -107,7 +107,7 @@ def _demand(
         memory=max((offer.memory for offer in records), default=0),
         gpus=max((offer.gpus for offer in records), default=0),
     )
-    demand = PoolDemand(pool, wants, effective_offer(wants, recorded))
+    demand = PoolDemand(pool, spec, effective_offer(spec, recorded))
     for worker in workers:
         if is_ownerless(pool, worker.pod, kubernetes):
             demand.alive.append(worker)  # adopted first
@@ -152,18 +152,18 @@ def _unchanged(demand: PoolDemand) -> ElasticPlan:
 
 
 def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now: float) -> ElasticPlan:
-    wants, pool = demand.wants, demand.pool
+    spec, pool = demand.spec, demand.pool
     target, present = demand.target(demand.due), len(demand.alive)
     going: dict[str, str] = {}
     if pool.max_unavailable:
         over = present - max(target, demand.target(demand.requested))
-        before = now - wants.idle_s
+        before = now - spec.idle_s
         idle = [(since, worker) for worker in demand.idle if (since := _idle_since(worker, slurm, before)) is not None]
         # First the pods that go already, then those of an older template, then the longest idle.
         idle.sort(key=lambda pair: (not leaves(pair[1]), not pool.is_outdated(pair[1].pod.template), pair[0]))
         going = {worker.name: demand.why_idle for _, worker in idle[: max(0, over)]}
     names = {worker.name: "" for worker in demand.alive if worker.name not in going}
-    most = max(wants.step - demand.coming, wants.minimum - present)
+    most = max(spec.step - demand.coming, spec.minimum - present)
     names |= dict.fromkeys(_new_names(demand, kubernetes, slurm, max(0, min(target - present, most))), "")
     texts = [f"job {job} {reason}" for job, reason in demand.misfits.items()]
     more = len(texts) - SHOWN
@@ -192,7 +192,7 @@ def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView,
     """Return the lowest free numbers; names that another drain holds in Slurm come last."""
     free: list[str] = []
     held_names: list[str] = []
-    for number in range(demand.wants.maximum if count else 0):
+    for number in range(demand.spec.maximum if count else 0):
         name = f"{demand.pool.name}-{number}"
         if name in kubernetes.pods or name in kubernetes.others:
             continue
@@ -208,8 +208,8 @@ def _shortage(demand: PoolDemand) -> tuple[str, str]:
         more = f"; and {len(demand.misfits) - 1} more jobs" if len(demand.misfits) > 1 else ""
         return "NeverFits", f"job {job} {reason}{more}"
     demanded = len(demand.alive) - len(demand.idle) + math.ceil(demand.due - 1e-9)
-    if demanded > demand.wants.maximum:
-        return "AtMost", f"{demanded} pods would have work, but max is {demand.wants.maximum}"
+    if demanded > demand.spec.maximum:
+        return "AtMost", f"{demanded} pods would have work, but max is {demand.spec.maximum}"
     return "", ""
 
 
@@ -227,22 +227,22 @@ def _assign_jobs(
     )
     after: dict[str, float] = {}
     for job in sorted(jobs, key=lambda job: (job.since, int(job.job))):
-        candidates = [demand for demand in demands if _share_partition(demand.has.partitions, job)]
+        candidates = [demand for demand in demands if _share_partition(demand.offer.partitions, job)]
         if not job.curable or not candidates:
             continue
-        fitting = [demand for demand in candidates if not mismatch(demand.has, job)]
-        sufficient = [demand for demand in fitting if nodes_needed(demand.has, job) <= demand.wants.maximum]
+        fitting = [demand for demand in candidates if not mismatch(demand.offer, job)]
+        sufficient = [demand for demand in fitting if nodes_needed(demand.offer, job) <= demand.spec.maximum]
         if sufficient:
-            _assign(sufficient[0], nodes_needed(sufficient[0].has, job), job, idle_nodes_since, after, now)
+            _assign(sufficient[0], nodes_needed(sufficient[0].offer, job), job, idle_nodes_since, after, now)
             continue
         elsewhere = sum(many for offer, many in other_offers.items() if not mismatch(offer, job))
-        if fitting and job.nodes <= elsewhere + sum(demand.wants.maximum for demand in fitting):
+        if fitting and job.nodes <= elsewhere + sum(demand.spec.maximum for demand in fitting):
             for demand in fitting:
-                _assign(demand, float(demand.wants.maximum), job, idle_nodes_since, after, now)
+                _assign(demand, float(demand.spec.maximum), job, idle_nodes_since, after, now)
         elif job.nodes > elsewhere:
             for demand in candidates:
-                too_few = f"{nodes_needed(demand.has, job):g} nodes, but max is {demand.wants.maximum}"
-                demand.misfits[job.job] = f"can never run here: it asks for {mismatch(demand.has, job) or too_few}"
+                too_few = f"{nodes_needed(demand.offer, job):g} nodes, but max is {demand.spec.maximum}"
+                demand.misfits[job.job] = f"can never run here: it asks for {mismatch(demand.offer, job) or too_few}"
     return after
 
 
@@ -269,5 +269,5 @@ def _assign(
         demand.helpless += [job.job] if not behind else []
         return
     demand.requested += nodes * job.times
-    if now - job.since >= demand.wants.pending_s:
+    if now - job.since >= demand.spec.pending_s:
         demand.due += nodes * job.times

@@ -49,23 +49,23 @@ class CauseKind:
 
 # An eviction quotes the first of its causes in this order.
 KINDS = (
-    # Of the Node.
+    # Causes of the Node.
     CauseKind("cordon", "cordonReasons", "node {} is cordoned", on_fast_path=True),
     CauseKind("maintenance", "taints", on_fast_path=True),
     CauseKind("going", "going", on_fast_path=True, evicts=True),
     CauseKind("condition", "conditions", limited=True),
     CauseKind("notready", "notReady", "node {} is not ready", limited=True),
-    # Of the pod (drain.py).
+    # Causes of the pod (drain.py).
     CauseKind("lost", "lost", "it is ready, and Slurm does not know it; to restart its slurmd did not help{}",
          limited=True, evicts=True),
     CauseKind("gone", "gone", "its pod is gone", limited=True, sets_down=True, may_sleep=True),
-    # Of the machine: given up (fencing.py); a verdict, a person's goal, an owed deep check (remediation.py). The next
-    # pod on a node drained for `proof` runs that check (health/broker/decide.py).
+    # Causes of the machine: given up (fencing.py); a verdict, a person's goal, an owed deep check (remediation.py).
+    # The next pod on a node drained for `proof` runs that check (health/broker/decide.py).
     CauseKind("dead", "fencing", "node {} is given up", sets_down=True),
     CauseKind("machine", "machines", limited=True, of_goal=True),
     CauseKind("goal", of_goal=True),
     CauseKind("proof", "machines", "a deep check is to pass", of_goal=True),
-    # Of the pool (pools.py, autoscale.py, lending.py).
+    # Causes of the pool (pools.py, autoscale.py, lending.py).
     CauseKind("surplus", evicts=True, of_pool=True, may_sleep=True),
     CauseKind("update", text="template {} of {}", evicts=True, of_pool=True),
     CauseKind("lend", "lend", "wanted by {}", evicts=True, of_pool=True, may_sleep=True),

@@ -370,7 +370,7 @@ class Pass:
             name, node = worker.name, worker.slurm
             causes = admit_causes(node, self.causes[name], limits)
             guard = protect(worker, self.slurm, causes)
-            if name in self.pools.named and isinstance(guard, Free):
+            if name in self.pools.maybe_claimed and isinstance(guard, Free):
                 guard = None  # the next pass may withdraw the label: freeing it in each pass would never end
             drain_action = decide_drain(worker, causes, self._mark(worker))
             if isinstance(drain_action, Undrain) and conditions.shows_slinky_drain(worker.pod):
@@ -379,7 +379,7 @@ class Pass:
             slinky = conditions.show_slinky_states(worker, self.slurm, self.policy, ends=ends)
             yield from filter(None, [drain_action, guard, conditions.show_on_pod(worker), slinky])
             yield from restart_slurmd(worker, self.slurm, self.memory.lost.get(name), self.now, self.policy)
-            if self.pools.pools_unknown or name in self.pools.named:
+            if self.pools.pools_unknown or name in self.pools.maybe_claimed:
                 continue
             pods_away = missing.setdefault(worker.pod.pool, set())
             room = self.pools.room(worker, len(pods_away) - (name in pods_away), self.policy)
@@ -500,7 +500,8 @@ FRAMES, MOST_ERROR = 8, 512
 def decide_safely(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Policy) -> Decision:
     """Decide; after a bug return a decision that holds only a notice, and in `mistake` the traceback for the log.
 
-    Drop the memory except for reported notices: it may trigger the bug, and losing it is always safe.
+    Otherwise the fleet would crash on the same snapshot after each restart and report nothing. Drop the memory except
+    for reported notices: it may trigger the bug, and losing it is always safe.
     """
     try:
         return decide(snapshot, memory, now, policy)

@@ -129,10 +129,10 @@ Causes = Mapping[str, str]
 class Budget:
     """Workers that are or would be drained for signs of their machines, and their maximum."""
 
-    against: frozenset[str]
+    counted: frozenset[str]
     most: int
     # Workers whose machine or pod is silent, but not yet for long enough to be drained.
-    soon: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
 
     @property
     def paused(self) -> bool:
@@ -140,16 +140,16 @@ class Budget:
 
         Silent machines count at once; otherwise the first of many would be drained before the limit is reached.
         """
-        return len(self.against | self.soon) > self.most
+        return len(self.counted | self.silent) > self.most
 
 
 def count_budget(
     nodes: Mapping[str, tuple[SlurmNode | None, Causes]], policy: Policy, silent: Iterable[str] = ()
 ) -> Budget:
     """Count workers and nodes without pods. `silent`: those that are silent now, for any time."""
-    against = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
+    counted = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
     soon = frozenset(name for name in silent if not _is_held(nodes[name][0]))
-    return Budget(against, policy.most_unwell(len(nodes)), soon)
+    return Budget(counted, policy.most_unwell(len(nodes)), soon)
 
 
 def _counts(node: SlurmNode | None, causes: Causes) -> bool:
@@ -194,6 +194,10 @@ def share_places(changes: Collection[Change], refused: Container[Key], most: int
     retries = [change for change in changes if action_key(change) in refused]
     later = {action_key(change) for change in retries[most // 2 :]}
     return sorted(changes, key=lambda change: action_key(change) in later)[:most]
+
+
+# Orphans are nodes of Slurm without pods. The fleet drains them, sets them down, and removes those whose name will not
+# come back.
 
 
 def awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:

@@ -36,9 +36,9 @@ UNNAMED = "an unknown requester"
 class Lender:
     pool: WorkerPool
     names: Mapping[str, str]  # pod name -> Node
-    before: frozenset[str]  # lent already, according to Slurm
-    most: int
-    wants: Amounts  # what its template requests; empty: not known
+    lent: frozenset[str]  # lent already, according to Slurm
+    most_lent: int
+    requests: Amounts  # what its template requests; empty: not known
 
 
 class Allocation:
@@ -58,22 +58,22 @@ class Allocation:
         self.classes = frozenset(policy.lend.classes)
         nodes = kubernetes.nodes
         self.nodes = {name: nodes[node] for lender in self.lenders for name, node in lender.names.items()}
-        self.on: dict[str, list[Guest]] = {}
+        self.guests_on: dict[str, list[Guest]] = {}
         for guest in kubernetes.guests or ():
             if guest.node:
-                self.on.setdefault(guest.node, []).append(guest)
+                self.guests_on.setdefault(guest.node, []).append(guest)
         self.assigned: dict[str, list[Guest]] = {}
         # Namespaces of which not all guests were compared.
-        self.short: set[str] = set()
+        self.unfinished: set[str] = set()
 
     def assign(self, *, begin: bool) -> None:
         """Assign machines; `begin`: whether new loans may begin."""
         lender_of: dict[str, Lender] = {}
         lent_names: set[str] = set()
         for lender in self.lenders:
-            lent_names |= lender.before
-            more = [name for name in lender.names if begin and name not in lender.before and self._may_go(lender, name)]
-            lender_of |= dict.fromkeys([*lender.before, *more], lender)
+            lent_names |= lender.lent
+            more = [name for name in lender.names if begin and name not in lender.lent and self._may_go(lender, name)]
+            lender_of |= dict.fromkeys([*lender.lent, *more], lender)
         for name in sorted(lent_names):
             if guests := self._staying_guests(lender_of[name], name):
                 self.assigned[name] = guests
@@ -102,7 +102,7 @@ class Allocation:
             while position < len(order) and work_left[space] > 0 and not placed:
                 work_left[space] -= guest.weight
                 name = order[position]
-                pool, most = lender_of[name].pool.name, lender_of[name].most
+                pool, most = lender_of[name].pool.name, lender_of[name].most_lent
                 has_room = name in self.assigned or (taken_in if name in lent_names else occupied_in)[pool] < most
                 if has_room and self._fits(guest, name, room[name]):
                     room[name] = subtract(room[name], guest.requests)
@@ -116,7 +116,7 @@ class Allocation:
                     position += 1
             start[guest.shape] = position
             if not placed and position < len(order):
-                self.short.add(space)
+                self.unfinished.add(space)
                 waiting.pop(space, None)
 
     def _waiting(self) -> dict[str, list[Guest]]:
@@ -134,10 +134,10 @@ class Allocation:
         worker = self.workers.get(name)
         if worker is not None and worker.pod.node:
             return []
-        wants = worker.pod.requests if worker else lender.wants
+        wants = worker.pod.requests if worker else lender.requests
         if wants and covers(self._room(name), wants):
             return []
-        return [guest for guest in self.on.get(self.nodes[name].name, ()) if guest.class_ in self.classes]
+        return [guest for guest in self.guests_on.get(self.nodes[name].name, ()) if guest.class_ in self.classes]
 
     def _rank(self, name: str, is_lent_already: bool) -> tuple[int, bool, str]:
         """Order the machines: empty ones, then idle ones, then busy ones; each with lent machines first."""
@@ -160,7 +160,7 @@ class Allocation:
 
     def _room(self, name: str) -> Amounts:
         node = self.nodes[name]
-        return subtract(node.room, *(guest.requests for guest in self.on.get(node.name, ())))
+        return subtract(node.room, *(guest.requests for guest in self.guests_on.get(node.name, ())))
 
     def _fits(self, guest: Guest, name: str, room: Amounts) -> bool:
         node, worker = self.nodes[name], self.workers.get(name)
@@ -176,14 +176,14 @@ class Allocation:
 class Loans:
     """The pods of one pool that go, or do not come, and for which guests; by name."""
 
-    to: Mapping[str, str] = field(default_factory=dict)
+    guests_of: Mapping[str, str] = field(default_factory=dict)
     causes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
-    may: bool = False  # whether the pool lends at all
+    lends: bool = False  # whether the pool lends at all
 
     @property
     def text(self) -> str:
-        return first_of([f"{name} to {self.to[name]}" for name in sorted(self.to)], separator="; ")
+        return first_of([f"{name} to {self.guests_of[name]}" for name in sorted(self.guests_of)], separator="; ")
 
 
 NONE = Loans()
@@ -215,7 +215,7 @@ def plan_loans(
         elif kubernetes.guests is None:
             # The demand is not known: lend nothing more, and take nothing back.
             lent_names = dict.fromkeys(before, UNNAMED)
-            loans[pool.name] = Loans(lent_names, {name: cause("lend", UNNAMED) for name in lent_names}, may=True)
+            loans[pool.name] = Loans(lent_names, {name: cause("lend", UNNAMED) for name in lent_names}, lends=True)
         else:
             # The small addend makes 0.29 of 100 the wanted 29.
             lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9), _template_requests(pool)))
@@ -228,10 +228,10 @@ def plan_loans(
         guests_unknown = bool(kubernetes.unknown_namespaces)
         loan = _loans(lender, allocation.assigned, by_name, now, policy, guests_unknown=guests_unknown)
         loans[lender.pool.name] = loan
-    if allocation.short:
+    if allocation.unfinished:
         # Reported once, with the first pool.
         first = lenders[0].pool.name
-        notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.short)]
+        notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.unfinished)]
         loans[first] = replace(loans[first], notices=(*loans[first].notices, *notices))
     return loans
 
@@ -263,7 +263,7 @@ def _loans(
     guests_at = {name: _name_guests(taken[name]) for name in lender.names if name in taken}
     causes = {name: _causes(workers[name], guests_at[name], now, policy) for name in guests_at if name in workers}
     # While a namespace is unknown, its guests may have the machine: it is not taken back, and ends no job.
-    lent_names = sorted(lender.before - guests_at.keys()) if guests_unknown else []
+    lent_names = sorted(lender.lent - guests_at.keys()) if guests_unknown else []
     guests_at |= dict.fromkeys(lent_names, UNNAMED)
     causes |= {name: cause("lend", UNNAMED) for name in lent_names if name in workers}
     notices = [
@@ -272,7 +272,7 @@ def _loans(
         else Notice(lender.names[name], "lend", f"is lent to {guests}")
         for name, guests in sorted(guests_at.items())
     ]
-    return Loans(guests_at, causes, tuple(notices), may=True)
+    return Loans(guests_at, causes, tuple(notices), lends=True)
 
 
 def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str, str]:

@@ -49,7 +49,7 @@ class Host:
     workers: Sequence[Worker] = ()
     reported_gpus: frozenset[str] = frozenset()  # GPUs that its pods report
     gpus: frozenset[str] = frozenset()  # GPUs that the fleet accepts
-    same: str = ""  # the Machine that it has been since its last boot
+    machine: str = ""  # the Machine that it has been since its last boot
 
     @property
     def provider(self) -> str:
@@ -120,7 +120,7 @@ def with_believed_gpus(machines: Mapping[str, MachineObject], hosts_by_node: Map
             else frozenset(known)
         )
 
-    return {name: replace(host, gpus=believed(name), same=machine_at[name]) for name, host in hosts_by_node.items()}
+    return {name: replace(host, gpus=believed(name), machine=machine_at[name]) for name, host in hosts_by_node.items()}
 
 
 def _stays(machine: MachineObject) -> bool:
@@ -147,8 +147,8 @@ def match_machines(machines: Mapping[str, MachineObject], hosts_by_node: Mapping
                 return
 
     for name, host in hosts_by_node.items():
-        take(name, [host.same] if host.same else ())
-    # Of several Nodes that claim a machine, the Node that has it keeps it.
+        take(name, [host.machine] if host.machine else ())
+    # If several Nodes claim a machine, the Node that has it keeps it.
     claimed_uids = {status.node_uid for status in free.values()}
     for name in sorted(hosts_by_node, key=lambda name: (hosts_by_node[name].node.uid not in claimed_uids, name)):
         shared = Counter(by_gpu[gpu] for gpu in hosts_by_node[name].gpus if gpu in by_gpu)
@@ -200,11 +200,11 @@ def missing_machines(
             yield Notice(name, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
             yield Notice(name, "twice", "reports GPUs that another Node reports too: the fleet ignores both reports")
-        elif host.same and host.reported_gpus and not host.reported_gpus & host.gpus:
+        elif host.machine and host.reported_gpus and not host.reported_gpus & host.gpus:
             yield Notice(
                 name,
                 "twice",
-                f"reports other GPUs than {host.same} has had since its last boot: the fleet ignores them",
+                f"reports other GPUs than {host.machine} has had since its last boot: the fleet ignores them",
             )
         if name in at or not host.workers:
             continue

@@ -121,7 +121,7 @@ class PoolsPlan:
     # Pods that their shrinking or lending pool does not miss.
     spare: frozenset[str] = frozenset()
     # Pods that must not go now: it is not known which jobs name them.
-    named: frozenset[str] = frozenset()
+    maybe_claimed: frozenset[str] = frozenset()
     idle_nodes_since: Mapping[str, float] = field(default_factory=dict)
 
     def room(self, worker: Worker, away: int, policy: Policy) -> bool:
@@ -161,7 +161,7 @@ def plan_pools(
     missing: dict[str, frozenset[str]] = {}
     actions: list[Action] = []
     spare: set[str] = set()
-    named: set[str] = set()
+    maybe_claimed: set[str] = set()
     # Sorted by name: a write of its status changes a pool's place in the watch's order.
     live_pools = [pool for _, pool in sorted((kubernetes.pools or {}).items()) if not pool.deleting]
     refused, sets = refusals(kubernetes), kubernetes.sets or {}
@@ -187,17 +187,19 @@ def plan_pools(
         if plan is not None:
             causes |= {name: {"surplus": refusal} for name, refusal in plan.going.items()}
             spare |= plan.going.keys()
-            named |= plan.going.keys() if slurm.claims is None else set()
+            maybe_claimed |= plan.going.keys() if slurm.claims is None else set()
             actions += plan.notices
         causes |= loan.causes
-        spare |= loan.to.keys()
+        spare |= loan.guests_of.keys()
         actions += loan.notices
         most[pool.label], missing[pool.label] = pool.max_unavailable, view.missing
         actions += [*view.never_placed(slurm), *view.ended(slurm), *view.to_come()]
         if not_made := view.not_made(failed or {}):
             actions.append(Notice(pool.name, "pool", not_made))
         actions += view.note(failed=not_made)
-    return PoolsPlan(causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(named), idle_nodes_since)
+    return PoolsPlan(
+        causes, False, most, missing, tuple(actions), frozenset(spare), frozenset(maybe_claimed), idle_nodes_since
+    )
 
 
 def _existing_causes(worker: Worker) -> Causes:
@@ -245,7 +247,7 @@ class PoolView:
         self.plan, self.loans = plan, loans
         self.names = plan.names if plan else kubernetes.desired_pods.get(pool.name, {})
         self.workers = {worker.name: worker for worker in workers if worker.pod.owner == pool.uid}
-        self.absent = [name for name in self.names if name not in loans.to and self._is_absent(name)]
+        self.absent = [name for name in self.names if name not in loans.guests_of and self._is_absent(name)]
         self.ownerless = [pod for pod in kubernetes.pods.values() if self._may_adopt(pod)]
         self.missing = frozenset(name for name in self.absent if self._is_open(self.names[name]))
         # Also pods with its label that it has not adopted yet; without lent ones, which are not missing.
@@ -253,7 +255,7 @@ class PoolView:
         own = [
             worker
             for worker in workers
-            if worker.pod.owner not in others and self._is_own(worker.pod) and worker.name not in loans.to
+            if worker.pod.owner not in others and self._is_own(worker.pod) and worker.name not in loans.guests_of
         ]
         unwell = {worker.name for worker in own if worker.pod.deleting or not worker.pod.ready}
         self.away = self.missing | unwell
@@ -281,7 +283,7 @@ class PoolView:
 
     def _stale(self, worker: Worker) -> Stale | None:
         pod, pool = worker.pod, self.pool
-        if pod.ended or pod.name in self.loans.to:
+        if pod.ended or pod.name in self.loans.guests_of:
             return None  # it leaves for that reason
         if pod.name in self.names:
             if not pool.is_outdated(pod.template) or (
@@ -360,7 +362,7 @@ class PoolView:
         unwell = sorted((self.away | {*self.absent}) & self.names.keys())
         not_ready = "; ".join([f"not ready: {first_of(unwell)}", *causes[:1]])
         status = PoolStatus(
-            wanted=self.plan.wanted if self.plan else len(self.names.keys() - self.loans.to.keys()),
+            wanted=self.plan.wanted if self.plan else len(self.names.keys() - self.loans.guests_of.keys()),
             replicas=len(present),
             ready=sum(pod.ready for pod in present),
             updated=sum(not pool.is_outdated(pod.template) for pod in present),
@@ -389,8 +391,8 @@ class PoolView:
             yield from (condition for condition in self.pool.status.conditions if condition.type == "Fits")
 
     def _whole(self) -> Iterator[PoolCondition]:
-        if self.loans.may:
-            yield self._condition("Whole", not self.loans.to, "Whole", "Lends", self.loans.text)
+        if self.loans.lends:
+            yield self._condition("Whole", not self.loans.guests_of, "Whole", "Lends", self.loans.text)
 
     def _outdated(self) -> str:
         surplus = sum(name not in self.names for name in self.workers)

@@ -252,16 +252,16 @@ class Goals:
     """The goals of all machines."""
 
     hosts: Mapping[str, Host]  # by Node
-    at: Mapping[str, str]  # the machine of a Node
+    machine_at: Mapping[str, str]  # the machine of a Node
     active: Mapping[str, Goal]
     proposed: Mapping[str, Goal]
     common: frozenset[str]  # verdicts against many machines at once
     deep: bool = False  # whether a deep check must prove that a remedy has helped
-    bare: frozenset[str] = frozenset()  # Nodes that wait for a deep check and have no worker for it
+    without_worker: frozenset[str] = frozenset()  # Nodes that wait for a deep check and have no worker for it
     statuses: Mapping[str, MachineStatus] = field(default_factory=dict)  # the stored status of each Node's machine
 
     def of_node(self, name: str) -> Goal:
-        return self.active.get(self.at.get(name, ""), UP)
+        return self.active.get(self.machine_at.get(name, ""), UP)
 
 
 def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals | None:
@@ -283,10 +283,10 @@ def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals |
     if policy.machines.proof != "deep":
         return Goals(host_at, at, active, proposed, common)
     back = (node_name for node_name, status in statuses.items() if _is_back(status, host_at[node_name]))
-    bare = frozenset(
+    without_worker = frozenset(
         node_name for node_name in back if not host_at[node_name].workers and kubernetes.can_read_pods_on(node_name)
     )
-    return Goals(host_at, at, active, proposed, common, True, bare, statuses)
+    return Goals(host_at, at, active, proposed, common, True, without_worker, statuses)
 
 
 def _is_rebooting(status: MachineStatus) -> bool:
@@ -390,12 +390,12 @@ def _came_at(status: MachineStatus) -> float:
 
 def cordons(goals: Goals) -> Iterator[Cordon | Uncordon]:
     """Cordon Nodes without workers by their goal; `conditions.follow_cordon` decides about Nodes with workers."""
-    for node_name in goals.at:
+    for node_name in goals.machine_at:
         node, goal = goals.hosts[node_name].node, goals.of_node(node_name)
         if goals.hosts[node_name].workers:
             continue
-        # A bare Node must be open for the worker that checks it; that worker is drained.
-        is_open = goal.up or node_name in goals.bare
+        # A Node without a worker must be open for the worker that checks it; that worker is drained.
+        is_open = goal.up or node_name in goals.without_worker
         if not is_open and not node.cordoned:
             yield Cordon(*node.identity, f"goal {goal.text}")
         elif is_open and node.cordoned_by_fleet:
@@ -423,8 +423,8 @@ def record_machines(
         )
     room = rules.most_in_treatment(len(machines))
     room -= sum(in_treatment(machine.status.remedy) for machine in machines.values())
-    yield from missing_machines(machines, goals.hosts, goals.at)
-    node_of = {machine: node_name for node_name, machine in goals.at.items()}
+    yield from missing_machines(machines, goals.hosts, goals.machine_at)
+    node_of = {machine: node_name for node_name, machine in goals.machine_at.items()}
     for name, machine in machines.items():
         node_name = node_of.get(name, machine.status.node)
         if machine.deleting or f"Node/{node_name}" in kubernetes.unread:

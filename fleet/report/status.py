@@ -142,7 +142,7 @@ def budgets(workers: list[Worker], snapshot: FleetSnapshot, policy: Policy, now:
     treated = [name for name, machine in machines.items() if in_treatment(machine.status.remedy)]
     most = policy.machines.most_in_treatment(len(machines))
     return {
-        "unwell": {"now": len(unwell.against), "most": unwell.most},
+        "unwell": {"now": len(unwell.counted), "most": unwell.most},
         "remedies": {"now": len(treated), "most": most, "mode": policy.machines.mode},
         "fencing": {"mode": policy.fencing},
     }
@@ -163,7 +163,7 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
     for side, why in data["unknown"].items():
         yield f"{side.capitalize()} does not answer: {why['why']}"
     for controller in data["controllers"]:
-        # Of a single one that is ready there is nothing to tell.
+        # A single controller that is ready needs no line.
         if len(data["controllers"]) > 1 or not controller["ready"]:
             state = "" if controller["ready"] else "not ready; "
             text = controller["text"] or "whether it acts is not known"

@@ -266,9 +266,11 @@ HANGS_S = 300.0
 
 @dataclass(slots=True)
 class LoopStats:
-    turned: float  # monotonic: the last pass or change
+    """Counts and times of the loop, for the kubelet's probes and for Prometheus."""
+
+    last_pass: float  # monotonic: the last pass or change
     leader: bool = False
-    heard: bool = False  # the Lease could be read
+    lease_known: bool = False  # the Lease could be read
     kubernetes: str = "not asked yet"  # why it is unknown; "": it is known
     slurm: str = ""  # the same; only the leader asks Slurm
     mistake: str = ""  # the bug because of which nothing is decided
@@ -289,8 +291,8 @@ class LoopStats:
         self.controllers = () if isinstance(kubernetes, Unknown) else tuple(controllers(kubernetes))
 
     def alive(self, now: float) -> tuple[int, str]:
-        silent = now - self.turned
-        return (200, "ok\n") if silent < HANGS_S else (503, f"nothing was looked at for {silent:.0f} s\n")
+        silent = now - self.last_pass
+        return (200, "ok\n") if silent < HANGS_S else (503, f"the loop has made no pass for {silent:.0f} s\n")
 
     def ready(self) -> tuple[int, str]:
         """Answer the readiness probe.
@@ -300,8 +302,8 @@ class LoopStats:
         """
         if self.kubernetes:
             return 503, f"Kubernetes is not known: {self.kubernetes}\n"
-        if not self.heard:
-            return 503, "the Lease is not known\n"
+        if not self.lease_known:
+            return 503, "the Lease cannot be read\n"
         if self.leader and self.mistake:
             return 503, f"{self.mistake}\n"
         return 200, f"{'acts' if self.leader else 'waits for the Lease'}\n"
@@ -350,7 +352,7 @@ def stats_pages(stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiCli
     """Serve probes and metrics; leadership and Kubernetes are read at each request."""
 
     def ready() -> tuple[int, str]:
-        stats.heard, stats.leader = leader.heard, leader.holds()
+        stats.lease_known, stats.leader = leader.lease_known, leader.holds()
         stats.kubernetes, stats.apart = cache.unknown(), api.clocks.apart
         return stats.ready()
 

@@ -81,13 +81,13 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
 
 
 def test_what_it_has_seen_is_told_to_the_kubelet_and_to_prometheus() -> None:
-    seen = LoopStats(turned=100.0)
+    seen = LoopStats(last_pass=100.0)
     assert seen.alive(100.0 + HANGS_S - 1)[0] == 200
     assert seen.alive(100.0 + HANGS_S + 1)[0] == 503
     assert seen.ready() == (503, "Kubernetes is not known: not asked yet\n")
     seen.kubernetes = ""
     assert seen.ready()[0] == 503, "without the Lease it is not known whether it may act"
-    seen.heard = True
+    seen.lease_known = True
     assert seen.ready() == (200, "waits for the Lease\n")
     seen.leader = True
     seen.update(FleetSnapshot(KubernetesView(), Unknown("no answer")), (Notice("Slurm", "unknown", "no answer"),))

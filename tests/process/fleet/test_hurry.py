@@ -444,7 +444,7 @@ def test_an_answer_of_many_nodes_is_not_looked_through_again_and_again_for_circl
 class Waits:
     """For a Lease that another one has."""
 
-    heard = True
+    lease_known = True
 
     def holds(self) -> bool:
         return False

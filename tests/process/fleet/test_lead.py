@@ -98,12 +98,12 @@ def test_of_two_one_acts_and_when_it_ends_the_other_follows_at_once(
         async with server.fleet("b", said) as second:
             await until(second.holds)
             async with server.fleet("a", said) as first:
-                await until(lambda: first.heard)
+                await until(lambda: first.lease_known)
                 assert second.holds() and not first.holds()
                 assert server.holder == "b"
             assert server.holder == "b", "whoever does not hold it gives nothing back"
             async with server.fleet("c", said) as third:
-                await until(lambda: third.heard)
+                await until(lambda: third.lease_known)
                 server.item["spec"]["holderIdentity"] = ""
                 server.item["metadata"]["resourceVersion"] = "1000"
                 # Somebody else's hand: one of the two takes it, and the other sees it.
@@ -157,7 +157,7 @@ def test_a_lease_that_is_not_there_is_nobodys_and_is_told_once(server: Server) -
             await until(lambda: bool(said))
             for _ in range(5):
                 await asyncio.sleep(leader_election.RENEW_S)
-            assert not one.holds() and not one.heard
+            assert not one.holds() and not one.lease_known
 
     asyncio.run(whole())
     assert said == ["cannot hold the Lease fleet: 404 not found"]

@@ -71,7 +71,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
             try:
                 await until(lambda: task.done() or shown.is_set())
                 assert not task.done()
-                turned = fleet.stats.turned
+                turned = fleet.stats.last_pass
                 assert (await fleet.plan()).notices[0].kind == "mistake"
                 assert (await fleet.report())["holds"][0]["kind"] == "mistake"
                 ready, alive, numbers = [
@@ -81,7 +81,7 @@ def test_where_it_cannot_decide_it_lives_says_so_does_nothing_and_goes_on_with_a
                 assert b" 503 " in ready.splitlines()[0] and b"nothing is decided: RecursionError" in ready
                 assert b" 200 " in alive.splitlines()[0], "started again it would do no better"
                 assert b"minivm_fleet_decided 0" in numbers and b'minivm_fleet_stands{kind="mistake"} 1' in numbers
-                await until(lambda: fleet.stats.turned > turned)
+                await until(lambda: fleet.stats.last_pass > turned)
                 assert not any(method == "POST" for method, _, _ in rest.asked), "nothing is done"
                 well.set()
                 await until(lambda: any(method == "POST" for method, _, _ in rest.asked))

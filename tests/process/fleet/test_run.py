@@ -364,7 +364,7 @@ def test_jobs_that_cannot_be_told_keep_no_node_drained(server: Server, rest: Res
 class Held:
     """A Lease that is given back when this ends."""
 
-    heard = True
+    lease_known = True
 
     def __init__(self, given_back: Callable[[], object]) -> None:
         self.given_back = given_back

@@ -167,7 +167,7 @@ def of_two_pools(worlds: LendWorlds) -> dict[str, set[str]]:
     found = plan_loans(
         pools, list(worlds.world().workers()), replace(here, desired_pods=wanted), slurm, worlds.now, policy
     )
-    return {name: set(one.to) for name, one in found.items()}
+    return {name: set(one.guests_of) for name, one in found.items()}
 
 
 def test_two_pools_lend_one_machine_to_one_who_asks_and_the_one_that_has_begun_goes_on(worlds: LendWorlds) -> None:
