@@ -13,8 +13,10 @@ import click
 
 from ground.files import write_whole
 from init.cli import JSON, Group, emit
+from init.errors import ConfigError
 from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
+from init.prepare import state_guard
 from init.slurm.daemon import PROGRAM
 from init.slurm.place import ACCEPTED, BACKUPS, state_of
 from init.state import copies, prove, rehearse, restore, save
@@ -178,17 +180,31 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
         manifest = copies.load(directory, name)
         state = state_of(pod)
         _check_stopped(name, with_accounting or restore.with_accounting(state))
+        ended = restore.ended_since(pod, manifest)  # before the database may be the copy's
         for line in restore.restore(pod, state, directory, manifest, with_accounting=with_accounting):
             click.echo(line)
     click.echo(f"{_jobs(manifest)}; start it: minivm start slurmctld")
+    if ended:
+        click.echo(restore.warning(ended))
 
 
 @main.command("accept-loss")
 def accept_loss() -> None:
     """Let slurmctld start once without the jobs that a copy has. Nothing is removed."""
-    state = state_of(Pod(os.environ))
-    write_whole(state / ACCEPTED, f"{time.time():.0f}\n", mode=0o600, owner=user("slurm"))
+    accept(Pod(os.environ))
     click.echo("slurmctld may start without those jobs: minivm start slurmctld")
+
+
+def accept(pod: Pod) -> None:
+    """Record the acceptance; refuse it where nothing would be lost: it would count for a later loss."""
+    file = state_of(pod) / ACCEPTED
+    if not file.exists():
+        try:
+            text = state_guard.run(pod)
+        except ConfigError:
+            write_whole(file, f"{time.time():.0f}\n", mode=0o600, owner=user("slurm"))
+        else:
+            raise CopyError("accept a loss", f"there is none: {text}", hint="minivm why slurmctld")
 
 
 def _check_stopped(name: str, with_accounting: bool) -> None:

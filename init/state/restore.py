@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ground.files import read_plain, sync_directory, write_whole
@@ -31,6 +31,12 @@ from init.state.save import CHUNK, check_room, following_in
 
 STAGE, ASIDE = ".minivm-restoring", ".minivm-before-"
 DATABASE, LOADING = "slurm_acct_db", "slurm_acct_db_restoring"
+# Jobs of a copy that have ended since: a later run that has not ended is of the same job.
+ENDED_SINCE = (
+    "SELECT DISTINCT id_job FROM `{cluster}_job_table` WHERE deleted = 0 AND time_submit <= {at} AND time_end > {at}"
+    " AND id_job NOT IN (SELECT id_job FROM `{cluster}_job_table` WHERE deleted = 0 AND time_end = 0) ORDER BY id_job"
+)
+MOST_ENDED = 500
 # Names in the state's directory that a restore leaves where they are.
 OURS = re.compile(rf"{re.escape(JOURNAL)}|{re.escape(STAGE)}|{re.escape(ASIDE)}.*|{re.escape(ACCEPTED)}|lost\+found")
 
@@ -43,6 +49,26 @@ def pending(state: Path) -> str:
 def with_accounting(state: Path) -> bool:
     """Tell if a restore that was cut replaces the accounting database, too."""
     return _journal(state).get("accounting") is True
+
+
+def ended_since(pod: Pod, manifest: Manifest) -> list[int]:
+    """Return jobs that the copy has as waiting or running, and accounting as ended: slurmctld runs them again."""
+    cluster = manifest.cluster.lower()
+    if not re.fullmatch(r"[a-z0-9_-]+", cluster):
+        return []
+    question = ENDED_SINCE.format(cluster=cluster, at=int(manifest.time))
+    answer = accounting.ask(pod.text(accounting.CONFIGURATION) or "", question)
+    return [int(word) for word in answer.split() if word.isdecimal()]
+
+
+def warning(ended: Sequence[int]) -> str:
+    """Tell how to keep jobs from a second run."""
+    shown = " ".join(str(job) for job in ended[:MOST_ENDED])
+    more = f" (and {len(ended) - MOST_ENDED} more by sacct)" if len(ended) > MOST_ENDED else ""
+    return (
+        f"{len(ended)} of its jobs have ended since, and slurmctld will count them as unfinished and run them again;"
+        f" right after the start: scancel {shown}{more}"
+    )
 
 
 def _journal(state: Path) -> dict[str, object]:

@@ -15,11 +15,14 @@ import pytest
 from images.cli.session import choice
 from images.definition.load import load
 from images.make.content import slurm_json
+from init import state_cli
 from init.errors import ConfigError
 from init.helpers import backups
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import state_guard
+from init.records import replace
+from init.slurm import accounting
 from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
 from init.state import copies, prove, restore, save
 from init.state.copies import CopyError, Manifest, Proof
@@ -440,3 +443,37 @@ def test_the_status_tells_of_the_newest_copy_and_the_newest_proof(here: Here) ->
     assert f"minivm_state_proven_timestamp_seconds {NOON + 60:.0f}" in copies.metrics(seen)
     copies.record_proof(here.directory, NAME, Proof(NOON + 90, False, "job 3 is missing"))
     assert copies.summary(here.directory).failed == "job 3 is missing"
+
+
+def test_a_loss_is_accepted_only_where_there_is_one(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acceptance that waits for a later loss would let slurmctld start without its jobs then."""
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(state_cli, "user", lambda name: (me.pw_uid, me.pw_gid))
+    listings(monkeypatch, {"7": "RUNNING"}, {"7": "RUNNING"})
+    here.save()
+    with pytest.raises(CopyError, match="cannot accept a loss: there is none"):
+        state_cli.accept(here.pod)
+    assert not (here.state / ACCEPTED).exists()
+    (here.state / "job_state").unlink()
+    for _ in range(2):
+        state_cli.accept(here.pod)
+        assert "an operator accepted" in here.guard()
+
+
+def test_a_restore_names_the_jobs_that_would_run_a_second_time(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmctld takes jobs of an older state for unfinished, also those that have ended since."""
+    client, asked = tmp_path / "mariadb", tmp_path / "asked"
+    client.write_text(f'#!/bin/sh\necho "$@" > {asked}\necho 5; echo 7\n')
+    client.chmod(0o755)
+    monkeypatch.setattr(accounting, "CLIENT", str(client))
+    manifest = replace(here.save(), cluster="C1")
+    assert restore.ended_since(here.pod, manifest) == [5, 7]
+    assert f"time_end > {int(NOON)}" in asked.read_text() and "`c1_job_table`" in asked.read_text()
+    text = restore.warning([5, 7])
+    assert text.startswith("2 of its jobs have ended since") and text.endswith("scancel 5 7")
+    many = restore.warning(range(1, 1001))
+    assert many.endswith("499 500 (and 500 more by sacct)")
+    client.write_text("#!/bin/sh\nexit 1\n")
+    assert restore.ended_since(here.pod, manifest) == [], "the restore goes on without an answer"
