@@ -66,7 +66,7 @@ def warning(ended: Sequence[int]) -> str:
     shown = " ".join(str(job) for job in ended[:MOST_ENDED])
     more = f" (and {len(ended) - MOST_ENDED} more by sacct)" if len(ended) > MOST_ENDED else ""
     return (
-        f"{len(ended)} of its jobs have ended since, and slurmctld will count them as unfinished and run them again;"
+        f"{len(ended)} of its jobs ended since; slurmctld counts them as unfinished and runs them again;"
         f" right after the start: scancel {shown}{more}"
     )
 

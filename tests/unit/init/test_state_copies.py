@@ -472,7 +472,7 @@ def test_a_restore_names_the_jobs_that_would_run_a_second_time(
     assert restore.ended_since(here.pod, manifest) == [5, 7]
     assert f"time_end > {int(NOON)}" in asked.read_text() and "`c1_job_table`" in asked.read_text()
     text = restore.warning([5, 7])
-    assert text.startswith("2 of its jobs have ended since") and text.endswith("scancel 5 7")
+    assert text.startswith("2 of its jobs ended since") and text.endswith("scancel 5 7")
     many = restore.warning(range(1, 1001))
     assert many.endswith("499 500 (and 500 more by sacct)")
     client.write_text("#!/bin/sh\nexit 1\n")
