@@ -395,6 +395,12 @@ passed_on("people", "init.people_cli", (), "Users of a file: check, show, diff, 
 passed_on(
     "accounts", "init.accounts_cli", (), "Accounts, users, QOS and limits by a file: plan, apply, drift (see --help)."
 )
+passed_on(
+    "accounting",
+    "init.accounting_cli",
+    (),
+    "The accounting database: move-out, move-in, reopen (see --help).",
+)
 passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
 HEALTH = "health.cli"
 passed_on(

@@ -180,6 +180,7 @@ MODULES = {
 }
 # Steps of `prepare`, with the module and function of `init.prepare` for each.
 STEPS = {
+    "accounting-records": ("state_guard", "records"),
     "accounting-state": ("state_guard", "accounting"),
     "cgroups": ("cgroups", "run"),
     "cluster-number": ("database", "number"),

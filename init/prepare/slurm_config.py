@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -91,12 +92,24 @@ def start_from(mounted: Mapping[str, bytes], good: Mapping[str, bytes] | None) -
     """Choose the files to start from: the last ones that ran.
 
     A change goes one way, also while pods are replaced: it is checked and tried on a running slurmctld
-    (`init.helpers.configwatch`), so a boot must not undo or apply it. Only another AuthType is applied here: no running
-    slurmctld can change to it.
+    (`init.helpers.configwatch`), so a boot must not undo or apply it. Two are applied here. No running slurmctld can
+    change to another AuthType; and one that waits for a slurmdbd whose pod is gone hangs in a reconfigure.
     """
     if not good or "slurm.conf" not in mounted or "slurm.conf" not in good:
         return mounted
-    return good if _auth_type(good) == _auth_type(mounted) else mounted
+    return _with_slurmdbd_of(mounted, good) if _auth_type(good) == _auth_type(mounted) else mounted
+
+
+def _with_slurmdbd_of(mounted: Mapping[str, bytes], good: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    before, after = conf.read(good), conf.read(mounted)
+    text = good["slurm.conf"]
+    for key in ("accountingstoragehost", "accountingstorageport"):
+        old, new = before.value(key), after.value(key)
+        if old and new and old != new:
+            line = rf"^(\s*{key}\s*=\s*){re.escape(old)}(?=[\s#]|$)".encode()
+            found = re.search(line, text, re.IGNORECASE | re.MULTILINE)
+            text = text[: found.end(1)] + new.encode() + text[found.end() :] if found else text
+    return {**good, "slurm.conf": text}
 
 
 def _auth_type(files: Mapping[str, bytes]) -> str:

@@ -144,6 +144,13 @@ def check_release(pod: Pod) -> str:
     return "no state yet" if written_by is None else f"the state is of Slurm {release.called(written_by)}"
 
 
+def records(pod: Pod) -> str:
+    """Check that the cluster's records are in this database, and not moved elsewhere."""
+    from init.state import move
+
+    return move.guard(pod)
+
+
 def accounting(pod: Pod) -> str:
     """Check the accounting database; if it does not answer now, slurmdbd waits for it."""
     release = known(pod)

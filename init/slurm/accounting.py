@@ -34,8 +34,8 @@ def problem_of(code: int, stderr: str) -> str:
     return "slurmdbd does not answer; jobs continue, and their accounting is recorded when it is back"
 
 
-def ask(conf: str, question: str, *, password: str = "") -> str:
-    """Return the database's answer; "" if it is empty or there is none. The password is in no command line.
+def connection(conf: str, password: str = "") -> tuple[list[str], str, str]:
+    """Return the options, the password and the database's name for a client of slurmdbd.conf's database.
 
     `password`: another one than the configuration has.
     """
@@ -46,9 +46,13 @@ def ask(conf: str, question: str, *, password: str = "") -> str:
     password = password or setting(conf, "StoragePass")
     # The embedded one identifies users by their sockets: root is its root.
     credentials = ["--user", user] if password else ["--user", "root"]
-    name = setting(conf, "StorageLoc") or "slurm_acct_db"
-    argv = [CLIENT, "--no-defaults", "--batch", "--skip-column-names", "--connect-timeout=5", *where, *credentials,
-            "--execute", question, name]  # fmt: skip
+    return ["--no-defaults", *where, *credentials], password, setting(conf, "StorageLoc") or "slurm_acct_db"
+
+
+def ask(conf: str, question: str, *, password: str = "") -> str:
+    """Return the database's answer; "" if it is empty or there is none. The password is in no command line."""
+    options, password, name = connection(conf, password)
+    argv = [CLIENT, *options, "--batch", "--skip-column-names", "--connect-timeout=5", "--execute", question, name]
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"} | ({"MYSQL_PWD": password} if password else {})
     try:
         done = ran(argv, env=env, within=PATIENCE)

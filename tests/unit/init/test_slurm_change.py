@@ -439,6 +439,10 @@ def test_the_hash_names_these_files_and_no_others() -> None:
 SIGNED = {"slurm.conf": b"AuthType=auth/slurm\n"}
 MOUNTED, GOOD = {"slurm.conf": b"new"}, {"slurm.conf": b"good", "gres.conf": b"old gres"}
 
+# slurmctld hangs in a reconfigure while it waits for a slurmdbd whose pod is gone: it starts with the present address.
+AT_POD = {"slurm.conf": b"MaxNodeCount=2\nAccountingStorageHost=apart\n"}
+AT_CONTROLLER = {"slurm.conf": b"MaxNodeCount=1\nAccountingStorageHost=slurm-controller # there\n"}
+
 
 @pytest.mark.parametrize(
     ("mounted", "good", "starts_from"),
@@ -451,6 +455,7 @@ MOUNTED, GOOD = {"slurm.conf": b"new"}, {"slurm.conf": b"good", "gres.conf": b"o
         (MOUNTED, {"gres.conf": b""}, MOUNTED),
         (SIGNED, GOOD, SIGNED),  # no running slurmctld can change to it
         (SIGNED, SIGNED | {"gres.conf": b"old"}, SIGNED | {"gres.conf": b"old"}),
+        (AT_POD, AT_CONTROLLER, {"slurm.conf": b"MaxNodeCount=1\nAccountingStorageHost=apart # there\n"}),
     ],
 )
 def test_a_new_pod_starts_from_what_the_last_one_ran_with(

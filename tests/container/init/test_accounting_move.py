@@ -1,0 +1,150 @@
+"""`minivm accounting` between real databases: what is cut goes on, and what would lose records is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.types import Mount  # type: ignore[import-untyped]  # it carries no types
+
+from tests.container.init_pods import Pod, World, slurm_conf, world
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+HOST = "slurm-accounting"
+FILE, BACK = "/tmp/first.sql", "/tmp/back.sql"
+OUT, IN = "minivm accounting move-out", "minivm accounting move-in"
+LOCK = "/run/minivm/accounting-move.lock"
+MARK = "/var/lib/mysql/.minivm-records"
+
+# Some tables are there when it is killed: its stdin gives no more than the beginning.
+KILLED_WHILE_IT_LOADS = f"""
+(head -c 20000 {FILE}; sleep 600) | {IN} &
+until mariadb slurm_acct_db --execute='SHOW TABLES' | grep -q acct_table; do sleep 0.05; done
+kill -9 $(pgrep -f init.accounting_cli)
+kill %1
+"""
+BIOLOGY = """
+INSERT INTO acct_table SELECT creation_time, mod_time, deleted, flags, 'biology', description, organization
+FROM acct_table WHERE name = 'physics'
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path, "move") as site:
+        site.configure({"slurm.conf": slurm_conf()})
+        yield site
+
+
+def accounting(made: World, host: str = HOST, **options: Any) -> Pod:
+    env = {"MINIVM_ACCOUNTING": "embedded", "MINIVM_CONTROLLER": host, "MINIVM_ACCOUNTING_FROM": "embedded"}
+    return made.pod("accounting", host, env=env, **options)
+
+
+def shell(pod: Pod, command: str) -> tuple[int, str]:
+    return pod.code("bash", "-o", "pipefail", "-c", command)
+
+
+def refused(pod: Pod, command: str, reason: str) -> None:
+    code, text = shell(pod, command)
+    assert code == 1 and reason in text, (code, text)
+    assert pod.service("slurmdbd")["state"] != "ready"
+
+
+def carry(path: str, source: Pod, target: Pod) -> None:
+    stream, _ = source.container.get_archive(path)
+    assert target.container.put_archive("/tmp", b"".join(stream))
+
+
+def accounts(pod: Pod) -> set[str]:
+    return set(pod.run("mariadb", "-N", "-e", "SELECT name FROM acct_table", "slurm_acct_db").split())
+
+
+def waits_for_records(pod: Pod, reason: str) -> None:
+    pod.container.restart(timeout=30)
+    until(lambda: reason in pod.code("minivm", "why", "slurmdbd")[1], "it says why", seen=pod.account)
+    assert pod.code("minivm", "start", "slurmdbd")[0] == 1
+
+
+def test_records_go_and_come_back_whatever_is_cut(made: World) -> None:
+    old = made.pod("controller", "slurm-controller", env={"MINIVM_ACCOUNTING": "embedded"}).wait_ready()
+    until(lambda: old.service("slurmdbd")["state"] == "ready", "slurmdbd is ready", seen=old.account)
+    old.run("sacctmgr", "-i", "add", "account", "physics,chemistry")
+    new = accounting(made)
+    out_of(old)
+    new.wait_reason("waits for the records of the embedded database")
+    assert shell(new, f"{OUT} > {BACK}")[0] == 3, "no record has arrived here"
+    carry(FILE, old, new)
+    into(new)
+    back(old, new)
+
+    # A move that is given up.
+    assert shell(old, f"{OUT} > {FILE}")[0] == 0
+    assert old.run("minivm", "accounting", "reopen", "--yes") == "slurmdbd uses this database again\n"
+    until(lambda: old.service("slurmdbd")["state"] == "ready", "slurmdbd is ready", seen=old.account)
+
+    # A volume without room: nothing is touched, for slurmctld's state may be on it.
+    volume = Mount("/var/lib/mysql", None, type="tmpfs", tmpfs_size=256 << 20)
+    small = accounting(made, "small", extra_mounts=[volume])
+    small.wait_reason("waits for the records")
+    shell(small, "dd if=/dev/zero of=/var/lib/mysql/fill bs=1M")
+    carry(FILE, old, small)
+    refused(small, f"{IN} < {FILE}", "that stay free")
+    assert small.code("test", "-e", MARK)[0] == 1
+
+
+def out_of(old: Pod) -> None:
+    """One at a time, and a cut one writes the same again."""
+    code, text = shell(old, f"flock {LOCK} {OUT} > {FILE}")
+    assert code == 1 and "another move of records is running" in text
+    assert old.service("slurmdbd")["state"] == "ready"
+    code, text = shell(old, f"{OUT} | head -c 100 > {FILE}")
+    assert code == 1 and "run this again" in text
+    first = old.run("cat", FILE)
+    assert old.run("stat", "-c", "%a %U", MARK).split() == ["600", "root"]
+    assert shell(old, f"{OUT} > {FILE}")[0] == 0
+    whole = old.run("cat", FILE)
+    assert whole.startswith(first) and re.search(r"\n-- minivm end: [0-9a-f]{64}\n$", whole)
+    waits_for_records(old, "its records were moved out on")
+    old.wait_ready()  # jobs go on without slurmdbd
+
+
+def into(new: Pod) -> None:
+    """Nothing but these records, whole; a cut leaves the database closed."""
+    refused(new, f"tail -n +2 {FILE} | {IN}", "the first line is not")
+    refused(new, f"sed '1s/cluster.: .minivm/&x/' {FILE} | {IN}", "they are of the cluster minivmx")
+    assert new.code("test", "-e", MARK)[0] == 1, "nothing was changed so far"
+    refused(new, f"head -n -3 {FILE} | {IN}", "the file is not whole")
+    refused(new, f"sed s/chemistry/alchemy/ {FILE} | {IN}", "the file is not whole")
+    refused(new, f"sed '1s/\"acct_table\": /&1/' {FILE} | {IN}", "the file is not whole")
+    waits_for_records(new, "a load of its records was cut")
+    new.run("rm", MARK)
+    shell(new, KILLED_WHILE_IT_LOADS)
+    waits_for_records(new, "a load of its records was cut")
+    code, text = shell(new, f"{IN} < {FILE}")
+    assert code == 0 and "as many as were written" in text, text
+    new.wait_ready()
+    assert {"physics", "chemistry"} <= accounts(new)
+    code, text = shell(new, f"{IN} < {FILE}")
+    assert code == 0 and "loaded before" in text
+
+
+def back(old: Pod, new: Pod) -> None:
+    """The way back takes what came since then, or is refused."""
+    refused(old, f"{IN} < {FILE}", "they were written here")
+    refused(old, "minivm accounting reopen < /dev/null", "not confirmed")
+    new.run("mariadb", "slurm_acct_db", "-e", BIOLOGY)
+    assert shell(new, f"{OUT} > {BACK}")[0] == 0
+    refused(new, f"{IN} < {FILE}", "they do not contain the records that were moved out of here")
+    carry(BACK, new, old)
+    code, text = shell(old, f"{IN} < {BACK}")
+    assert code == 0, text
+    assert {"physics", "chemistry", "biology"} <= accounts(old)
+    code, text = shell(old, f"{IN} < {FILE}")
+    assert code == 1 and "the database is in use" in text
+    assert old.service("slurmdbd")["state"] == "ready"
