@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
-from cluster.change import pinning, plan
+from cluster.change import pinning, plan, records
 from cluster.change.pinning import Checkout, ImageChoice, Wish
 from cluster.change.plan import JobAtStake, PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
+from cluster.change.records import RecordsCarrier
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, render
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
@@ -51,6 +52,7 @@ class LocalCluster:
         self.kubelet = Kubelet(client, options.name, self.state)
         self.log = log
         self.stages = Stages(time.monotonic)
+        self.records = RecordsCarrier(self.kubelet, self.state, self.accounting_pod, log)
 
     @classmethod
     def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
@@ -148,8 +150,8 @@ class LocalCluster:
         `port`: a requested port; `up` replaces a login pod with another port.
         """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (before := stored(self.options.name, self.state.parent)) is not None:
-            values.check_accounting(before, self.options)
+        before = stored(self.options.name, self.state.parent)
+        records_from = values.records_from(before, self.options) if before else ""
         running = self.kubelet.running()
         self.options = self.with_this_machine(port, running)
         changes_auth = self.changes_auth(running)
@@ -160,6 +162,8 @@ class LocalCluster:
         if agree:
             agree(planned)
             running = self.kubelet.running()
+        if records_from:
+            self.records.move_out(records_from, values.accounting(self.options))
         if changes_auth and self.changes_auth(running):
             # Daemons with different authentication cannot talk to each other.
             self.log("all pods start anew, with another authentication")
@@ -174,6 +178,7 @@ class LocalCluster:
             self.revive(planned, desired, running)
             self.reconcile(desired, self.kubelet.running(), timeout=timeout)
         with self.stages.stage("ready"):
+            self.records.move_in(values.accounting(self.options), timeout=timeout)
             self.wait_ready(desired, timeout=timeout)
         slurm_conf.confirm(self.run_slurm, running)
 
@@ -251,7 +256,12 @@ class LocalCluster:
         lost = plan.losses(steps, partitions=lost_partitions, stakes=stakes_by_pod, refused=refused, clients=clients)
         lost += plan.lost_people(before, self.options)
         auth_before = values.auth(before) if before else ""
-        notes = (*choice.notes, *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()))
+        moved = values.records_from(before, self.options) if before else ""
+        notes = (
+            *choice.notes,
+            *plan.notes_of_records(moved),
+            *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()),
+        )
         return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
 
     def gets_another_slurm(self, pod: PodSpec, running: Mapping[str, RunningPod]) -> bool:
@@ -498,6 +508,12 @@ class LocalCluster:
                 if report.read_turn(item).startswith("active"):
                     return item.pod
         return CONTROLLER
+
+    def accounting_pod(self, mode: str) -> RunningPod | None:
+        """Return the pod that has slurmdbd in this mode."""
+        running = self.kubelet.running()
+        name = records.POD[mode]
+        return running.get(self.active_controller(running) if name == CONTROLLER else name)
 
     def run_slurm(self, command: Iterable[str]) -> tuple[int, str]:
         """Run a command like `exec`, in the pod of the active controller."""

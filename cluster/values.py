@@ -186,21 +186,30 @@ def auth(options: Options) -> str:
     return str(options.overrides.get("slurm", {}).get("auth") or options.auth)
 
 
-def accounting(options: Options) -> str:
+def accounting(options: Options, key: str = "mode") -> str:
+    """Return where accounting is, or where it was before (`from`)."""
     settings = options.overrides.get("accounting")
-    return str((settings.get("mode") if isinstance(settings, Mapping) else None) or "embedded")
+    value = settings.get(key) if isinstance(settings, Mapping) else None
+    return str(value or ("embedded" if key == "mode" else ""))
 
 
-def check_accounting(before: Options, after: Options) -> None:
-    """Refuse to change to or from an accounting pod: slurmdbd would begin with an empty database."""
+def records_from(before: Options, after: Options) -> str:
+    """Return the place from which the change moves the records; "" if it moves none.
+
+    ClusterError for a change to or from an accounting pod without them: slurmdbd would begin with an empty database.
+    """
     old, new = accounting(before), accounting(after)
+    if old not in (new, "none") and accounting(after, "from") == old:
+        return old
     if old != new and "pod" in (old, new):
         raise ClusterError(f"change accounting.mode from {old} to {new}",
                            "the cluster's records would stay behind, and slurmctld does not start with a database that"
                            " never knew it; nothing was changed",
                            file=after.values_file or None, field="accounting.mode",
-                           hint=f"keep {old}; or a new cluster without these jobs and records: make down, then make up"
+                           hint=(f"accounting.from: {old} moves them (docs/how-to/accounting-pod.md)" if old != "none"
+                                 else "keep none; or a new cluster: make down, then make up")
                            )  # fmt: skip
+    return ""
 
 
 def login_pools(values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

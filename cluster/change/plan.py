@@ -143,6 +143,12 @@ def notes_of_auth(auth: str) -> list[str]:
             " (docs/how-to/change-authentication.md)"]  # fmt: skip
 
 
+def notes_of_records(origin: str) -> list[str]:
+    """Return the note for a change that moves the records of accounting."""
+    text = f"the records of accounting move from the {origin} database; until then jobs go on, sacct and sacctmgr fail"
+    return [text] if origin else []
+
+
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted names of the leaves that differ."""
     names: list[str] = []

@@ -120,10 +120,15 @@
 {{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-accounting" $full) -}}
 {{- if ne "accounting" (dig "metadata" "labels" "app.kubernetes.io/component" "" $set) }}{{ $set = false }}{{ end -}}
 {{- $apart := or (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "records-%s-accounting-0" $full)) $set -}}
-{{- if eq .Values.accounting.mode "pod" -}}
-  {{- if and (not $apart) (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "state-%s-controller-0" $full)) }}{{ include "minivm.mistake" (list $ (printf "accounting.mode is pod, and the cluster began with another mode (claim state-%s-controller-0): its records would stay behind, and slurmctld does not start with a database that never knew it. Keep the mode that it has. For a new cluster without those jobs and records delete the claim state-%s-controller-0 first" $full $full)) }}{{ end -}}
-{{- else if $apart -}}
-  {{- include "minivm.mistake" (list $ (printf "accounting.mode is %s, and this cluster's records are in its accounting pod (claim records-%s-accounting-0): they would stay behind, and slurmctld does not start with a database that never knew it. Set accounting.mode to pod. To give them up delete the StatefulSet %s-accounting and the claim records-%s-accounting-0 first" .Values.accounting.mode $full $full $full)) -}}
+{{- $mode := .Values.accounting.mode -}}
+{{- $from := .Values.accounting.from -}}
+{{- if and $from (has $mode (list $from "none")) -}}
+  {{- include "minivm.mistake" (list $ (printf "accounting.from is %s, and accounting.mode is %s: it names the place where the records were before (docs/how-to/accounting-pod.md)" $from $mode)) -}}
+{{- end -}}
+{{- if eq $mode "pod" -}}
+  {{- if and (not $apart) (not $from) (lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "state-%s-controller-0" $full)) }}{{ include "minivm.mistake" (list $ (printf "accounting.mode is pod, and the cluster began with another mode (claim state-%s-controller-0): its records would stay behind, and slurmctld does not start with a database that never knew it. Keep the mode that it has, or move the records: accounting.from names their place (docs/how-to/accounting-pod.md). For a new cluster without those jobs and records delete the claim state-%s-controller-0 first" $full $full)) }}{{ end -}}
+{{- else if and $apart (ne $from "pod") -}}
+  {{- include "minivm.mistake" (list $ (printf "accounting.mode is %s, and this cluster's records are in its accounting pod (claim records-%s-accounting-0): they would stay behind, and slurmctld does not start with a database that never knew it. Set accounting.mode to pod, or move the records: accounting.from pod (docs/how-to/accounting-pod.md). To give them up delete the StatefulSet %s-accounting and the claim records-%s-accounting-0 first" $mode $full $full $full)) -}}
 {{- end -}}
 {{- end -}}
 

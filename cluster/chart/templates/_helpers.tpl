@@ -238,7 +238,14 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 - {name: MINIVM_ACCOUNTING, value: embedded}
 {{- else }}
 - {name: MINIVM_CONTROLLER, value: {{ include "minivm.controllerHost" .root | quote }}}
+{{- end }}
+{{- /* Of no other role: another mode must replace no worker and no login. */}}
+{{- if eq .role "controller" }}
 - {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
+{{- end }}
+{{- /* slurmdbd waits in its pod until the records of that place are loaded. */}}
+{{- if and .root.Values.accounting.from (eq .role (ternary "accounting" "controller" (eq .root.Values.accounting.mode "pod"))) }}
+- {name: MINIVM_ACCOUNTING_FROM, value: {{ .root.Values.accounting.from | quote }}}
 {{- end }}
 {{- if ne (include "minivm.auth" .root) "munge" }}
 - {name: MINIVM_AUTH, value: {{ include "minivm.auth" .root }}}

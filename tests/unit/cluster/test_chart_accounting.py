@@ -108,23 +108,61 @@ def test_two_controllers_may_have_it() -> None:
         objects(several)
 
 
+def with_mode(mode: str, origin: str = "", file: str = "") -> Options:
+    return Options(overrides={"accounting": {"mode": mode, "from": origin}}, values_file=file)
+
+
+def test_another_mode_replaces_no_worker_and_no_login() -> None:
+    sets = [
+        {item[1]: spec["spec"]["template"] for item, spec in objects(given).items() if item[0] == "StatefulSet"}
+        for given in (POD, {"accounting": {"mode": "embedded", "from": "pod"}})
+    ]
+    for name in ("slurm-worker", "slurm-login"):
+        assert sets[0][name] == sets[1][name]
+
+
 @pytest.mark.parametrize(
-    ("before", "after"), [("embedded", "pod"), ("pod", "embedded"), ("none", "pod"), ("pod", "external")]
+    ("before", "after", "hint"),
+    [
+        ("embedded", "pod", "accounting.from: embedded moves them"),
+        ("pod", "embedded", "accounting.from: pod moves them"),
+        ("none", "pod", "keep none"),
+        ("pod", "external", "accounting.from: pod moves them"),
+    ],
 )
-def test_up_refuses_to_leave_the_records_behind(before: str, after: str, tmp_path: Path) -> None:
-    old, new = (
-        Options(overrides={"accounting": {"mode": mode}}, values_file=str(tmp_path / mode)) for mode in (before, after)
-    )
-    with pytest.raises(ClusterError) as caught:
-        values.check_accounting(old, new)
-    text = str(caught.value)
-    assert f"change accounting.mode from {before} to {after}" in text
-    assert "accounting.mode" in text and f"hint: keep {before}" in text and "nothing was changed" in text
+def test_up_refuses_to_leave_the_records_behind(before: str, after: str, hint: str, tmp_path: Path) -> None:
+    for origin in ("", "external" if before != "external" else "pod"):
+        with pytest.raises(ClusterError) as caught:
+            values.records_from(with_mode(before), with_mode(after, origin, str(tmp_path / after)))
+        text = str(caught.value)
+        assert f"change accounting.mode from {before} to {after}" in text
+        assert "accounting.mode" in text and hint in text and "nothing was changed" in text
+
+
+def test_up_moves_the_records_where_the_values_name_their_place() -> None:
+    modes = ("embedded", "pod", "external")
+    moves = [(old, new) for old in modes for new in modes if old != new]
+    assert [values.records_from(with_mode(old), with_mode(new, old)) for old, new in moves] == [old for old, _ in moves]
 
 
 def test_up_goes_on_where_the_records_stay() -> None:
-    pod = Options(overrides=POD)
-    values.check_accounting(pod, replace(pod, workers=3))
-    values.check_accounting(Options(), Options(overrides={"accounting": {"mode": "none"}}))
+    pod = with_mode("pod", "embedded")
+    assert values.records_from(pod, replace(pod, workers=3)) == ""
+    assert values.records_from(Options(), with_mode("none")) == ""
     with pytest.raises(ClusterError):
-        values.check_accounting(pod, Options())
+        values.records_from(pod, Options())
+
+
+def test_only_the_pod_with_slurmdbd_waits_for_records() -> None:
+    name = "MINIVM_ACCOUNTING_FROM"
+    assert all(name not in env(objects(), role) for role in ("accounting", "controller"))
+    into_pod = objects({"accounting": {"mode": "pod", "from": "embedded"}})
+    assert env(into_pod, "accounting")[name] == "embedded" and name not in env(into_pod, "controller")
+    back = objects({"accounting": {"mode": "embedded", "from": "pod"}})
+    assert env(back, "controller")[name] == "pod" and ("StatefulSet", "slurm-accounting") not in back
+
+
+@pytest.mark.parametrize(("mode", "origin"), [("pod", "pod"), ("embedded", "embedded"), ("none", "pod")])
+def test_a_place_that_cannot_have_the_records_is_refused(mode: str, origin: str) -> None:
+    with pytest.raises(ClusterError, match=rf"accounting\.from is {origin}, and accounting\.mode is {mode}"):
+        objects({"accounting": {"mode": mode, "from": origin}})
