@@ -148,3 +148,57 @@ def back(old: Pod, new: Pod) -> None:
     code, text = shell(old, f"{IN} < {FILE}")
     assert code == 1 and "the database is in use" in text
     assert old.service("slurmdbd")["state"] == "ready"
+
+
+PASSWORD = "o#ne two"
+# Debian's MariaDB, with one user who comes over the network with a password, as at a site.
+EXTERNAL = f"""
+mariadb-install-db --no-defaults --user=mysql --datadir=/tmp/db --skip-test-db >/dev/null 2>&1
+cat > /tmp/users.sql <<END
+CREATE DATABASE slurm_acct_db;
+CREATE USER slurm IDENTIFIED BY '{PASSWORD}';
+GRANT ALL ON slurm_acct_db.* TO slurm;
+END
+exec mariadbd --no-defaults --user=mysql --datadir=/tmp/db --socket=/tmp/db/socket --init-file=/tmp/users.sql
+"""
+PROCESSES_WHILE_IT_LOADS = f"""
+(head -c 20000 {FILE}; sleep 600) | {IN} &
+until pgrep -x mariadb > /tmp/client; do sleep 0.05; done
+cat /proc/[0-9]*/cmdline | tr '\\0' ' '
+kill -9 $(pgrep -f init.accounting_cli)
+kill %1
+"""
+
+
+def test_records_go_to_an_external_database_and_come_back(made: World) -> None:
+    old = made.pod("controller", "slurm-controller", env={"MINIVM_ACCOUNTING": "embedded"}).wait_ready()
+    until(lambda: old.service("slurmdbd")["state"] == "ready", "slurmdbd is ready", seen=old.account)
+    old.run("sacctmgr", "-i", "add", "account", "physics")
+    secret = made.mounts / "secrets" / "slurmdbd"
+    secret.mkdir()
+    (secret / "password").write_text(PASSWORD)
+    command = ["bash", "-ec", EXTERNAL]
+    made.pod("controller", "mariadb", entrypoint=command)
+    env = {
+        "MINIVM_ACCOUNTING": "external",
+        "MINIVM_DATABASE_HOST": "mariadb:3306",
+        "MINIVM_ACCOUNTING_FROM": "embedded",
+    }
+    away = made.pod("accounting", "away", env=env)
+    away.wait_reason("waits for the records of the embedded database")
+
+    assert shell(old, f"{OUT} > {FILE}")[0] == 0
+    carry(FILE, old, away)
+    code, processes = shell(away, PROCESSES_WHILE_IT_LOADS)
+    assert "--host mariadb" in processes and "o#ne" not in processes
+    waits_for_records(away, "a load of its records was cut")
+    assert shell(away, f"{IN} < {FILE}")[0] == 0
+    until(lambda: away.service("slurmdbd")["state"] == "ready", "slurmdbd is ready", seen=away.account)
+
+    assert shell(away, f"{OUT} > {BACK}")[0] == 0
+    waits_for_records(away, "its records were moved out on")
+    assert "o#ne" not in away.logs()
+    carry(BACK, away, old)
+    code, text = shell(old, f"{IN} < {BACK}")
+    assert code == 0, text
+    assert "physics" in accounts(old)
