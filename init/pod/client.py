@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ground.errors import printable
 from init import places
 from init.errors import RequestError
 from init.view.snapshot import ServiceView, Snapshot, from_mapping
@@ -17,6 +20,7 @@ SOCKET = Path(places.SOCKET)
 # Services of a worker: the first to contact slurmctld, and the proof that it accepts the cluster's key.
 FIRST, PROOF = "fresh-node", "cluster-proof"
 PUBLIC = "localhost:8650"  # the default of MINIVM_HTTP, which users' sessions do not know
+PATIENCE_S, LARGEST = 3.0, 1 << 22
 
 
 def control_socket() -> Path:
@@ -86,17 +90,33 @@ class Client:
 
 
 def public_snapshot() -> Snapshot | None:
-    """Read PID 1's public snapshot by HTTP, without services' output; None if there is none."""
+    """Read PID 1's public snapshot by HTTP, without services' output; None if there is none.
+
+    Any process may have the port where PID 1 serves none: the answer is bounded, and shown without control characters.
+    """
     import http.client  # imported late: only a user without rights needs it
 
-    connection = http.client.HTTPConnection(os.environ.get("MINIVM_HTTP") or PUBLIC, timeout=3.0)
+    deadline, text = time.monotonic() + PATIENCE_S, b""
     try:
-        connection.request("GET", "/status")
-        return from_mapping(json.loads(connection.getresponse().read()))
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
+        address = os.environ.get("MINIVM_HTTP") or PUBLIC
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
+            connection.request("GET", "/status")
+            answer = connection.getresponse()
+            while chunk := answer.read1(1 << 16):
+                text += chunk
+                if len(text) > LARGEST or time.monotonic() > deadline:
+                    return None
+        return from_mapping(_printable(json.loads(text)))
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    finally:
-        connection.close()
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 class Refused(RequestError):

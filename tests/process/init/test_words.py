@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,31 @@ def test_a_user_learns_why_the_pod_is_not_ready(pod: World) -> None:
     assert "`minivm job 12_3`" in as_nobody(pod, address, "why", "12_3").stderr
     table = as_nobody(pod, address, "status")
     assert table.returncode == 0 and "munged" in table.stdout
+
+
+def test_what_another_process_answers_on_that_port_is_bounded_and_printable(pod: World) -> None:
+    pod.start({"munged": {"command": shell("sleep 1000"), "ready": "notify"}})
+    pod.until(lambda: pod.ask("status")["snapshot"]["reasons"] != [], "it waits")
+    snapshot = pod.ask("status")["snapshot"] | {"reasons": ["\x1b]0;evil\x07munged waits"]}
+
+    class Liar(BaseHTTPRequestHandler):
+        body = json.dumps(snapshot).encode()
+
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + self.body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        shown = as_nobody(pod, address, "why").stdout
+        assert "evil" in shown and "\x1b" not in shown and "\x07" not in shown
+        Liar.body = b" " * (5 << 20) + Liar.body
+        assert "only root may" in as_nobody(pod, address, "why").stderr
+        server.shutdown()
+    assert "only root may" in as_nobody(pod, "127.0.0.1:x", "why").stderr
 
 
 def test_only_root_may_change_a_pod_and_users_are_told_so(pod: World) -> None:
