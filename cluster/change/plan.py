@@ -322,13 +322,16 @@ def end_clients(run: RunSlurm, log: Callable[[str], None]) -> None:
     try:
         jobs = waiting_clients(run)
     except (ClusterError, NoAnswer, OSError) as error:
-        log(f"waiting srun and salloc are unknown: {one_line(str(error))}")
+        problem = one_line(str(error))
+        log(f"waiting srun and salloc are unknown ({problem}): a step that hangs on a new worker ends by"
+            " `minivm restart slurmd` there")  # fmt: skip
         return
     if jobs:
         note = "AdminComment=minivm: its srun or salloc waited while the cluster got another Slurm; submit it again"
         for job in jobs:
             run(["scontrol", "update", f"JobId={job.id}", note])
-        code, text = run(["scancel", "--quiet", *(job.id for job in jobs)])
+        # One that has started since then runs on an old worker.
+        code, text = run(["scancel", "--quiet", "--state=PENDING", *(job.id for job in jobs)])
         log(f"waiting srun and salloc {'end' if code == 0 else f'do not end ({one_line(text)})'}: {listed(jobs)}")
 
 

@@ -516,7 +516,7 @@ def test_waiting_clients_end_before_workers_get_another_slurm() -> None:
     assert loss == "waiting srun and salloc, which could hang on the new workers, end: 7 of alice, 9 of bob"
     log: list[str] = []
     plan.end_clients(run, log.append)
-    assert asked[-1] == ["scancel", "--quiet", "7", "9"] and log == [
+    assert asked[-1] == ["scancel", "--quiet", "--state=PENDING", "7", "9"] and log == [
         "waiting srun and salloc end: 7 of alice, 9 of bob"
     ]
     assert [command[2] for command in asked if command[0] == "scontrol"] == ["JobId=7", "JobId=9"]
@@ -562,14 +562,18 @@ def test_an_upgrade_that_was_cut_after_the_controller_still_prepares_the_logins(
     desired = cast("Manifests", SimpleNamespace(pods=wanted))
     cluster.reconcile(desired, cast("dict[str, RunningPod]", running), timeout=1.0)
     assert cluster.did == [
-        "slurm-login-0: minivm restart sackd", "scancel --quiet 7", "roll slurm-worker-0", "roll slurm-login-0"
-    ]  # fmt: skip
+        "slurm-login-0: minivm restart sackd",
+        "scancel --quiet --state=PENDING 7",
+        "roll slurm-worker-0",
+        "roll slurm-login-0",
+    ]
 
 
 def test_waiting_clients_that_are_unknown_stop_no_upgrade() -> None:
     log: list[str] = []
     plan.end_clients(lambda _: (1, "slurm_load_jobs error: no answer"), log.append)
-    assert log == ["waiting srun and salloc are unknown: slurm_load_jobs error: no answer"]
+    (line,) = log
+    assert line.startswith("waiting srun and salloc are unknown (slurm_load_jobs error: no answer): a step that hangs")
 
 
 def test_the_cause_is_named_before_its_victims() -> None:
