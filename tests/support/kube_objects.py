@@ -16,9 +16,10 @@ from tests import kube_api
 
 Object = dict[str, Any]
 KINDS = {"configmaps": "ConfigMap", "secrets": "Secret", "serviceaccounts": "ServiceAccount", "roles": "Role",
-         "statefulsets": "StatefulSet", "workerpools": "WorkerPool"}  # fmt: skip
+         "statefulsets": "StatefulSet", "workerpools": "WorkerPool",
+         "endpoints": "Endpoints", "pods": "Pod"}  # fmt: skip
 GROUPS = {
-    "v1": ("configmaps", "secrets", "serviceaccounts"),
+    "v1": ("configmaps", "secrets", "serviceaccounts", "endpoints", "pods"),
     "apps/v1": ("statefulsets",),
     "rbac.authorization.k8s.io/v1": ("roles",),
     "minivm.io/v1alpha1": ("workerpools",),

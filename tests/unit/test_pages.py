@@ -43,7 +43,7 @@ BLOCKS = {
     "lend-machines-to-inference": {"values": 1, "shown": 1, "needs kubernetes": 2},
     "let-a-pool-grow-and-shrink": {"values": 2, "needs kubernetes": 3},
     "let-others-repair-machines": {"needs kubernetes": 3, "values": 1, "shown": 1},
-    "login-pools": {"values": 1, "needs a name": 1},  # tests/container/init/test_login_pools.py
+    "login-pools": {"values": 1, "needs kubernetes": 1, "needs a name": 1},  # tests/container/init/test_login_pools.py
     "operate-a-pod": {"runs": 2},
     # tests/container/images/test_push.py pushes
     "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},

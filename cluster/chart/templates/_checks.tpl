@@ -29,6 +29,7 @@
 {{- $workers := include "minivm.pools" . | fromJson -}}
 {{- $ports := dict -}}
 {{- if hasKey (default dict .Values.login.pools) "login" }}{{ include "minivm.mistake" (list $ "login.pools.login: `login` is the pool that the settings beside `pools` describe: change those, or choose another name") }}{{ end -}}
+{{- include "minivm.checks.firstPool" . -}}
 {{- range $name, $pool := include "minivm.loginPools" . | fromJson -}}
   {{- $field := include "minivm.loginField" $name -}}
   {{- $object := include "minivm.loginObject" (dict "root" $ "name" $name "kind" "login") -}}
@@ -42,7 +43,24 @@
     {{- if $before }}{{ include "minivm.mistake" (list $ (printf "%s.service.nodePort: %d is the port of %s too, and a port is one Service's: choose another" $field (int .) $before)) }}{{ end -}}
     {{- $_ := set $ports (toString .) (printf "%s.service" $field) -}}
   {{- end -}}
+  {{- if and (eq $pool.service.type "LoadBalancer") $.Values.login.service.annotations (not (hasKey $pool.service "annotations")) }}{{ include "minivm.mistake" (list $ (printf "%s.service.annotations: missing, and those of login.service are not inherited (a host name or an address is one Service's; another may keep a load balancer internal): write this pool's own, or {} for none" $field)) }}{{ end -}}
   {{- include "minivm.checks.allowedGroups" (dict "root" $ "field" (printf "%s.allowedGroups" $field) "groups" $pool.allowedGroups) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+With the first pool the Service of `login` selects its pods by a label, which running pods lack: ssh would reach nothing
+until one is replaced. Without that label it would select the pods of all pools.
+*/}}
+{{- define "minivm.checks.firstPool" -}}
+{{- if .Values.login.pools -}}
+  {{- $service := include "minivm.loginObject" (dict "root" $ "name" "login" "kind" "ssh") -}}
+  {{- $bare := list -}}
+  {{- range dig "subsets" list (lookup "v1" "Endpoints" .Release.Namespace $service) }}{{ range .addresses }}{{ with .targetRef -}}
+    {{- $labels := dig "metadata" "labels" dict (lookup "v1" "Pod" $.Release.Namespace .name) -}}
+    {{- if and $labels (not (hasKey $labels "minivm.io/pool")) }}{{ $bare = append $bare .name }}{{ end -}}
+  {{- end }}{{ end }}{{ end -}}
+  {{- with $bare }}{{ include "minivm.mistake" (list $ (printf "login.pools: the first pool makes Service %s select pods by a label that the running pods lack (%s), and new ssh connections would fail until these are replaced: run `kubectl -n %s label pod -l 'app.kubernetes.io/instance=%s,app.kubernetes.io/component=login,!minivm.io/pool' minivm.io/pool=login`, which restarts nothing, and upgrade again (docs/how-to/login-pools.md)" $service (join ", " .) $.Release.Namespace (include "minivm.fullname" $))) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -56,7 +74,7 @@
   {{- if eq . "root" }}{{ include "minivm.mistake" (list $.root (printf "%s: root is no group of people: name the group of those who may log in" $.field)) -}}
   {{- else if regexMatch "^[0-9]+$" . }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is a number, and sshd compares names: write the group's name" $.field .)) -}}
   {{- else if not (regexMatch "^[A-Za-z0-9_]([A-Za-z0-9_.@ -]*[A-Za-z0-9_.@-])?$" .) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is no name of a group: write letters, digits, spaces and _ . @ - , and no pattern" $.field (quote .))) -}}
-  {{- else if and $known (not (include "minivm.hasSssd" $.root)) (not (has . $known)) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is no group of people.groups, which has %s: add it there, or name one of those" $.field . (join ", " $known))) -}}
+  {{- else if and (or $p.users $p.groups) (not (include "minivm.hasSssd" $.root)) (not (has . $known)) }}{{ include "minivm.mistake" (list $.root (printf "%s: %s is no group of people.groups, which has %s: add it there, or name one of those" $.field . (join ", " $known | default "none"))) -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -382,14 +382,17 @@ sources:
 
 {{/*
 The login pools, as JSON: `login`, which has the settings beside `pools`, and each of `pools` with those settings under its
-own. A node port is one Service's, and no pool inherits it.
+own. A node port is one Service's, and so is what annotations name (a host name, an address): no pool inherits them. A key
+without a value is as good as left out: null over groups would let everybody in.
 */}}
 {{- define "minivm.loginPools" -}}
 {{- $first := omit .Values.login "pools" -}}
 {{- $all := dict "login" $first -}}
 {{- range $name, $pool := .Values.login.pools -}}
-  {{- $below := merge (dict "service" (omit $first.service "nodePort")) (omit $first "service") | deepCopy -}}
-  {{- if ne $name "login" }}{{ $_ := set $all $name (mergeOverwrite $below (deepCopy (default dict $pool))) }}{{ end -}}
+  {{- $below := merge (dict "service" (omit $first.service "nodePort" "annotations")) (omit $first "service") | deepCopy -}}
+  {{- $own := dict -}}
+  {{- range $key, $value := $pool }}{{ if not (kindIs "invalid" $value) }}{{ $_ := set $own $key $value }}{{ end }}{{ end -}}
+  {{- if ne $name "login" }}{{ $_ := set $all $name (mergeOverwrite $below (deepCopy $own)) }}{{ end -}}
 {{- end -}}
 {{- toJson $all -}}
 {{- end -}}

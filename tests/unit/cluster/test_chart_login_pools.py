@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import helm_python
 import pytest
 import yaml
 
@@ -16,6 +18,7 @@ from cluster.manifests import CHART, Document
 from cluster.pods import Kubelet
 from cluster.values import NAMESPACE, RELEASE, Options, local_values, merged
 from tests.helm import rendered_for
+from tests.support.kube_objects import Object, cluster_of
 from tests.support.rendered_chart import KEYS, new, render, render_texts
 
 OWN: dict[str, Any] = {
@@ -132,6 +135,60 @@ def test_each_pool_has_a_service_and_a_budget_of_its_own_and_they_select_no_pod_
     assert all(made["StatefulSet", name]["spec"]["serviceName"] == "slurm-login" for name in labels)
 
 
+SHARED = {"external-dns.alpha.kubernetes.io/hostname": "login.example.org"}
+
+
+def test_no_pool_inherits_the_host_name_or_the_address_that_annotations_give_a_service() -> None:
+    service = {"type": "NodePort", "annotations": SHARED, "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+    made = objects({"login": {"service": service, "pools": {"a": {}, "b": {"service": {"annotations": {"x": "y"}}}}}})
+    given = [made["Service", f"slurm-ssh{name}"]["metadata"].get("annotations") for name in ("", "-a", "-b")]
+    assert given == [SHARED, None, {"x": "y"}]
+    # One that stays open to the same networks alone is a load balancer all the same.
+    service["type"] = "LoadBalancer"
+    made = objects({"login": {"service": service, "pools": {"a": {"service": {"annotations": {}}}}}})
+    assert "annotations" not in made["Service", "slurm-ssh-a"]["metadata"]
+    assert made["Service", "slurm-ssh-a"]["spec"]["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+
+
+def login_pod(name: str, labels: Mapping[str, str]) -> Object:
+    return {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name, "labels": {"app": "x", **labels}}}
+
+
+def endpoints(*pods: str) -> Object:
+    """Return what the Service slurm-ssh serves: pods, and an address that no pod has."""
+    addresses = [{"ip": "10.0.0.1", "targetRef": {"kind": "Pod", "name": pod}} for pod in pods]
+    return {
+        "kind": "Endpoints",
+        "apiVersion": "v1",
+        "metadata": {"name": "slurm-ssh"},
+        "subsets": [{"addresses": [*addresses, {"ip": "10.0.0.9"}]}],
+    }
+
+
+def upgrade(folder: Path, cluster: list[Object], pools: Mapping[str, Any]) -> dict[str, str]:
+    values = {"slurm": {"auth": "slurm"}, "login": {"pools": pools}}
+    with cluster_of(cluster, folder) as config, helm_python.Chart.load(CHART) as chart:
+        return config.render(chart, values, name="slurm", namespace="hpc", is_upgrade=True)
+
+
+def test_the_first_pool_waits_until_the_pods_that_serve_have_the_label_that_its_service_selects(tmp_path: Path) -> None:
+    bare, labelled = login_pod("slurm-login-0", {}), login_pod("slurm-login-1", {"minivm.io/pool": "login"})
+    cluster = [bare, labelled, endpoints("slurm-login-0", "slurm-login-1", "gone")]
+    assert upgrade(tmp_path, cluster, {}), "without pools the Service selects as before"
+    with pytest.raises(helm_python.HelmError) as refused:
+        upgrade(tmp_path, cluster, {"gpu": {}})
+    assert "the running pods lack (slurm-login-0), and new ssh connections would fail" in str(refused.value)
+    labels = "app.kubernetes.io/instance=slurm,app.kubernetes.io/component=login"
+    assert f"kubectl -n hpc label pod -l '{labels},!minivm.io/pool' minivm.io/pool=login" in str(refused.value)
+    # The command selects the pods of `login` as they are without pools, and gives what the Service selects with pools.
+    own = objects({})["StatefulSet", "slurm-login"]["spec"]["template"]["metadata"]["labels"]
+    assert own.items() >= dict(pair.split("=") for pair in labels.split(",")).items()
+    assert objects(POOLS)["Service", "slurm-ssh"]["spec"]["selector"] == own | {"minivm.io/pool": "login"}
+    assert upgrade(tmp_path, [labelled, endpoints("slurm-login-1")], {"gpu": {}})
+    # Nothing is served that could stop: a new cluster, or one whose login pods are not ready.
+    assert upgrade(tmp_path, [], {"gpu": {}}) and upgrade(tmp_path, [bare, endpoints()], {"gpu": {}})
+
+
 def test_ssh_in_the_cluster_knows_each_pools_service() -> None:
     public = {"sshHostKeys": {"public": ["ssh-ed25519 AAAA"]}, "workerHostKeys": {"public": ["ssh-ed25519 BBBB"]}}
     made = objects(POOLS | {"secrets": public})
@@ -168,6 +225,13 @@ def test_groups_of_login_are_those_of_a_pool_without_its_own() -> None:
     assert objects({"login": {"allowedGroups": ["staff"]}})["ConfigMap", "slurm-allowed-groups"]["data"] == {
         "sshd.conf": 'AllowGroups "staff"\n'
     }
+
+
+def test_a_key_without_a_value_opens_no_pool() -> None:
+    pool = yaml.safe_load("allowedGroups:")
+    made = objects({"login": {"allowedGroups": ["staff"], "pools": {"gpu": pool}}})
+    assert made["ConfigMap", "slurm-allowed-groups-gpu"]["data"] == {"sshd.conf": 'AllowGroups "staff"\n'}
+    assert env(made["StatefulSet", "slurm-login-gpu"])["MINIVM_ALLOWED_GROUPS"] == "staff"
 
 
 def test_a_pool_keeps_its_sessions_where_others_do_not() -> None:
@@ -262,6 +326,11 @@ def test_pools_render_for_old_and_new_kubernetes(version: str) -> None:
           for bad in ("", "*", "la?", "!lab", 'a" "b', "a\nPermitRootLogin yes", " lab", "lab ", "a,b", "a\\b")),
         ({"login": {"pools": {"a": {"allowedGroups": ["lap"]}}}, "people": {"groups": [{"name": "lab", "gid": 5000}]}},
          "login.pools.a.allowedGroups: lap is no group of people.groups, which has lab"),
+        ({"login": {"allowedGroups": ["lap"]},
+          "people": {"groups": [], "users": [{"name": "ada", "uid": 5001, "group": "lab"}]}},
+         "login.allowedGroups: lap is no group of people.groups, which has none"),
+        ({"login": {"service": {"type": "LoadBalancer", "annotations": SHARED}, "pools": {"a": {}}}},
+         "login.pools.a.service.annotations: missing, and those of login.service are not inherited"),
         ({"login": {"pools": {"a": {"keepSeconds": 30}}}}, "login.pools.a.keepSeconds: 0, or at least"),
         ({"login": {"pools": {"a": {"podLabels": {"minivm.io/pool": "b"}}}}},
          "login.pools.a.podLabels: minivm.io/pool is a label that minivm sets"),
