@@ -14,6 +14,8 @@ from init.slurm.conf import setting
 # ed25519 and rsa serve every current client; an rsa key takes a second to create, so it is only ever mounted.
 MADE = ("ed25519", "ecdsa")
 CONFIG = "/run/minivm/sshd_config"
+# The groups of a login pool, as the chart mounts them.
+ALLOWED = "/etc/ssh/sshd_config.d/10-allowed-groups.conf"
 LANG = re.compile(r"[A-Za-z0-9._@-]+")
 # The second of ssh's two global files: the first one is the site's.
 KNOWN = "/etc/ssh/ssh_known_hosts2"
@@ -40,7 +42,23 @@ def hostkeys(pod: Pod) -> str:
     if LANG.fullmatch(language):
         lines.append(f"SetEnv LANG={language}\n")
     write(pod.path(CONFIG), "".join(lines).encode(), mode=0o600, owner=(0, 0))
+    if (allowed := pod.text(ALLOWED)) is not None:
+        done = ran(["/usr/sbin/sshd", "-T", "-f", CONFIG])
+        if done.returncode == 0:  # else sshd does not start either, and names the line
+            check_allowed_groups(allowed, done.stdout)
     return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}{_know(pod)}"
+
+
+def check_allowed_groups(mounted: str, effective: str) -> None:
+    """Compare the mounted AllowGroups with `sshd -T`, since sshd adds up the AllowGroups of all its files."""
+    wanted = set(mounted.split('"')[1::2])
+    takes = {line.partition(" ")[2] for line in effective.splitlines() if line.startswith("allowgroups ")}
+    if takes != wanted:
+        raise PrepareError(
+            f"let only {', '.join(sorted(wanted))} log in",
+            f"with the image's own files sshd lets in {', '.join(sorted(takes)) or 'everybody'}",
+            hint="leave AllowGroups out of the image's sshd_config and sshd_config.d, and keep its Include of them",
+        )
 
 
 def _know(pod: Pod) -> str:

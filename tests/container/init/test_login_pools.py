@@ -137,3 +137,13 @@ def test_a_file_that_sshd_cannot_read_lets_nobody_in_and_the_pod_says_so(site: W
     pod = site.pod("login", "login-broken", volumes={file: place})
     until(lambda: "AllowGroups" in pod.logs(), "sshd names the line", seen=pod.account)
     assert pod.service("sshd")["state"] != "ready" and "sshd" in pod.wait_reason("sshd")
+
+
+def test_groups_that_the_image_adds_let_nobody_in_and_the_pod_says_so(site: World, tmp_path: Path) -> None:
+    text, place = drop_ins()["lab"]
+    file, own = tmp_path / "sshd.conf", tmp_path / "own.conf"
+    file.write_text(text)
+    own.write_text("AllowGroups guests\n")
+    pod = site.pod("login", "login-adds", volumes={file: place, own: "/etc/ssh/sshd_config.d/90-own.conf"})
+    assert "Domain Users, guests, lab" in pod.wait_reason("sshd lets in")
+    assert pod.service("sshd")["state"] != "ready"

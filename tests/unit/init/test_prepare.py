@@ -16,10 +16,9 @@ from init.errors import ConfigError
 from init.plan.service import STEPS
 from init.pod import pod
 from init.pod.pod import Pod, PrepareError, write
-from init.prepare import cgroups, database, directories, identity, node, secrets, slurm_config, ssh
+from init.prepare import cgroups, database, directories, identity, node, secrets, slurm_config
 from init.prepare.__main__ import EX_CONFIG, main
 from init.slurm import accounting, files
-from init.slurm.conf import setting
 
 ROOT = Path(__file__).resolve().parents[3]
 ME = (os.getuid(), os.getgid())
@@ -413,47 +412,6 @@ def test_the_operators_words_win_over_what_was_found(features: str, override: st
 def test_a_word_that_is_no_setting_is_refused() -> None:
     with pytest.raises(ConfigError, match="Weight"):
         node.node_configuration({}, "", "Weight")
-
-
-ADOPT, ASK = "pam_slurm_adopt.so", "pam_slurm.so"
-
-
-@pytest.mark.parametrize(
-    ("conf", "have", "module"),
-    [
-        ("ProctrackType=proctrack/cgroup\nPrologFlags=Alloc,Contain\n", {ADOPT, ASK}, ssh.ADOPT),
-        ("proctracktype = proctrack/cgroup # x\nPROLOGFLAGS=contain\n", {ADOPT}, ssh.ADOPT),
-        ("ProctrackType=proctrack/cgroup\n", {ADOPT, ASK}, ASK),  # pam_slurm_adopt would deny every user
-        ("ProctrackType=proctrack/linuxproc\nPrologFlags=Contain\n", {ADOPT, ASK}, ASK),
-        ("#ProctrackType=proctrack/cgroup\nPrologFlags=Contain\n", {ADOPT}, "pam_permit.so"),
-    ],
-)
-def test_the_pam_module_fits_how_slurm_tracks_jobs(conf: str, have: set[str], module: str) -> None:
-    line, _ = ssh.choose(setting(conf, "ProctrackType"), setting(conf, "PrologFlags"), have)
-    assert line == f"account required {module}"
-
-
-def test_until_slurm_is_known_the_image_lets_nobody_in() -> None:
-    """The image denies every login until Slurm is configured.
-
-    By default pam_slurm_adopt ignores a missing slurm.conf, and then every user could log in.
-    """
-    image = Path(__file__).resolve().parents[3] / "images/rootfs/worker/etc/pam.d/slurm-adopt"
-    (line,) = [line for line in image.read_text().splitlines() if not line.startswith("#")]
-    assert " ".join(line.split()) == f"account required {ssh.ADOPT}"
-    assert "action_generic_failure=deny" in ssh.ADOPT
-
-
-def test_without_cgroups_the_images_own_question_comes_before_pam_slurm() -> None:
-    """Without cgroups the image's own has-job test replaces pam_slurm.
-
-    pam_slurm looks the node up in slurm.conf, which does not list dynamic nodes, and denies every user.
-    """
-    line, why = ssh.choose("proctrack/linuxproc", "", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
-    assert line == "account required pam_exec.so quiet stdout /usr/libexec/minivm/has-job w1"
-    assert "not contained" in why
-    line, _ = ssh.choose("proctrack/cgroup", "Contain", {ADOPT, ASK}, "/usr/libexec/minivm/has-job w1")
-    assert line == f"account required {ssh.ADOPT}"
 
 
 def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
