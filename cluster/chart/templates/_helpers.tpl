@@ -238,10 +238,11 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 - {name: MINIVM_ACCOUNTING, value: embedded}
 {{- else }}
 - {name: MINIVM_CONTROLLER, value: {{ include "minivm.controllerHost" .root | quote }}}
-{{- end }}
-{{- /* Of no other role: another mode must replace no worker and no login. */}}
-{{- if eq .role "controller" }}
-- {name: MINIVM_ACCOUNTING, value: {{ .root.Values.accounting.mode | quote }}}
+{{- $mode := .root.Values.accounting.mode -}}
+{{- /* Only the controller reads it. Elsewhere it stays as before a move, which then replaces no worker and no login;
+       embedded is also what they still have on the way back there. */}}
+{{- if and (ne .role "controller") (ne $mode "embedded") }}{{ $mode = default $mode .root.Values.accounting.from }}{{ end }}
+- {name: MINIVM_ACCOUNTING, value: {{ $mode | quote }}}
 {{- end }}
 {{- /* slurmdbd waits in its pod until the records of that place are loaded. */}}
 {{- if and .root.Values.accounting.from (eq .role (ternary "accounting" "controller" (eq .root.Values.accounting.mode "pod"))) }}

@@ -112,13 +112,33 @@ def with_mode(mode: str, origin: str = "", file: str = "") -> Options:
     return Options(overrides={"accounting": {"mode": mode, "from": origin}}, values_file=file)
 
 
-def test_another_mode_replaces_no_worker_and_no_login() -> None:
-    sets = [
-        {item[1]: spec["spec"]["template"] for item, spec in objects(given).items() if item[0] == "StatefulSet"}
-        for given in (POD, {"accounting": {"mode": "embedded", "from": "pod"}})
-    ]
-    for name in ("slurm-worker", "slurm-login"):
-        assert sets[0][name] == sets[1][name]
+def template(given: dict[str, Any], role: str) -> dict[str, Any]:
+    return dict(objects(given)["StatefulSet", f"slurm-{role}"]["spec"]["template"])
+
+
+@pytest.mark.parametrize("role", ["worker", "login"])
+@pytest.mark.parametrize("mode", ["embedded", "pod", "external"])
+def test_workers_and_logins_keep_the_setting_that_clusters_have_had(mode: str, role: str) -> None:
+    found = objects({"accounting": {"mode": mode, "database": {"host": "db", "existingSecret": "db"}}})
+    names = [item["name"] for item in container(found, role)["env"]]
+    assert names[names.index("MINIVM_CONTROLLER") + 1] == "MINIVM_ACCOUNTING", "another order replaces pods, too"
+    assert env(found, role)["MINIVM_ACCOUNTING"] == mode
+
+
+@pytest.mark.parametrize("role", ["worker", "login"])
+@pytest.mark.parametrize("place", ["pod", "external"])
+def test_a_move_from_the_controller_and_its_way_back_replace_no_worker_and_no_login(place: str, role: str) -> None:
+    database = {"database": {"host": "db", "existingSecret": "db"}}
+    before = template({"accounting": {"mode": "embedded"} | database}, role)
+    assert template({"accounting": {"mode": place, "from": "embedded"} | database}, role) == before
+    assert template({"accounting": {"mode": "embedded", "from": place} | database}, role) == before
+    assert template({"accounting": {"mode": place} | database}, role) != before, "removing `from` replaces them"
+
+
+def test_a_move_between_the_pod_and_an_external_database_replaces_no_worker() -> None:
+    database = {"database": {"host": "db", "existingSecret": "db"}}
+    moved = {"accounting": {"mode": "external", "from": "pod"} | database}
+    assert template(moved, "worker") == template({"accounting": {"mode": "pod"} | database}, "worker")
 
 
 @pytest.mark.parametrize(
