@@ -15,9 +15,10 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 from ground.files import locked, read_plain, sync_directory, write_whole
 from init.errors import ConfigError, InitError
@@ -43,6 +44,22 @@ VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9_$-]+")
 WITHIN = 60.0  # for the database of a pod that has just started
 NOTHING = "has no records of"
+# slurmdbd's tables that belong to no single cluster (24.11 to 26.05), and the rows that it makes itself at its first
+# start: the account and the user root, the QOS normal. None: more rows do not tell that a person made them.
+GLOBAL_TABLES: dict[str, int | None] = {
+    "acct_coord_table": 0,
+    "acct_table": 1,
+    "clus_res_table": 0,
+    "cluster_table": None,
+    "convert_version_table": None,
+    "federation_table": 0,
+    "qos_table": 1,
+    "res_table": 0,
+    "table_defs_table": None,
+    "tres_table": None,
+    "txn_table": None,
+    "user_table": 1,
+}
 PAGE = "docs/how-to/accounting-pod.md"
 
 Report = Callable[[str], None]
@@ -64,6 +81,7 @@ class RecordsMark:
     token: str = ""  # of the last move: each time that records leave a database it gets a new one
     history: tuple[str, ...] = ()  # every move that these records have behind them
     replaces: str = ""  # while loading: the move by which the records that were here before had left
+    place: str = ""  # of an external database, which the settings may change: HOST:PORT/NAME
     time: int = 0
 
 
@@ -147,7 +165,8 @@ def guard(pod: Pod) -> str:
     mark, source = read_mark(file), pod.setting(FROM)
     if mark.phase == OUT:
         day = time.strftime("%Y-%m-%d", time.gmtime(mark.time))
-        hint = f"bring them back: move-out there, then `minivm accounting move-in` here ({PAGE})"
+        hint = (f"bring them back: move-out there, then `minivm accounting move-in` here ({PAGE}); if no place loaded"
+                " them: `minivm accounting reopen`")  # fmt: skip
         raise ConfigError("start slurmdbd", f"its records were moved out on {day}", file=str(file), hint=hint)
     if mark.phase == LOADING:
         hint = "repeat it: minivm accounting move-in < FILE"
@@ -166,6 +185,7 @@ class RecordsDatabase:
     name: str
     options: tuple[str, ...]
     password: str
+    place: str = ""  # as in the mark
 
     @property
     def env(self) -> dict[str, str]:
@@ -182,33 +202,36 @@ class RecordsDatabase:
         return done.stdout.splitlines()
 
     def counts(self) -> dict[str, int]:
-        """Count every table's rows."""
-        rows = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_type ="
-        tables = [name for name in self.sql(f"{rows} 'BASE TABLE'") if NAME.fullmatch(name)]
-        counted = self.sql("".join(f"SELECT '{name}', COUNT(*) FROM `{name}`;\n" for name in tables))
-        return {name: int(count) for name, _, count in (line.partition("\t") for line in counted)}
+        """Count every table's rows. A view, and a name that Slurm never gives a table, are listed with 0 rows."""
+        question = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = DATABASE()"
+        kinds = dict(line.rsplit("\t", 1) for line in self.sql(question))
+        plain = [name for name, kind in kinds.items() if kind == "BASE TABLE" and NAME.fullmatch(name)]
+        counted = self.sql("".join(f"SELECT '{name}', COUNT(*) FROM `{name}`;\n" for name in plain))
+        return dict.fromkeys(kinds, 0) | {
+            name: int(count) for name, _, count in (line.partition("\t") for line in counted)
+        }
 
     def size(self) -> int:
         total = "SELECT COALESCE(SUM(data_length + index_length), 0) FROM information_schema.tables"
         return int(self.sql(f"{total} WHERE table_schema = DATABASE()")[0])
 
-    def clear(self) -> None:
+    def clear(self, tables: Iterable[str]) -> None:
         """Drop the tables; the database itself stays, with the character set that a site gave it."""
-        drops = "".join(f"DROP TABLE `{name}`;\n" for name in self.counts())
+        drops = "".join(f"DROP TABLE `{name}`;\n" for name in tables)
         self.sql(f"SET foreign_key_checks = 0;\n{drops}")
 
 
-def database(pod: Pod) -> RecordsDatabase:
-    """Wait until the database answers: the pod may have just started."""
+def database(pod: Pod, *, answers: bool = True) -> RecordsDatabase:
+    """Wait until the database is known, and answers: the pod may have just started."""
     what, deadline = "find the database", time.monotonic() + WITHIN
     while True:
         conf = pod.text(accounting.CONFIGURATION)
         problem = MoveError(what, "this pod has no slurmdbd.conf", hint="run this in the pod that has slurmdbd")
         if conf is not None:
-            options, password, name = accounting.connection(conf)
-            base = RecordsDatabase(name, tuple(options), password)
+            base = database_of(conf)
             try:
-                base.sql("SELECT 1")
+                if answers:
+                    base.sql("SELECT 1")
                 return base
             except MoveError as error:
                 problem = error
@@ -217,13 +240,54 @@ def database(pod: Pod) -> RecordsDatabase:
         time.sleep(0.2)
 
 
+def database_of(conf: str) -> RecordsDatabase:
+    options, password, name = accounting.connection(conf)
+    host, port = setting(conf, "StorageHost") or "localhost", setting(conf, "StoragePort") or "3306"
+    place = "" if host == "localhost" else f"{host.lower()}:{port}/{name}"
+    return RecordsDatabase(name, tuple(options), password, place)
+
+
+def check_place(what: str, file: Path, mark: RecordsMark, place: str) -> None:
+    """Refuse another database than the one for which the mark was written: nothing is known of its records."""
+    if mark.place and mark.place != place:
+        place = place or "localhost"
+        raise MoveError(what, f"the last move was in the database {mark.place}, and the settings name {place}",
+                        file=str(file), hint="set accounting.database as it was; where the same database only got"
+                        f' another address: write "{place}" as "place" into this file')  # fmt: skip
+
+
 def strangers(counts: Mapping[str, int], cluster: str) -> list[str]:
-    """List other clusters that have jobs in the same database."""
-    jobs = "_job_table"
-    own = f"{cluster}{jobs}"
+    """List other clusters in the same database: each has accounts from its first contact with slurmdbd on."""
     return sorted(
-        name.removesuffix(jobs) for name, rows in counts.items() if name.endswith(jobs) and name != own and rows
+        {
+            name.removesuffix(kind)
+            for name, rows in counts.items()
+            for kind in ("_assoc_table", "_job_table")
+            if name.endswith(kind) and name != f"{cluster}{kind}" and (rows or kind == "_assoc_table")
+        }
     )
+
+
+def foreign(counts: Mapping[str, int], cluster: str, written: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+    """List tables that are neither slurmdbd's own nor among the written ones: their rows would be lost."""
+    own = re.compile(rf"{re.escape(cluster)}_[A-Za-z0-9_]+_table")
+    return sorted(name for name in counts.keys() - GLOBAL_TABLES.keys() - written.keys() if not own.fullmatch(name))
+
+
+def made_by_people(counts: Mapping[str, int]) -> list[str]:
+    """List tables with more rows than slurmdbd makes itself in a new database."""
+    return sorted(name for name, fresh in GLOBAL_TABLES.items() if fresh is not None and counts.get(name, 0) > fresh)
+
+
+def _check_tables(
+    what: str, counts: Mapping[str, int], cluster: str, written: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    if others := strangers(counts, cluster):
+        raise MoveError(what, f"other clusters use the database, too: {', '.join(others)}",
+                        hint="give this cluster a database of its own, by the database's own tools")  # fmt: skip
+    if tables := foreign(counts, cluster, written):
+        raise MoveError(what, f"the database has tables that are not slurmdbd's: {', '.join(tables[:5])}",
+                        hint="move them to another database, or give this cluster one of its own")  # fmt: skip
 
 
 def _cluster(pod: Pod) -> str:
@@ -256,19 +320,25 @@ def _check_active(what: str) -> None:
         raise MoveError(what, f"this controller stands by (lease is {state})", hint="run this in the active one")
 
 
-def _stop(what: str) -> None:
-    state = _states().get("slurmdbd", "absent")
+def _stop(what: str) -> bool:
+    """Stop slurmdbd; return whether it ran."""
+    before = state = _states().get("slurmdbd", "absent")
     if state not in ("stopped", "failed"):
         with Client(control_socket(), within=None) as client:
             client.request("stop", service="slurmdbd", wait=True)
         state = _states().get("slurmdbd", "absent")
     if state not in ("stopped", "failed"):
         raise MoveError(what, f"slurmdbd is {state}, expected stopped", hint="minivm stop slurmdbd")
+    return before != state
+
+
+def _request_start() -> dict[str, Any]:
+    with Client(control_socket(), within=None) as client:
+        return client.request("start", service="slurmdbd", wait=True)
 
 
 def _start() -> None:
-    with Client(control_socket(), within=None) as client:
-        reply = client.request("start", service="slurmdbd", wait=True)
+    reply = _request_start()
     if reply["state"] in ("failed", "backoff"):
         raise MoveError("start slurmdbd", "; ".join(reply.get("reasons", [])) or reply["state"],
                         hint="all records are loaded; when that is mended: minivm start slurmdbd")  # fmt: skip
@@ -283,19 +353,20 @@ def move_out(pod: Pod, out: BinaryIO, report: Report) -> None:
     file = mark_file(pod)
     with _alone(pod, what):
         _check_active(what)
-        mark, base, cluster = read_mark(file), database(pod), _cluster(pod)
+        mark = read_mark(file)
+        # Before the database is asked: it may be what makes the operator give the move up.
         if mark.phase == LOADING or (not mark.phase and pod.setting(FROM)):
             raise NothingHere(what, "their load into this database was never completed",
                               hint=f"complete it here, or reopen the database before it ({PAGE})")  # fmt: skip
+        base, cluster = database(pod), _cluster(pod)
+        check_place(what, file, mark, base.place)
         counts = base.counts()
         if f"{cluster}_job_table" not in counts:
             raise MoveError(what, f"the database {NOTHING} the cluster {cluster}")
-        if others := strangers(counts, cluster):
-            raise MoveError(what, f"other clusters use the database, too: {', '.join(others)}",
-                            hint="move them by the database's own tools")  # fmt: skip
+        _check_tables(what, counts, cluster)
         if mark.phase != OUT:
             token = os.urandom(16).hex()
-            mark = RecordsMark(OUT, token, (*mark.history, token))
+            mark = RecordsMark(OUT, token, (*mark.history, token), place=base.place)
             _write_mark(file, mark)
         _stop(what)
         release = known(pod)
@@ -338,13 +409,14 @@ def check_target(mark: RecordsMark, head: RecordsHead, counts: Mapping[str, int]
     what = "load the records"
     if head.cluster != cluster:
         raise MoveError(what, f"they are of the cluster {head.cluster}, and this is {cluster}")
-    if others := strangers(counts, cluster):
-        raise MoveError(what, f"other clusters use the database, too: {', '.join(others)}",
-                        hint="give this cluster a database of its own")  # fmt: skip
+    _check_tables(what, counts, cluster, head.counts)
     jobs = counts.get(f"{cluster}_job_table", 0)
     if mark.phase == IN or (not mark.phase and jobs):
         raise MoveError(what, f"the database is in use: it has {jobs} jobs of its own",
                         hint=f"move those out first, or give this pod an empty volume ({PAGE})")  # fmt: skip
+    if not mark.phase and (tables := made_by_people(counts)):
+        raise MoveError(what, f"the database has records that slurmdbd did not make itself, in {', '.join(tables)}",
+                        hint=f"keep a dump of it, then give this cluster an empty database ({PAGE})")  # fmt: skip
     needed = mark.token if mark.phase == OUT else mark.replaces
     if needed and head.token == needed:
         raise MoveError(what, "they were written here, and the place that got them may have newer ones",
@@ -362,20 +434,28 @@ def move_in(pod: Pod, source: BinaryIO, report: Report) -> None:
         _check_active(what)
         line = source.readline(LONGEST_HEAD)
         head = head_of_line(line)
-        mark, base = read_mark(file), database(pod)
+        mark, base, cluster = read_mark(file), database(pod), _cluster(pod)
+        check_place(what, file, mark, base.place)
         if (mark.phase, mark.token) == (IN, head.token):
             report("these records were loaded before: nothing was changed")
             _start()
             return
-        check_target(mark, head, base.counts(), _cluster(pod))
+        check_target(mark, head, base.counts(), cluster)
         _check_release(pod, head)
         if pod.accounting == "embedded":
             _check_room(pod, head)
         replaces = mark.token if mark.phase == OUT else mark.replaces
-        loading = RecordsMark(LOADING, head.token, head.history, replaces)
+        loading = RecordsMark(LOADING, head.token, head.history, replaces, place=base.place)
+        ran = _stop(what)
+        try:  # slurmdbd may have acknowledged records since the first look
+            counts = base.counts()
+            check_target(mark, head, counts, cluster)
+        except MoveError:
+            if ran:
+                _request_start()
+            raise
         _write_mark(file, loading)
-        _stop(what)
-        base.clear()
+        base.clear(counts)
         _load(base, source, line)
         problem = difference(head.counts, base.counts())
         if problem:
@@ -448,7 +528,9 @@ def reopen(pod: Pod) -> str:
         if mark.phase != OUT:
             problem = {LOADING: "records are being loaded into it", IN: "it is in use", "": "it is in use"}[mark.phase]
             raise MoveError("reopen the database", problem)
+        if mark.place:
+            check_place("reopen the database", file, mark, database(pod, answers=False).place)
         # Without this move: a file that was written by it is no longer an ancestor of these records.
-        _write_mark(file, RecordsMark(IN, "", mark.history[:-1]))
+        _write_mark(file, RecordsMark(IN, "", mark.history[:-1], place=mark.place))
         _start()
     return "slurmdbd uses this database again"

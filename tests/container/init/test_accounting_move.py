@@ -16,6 +16,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 HOST = "slurm-accounting"
+DATABASE = "slurm_acct_db"
 FILE, BACK = "/tmp/first.sql", "/tmp/back.sql"
 OUT, IN = "minivm accounting move-out", "minivm accounting move-in"
 LOCK = "/run/minivm/accounting-move.lock"
@@ -78,7 +79,9 @@ def test_records_go_and_come_back_whatever_is_cut(made: World) -> None:
     new = accounting(made)
     out_of(old)
     new.wait_reason("waits for the records of the embedded database")
-    assert shell(new, f"{OUT} > {BACK}")[0] == 3, "no record has arrived here"
+    new.run("minivm", "stop", "mariadb")
+    assert shell(new, f"{OUT} > {BACK}")[0] == 3, "no record has arrived here, and the database need not say so"
+    new.run("minivm", "start", "mariadb")
     carry(FILE, old, new)
     into(new)
     back(old, new)
@@ -124,6 +127,12 @@ def into(new: Pod) -> None:
     refused(new, f"sed '1s/\"acct_table\": /&1/' {FILE} | {IN}", "the file is not whole")
     waits_for_records(new, "a load of its records was cut")
     new.run("rm", MARK)
+    refused(new, f"{IN} < {FILE}", "did not make itself, in acct_table")
+    new.run("mariadb", "-e", f"DROP DATABASE {DATABASE}; CREATE DATABASE {DATABASE}")
+    new.run("mariadb", "-e", "CREATE TABLE wp_posts (id INT); CREATE VIEW seen AS SELECT * FROM wp_posts", DATABASE)
+    refused(new, f"{IN} < {FILE}", "tables that are not slurmdbd's: seen, wp_posts")
+    assert new.code("test", "-e", MARK)[0] == 1, "nothing was changed"
+    new.run("mariadb", "-e", "DROP VIEW seen; DROP TABLE wp_posts", DATABASE)
     shell(new, KILLED_WHILE_IT_LOADS)
     waits_for_records(new, "a load of its records was cut")
     code, text = shell(new, f"{IN} < {FILE}")
@@ -197,6 +206,8 @@ def test_records_go_to_an_external_database_and_come_back(made: World) -> None:
 
     assert shell(away, f"{OUT} > {BACK}")[0] == 0
     waits_for_records(away, "its records were moved out on")
+    away.run("sed", "-i", 's!"mariadb:3306/!"elsewhere:3306/!', "/var/lib/minivm/slurm/records")
+    refused(away, "minivm accounting reopen --yes", "and the settings name mariadb:3306/slurm_acct_db")
     assert "o#ne" not in away.logs()
     carry(BACK, away, old)
     code, text = shell(old, f"{IN} < {BACK}")
