@@ -6,19 +6,26 @@ has them all: a cut `up` finds it again. `minivm accounting` in the pods refuses
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, RunningPod
 from ground.errors import one_line
+from ground.files import sync_directory
 
 POD = {"pod": "slurm-accounting-0", "embedded": "slurm-controller-0", "external": "slurm-controller-0"}
 FILES = "records-from-*.tar"
-# In the pod; the shell's umask makes it root's alone.
-INSIDE = "/tmp/minivm-records.sql"
+LOADING = ".records.loading"  # beside that file: its load began, and may have completed in the pod without `up`
+# In the pod, on its disk; the directory and, by the shell's umask, the file are root's alone.
+INSIDE = "/root/minivm-records.sql"
+REMOVE = ("rm", "-f", INSIDE)
 NEVER_ARRIVED = 3  # exit code of `minivm accounting move-out`
 RECONFIGURE = ("scontrol", "reconfigure")
 POLL = 0.2
@@ -35,28 +42,48 @@ class RecordsCarrier:
     def move_out(self, origin: str, target: str) -> None:
         """Close the database of `origin`, and keep its records beside the cluster's state."""
         cannot = f"move the records of accounting out of {POD[origin]}"
+        waiting, given_up = self._waiting(), f"accounting: no record has arrived in the {origin} database"
+        own = waiting is not None and waiting == self._file(target)
+        if own and not self._loading.exists():
+            self.log(f"{given_up}: the {target} one opens again")
+            return
         pod = self.find(origin)
         if pod is None or not pod.running:
-            raise ClusterError(cannot, "the pod does not run; nothing was changed", hint="make up, with the old values")
-        command = f"umask 077; exec minivm accounting move-out > {INSIDE}"
-        code, text = self.kubelet.exec(pod.container, ["sh", "-c", command])
-        if code == NEVER_ARRIVED and self._waiting() == self._file(target):
-            self.log(f"accounting: no record has arrived in the {origin} database: the {target} one opens again")
-            return
-        if code:
-            raise ClusterError(cannot, one_line(text) or f"exit code {code}", hint="make status")
+            if not own:
+                raise ClusterError(
+                    cannot, "the pod does not run; nothing was changed", hint="make up, with the old values"
+                )
+            start = f"docker start {pod.container[:12]}" if pod else f"make up, with mode: {origin}, from: {target}"
+            problem = "the pod does not run, and only it can tell whether it got the records; nothing was changed"
+            raise ClusterError(cannot, problem, hint=f"let it start ({start}), then make up, with these values")
         partial = self.state / ".records.partial"
-        stream, _ = self.kubelet.api.get_archive(pod.container, INSIDE)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            for part in stream:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            command = f"umask 077; rm -f {INSIDE}; exec minivm accounting move-out > {INSIDE}"
+            code, text = self.kubelet.exec(pod.container, ["sh", "-c", command])
+            if code == NEVER_ARRIVED and own:
+                self.log(f"{given_up}: the {target} one opens again")
+                return
+            if code:
+                raise ClusterError(cannot, one_line(text) or f"exit code {code}", hint="make status")
+            stream, _ = self.kubelet.api.get_archive(pod.container, INSIDE)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                for part in stream:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            self._remove_inside(pod)
+        if waiting and own and _head(waiting)["token"] not in _head(partial)["history"]:
+            # What an earlier move wrote there: the load of the newer records was refused before it changed anything.
+            partial.unlink()
+            self.log(f"{given_up}: the {target} one opens again")
+            return
         # A file that was loaded, and whose `up` was cut before it removed it.
         for old in self.state.glob(FILES):
             old.unlink()
+        self._loading.unlink(missing_ok=True)
         partial.rename(self._file(origin))
-        self.kubelet.exec(pod.container, ["rm", "-f", INSIDE])
+        sync_directory(self.state)
         self.log(f"accounting: {one_line(text)}")
 
     def move_in(self, target: str, *, timeout: float) -> None:
@@ -69,10 +96,16 @@ class RecordsCarrier:
             command = "exec minivm accounting reopen --yes"  # they were loaded nowhere: move_out() would have told
         else:
             command = f"exec minivm accounting move-in < {INSIDE}"
-            with file.open("rb") as records:
-                self.kubelet.api.put_archive(pod.container, str(Path(INSIDE).parent), records)
-        code, text = self.kubelet.exec(pod.container, ["sh", "-c", command])
-        self.kubelet.exec(pod.container, ["rm", "-f", INSIDE])
+            self._loading.touch(mode=0o600)
+            sync_directory(self.state)
+        try:
+            if file != self._file(target):
+                self.kubelet.exec(pod.container, REMOVE)
+                with file.open("rb") as records:
+                    self.kubelet.api.put_archive(pod.container, str(Path(INSIDE).parent), records)
+            code, text = self.kubelet.exec(pod.container, ["sh", "-c", command])
+        finally:
+            self._remove_inside(pod)
         if code:
             raise ClusterError(f"load the records of accounting into {POD[target]}", one_line(text),
                                hint="the same `up` goes on; the database before has them, too")  # fmt: skip
@@ -80,6 +113,7 @@ class RecordsCarrier:
         if (controller := self.find("embedded")) and self.kubelet.exec(controller.container, RECONFIGURE)[0]:
             self.log("accounting: slurmctld did not tell its clients; in its pod: scontrol reconfigure")
         file.unlink()
+        self._loading.unlink(missing_ok=True)
         self.log(f"accounting: {one_line(text)}")
 
     def _started(self, mode: str, timeout: float) -> RunningPod:
@@ -93,8 +127,26 @@ class RecordsCarrier:
                 raise ClusterError("load the records of accounting", f"{POD[mode]} does not start", hint="make status")
             time.sleep(POLL)
 
+    def _remove_inside(self, pod: RunningPod) -> None:
+        """Remove the records in the pod; one that has gone has none."""
+        with contextlib.suppress(OSError):
+            self.kubelet.exec(pod.container, REMOVE)
+
+    @property
+    def _loading(self) -> Path:
+        return self.state / LOADING
+
     def _waiting(self) -> Path | None:
         return next(iter(sorted(self.state.glob(FILES))), None)
 
     def _file(self, mode: str) -> Path:
         return self.state / FILES.replace("*", mode)
+
+
+def _head(file: Path) -> dict[str, Any]:
+    """Return the first line of records, which `minivm accounting move-out` wrote."""
+    with tarfile.open(file) as archive:
+        member = archive.next()
+        records = archive.extractfile(member) if member else None
+        head: dict[str, Any] = json.loads((records.readline() if records else b"").partition(b": ")[2])
+        return head
