@@ -22,10 +22,10 @@ OUT, IN = "minivm accounting move-out", "minivm accounting move-in"
 LOCK = "/run/minivm/accounting-move.lock"
 MARK = "/var/lib/mysql/.minivm-records"
 
-# Some tables are there when it is killed: its stdin gives no more than the beginning.
+# The load has begun when it is killed: its stdin gives no more than the beginning.
 KILLED_WHILE_IT_LOADS = f"""
 (head -c 20000 {FILE}; sleep 600) | {IN} &
-until mariadb slurm_acct_db --execute='SHOW TABLES' | grep -q acct_table; do sleep 0.05; done
+for attempt in $(seq 1000); do grep -q loading {MARK} && pgrep mariadb$ && break; sleep 0.05; done
 kill -9 $(pgrep -f init.accounting_cli)
 kill %1
 """
