@@ -404,7 +404,7 @@ passed_on(
 passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
 HEALTH = "health.cli"
 passed_on(
-    "gitsync", "gitsync", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
+    "gitsync", "gitsync.cli", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
 )
 passed_on("health", HEALTH, ("health",), "The health checks and their verdicts (see health --help).")
 passed_on("job", "health.jobs", (), "Why a job waits, how it runs, why it ended; without a JOB, your jobs.")
