@@ -199,7 +199,7 @@ def _execute(step: CompiledScript) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """What a run finds ready; a run started alone finds nothing."""
+    """State that the resident runner prepares for a run; a run by itself has the defaults."""
 
     places: Places = field(default_factory=Places.from_environment)
     kept: FileCache | None = None

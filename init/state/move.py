@@ -75,7 +75,7 @@ class NothingHere(MoveError):
 
 @record(frozen=True, slots=True)
 class RecordsMark:
-    """What was done with a database's records; a database without a mark never took part in a move."""
+    """Progress of a move, kept beside each database; a database without a mark never took part in one."""
 
     phase: str = ""
     token: str = ""  # of the last move: each time that records leave a database it gets a new one
