@@ -165,8 +165,9 @@ def submit_all(submissions: Iterable[Submission], account: str, controller: str)
 
 def explain(error: Exception, account: str, controller: str) -> str:
     """Return why slurmctld took no test: of a wrong account, with those that the user has."""
+    output = error.output if isinstance(error, client.SlurmError) else ""
     # The second is the command filter's.
-    if not any(words in getattr(error, "said", "") for words in ("Invalid account", "minivm: --account=")):
+    if not any(words in output for words in ("Invalid account", "minivm: --account=")):
         return str(error)
     user = pwd.getpwuid(os.geteuid()).pw_name
     command = [SACCTMGR, "-nP", "show", "associations", "where", f"user={user}", "format=account"]

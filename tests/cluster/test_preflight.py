@@ -86,7 +86,7 @@ def test_a_job_that_asks_for_it_by_a_constraint_is_tested_and_a_small_one_is_not
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--nodes=5",), "runs here all the same: only 4 other nodes of partition"),
+        (("--nodes=5",), "the job still runs here: only 4 other nodes of partition"),
         (("--nodes=4", "--no-requeue"), "it is not requeued and runs here: "),
     ],
 )

@@ -30,6 +30,7 @@ from health.active.turn import (
 )
 from health.checks.needs import Needs
 from init.errors import ConfigError
+from init.slurm import client
 from init.slurm.node import parse
 
 CHECKS = {"cpu": Needs(), "tcp": Needs(nodes=2)}
@@ -314,6 +315,14 @@ def test_a_name_that_the_shell_would_change_is_refused() -> None:
     for name in ("a;b", "$(x)", "-a", "", "a b"):
         with pytest.raises(ConfigError):
             service.job_command(Submission("cpu", Needs(), GroupTest((name,))))
+
+
+def test_slurms_own_words_about_an_account_become_that_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "run", lambda *_, **__: "physics\n")
+    error = client.SlurmError("submit a job", "sbatch failed")
+    assert service.explain(error, "nope", "ctl:6817") == str(error)
+    error.output = "sbatch: error: Invalid account or account/partition combination specified"
+    assert "activeChecks.account" in service.explain(error, "nope", "ctl:6817")
 
 
 def test_a_wrong_account_is_told_with_field_found_expected_and_what_to_do() -> None:
