@@ -32,6 +32,7 @@ STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
 POLL = 0.1
 NO_WISH = Wish()
 HANDS = 8
+REFRESH_S = "30"
 
 Log = Callable[[str], None]
 
@@ -333,10 +334,11 @@ class LocalCluster:
         """Let the logins' sackd fetch the configuration of a controller of another release.
 
         A new slurmctld does not know an older sackd, and SIGHUP does not make sackd fetch: it would keep an MpiDefault
-        that new workers lack, and their steps would hang.
+        that new workers lack, and their steps would hang. The restart is bounded: the sackd of a login whose Slurm is
+        newer than the controller's does not start until the login is replaced.
         """
         for name in (name for name, item in running.items() if item.role == "login" and item.running):
-            code, output = self.exec(name, ["minivm", "restart", "sackd"])
+            code, output = self.exec(name, ["timeout", REFRESH_S, "minivm", "restart", "sackd"])
             self.log(f"{name}: sackd {'restarted' if code == 0 else 'not restarted: ' + one_line(output)}")
 
     def revive(self, planned: UpPlan, desired: Manifests, running: Mapping[str, RunningPod]) -> None:

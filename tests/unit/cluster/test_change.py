@@ -562,7 +562,7 @@ def test_an_upgrade_that_was_cut_after_the_controller_still_prepares_the_logins(
     desired = cast("Manifests", SimpleNamespace(pods=wanted))
     cluster.reconcile(desired, cast("dict[str, RunningPod]", running), timeout=1.0)
     assert cluster.did == [
-        "slurm-login-0: minivm restart sackd",
+        "slurm-login-0: timeout 30 minivm restart sackd",
         "scancel --quiet --state=PENDING 7",
         "roll slurm-worker-0",
         "roll slurm-login-0",
