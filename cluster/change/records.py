@@ -42,10 +42,11 @@ class RecordsCarrier:
     def move_out(self, origin: str, target: str) -> None:
         """Close the database of `origin`, and keep its records beside the cluster's state."""
         cannot = f"move the records of accounting out of {POD[origin]}"
-        waiting, given_up = self._waiting(), f"accounting: no record has arrived in the {origin} database"
+        given_up = f"accounting: no record has arrived in the {origin} database: the {target} one opens again"
+        waiting = self._waiting()
         own = waiting is not None and waiting == self._file(target)
         if own and not self._loading.exists():
-            self.log(f"{given_up}: the {target} one opens again")
+            self.log(given_up)
             return
         pod = self.find(origin)
         if pod is None or not pod.running:
@@ -61,7 +62,7 @@ class RecordsCarrier:
             command = f"umask 077; rm -f {INSIDE}; exec minivm accounting move-out > {INSIDE}"
             code, text = self.kubelet.exec(pod.container, ["sh", "-c", command])
             if code == NEVER_ARRIVED and own:
-                self.log(f"{given_up}: the {target} one opens again")
+                self.log(given_up)
                 return
             if code:
                 raise ClusterError(cannot, one_line(text) or f"exit code {code}", hint="make status")
@@ -76,7 +77,7 @@ class RecordsCarrier:
         if waiting and own and _head(waiting)["token"] not in _head(partial)["history"]:
             # What an earlier move wrote there: the load of the newer records was refused before it changed anything.
             partial.unlink()
-            self.log(f"{given_up}: the {target} one opens again")
+            self.log(given_up)
             return
         # A file that was loaded, and whose `up` was cut before it removed it.
         for old in self.state.glob(FILES):
@@ -92,14 +93,13 @@ class RecordsCarrier:
         if file is None or target == "none":
             return
         pod = self._started(target, timeout)
-        if file == self._file(target):
-            command = "exec minivm accounting reopen --yes"  # they were loaded nowhere: move_out() would have told
-        else:
-            command = f"exec minivm accounting move-in < {INSIDE}"
-            self._loading.touch(mode=0o600)
-            sync_directory(self.state)
         try:
-            if file != self._file(target):
+            if file == self._file(target):
+                command = "exec minivm accounting reopen --yes"  # they were loaded nowhere: move_out() would have told
+            else:
+                command = f"exec minivm accounting move-in < {INSIDE}"
+                self._loading.touch(mode=0o600)
+                sync_directory(self.state)
                 self.kubelet.exec(pod.container, REMOVE)
                 with file.open("rb") as records:
                     self.kubelet.api.put_archive(pod.container, str(Path(INSIDE).parent), records)
