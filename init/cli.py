@@ -311,8 +311,8 @@ drain_action("resume", "Take a drain back.")
 @JSON
 def hand_over(wanted: str, as_json: bool) -> None:
     """In the controller's pod that acts: let a standby act at once, and wait until its slurmctld answers."""
+    from init.lean import fields
     from init.pod.pod import Pod
-    from init.records import fields
     from init.state import hand_over as planned
 
     def report(text: str) -> None:

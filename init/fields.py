@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from init.errors import ConfigError, nearest
-from init.records import record
+from init.lean import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn, TypeVar
 
-    from init.records import Choice
+    from init.lean import Choice
 
     E = TypeVar("E", bound=Choice)
     Variable = tuple[str, str | None]  # name, default

@@ -12,10 +12,10 @@ import click
 from ground.files import read_json
 from init.cli import JSON, Group, emit
 from init.errors import InitError
+from init.lean import replace
 from init.people import directory, keep, read, removed_jobs
 from init.people.spec import FILE, PeopleList, Person, has_access, settle, timestamp, valid_keys
 from init.pod.pod import Pod
-from init.records import replace
 
 FILE_ARGUMENT = click.argument("file", type=click.Path(path_type=Path))
 

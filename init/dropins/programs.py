@@ -44,7 +44,7 @@ def read_programs(files: Iterable[Path]) -> list[Service]:
 
 
 def _after(service: Service, names: Sequence[str]) -> Service:
-    from init.records import replace
+    from init.lean import replace
 
     return replace(service, after=(*service.after, *sorted(set(names))))
 

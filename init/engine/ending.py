@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from init.engine import order
 from init.engine.states import OVER, Down, Go, Hurry, Kill, Phase, PodPhase, State, Then, idle
+from init.lean import replace
 from init.plan import graph
 from init.plan.spec import parse_service
-from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

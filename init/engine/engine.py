@@ -25,9 +25,9 @@ from init.engine.states import (
     is_failing,
     satisfied,
 )
+from init.lean import record, replace
 from init.plan import graph
 from init.plan.compile import compare
-from init.records import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from init.engine.states import (  # fmt: skip
     Unwatch,
     Up,
 )
+from init.lean import replace
 from init.plan.service import Exhausted, Kind, Probe, RestartWhen
-from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from init.lean import signal
+from init.lean import Choice, record, signal
 from init.plan.service import Kind
-from init.records import Choice, record
 
 TYPE_CHECKING = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from init.engine.states import Phase
-from init.records import record
+from init.lean import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ground.sockets import notify
 from init.errors import InitError
+from init.lean import record
 from init.pod.auth import LIVES, mode
 from init.pod.client import SOCKET, condition, log, prove_again
-from init.records import record
 
 CONDITION = "clock"
 LEAST = 1.0  # seconds; smaller corrections do not matter

@@ -21,8 +21,8 @@ from ground.metrics import family
 from init.errors import ConfigError, InitError
 from init.helpers import links
 from init.helpers.links import LinkFinding, Links, LinkState
+from init.lean import record
 from init.pod.pod import Pod
-from init.records import record
 
 EXPECTS = "/usr/share/minivm/expects.json"
 METRICS = "/run/minivm/metrics.d/drift.prom"

@@ -23,9 +23,9 @@ from pathlib import Path
 from ground.commands import ran
 from ground.files import write_whole
 from init.errors import InitError
+from init.lean import record
 from init.pod.client import Client, control_socket, service
 from init.pod.pod import MOUNTS, Pod
-from init.records import record
 from init.slurm import accounting
 from init.slurm.conf import setting
 from init.view.snapshot import ServiceView

@@ -31,9 +31,9 @@ from pathlib import Path
 from ground.files import write_json, write_whole
 from ground.sockets import notify
 from init.errors import InitError
+from init.lean import record, replace
 from init.pod.client import log
 from init.pod.pod import Pod
-from init.records import record, replace
 from init.slurm.place import HELD, base, known
 from init.state import hand_over, lease
 from init.state.hand_over import Standby

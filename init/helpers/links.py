@@ -12,7 +12,7 @@ import subprocess
 import time
 
 from init.fields import number
-from init.records import Choice, record
+from init.lean import Choice, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

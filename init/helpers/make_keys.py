@@ -21,8 +21,8 @@ from pathlib import Path
 from ground.commands import ran
 from init.errors import InitError
 from init.fields import number
+from init.lean import record
 from init.pod.api_server import MERGE, ApiError, ApiServer, namespace
-from init.records import record
 
 # Tells the chart that it must not write this key (cluster/chart/templates/_helpers.tpl).
 MARK = {"minivm.io/key": "made"}

@@ -25,10 +25,10 @@ from pathlib import Path
 from ground.commands import ran
 from ground.files import read_json, write_json
 from init.errors import InitError
+from init.lean import fields, record, replace
 from init.places import pod_name
 from init.pod.addresses import crowd_at, host_and_port
 from init.pod.client import SOCKET, Client, condition, log, service
-from init.records import fields, record, replace
 from init.slurm import client
 from init.slurm.node import unproven
 from init.slurm.proof import WORKER

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from ground.commands import ran
 from ground.errors import one_line
 from init.errors import ConfigError, InitError
+from init.lean import record, replace
 from init.people import read
 from init.people.spec import FILE, SHELL, PeopleList, has_access
 from init.pod.pod import Pod
-from init.records import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from ground.errors import one_line
 from ground.files import locked, read_json, write_json
 from ground.version import VERSION
 from init.errors import InitError, ManyErrors
+from init.lean import record, replace
 from init.people import read
 from init.people.spec import FILE, IDS, NOBODY, PeopleList, Taken, from_state, has_access, settle, to_state, valid_keys
 from init.places import LATEST_PEOPLE, PLAN
 from init.pod.pod import MOUNTS, Pod, run_as, write
-from init.records import record, replace
 
 MOUNT = f"{MOUNTS}/people"
 # On the controller it is on the state volume: a uid that was seen once is known to each later pod.

@@ -22,11 +22,11 @@ from typing import Any
 from ground.errors import one_line
 from ground.files import read_json, write_json
 from init.errors import ConfigError, InitError
+from init.lean import record, replace
 from init.people import directory, keep, read
 from init.people.spec import has_access, timestamp
 from init.pod.client import log
 from init.pod.pod import Pod
-from init.records import record, replace
 from init.slurm import client
 from init.slurm.node import PREFIX
 

@@ -6,8 +6,8 @@ alone, so a changed id loses a person's files and a reused one gives them away.
 
 from __future__ import annotations
 
+from init.lean import record, replace
 from init.places import PEOPLE_FILE
-from init.records import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

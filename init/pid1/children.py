@@ -7,14 +7,13 @@ import os
 from init.engine.ending import DRAIN
 from init.engine.states import MAIN, STOPPER, Exited, Spawned, SpawnFailed
 from init.errors import ORDINARY, CannotStart, in_words
-from init.lean import signal
+from init.lean import replace, signal
 from init.pid1.core import AGAIN
 from init.pid1.spawn import procs
 from init.pid1.spawn.owners import Owners
 from init.pid1.spawn.procs import Streams
 from init.pid1.wait import IN, shut
 from init.plan.service import Probe
-from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

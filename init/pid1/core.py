@@ -11,9 +11,9 @@ from init.engine.engine import Condition, Engine
 from init.engine.order import wish
 from init.engine.trace import Trace
 from init.errors import ORDINARY, in_words
+from init.lean import record
 from init.pid1.logs import Logs
 from init.pid1.wait import Poller, named
-from init.records import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import os
 from init.engine.states import Notified
 from init.errors import ORDINARY, in_words
 from init.fields import number
+from init.lean import replace
 from init.pid1.datagrams import Datagrams
 from init.pid1.spawn.owners import alive, uids
 from init.pid1.wait import MOMENT, Poller
 from init.plan.service import Probe
-from init.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from init.errors import ConfigError, raise_all
 from init.fields import expand
-from init.lean import read_json
+from init.lean import read_json, record, replace
 from init.plan import graph
 from init.plan.service import DrainCommand, Kind, Probe, RestartWhen, Service, ValueSource, WhenCondition
 from init.plan.spec import parse_drain, parse_service
-from init.records import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from init.errors import nearest
-from init.records import Choice, record
+from init.lean import Choice, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

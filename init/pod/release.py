@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from init.records import record
+from init.lean import record
 
 FILE = "/usr/share/minivm/slurm.json"
 # State files of slurmctld that hold the number of the Slurm that wrote them: after WORD (HEADED), or first (BARE).

@@ -11,10 +11,10 @@ from pathlib import Path
 from ground.commands import ran
 from ground.files import read_plain
 from init.errors import InitError
+from init.lean import record
 from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.directories import ensure
-from init.records import record
 from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
 from init.slurm.place import CONFIGURATION, state_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from init.fields import number as decimal
-from init.records import record
+from init.lean import record
 
 MAIN = "slurm.conf"
 # Keys that start a record; every other line has settings.

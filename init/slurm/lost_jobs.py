@@ -23,8 +23,8 @@ from pathlib import Path
 
 from ground.files import read_json, read_plain, write_json, write_whole
 from init.fields import number
+from init.lean import record, replace
 from init.pod.pod import Pod
-from init.records import record, replace
 from init.slurm.conf import setting, words
 from init.slurm.files import DIRECTORY, LastGoodConfig
 from init.slurm.place import CONFIGURATION, LARGEST, submitted_jobs

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from init.fields import number
-from init.records import record
+from init.lean import record
 
 PREFIX = "minivm:"
 STOPPING = f"{PREFIX} pod stops"

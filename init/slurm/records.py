@@ -16,7 +16,7 @@ import sys
 
 from init.errors import ConfigError, InitError
 from init.fields import number
-from init.records import record
+from init.lean import record
 from init.slurm import client
 from init.slurm.client import SlurmError
 from init.slurm.node import PREFIX

@@ -20,7 +20,7 @@ from typing import Any
 from ground.files import read_plain, write_whole
 from ground.metrics import family
 from init.errors import InitError
-from init.records import record
+from init.lean import record
 from init.view.status import duration
 
 FORMAT = 1

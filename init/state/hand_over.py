@@ -20,10 +20,10 @@ from typing import Any
 
 from ground.files import locked, read_plain, rewrite, write_json, write_whole
 from init.errors import InitError, in_words
+from init.lean import record
 from init.pod.addresses import host_and_port
 from init.pod.client import Client, service
 from init.pod.pod import Pod
-from init.records import record
 from init.slurm.place import base, held, known, several
 from init.state import lease
 from init.state.lease import Terms

@@ -28,8 +28,8 @@ from stat import S_ISDIR, S_ISREG
 from ground.files import read_plain, rewrite, sync_directory, write_json, write_whole
 from init.errors import InitError
 from init.fields import number
+from init.lean import record, replace
 from init.pod.pod import Pod
-from init.records import record, replace
 from init.slurm.place import HELD, LEASE, base, of_term
 
 # A term whose file has not changed for so long is free. Never change this: in an upgrade two versions run together.

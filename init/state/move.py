@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 
 from ground.files import locked, read_plain, sync_directory, write_whole
 from init.errors import ConfigError, InitError
+from init.lean import fields, record, replace
 from init.pod import release as slurm
 from init.pod.client import Client, control_socket
 from init.pod.pod import Pod
-from init.records import fields, record, replace
 from init.slurm import accounting
 from init.slurm.conf import setting
 from init.slurm.place import CONFIGURATION, known

@@ -6,7 +6,7 @@ import os
 
 from ground.metrics import labels
 from init.engine.states import PodPhase
-from init.records import record
+from init.lean import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

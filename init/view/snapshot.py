@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.records import fields, record
+from init.lean import fields, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

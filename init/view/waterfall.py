@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from init.engine.states import Phase
+from init.lean import record
 from init.plan import graph
-from init.records import record
 from init.view.status import BOLD, DIM, GREEN, RED, YELLOW, duration, paint
 
 if TYPE_CHECKING:

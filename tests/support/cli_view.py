@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from init.records import replace
+from init.lean import replace
 from init.view.snapshot import ServiceView
 
 

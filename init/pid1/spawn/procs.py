@@ -8,9 +8,8 @@ import sys
 
 from init.errors import CannotStart
 from init.fields import expand, number
-from init.lean import signal
+from init.lean import fields, record, signal
 from init.plan.service import MARK, MODULES, Service, ValueSource, is_builtin
-from init.records import fields, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

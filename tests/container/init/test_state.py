@@ -115,7 +115,7 @@ listed = json.loads(path.read_text())
 listed["settled"]["999"] = "RUNNING"
 path.write_text(json.dumps(listed))
 files = dict(manifest.files) | {{"jobs.json": hashlib.sha256(path.read_bytes()).hexdigest()}}
-from init.records import replace
+from init.lean import replace
 changed = replace(manifest, files=tuple(sorted(files.items())))
 (path.parent / "manifest.json").write_text(copies.dumped(changed))
 """

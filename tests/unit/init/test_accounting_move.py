@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from init.errors import ConfigError
+from init.lean import fields, replace
 from init.pod.pod import Pod
-from init.records import fields, replace
 from init.slurm.accounting import CONFIGURATION as SLURMDBD
 from init.slurm.place import CONFIGURATION
 from init.state import move

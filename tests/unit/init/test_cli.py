@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from init.cli import main
+from init.lean import replace
 from init.plan.compile import plan_to_json
-from init.records import replace
 from init.view import status as render_status
 from init.view import waterfall as render_trace
 from init.view.snapshot import ServiceView, Snapshot

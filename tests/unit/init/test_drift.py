@@ -13,8 +13,8 @@ from images.make.compose import expects
 from init.helpers import drift, links
 from init.helpers.drift import Expected, Machine
 from init.helpers.links import LinkState
+from init.lean import replace
 from init.pod.pod import Pod
-from init.records import replace
 from init.view.metrics import open_metrics
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from init.helpers.lease import Keeper, LeaseKeeper, Takeover
+from init.lean import replace
 from init.pod.pod import Pod
-from init.records import replace
 from init.slurm.place import HELD
 from init.state import hand_over, lease
 from init.state.hand_over import HandOver, HandOverError, Standby

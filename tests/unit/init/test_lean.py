@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from init.engine.states import Phase, signal_name
 from init.fields import duration, expand
-from init.lean import read_json
+from init.lean import Choice, read_json
 from init.pid1 import logs
 from init.pid1.spawn import procs
 from init.plan.service import Probe
-from init.records import Choice
 
 ROOT = Path(__file__).resolve().parents[3]
 VALUES = st.recursive(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from init.errors import ConfigError
 from init.helpers.lease import Keeper, LeaseKeeper, announcement, request
+from init.lean import replace
 from init.pod.pod import Pod
-from init.records import replace
 from init.slurm import place
 from init.state import lease
 from init.state.lease import FRESH_S, HOLDS_S, LASTS_S, RENEW_S, WITHIN_S, Contest, Term, Terms

@@ -32,9 +32,9 @@ from init.engine.states import (
     Up,
     satisfied,
 )
+from init.lean import replace
 from init.plan.service import Service
 from init.plan.spec import parse_service
-from init.records import replace
 
 
 def service(**mapping: Any) -> Service:

@@ -11,9 +11,9 @@ import pytest
 
 from init.engine.machine import advance
 from init.engine.states import EndPod, Phase, SpawnFailed, State
+from init.lean import replace
 from init.pid1.wait import IN, Poller, Scope
 from init.plan.spec import parse_service
-from init.records import replace
 from tests.waiting import until
 
 

@@ -11,13 +11,13 @@ from init.engine.engine import Condition, Engine
 from init.engine.states import MAIN, Exited, Kill, Notified, PodPhase, Said, Spawn, Spawned, SpawnFailed
 from init.engine.trace import Trace
 from init.errors import RequestError
+from init.lean import fields, record, replace
 from init.pid1.logs import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text
 from init.pid1.notify import parse
 from init.pid1.syslog import line
 from init.plan.compile import compile_plan
 from init.plan.spec import parse_drain, parse_service
 from init.pod.client import Client, control_socket
-from init.records import fields, record, replace
 from init.view import reasons
 
 

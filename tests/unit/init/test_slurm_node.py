@@ -9,7 +9,7 @@ from init.drain.deadline import budget
 from init.engine.engine import Engine
 from init.engine.order import ENDING, REQUEUE, drain_budget, margin, wish
 from init.engine.trace import Trace
-from init.records import replace
+from init.lean import replace
 from init.slurm.client import judge
 from init.slurm.fresh import difference, offered
 from init.slurm.node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven

@@ -18,10 +18,10 @@ from images.make.content import slurm_json
 from init import state_cli
 from init.errors import ConfigError
 from init.helpers import backups
+from init.lean import replace
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import state_guard
-from init.records import replace
 from init.slurm import accounting
 from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
 from init.state import copies, prove, restore, save
