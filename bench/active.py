@@ -25,7 +25,7 @@ from health.active.turn import (
     decide,
     findings,
 )
-from health.checks.needs import Needs
+from health.checks.active_checks import Needs
 
 TURN_S, TEST_S, SBATCH_S, SUBMIT_S, FORGOTTEN_S = 20.0, 60.0, 0.03, 60.0, 300.0
 Fault = tuple[str, Part, str]

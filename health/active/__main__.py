@@ -34,7 +34,7 @@ from health.active.turn import (
     load_memory,
     save_memory,
 )
-from health.checks.needs import list_active_checks
+from health.checks.active_checks import list_active_checks
 from health.script import UNFIT
 from init.errors import ConfigError, InitError
 from init.fields import duration

@@ -22,10 +22,10 @@ from gitsync import lease
 from gitsync.errors import GitsyncError
 from ground.files import read_json, write_json
 from health.api import CheckModule, Result
+from health.checks.active_checks import ACTIVE
 from health.checks.collect import collect
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
-from health.checks.needs import ACTIVE
 from health.places import boot_id
 from health.script import UNFIT
 

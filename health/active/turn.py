@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ground.files import read_plain, write_json
 from health.active.culprit import Culprit, GroupResult, GroupTest, Part, PlacedMachine, admit, diagnose, sweep
-from health.checks.needs import Needs
+from health.checks.active_checks import Needs
 
 LIMIT = 64 * 1024 * 1024
 

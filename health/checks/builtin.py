@@ -2,6 +2,10 @@
 
 Each prints text of a fixed form with a first and a last line that a parser checks, so that truncated text never counts
 as healthy.
+
+`python3 -I -m health.checks.builtin` tests the network file systems of a pod that runs no health checks, such as a
+login pod. If one does not answer, the exit code is 1 and the only line names it: the reason for the pod's degraded
+state.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 import re
 import select
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +27,7 @@ from pathlib import Path
 from ground.errors import one_line
 from ground.files import read_json, write_json
 from health.api import Capture, Failure
-from health.checks.active_results import active_results
+from health.checks.active_checks import active_results
 from health.checks.processes import is_there, kept_waiting, processes, start_of, waiting
 
 KMSG_LIMIT = 1024 * 1024
@@ -297,3 +302,29 @@ BUILTINS: dict[str, Callable[[], Capture]] = {
     "nccl_log": nccl_log,
     "active_results": active_results,
 }
+
+
+def silent_mounts(table: str) -> list[str]:
+    """List the mounts that hang or fail, from the collector's lines "state seconds type path"."""
+    failures = []
+    for line in table.splitlines():
+        state, _, kind, path = [*line.split(" ", 3), "", "", ""][:4]
+        if state == "hung":
+            failures.append(f"{path} ({kind}) does not answer")
+        elif state.startswith("error:"):
+            failures.append(f"{path} ({kind}): {state.removeprefix('error:').replace('_', ' ')}")
+    return failures
+
+
+def main() -> int:
+    """Test the mounts, for the service `mounts`."""
+    ABANDONED_MOUNTS.parent.mkdir(parents=True, exist_ok=True)
+    capture = mounts()
+    failures = [capture.why] if capture.failure else silent_mounts(capture.text)
+    if failures:
+        print("; ".join(failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

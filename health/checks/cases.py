@@ -18,9 +18,9 @@ from typing import Any
 
 from gitsync.errors import GitsyncError
 from health.api import Capture, CheckModule, Failure, Result
+from health.checks.active_checks import ACTIVE, list_active_checks
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
-from health.checks.needs import ACTIVE, list_active_checks
 from health.verdict import Class, read_mapping
 
 KEYS = {"about", "origin", "expect", "now", "previous", "environment", "commit", "boot_id", "versions", "verdicts"}

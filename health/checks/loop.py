@@ -28,7 +28,7 @@ from ground.sockets import notify
 from health import deep
 from health.api import When
 from health.ask import ask_broker
-from health.checks.active_results import active_metrics
+from health.checks.active_checks import active_metrics
 from health.checks.select import CheckSelection, due
 from health.deep import DeepState, DeepSummary
 from health.index import read_index

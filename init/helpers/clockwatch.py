@@ -2,7 +2,7 @@
 
 A resumed machine, or an NTP daemon that steps, moves the clock: slurmctld then refuses this node's credentials, or
 this node those of all other nodes, and slurmd falls silent. The new proof explains a failure at once
-(`init.slurm.refusal`); a corrected clock is noticed too, and the proof passes. Nothing polls: the kernel
+(`init.slurm.client`); a corrected clock is noticed too, and the proof passes. Nothing polls: the kernel
 cancels a timer on the wall clock whenever the clock is set.
 """
 

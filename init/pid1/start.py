@@ -79,9 +79,7 @@ def configure(arguments: list[str], env: dict[str, str], began: float) -> tuple[
     procs.close_on_exec()
     procs.reset_inherited()
     if not procs.is_pid_1():
-        from init.pid1.spawn.capabilities import become_subreaper
-
-        become_subreaper()
+        procs.become_subreaper()
     plan = plan_from_json(text, file)
     if "MINIVM_UNDER" in env:
         from init.pid1.guest import adopt

@@ -13,6 +13,7 @@ from ground.commands import ran
 from init.errors import InitError
 from init.pod import auth
 from init.pod.addresses import CONTROLLER, host_and_port, joined
+from init.pod.release import FILE, Release, of_json
 from init.slurm.node import Node, parse
 
 SCONTROL = "/usr/bin/scontrol"
@@ -80,11 +81,9 @@ def rejected(text: str) -> bool:
 
 def _causes(controller: str) -> tuple[str, str]:
     """Return the explanations, if any: clocks too far apart, and releases that do not understand each other."""
-    from init.slurm import refusal  # imported late: a successful boot does not need it
-
-    ahead = refusal.ahead_of(controller)
-    releases = refusal.explain_release(refusal.own_release(), refusal.spoken_by(controller), controller)
-    return "" if ahead is None else refusal.explain_clock(ahead), releases
+    ahead = ahead_of(controller)
+    releases = explain_release(own_release(), spoken_by(controller), controller)
+    return "" if ahead is None else explain_clock(ahead), releases
 
 
 def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> str:
@@ -253,3 +252,94 @@ def _refusal(job: str, output: str) -> str:
 def address(env: Mapping[str, str]) -> str:
     """Return slurmctld's host:port from the pod's environment."""
     return joined(*host_and_port(env.get("MINIVM_CONTROLLER") or CONTROLLER))
+
+
+# Why slurmctld refuses a credential: the clocks of the pods, or the releases of both sides.
+#
+# munge refuses credentials older than five minutes, or from the future, auth/slurm those older than one minute, and
+# slurmctld then answers as for a wrong key. The controller's init sends the time with every HTTP answer, without a key.
+# slurmctld answers a newer release's message like a wrong key, too: it never reads the credential. Its answer starts
+# with the number of its own release, even to an invalid message. If nothing answers, the cause stays unknown.
+
+HTTP_PORT = 8650  # the controller's MINIVM_HTTP in our chart
+PATIENCE = 1.0
+ROUNDING = 2.0  # `Date` has whole seconds, and the answer takes time
+STAMP = "%a, %d %b %Y %H:%M:%S GMT"
+
+
+def explain_clock(ahead: float) -> str:
+    """Return the reason if the clocks are too far apart for a credential, else ""."""
+    if abs(ahead) < auth.LIVES[auth.mode()] - ROUNDING:
+        return ""
+    return f"this node's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller's"
+
+
+def date_of(answer: bytes) -> float | None:
+    """Return the `Date` of an HTTP answer, in seconds since the epoch."""
+    from calendar import timegm  # imported late: a successful boot does not need it
+
+    for line in answer.partition(b"\r\n\r\n")[0].split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"date":
+            try:
+                return float(timegm(time.strptime(value.strip().decode("latin-1"), STAMP)))
+            except ValueError:
+                return None
+    return None
+
+
+def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
+    """Return by how many seconds our clock is ahead of the controller's; None if its init does not answer."""
+    import socket  # imported late, as above
+
+    host, _ = host_and_port(controller)
+    answer = b""
+    try:
+        with socket.create_connection((host, port), timeout=PATIENCE) as stream:
+            stream.sendall(b"HEAD /livez HTTP/1.0\r\n\r\n")
+            while len(answer) < 4096 and (chunk := stream.recv(4096)):
+                answer += chunk
+    except OSError:
+        if not answer:
+            return None
+    controller_time = date_of(answer)
+    return None if controller_time is None else time.time() - controller_time
+
+
+# A message's length in four bytes and a release number in two, which no release has; slurmctld ignores the rest.
+QUESTION = b"\0\0\0\x42\xff\xff" + bytes(64)
+BEGIN = 6  # bytes at the start of its answer, in the same format
+
+
+def explain_release(own: Release | None, spoken: int | None, controller: str) -> str:
+    """Return the reason if slurmctld does not understand this image, else ""."""
+    if own is None or spoken is None or spoken >= own.protocol:
+        return ""
+    return (
+        f"{controller} has Slurm {own.called(spoken)}, which does not understand this image's {own.name}:"
+        " the controller is upgraded first"
+    )
+
+
+def spoken_by(controller: str) -> int | None:
+    """Return its release's number; None if unknown: from 26.05 on slurmctld may take an invalid message for HTTP."""
+    import socket  # imported late, as above
+
+    answer = b""
+    try:
+        with socket.create_connection(host_and_port(controller), timeout=PATIENCE) as stream:
+            stream.sendall(QUESTION)
+            while len(answer) < BEGIN and (chunk := stream.recv(64)):
+                answer += chunk
+    except OSError:
+        pass
+    # A short message with a plausible release number, not any text.
+    return answer[4] if len(answer) >= BEGIN and answer[:2] == b"\0\0" and answer[4] and not answer[5] else None
+
+
+def own_release() -> Release | None:
+    try:
+        with open(FILE) as file:  # noqa: PTH123 (pathlib costs 8 ms)
+            return of_json(file.read())
+    except OSError:
+        return None

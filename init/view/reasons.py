@@ -225,7 +225,7 @@ def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> Serv
 # HTTP and the pod's status have a wider audience, so there a cause has init's own words alone: the last line of init's
 # own programs, and the name of a system error at the end of a line.
 # Modules whose last line is always our own sentence.
-_OWN_MODULES = ("init.", "health.broker", "health.checks.mounts")
+_OWN_MODULES = ("init.", "health.broker", "health.checks.builtin")
 
 
 def is_ours(command: tuple[str, ...]) -> bool:

@@ -237,7 +237,7 @@ def _response(status: int, kind: str, body: str, *, head: bool) -> bytes:
         f"HTTP/1.1 {status} {REASONS[status]}",
         f"Content-Type: {kind}",
         f"Content-Length: {len(data)}",
-        # Other pods check their clock by it (init.slurm.refusal).
+        # Other pods check their clock by it (init.slurm.client).
         time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
         "Cache-Control: no-store",
         "Connection: close",

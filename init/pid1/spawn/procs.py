@@ -9,7 +9,7 @@ import sys
 from init.errors import CannotStart
 from init.fields import expand, number
 from init.lean import fields, record, signal
-from init.plan.service import MARK, MODULES, Service, ValueSource, is_builtin
+from init.plan.service import CAPABILITIES, MARK, MODULES, Service, ValueSource, is_builtin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,8 +184,6 @@ def _attributes(service: Service, env: dict[str, str], *, root: bool) -> None:
         _identity(service, env)
     os.chdir(service.cwd)
     if service.no_new_privileges:
-        from init.pid1.spawn.capabilities import PR_SET_NO_NEW_PRIVS, prctl
-
         prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -226,8 +224,6 @@ def _identity(service: Service, env: dict[str, str]) -> None:
         gid = _gid(service.group)
     capabilities = None
     if service.capabilities is not None:
-        from init.pid1.spawn.capabilities import Capabilities
-
         capabilities = Capabilities(service.capabilities)
         capabilities.bound()
     if service.groups is not None:
@@ -319,3 +315,64 @@ def leave_pid_1(name: str) -> None:
             stream.write(f"minivm-{name}"[:15])
     except OSError:
         return  # a name is optional
+
+
+# prctl and the capability sets. `ctypes` is imported late: only the child that needs it pays for it.
+
+PR_CAPBSET_DROP, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 8, 38, 47
+PR_SET_CHILD_SUBREAPER = 36
+EINVAL = 22  # of a capability that this kernel does not know
+
+
+def prctl(option: int, *values: int) -> int:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.prctl(option, *(ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]))
+    return result
+
+
+def become_subreaper() -> None:
+    """Get orphans even when not PID 1 (in a test, on a laptop)."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Capabilities:
+    """Restrict capabilities: the bounding set first (it needs SETPCAP), the rest after the change of user."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._wanted = sum(1 << CAPABILITIES.index(name) for name in names)
+        self._bounded = True
+
+    def bound(self) -> None:
+        import ctypes
+
+        prctl(PR_SET_KEEPCAPS, 1)
+        for bit in range(len(CAPABILITIES)):
+            if not self._wanted >> bit & 1:
+                self._bounded &= prctl(PR_CAPBSET_DROP, bit) == 0 or ctypes.get_errno() == EINVAL
+
+    def keep(self, *, ambient: bool) -> str:
+        """Keep the wanted capabilities; return a warning about what the pod lacks."""
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        data = (ctypes.c_uint32 * 6)()
+        if libc.capget(header, data) != 0:
+            raise OSError(ctypes.get_errno(), "capget")
+        permitted = (data[1] | data[4] << 32) & self._wanted
+        low, high = permitted & 0xFFFFFFFF, permitted >> 32
+        data = (ctypes.c_uint32 * 6)(low, low, low, high, high, high)
+        if libc.capset(header, data) != 0:
+            raise OSError(ctypes.get_errno(), "capset")
+        for bit in range(len(CAPABILITIES)):
+            if ambient and permitted >> bit & 1:
+                prctl(PR_CAP_AMBIENT, 2, bit)
+        missing = self._wanted & ~permitted
+        if missing:
+            names = [name for bit, name in enumerate(CAPABILITIES) if missing >> bit & 1]
+            return f"the pod does not have the capabilities {' '.join(names)}"
+        if not self._bounded and not ambient:
+            return "capabilities are kept: the pod lacks SETPCAP, and an exec by root takes back what was dropped"
+        return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from health.jobs import note
+from health.runner import failed
 
 pytestmark = pytest.mark.root
 
@@ -37,7 +37,7 @@ def make(path: Path, data: bytes = b"out\n", owner: int = ALICE, mode: int = 0o6
 
 
 def append(path: Path | str, started: float = 0.0, within: float = 20.0) -> str:
-    return note.append(str(path), TEXT, ALICE, GROUP, (started or time.time(), time.time()), within)
+    return failed.append_note(str(path), TEXT, ALICE, GROUP, (started or time.time(), time.time()), within)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_file_of_another_user_stays_as_it_is(place: Path, owner: int, mode: in
     path = place / "out" if linked else other
     if linked:
         path.symlink_to(other)
-    assert append(path) == note.REFUSED
+    assert append(path) == failed.REFUSED
     assert other.read_bytes() == b"secret\n"
 
 
@@ -85,7 +85,7 @@ def test_the_users_own_file_behind_a_directory_that_is_closed_to_the_user_stays_
 def test_nothing_is_created(place: Path) -> None:
     (place / "link").symlink_to(place / "nothing")
     for path in (place / "gone", place / "link", place / "gone" / "out", ""):
-        assert append(path) in (os.strerror(errno.ENOENT), note.REFUSED)
+        assert append(path) in (os.strerror(errno.ENOENT), failed.REFUSED)
     assert [entry.name for entry in place.iterdir()] == ["link"]
 
 
@@ -95,7 +95,7 @@ def test_a_fifo_a_device_and_a_directory_are_not_opened(place: Path) -> None:
     reader = os.open(place / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     try:
         for path in (place / "fifo", "/dev/null", "/dev/tty", place):
-            assert append(path) == note.REFUSED
+            assert append(path) == failed.REFUSED
         assert os.read(reader, 100) == b"", "no writer came"
     finally:
         os.close(reader)
@@ -104,7 +104,7 @@ def test_a_fifo_a_device_and_a_directory_are_not_opened(place: Path) -> None:
 def test_a_file_that_was_there_long_before_the_job_is_not_its_output(place: Path) -> None:
     path = make(place / "out")
     os.utime(path, (0, time.time() - 3600))
-    assert append(path) == note.REFUSED
+    assert append(path) == failed.REFUSED
     assert append(path, started=time.time() - 3600) == ""
 
 
@@ -112,7 +112,7 @@ def test_the_output_that_the_next_job_writes_meanwhile_stays_as_it_is(place: Pat
     """A retry with the same --output begins the file anew within seconds."""
     path = make(place / "out")
     ended = path.stat().st_mtime - 5
-    assert note.append(str(path), TEXT, ALICE, GROUP, (ended - 60, ended), 20.0) == note.REFUSED
+    assert failed.append_note(str(path), TEXT, ALICE, GROUP, (ended - 60, ended), 20.0) == failed.REFUSED
     assert path.read_bytes() == b"out\n"
 
 
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_the_note_alone(place: Path, small_disk: Path) -> None
 
 
 def test_a_file_system_that_hangs_is_given_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(note, "_append", lambda *_: time.sleep(600))
+    monkeypatch.setattr(failed, "_append_as_user", lambda *_: time.sleep(600))
     assert "does not answer" in append(make(place / "out"), within=0.1)
 
 
@@ -156,10 +156,10 @@ def test_the_child_has_the_rights_of_the_user_alone(place: Path, monkeypatch: py
         descriptors = {int(fd) for fd in os.listdir("/proc/self/fd")} - {0, 1, 2, 3}  # noqa: PTH208  # 3: this listing
         return 0 if rights == wanted and not descriptors else errno.EPERM
 
-    monkeypatch.setattr(note, "_append", tell)
+    monkeypatch.setattr(failed, "_append_as_user", tell)
     assert append(place / "out") == ""
 
 
 def test_a_job_of_root_gets_no_note(place: Path) -> None:
     path = make(place / "out", owner=0)
-    assert note.append(str(path), TEXT, 0, 0, (time.time(), time.time()), 20.0) == note.REFUSED
+    assert failed.append_note(str(path), TEXT, 0, 0, (time.time(), time.time()), 20.0) == failed.REFUSED

@@ -14,11 +14,10 @@ from gitsync.errors import GitsyncError
 from health.active import measure
 from health.active.run import ActiveRecord, after, read_record, save
 from health.api import Capture, Class, Command, Result
-from health.checks.active_results import active_metrics, active_results
+from health.checks.active_checks import Needs, active_metrics, active_results, list_active_checks, read_needs
 from health.checks.cases import examine
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
-from health.checks.needs import Needs, list_active_checks, read_needs
 from health.verdict import Verdict
 from init.view.metrics import open_metrics
 

@@ -28,7 +28,7 @@ from health.active.turn import (
     load_memory,
     save_memory,
 )
-from health.checks.needs import Needs
+from health.checks.active_checks import Needs
 from init.errors import ConfigError
 from init.slurm import client
 from init.slurm.node import parse

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from health.jobs import note
 from health.jobs.model import Job
 from health.jobs.parse import queue
 from health.places import Places
@@ -30,7 +29,7 @@ def job(state: str, **more: object) -> Job:
 
 
 def words(subject: Job, problem: str = "") -> str:
-    return note.words(subject, NOW, "w0", problem)
+    return failed.note_text(subject, NOW, "w0", problem)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_what_users_wrote_makes_no_line_and_no_escape() -> None:
     ],
 )
 def test_each_bad_end_is_of_a_state_and_a_cause(subject: Job, problem: str, key: tuple[str, str] | None) -> None:
-    assert note.classify(subject, NOW, problem) == key
+    assert failed.classify(subject, NOW, problem) == key
     assert {key} - {None} <= set(failed.SERIES), "its series exists before the first failure"
 
 
@@ -134,7 +133,7 @@ def test_causes_are_counted_and_counts_outlive_the_runner(tmp_path: Path) -> Non
     assert counted(path) == {} and path.read_text().count('"} 0\n') == len(failed.SERIES) + 1
     jobs = [failed.EndedJob(number, 61401, 61400) for number in (12, 13, 14)]
     shown = {12: job("FAILED", exit_code=3), 13: job("DEADLINE", admin_comment="minivm: the pod of node w0 stops")}
-    rare = note.classify(shown[13], NOW)
+    rare = failed.classify(shown[13], NOW)
     assert rare == ("DEADLINE", "the cluster") and rare not in failed.SERIES
     for times in (1, 2):
         failed.count(path, jobs, shown, "", dropped=5)
@@ -148,7 +147,7 @@ def test_causes_are_counted_and_counts_outlive_the_runner(tmp_path: Path) -> Non
 def test_a_hostile_slurmctld_makes_no_endless_list_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, jobs = tmp_path / "jobs.prom", [failed.EndedJob(12, 61401, 61400)]
     for state in [f"{'X' * (number % 30)}Y{'Z' * (number // 30)}" for number in range(2 * failed.MOST_SERIES)]:
-        monkeypatch.setattr(note, "classify", lambda *_, state=state: (state, "the cluster"))
+        monkeypatch.setattr(failed, "classify", lambda *_, state=state: (state, "the cluster"))
         failed.count(path, jobs, {12: job("FAILED")}, "", dropped=0)
     counts, _ = failed.read_counts(path)
     assert len(counts) == failed.MOST_SERIES and counts[failed.OTHER] > 0

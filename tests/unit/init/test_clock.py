@@ -12,8 +12,7 @@ import pytest
 from init.helpers.clockwatch import Clock, jump_text
 from init.pid1.serve.server import StatusServer, listen
 from init.pid1.wait import Poller
-from init.slurm.client import judge
-from init.slurm.refusal import ahead_of, date_of, explain_clock
+from init.slurm.client import ahead_of, date_of, explain_clock, judge
 
 NOON = 1_763_640_000.0
 REFUSED = "slurm_load_node error: Protocol authentication error"
@@ -115,7 +114,7 @@ def test_the_controllers_init_tells_its_time(controller: int, monkeypatch: pytes
     found = ahead_of("127.0.0.1:6817", controller)
     assert found is not None and abs(found) < 5
     real = time.time
-    monkeypatch.setattr("init.slurm.refusal.time.time", lambda: real() + 7200)
+    monkeypatch.setattr("init.slurm.client.time.time", lambda: real() + 7200)
     found = ahead_of("127.0.0.1", controller)
     assert found is not None and "7,20" in explain_clock(found)
 

@@ -111,7 +111,7 @@ def test_what_a_service_file_holds_is_not_told_when_it_cannot_be_filled_in() -> 
     [
         (PROOF, True),
         (["/opt/minivm/bin/python3", "-I", "-m", "health.broker"], True),
-        (["/opt/minivm/bin/python3", "-I", "-m", "health.checks.mounts"], True),
+        (["/opt/minivm/bin/python3", "-I", "-m", "health.checks.builtin"], True),
         (["/usr/bin/gitsync", "loop"], False),
         (["/opt/minivm/bin/python3", "-I", "-m", "health.checks.loop"], False),
         (["/bin/sh", "-m"], False),

@@ -14,7 +14,7 @@ from images.cli.session import choice
 from images.definition.load import load
 from images.make.content import slurm_json
 from init.pod.release import Release, of_json
-from init.slurm import client, refusal
+from init.slurm import client
 
 DEFINITION = load(Path(__file__).resolve().parents[3])
 REFUSED = "scontrol: error: _fetch_child: failed to fetch remote configs: Protocol authentication error"
@@ -35,7 +35,7 @@ def controller(*answer: bytes) -> Iterator[str]:
         def serve() -> None:
             stream, _ = listener.accept()
             with stream:
-                assert stream.recv(256) == refusal.QUESTION
+                assert stream.recv(256) == client.QUESTION
                 for piece in answer:
                     stream.sendall(piece)
 
@@ -59,11 +59,11 @@ def controller(*answer: bytes) -> Iterator[str]:
 )
 def test_the_number_of_its_release_is_in_any_answer(answer: tuple[bytes, ...], number: int | None) -> None:
     with controller(*answer) as there:
-        assert refusal.spoken_by(there) == number
+        assert client.spoken_by(there) == number
 
 
 def test_nobody_there_tells_nothing() -> None:
-    assert refusal.spoken_by("127.0.0.1:1") is None
+    assert client.spoken_by("127.0.0.1:1") is None
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_nobody_there_tells_nothing() -> None:
     ],
 )  # fmt: skip
 def test_the_key_is_blamed_only_where_the_controller_understands(version: str, theirs: int | None, said: str) -> None:
-    assert client.judge(REFUSED, "ctl:6817", "", refusal.explain_release(of(version), theirs, "ctl:6817")) == said
+    assert client.judge(REFUSED, "ctl:6817", "", client.explain_release(of(version), theirs, "ctl:6817")) == said
 
 
 def test_of_a_slurm_that_nothing_is_known_of_nothing_is_claimed() -> None:
-    assert refusal.explain_release(None, 42, "ctl:6817") == ""
-    assert refusal.own_release() is None, "there is no image here"
+    assert client.explain_release(None, 42, "ctl:6817") == ""
+    assert client.own_release() is None, "there is no image here"
