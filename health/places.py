@@ -58,12 +58,12 @@ class Places:
 
     @property
     def index(self) -> Path:
-        """The index of the last round's checks (`health.index`)."""
+        """The index of the last round's checks (`health.rounds`)."""
         return self.state / "index.json"
 
     @property
     def deep(self) -> Path:
-        """The summary of the deep checks (`health.deep`), alone in its directory because the helper watches that."""
+        """The summary of the deep checks (`health.rounds`), alone in its directory because the helper watches that."""
         return self.state / "deep" / "said.json"
 
     def verdict(self, check: str) -> Path:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from init.plan.compile import Plan
     from init.pod.client import Client
     from init.slurm.node import Node
-    from init.view.snapshot import Snapshot
+    from init.view.status import Snapshot
 
 # The reason why no jobs come to this pod's node, from slurmctld, for a person who asks.
 # Only on request: pods that polled the controller would cost it a thousand calls.
@@ -138,7 +138,7 @@ def status(context: click.Context, as_json: bool) -> None:
     except RequestError as error:
         snapshot = without_rights(error)
     if as_json:
-        from init.view.snapshot import to_mapping
+        from init.view.status import to_mapping
 
         emit(to_mapping(snapshot))
         return

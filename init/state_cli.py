@@ -16,7 +16,7 @@ from init.cli import JSON, Group, emit
 from init.errors import ConfigError
 from init.pod.client import Client, control_socket
 from init.pod.pod import Pod, user
-from init.prepare import state_guard
+from init.prepare import saved_state
 from init.slurm.daemon import PROGRAM
 from init.slurm.place import ACCEPTED, BACKUPS, state_of
 from init.state import copies, prove, rehearse, restore, save
@@ -200,7 +200,7 @@ def accept(pod: Pod) -> None:
     file = state_of(pod) / ACCEPTED
     if not file.exists():
         try:
-            text = state_guard.run(pod)
+            text = saved_state.guard(pod)
         except ConfigError:
             write_whole(file, f"{time.time():.0f}\n", mode=0o600, owner=user("slurm"))
         else:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ground.files import write_whole
-from health import black_box, deep
+from health import black_box
 from health.broker import dead_steps
 from health.broker.decide import Act, BrokerNode, Enter, Fleet, Other, asks_for_deep, read_gpus, reason
 from health.broker.slurm_drains import Remains, Unkilled, cause_of
@@ -39,10 +39,10 @@ from health.broker.step import (
     step,
     what_of,
 )
-from health.index import read_index
 from health.ledger import Ledger
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy, broker_policy_of, read_broker_policy
+from health.rounds import deep_checks_run, read_index
 from health.verdict import is_of_script, published_scripts, read_verdicts
 from init.errors import InitError
 from init.slurm import client
@@ -273,7 +273,7 @@ class Broker:
             read_gpus(self.places.memory("gpu_count"), boot),
             index if index and index.boot_id == boot else None,
             published_scripts(self.places.scripts) if by_scripts else None,
-            deep.runs(self.places.deep, boot),
+            deep_checks_run(self.places.deep, boot),
         )
 
     def _perform(self, action: Action, inputs: BrokerInputs) -> BrokerInputs:

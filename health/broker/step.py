@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from health.broker import decide, slurm_drains
 from health.broker.decide import PREFIX, BrokerNode, Enter, Gpu, Other, Seen, entry, judged, parts, raised, reason
 from health.broker.slurm_drains import EXPECTED_S, SOON_S, SlurmDrainWatch
-from health.index import Index
 from health.policy import BrokerPolicy, share
+from health.rounds import Index
 from health.verdict import Result, Verdict, is_of_script, is_void
 
 # A person's resume holds for a day; a problem that still exists then drains again.

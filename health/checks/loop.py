@@ -25,15 +25,13 @@ from gitsync import lease
 from gitsync.errors import GitsyncError
 from ground.files import write_if_possible
 from ground.sockets import notify
-from health import deep
 from health.api import When
 from health.ask import ask_broker
 from health.checks.active_checks import active_metrics
 from health.checks.select import CheckSelection, due
-from health.deep import DeepState, DeepSummary
-from health.index import read_index
 from health.places import Places, boot_id
 from health.policy import share
+from health.rounds import SUMMARY_LIMIT, DeepState, DeepSummary, read_deep, read_index, write_deep
 from health.script import UNFIT, environment, run_here
 from health.tell import metrics, sentence, tell
 from health.verdict import read_verdict, read_verdicts, without_void
@@ -62,23 +60,23 @@ def run_deep_once(run: Callable[[], str], wanted: Callable[[], bool | None] = ar
     An interrupted run starts anew if it still may. `run` returns the reason why it could not run.
     """
     path, boot = Places.from_environment().deep, boot_id()
-    deep_state = deep.read(path)
+    deep_state = read_deep(path)
     if deep_state is not None and deep_state.settled(boot):
         return True
     if (answer := wanted()) is None:
         return False
     if not answer:
         cut = deep_state is not None and deep_state.boot_id == boot
-        deep.write(
+        write_deep(
             path, DeepSummary(boot, DeepState.UNKNOWN, said=CUT) if cut else DeepSummary(boot, DeepState.NOT_ASKED)
         )
         return True
-    deep.write(path, DeepSummary(boot, DeepState.RUNNING))
+    write_deep(path, DeepSummary(boot, DeepState.RUNNING))
     failure = run()
-    after = deep.read(path)
+    after = read_deep(path)
     if after is None or not after.settled(boot):
-        deep.write(
-            path, DeepSummary(boot, DeepState.UNKNOWN, said=(failure or "the round left no result")[: deep.TEXT_LIMIT])
+        write_deep(
+            path, DeepSummary(boot, DeepState.UNKNOWN, said=(failure or "the round left no result")[:SUMMARY_LIMIT])
         )
     return True
 

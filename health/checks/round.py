@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ground.files import locked, read_json, write_json
-from health import deep
 from health.api import Builtin, Capture, Check, CheckModule, Class, Failure, Hardware, Result, Source, When
 from health.checks.cases import read_case, write_case
 from health.checks.collect import AT_ONCE, collect, matching
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import Loaded, load_checks, load_limits
 from health.checks.select import CheckSelection, takes_the_machine
-from health.index import Index, Listed, read_index, write_index
 from health.places import Places, boot_id
+from health.rounds import Index, Listed, read_index, summarise, write_deep, write_index
 from health.script import UNFIT
 from health.verdict import Verdict, read_verdict, write_verdict
 
@@ -210,8 +209,8 @@ def _run_locked(
     if selection.names is None and selection.when is When.DEEP and captures is None and not selection.only_due:
         of_gpus = {name for name, module in fitting.items() if module.CHECK.hardware is Hardware.GPU}
         verdicts = [item.verdict for item in done if item.verdict.check not in loaded.broken]
-        summary = deep.summarise(verdicts, loaded.broken, boot, of_gpus)
-        deep.write(places.deep, summary)
+        summary = summarise(verdicts, loaded.broken, boot, of_gpus)
+        write_deep(places.deep, summary)
     if selection.names is None:
         # A prolog may still run an earlier commit, which does not decide what exists.
         if captures is None and selection.when in {When.BACKGROUND, When.BOOT}:

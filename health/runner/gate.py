@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from health.index import Index, read_index
 from health.places import Places, boot_id
+from health.rounds import Index, read_index
 from health.runner.warm import FileCache
 from health.script import run_here
 from health.verdict import Class, Result, Verdict, read_verdict

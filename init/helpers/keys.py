@@ -28,7 +28,7 @@ from init.pod.client import Client, control_socket, service
 from init.pod.pod import MOUNTS, Pod
 from init.slurm import accounting
 from init.slurm.conf import setting
-from init.view.snapshot import ServiceView
+from init.view.status import ServiceView
 
 SECRETS = f"{MOUNTS}/secrets"
 HOST_KEYS = "ssh_host_*_key"

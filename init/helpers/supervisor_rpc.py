@@ -18,7 +18,7 @@ from xmlrpc.client import Fault, dumps, loads
 from init.errors import InitError
 from init.fields import number as in_digits
 from init.pod.client import SOCKET, Client
-from init.view.snapshot import ServiceView
+from init.view.status import ServiceView
 
 # Convert a service to supervisor's XML-RPC: states, faults, the reply of getProcessInfo. Pure.
 # supervisor.xmlrpc.Faults and supervisor.states.ProcessStates, as the protocol numbers them.

@@ -14,7 +14,7 @@ from typing import Any
 from ground.errors import printable
 from init import places
 from init.errors import RequestError
-from init.view.snapshot import ServiceView, Snapshot, from_mapping
+from init.view.status import ServiceView, Snapshot, from_mapping
 
 SOCKET = Path(places.SOCKET)
 # Services of a worker: the first to contact slurmctld, and the proof that it accepts the cluster's key.

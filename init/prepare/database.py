@@ -14,7 +14,7 @@ from init.errors import InitError
 from init.lean import record
 from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
-from init.prepare.directories import ensure
+from init.prepare.boot import ensure
 from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
 from init.slurm.place import CONFIGURATION, state_of

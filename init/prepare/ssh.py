@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ground.commands import ran
 from init.pod.pod import MOUNTS, Pod, PrepareError, writable, write
-from init.prepare.directories import ensure
+from init.prepare.boot import ensure
 from init.slurm.conf import setting
 
 # ed25519 and rsa serve every current client; an rsa key takes a second to create, so it is only ever mounted.

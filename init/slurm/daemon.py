@@ -21,7 +21,7 @@ from ground.commands import ran
 from init.pod.client import Client, service
 from init.slurm.client import SCONTROL, SQUEUE
 from init.slurm.conf import expanded, words
-from init.view.snapshot import ServiceView
+from init.view.status import ServiceView
 
 # Jobs that a changed configuration might end, from squeue. The parsing is pure.
 

@@ -1,7 +1,7 @@
 """Put a copy in the place of the present state; a cut at any step leaves the old state, or a restore to run again.
 
 The present state moves to a directory beside it and is never deleted. A journal in the state's directory is written
-before the first file moves: while it is there slurmctld does not start (init.prepare.state_guard), and the same restore
+before the first file moves: while it is there slurmctld does not start (init.prepare.saved_state), and the same restore
 continues where it was cut. Every step can run twice.
 """
 

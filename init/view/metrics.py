@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from init.view.snapshot import Snapshot
+    from init.view.status import Snapshot
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 STATES = (

@@ -13,7 +13,7 @@ from init.engine.ending import DRAIN
 from init.engine.states import Phase, is_failing, satisfied
 from init.engine.trace import times
 from init.plan.service import Kind, Probe, is_builtin
-from init.view.snapshot import ConditionView, ServiceView, Snapshot
+from init.view.status import ConditionView, ServiceView, Snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,14 +1,84 @@
-"""Text of `minivm status` and `minivm why`. Pure: a snapshot in, text out."""
+"""The pod's status: the snapshot that PID 1 answers to `status`, and its text for `minivm status` and `minivm why`.
+
+PID 1 fills a `Snapshot`; the control socket carries it as a mapping; the command line shows it.
+"""
 
 from __future__ import annotations
 
-import shutil
+from init.lean import fields, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-    from init.view.snapshot import ServiceView, Snapshot
+
+@record(frozen=True, slots=True)
+class ServiceView:
+    name: str
+    about: str
+    kind: str
+    state: str  # waiting preparing starting ready reloading stopping stopped backoff failed done
+    ready: bool
+    required: bool
+    pid: int  # 0: none
+    since: float  # seconds in this state
+    uptime: float  # seconds since the main process started; 0 without one
+    starts: int
+    failures: int  # all failures since boot
+    status: str  # the service's own STATUS=
+    reasons: tuple[str, ...]  # why it is not ready, each a leaf cause
+    last_exit: str  # "exited 3", "killed by KILL", "" when it never ended
+    last_line: str  # the last line it wrote before its last end
+    next_start_in: float | None
+    needs: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@record(frozen=True, slots=True)
+class ConditionView:
+    name: str
+    text: str
+    blocking: bool
+    expires_in: float | None
+
+
+@record(frozen=True, slots=True)
+class Snapshot:
+    role: str
+    pod: str
+    phase: str  # boot running draining stopping
+    ready: bool
+    started: bool  # true once it has been ready
+    uptime: float
+    boot_seconds: float | None  # from PID 1's start to the first ready
+    drain: str  # "" draining drained "failed: reason"
+    reasons: tuple[str, ...]  # why the pod is not ready
+    degraded: tuple[str, ...]  # problems that do not make it not ready
+    conditions: tuple[ConditionView, ...]
+    services: tuple[ServiceView, ...]  # in start order
+    turn: str = ""  # "standby: ..." or "active, term 3" among several pods; "" for a pod alone
+
+
+def to_mapping(snapshot: Snapshot) -> dict[str, Any]:
+    mapping = fields(snapshot)
+    mapping["services"] = [fields(view) for view in snapshot.services]
+    mapping["conditions"] = [fields(view) for view in snapshot.conditions]
+    return mapping
+
+
+def from_mapping(data: Mapping[str, Any]) -> Snapshot:
+    """Build the snapshot from a reply; ignore fields of a newer PID 1."""
+    services = tuple(_view(ServiceView, item) for item in data["services"])
+    conditions = tuple(_view(ConditionView, item) for item in data["conditions"])
+    snapshot: Snapshot = _view(Snapshot, {**data, "services": services, "conditions": conditions})
+    return snapshot
+
+
+def _view(kind: Any, data: Mapping[str, Any]) -> Any:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return kind(**{name: values[name] for name in kind.__match_args__})
+
 
 GREEN, YELLOW, RED, DIM, BOLD = "32", "33", "31", "2", "1"
 _COLOURS = {"ready": GREEN, "done": GREEN, "failed": RED, "backoff": RED, "stopped": DIM}
@@ -112,4 +182,6 @@ def _degraded(snapshot: Snapshot) -> set[str]:
 
 
 def terminal_width() -> int:
+    import shutil  # imported late: PID 1 loads this module too
+
     return shutil.get_terminal_size((100, 24)).columns

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from init.errors import InitError
 from init.pod.client import Client
-from init.view.snapshot import ServiceView
+from init.view.status import ServiceView
 from tests.process.init_world import World, python, shell
 from tests.waiting import until
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from init.plan.compile import compile_plan, plan_to_json
 from init.plan.spec import parse_drain, parse_service
 from init.pod.client import Client
-from init.view.snapshot import ServiceView, Snapshot
+from init.view.status import ServiceView, Snapshot
 from tests.support.ports import free_port
 from tests.waiting import until
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from init.lean import replace
-from init.view.snapshot import ServiceView
+from init.view.status import ServiceView
 
 
 def view(name: str, state: str = "ready", **fields: object) -> ServiceView:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from init.pid1.children import Children
     from init.pid1.core import Core
     from init.pid1.serve.control import Connection, Request
-    from init.view.snapshot import Snapshot
+    from init.view.status import Snapshot
 
 
 # Read-only requests on the control socket.
@@ -40,7 +40,7 @@ class Look:
         self._watchers: dict[Connection, object] = {}
 
     def status(self, caller: Connection, _: Request) -> None:
-        from init.view.snapshot import to_mapping
+        from init.view.status import to_mapping
 
         caller.reply(snapshot=to_mapping(self._snapshot()))
 

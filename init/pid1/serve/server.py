@@ -265,7 +265,7 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
         if path == "/status":
             from json import dumps
 
-            from init.view.snapshot import to_mapping
+            from init.view.status import to_mapping
 
             shown = reasons.snapshot(core.engine, core.settings.pod, now, quoting=False)
             return 200, JSON, dumps(to_mapping(shown), indent=1) + "\n"

@@ -26,8 +26,8 @@ from health.checks.cases import Case, judge_case, read_case
 from health.checks.collect import collect
 from health.checks.load import load_checks
 from health.checks.processes import processes
-from health.index import read_index
 from health.places import boot_id
+from health.rounds import read_index
 from tests.process.living import alive
 from tests.process.runner_world import World, make
 from tests.waiting import until

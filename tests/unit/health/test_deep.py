@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from health import deep
 from health.broker.decide import BrokerNode, asks_for_deep
 from health.broker.step import AskNode, BrokerInputs, Failed, Memory, Now, step
 from health.checks import loop as begin
-from health.deep import DeepState, DeepSummary, summarise
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy
+from health.rounds import SUMMARY_LIMIT, DeepState, DeepSummary, read_deep, summarise, write_deep
 from health.verdict import Class, Result, Verdict
 
 NOW = Now(1000.0, 50.0)
@@ -88,7 +87,7 @@ def test_the_word_of_a_round(verdicts: list[Verdict], broken: list[str], state: 
     assert (found.boot_id, found.state, found.ran) == ("boot", state, ran)
     assert found.said.startswith(said)
     assert found.said.isprintable()
-    assert len(found.said) <= deep.TEXT_LIMIT
+    assert len(found.said) <= SUMMARY_LIMIT
 
 
 @pytest.fixture
@@ -106,9 +105,9 @@ class Rounds:
 
     def __call__(self) -> str:
         self.times += 1
-        assert (known := deep.read(self.path)) is not None and known.state is DeepState.RUNNING
+        assert (known := read_deep(self.path)) is not None and known.state is DeepState.RUNNING
         if self.state is not None:
-            deep.write(self.path, DeepSummary(boot_id(), self.state, 1, "x"))
+            write_deep(self.path, DeepSummary(boot_id(), self.state, 1, "x"))
         return self.why
 
 
@@ -119,7 +118,7 @@ def test_asked_for_it_runs_once_in_a_boot(path: Path) -> None:
     assert begin.run_deep_once(runs, lambda: True)
     assert begin.run_deep_once(runs, lambda: True)
     assert runs.times == 1
-    assert deep.read(path) == DeepSummary(boot_id(), DeepState.OK, 1, "x")
+    assert read_deep(path) == DeepSummary(boot_id(), DeepState.OK, 1, "x")
 
 
 def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
@@ -127,18 +126,18 @@ def test_not_asked_for_it_is_not_asked_again(path: Path) -> None:
     assert begin.run_deep_once(runs, lambda: False)
     assert begin.run_deep_once(runs, lambda: True), "what the pod did not find it finds no more: jobs may run by now"
     assert runs.times == 0
-    assert deep.read(path) == DeepSummary(boot_id(), DeepState.NOT_ASKED)
+    assert read_deep(path) == DeepSummary(boot_id(), DeepState.NOT_ASKED)
     assert path.parent.parent.stat().st_mode & 0o777 == 0o700, "what lies beside it is root's alone"
 
 
 def test_one_that_was_cut_begins_anew_and_one_of_another_boot_says_nothing(path: Path) -> None:
     runs = Rounds(path)
-    deep.write(path, DeepSummary(boot_id(), DeepState.RUNNING))
+    write_deep(path, DeepSummary(boot_id(), DeepState.RUNNING))
     assert not begin.run_deep_once(runs, lambda: None), "the broker does not know yet whether it still may"
     assert runs.times == 0
     assert begin.run_deep_once(runs, lambda: True)
     assert runs.times == 1
-    deep.write(path, DeepSummary("another", DeepState.OK, 1, "x"))
+    write_deep(path, DeepSummary("another", DeepState.OK, 1, "x"))
     assert not begin.run_deep_once(runs, lambda: None)
     assert begin.run_deep_once(runs, lambda: True)
     assert runs.times == 2
@@ -150,10 +149,10 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
     A person has resumed the node while its health service was stopped.
     """
     runs = Rounds(path)
-    deep.write(path, DeepSummary(boot_id(), DeepState.RUNNING))
+    write_deep(path, DeepSummary(boot_id(), DeepState.RUNNING))
     assert begin.run_deep_once(runs, lambda: False)
     assert runs.times == 0
-    assert deep.read(path) == DeepSummary(
+    assert read_deep(path) == DeepSummary(
         boot_id(), DeepState.UNKNOWN, 0, "the deep checks were interrupted, and jobs may run by now"
     )
 
@@ -163,7 +162,7 @@ def test_one_that_was_cut_does_not_begin_anew_where_jobs_may_run(path: Path) -> 
 )
 def test_one_that_could_not_run_does_not_know(path: Path, why: str, said: str) -> None:
     assert begin.run_deep_once(Rounds(path, None, why), lambda: True)
-    assert deep.read(path) == DeepSummary(boot_id(), DeepState.UNKNOWN, 0, said)
+    assert read_deep(path) == DeepSummary(boot_id(), DeepState.UNKNOWN, 0, said)
     assert begin.run_deep_once(Rounds(path), lambda: True), "and is not begun again and again"
 
 
@@ -172,7 +171,7 @@ def test_one_that_could_not_run_does_not_know(path: Path, why: str, said: str) -
 def test_a_damaged_word_is_none(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert deep.read(path) is None
+    assert read_deep(path) is None
 
 
 def test_the_pods_own_environment_asks_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from gitsync.tree.admit import kinds
 from gitsync.tree.check import is_script as is_checked
-from health.index import Index, Listed, read_index, write_index
 from health.ledger import Ledger, read_book
 from health.policy import broker_policy, runner_policy
+from health.rounds import Index, Listed, read_index, write_index
 from init.errors import ConfigError
 
 HEALTH = Path(__file__).resolve().parents[3] / "health"

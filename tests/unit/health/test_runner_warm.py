@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gitsync.layout import Layout
-from health.index import Index, Listed, write_index
 from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
+from health.rounds import Index, Listed, write_index
 from health.runner import gate, plan, record, warm, worker
 from health.runner.server import APART_S, WAIT_S, After, RunnerServer
 from health.runner.warm import FileCache

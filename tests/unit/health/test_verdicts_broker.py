@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from health import black_box, deep
+from health import black_box
 from health.broker.decide import BrokerNode, names
-from health.deep import DeepState, DeepSummary
 from health.ledger import Ledger
+from health.rounds import DeepState, DeepSummary, write_deep
 from tests.support.broker import BOOT, QUICK, Desk
 from tests.waiting import until
 
@@ -86,12 +86,12 @@ def test_while_deep_checks_run_an_earlier_pods_drain_stays_whatever_passes(tmp_p
     """
     desk = Desk(tmp_path)
     desk.slurm.state = BrokerNode(True, "minivm: gpu_bus[reboot]@9f2c1ab fell off")
-    deep.write(desk.places.deep, DeepSummary(BOOT, DeepState.RUNNING))
+    write_deep(desk.places.deep, DeepSummary(BOOT, DeepState.RUNNING))
     desk.say("ok", "gpu_bus")
     desk.say("ok", "gpu_bus")
     assert desk.slurm.state.drained
     assert desk.calls() == ["node"], "and nobody is asked at each look"
-    deep.write(desk.places.deep, DeepSummary(BOOT, DeepState.OK))
+    write_deep(desk.places.deep, DeepSummary(BOOT, DeepState.OK))
     desk.broker.memory = replace(desk.broker.memory, due=time.monotonic())
     desk.broker.look()
     assert not desk.slurm.state.drained

@@ -16,7 +16,7 @@ from init.lean import replace
 from init.plan.compile import plan_to_json
 from init.view import status as render_status
 from init.view import waterfall as render_trace
-from init.view.snapshot import ServiceView, Snapshot
+from init.view.status import ServiceView, Snapshot
 from tests.support.cli_view import view
 from tests.support.plans import ROOT, plan_of
 
@@ -180,7 +180,7 @@ def test_completion_is_a_script_of_the_shell(shell: str) -> None:
 def test_help_loads_nothing_that_it_does_not_need() -> None:
     code = "import sys; from init.cli import main; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"yaml", "supervisor", "init.plan.compile", "init.view.snapshot", "init.view.waterfall"} & set(loaded)
+    assert not {"yaml", "supervisor", "init.plan.compile", "init.view.status", "init.view.waterfall"} & set(loaded)
 
 
 def test_what_runs_in_turns_is_not_told_as_started_again_and_again() -> None:

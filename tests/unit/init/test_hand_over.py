@@ -16,7 +16,7 @@ from init.state import hand_over, lease
 from init.state.hand_over import HandOver, HandOverError, Standby
 from init.state.lease import LASTS_S, Contest, Term, Terms
 from init.view import metrics
-from init.view.snapshot import Snapshot
+from init.view.status import Snapshot
 from tests.waiting import until
 
 FIT = Standby("c-1", b"2", ready=True, why="", protocol=9)

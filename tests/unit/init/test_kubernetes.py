@@ -23,7 +23,7 @@ from fleet.world.kubernetes import parse_pod as read_pod
 from fleet.world.pod_page import deep_result as fleet_deep
 from fleet.world.snapshot import Worker
 from ground.files import write_json
-from health import deep as health_deep
+from health import rounds as health_rounds
 from health.verdict import Class, Result, Verdict
 from init.helpers import conditions
 from init.helpers import conditions as kubernetes
@@ -412,7 +412,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
 ) -> None:
     """The fleet parses what the health service stores and the pod reports; the three share no code."""
     found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
-    health_deep.write(tmp_path / "said.json", health_deep.summarise(found, [], "b1", {"dcgm_diag"}))
+    health_rounds.write_deep(tmp_path / "said.json", health_rounds.summarise(found, [], "b1", {"dcgm_diag"}))
     told = page.deep_condition(page.read_deep(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = KubernetesView({"n1": KubeNode("n1", "u", boot="b1")}, {"w1": read_pod(item)})

@@ -16,7 +16,7 @@ from init.errors import ConfigError
 from init.plan.service import STEPS
 from init.pod import pod
 from init.pod.pod import Pod, PrepareError, write
-from init.prepare import cgroups, database, directories, identity, node, secrets, slurm_config
+from init.prepare import boot, cgroups, database, node, secrets, slurm_config
 from init.prepare.__main__ import EX_CONFIG, main
 from init.slurm import accounting, files
 
@@ -422,7 +422,7 @@ def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
         "MINIVM_CLUSTER": "c",
         "TZ": "Europe/Paris",
     }
-    identity.write_profile(scratch(tmp_path, {}, **env))
+    boot.write_profile(scratch(tmp_path, {}, **env))
     script = tmp_path / "run/minivm/profile.sh"
     output = subprocess.run(
         ["/bin/sh", "-c", f". {script}; env"], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
@@ -436,13 +436,13 @@ def test_users_get_what_is_theirs_and_no_tokens(tmp_path: Path) -> None:
 def test_stale_files_go_once_in_the_life_of_a_pod(tmp_path: Path) -> None:
     files = {"/run/sssd.pid": "1", "/run/slurm/slurmd.pid": "7", "/proc/1/stat": f"1 (init) S {'0 ' * 18}777 0"}
     found = scratch(tmp_path, files)
-    directories.remove_stale(found)
+    boot.remove_stale(found)
     assert not (tmp_path / "run/sssd.pid").exists() and not (tmp_path / "run/slurm/slurmd.pid").exists()
     (tmp_path / "run/sssd.pid").write_text("8")
-    directories.remove_stale(found)
+    boot.remove_stale(found)
     assert (tmp_path / "run/sssd.pid").exists(), "a living pod's files stay"
     (tmp_path / "proc/1/stat").write_text(f"1 (init) S {'0 ' * 18}999 0")
-    directories.remove_stale(found)
+    boot.remove_stale(found)
     assert not (tmp_path / "run/sssd.pid").exists(), "the same container, started again"
 
 

@@ -35,7 +35,7 @@ from init.plan.service import Kind, Probe, Service
 from init.plan.spec import parse_drain, parse_service
 from init.view import reasons
 from init.view.reasons import cause_text
-from init.view.snapshot import to_mapping
+from init.view.status import to_mapping
 
 KINDS = st.sampled_from(["longrun", "longrun", "longrun", "oneshot", "periodic", "gate"])
 

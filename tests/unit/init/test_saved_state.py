@@ -61,7 +61,7 @@ class Here:
         return {path.name: path.read_bytes() for path in self.state.iterdir()}
 
     def run(self) -> str:
-        return saved_state.run(self.pod)
+        return saved_state.repair(self.pod)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from images.make.content import slurm_json
 from init.errors import ConfigError
 from init.pod import release
 from init.pod.pod import Pod
-from init.prepare import state_guard
+from init.prepare import saved_state
 from init.slurm import accounting
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,7 +52,7 @@ def pod(root: Path, version: str, **files: bytes) -> Pod:
     ],
 )
 def test_what_slurm_reads_is_taken_over(tmp_path: Path, version: str, left: int, said: str) -> None:
-    assert state_guard.check_release(pod(tmp_path, version, job_state=header(left))) == said
+    assert saved_state.check_release(pod(tmp_path, version, job_state=header(left))) == said
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_slurm_does_not_read_is_refused_and_stays_as_it_is(
     here = pod(tmp_path, version, job_state=header(left), node_state=header(min(left, 42)))
     before = {path.name: path.read_bytes() for path in (tmp_path / STATE).iterdir()}
     with pytest.raises(ConfigError) as caught:
-        state_guard.check_release(here)
+        saved_state.check_release(here)
     assert why in caught.value.why and hint in str(caught.value.hint)
     assert {path.name: path.read_bytes() for path in (tmp_path / STATE).iterdir()} == before
 
@@ -80,12 +80,12 @@ def test_each_of_its_files_counts(tmp_path: Path) -> None:
         data = header(45) if name in release.HEADED else b"\x2d\0rest"
         here = pod(tmp_path / name, "24.11.5", **{name: data})
         with pytest.raises(ConfigError, match="no way back"):
-            state_guard.check_release(here)
+            saved_state.check_release(here)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\0\0\x11PROTOCOL_VERSION", b"\xff" * 64, header(0), b"\0" * 4096])
 def test_a_file_that_says_nothing_is_slurmctlds_to_judge(tmp_path: Path, data: bytes) -> None:
-    assert state_guard.check_release(pod(tmp_path, "24.11.5", job_state=data)) == "no state yet"
+    assert saved_state.check_release(pod(tmp_path, "24.11.5", job_state=data)) == "no state yet"
 
 
 def test_what_is_no_file_is_not_followed_nor_waited_for(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_no_file_is_not_followed_nor_waited_for(tmp_path: Path) -> None:
     (tmp_path / STATE / "job_state").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / STATE / "node_state")
     (tmp_path / STATE / "part_state").mkdir()
-    assert state_guard.check_release(here) == "no state yet"
+    assert saved_state.check_release(here) == "no state yet"
 
 
 def test_the_state_is_where_slurm_conf_says(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_state_is_where_slurm_conf_says(tmp_path: Path) -> None:
     (tmp_path / "shared/state").mkdir(parents=True)
     (tmp_path / "shared/state/job_state").write_bytes(header(45))
     with pytest.raises(ConfigError, match="no way back"):
-        state_guard.check_release(here)
+        saved_state.check_release(here)
 
 
 def test_of_a_slurm_that_nothing_is_known_of_nothing_is_said(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_of_a_slurm_that_nothing_is_known_of_nothing_is_said(tmp_path: Path) -> 
     """
     here = pod(tmp_path, "26.11.0", job_state=header(46))
     assert json.loads(facts("26.11.0")) == {"release": "26.11"}
-    assert "checks its" in state_guard.check_release(here)
+    assert "checks its" in saved_state.check_release(here)
     (tmp_path / release.FILE[1:]).unlink()
-    assert "checks its" in state_guard.check_release(here)
+    assert "checks its" in saved_state.check_release(here)
 
 
 CLIENT = """#!{python}
@@ -146,9 +146,9 @@ def test_the_database_of_a_newer_slurm_is_refused(tmp_path: Path, client: Path) 
     """Refuse the database of a newer Slurm: slurmdbd would accept it, and drop the columns that it does not know."""
     answering(client, f"{45 << 8}\n")
     with pytest.raises(ConfigError) as caught:
-        state_guard.accounting(pod(tmp_path, "24.11.5"))
+        saved_state.check_database(pod(tmp_path, "24.11.5"))
     assert "the accounting database is of Slurm 26.05" in caught.value.why
-    assert state_guard.accounting(pod(tmp_path / "new", "26.05.5")) == "it served Slurm 26.05"
+    assert saved_state.check_database(pod(tmp_path / "new", "26.05.5")) == "it served Slurm 26.05"
 
 
 @pytest.mark.parametrize(("answer", "code"), [("NULL\n", 0), ("", 0), ("", 1), ("11520", 1), ("x" * 99, 0), ("²", 0)])
@@ -156,7 +156,7 @@ def test_a_database_that_does_not_say_is_slurmdbds_to_judge(
     tmp_path: Path, client: Path, answer: str, code: int
 ) -> None:
     answering(client, answer, code)
-    assert state_guard.accounting(pod(tmp_path, "24.11.5")) == "no controller is known to it"
+    assert saved_state.check_database(pod(tmp_path, "24.11.5")) == "no controller is known to it"
 
 
 def test_it_is_asked_as_slurmdbd_would_and_the_password_is_nobodys_to_see(tmp_path: Path, client: Path) -> None:
@@ -164,7 +164,7 @@ def test_it_is_asked_as_slurmdbd_would_and_the_password_is_nobodys_to_see(tmp_pa
     here = pod(tmp_path, "24.11.5")
     lines = "StorageHost=db.site\nStoragePort=3307\nStorageUser=ann\nStoragePass=o\\#ne\\\\\nStorageLoc=acct\n"
     (tmp_path / "etc/slurm/slurmdbd.conf").write_text(lines)
-    state_guard.accounting(here)
+    saved_state.check_database(here)
     arguments, _, password = told.read_text().partition("|")
     assert password == "o#ne\\" and "ne" not in arguments.replace("--no-defaults", "").replace("--connect-timeout", "")
     assert "--host db.site --port 3307 --user ann" in arguments and arguments.endswith(" acct")

@@ -21,7 +21,7 @@ from init.helpers import backups
 from init.lean import replace
 from init.pod import release
 from init.pod.pod import Pod
-from init.prepare import state_guard
+from init.prepare import saved_state
 from init.slurm import accounting
 from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
 from init.state import copies, prove, restore, save
@@ -81,7 +81,7 @@ class Here:
         return [*restore.restore(self.pod, self.state, self.directory, manifest, **options)]  # type: ignore[arg-type]  # keywords of the test
 
     def guard(self) -> str:
-        return state_guard.run(self.pod)
+        return saved_state.guard(self.pod)
 
     def next_job(self) -> int | None:
         known = release.of_json((self.root / release.FILE[1:]).read_text())
@@ -117,7 +117,7 @@ def test_what_moving_the_state_left_behind_is_no_new_cluster(here: Here, where: 
     (here.state / where).mkdir(exist_ok=True)
     here.configure(f"{CONF}StateSaveLocation=/var/spool/slurmctld/{where}\n")
     (here.state / "job_state").unlink()
-    (here.state / state_guard.MOVED).touch()
+    (here.state / saved_state.MOVED).touch()
     with pytest.raises(ConfigError, match="the state was moved to another claim") as refused:
         here.guard()
     assert "controller.persistence.existingClaim" in refused.value.hint
