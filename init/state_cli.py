@@ -39,9 +39,16 @@ FROM = click.option(
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Save, list, prove and restore the state of slurmctld, in the controller's pod."""
+    """Save, list, prove and restore the state of slurmctld, in the controller's pod.
+
+    In the accounting pod the same of its records.
+    """
     if not PROGRAM.exists():
-        raise CopyError("look at the state", "this pod runs no slurmctld", hint="run this in the controller's pod")
+        raise CopyError(
+            "look at the state",
+            "this pod runs no slurmctld",
+            hint="run this in the pod of the controller or of accounting",
+        )
     if os.geteuid():
         raise CopyError("look at the state", f"found user {os.geteuid()}, expected root")
 
@@ -58,16 +65,22 @@ def main() -> None:
 @click.option("--keep", type=click.IntRange(1), default=None, help="Keep so many copies  [default: as configured, 7]")
 @JSON
 def save_command(directory: Path, keep: int | None, as_json: bool) -> None:
-    """Copy the state and the embedded database while slurmctld runs. Takes about 20 seconds."""
+    """Copy the state and the embedded database while slurmctld runs. Takes about 20 seconds.
+
+    In the accounting pod the database alone, while slurmdbd runs.
+    """
     from init.helpers.backups import settings
 
     pod = Pod(os.environ)
-    manifest = save.save(pod, directory, keep or settings(pod)[1])
+    manifest = save.save(pod, directory, keep or settings(pod)[1], records_only=not has_slurmctld())
     _publish(directory)
     if as_json:
         emit(_mapping(manifest, None))
         return
-    click.echo(f"{manifest.name}: {_jobs(manifest)}; accounting: {manifest.accounting or 'yes'}")
+    if manifest.has_state:
+        click.echo(f"{manifest.name}: {_jobs(manifest)}; accounting: {manifest.accounting or 'yes'}")
+    else:
+        click.echo(f"{manifest.name}: {manifest.accounted[0]} accounted jobs")
 
 
 @main.command("list")
@@ -124,7 +137,8 @@ def show(name: str, directory: Path, as_json: bool) -> None:
             f"{name}: cluster {manifest.cluster}, Slurm {manifest.release or 'unknown'}, "
             f"{duration(max(0.0, time.time() - manifest.time))} old"
         )
-        click.echo(f"jobs: {_jobs(manifest)}; highest number {manifest.highest}")
+        if manifest.has_state:
+            click.echo(f"jobs: {_jobs(manifest)}; highest number {manifest.highest}")
         click.echo(f"accounting: {manifest.accounting or f'{manifest.accounted[0]} jobs'}")
         click.echo(f"files: {damage or 'each has the SHA-256 of the manifest'}")
         click.echo(f"proof: {_proven(proof)}" + (f" ({proof.text})" if proof and proof.ok else ""))
@@ -136,7 +150,10 @@ def show(name: str, directory: Path, as_json: bool) -> None:
 @FROM
 @JSON
 def verify(name: str, directory: Path, as_json: bool) -> None:
-    """Restore a copy into a throw-away slurmctld without network, and compare its jobs. Exit 1 if they differ."""
+    """Restore a copy into a throw-away slurmctld without network, and compare its jobs. Exit 1 if they differ.
+
+    Records are served by a throw-away slurmdbd, and their jobs counted.
+    """
     with save.only_one(directory):
         proof = prove.prove(Pod(os.environ), directory, copies.load(directory, name))
     _publish(directory)
@@ -174,12 +191,20 @@ def rehearse_command(name: str, directory: Path, config: Path | None, as_json: b
 @FROM
 @click.option("--with-accounting", is_flag=True, help="Also replace the embedded accounting database by the copy's.")
 def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
-    """Put a copy in the place of the present state, which is moved aside. slurmctld must be stopped by minivm."""
+    """Put a copy in the place of the present state, which is moved aside. slurmctld must be stopped by minivm.
+
+    In the accounting pod: the records in the place of the present ones. slurmdbd must be stopped.
+    """
     pod = Pod(os.environ)
     with save.only_one(directory):
         manifest = copies.load(directory, name)
+        if not manifest.has_state:
+            _check_stopped(name, "slurmdbd")
+            click.echo(restore.restore_records(pod, directory, manifest))
+            click.echo("start it: minivm start slurmdbd")
+            return
         state = state_of(pod)
-        _check_stopped(name, with_accounting or restore.with_accounting(state))
+        _check_stopped(name, "slurmctld", *(["slurmdbd"] if with_accounting or restore.with_accounting(state) else []))
         ended = restore.ended_since(pod, manifest)  # before the database may be the copy's
         for line in restore.restore(pod, state, directory, manifest, with_accounting=with_accounting):
             click.echo(line)
@@ -207,15 +232,20 @@ def accept(pod: Pod) -> None:
             raise CopyError("accept a loss", f"there is none: {text}", hint="minivm why slurmctld")
 
 
-def _check_stopped(name: str, with_accounting: bool) -> None:
-    expected = {"slurmctld": "stopped"} | ({"slurmdbd": "stopped"} if with_accounting else {})
+def has_slurmctld() -> bool:
+    """Tell if this pod runs slurmctld; the accounting pod does not."""
+    with Client(control_socket()) as client:
+        return any(view.name == "slurmctld" for view in client.snapshot().services)
+
+
+def _check_stopped(name: str, *services: str) -> None:
     with Client(control_socket()) as client:
         states = {view.name: view.state for view in client.snapshot().services}
-    for service, state in expected.items():
-        if states.get(service) != state:
+    for service in services:
+        if states.get(service) != "stopped":
             raise CopyError(
                 f"restore {name}",
-                f"{service} is {states.get(service, 'absent')}, expected {state}",
+                f"{service} is {states.get(service, 'absent')}, expected stopped",
                 hint=f"minivm stop {service}",
             )
 

@@ -1,4 +1,4 @@
-"""Make the controller's periodic copies of its state, and prove each: `python3 -I -m init.helpers.backups`.
+"""Make the periodic copies of a controller's state or of accounting's records, and prove each: `init.helpers.backups`.
 
 MINIVM_BACKUP_EVERY is the interval (24h; 0: none), MINIVM_BACKUP_KEEP the number of copies. Runs every few minutes and
 decides by the newest copy's age, so a pod that restarts neither skips a copy nor makes too many. On failure the exit
@@ -22,7 +22,6 @@ from init.state import copies, prove, save
 
 DAY, KEEP = "24h", "7"
 FIRST_AFTER = 600.0  # seconds of the pod's life: a boot has other work, and a new cluster nothing to copy
-SERVICE = "slurmctld"
 
 
 def due(now: float, every: float, copied_at: float, up: float) -> bool:
@@ -54,9 +53,9 @@ def main() -> int:
     try:
         every, keep = settings(pod)
         summary = copies.summary(directory)
-        if every and _runs() and due(time.time(), every, summary.made, _up()):
+        if every and due(time.time(), every, summary.made, _up()) and (daemon := _running_daemon()):
             os.nice(19)
-            _copy(pod, directory, keep)
+            _copy(pod, directory, keep, records_only=daemon == "slurmdbd")
             summary = copies.summary(directory)
         if every:
             copies.publish(summary)
@@ -68,8 +67,8 @@ def main() -> int:
     return 1 if summary.failed else 0
 
 
-def _copy(pod: Pod, directory: Path, keep: int) -> None:
-    manifest = save.save(pod, directory, keep)
+def _copy(pod: Pod, directory: Path, keep: int, *, records_only: bool) -> None:
+    manifest = save.save(pod, directory, keep, records_only=records_only)
     try:
         with save.only_one(directory):
             prove.prove(pod, directory, manifest)
@@ -77,10 +76,15 @@ def _copy(pod: Pod, directory: Path, keep: int) -> None:
         print(error, file=sys.stderr)
 
 
-def _runs() -> bool:
-    """Tell if this pod's slurmctld is ready: a copy of what keeps it from starting would push good ones out."""
+def _running_daemon() -> str:
+    """Return the daemon whose state is copied, slurmctld or in the accounting pod slurmdbd; "" if it is not ready.
+
+    A copy of what keeps the daemon from starting would push good copies out.
+    """
     with Client() as client:
-        return any(view.name == SERVICE and view.ready for view in client.snapshot().services)
+        ready = {view.name: view.ready for view in client.snapshot().services}
+    daemon = "slurmctld" if "slurmctld" in ready else "slurmdbd"
+    return daemon if ready.get(daemon) else ""
 
 
 def _up() -> float:

@@ -1,4 +1,6 @@
-"""A copy of the controller's state: a directory with a manifest, which names each file by its SHA-256.
+"""A copy of a pod's state: a directory with a manifest, which names each file by its SHA-256.
+
+A controller copies slurmctld's state and the embedded database; the accounting pod has the database alone.
 
 A copy is published by one rename, so a directory without a leading dot is whole as it was written; `verify` finds what
 has changed since. Only root may write to copies: a copy becomes the state from which slurmctld starts jobs as any user.
@@ -54,6 +56,11 @@ class Manifest:
     @property
     def unfinished(self) -> int:
         return sum(count for _, count in self.jobs) + self.changing
+
+    @property
+    def has_state(self) -> bool:
+        """Tell if the copy has slurmctld's state; the accounting pod's copies have records alone."""
+        return STATE_TAR in dict(self.files)
 
     @property
     def has_accounting(self) -> bool:
@@ -115,7 +122,8 @@ def parsed(name: str, text: str, file: str) -> Manifest:
 
 def _manifest(name: str, data: Mapping[str, Any]) -> Manifest:
     files = {str(file): str(digest) for file, digest in data["files"].items()}
-    if not {STATE_TAR, CONFIG} <= files.keys() <= {STATE_TAR, CONFIG, JOBS_LIST, ACCOUNTING}:
+    is_complete = CONFIG in files and files.keys() & {STATE_TAR, ACCOUNTING}
+    if not is_complete or not files.keys() <= {STATE_TAR, CONFIG, JOBS_LIST, ACCOUNTING}:
         raise ValueError("it names other files than a copy has")
     if not all(DIGEST.fullmatch(digest) for digest in files.values()):
         raise ValueError("a SHA-256 is malformed")
@@ -230,9 +238,10 @@ def hash_of(file: Any) -> str:
 
 
 def newest_good(directory: Path, cluster: str, reads: range | None) -> Manifest | None:
-    """Return the newest copy of this cluster that the installed Slurm reads and whose files are whole."""
+    """Return the newest copy of this cluster's slurmctld that the installed Slurm reads and whose files are whole."""
     for manifest in readable(directory):
-        if manifest.cluster.lower() != cluster.lower() or (reads and manifest.protocol not in reads):
+        is_read = manifest.has_state and (not reads or manifest.protocol in reads)
+        if manifest.cluster.lower() != cluster.lower() or not is_read:
             continue
         try:
             verify(directory, manifest)
@@ -356,7 +365,7 @@ def summary(directory: Path) -> Summary:
 
 
 def metrics(seen: Summary) -> str:
-    lines = family("minivm_state_copies", "Copies of the controller's state", [({}, str(seen.count))])
+    lines = family("minivm_state_copies", "Copies of this pod's state", [({}, str(seen.count))])
     lines += family(
         "minivm_state_copied_timestamp_seconds", "Time of the newest copy; 0: none", [({}, f"{seen.made:.0f}")]
     )

@@ -29,7 +29,7 @@ from init.slurm.conf import whole_lines
 from init.slurm.place import known
 from init.state import copies, sandbox
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyError, Manifest, Proof
-from init.state.restore import check_fits, unpack
+from init.state.restore import UNPACKED, check_fits, unpack
 from init.state.save import check_room
 
 # An account of Debian that runs nothing in a pod. Slurm 26.05 does not take `nobody` for SlurmUser.
@@ -211,8 +211,10 @@ class Daemons:
 
 
 def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str:
-    with throw_away(pod, directory, manifest, within) as (daemons, accounting, until):
-        return _compare_jobs(directory, manifest, restored_jobs(daemons, until)) + accounting
+    with throw_away(pod, directory, manifest, within) as (daemons, accounted, until):
+        if not manifest.has_state:
+            return accounted
+        return f"{_compare_jobs(directory, manifest, restored_jobs(daemons, until))}; {accounted}".removesuffix("; ")
 
 
 @contextlib.contextmanager
@@ -221,7 +223,7 @@ def throw_away(
 ) -> Iterator[tuple[Daemons, str, float]]:
     """Restore a copy into throw-away daemons, all but slurmctld started; `conf`: other files than the copy's.
 
-    Also yields what the restored database holds, and the time at which slurmctld must answer.
+    Also yields what the restored database holds ("" without one), and the time at which slurmctld must answer.
     """
     file = str(directory / manifest.name / copies.MANIFEST)
     check_fits(manifest, f"ClusterName={manifest.cluster}\n", known(pod), file)
@@ -232,13 +234,14 @@ def throw_away(
         values = {**ports, "root": root, "user": USER}
         daemons = Daemons(root, {name: ports[name] for name in ("slurmctld", "slurmdbd")})
         _write_files(root, files, configuration(files, values, accounting=manifest.has_accounting), daemons.owner)
-        _unpack_state(directory, manifest, root, daemons.owner)
+        if manifest.has_state:
+            _unpack_state(directory, manifest, root, daemons.owner)
         try:
             _start_munged(daemons, until)
-            errors = ""
+            accounted = ""
             if manifest.has_accounting:
-                errors = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
-            yield daemons, errors, until
+                accounted = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
+            yield daemons, accounted, until
         finally:
             daemons.stop()
 
@@ -246,7 +249,7 @@ def throw_away(
 @contextlib.contextmanager
 def _temporary(copy: Path) -> Iterator[Path]:
     """Make a directory that only the throw-away's user can enter, with room for the unpacked copy."""
-    needed = sum(path.stat().st_size * (8 if path.name == ACCOUNTING else 1) for path in copy.iterdir())
+    needed = sum(path.stat().st_size * (UNPACKED if path.name == ACCOUNTING else 1) for path in copy.iterdir())
     check_room(ROOT, needed + (200 << 20), "prove the copy")
     for leftover in ROOT.glob("minivm-proof-*"):
         with _lock(leftover) as is_over:
@@ -424,7 +427,7 @@ def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, con
     low, high = manifest.accounted
     if rows is None or not low <= rows <= max(low, high):
         raise CopyError("prove the copy", f"the accounting dump has {rows} jobs, expected {low} to {high}")
-    return f"; {rows} accounted jobs" + _prove_slurmdbd(daemons, connection, until)
+    return f"{rows} accounted jobs" + _prove_slurmdbd(daemons, connection, until)
 
 
 def _prove_slurmdbd(daemons: Daemons, connection: Path, until: float) -> str:

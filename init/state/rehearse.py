@@ -43,6 +43,9 @@ def rehearse(
     pod: Pod, directory: Path, manifest: Manifest, conf: Mapping[str, bytes] | None = None, *, within: float = WITHIN
 ) -> Rehearsal:
     """Start the copy with this image's Slurm; CopyError if a daemon does not start. `conf`: slurm.conf and others."""
+    if not manifest.has_state:
+        problem = "the copy has records of accounting alone"
+        raise CopyError(f"rehearse {manifest.name}", problem, hint="rehearse a copy of the controller's pod")
     copies.verify(directory, manifest)
     prove.check_here(manifest)
     if (expected := prove.listed_jobs(directory, manifest)) is None:

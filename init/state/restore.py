@@ -30,6 +30,8 @@ from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
 from init.state.save import CHUNK, check_room, following_in
 
 STAGE, ASIDE = ".minivm-restoring", ".minivm-before-"
+TABLES_ON = "/var/lib/mysql"
+UNPACKED = 8  # times the size of a compressed dump
 DATABASE, LOADING = "slurm_acct_db", "slurm_acct_db_restoring"
 # Jobs of a copy that have ended since: a later run that has not ended is of the same job.
 ENDED_SINCE = (
@@ -128,6 +130,9 @@ def restore(
             file=file,
             hint="leave --with-accounting out",
         )
+    if not manifest.has_state:
+        problem = "the copy has records of accounting alone"
+        raise CopyError(f"restore {manifest.name}", problem, file=file, hint="restore it in the accounting pod")
     journal = _journal(state)
     if journal and journal.get("copy") != manifest.name:
         raise CopyError(
@@ -138,9 +143,11 @@ def restore(
         )
     copies.verify(directory, manifest)
     if not journal:
+        if with_accounting:
+            _check_database_room(pod, directory, manifest)
         cut("stage")
         _stage(pod, state, directory, manifest, release)
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now()))
+        stamp = _stamp(now())
         journal = {
             "copy": manifest.name,
             "aside": f"{ASIDE}{_free(state, stamp)}",
@@ -172,6 +179,35 @@ def restore(
     (state / JOURNAL).unlink()
     sync_directory(state)
     yield f"the state is that of {manifest.name}; the present one is in {aside}"
+
+
+def restore_records(
+    pod: Pod,
+    directory: Path,
+    manifest: Manifest,
+    *,
+    now: Callable[[], float] = time.time,
+    cut: Callable[[str], None] = lambda step: None,
+) -> str:
+    """Put a copy's records in the place of the present ones, and say where those are. slurmdbd is stopped.
+
+    Nothing has changed until the tables are exchanged, in one statement: a cut needs no journal.
+    """
+    check_fits(manifest, pod.text(CONFIGURATION) or "", known(pod), str(directory / manifest.name / copies.MANIFEST))
+    copies.verify(directory, manifest)
+    _check_database_room(pod, directory, manifest)
+    before = _load_accounting(directory / manifest.name / ACCOUNTING, _stamp(now()), cut)
+    return f"the accounting database is that of {manifest.name}; the present one is the database {before}"
+
+
+def _check_database_room(pod: Pod, directory: Path, manifest: Manifest) -> None:
+    """Refuse to fill the database's volume: the copy is loaded beside the present tables."""
+    needed = UNPACKED * (directory / manifest.name / ACCOUNTING).stat().st_size
+    check_room(pod.path(TABLES_ON), needed, f"restore {manifest.name}")
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
 
 
 def _free(state: Path, stamp: str) -> str:
@@ -246,7 +282,7 @@ def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
     before = f"{DATABASE}_before_{re.sub(r'[^0-9A-Za-z]', '', aside.removeprefix(ASIDE))}"
     if _tables(before):
         return before  # the exchange was made, and the restore was cut then
-    _sql(f"DROP DATABASE IF EXISTS {LOADING}; CREATE DATABASE {LOADING}; CREATE DATABASE IF NOT EXISTS {before};")
+    _sql(f"DROP DATABASE IF EXISTS {LOADING}; CREATE DATABASE {LOADING};")
     cut("load")
     argv = [accounting.CLIENT, "--no-defaults", f"--socket={accounting.SOCKET}", "--user=root", LOADING]
     with (
@@ -262,6 +298,7 @@ def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
         errors = client.stderr.read(2000).decode(errors="replace").strip()
     if client.returncode:
         raise CopyError("load the accounting database", errors, file=str(dump), hint="nothing was exchanged")
+    _sql(f"CREATE DATABASE IF NOT EXISTS {before};")
     cut("exchange")
     moves = [f"{DATABASE}.`{table}` TO {before}.`{table}`" for table in _tables(DATABASE)]
     moves += [f"{LOADING}.`{table}` TO {DATABASE}.`{table}`" for table in _tables(LOADING)]

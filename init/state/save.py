@@ -1,5 +1,7 @@
 """Copy the state of a running controller, as a kill of slurmctld at one moment would leave it, and its database.
 
+The accounting pod has no slurmctld: its copies are of the database alone.
+
 slurmctld is never stopped or asked to wait. It publishes its state files by rename, so a file that is open keeps the
 content of its moment: all files are opened, then the directory is read again, and if it names other files by then, all
 are opened anew. It saves a change within seconds; jobs that stay the same from 15 seconds before that moment
@@ -81,14 +83,18 @@ def save(
     directory: Path,
     keep: int,
     *,
+    records_only: bool = False,
     pause: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
 ) -> Manifest:
-    """Make a copy, then remove the superfluous ones; CopyError if there is none to make or no room for it."""
+    """Make a copy, then remove the superfluous ones; CopyError if there is none to make or no room for it.
+
+    `records_only`: in a pod without slurmctld.
+    """
     with only_one(directory):
         _clear(directory)
-        state = state_of(pod)
-        if not (state / JOBS).is_file():
+        state = None if records_only else state_of(pod)
+        if state is not None and not (state / JOBS).is_file():
             raise CopyError(
                 "copy the state",
                 "found no job_state, expected one",
@@ -100,7 +106,10 @@ def save(
         partial = directory / f".{name}.partial"
         partial.mkdir(mode=0o700)
         try:
-            manifest = _fill(pod, state, partial, name, pause, now)
+            if state is None:
+                manifest = _fill_records(pod, partial, name, now)
+            else:
+                manifest = _fill(pod, state, partial, name, pause, now)
             _write(partial / MANIFEST, [copies.dumped(manifest).encode()])
             sync_directory(partial)
             partial.rename(directory / name)
@@ -144,12 +153,7 @@ def _fill(
     if after is not None:
         listed = {"settled": dict(around.settled), "changing": sorted(around.changing)}
         files[JOBS_LIST] = _write(partial / JOBS_LIST, [json.dumps(listed, sort_keys=True).encode()])
-    texts = {
-        file: data.decode("utf-8", "surrogateescape")
-        for file, data in read(pod.path(TARGET)).items()
-        if file not in PRIVATE
-    }
-    files[CONFIG] = _write(partial / CONFIG, [json.dumps(texts, sort_keys=True).encode()])
+    files[CONFIG] = _write_configuration(pod, partial)
     following = next_job(head, release) if release else None
     return Manifest(
         name=name,
@@ -165,6 +169,40 @@ def _fill(
         accounted=(rows, _accounted(pod, cluster)) if ACCOUNTING in files else (0, 0),
         files=tuple(sorted(files.items())),
     )
+
+
+def _fill_records(pod: Pod, partial: Path, name: str, now: Callable[[], float]) -> Manifest:
+    cluster = setting(pod.text(CONFIGURATION) or "", "ClusterName")
+    release = known(pod)
+    before, at = _accounted(pod, cluster), now()
+    with _dump(pod) as dump:
+        if dump.process is None:
+            raise CopyError("copy the records of accounting", dump.why_not, hint="see `minivm why mariadb`")
+        digest = _store_dump(dump.process, partial / ACCOUNTING)
+    return Manifest(
+        name=name,
+        time=at,
+        release=release.name if release else "",
+        protocol=release.protocol if release else 0,
+        cluster=cluster,
+        jobs=(),
+        listed=False,
+        changing=0,
+        highest=0,
+        accounting="",
+        accounted=(before, _accounted(pod, cluster)),
+        files=((ACCOUNTING, digest), (CONFIG, _write_configuration(pod, partial))),
+    )
+
+
+def _write_configuration(pod: Pod, partial: Path) -> str:
+    """Copy slurm.conf and the files beside it that are no secrets."""
+    texts = {
+        file: data.decode("utf-8", "surrogateescape")
+        for file, data in read(pod.path(TARGET)).items()
+        if file not in PRIVATE
+    }
+    return _write(partial / CONFIG, [json.dumps(texts, sort_keys=True).encode()])
 
 
 def _listing() -> Mapping[str, str] | None:
@@ -380,8 +418,8 @@ def _accounted(pod: Pod, cluster: str) -> int:
     return number(accounting.ask(pod.text(accounting.CONFIGURATION) or "", COUNT.format(cluster=name))) or 0
 
 
-def _check_room(pod: Pod, state: Path, directory: Path) -> None:
-    needed = size_of(state) + size_of(pod.path(TABLES))
+def _check_room(pod: Pod, state: Path | None, directory: Path) -> None:
+    needed = (size_of(state) if state else 0) + size_of(pod.path(TABLES))
     check_room(directory, needed, "copy the state")
 
 

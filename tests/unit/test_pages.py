@@ -21,7 +21,7 @@ PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
 # Page: the number of blocks by kind. tests/cluster/test_pages_as_written.py runs them, unless another test is named.
 BLOCKS = {
     "tutorial": {"runs": 8, "shown": 1},
-    "accounting-pod": {"values": 2, "needs kubernetes": 2},  # tests/cluster/test_accounting_pod.py
+    "accounting-pod": {"values": 2, "needs kubernetes": 4},  # tests/cluster/test_accounting_pod.py
     "accounts-as-code": {"file": 1, "runs": 1},  # tests/container/init/test_accounts.py
     "active-checks": {"values": 1},
     "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_own_scripts.py

@@ -617,6 +617,17 @@ initContainers: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
+{{- /* The volume of `backups.volume`. */}}
+{{- define "minivm.backupVolume" -}}
+{{- if .claim -}}
+persistentVolumeClaim: {claimName: {{ .claim }}}
+{{- else if .nfs -}}
+nfs: {server: {{ .nfs.server }}, path: {{ .nfs.path }}}
+{{- else -}}
+hostPath: {path: {{ .hostPath }}}
+{{- end }}
+{{- end -}}
+
 {{/* What can be known of a service file without the image: that it is YAML, and its keys (init/plan/spec.py). The pods
 would refuse it too, and stay with the last good set; whoever installs is told at once. */}}
 {{- define "minivm.checkDropIn" -}}

@@ -93,3 +93,66 @@ def test_jobs_run_while_it_is_away_and_are_accounted_later(apart: World) -> None
         for pod in apart.pods:
             pod.remove()
         volume.remove(force=True)
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from init.pod.pod import Pod
+from init.slurm.place import BACKUPS
+from init.state import copies, restore
+class Cut(Exception): pass
+def cut(step):
+    if step == sys.argv[2]: raise Cut
+try:
+    restore.restore_records(Pod(os.environ), Path(BACKUPS), copies.load(Path(BACKUPS), sys.argv[1]), cut=cut)
+except Cut:
+    sys.exit(7)
+"""
+# The pod's own schedule, without the first minutes of a pod's life in which nothing is copied.
+AT_ONCE = "import sys; from init.helpers import backups; backups.FIRST_AFTER = 0.0; sys.exit(backups.main())"
+PYTHON = ("/opt/minivm/bin/python3", "-I", "-c")
+
+
+def accounts(pod: Pod) -> set[str]:
+    return set(pod.run("mariadb", "-N", "-e", "SELECT name FROM acct_table WHERE deleted = 0", "slurm_acct_db").split())
+
+
+def newest(pod: Pod) -> str:
+    return pod.run("minivm", "state", "list").splitlines()[1].split()[0]
+
+
+def test_its_records_are_copied_proven_and_restored(apart: World) -> None:
+    pod = accounting(apart).wait_ready()
+    pod.run("sacctmgr", "-i", "add", "cluster", "minivm")
+    pod.run("sacctmgr", "-i", "add", "account", "physics")
+    pod.run(*PYTHON, AT_ONCE)
+    copy = newest(pod)
+    text = pod.run("minivm", "state", "show", copy)
+    assert "cluster minivm, Slurm " in text and "proof: " in text and "0 accounted jobs by slurmdbd" in text, text
+    assert "saved state: copied" in pod.run("minivm", "status")
+    pod.run(*PYTHON, AT_ONCE)
+    assert newest(pod) == copy, "the next one is due tomorrow"
+    assert "records of accounting alone" in pod.code("minivm", "state", "rehearse", copy)[1]
+
+    pod.run("sacctmgr", "-i", "add", "account", "chemistry")
+    code, text = pod.code("minivm", "state", "restore", copy)
+    assert code == 1 and "slurmdbd is ready, expected stopped" in text and "minivm stop slurmdbd" in text
+    pod.run("minivm", "stop", "slurmdbd")
+    for step in ("load", "exchange"):
+        assert pod.code(*PYTHON, CUT, copy, step)[0] == 7
+        assert "chemistry" in accounts(pod), "nothing was exchanged"
+    text = pod.run("minivm", "state", "restore", copy)
+    assert text.endswith("start it: minivm start slurmdbd\n")
+    pod.run("minivm", "start", "slurmdbd")
+    assert accounts(pod) == {"root", "physics"}
+    (before,) = (word for word in text.split() if word.startswith("slurm_acct_db_before_"))
+    assert "chemistry" in pod.run("mariadb", "-N", "-e", "SELECT name FROM acct_table", before.rstrip(";")).split()
+    until(lambda: "physics" in pod.code("sacctmgr", "-n", "show", "account")[1], "slurmdbd serves it", seen=pod.account)
+
+    pod.run("sed", "-i", "1s/^./X/", f"/var/lib/minivm/backups/{copy}/accounting.sql.gz")
+    pod.run("minivm", "stop", "slurmdbd")
+    code, text = pod.code("minivm", "state", "restore", copy)
+    assert code == 1 and "SHA-256" in text
+    assert pod.code("minivm", "state", "verify", copy)[0] == 1
+    assert "cannot be restored" in pod.run("minivm", "status")

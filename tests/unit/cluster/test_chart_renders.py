@@ -65,6 +65,38 @@ def test_two_controllers_share_the_state_and_no_pod_is_behind_the_moving_address
     assert "selector" not in service["spec"]
 
 
+@pytest.mark.parametrize(
+    ("volume", "source"),
+    [
+        ({}, None),
+        ({"claim": "copies"}, {"persistentVolumeClaim": {"claimName": "copies"}}),
+        ({"nfs": {"server": "nas", "path": "/copies"}}, {"nfs": {"server": "nas", "path": "/copies"}}),
+    ],
+)
+def test_copies_of_the_accounting_pod_are_apart_from_the_controllers(
+    volume: dict[str, Any], source: dict[str, Any] | None
+) -> None:
+    backups = {"every": "12h", "keep": 3, "volume": volume}
+    values = {"accounting": {"mode": "pod", "pod": {"backups": backups}}, "controller": {"backups": backups}}
+    documents = render(values, release="slurm", namespace="hpc")
+    pods = {
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]
+        for item in documents
+        if item["kind"] == "StatefulSet"
+    }
+    places = []
+    for name in ("slurm-accounting", "slurm-controller"):
+        (container,) = pods[name]["containers"]
+        (mount,) = (item for item in container["volumeMounts"] if item["mountPath"] == "/var/lib/minivm/backups")
+        places.append((mount["name"], mount.get("subPath")))
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        assert (env["MINIVM_BACKUP_EVERY"], env["MINIVM_BACKUP_KEEP"]) == ("12h", "3")
+        sources = [item for item in pods[name]["volumes"] if item["name"] == "backups"]
+        assert sources == ([{"name": "backups", **source}] if source else [])
+    own = "backups" if source else "records"
+    assert places[0] == (own, "accounting-backups") and places[1][1] in ("backups", None)
+
+
 SHARED = {"replicas": 2, "persistence": {"existingClaim": "shared-state"}}
 
 

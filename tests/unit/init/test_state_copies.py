@@ -403,6 +403,27 @@ def test_a_damaged_copy_is_not_named_as_the_way_back(here: Here) -> None:
         here.guard()
 
 
+def test_a_copy_of_the_accounting_pod_is_no_way_back_for_slurmctld(here: Here) -> None:
+    manifest = here.save()
+    files = (
+        ("accounting.sql.gz", "0" * 64),
+        *((name, digest) for name, digest in manifest.files if name != "state.tar"),
+    )
+    records = replace(manifest, name="20261127T120000Z", files=files)
+    directory = here.directory / records.name
+    directory.mkdir(mode=0o700)
+    (directory / "manifest.json").write_text(copies.dumped(records))
+    assert copies.load(here.directory, records.name) == records and not records.has_state
+    here.put("job_state", b"")
+    with pytest.raises(ConfigError, match=f"minivm state restore {manifest.name};"):
+        here.guard()
+    with pytest.raises(CopyError, match=r"records of accounting alone.*restore it in the accounting pod"):
+        here.restore(records)
+    alone = replace(records, files=tuple(item for item in files if item[0] == "config.json"))
+    with pytest.raises(CopyError, match="it names other files than a copy has"):
+        copies.parsed("x", copies.dumped(alone), "x")
+
+
 def test_the_throw_away_has_none_of_the_sites_programs_places_and_keys() -> None:
     conf = (
         b"ClusterName=c1\nSlurmctldHost=real(10.0.0.1)\nAuthType=auth/slurm\n"
