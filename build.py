@@ -172,11 +172,11 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 
     planned = []
     for session in open_sessions(ctx):
-        names = session.roles(roles)
-        if stale := session.stale(names):
+        names = session.select_targets(roles)
+        if stale := session.stale_layers(names):
             raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", file=session.place.directory,
                               hint="`build.py lock` resolves it anew")  # fmt: skip
-        planned += session.plan(names, session.present())[1]
+        planned += session.plan(names)[1]
     if as_json:
         progress.as_json(progress.plan_data(planned))
         return
@@ -189,7 +189,7 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 def render(ctx: click.Context, role: str) -> None:
     """Print the Dockerfiles of a role (or of layer:NAME), from the first to the last."""
     session = open_session(ctx)
-    for text in session.rendered(session.roles([role])):
+    for text in session.dockerfiles(session.select_targets([role])):
         click.echo(text)
 
 
@@ -199,7 +199,7 @@ def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
 
     names: set[str] = set()
     for session in open_sessions(ctx):
-        for pin in lock.unfilled(session.place, session.layers(session.every_role(roles))):
+        for pin in lock.unfilled(session.place, session.layers(session.select_lock_targets(roles))):
             if pin.name not in names:
                 names.add(pin.name)
                 click.echo(lock.first(session.place, pin), err=True)
@@ -219,18 +219,18 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
             )
         trust_on_first_sight(ctx, roles)
     for session in open_sessions(ctx):
-        names = session.every_role(roles)
+        names = session.select_lock_targets(roles)
         if not check:
             changes = session.relock(names)
             click.echo("\n".join(changes) if changes else f"{session.place.choice.arch}: nothing moved")
             continue
-        if stale := session.stale(names):
+        if stale := session.stale_layers(names):
             raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}",
                               file=session.place.directory, hint="`build.py lock`")  # fmt: skip
-        wheels = session.wheels_seen(names)
+        wheels = session.compare_wheels(names)
         for text in wheels.newer:
             click.echo(f"newer: {text}")
-        if missing := [*session.gone(session.compose(names).needed(names)), *wheels.wrong]:
+        if missing := [*session.vanished_packages(session.compose(names).needed(names)), *wheels.wrong]:
             listed = "\n".join(f"  {item}" for item in missing)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=session.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
@@ -253,7 +253,7 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
     results: list[BuildResult] = []
     sizes: dict[str, int] = {}
     for session in open_sessions(ctx):
-        results += build_one(session, session.roles(roles), when_vanished, as_json)
+        results += build_one(session, session.select_targets(roles), when_vanished, as_json)
         sizes |= {reference: image.size for reference, image in session.present().items()}
     if as_json:
         progress.as_json(progress.result_data(results, sizes))
@@ -272,27 +272,25 @@ def ensure_engine() -> None:
         raise ImagesError("make this machine ready", str(error)) from error
 
 
-def build_one(session: Session, names: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
+def build_one(session: Session, targets: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
-    from images.cli import aid
+    from images.cli.session import build_tools
     from images.make.progress import Plain, reporter
 
-    before = Plain(to=sys.stderr) if as_json else Plain()
-    if cleared := session.clear():
-        before.log(f"removed {cleared} containers of interrupted builds")
-    with session.caching():
-        aid.if_stale(session, names, when_vanished, before)
-        composed, planned = session.plan(names, session.present())
-        todo = [item.image for item in planned if not item.present]
+    messages = Plain(to=sys.stderr) if as_json else Plain()
+    if removed := session.remove_leftovers():
+        messages.log(f"removed {removed} containers of interrupted builds")
+    with session.package_cache():
+        session.require_lock(targets, when_vanished, messages)
+        composed, planned = session.plan(targets)
+        todo = [plan.image for plan in planned if not plan.present]
         if todo:
             session.check_architecture(todo)
-        if todo and aid.if_gone(session, todo, names, when_vanished, before):
-            composed, planned = session.plan(names, session.present())
-            todo = [item.image for item in planned if not item.present]
+            if session.require_packages(todo, targets, when_vanished, messages):
+                composed, planned = session.plan(targets)
+                todo = [plan.image for plan in planned if not plan.present]
         if todo:
-            from images.cli.aid import tools
-
-            session.tools = tools(session, before, when_vanished)
+            session.tools = build_tools(session, messages, when_vanished)
         with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
             return session.build(composed, planned, progress)
 

@@ -1,4 +1,9 @@
-"""The commands that check or clean up: reproduce, test, prune."""
+"""The commands that check images or clean up: `reproduce`, `test` and `prune`.
+
+`reproduce` builds every image twice from nothing and compares layers and ids. `test` runs the roles' container tests.
+`prune` removes the names of images that a later build superseded, and keeps those that a cluster of this checkout is
+pinned to (`images.pins`).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,8 @@ from typing import TYPE_CHECKING
 import click
 
 from images import pins
-from images.cli.aid import if_gone, if_stale, tools
 from images.cli.publish import AS_JSON, open_session, open_sessions
-from images.cli.session import Session
+from images.cli.session import Session, build_tools
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.make.build import Maker, git_revision
@@ -24,13 +28,15 @@ from images.make.plan import Composed, PlannedImage
 from images.make.progress import Reporter
 
 if TYPE_CHECKING:
-    from images.engine.look import Present
+    from images.engine.listing import ListedImage
 
 
-# Build one lock twice from nothing and compare every layer and id.
+# `reproduce`
+
+
 @dataclass(frozen=True, slots=True)
-class Made:
-    """One image of one of the two builds."""
+class ColdBuild:
+    """One image of one of the two builds from nothing."""
 
     id: str
     layers: tuple[str, ...]
@@ -38,12 +44,12 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class BuildComparison:
     """One image of both builds."""
 
     image: PlannedImage
-    first: Made
-    second: Made
+    first: ColdBuild
+    second: ColdBuild
 
     @property
     def equal(self) -> bool:
@@ -56,7 +62,9 @@ class Compared:
         return [number for number, (a, b) in enumerate(pairs) if a != b]
 
 
-def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter) -> tuple[Composed, dict[str, Made]]:
+def build_cold(
+    session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
+) -> tuple[Composed, dict[str, ColdBuild]]:
     """Build everything under separate names, reusing nothing; return what was made."""
     # The names differ between the builds; nothing of a name goes into a layer, and the labels are made of `shown`.
     settings = replace(session.settings, prefix=prefix)
@@ -65,7 +73,7 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
     composed = fresh.compose(roles)
     maker = Maker(
         fresh.place, composed, fresh.engine, reporter, git_revision(session.repository), session.settings.prefix,
-        tools(session, reporter),
+        build_tools(session, reporter),
     )  # fmt: skip
     images = {}
     for image in composed.needed(roles):
@@ -73,11 +81,11 @@ def cold(session: Session, roles: Sequence[str], prefix: str, reporter: Reporter
         seconds = maker.make(image)
         reporter.done(image.key, seconds)
         layers = fresh.engine.inspect(image.reference)["RootFS"]["Layers"]
-        images[image.key] = Made(fresh.engine.image_id(image.reference), tuple(layers), seconds)
+        images[image.key] = ColdBuild(fresh.engine.image_id(image.reference), tuple(layers), seconds)
     return composed, images
 
 
-def clear(engine: DockerEngine, composed: Composed) -> None:
+def untag_images(engine: DockerEngine, composed: Composed) -> None:
     """Remove the build's images by name, the last first."""
     for image in reversed(list(composed.images.values())):
         if engine.has(image.reference):
@@ -86,18 +94,18 @@ def clear(engine: DockerEngine, composed: Composed) -> None:
 
 def build_twice(
     session: Session, roles: Sequence[str], reporter: Reporter, log: Callable[[str], None]
-) -> list[Compared]:
+) -> list[BuildComparison]:
     """Build twice, removing both builds, so that the second cannot reuse the first one's layers."""
-    session.clear()
-    results: list[Mapping[str, Made]] = []
+    session.remove_leftovers()
+    results: list[Mapping[str, ColdBuild]] = []
     images: list[PlannedImage] = []
     for number in (1, 2):
         log(f"cold build {number} of 2")
-        composed, made = cold(session, roles, f"minivm-reproduce-{number}", reporter)
-        clear(session.engine, composed)
+        composed, made = build_cold(session, roles, f"minivm-reproduce-{number}", reporter)
+        untag_images(session.engine, composed)
         results.append(made)
         images = composed.needed(roles)
-    return [Compared(image, results[0][image.key], results[1][image.key]) for image in images]
+    return [BuildComparison(image, results[0][image.key], results[1][image.key]) for image in images]
 
 
 @click.command()
@@ -111,11 +119,11 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 
     compared = []
     for session in open_sessions(ctx):
-        names = session.roles(roles)
-        if_stale(session, names, "fail", Plain())
+        names = session.select_targets(roles)
+        session.require_lock(names, "fail", Plain())
         todo = session.compose(names).needed(names)
         session.check_architecture(todo)
-        if_gone(session, todo, names, "fail", Plain())
+        session.require_packages(todo, names, "fail", Plain())
         reporter = Plain(to=sys.stderr)
         compared += build_twice(session, names, reporter, reporter.log)
     if as_json:
@@ -130,12 +138,15 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
         raise ImagesError("reproduce", f"{', '.join(different)} differ")
 
 
+# `test`
+
+
 @click.command()
 @click.argument("roles", nargs=-1)
 @click.pass_context
 def test(ctx: click.Context, roles: Sequence[str]) -> None:
     """Run the container tests of the roles, or of all."""
-    files = container_tests(ctx.obj.repository, open_session(ctx).roles(roles))
+    files = container_tests(ctx.obj.repository, open_session(ctx).select_targets(roles))
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *map(str, files)], check=False).returncode)
 
 
@@ -146,7 +157,9 @@ def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
     return [directory / "test_common.py", *(path for path in own if path.exists())]
 
 
-# The command prune: remove images whose name has another tag in the present definition.
+# `prune`
+
+
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.pass_context
@@ -154,13 +167,13 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
     """Remove images that later builds of the same name superseded."""
     skipped, old = 0, list[str]()
     for session in open_sessions(ctx):
-        removable = candidates(session, session.every_role(()))
+        removable = candidates(session, session.select_lock_targets(()))
         old += removable
         for name in removable:
             reason = "" if dry_run else session.engine.release(name)
             skipped += bool(reason)
             click.echo(f"{name}: {reason}" if reason else name)
-        for name, cluster in pinned(session, session.every_role(())):
+        for name, cluster in pinned(session, session.select_lock_targets(())):
             click.echo(f"{name}: kept, the cluster {cluster} starts its pods from it")
     done = "would go" if dry_run else "removed"
     click.echo(f"{len(old) - skipped} {done}" + (f", {skipped} in use" if skipped else ""))
@@ -187,24 +200,29 @@ def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: st
 
 def candidates(session: Session, targets: Sequence[str]) -> list[str]:
     """List the superseded names of images that no cluster of this checkout is pinned to."""
-    in_use = held_by(session)
-    return _superseded(session, targets, lambda image: image.id not in in_use)
+    pinned_ids = pinned_images(session)
+    return _superseded(session, targets, lambda image: image.id not in pinned_ids)
 
 
 def pinned(session: Session, targets: Sequence[str]) -> list[tuple[str, str]]:
     """List the superseded names that stay, each with the cluster that is pinned to its image."""
-    in_use = held_by(session)
-    owner = {
-        name: in_use[image.id] for image in session.engine.images() if image.id in in_use for name in image.references
+    cluster_of = pinned_images(session)
+    cluster_of_name = {
+        name: cluster_of[image.id]
+        for image in session.engine.images()
+        if image.id in cluster_of
+        for name in image.references
     }
-    return [(name, owner[name]) for name in _superseded(session, targets, lambda image: image.id in in_use)]
+    names = _superseded(session, targets, lambda image: image.id in cluster_of)
+    return [(name, cluster_of_name[name]) for name in names]
 
 
-def held_by(session: Session) -> dict[str, str]:
+def pinned_images(session: Session) -> dict[str, str]:
+    """Map the id of each pinned image to the cluster of this checkout that is pinned to it."""
     return pins.pinned(session.repository / "build/cluster")
 
 
-def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[Present], bool]) -> list[str]:
+def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[ListedImage], bool]) -> list[str]:
     names = [name for image in session.engine.images() if wanted(image) for name in image.references]
     return superseded(still_made(session, targets), names, session.place.choice.flavour)
 
@@ -212,16 +230,17 @@ def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[Pres
 def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
     needed = session.compose(targets).needed(targets)
-    for session_beside in session.beside()[1:]:
+    for sibling in session.siblings():
         try:
-            needed += made(session_beside, targets)
+            needed += buildable_images(sibling, targets)
         except ImagesError:
-            # Not all can be had with all, CUDA 12.9 not with a compiler: what can be had counts.
+            # Some targets do not exist with every CUDA, as a compiler with 12.9: list those that do.
             for target in targets:
                 with contextlib.suppress(ImagesError):
-                    needed += made(session_beside, [target])
+                    needed += buildable_images(sibling, [target])
     return needed
 
 
-def made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
-    return [] if session.stale(targets) else session.compose(targets).needed(targets)
+def buildable_images(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
+    """List the images under these targets; none where the lock does not fit."""
+    return [] if session.stale_layers(targets) else session.compose(targets).needed(targets)

@@ -76,7 +76,7 @@ def open_sessions(ctx: click.Context) -> list[Session]:
 
 def built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
     """Return the roles' images as they would be built now; raise if the engine lacks one."""
-    names = session.roles(roles)
+    names = session.select_targets(roles)
     composed, present = session.compose(names), session.present()
     images = [composed.role(name) for name in names]
     for image in images:
@@ -254,7 +254,7 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
 
     session = open_session(ctx)
     prefix, roles = session.settings.prefix, session.definition.roles
-    names = [session.newest(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
+    names = [session.latest_name(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
     compared = difference.compare(*(contents(session.engine, name) for name in names))
     if as_json:
         progress.as_json(difference.as_data(compared))

@@ -1,10 +1,20 @@
-"""One invocation of build.py: the definition, its lock and the engine, with the operations on them."""
+"""One invocation of `build.py` for one architecture: what to build, its lock, and the container engine that builds it.
+
+Each command of `build.py` opens a session (`Session.open`, or `open_each` for several architectures), then:
+
+1. `select_targets` turns the command line's names into targets: a role, or `layer:NAME`.
+2. `require_lock` makes sure that the lock resolves the packages of every layer that the targets need.
+3. `plan` composes the images and compares their tags with the engine's images: what is missing has to be built.
+4. `require_packages` makes sure that the package archive still has what the missing images install.
+5. `build` builds the missing images, parents first, then moves the names `ROLE:latest`.
+
+The engine is opened, and docker's library imported, only by an operation that needs it: most builds have nothing to do.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +25,9 @@ from images.archive import lock, locked, wheels
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.definition import load
-from images.definition.load import known_cuda
-from images.definition.spec import PACKAGED, BuildChoice, Definition, SlurmSource
-from images.engine import look
+from images.definition.load import choose_build, known_cuda
+from images.definition.spec import PACKAGED, Definition
+from images.engine import listing
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
@@ -39,79 +49,32 @@ if TYPE_CHECKING:
     from images.archive.apt import BaseFiles
     from images.engine.builder import Tools
     from images.engine.docker import DockerEngine
-    from images.engine.look import Present
+    from images.engine.listing import ListedImage
     from images.make.progress import Reporter
 
-
-# Build images concurrently, each as soon as all that it needs exist.
-def together(
-    images: Mapping[str, PlannedImage],
-    hands: int,
-    make: Callable[[PlannedImage], float],
-    done: Callable[[PlannedImage, float], None],
-    cancel: Callable[[], None],
-) -> None:
-    """Run `make`, which returns its seconds, on `hands` images at once. If one fails, `cancel` ends the others."""
-    waiting, running = dict(images), dict[Future[float], PlannedImage]()
-    with ThreadPoolExecutor(hands) as pool:
-        try:
-            while waiting or running:
-                missing = {*waiting, *(image.key for image in running.values())}
-                free = [image for image in waiting.values() if missing.isdisjoint(image.needs)]
-                for image in free[: hands - len(running)]:
-                    running[pool.submit(make, waiting.pop(image.key))] = image
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    done(running.pop(future), future.result())
-        except BaseException:
-            # The pool waits for its threads on the way out: their steps are ended, not sat through.
-            pool.shutdown(wait=False, cancel_futures=True)
-            cancel()
-            raise
-
-
-# Which variant with which Slurm a build is of: what was wished, against what the definition has. Pure.
-def choice(definition: Definition, name: str, wish: str = "", tarball: str = "") -> BuildChoice:
-    """Choose a variant's Slurm: `package`, `source`, a release, or the variant's default.
-
-    `tarball` is the version of a site's own tarball.
-    """
-    variant = definition.versions.variants[name]
-    if wish == SlurmSource.SOURCE.value or (not wish and variant.slurm is SlurmSource.SOURCE):
-        pin = definition.versions.pins.get("slurm")
-        version = tarball or (pin.version if pin else "")
-        return BuildChoice(variant.name, SlurmSource.SOURCE, variant.cuda, nearest_release(definition, version))
-    packaged = [*variant.releases]
-    if wish in ("", SlurmSource.PACKAGE.value):
-        return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, packaged[0] if packaged else "")
-    if wish not in packaged:
-        raise ImagesError("use the setting", f"variant {variant.name!r} has no packages of Slurm {wish}", field="slurm",
-                          hint=f"{', '.join(packaged) or 'none'}; or source, with a tarball")  # fmt: skip
-    return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, wish)
-
-
-def nearest_release(definition: Definition, version: str) -> str:
-    """Return the release whose facts apply to a tarball: its own, or the newest known one before it."""
-    release = ".".join(version.split(".")[:2])
-    older = [name for name in definition.slurm if name <= release]
-    if definition.slurm and not older:
-        raise ImagesError("use the tarball", f"Slurm {version or 'of no version'} is older than all that is known",
-                          file="images/slurm.yaml", hint=f"from {min(definition.slurm)} on")  # fmt: skip
-    return max(older, default="")
+# The value of `build --when-vanished` that resolves the lock anew instead of failing.
+RELOCK = "relock"
+RELOCK_HINT = "`build.py lock` resolves anew; so does `build --when-vanished relock`"
+MOST_LOGGED_CHANGES = 40
 
 
 @dataclass(slots=True)
 class Session:
+    """The definition, the settings and the lock of one build, with the operations of `build.py` on them."""
+
     repository: Path
     settings: BuildSettings
     definition: Definition
     place: LockContext
-    slices: dict[str, Slice] = field(default_factory=dict)
-    tools: Tools | None = None  # of the engine's own machine: `images.cli.aid` has them built
+    slices: dict[str, Slice] = field(default_factory=dict)  # layer -> its locked packages
+    # Helper programs for building another architecture's images (`build_tools`); None if the build needs none.
+    tools: Tools | None = None
     _engine: DockerEngine | None = None
-    _present: dict[str, Present] | None = None
-    _known: Rendered | None = None
-    _arch: str = ""  # the engine's
+    _present: dict[str, ListedImage] | None = None
+    _rendered: Rendered | None = None
+    _engine_arch: str = ""
+
+    # Open a session.
 
     @classmethod
     def open(cls, repository: Path, settings: BuildSettings) -> Session:
@@ -126,75 +89,197 @@ class Session:
     def open_each(cls, repository: Path, settings: BuildSettings) -> list[Session]:
         """Open one session for each requested architecture."""
         definition = load.load(repository)
-        return [cls.of(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)]
+        return [
+            cls.for_architecture(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)
+        ]
 
     @classmethod
-    def of(cls, repository: Path, settings: BuildSettings, definition: Definition, arch: str) -> Session:
+    def for_architecture(cls, repository: Path, settings: BuildSettings, definition: Definition, arch: str) -> Session:
+        """Check the settings against the definition, choose the build, and read its lock."""
         variants = definition.versions.variants
         if settings.variant not in variants:
             raise ImagesError("use the variant", f"no variant {settings.variant!r}",
                               hint=nearest(settings.variant, variants))  # fmt: skip
-        if arch not in variants[settings.variant].arches:
+        variant = variants[settings.variant]
+        if arch not in variant.arches:
             raise ImagesError("use the variant", f"{settings.variant} is not made for {arch}",
                               file="images/versions.yaml", field=f"variants.{settings.variant}.arches",
-                              hint=f"it is for {', '.join(variants[settings.variant].arches)}")  # fmt: skip
+                              hint=f"it is for {', '.join(variant.arches)}")  # fmt: skip
         check_certificates(settings.ca_certificates)
-        cuda = settings.cuda or variants[settings.variant].cuda
+        cuda = settings.cuda or variant.cuda
         known_cuda(definition, cuda, "cuda")
-        chosen = choice(definition, settings.variant, settings.slurm, settings.slurm_version)
-        place = LockContext(repository, definition, replace(chosen, cuda=cuda, arch=arch), settings)
+        choice = choose_build(definition, settings.variant, settings.slurm, settings.slurm_version)
+        place = LockContext(repository, definition, replace(choice, cuda=cuda, arch=arch), settings)
         return cls(repository, settings, definition, place, lock.read(place))
+
+    def siblings(self) -> list[Session]:
+        """Open a session for every other release of Slurm and CUDA that the variant allows."""
+        own, known_cudas = self.place.choice, self.definition.versions.cuda
+        releases = [choose_build(self.definition, own.variant, release) for release in self.place.variant.releases]
+        # A variant whose CUDA comes from its package repositories has no wheels of another CUDA.
+        has_wheels = self.place.variant.cuda in known_cudas
+        cudas = [*known_cudas, PACKAGED] if has_wheels else [self.place.variant.cuda]
+        choices = [replace(release, cuda=cuda, arch=own.arch) for release in releases for cuda in cudas]
+        places = [replace(self.place, choice=choice) for choice in choices if choice != own]
+        return [replace(self, place=place, slices=lock.read(place)) for place in places]
+
+    # The engine.
 
     @property
     def engine(self) -> DockerEngine:
         if self._engine is None:
             from images.engine.docker import DockerEngine
 
-            self._engine = DockerEngine(self.settings.builder, self.marks)
+            self._engine = DockerEngine(self.settings.builder, self._marks)
         return self._engine
 
     @property
-    def marks(self) -> Path:
+    def _marks(self) -> Path:
+        """Directory of the marks of containers that this checkout's builds started."""
         return self.repository / "build/marks"
 
-    def clear(self) -> int:
-        """Remove what interrupted builds left on the engine."""
-        return self.engine.clear() if self.marks.is_dir() and any(self.marks.iterdir()) else 0
+    def remove_leftovers(self) -> int:
+        """Remove the containers of interrupted builds; return their number."""
+        return self.engine.clear() if self._marks.is_dir() and any(self._marks.iterdir()) else 0
 
-    @property
-    def state(self) -> BuildState:
-        return BuildState(self.repository / "build/state" / f"{self.place.directory.name}.json")
+    def present(self) -> dict[str, ListedImage]:
+        """Return the engine's images by reference. The list is read once, and again after this session changed it."""
+        if self._present is None:
+            listed = listing.list_images() if self._engine is None else None
+            images = self.engine.images() if listed is None else listed
+            self._present = {reference: image for image in images for reference in image.references}
+        return self._present
 
-    @property
-    def known(self) -> Rendered:
-        if self._known is None:
-            path = self.repository / f"build/state/{self.place.directory.name}.rendered.json"
-            self._known = Rendered(self.repository / "images/templates", path)
-        return self._known
+    def check_architecture(self, todo: Iterable[PlannedImage]) -> None:
+        """Check before the build that this machine can run the steps of the architecture."""
+        arch, own_arch = self.place.choice.arch, architectures.own()
+        address, _ = self.engine.chosen()
+        if self.engine.arch != arch and not self.settings.arch:
+            raise ImagesError(f"build for {arch}", f"the engine at {address} is of {self.engine.arch}",
+                              hint=f"--arch {self.engine.arch} builds for it; --arch {arch} says that it can run both"
+                              )  # fmt: skip
+        # This machine runs the steps of its own engine, and bootstraps a root. For an engine elsewhere nothing can be
+        # checked here: a step that the engine cannot run fails with its own message.
+        runs_here = address == OWN_ENGINE or any(image.bootstrapped for image in todo)
+        if arch != own_arch and runs_here and (refusal := architectures.refusal(arch)):
+            raise ImagesError(f"build for {arch}", refusal, hint=f"as root: `python3 images/host.py emulation {arch}`;"
+                              f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
-    def roles(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Return the named targets (roles, or layer:NAME), or all roles that are built by default."""
-        for name in named:
-            if name.startswith(LAYER) and name.removeprefix(LAYER) in self.definition.layers:
-                continue
+    # Targets: roles, or layer:NAME.
+
+    def select_targets(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Check the names of targets; without names return all roles that are built by default."""
+        for name in names:
             if name.startswith(LAYER):
-                hint = nearest(name, [f"{LAYER}{layer}" for layer in self.definition.layers])
-                raise ImagesError("find the layer", f"no {name!r}", hint=hint)
-            if name not in self.definition.roles:
+                if name.removeprefix(LAYER) not in self.definition.layers:
+                    hint = nearest(name, [f"{LAYER}{layer}" for layer in self.definition.layers])
+                    raise ImagesError("find the layer", f"no {name!r}", hint=hint)
+            elif name not in self.definition.roles:
                 hint = f"`{LAYER}{name}` is a layer" if name in self.definition.layers else None
-                hint = hint or nearest(name, self.definition.roles)
-                raise ImagesError("find the role", f"no role {name!r}", hint=hint)
-        return tuple(named) or tuple(role.name for role in self.definition.roles.values() if role.default)
+                raise ImagesError("find the role", f"no role {name!r}",
+                                  hint=hint or nearest(name, self.definition.roles))  # fmt: skip
+        return tuple(names) or tuple(role.name for role in self.definition.roles.values() if role.default)
 
-    def every_role(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Return the targets for the lock, including roles that are built only by name."""
-        builders = [NATIVE] if NATIVE.removeprefix(LAYER) in self.definition.layers else []
-        return self.roles(named) if named else (*self.definition.roles, *builders)
+    def select_lock_targets(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Check the names of targets; without names return all that a lock holds, also roles built only by name."""
+        if names:
+            return self.select_targets(names)
+        helpers = [NATIVE] if NATIVE.removeprefix(LAYER) in self.definition.layers else []
+        return (*self.definition.roles, *helpers)
 
     def layers(self, targets: Iterable[str]) -> list[str]:
-        return [t.removeprefix(LAYER) if t.startswith(LAYER) else self.definition.roles[t].layer for t in targets]
+        """Return the layer of each target."""
+        return [
+            target.removeprefix(LAYER) if target.startswith(LAYER) else self.definition.roles[target].layer
+            for target in targets
+        ]
 
-    def rendered(self, targets: Sequence[str]) -> list[str]:
+    # The lock.
+
+    def stale_layers(self, targets: Iterable[str]) -> list[str]:
+        """List the layers whose locked packages or wheels do not fit the definition."""
+        layers = self.layers(targets)
+        return lock.stale(lock.wanted(self.place, layers), self.slices) + wheels.stale(self.place, layers)
+
+    def require_lock(self, targets: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
+        """Make sure that the lock fits every layer: resolve anew if `when_vanished` is RELOCK, else fail."""
+        stale = self.stale_layers(targets)
+        if not stale:
+            return
+        if when_vanished != RELOCK:
+            problem = f"the lock does not fit {', '.join(stale)}"
+            raise ImagesError("build as locked", problem, file=self.place.directory, hint=RELOCK_HINT)
+        reporter.log(f"lock: {', '.join(stale)} changed; resolving every package anew")
+        self._relock_and_log(targets, reporter)
+
+    def require_packages(
+        self, todo: Sequence[PlannedImage], targets: Sequence[str], when_vanished: str, reporter: Reporter
+    ) -> bool:
+        """Make sure that the archive has all that `todo` installs: resolve anew if told by `when_vanished`, else fail.
+
+        Return True after a new lock, which needs a new plan.
+        """
+        vanished = self.vanished_packages(todo)
+        if not vanished:
+            return False
+        shown = "\n".join(f"  {package}" for package in vanished)
+        if when_vanished != RELOCK:
+            problem = f"the archive moved on:\n{shown}"
+            raise ImagesError("build as locked", problem, file=self.place.directory, hint=RELOCK_HINT)
+        reporter.log(f"lock: the archive moved on; RESOLVING ANEW, so this build differs from the last one:\n{shown}")
+        self._relock_and_log(targets, reporter)
+        return True
+
+    def _relock_and_log(self, targets: Sequence[str], reporter: Reporter) -> None:
+        changes = self.relock(targets)
+        for text in changes[:MOST_LOGGED_CHANGES]:
+            reporter.log(f"lock: {text}")
+        if len(changes) > MOST_LOGGED_CHANGES:
+            reporter.log(f"lock: and {len(changes) - MOST_LOGGED_CHANGES} more")
+
+    def relock(self, targets: Iterable[str]) -> list[str]:
+        """Resolve and write the lock; return the changes, one line a package. Other targets' slices stay."""
+        layers = self.layers(targets)
+        resolved = lock.resolve(self.place, self.base(), layers)
+        lock.write(self.place, resolved)
+        replaced = [self.slices[slice_.layer] for slice_ in resolved if slice_.layer in self.slices]
+        self.slices = self.slices | {slice_.layer: slice_ for slice_ in resolved}
+        return locked.changes(replaced, resolved) + wheels.relock(self.place, layers)
+
+    def compare_wheels(self, targets: Iterable[str]) -> wheels.IndexDifferences:
+        """Compare pip's index with the locked wheels of the targets."""
+        return wheels.compare_with_index(self.place, self.layers(targets))
+
+    def vanished_packages(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
+        """List the packages of these images that the archive no longer has."""
+        slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
+        return lock.gone(self.place, self.base(), slices) if slices else []
+
+    def base(self) -> BaseFiles | None:
+        """Read the base image's packages and repositories, if there is a base image."""
+        if not self.place.base:
+            return None
+        from images.make.build import read_base
+
+        return read_base(self.engine, self.place.base, self.repository / "build/base", self.place.choice.arch)
+
+    # The plan.
+
+    def compose(self, targets: Iterable[str]) -> Composed:
+        """Compose every image that the targets need: its Dockerfile, its files, and its tag, the hash of both."""
+        return Composer(self.place, self.slices, load.read_yaml, self.rendered).compose(targets)
+
+    def plan(self, targets: Sequence[str]) -> tuple[Composed, list[Planned]]:
+        """Compose the images, and plan for each: it is present, or which of its inputs changed since its last build."""
+        present, composed, state = self.present(), self.compose(targets), self._state
+        planned = []
+        for image in composed.needed(targets, present):
+            is_present = image.reference in present
+            changes = () if is_present else tuple(changed(state.inputs(image.key), image.inputs))
+            planned.append(Planned(image, is_present, changes))
+        return composed, planned
+
+    def dockerfiles(self, targets: Sequence[str]) -> list[str]:
         """Return every Dockerfile under these targets, in build order."""
         templates = self.repository / "images/templates"
         texts = []
@@ -205,126 +290,59 @@ class Session:
                 texts.append(dockerfile(image.step, templates))
         return texts
 
-    def base(self) -> BaseFiles | None:
-        """Read the base image's packages and repositories, if there is a base image."""
-        if not self.place.base:
-            return None
-        from images.make.build import read_base
+    @property
+    def rendered(self) -> Rendered:
+        """Digests of the Dockerfiles that earlier builds rendered: a build with nothing to do renders none."""
+        if self._rendered is None:
+            path = self.repository / f"build/state/{self.place.directory.name}.rendered.json"
+            self._rendered = Rendered(self.repository / "images/templates", path)
+        return self._rendered
 
-        return read_base(self.engine, self.place.base, self.repository / "build/base", self.place.choice.arch)
+    @property
+    def _state(self) -> BuildState:
+        """The inputs of each image's last build."""
+        return BuildState(self.repository / "build/state" / f"{self.place.directory.name}.json")
 
-    def beside(self) -> list[Session]:
-        """Return this session, and one for each other release of Slurm and CUDA that the variant allows."""
-        own, known = self.place.choice, self.definition.versions.cuda
-        releases = [choice(self.definition, own.variant, release) for release in self.place.variant.releases]
-        # A variant whose CUDA is its repositories' own has no wheels.
-        cudas = [*known, PACKAGED] if self.place.variant.cuda in known else [self.place.variant.cuda]
-        choices = [replace(release, cuda=cuda, arch=own.arch) for release in releases for cuda in cudas]
-        places = [replace(self.place, choice=release) for release in choices if release != own]
-        return [self, *(replace(self, place=place, slices=lock.read(place)) for place in places)]
-
-    # The lock.
-
-    def stale(self, roles: Iterable[str]) -> list[str]:
-        names = self.layers(roles)
-        return lock.stale(lock.wanted(self.place, names), self.slices) + wheels.stale(self.place, names)
-
-    def relock(self, roles: Iterable[str]) -> list[str]:
-        """Resolve and write the lock; return what changed, one line a package. Other roles' slices stay."""
-        before = dict(self.slices)
-        resolved = lock.resolve(self.place, self.base(), self.layers(roles))
-        lock.write(self.place, resolved)
-        self.slices = before | {slice_.layer: slice_ for slice_ in resolved}
-        names = {slice_.layer for slice_ in resolved}
-        moved = locked.changes((s for s in before.values() if s.layer in names), resolved)
-        return moved + wheels.relock(self.place, self.layers(roles))
-
-    def wheels_seen(self, roles: Iterable[str]) -> wheels.IndexDifferences:
-        """Compare the index with the lock of the roles' wheels."""
-        return wheels.compare_with_index(self.place, self.layers(roles))
-
-    def gone(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
-        """List the packages of these images that the archive no longer has."""
-        slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
-        return lock.gone(self.place, self.base(), slices) if slices else []
-
-    # The plan.
-
-    def compose(self, roles: Iterable[str]) -> Composed:
-        return Composer(self.place, self.slices, load.read_yaml, self.known).compose(roles)
-
-    def plan(self, roles: Sequence[str], present: Mapping[str, Present]) -> tuple[Composed, list[Planned]]:
-        composed, state = self.compose(roles), self.state
-        planned = []
-        for image in composed.needed(roles, present):
-            is_present = image.reference in present
-            planned.append(
-                Planned(image, is_present, () if is_present else tuple(changed(state.inputs(image.key), image.inputs)))
-            )
-        return composed, planned
+    # The build.
 
     @contextmanager
-    def caching(self) -> Iterator[None]:
-        """Run the build through the package cache if `apt_cache` is set."""
+    def package_cache(self) -> Iterator[None]:
+        """Download through the package cache while inside, if `apt_cache` is set."""
         if not self.settings.apt_cache:
             yield
             return
         from images.archive.fetch import cache
 
-        before = self.place
+        direct = self.place
         with cache(Path(self.settings.apt_cache), self.settings.http_proxy) as address:
-            through = replace(self.settings, http_proxy=address, network="host")
-            self.place = replace(before, settings=through)
+            self.place = replace(direct, settings=replace(self.settings, http_proxy=address, network="host"))
             try:
                 yield
             finally:
-                self.place = before
+                self.place = direct
 
-    def present(self) -> dict[str, Present]:
-        """Return the engine's images by name, read once and again after this session changed them."""
-        if self._present is None:
-            listed = look.images() if self._engine is None else None
-            present = self.engine.images() if listed is None else listed
-            self._present = {reference: image for image in present for reference in image.references}
-        return self._present
-
-    # The build.
-
-    def check_architecture(self, todo: Iterable[PlannedImage]) -> None:
-        """Check before the build that this machine can run the steps of the architecture."""
-        arch, own = self.place.choice.arch, architectures.own()
-        where, _ = self.engine.chosen()
-        if self.engine.arch != arch and not self.settings.arch:
-            raise ImagesError(f"build for {arch}", f"the engine at {where} is of {self.engine.arch}",
-                              hint=f"--arch {self.engine.arch} builds for it; --arch {arch} says that it can run both"
-                              )  # fmt: skip
-        # What another machine's engine can run, its own step will say.
-        needs_emulation = arch != own and (where == OWN_ENGINE or any(image.bootstrapped for image in todo))
-        if needs_emulation and (reason := architectures.refusal(arch)):
-            raise ImagesError(f"build for {arch}", reason, hint=f"as root: `python3 images/host.py emulation {arch}`;"
-                              f" `make images ARCH={arch}` does it, too")  # fmt: skip
-
-    def build(self, composed: Composed, todo: Sequence[Planned], reporter: Reporter) -> list[BuildResult]:
+    def build(self, composed: Composed, planned: Sequence[Planned], reporter: Reporter) -> list[BuildResult]:
         """Build what is missing, parents first; move the roles' names only when everything is there."""
-        results = {planned.image.key: BuildResult(planned.image, planned.why) for planned in todo}
-        if waiting := {planned.image.key: planned.image for planned in todo if not planned.present}:
+        results = {plan.image.key: BuildResult(plan.image, plan.why) for plan in planned}
+        if missing := {plan.image.key: plan.image for plan in planned if not plan.present}:
             self._present = None
-            self.make(composed, waiting, results, reporter)
-        self.alias(composed)
-        self.known.keep()
+            self._build_missing(composed, missing, results, reporter)
+        self._move_latest_names(composed)
+        self.rendered.keep()
         return list(results.values())
 
-    def make(
+    def _build_missing(
         self,
         composed: Composed,
-        waiting: Mapping[str, PlannedImage],
+        missing: Mapping[str, PlannedImage],
         results: Mapping[str, BuildResult],
         reporter: Reporter,
     ) -> None:
-        from images.make.build import Maker, git_revision
+        """Build these images concurrently, and write seconds and success into their results."""
+        from images.make.build import Maker, build_concurrently, git_revision
 
         maker = Maker(self.place, composed, self.engine, reporter, git_revision(self.repository), tools=self.tools)
-        state = self.state
+        state = self._state
 
         def build_image(image: PlannedImage) -> float:
             reporter.start(image.key, ", ".join(results[image.key].why[:3]))
@@ -332,31 +350,59 @@ class Session:
             reporter.done(image.key, seconds)
             return seconds
 
-        def done(image: PlannedImage, seconds: float) -> None:
+        def record(image: PlannedImage, seconds: float) -> None:
             results[image.key].seconds, results[image.key].built = seconds, True
             state.record(image.key, image.inputs)
 
-        together(waiting, self.jobs, build_image, done, self.engine.builder.cancel)
+        build_concurrently(missing, self._jobs, build_image, record, self.engine.builder.cancel)
         if self.engine.marks:
             self.engine.marks.release()
 
     @property
-    def jobs(self) -> int:
+    def _jobs(self) -> int:
         """Number of images to build at once: half of the processors, because a build uses one and the disk."""
         return max(1, int(self.settings.jobs) if self.settings.jobs else (os.cpu_count() or 1) // 2)
 
-    def alias(self, composed: Composed) -> None:
-        """Move ROLE:latest to the newest build for the engine's architecture, and ROLE:latest-ARCH for another."""
+    def _move_latest_names(self, composed: Composed) -> None:
+        """Let each role's `latest` name point to its newest build."""
         present = self.present()
         for image in composed.images.values():
             if not image.is_role or image.reference not in present:
                 continue
-            latest = self.newest(image.repo)
-            if latest not in present or present[latest].id != present[image.reference].id:
+            name = self.latest_name(image.repo)
+            if name not in present or present[name].id != present[image.reference].id:
                 self._present = None
-                self.engine.tag(image.reference, latest)
+                self.engine.tag(image.reference, name)
 
-    def newest(self, repo: str) -> str:
-        self._arch = self._arch or (look.arch() if self._engine is None else "") or self.engine.arch
+    def latest_name(self, repo: str) -> str:
+        """Return ROLE:latest for the engine's own architecture, and ROLE:latest-ARCH for another one."""
+        if not self._engine_arch:
+            self._engine_arch = (listing.read_architecture() if self._engine is None else "") or self.engine.arch
         arch = self.place.choice.arch
-        return f"{repo}:latest" if arch == self._arch else f"{repo}:latest-{arch}"
+        return f"{repo}:latest" if arch == self._engine_arch else f"{repo}:latest-{arch}"
+
+
+def build_tools(session: Session, reporter: Reporter, when_vanished: str = "fail") -> Tools | None:
+    """Return the helper programs for building another architecture's images; build them if they are missing.
+
+    None for a build that does not use them: for the engine's own architecture, on a base image, with BuildKit, or with
+    another machine's engine.
+    """
+    place, engine = session.place, session.engine
+    if place.choice.arch == engine.arch or place.base or engine.builder.buildx or engine.arch != architectures.own():
+        return None
+    if NATIVE.removeprefix(LAYER) not in place.definition.layers:
+        return None
+    # The settings of `place`: during a build they name the package cache, and the session's own do not.
+    native = Session.for_architecture(session.repository, place.settings, place.definition, engine.arch)
+    native.require_lock([NATIVE], when_vanished, reporter)
+    composed, planned = native.plan([NATIVE])
+    todo = [plan.image for plan in planned if not plan.present]
+    if todo and native.require_packages(todo, [NATIVE], when_vanished, reporter):
+        composed, planned = native.plan([NATIVE])
+    if todo:
+        native.build(composed, planned, reporter)
+    # Imported late: it loads docker's library, which a build with nothing to do spares.
+    from images.make.build import native_tools
+
+    return native_tools(composed.images[NATIVE].reference)

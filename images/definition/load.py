@@ -150,6 +150,36 @@ def unprovided(definition: Definition, role: Role, name: str, variant: Variant, 
     )
 
 
+def choose_build(definition: Definition, variant_name: str, slurm: str = "", tarball_version: str = "") -> BuildChoice:
+    """Choose a variant's Slurm: `package`, `source`, a packaged release, or "" for the variant's default.
+
+    `tarball_version` is the version of a site's own tarball, which a build from source uses in place of the pin.
+    """
+    variant = definition.versions.variants[variant_name]
+    if slurm == SlurmSource.SOURCE.value or (not slurm and variant.slurm is SlurmSource.SOURCE):
+        pin = definition.versions.pins.get("slurm")
+        version = tarball_version or (pin.version if pin else "")
+        return BuildChoice(variant.name, SlurmSource.SOURCE, variant.cuda, nearest_release(definition, version))
+    if slurm in ("", SlurmSource.PACKAGE.value):
+        default = variant.releases[0] if variant.releases else ""
+        return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, default)
+    if slurm not in variant.releases:
+        raise ImagesError("use the setting", f"variant {variant_name!r} has no packages of Slurm {slurm}",
+                          field="slurm",
+                          hint=f"{', '.join(variant.releases) or 'none'}; or source, with a tarball")  # fmt: skip
+    return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, slurm)
+
+
+def nearest_release(definition: Definition, version: str) -> str:
+    """Return the release whose facts apply to a tarball: its own, or the newest known one before it."""
+    release = ".".join(version.split(".")[:2])
+    older = [name for name in definition.slurm if name <= release]
+    if definition.slurm and not older:
+        raise ImagesError("use the tarball", f"Slurm {version or 'of no version'} is older than all that is known",
+                          file="images/slurm.yaml", hint=f"from {min(definition.slurm)} on")  # fmt: skip
+    return max(older, default="")
+
+
 def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
     providers: dict[str, list[str]] = {}
     for layer in layers:

@@ -22,7 +22,7 @@ import requests.exceptions
 
 from ground.files import locked
 from images.engine.builder import Builder
-from images.engine.look import Present, presents
+from images.engine.listing import ListedImage, parse_images
 from images.engine.store import Store, store_of
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
@@ -140,10 +140,10 @@ class DockerEngine:
     def arch(self) -> str:
         return str(self.api.version().get("Arch", "amd64"))
 
-    def images(self) -> list[Present]:
+    def images(self) -> list[ListedImage]:
         with answering("list the images"):
             listed = self.api.images(all=False)
-        present = presents(listed)
+        present = parse_images(listed)
         if present is None:
             raise ImagesError("list the images", "what the docker engine answered is no list of images")
         return present

@@ -13,7 +13,8 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -429,3 +430,33 @@ def unpacked(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:
             target.write_bytes(files[name])
             return target
     raise ImagesError("use the base", f"no key {' or '.join(named)} in the image for its repositories")
+
+
+def build_concurrently(
+    images: Mapping[str, PlannedImage],
+    workers: int,
+    build: Callable[[PlannedImage], float],
+    record: Callable[[PlannedImage, float], None],
+    cancel: Callable[[], None],
+) -> None:
+    """Build the images on `workers` threads, each as soon as all that it needs are built.
+
+    `build` returns its seconds, which `record` gets in the calling thread. If an image fails, `cancel` ends the steps
+    that run, and the error is raised.
+    """
+    waiting, running = dict(images), dict[Future[float], PlannedImage]()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            while waiting or running:
+                unbuilt = {*waiting, *(image.key for image in running.values())}
+                buildable = [image for image in waiting.values() if unbuilt.isdisjoint(image.needs)]
+                for image in buildable[: workers - len(running)]:
+                    running[pool.submit(build, waiting.pop(image.key))] = image
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    record(running.pop(future), future.result())
+        except BaseException:
+            # Leaving the pool waits for its threads, so end their steps first.
+            pool.shutdown(wait=False, cancel_futures=True)
+            cancel()
+            raise

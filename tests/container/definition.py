@@ -58,7 +58,7 @@ def build(root: Path, settings: BuildSettings) -> tuple[Session, Composed]:
 
 
 def rebuild(session: Session) -> Composed:
-    composed, planned = session.plan([ROLE], session.present())
+    composed, planned = session.plan([ROLE])
     session.build(composed, planned, Plain())
     return composed
 

@@ -80,10 +80,10 @@ class Small:
         return session
 
     def plan(self, session: Session) -> dict[str, Planned]:
-        return {item.image.key: item for item in session.plan(ROLES, session.present())[1]}
+        return {item.image.key: item for item in session.plan(ROLES)[1]}
 
     def build(self, session: Session) -> dict[str, BuildResult]:
-        composed, planned = session.plan(ROLES, session.present())
+        composed, planned = session.plan(ROLES)
         return {result.image.key: result for result in session.build(composed, planned, Plain())}
 
 
@@ -445,7 +445,7 @@ def test_an_engine_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_a_layer_that_does_not_stand_on_its_parent_is_never_named(small: Small, engine: DockerEngine) -> None:
     session = small.open()
-    composed, _ = session.plan(ROLES, session.present())
+    composed, _ = session.plan(ROLES)
     small.build(session)
     maker = Maker(session.place, composed, session.engine, Plain(), "")
     other = engine.import_root(empty())

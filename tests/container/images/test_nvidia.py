@@ -169,7 +169,7 @@ def test_no_list_of_packages_and_no_key_is_left_in_any_layer(built: Built) -> No
 
 def test_a_second_build_makes_nothing(built: Built) -> None:
     session = reopened(built.session)
-    _, planned = session.plan([definition.ROLE], session.present())
+    _, planned = session.plan([definition.ROLE])
     assert [item.image.key for item in planned if not item.present] == []
 
 
@@ -216,7 +216,7 @@ def test_a_package_that_changed_under_its_version_is_named(built: Built) -> None
     try:
         session = reopened(built.session)
         composed = session.compose([definition.ROLE])
-        gone = [str(item) for item in session.gone(composed.needed([definition.ROLE]))]
+        gone = [str(item) for item in session.vanished_packages(composed.needed([definition.ROLE]))]
         assert len(gone) == 1
         assert "doca-ofed-userspace 3.1.0 (layer fabric): checksum mismatch" in gone[0]
     finally:

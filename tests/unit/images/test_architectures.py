@@ -15,8 +15,7 @@ from images import architectures, host
 from images.archive import apt, bootstrap, lock
 from images.archive.lock import LockContext
 from images.archive.locked import LockRequest, Slice
-from images.cli.aid import tools
-from images.cli.session import Session
+from images.cli.session import Session, build_tools
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.docker import DockerEngine
@@ -164,7 +163,7 @@ def test_a_build_that_does_without_this_machines_programs_builds_none(
     session = Session(ROOT, settings, DEFINITION, replace(place(arch), settings=settings))
     engine = SimpleNamespace(arch=of, builder=SimpleNamespace(buildx=builder == "buildx"))
     session._engine = cast("DockerEngine", engine)
-    assert tools(session, Plain()) is None
+    assert build_tools(session, Plain()) is None
 
 
 def test_qemu_is_told_which_processor_to_play_while_an_image_is_built_and_the_image_is_not() -> None:

@@ -69,6 +69,6 @@ def test_what_was_built_with_another_slurm_or_cuda_stays(chosen: dict[str, str])
     for mine, other in (({}, chosen), (chosen, {})):
         session = Session.open(ROOT, BuildSettings(**mine))
         image = Session.open(ROOT, BuildSettings(**other)).compose(["worker"]).role("worker")
-        targets = session.roles(())
+        targets = session.select_targets(())
         flavour = session.place.choice.flavour
         assert superseded(still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []

@@ -16,9 +16,8 @@ from images.archive.apt import Origin
 from images.archive.fetch import fetch
 from images.archive.lock import LockContext
 from images.archive.locked import LockedPackage, LockRequest, Slice
-from images.cli.session import choice
 from images.definition import parse
-from images.definition.load import capabilities, load, read_yaml
+from images.definition.load import capabilities, choose_build, load, read_yaml
 from images.definition.parse import DefinitionFields
 from images.definition.spec import AptSource, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
@@ -48,7 +47,7 @@ OWN = (Origin("debian", "http://d.invalid/debian", ("now", "now-updates"), ("mai
 def test_what_is_wished_becomes_a_release(
     variant: str, wish: str, tarball: str, source: SlurmSource, release: str
 ) -> None:
-    found = choice(DEFINITION, variant, wish, tarball)
+    found = choose_build(DEFINITION, variant, wish, tarball)
     assert found == BuildChoice(variant, source, DEFINITION.versions.variants[variant].cuda, release)
     assert {f"slurm-{source.value}", f"slurm-{release}"} <= found.selectors
 
@@ -63,14 +62,14 @@ def test_what_is_wished_becomes_a_release(
 )
 def test_a_release_that_is_not_there_is_a_sentence(variant: str, wish: str, tarball: str, why: str, hint: str) -> None:
     with pytest.raises(ImagesError) as caught:
-        choice(DEFINITION, variant, wish, tarball)
+        choose_build(DEFINITION, variant, wish, tarball)
     assert why in caught.value.why and hint in str(caught.value.hint)
 
 
 def test_what_a_release_lacks_is_absent_with_its_reason() -> None:
     """A capability that a release's packages lack is declared absent with a reason; a build from source provides it."""
     for wish, there in (("24.11", True), ("26.05", False), ("source", True)):
-        chosen = choice(DEFINITION, "debian", wish, "26.05.5" if wish == "source" else "")
+        chosen = choose_build(DEFINITION, "debian", wish, "26.05.5" if wish == "source" else "")
         for role in ("controller", "login", "worker"):
             provided, absent = capabilities(DEFINITION, DEFINITION.roles[role], chosen)
             assert ("pmix" in provided, "pmix" not in absent) == (there, there), (wish, role)
@@ -90,7 +89,7 @@ def test_every_release_reads_the_state_of_those_before_it() -> None:
 
 
 def plan_of(role: str, release: str, definition: Definition = DEFINITION) -> dict[str, Any]:
-    chosen = choice(definition, "debian", release)
+    chosen = choose_build(definition, "debian", release)
     found: dict[str, Any] = json.loads(content.plan_json(definition.roles[role], definition, chosen, ROOT, read_yaml))
     return dict(found["services"])
 
@@ -169,7 +168,7 @@ def test_wrong_facts_are_an_error(text: object, why: str) -> None:
 
 
 def place(repository: Path, wish: str) -> LockContext:
-    return LockContext(repository, DEFINITION, choice(DEFINITION, "debian", wish), BuildSettings())
+    return LockContext(repository, DEFINITION, choose_build(DEFINITION, "debian", wish), BuildSettings())
 
 
 def test_a_layer_is_looked_for_where_one_below_it_has_switched_on_to_look(tmp_path: Path) -> None:

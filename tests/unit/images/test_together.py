@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from images.cli.session import together
+from images.make.build import build_concurrently
 
 PATIENCE = 30.0
 
@@ -41,7 +41,7 @@ def test_each_is_made_when_all_that_it_needs_are_there() -> None:
         there.append(image.key)
         took.append(seconds)
 
-    together(images, 2, make, done, not_asked)
+    build_concurrently(images, 2, make, done, not_asked)
     assert sorted(there) == sorted(images) and took == [1.5] * 5
     assert set(images) == {"role", "left", "right", "os", "alone"}, "whose they are still has them"
 
@@ -53,7 +53,7 @@ def test_two_are_made_at_once_where_there_are_two_hands() -> None:
         both.wait()
         return 0.0
 
-    together(named(left="", right=""), 2, make, lambda image, seconds: None, not_asked)
+    build_concurrently(named(left="", right=""), 2, make, lambda image, seconds: None, not_asked)
 
 
 def test_a_failure_ends_the_others_and_begins_none() -> None:
@@ -70,6 +70,8 @@ def test_a_failure_ends_the_others_and_begins_none() -> None:
         return 0.0
 
     with pytest.raises(ValueError, match="no space left"):
-        together(named(fails="", runs="", later="fails", waits="runs"), 2, make, lambda image, seconds: None, ended.set)
+        build_concurrently(
+            named(fails="", runs="", later="fails", waits="runs"), 2, make, lambda image, seconds: None, ended.set
+        )
     assert sorted(made) == ["fails", "runs"]
     assert ended.is_set(), "what ran was sat through"

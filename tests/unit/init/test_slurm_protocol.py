@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from images.cli.session import choice
-from images.definition.load import load
+from images.definition.load import choose_build, load
 from images.make.content import slurm_json
 from init.pod.release import Release, of_json
 from init.slurm import client
@@ -24,7 +23,7 @@ OTHER = b"HTTP/1.1 405 METHOD_NOT_ALLOWED\r\n\r\n"
 
 
 def of(version: str) -> Release | None:
-    return of_json(slurm_json(DEFINITION, choice(DEFINITION, "debian", version[:5]), version))
+    return of_json(slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version))
 
 
 @contextmanager

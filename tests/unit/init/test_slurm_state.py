@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from images.cli.session import choice
-from images.definition.load import load
+from images.definition.load import choose_build, load
 from images.make.content import slurm_json
 from init.errors import ConfigError
 from init.pod import release
@@ -25,7 +24,7 @@ STATE = "var/spool/slurmctld"
 
 def facts(version: str) -> str:
     wish = "source" if version.startswith("26.11") else version[:5]
-    return slurm_json(DEFINITION, choice(DEFINITION, "debian", wish, version), version)
+    return slurm_json(DEFINITION, choose_build(DEFINITION, "debian", wish, version), version)
 
 
 def header(number: int) -> bytes:

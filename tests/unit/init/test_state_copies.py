@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from images.cli.session import choice
-from images.definition.load import load
+from images.definition.load import choose_build, load
 from images.make.content import slurm_json
 from init import state_cli
 from init.errors import ConfigError
@@ -57,7 +56,7 @@ class Here:
         self.pod = Pod({"MINIVM_ACCOUNTING": "none"}, root)
 
     def version(self, version: str) -> None:
-        facts = slurm_json(DEFINITION, choice(DEFINITION, "debian", version[:5]), version)
+        facts = slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version)
         (self.root / release.FILE[1:]).write_text(facts)
 
     def configure(self, text: str) -> None:
