@@ -233,17 +233,19 @@ def load(root: Path) -> Definition:
         return str(path.relative_to(root))
 
     versions_file = images / "versions.yaml"
-    versions = parse.versions(read_yaml(versions_file, shown(versions_file)), shown(versions_file))
+    versions = parse.parse_versions(read_yaml(versions_file, shown(versions_file)), shown(versions_file))
     # A definition that names no release of Slurm needs no facts of any.
     slurm_file = images / "slurm.yaml"
-    slurm = parse.releases(read_yaml(slurm_file, shown(slurm_file)), shown(slurm_file)) if slurm_file.exists() else {}
-    selectors = parse.selectors(versions.variants, slurm)
+    slurm = (
+        parse.parse_releases(read_yaml(slurm_file, shown(slurm_file)), shown(slurm_file)) if slurm_file.exists() else {}
+    )
+    selectors = parse.known_selectors(versions.variants, slurm)
     layers = {
-        path.stem: parse.layer(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
+        path.stem: parse.parse_layer(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
         for path in sorted((images / "layers").glob("*.yaml"))
     }
     roles = {
-        path.stem: parse.role(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
+        path.stem: parse.parse_role(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
         for path in sorted((images / "roles").glob("*.yaml"))
     }
     definition = Definition(layers, roles, versions, slurm)

@@ -148,7 +148,7 @@ def test_the_image_has_it_where_its_other_sources_point(monkeypatch: pytest.Monk
 )
 def test_a_suite_that_would_take_over_the_base_is_refused(data: object, why: str) -> None:
     with pytest.raises(ImagesError) as caught:
-        parse.apt_source(DefinitionFields(data, "versions.yaml", parse.SOURCE_KEYS))
+        parse.parse_apt_source(DefinitionFields(data, "versions.yaml", parse.SOURCE_KEYS))
     assert why in caught.value.why
 
 
@@ -163,7 +163,7 @@ def test_a_suite_that_would_take_over_the_base_is_refused(data: object, why: str
 )
 def test_wrong_facts_are_an_error(text: object, why: str) -> None:
     with pytest.raises(ImagesError) as caught:
-        parse.releases(text, "images/slurm.yaml")
+        parse.parse_releases(text, "images/slurm.yaml")
     assert why in caught.value.why
 
 
