@@ -16,8 +16,8 @@ import yaml
 
 from bench.cluster import ssh
 from cluster.local import LocalCluster
-from cluster.manifests import CHART
 from cluster.names import free_port
+from cluster.render import CHART
 from cluster.values import Options
 from images.engine.docker import DockerEngine
 

@@ -22,7 +22,7 @@ from cluster.change.pinning import Checkout, Wish, chosen, newest_here
 from cluster.change.plan import UpPlan
 from cluster.errors import ClusterError
 from cluster.local import STATE, LocalCluster, stored
-from cluster.manifests import read_overrides
+from cluster.render import read_overrides
 from cluster.report import table
 from cluster.values import AUTHS, RELEASE, Options, UpRequest, repository_of, settle
 

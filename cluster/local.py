@@ -18,9 +18,10 @@ from cluster.change.pinning import Checkout, ImageChoice, Wish
 from cluster.change.plan import JobAtStake, PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.change.records import RecordsCarrier
 from cluster.errors import ClusterError
-from cluster.manifests import Manifests, PodSpec, render
+from cluster.manifests import Manifests, PodSpec
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
 from cluster.publish import write_private
+from cluster.render import render
 from cluster.report import Row, Stages
 from cluster.roles import SERVERS
 from cluster.values import CONTROLLER, NAMESPACE, RELEASE, Options

@@ -1,7 +1,8 @@
-"""Render the chart with Helm's own engine, and parse its objects into the facts that one machine needs to run them.
+"""Parse the chart's rendered objects into the pods, Services and files that a cluster on one machine runs.
 
-The parser understands what the chart writes and refuses the rest: silently dropping an object or a volume would make
-the local cluster differ from the one on Kubernetes.
+`build.py up` renders the chart (`render.py`), parses the objects here (`parse`), and starts one container for each
+`PodSpec` (`pods.py`). The parser understands what the chart writes and refuses the rest: silently dropping an object or
+a volume would make the local cluster differ from the one on Kubernetes.
 """
 
 from __future__ import annotations
@@ -11,16 +12,33 @@ import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cluster import mistakes
 from cluster.errors import ClusterError
-from images.definition.load import UniqueLoader, read_yaml
 
 CLUSTER_DOMAIN = "svc.cluster.local"
+# Kinds of objects that have no effect on one machine.
+WITHOUT_EFFECT = frozenset(
+    {
+        "NetworkPolicy",
+        "PersistentVolume",
+        "PodDisruptionBudget",
+        "PodMonitor",
+        "PrometheusRule",
+        "PriorityClass",
+        "Role",
+        "RoleBinding",
+        "ServiceAccount",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }
+)
+# The seccomp profile of pods whose jobs may run containers; its text is in the chart.
+CONTAINERS = "minivm-containers.json"
+POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
+
+
+# A pod as its chart describes it.
 
 
 class VolumeSource(enum.Enum):
@@ -37,12 +55,11 @@ class VolumeSource(enum.Enum):
 class Volume:
     name: str
     source: VolumeSource
-    of: str = ""
-    mode: int = 0o644
-    memory: bool = False
-    size: int = 0
-    # A pod starts without its Secret, and finds no files.
-    optional: bool = False
+    of: str = ""  # name of the ConfigMap, Secret or claim, or the path on the machine
+    mode: int = 0o644  # of the files of a ConfigMap or Secret
+    memory: bool = False  # an empty directory in memory
+    size: int = 0  # limit of an empty directory in bytes; 0: none
+    optional: bool = False  # the pod starts without the Secret, and finds no files
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +78,9 @@ class HttpProbe:
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    cpus: float = 0.0
-    memory: int = 0
-    devices: tuple[tuple[str, int], ...] = ()
+    cpus: float = 0.0  # 0: no limit
+    memory: int = 0  # bytes; 0: no limit
+    devices: tuple[tuple[str, int], ...] = ()  # Kubernetes' name of a kind of device, and their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +96,18 @@ class PodSpec:
     searches: tuple[str, ...]
     image: str
     env: tuple[tuple[str, str], ...]
-    fields: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, str], ...]  # variables known only at the start: name, field such as status.podIP
     mounts: tuple[VolumeMount, ...]
     capabilities: tuple[str, ...]
     privileged: bool
     seccomp: str
     runtime_class: str
     host_network: bool
-    grace: int
+    grace: int  # seconds between the request to end and the kill
     pre_stop: tuple[str, ...]
     ready: HttpProbe
     alive: HttpProbe
-    ports: Mapping[str, int]
+    ports: Mapping[str, int]  # name -> number
     limits: ResourceLimits
 
 
@@ -100,7 +117,7 @@ class ServiceSpec:
     headless: bool
     # Empty: the active one of several pods takes the address itself.
     selector: Mapping[str, str]
-    # Published on the machine: (port of the machine, name of the pod's port).
+    # Port of the machine, and name of the pod's port; None: the Service is not published on the machine.
     node_port: tuple[int, str] | None = None
 
 
@@ -109,6 +126,9 @@ class MountedFiles:
     """Files of a ConfigMap or of a Secret; the repr omits them."""
 
     data: Mapping[str, bytes] = field(repr=False)
+
+
+# What Kubernetes derives from the pods and Services.
 
 
 def resolve_env(pod: PodSpec, *, address: str) -> dict[str, str]:
@@ -131,7 +151,9 @@ def shared_memory(pod: PodSpec, machine: int) -> int:
     A kubelet gives a volume without a size what it has for pods; here the pods share one machine.
     """
     volume = next((mount.volume for mount in pod.mounts if mount.path == "/dev/shm"), None)
-    return 0 if volume is None else volume.size or (pod.limits.memory or machine) // 2
+    if volume is None:
+        return 0
+    return volume.size or (pod.limits.memory or machine) // 2
 
 
 def selects(service: ServiceSpec, pod: PodSpec) -> bool:
@@ -142,9 +164,9 @@ def stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) ->
     """Map pods to the Service whose address they keep: a Service with an address and only this pod behind it."""
     by_pod: dict[str, ServiceSpec] = {}
     for service in services:
-        behind = [pod.name for pod in pods if selects(service, pod)]
-        if not service.headless and not service.node_port and len(behind) == 1:
-            by_pod.setdefault(behind[0], service)
+        selected = [pod.name for pod in pods if selects(service, pod)]
+        if not service.headless and not service.node_port and len(selected) == 1:
+            by_pod.setdefault(selected[0], service)
     return by_pod
 
 
@@ -172,25 +194,7 @@ def aliases(pod: PodSpec, services: Iterable[ServiceSpec]) -> list[str]:
     return names
 
 
-# Objects that have no effect on one machine.
-WITHOUT_MEANING_HERE = frozenset(
-    {
-        "NetworkPolicy",
-        "PersistentVolume",
-        "PodDisruptionBudget",
-        "PodMonitor",
-        "PrometheusRule",
-        "PriorityClass",
-        "Role",
-        "RoleBinding",
-        "ServiceAccount",
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    }
-)
-# The seccomp profile of pods whose jobs may run containers.
-CONTAINERS = "minivm-containers.json"
-POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
+# The objects of a cluster.
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,7 @@ def parse(documents: Iterable[Mapping[str, Any]], *, namespace: str) -> Manifest
                 files[VolumeSource.SECRET, name] = MountedFiles(decoded)
             case "PersistentVolumeClaim":
                 pass  # a claim exists here when a pod names it
-            case _ if kind not in WITHOUT_MEANING_HERE:
+            case _ if kind not in WITHOUT_EFFECT:
                 raise ClusterError(f"run the {kind} {name} on one machine", "this kind of object is not supported here")
     return Manifests(tuple(pods), tuple(services), files)
 
@@ -301,18 +305,17 @@ def parse_pod(
 def refuse_parts(spec: Mapping[str, Any], sidecars: Sequence[Mapping[str, Any]], *, pod: str) -> None:
     """Refuse parts of a pod that only Kubernetes provides: a local cluster would silently run without them."""
     parts = {"sidecars": sidecars, **{key: spec.get(key) for key in ("initContainers", "resourceClaims")}}
-    for part_name, given in parts.items():
-        if given:
-            names = ", ".join(str(part["name"]) for part in given)
-            why = f"{part_name} ({names}) need Kubernetes. Leave them out of the values of a cluster on one machine"
-            raise ClusterError(f"run {pod} on one machine", why)
+    for kind, refused in parts.items():
+        if refused:
+            names = ", ".join(str(part["name"]) for part in refused)
+            problem = f"{kind} ({names}) need Kubernetes. Leave them out of the values of a cluster on one machine"
+            raise ClusterError(f"run {pod} on one machine", problem)
 
 
 def parse_seccomp(security: Mapping[str, Any], *, pod: str) -> str:
     """Return the profile explicitly: Docker's default is a profile, Kubernetes' is none."""
     profile = security.get("seccompProfile", {})
     if profile.get("type") == "Localhost":
-        # The chart's own profile, whose text is in the chart.
         if profile.get("localhostProfile") == CONTAINERS:
             return CONTAINERS
         raise ClusterError(f"give {pod} its seccomp profile", "a Localhost one lies on Kubernetes' machines")
@@ -362,8 +365,8 @@ def parse_volume(raw: Mapping[str, Any], *, pod: str) -> Volume:
         case "hostPath":
             return Volume(name, VolumeSource.HOST, of=str(source["path"]))
         case "projected" | "downwardAPI":
-            # The API server's token, or fields requested by an annotation: without an API server the pod finds neither
-            # and does without.
+            # The API server's token, or fields requested by an annotation. There is no API server here, so the pod gets
+            # an empty directory, with which it starts.
             return Volume(name, VolumeSource.EMPTY, memory=True)
     raise ClusterError(f"give {pod} its volume {name}", f"a volume of the kind {kind} is not supported on one machine")
 
@@ -398,71 +401,3 @@ def parse_service(document: Mapping[str, Any]) -> ServiceSpec:
         selector=spec.get("selector", {}),
         node_port=(int(published["nodePort"]), str(published["targetPort"])) if published else None,
     )
-
-
-CHART = Path(__file__).resolve().parent / "chart"
-
-Document = dict[str, Any]
-
-
-def render_texts(
-    values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART, file: str = ""
-) -> dict[str, str]:
-    """Render template -> text. Report all mistakes in the values, which come from `file`, together."""
-    import helm_python  # imported late: it takes 50 ms and 40 MB
-
-    def checks(given: Mapping[str, Any]) -> list[str]:
-        """Return the mistakes that the chart's checks find, if the schema takes the values."""
-        try:
-            loaded.validate_schema(loaded.merge_values(dict(given)))
-            loaded.render(dict(given), name=release, namespace=namespace)
-        except helm_python.HelmError as error:
-            return mistakes.of_checks(str(error)) if mistakes.is_check(str(error)) else []
-        return []
-
-    try:
-        with helm_python.Chart.load(chart) as loaded:
-            try:
-                loaded.validate_schema(loaded.merge_values(dict(values)))
-            except helm_python.HelmError as error:
-                lines, refused = mistakes.of_schema(str(error), values, loaded.values)
-                lines = lines or [str(error).strip()]
-                raise wrong_values([*lines, *mistakes.beside(values, refused, checks)], file) from error
-            return loaded.render(dict(values), name=release, namespace=namespace)
-    except helm_python.HelmError as error:
-        if mistakes.is_check(str(error)):
-            raise wrong_values(mistakes.of_checks(str(error)), file) from error
-        raise ClusterError(f"render {chart.name}", str(error).strip()) from error
-
-
-def wrong_values(lines: Sequence[str], file: str) -> ClusterError:
-    """Return the error about all mistakes, one line each."""
-    text = lines[0] if len(lines) == 1 else "\n".join(["", *(f"  {line}" for line in lines)])
-    what = f"use the values of {file}" if file else "use the values"
-    return ClusterError(what, text, hint="docs/reference/chart.md has the keys")
-
-
-def render(values: Mapping[str, Any], *, release: str, namespace: str, file: str = "") -> list[Document]:
-    """Return the chart's objects, in the order of the templates."""
-    documents: list[Document] = []
-    texts = render_texts(values, release=release, namespace=namespace, file=file)
-    for template, text in sorted(texts.items()):
-        if not template.endswith((".yaml", ".yml")):
-            continue
-        try:
-            documents += [item for item in yaml.load_all(text, Loader=UniqueLoader) if item]
-        except yaml.YAMLError as error:
-            raise ClusterError(f"read what {template} renders to", str(error)) from error
-    return documents
-
-
-def read_overrides(file: Path) -> dict[str, Any]:
-    """Read a file of values; the chart's schema checks names and types."""
-    what = "read the values"
-    data = read_yaml(file, str(file), what)
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        problem = f"{file} holds a {type(data).__name__}, not names with values"
-        raise ClusterError(what, problem, hint="as in cluster/chart/values.yaml")
-    return data

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 
 from cluster import cgroups, manifests, publish
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
+from cluster.manifests import CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
+from cluster.render import CHART
 from ground.files import read_json
 
 LABEL = "minivm.cluster"

@@ -18,7 +18,7 @@ import yaml
 from helm_python import _native
 
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, render_texts
+from cluster.render import CHART, render_texts
 from cluster.values import merged
 from tests.support.rendered_chart import new
 

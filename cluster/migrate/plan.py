@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.manifests import render
 from cluster.migrate import slinky, soperator
 from cluster.migrate.fates import FieldFate, Ignore, Migration, Reading, Use
 from cluster.migrate.objects import WHAT, Object, read, shown
+from cluster.render import render
 from ground.errors import one_line
 
 OPERATORS = ("slinky", "soperator")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from cluster.values import merged
 from tests.cluster.researcher import Researcher, World
 from tests.waiting import until

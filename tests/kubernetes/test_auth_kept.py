@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from tests.helm import helm
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, Object, api_server

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from tests.kubernetes.kubectl import Object
 from tests.kubernetes.strangers import stranger, wait_running
 from tests.kubernetes.world import Release

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from cluster.values import merged
 from tests.kubernetes import network
 from tests.kubernetes.kubectl import Kubernetes, Object

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from cluster.values import merged
 from tests.helm import KINDS, helm, rendered_for
 from tests.kubernetes.kubectl import Kubernetes, Object, condition, going

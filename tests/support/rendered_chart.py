@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import manifests, values
+from cluster import render as chart_render
 from cluster.keys import Keys
-from cluster.manifests import CHART, Document, Manifests
+from cluster.manifests import Manifests
+from cluster.render import CHART, Document
 from cluster.values import NAMESPACE, RELEASE, Options, merged
 
 KEYS = Keys(
@@ -32,13 +34,13 @@ def new(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:
-    return manifests.render(new(values), release=release, namespace=namespace)
+    return chart_render.render(new(values), release=release, namespace=namespace)
 
 
 def render_texts(values: Mapping[str, Any], *, release: str, namespace: str, chart: Path = CHART) -> dict[str, str]:
-    return manifests.render_texts(new(values), release=release, namespace=namespace, chart=chart)
+    return chart_render.render_texts(new(values), release=release, namespace=namespace, chart=chart)
 
 
 def local(options: Options | None = None) -> Manifests:
     chosen = values.local_values(options or Options(), KEYS)
-    return manifests.parse(manifests.render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+    return manifests.parse(chart_render.render(chosen, release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)

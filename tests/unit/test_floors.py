@@ -70,7 +70,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
         "aiohttp": {"fleet.act.api_client"},  # the exceptions of kubernetes_asyncio's connections
         "kubernetes_asyncio": {"fleet.act.api_client"},
     },
-    "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.manifests"}},
+    "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.render"}},
 }
 NOT_ON_THE_BOOT_PATH = {"click", "yaml", "supervisor"}
 MOST_IN_A_ROOM = 18

@@ -11,7 +11,7 @@ import yaml
 
 from cluster import values
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, Document
+from cluster.render import CHART, Document
 from cluster.values import Options
 from tests.support.rendered_chart import render
 

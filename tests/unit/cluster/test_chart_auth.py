@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, render_texts
+from cluster.render import CHART, render_texts
 from tests.support.kube_objects import Object, cluster_of
 
 UNKNOWN = "this render sees no cluster, and must not change how a running one authenticates: set slurm.auth"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, Document
+from cluster.render import CHART, Document
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.policy import KEYS, OF_MACHINES, WEBHOOK_FILES, Policy, Webhook, policy_from_json, read_settings
 from fleet.world.kubernetes import FREE, RESTART, RETURNING

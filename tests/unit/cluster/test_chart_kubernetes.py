@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, Document
+from cluster.render import CHART, Document
 from images.definition.load import UniqueLoader
 from tests.helm import rendered_for
 

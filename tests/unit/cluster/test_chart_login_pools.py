@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from cluster import manifests
+from cluster import render as chart_render
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, Document
 from cluster.pods import Kubelet
+from cluster.render import CHART, Document
 from cluster.values import NAMESPACE, RELEASE, Options, local_values, merged
 from tests.helm import rendered_for
 from tests.support.kube_objects import Object, cluster_of
@@ -349,7 +350,7 @@ def test_a_mistake_is_refused_with_its_field_and_what_to_do(values: dict[str, An
 def test_one_machine_runs_a_pod_of_each_pool_with_its_file_of_groups(tmp_path: Path) -> None:
     pools = {"gpu": {"allowedGroups": ["lab"], "service": {"nodePort": 2233}}, "plain": {}}
     values = local_values(Options(overrides={"login": {"pools": pools}}), KEYS)
-    known = manifests.parse(manifests.render(new(values), release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
+    known = manifests.parse(chart_render.render(new(values), release=RELEASE, namespace=NAMESPACE), namespace=NAMESPACE)
     assert {"slurm-login-0", "slurm-login-gpu-0", "slurm-login-plain-0"} <= {pod.name for pod in known.pods}
     ports = {service.name: service.node_port and service.node_port[0] for service in known.services}
     assert (ports["slurm-ssh"], ports["slurm-ssh-gpu"], ports["slurm-ssh-plain"]) == (2222, 2233, None)

@@ -17,9 +17,9 @@ import kubernetes_validate  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import yaml
 
-from cluster import manifests
+from cluster import render as chart_render
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, Document
+from cluster.render import CHART, Document
 from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy
 from init.helpers.retire_workers import parse as parse_retirement
@@ -1860,7 +1860,7 @@ def test_every_mistake_of_a_values_file_is_told_at_once_with_field_found_and_exp
         "workers": {"defaults": {"graceSeconds": "x"}, "pools": {"a": {"replicas": -1, "repliccas": 3}, "login": {}}},
     }
     with pytest.raises(ClusterError) as caught:
-        manifests.render(new(wrong), release="s", namespace="n", file="/site/values.yaml")
+        chart_render.render(new(wrong), release="s", namespace="n", file="/site/values.yaml")
     head, *lines, hint = str(caught.value).splitlines()
     assert head.strip() == "cannot use the values of /site/values.yaml:"
     assert hint == "hint: docs/reference/chart.md has the keys"
@@ -1894,7 +1894,7 @@ def test_one_mistake_is_told_on_one_line_and_a_secret_is_not_shown() -> None:
 def test_a_refused_value_causes_no_second_mistake() -> None:
     """The checks see the default in its place, and say nothing about the same field."""
     with pytest.raises(ClusterError) as caught:
-        manifests.render({"slurm": {"auth": "kerberos"}}, release="s", namespace="n")
+        chart_render.render({"slurm": {"auth": "kerberos"}}, release="s", namespace="n")
     assert str(caught.value).splitlines()[0] == (
         "cannot use the values: slurm.auth: value must be one of '', 'munge', 'slurm', not 'kerberos'"
     )

@@ -21,9 +21,9 @@ from cluster.change.pinning import Checkout
 from cluster.errors import ClusterError
 from cluster.keys import load_or_make
 from cluster.local import STATE, LocalCluster
-from cluster.manifests import read_overrides
 from cluster.names import choose, free_port
 from cluster.publish import publish, published, write_private
+from cluster.render import read_overrides
 from cluster.report import Row, problems
 from cluster.roles import ROLES
 from cluster.values import Options

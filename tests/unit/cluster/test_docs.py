@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[3]

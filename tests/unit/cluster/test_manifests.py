@@ -10,8 +10,9 @@ import yaml
 
 from cluster import manifests
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, Document, VolumeSource
+from cluster.manifests import VolumeSource
 from cluster.pods import description, fingerprint, security
+from cluster.render import CHART, Document
 from cluster.values import Options
 from tests.support.rendered_chart import local, render
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import build
 from cluster.errors import ClusterError
-from cluster.manifests import CHART, render
 from cluster.migrate import objects, parts, plan, slinky, soperator
 from cluster.migrate.fates import EMPTY, READ, FieldFate, Ignore, Migration, Reading, Rules
 from cluster.migrate.objects import Object
+from cluster.render import CHART, render
 from tests.pages import blocks
 from tests.reader import ROOT, checkout, follow_all, programs
 

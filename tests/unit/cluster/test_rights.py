@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from cluster.manifests import CHART
+from cluster.render import CHART
 from tests.helm import rendered_for
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/rights.md"
