@@ -36,6 +36,11 @@ FROM = click.option(
     help="Directory of copies.",
 )
 
+NO_ANSWER = (
+    "slurmdbd does not answer: jobs that ended since the copy run again, and job numbers may be given again; better"
+    " repeat this when it answers, or set slurm.config.FirstJobId above the highest job that you know"
+)
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
@@ -205,12 +210,15 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
             return
         state = state_of(pod)
         _check_stopped(name, "slurmctld", *(["slurmdbd"] if with_accounting or restore.with_accounting(state) else []))
-        ended = restore.ended_since(pod, manifest)  # before the database may be the copy's
-        for line in restore.restore(pod, state, directory, manifest, with_accounting=with_accounting):
+        since = restore.since(pod, manifest)  # before the database may be the copy's
+        if not since.answered:
+            click.echo(NO_ANSWER)
+        steps = restore.restore(pod, state, directory, manifest, with_accounting=with_accounting, highest=since.highest)
+        for line in steps:
             click.echo(line)
     click.echo(f"{_jobs(manifest)}; start it: minivm start slurmctld")
-    if ended:
-        click.echo(restore.warning(ended))
+    if since.ended:
+        click.echo(restore.warning(since.ended))
 
 
 @main.command("accept-loss")

@@ -18,13 +18,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ground.commands import ran
 from ground.files import read_plain, sync_directory, write_whole
+from init.fields import number
+from init.lean import record
 from init.pod import release as slurm
 from init.pod.pod import Pod, user
 from init.pod.release import Release
-from init.slurm import accounting
+from init.slurm import accounting, client
 from init.slurm.conf import setting
-from init.slurm.place import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, NEXT, WHOLE_HEAD, known, next_job
+from init.slurm.place import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, LARGEST, NEXT, WHOLE_HEAD, known, next_job
 from init.state import copies
 from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
 from init.state.save import CHUNK, check_room, following_in
@@ -39,6 +42,12 @@ ENDED_SINCE = (
     " AND id_job NOT IN (SELECT id_job FROM `{cluster}_job_table` WHERE deleted = 0 AND time_end = 0) ORDER BY id_job"
 )
 MOST_ENDED = 500
+# The same question for slurmdbd, where its database is in another pod.
+SACCT = (
+    *("/usr/bin/sacct", "--allusers", "--allocations", "--duplicates", "--noheader", "--parsable2"),
+    "--format=JobIDRaw,Submit,End",
+)
+SACCT_WITHIN = 120.0
 # Names in the state's directory that a restore leaves where they are.
 OURS = re.compile(rf"{re.escape(JOURNAL)}|{re.escape(STAGE)}|{re.escape(ASIDE)}.*|{re.escape(ACCEPTED)}|lost\+found")
 
@@ -53,14 +62,52 @@ def with_accounting(state: Path) -> bool:
     return _journal(state).get("accounting") is True
 
 
-def ended_since(pod: Pod, manifest: Manifest) -> list[int]:
-    """Return jobs that the copy has as waiting or running, and accounting as ended: slurmctld runs them again."""
+@record(frozen=True, slots=True)
+class Since:
+    """What accounting knows of the time since a copy was made."""
+
+    ended: tuple[int, ...] = ()  # jobs that the copy has as waiting or running: slurmctld runs them again
+    highest: int = 0  # job number; 0: the controller's next start asks the database itself
+    answered: bool = True
+
+
+def since(pod: Pod, manifest: Manifest) -> Since:
     cluster = manifest.cluster.lower()
     if not re.fullmatch(r"[a-z0-9_-]+", cluster):
-        return []
+        return Since()
+    if pod.accounting == "pod":
+        return _ask_slurmdbd(pod, int(manifest.time))
     question = ENDED_SINCE.format(cluster=cluster, at=int(manifest.time))
     answer = accounting.ask(pod.text(accounting.CONFIGURATION) or "", question)
-    return [int(word) for word in answer.split() if word.isdecimal()]
+    return Since(tuple(int(word) for word in answer.split() if word.isdecimal()))
+
+
+def _ask_slurmdbd(pod: Pod, at: int) -> Since:
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    env = client.environment(client.address(pod.env)) | {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
+    try:
+        done = ran([*SACCT, f"--starttime={start}"], within=SACCT_WITHIN, env=env)
+    except (OSError, subprocess.TimeoutExpired):
+        return Since(answered=False)
+    return since_of(done.stdout, at) if done.returncode == 0 else Since(answered=False)
+
+
+def since_of(text: str, at: int) -> Since:
+    """Read sacct's lines JOB|SUBMITTED|ENDED. A job that was requeued has several: only the last may lack an end."""
+    ended, unended, highest = set[int](), set[int](), 0
+    for line in text.splitlines():
+        job_text, _, times = line.partition("|")
+        submitted, _, end = times.partition("|")
+        job = number(job_text.partition("_")[0])  # 7_[3-9]: tasks of an array that wait
+        if job is None or job >= LARGEST:
+            continue
+        highest = max(highest, job)
+        end_at = number(end)
+        if end_at is None:
+            unended.add(job)
+        elif (number(submitted) or 0) <= at < end_at:
+            ended.add(job)
+    return Since(tuple(sorted(ended - unended)), highest)
 
 
 def warning(ended: Sequence[int]) -> str:
@@ -112,11 +159,13 @@ def restore(
     manifest: Manifest,
     *,
     with_accounting: bool = False,
+    highest: int = 0,
     now: Callable[[], float] = time.time,
     cut: Callable[[str], None] = lambda step: None,
 ) -> Iterator[str]:
     """Restore; yield what was done. slurmctld is stopped, and the caller holds the lock of the copies.
 
+    `highest`: a job number that accounting knows, if the database is in another pod: the next job's is above it.
     `cut` is called before each step, for tests that end there.
     """
     file = str(directory / manifest.name / copies.MANIFEST)
@@ -146,7 +195,7 @@ def restore(
         if with_accounting:
             _check_database_room(pod, directory, manifest)
         cut("stage")
-        _stage(pod, state, directory, manifest, release)
+        _stage(pod, state, directory, manifest, release, highest)
         stamp = _stamp(now())
         journal = {
             "copy": manifest.name,
@@ -220,7 +269,7 @@ def _write_journal(state: Path, journal: dict[str, object]) -> None:
     sync_directory(state)
 
 
-def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: Release) -> None:
+def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: Release, highest: int) -> None:
     """Unpack beside the present state, with the next job's number above every one that either has used."""
     stage = state / STAGE
     if os.path.lexists(stage):
@@ -229,7 +278,7 @@ def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: 
     check_room(state, archive.stat().st_size, f"restore {manifest.name}")
     stage.mkdir(mode=0o700)
     unpack(archive, manifest, stage, user("slurm"))
-    following = max(following_in(state, pod), following_in(stage, pod), manifest.highest + 1)
+    following = max(following_in(state, pod), following_in(stage, pod), manifest.highest + 1, highest + 1)
     head = read_plain(stage / JOBS, WHOLE_HEAD)
     if head is None or next_job(head, release) is None:
         raise CopyError(
@@ -287,16 +336,16 @@ def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
     argv = [accounting.CLIENT, "--no-defaults", f"--socket={accounting.SOCKET}", "--user=root", LOADING]
     with (
         gzip.open(dump, "rb") as file,
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as client,
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as loader,
     ):
-        assert client.stdin is not None and client.stderr is not None
+        assert loader.stdin is not None and loader.stderr is not None
         try:
-            shutil.copyfileobj(file, client.stdin, CHUNK)
-            client.stdin.close()
+            shutil.copyfileobj(file, loader.stdin, CHUNK)
+            loader.stdin.close()
         except BrokenPipeError:
             pass  # its error says why
-        errors = client.stderr.read(2000).decode(errors="replace").strip()
-    if client.returncode:
+        errors = loader.stderr.read(2000).decode(errors="replace").strip()
+    if loader.returncode:
         raise CopyError("load the accounting database", errors, file=str(dump), hint="nothing was exchanged")
     _sql(f"CREATE DATABASE IF NOT EXISTS {before};")
     cut("exchange")

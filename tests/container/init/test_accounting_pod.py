@@ -156,3 +156,32 @@ def test_its_records_are_copied_proven_and_restored(apart: World) -> None:
     assert code == 1 and "SHA-256" in text
     assert pod.code("minivm", "state", "verify", copy)[0] == 1
     assert "cannot be restored" in pod.run("minivm", "status")
+
+
+def test_a_restored_controller_gives_no_number_of_the_accounting_pod_again(apart: World) -> None:
+    volume = apart.client.volumes.create(labels={"minivm-test": "init"})
+    try:
+        accounting(apart).wait_ready()
+        pod = controller(apart, volume.name).wait_ready()
+        worker = apart.pod("worker", "w1")
+        worker.add_user()
+        worker.wait_ready()
+        batch = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--begin=now+1hour", "--wrap", "true")
+        waits = pod.run(*batch, user="demo").strip()
+        pod.run("minivm", "state", "save")
+        pod.run("scontrol", "update", f"jobid={waits}", "starttime=now", user="demo")
+        late = submit(pod)
+        for job in (waits, late):
+            until(lambda job=job: accounted(pod, job) == "COMPLETED", f"{job} is accounted", seen=pod.account)  # type: ignore[misc]  # mypy does not infer a lambda's default
+        pod.run("minivm", "stop", "slurmctld")
+        # The newer state is lost, not only replaced.
+        pod.run("sh", "-c", "rm -r /var/spool/slurmctld/*")
+        text = pod.run("minivm", "state", "restore", newest(pod))
+        assert "1 of its jobs ended since; slurmctld counts them as unfinished" in text and f"scancel {waits}" in text
+        pod.run("minivm", "start", "slurmctld")
+        pod.wait_ready()
+        assert int(submit(pod)) > int(late)
+    finally:
+        for pod in apart.pods:
+            pod.remove()
+        volume.remove(force=True)

@@ -489,11 +489,19 @@ def test_a_restore_names_the_jobs_that_would_run_a_second_time(
     client.chmod(0o755)
     monkeypatch.setattr(accounting, "CLIENT", str(client))
     manifest = replace(here.save(), cluster="C1")
-    assert restore.ended_since(here.pod, manifest) == [5, 7]
+    assert restore.since(here.pod, manifest) == restore.Since((5, 7))
     assert f"time_end > {int(NOON)}" in asked.read_text() and "`c1_job_table`" in asked.read_text()
     text = restore.warning([5, 7])
     assert text.startswith("2 of its jobs ended since") and text.endswith("scancel 5 7")
     many = restore.warning(range(1, 1001))
     assert many.endswith("499 500 (and 500 more by sacct)")
     client.write_text("#!/bin/sh\nexit 1\n")
-    assert restore.ended_since(here.pod, manifest) == [], "the restore goes on without an answer"
+    assert restore.since(here.pod, manifest) == restore.Since(), "the restore goes on without an answer"
+
+
+def test_slurmdbd_tells_which_jobs_ended_since_a_copy_and_the_highest_number() -> None:
+    lines = (
+        "3|90|95", "4|90|105", "5|90|Unknown", "6|101|110", "7|80|102", "7|80|Unknown", "8_[3-9]|101|Unknown",
+        "90000000|90|110", "x|y", "",
+    )  # fmt: skip
+    assert restore.since_of("\n".join(lines), 100) == restore.Since((4,), 8)
