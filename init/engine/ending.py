@@ -6,7 +6,18 @@ The caller lets the consequences follow (`Engine.converge`).
 from __future__ import annotations
 
 from init.engine import order
-from init.engine.states import OVER, Down, Go, Hurry, Kill, Phase, PodPhase, State, Then, idle
+from init.engine.states import (
+    OVER,
+    AfterStop,
+    Kill,
+    NeedsMet,
+    Phase,
+    PodPhase,
+    ShortenGrace,
+    State,
+    StopRequested,
+    is_idle,
+)
 from init.lean import replace
 from init.plan import graph
 from init.plan.spec import parse_service
@@ -70,7 +81,7 @@ class Ending:
 
     def may_wait(self, now: float) -> bool:
         """Tell if a drain that cannot start now may start later: not once the services need the remaining time."""
-        needed = order.longest(self._services.specs.values()) + order.SWEEP
+        needed = order.longest_stop(self._services.specs.values()) + order.SWEEP
         return self.deadline is None or now + needed < self.deadline
 
     def _ask(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
@@ -78,8 +89,8 @@ class Ending:
         self.asked, self._held = name, (name, command, budget)
         services = self._services
         for other in (DRAIN, RESUME):
-            if other in services.states and not idle(services.states[other]):
-                services.leaving[other] = Then.STOP
+            if other in services.states and not is_idle(services.states[other]):
+                services.leaving[other] = AfterStop.STOP
         return self._run_held(now)
 
     def _run_held(self, now: float) -> Todo:
@@ -98,7 +109,7 @@ class Ending:
         mapping |= {"restart": {"when": "never"}, "stop": {"grace": 2.0}}
         self._services.errands[name] = parse_service(name, mapping, "the role")
         self._services.states[name] = State(since=now)
-        return self._services.advance(name, Go(), now)
+        return self._services.advance(name, NeedsMet(), now)
 
     # The end.
 
@@ -110,7 +121,7 @@ class Ending:
         if services.phase is PodPhase.STOPPED:
             return []
         self.exit_code, self.why = code, why
-        total = self._grace - order.margin(self._grace)
+        total = self._grace - order.kill_margin(self._grace)
         self.deadline = now + total
         services.trace.add(now, "", "stop", str(why or "asked to stop"))
         if drain and services.plan.drain is not None and self.drain_state() != "drained":
@@ -141,7 +152,7 @@ class Ending:
         ending = services.phase in (PodPhase.DRAINING, PodPhase.STOPPING)
         if not ending or self.deadline is None or now < self.deadline:
             return []
-        alive = [(name, pid) for name, state in services.states.items() for pid in (state.pid, state.helper) if pid]
+        alive = [(name, pid) for name, state in services.states.items() for pid in (state.pid, state.stop_pid) if pid]
         services.trace.add(now, "", "deadline", f"killing {', '.join(name for name, _ in alive)}")
         if self.killed_at is not None:
             services.phase = PodPhase.STOPPED
@@ -166,7 +177,7 @@ class Ending:
         services.phase = PodPhase.STOPPING
         self._held = None
         remaining = (self.deadline or now) - now - order.SWEEP
-        self._graces = order.graces(services.specs.values(), remaining)
+        self._graces = order.scaled_graces(services.specs.values(), remaining)
         services.leave_all()
 
     def _hurry(self, now: float) -> Todo:
@@ -176,10 +187,10 @@ class Ending:
         waves = len(graph.waves(graph.stop_edges(services.specs.values())))
         self.deadline = min(self.deadline or now, now + HURRIED * max(1, waves) + HURRIED)
         if services.phase is PodPhase.DRAINING:
-            if DRAIN in services.states and not idle(services.states[DRAIN]):
-                todo += services.advance(DRAIN, Down(Then.STOP, HURRIED), now)
+            if DRAIN in services.states and not is_idle(services.states[DRAIN]):
+                todo += services.advance(DRAIN, StopRequested(AfterStop.STOP, HURRIED), now)
             self._stop_all(now)
         self._graces = {name: min(grace, HURRIED) for name, grace in self._graces.items()}
         for name in list(services.states):
-            todo += services.advance(name, Hurry(HURRIED), now)
+            todo += services.advance(name, ShortenGrace(HURRIED), now)
         return todo

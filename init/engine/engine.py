@@ -1,6 +1,8 @@
-"""All services together: which one starts, which one stops. Decides only; the loop acts and reports back.
+"""All services together: which one starts, which one stops. It decides only; the loop of PID 1 acts and reports back.
 
-`init.engine.ending` ends the pod, `init.engine.machine` has one service's life and the states of all.
+Each event advances one service (`init.engine.machine`). Then `converge` applies the consequences for the others until
+nothing changes: services whose turn it is stop, services bound to a lost one are killed, services whose needs are met
+start. `init.engine.ending` ends the pod.
 """
 
 from __future__ import annotations
@@ -10,20 +12,20 @@ from init.engine.ending import ENDED_WELL, Ending
 from init.engine.machine import Services
 from init.engine.states import (
     STOPPER,
-    Down,
+    AfterStop,
+    BindingLost,
     EndPod,
-    Go,
     Kill,
-    Lost,
+    NeedsMet,
     Phase,
     PodPhase,
+    StartRequested,
     State,
-    Then,
+    StopRequested,
     Tick,
-    Up,
-    idle,
     is_failing,
-    satisfied,
+    is_idle,
+    is_satisfied,
 )
 from init.lean import record, replace
 from init.plan import graph
@@ -51,7 +53,7 @@ class Condition:
 
 
 class Engine(Services):
-    """The mutable whole. Every method takes the time and returns the actions, by service."""
+    """All services of the pod and their conditions. Every method takes the time and returns the actions, by service."""
 
     def __init__(
         self, plan: Plan, grace: float, jitter: Callable[[], float], trace: Trace, wished: float | None = None
@@ -77,7 +79,7 @@ class Engine(Services):
         for name, state in list(self.states.items()):
             if state.deadline is not None and now >= state.deadline:
                 # its turn to stop comes later, and nothing starts any more
-                if self.phase is PodPhase.STOPPING and idle(state):
+                if self.phase is PodPhase.STOPPING and is_idle(state):
                     self.states[name] = replace(state, deadline=None)
                     continue
                 todo += self._advance(name, Tick(), now)
@@ -104,22 +106,22 @@ class Engine(Services):
 
     def up(self, name: str, now: float) -> Todo:
         self.leaving.pop(name, None)
-        return self.handle(name, Up(), now)
+        return self.handle(name, StartRequested(), now)
 
     def down(self, name: str, now: float) -> Todo:
-        return self.leave(name, Then.STOP, now)
+        return self.leave(name, AfterStop.STOP, now)
 
     def again(self, name: str, now: float, *, bound: bool = False) -> Todo:
         """Restart a service; with `bound` also what is bound to it, which stops gently before it."""
         for other in order.bound_to(self.specs, name) if bound else ():
             if self.states[other].phase is not Phase.STOPPED:
-                self.leaving.setdefault(other, Then.AGAIN)
-        if idle(self.states[name]) and self.states[name].phase is not Phase.READY:
+                self.leaving.setdefault(other, AfterStop.RESTART)
+        if is_idle(self.states[name]) and self.states[name].phase is not Phase.READY:
             return self.up(name, now)
-        return self.leave(name, Then.AGAIN, now)
+        return self.leave(name, AfterStop.RESTART, now)
 
-    def leave(self, name: str, then: Then, now: float) -> Todo:
-        self.leaving[name] = then
+    def leave(self, name: str, after_stop: AfterStop, now: float) -> Todo:
+        self.leaving[name] = after_stop
         return self.converge(now)
 
     def drain(self, now: float) -> Todo:
@@ -143,15 +145,15 @@ class Engine(Services):
         fresh = {service.name: service for service in plan.services}
         restarted = []
         for name in change.changed:
-            if _process(self.specs.get(name)) == _process(fresh[name]):
+            if _visible_fields(self.specs.get(name)) == _visible_fields(fresh[name]):
                 self.specs[name] = fresh[name]
                 continue
             restarted.append(name)
             self.next_specs[name] = fresh[name]
-            self.leaving[name] = Then.AGAIN
+            self.leaving[name] = AfterStop.RESTART
         for name in change.removed:
             self.next_specs[name] = None
-            self.leaving[name] = Then.STOP
+            self.leaving[name] = AfterStop.STOP
         for name in change.added:
             self.next_specs.pop(name, None)
             self.leaving.pop(name, None)
@@ -179,33 +181,35 @@ class Engine(Services):
     def converge(self, now: float) -> Todo:
         """Apply all consequences of the last event, until nothing changes."""
         todo: Todo = []
-        moved = True
-        while moved:
-            moved = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             todo += self.ending.follow(now)
             if self.leaving:
                 for name in order.stoppable(self.leaving, graph.stop_edges(self.specs.values()), self.states):
-                    then, state = self.leaving[name], self.states.get(name)
-                    if state is None or _gone(state, then) or state.then is then:
+                    after_stop, state = self.leaving[name], self.states.get(name)
+                    if state is None or _has_stopped(state, after_stop) or state.after_stop is after_stop:
                         continue
-                    todo += self._advance(name, Down(then, self.ending.grace(self.spec(name))), now)
-                    moved = True
-                moved |= self._let_go()
-            for name in order.unbound(self.specs, self.states, now):
-                todo += self._advance(name, Lost(), now)
-                moved = True
+                    todo += self._advance(name, StopRequested(after_stop, self.ending.grace(self.spec(name))), now)
+                    has_changed = True
+                has_changed |= self._complete_stops()
+            for name in order.services_to_kill(self.specs, self.states, now):
+                todo += self._advance(name, BindingLost(), now)
+                has_changed = True
             if self.phase in (PodPhase.BOOT, PodPhase.RUNNING, PodPhase.DRAINING):
                 for name in order.startable(self.specs, self.states):
                     if self.leaving.keys().isdisjoint((name, *self.specs[name].bound_to)):
-                        todo += self._advance(name, Go(), now)
-                        moved = True
-        self._conclude(now)
+                        todo += self._advance(name, NeedsMet(), now)
+                        has_changed = True
+        self._update_pod_phase(now)
         return todo
 
-    def _let_go(self) -> bool:
+    def _complete_stops(self) -> bool:
         """Forget removed services that have stopped, and give changed ones their new spec."""
         finished = [
-            name for name, then in self.leaving.items() if name not in self.states or _gone(self.states[name], then)
+            name
+            for name, after_stop in self.leaving.items()
+            if name not in self.states or _has_stopped(self.states[name], after_stop)
         ]
         for name in finished:
             del self.leaving[name]
@@ -217,8 +221,9 @@ class Engine(Services):
                     self.specs[name] = spec
         return bool(finished)
 
-    def _conclude(self, now: float) -> None:
-        if self.phase is PodPhase.STOPPING and all(idle(state) for state in self.states.values()):
+    def _update_pod_phase(self, now: float) -> None:
+        """Note that the pod has stopped, or that it is ready for the first time."""
+        if self.phase is PodPhase.STOPPING and all(is_idle(state) for state in self.states.values()):
             self.phase = PodPhase.STOPPED
             self.trace.add(now, "", "stopped", "every service has stopped")
         if self.phase is PodPhase.BOOT and self.all_ready():
@@ -229,17 +234,18 @@ class Engine(Services):
     def all_ready(self) -> bool:
         standing_by = order.on_standby(self.specs, self.states)
         return all(
-            satisfied(self.states[name]) and not is_failing(spec, self.states[name])
+            is_satisfied(self.states[name]) and not is_failing(spec, self.states[name])
             for name, spec in self.specs.items()
             if spec.required and name not in standing_by
         )
 
 
-def _gone(state: State, then: Then) -> bool:
-    return idle(state) and state.phase is (Phase.STOPPED if then is Then.STOP else Phase.WAITING)
+def _has_stopped(state: State, after_stop: AfterStop) -> bool:
+    """Tell if a stop is complete: nothing runs, and the service stays stopped or waits for its next start."""
+    return is_idle(state) and state.phase is (Phase.STOPPED if after_stop is AfterStop.STOP else Phase.WAITING)
 
 
-def _process(service: Service | None) -> object:
+def _visible_fields(service: Service | None) -> object:
     """Return the fields that a service's processes can see; other changes need no restart."""
     if service is None:
         return None

@@ -1,4 +1,4 @@
-"""A service's run-time state, the events that change it, and the actions that decisions return."""
+"""Vocabulary of the engine: a service's state, the events that change it, and the actions for PID 1 to perform."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ LOST_WAIT = 1.0  # between two attempts to kill a service whose lease is lost
 
 
 class Phase(Choice):
+    """Phase of one service."""
+
     WAITING = "waiting"
     PREPARING = "preparing"
     STARTING = "starting"
@@ -31,6 +33,8 @@ OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 
 
 class PodPhase(Choice):
+    """Phase of the whole pod."""
+
     BOOT = "boot"
     RUNNING = "running"
     DRAINING = "draining"
@@ -38,11 +42,11 @@ class PodPhase(Choice):
     STOPPED = "stopped"
 
 
-class Then(Choice):
-    """Next step after the end of a process that was stopped."""
+class AfterStop(Choice):
+    """What follows the end of a process that was stopped."""
 
     STOP = "stop"
-    AGAIN = "again"
+    RESTART = "again"
     FAIL = "fail"
 
 
@@ -66,27 +70,29 @@ class Cause:
 
 @record(frozen=True, slots=True)
 class State:
+    """Everything that the engine remembers of one service. Times are those of the monotonic clock."""
+
     phase: Phase = Phase.WAITING
     pid: int = 0  # the main process, or the running prepare command
     step: int = MAIN
     spawning: bool = False  # requested, and not yet reported
-    helper: int = 0  # the stop command
-    former: tuple[int, ...] = ()  # previous main processes that may still exit
-    since: float = 0.0
+    stop_pid: int = 0  # the stop command
+    former_pids: tuple[int, ...] = ()  # previous main processes that may still exit
+    since: float = 0.0  # the start of this phase
     started_at: float = 0.0
     ready_at: float | None = None
-    deadline: float | None = None
-    then: Then | None = None
+    deadline: float | None = None  # what is overdue then depends on the phase
+    after_stop: AfterStop | None = None  # once a stop is requested
     starts: int = 0
-    failures: tuple[float, ...] = ()  # within the window
-    failed: int = 0  # since boot
-    streak: int = 0
-    why: Cause | None = None  # of the last failure
-    said: Cause | None = None  # from the probe
+    recent_failures: tuple[float, ...] = ()  # times, within the window of the restart rule
+    failure_count: int = 0  # since boot
+    failures_in_row: int = 0  # since the service last was ready for longer than the window
+    last_failure: Cause | None = None
+    probe_status: Cause | None = None  # why the probe has not passed yet
     status: str = ""
     standby: bool = False  # another pod has the lease: this service waits, which is no failure
     reloading: bool = False
-    ended: str = ""  # how its last process ended, prepare commands included
+    last_end: str = ""  # how its last process ended, prepare commands included
     last_exit: str = ""  # how the main process, or a failed prepare command, last ended
     last_line: str = ""  # the last line of that process
 
@@ -95,8 +101,8 @@ class State:
 
 
 @record(frozen=True, slots=True)
-class Go:
-    """The service's needs are satisfied."""
+class NeedsMet:
+    """Everything that the service waits for is ready."""
 
 
 @record(frozen=True, slots=True)
@@ -133,12 +139,12 @@ class Exited:
 
 
 @record(frozen=True, slots=True)
-class Passed:
+class ProbePassed:
     """The probe passed."""
 
 
 @record(frozen=True, slots=True)
-class Said:
+class ProbeFailed:
     """The probe did not pass: the reason in init's own words, except `quoted`."""
 
     text: str
@@ -164,27 +170,27 @@ class Tick:
 
 
 @record(frozen=True, slots=True)
-class Down:
+class StopRequested:
     """Stop the service."""
 
-    then: Then
+    after_stop: AfterStop
     grace: float
 
 
 @record(frozen=True, slots=True)
-class Lost:
-    """A service that it is bound to is no longer ready: end its process at once."""
+class BindingLost:
+    """A service that this one is bound to is no longer ready: end its process at once."""
 
 
 @record(frozen=True, slots=True)
-class Hurry:
+class ShortenGrace:
     """Shorten the grace period of a service that is stopping."""
 
     grace: float
 
 
 @record(frozen=True, slots=True)
-class Up:
+class StartRequested:
     """Start the service, whatever happened before."""
 
 
@@ -208,7 +214,7 @@ class StartProbe:
 
 
 @record(frozen=True, slots=True)
-class Unwatch:
+class StopProbe:
     """Stop the readiness probe."""
 
 
@@ -218,7 +224,7 @@ class EndPod:
 
 
 @record(frozen=True, slots=True)
-class Impossible:
+class ImpossibleEvent:
     """Report an event that this phase cannot have, a bug of minivm. It is counted and logged; nothing else happens."""
 
     what: str
@@ -227,24 +233,37 @@ class Impossible:
 if TYPE_CHECKING:
     from init.plan.service import Service
 
-    Event = Go | Spawned | SpawnFailed | Exited | Passed | Said | Notified | Tick | Down | Lost | Hurry | Up
-    Action = Spawn | Kill | StartProbe | Unwatch | EndPod | Impossible
+    Event = (
+        NeedsMet
+        | Spawned
+        | SpawnFailed
+        | Exited
+        | ProbePassed
+        | ProbeFailed
+        | Notified
+        | Tick
+        | StopRequested
+        | BindingLost
+        | ShortenGrace
+        | StartRequested
+    )
+    Action = Spawn | Kill | StartProbe | StopProbe | EndPod | ImpossibleEvent
     Step = tuple[State, list[Action]]
 
 
-def satisfied(state: State) -> bool:
+def is_satisfied(state: State) -> bool:
     """Tell if services that need this one may start."""
     return state.phase in (Phase.READY, Phase.DONE) or (state.phase is Phase.HANDOVER and state.ready_at is not None)
 
 
 def is_failing(service: Service, state: State) -> bool:
     """Tell if the last run of a required periodic check failed, which makes the pod not ready."""
-    return service.kind is Kind.PERIODIC and service.required and state.why is not None
+    return service.kind is Kind.PERIODIC and service.required and state.last_failure is not None
 
 
-def idle(state: State) -> bool:
-    """Tell if nothing of it runs and nothing starts by itself."""
-    return not (state.pid or state.helper or state.spawning or state.phase is Phase.HANDOVER)
+def is_idle(state: State) -> bool:
+    """Tell if no process of the service runs or is about to run."""
+    return not (state.pid or state.stop_pid or state.spawning or state.phase is Phase.HANDOVER)
 
 
 def signal_name(number: int) -> str:

@@ -44,17 +44,22 @@ class Trace:
     def change(self, now: float, name: str, before: State, after: State) -> None:
         """Record the differences between two states of a service."""
         if after.pid and after.pid != before.pid:
-            handed_over = before.pid and before.pid in after.former
+            handed_over = before.pid and before.pid in after.former_pids
             detail = f"pid {after.pid}" + (f", taking over from {before.pid}" if handed_over else "")
             self.add(now, name, "main-pid" if handed_over else "spawned", detail)
-        if before.pid and not after.pid and after.ended:
-            line = f": {after.last_line}" if after.last_line and after.ended != "exited 0" else ""
-            self.add(now, name, "exited", f"{after.ended}{line}")
+        if before.pid and not after.pid and after.last_end:
+            line = f": {after.last_line}" if after.last_line and after.last_end != "exited 0" else ""
+            self.add(now, name, "exited", f"{after.last_end}{line}")
         if after.reloading is not before.reloading:
             self.add(now, name, "reloading" if after.reloading else "reloaded")
         if after.phase is not before.phase:
             failed = after.phase in (Phase.BACKOFF, Phase.FAILED, Phase.WAITING)
-            self.add(now, name, after.phase.value, str(after.why) if failed and after.why is not None else "")
+            self.add(
+                now,
+                name,
+                after.phase.value,
+                str(after.last_failure) if failed and after.last_failure is not None else "",
+            )
         if text := _news(now, before, after):
             self.news.append((f"{name}: {text}", True))
 
@@ -68,16 +73,18 @@ class Trace:
 
 def _news(now: float, before: State, after: State) -> str:
     """Return the log line for a failure or its end: a service that dies logs nothing itself."""
-    if after.failed > before.failed:
+    last, failure = before.last_failure, after.last_failure
+    if after.failure_count > before.failure_count:
         if after.phase is Phase.WAITING:
-            return f"{after.why}; starts again"
+            return f"{failure}; starts again"
         if after.phase is Phase.BACKOFF:
-            return f"{after.why}; failed {times(after.failed)}, next start in {(after.deadline or now) - now:.1f} s"
+            next_start = (after.deadline or now) - now
+            return f"{failure}; failed {times(after.failure_count)}, next start in {next_start:.1f} s"
         if after.phase is Phase.READY:  # a periodic service: a repeated failure is reported once
-            same_outcome = before.why is not None and after.why is not None and before.why.outcome == after.why.outcome
-            return "" if same_outcome else f"last run {after.why}"
-        return str(after.why)
-    if before.why is not None and after.why is None and after.phase in (Phase.READY, Phase.DONE):
+            is_repeated = last is not None and failure is not None and last.outcome == failure.outcome
+            return "" if is_repeated else f"last run {failure}"
+        return str(failure)
+    if last is not None and failure is None and after.phase in (Phase.READY, Phase.DONE):
         return "works again" if before.phase is Phase.READY else f"{after.phase.value} again"
     return ""
 

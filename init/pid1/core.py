@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from init.engine.engine import Condition, Engine
-from init.engine.order import wish
+from init.engine.order import wished_drain_time
 from init.engine.trace import Trace
 from init.errors import ORDINARY, in_words
 from init.lean import record
@@ -50,7 +50,7 @@ class Core:
         self.settings = settings
         self.poller = Poller()
         self.poller.troubled = self.troubled
-        self.engine = Engine(plan, settings.grace, jitter, Trace(), wish(settings.env))
+        self.engine = Engine(plan, settings.grace, jitter, Trace(), wished_drain_time(settings.env))
         self.logs = Logs(self.poller, 1, as_json=settings.as_json, troubled=self._log_trouble)
         self._act = act
         self._todo: Todo = []

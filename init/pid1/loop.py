@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, StartProbe, Unwatch
+from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, StartProbe, StopProbe
 from init.errors import ORDINARY, ConfigError, in_words
 from init.lean import signal
 from init.pid1 import modules
@@ -82,7 +82,7 @@ class Init:
                 self._children.kill(action.pid, action.signal)
             case StartProbe():
                 self._watch(name)
-            case Unwatch() if self._watches is not None:
+            case StopProbe() if self._watches is not None:
                 self._watches.end(name)
 
     def _watch(self, name: str) -> None:

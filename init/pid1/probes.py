@@ -9,7 +9,7 @@ import os
 import socket
 import time
 
-from init.engine.states import Passed, Phase, Said
+from init.engine.states import Phase, ProbeFailed, ProbePassed
 from init.errors import in_words
 from init.fields import expand, number
 from init.pid1.inotify import Inotify, PathWatch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from init.pid1.wait import Scope, Timer
     from init.plan.service import Ready
 
-    Heard = Callable[[Said | Passed], None]
+    Heard = Callable[[ProbeFailed | ProbePassed], None]
     Start = Callable[[tuple[str, ...], int, Callable[[str], None]], int]
     StartOwn = Callable[[Callable[[], None], int], int]
 
@@ -76,7 +76,7 @@ class PathProbe:
                 self._delay = min(self._delay * 2, self._ready.interval)
         if not problem:
             self.close()
-        self._heard(Said(problem, self._blind) if problem else Passed())
+        self._heard(ProbeFailed(problem, self._blind) if problem else ProbePassed())
         return not problem
 
     def _try_again(self) -> None:
@@ -160,10 +160,10 @@ class ExecProbe:
         if self._closed:
             return
         if text == "exited 0":
-            self._heard(Passed())
+            self._heard(ProbePassed())
             return
         last = self._ring.last()
-        self._heard(Said(f"{self._ready.command[0]} {text}", quoted=last, detail="" if last else "no output"))
+        self._heard(ProbeFailed(f"{self._ready.command[0]} {text}", quoted=last, detail="" if last else "no output"))
         self._timer = self._poller.after(self._ready.interval, self._run)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class TcpProbe:
             text, _tab, detail = lines[-1].decode().partition(_FIELDS)
             if not text:
                 self.close()
-            self._heard(Said(text, detail) if text else Passed())
+            self._heard(ProbeFailed(text, detail) if text else ProbePassed())
 
     def close(self) -> None:
         if self._pipe >= 0:
@@ -321,8 +321,8 @@ class Watches:
     def _begin(self, name: str, scope: Scope) -> None:
         core, ready = self._core, self._core.engine.spec(name).ready
 
-        def heard(event: Said | Passed) -> None:
-            if isinstance(event, Passed):
+        def heard(event: ProbeFailed | ProbePassed) -> None:
+            if isinstance(event, ProbePassed):
                 self._probes.pop(name, None)
                 self._scopes.pop(name, None)
             core.handle(name, event)
@@ -331,7 +331,7 @@ class Watches:
             # A prepare command may have written the address: the controller's with its port, for example.
             target = expand(ready.target, with_files(core.engine.spec(name), core.settings.env))
         except KeyError as missing:
-            core.handle(name, Said(f"${{{missing.args[0]}}} is not set"))
+            core.handle(name, ProbeFailed(f"${{{missing.args[0]}}} is not set"))
             return
         probe: PathProbe | ExecProbe | TcpProbe
         if ready.probe is Probe.EXEC:
@@ -360,7 +360,7 @@ class Watches:
             core.troubled(f"a probe of {name} that is over: {reason}")
             return
         self.end(name)
-        core.handle(name, Said(f"cannot probe its readiness: {reason}"))
+        core.handle(name, ProbeFailed(f"cannot probe its readiness: {reason}"))
         interval = core.engine.spec(name).ready.interval
         self._again[name] = core.poller.after(interval, lambda: self.begin(name))
 

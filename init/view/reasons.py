@@ -10,7 +10,7 @@ import os
 
 from init.engine import order
 from init.engine.ending import DRAIN
-from init.engine.states import Phase, is_failing, satisfied
+from init.engine.states import Phase, is_failing, is_satisfied
 from init.engine.trace import times
 from init.plan.service import Kind, Probe, is_builtin
 from init.view.status import ConditionView, ServiceView, Snapshot
@@ -41,15 +41,15 @@ def duration(seconds: float) -> str:
 def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str:
     """Return why this service itself is not ready, without its dependencies; "" if it is ready."""
     spent = duration(now - state.since)
-    cause = cause_text(state.why, quoting=quoting)
+    cause = cause_text(state.last_failure, quoting=quoting)
     match state.phase:
         case Phase.READY if is_failing(spec, state):
             return f"last run {cause}"
         case Phase.READY | Phase.DONE:
             return ""
-        case Phase.STARTING if state.said is not None:
-            more = state.said.detail or (state.said.quoted if quoting else "")
-            return f"{state.said.outcome} for {spent}" + (f" ({more})" if more else "")
+        case Phase.STARTING if state.probe_status is not None:
+            more = state.probe_status.detail or (state.probe_status.quoted if quoting else "")
+            return f"{state.probe_status.outcome} for {spent}" + (f" ({more})" if more else "")
         case Phase.STARTING if spec.kind is Kind.ONESHOT:
             return f"runs for {spent}" + (f"; before: {cause}" if cause else "")
         case Phase.STARTING if spec.ready.probe is Probe.NONE:
@@ -64,7 +64,7 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
             return f"{' '.join(spec.prepare[state.step])} (prepare) runs for {spent}"
         case Phase.BACKOFF:
             remaining = duration((state.deadline or now) - now)
-            return f"{cause}; failed {times(state.failed)}, next start in {remaining}"
+            return f"{cause}; failed {times(state.failure_count)}, next start in {remaining}"
         case Phase.FAILED:
             return cause
         case Phase.HANDOVER:
@@ -100,7 +100,7 @@ def leaves(engine: Engine, name: str, seen: frozenset[str] = frozenset()) -> lis
 
 def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Return why one service is not ready: `slurmd waits for controller: tcp ... refused for 12 s`."""
-    if satisfied(engine.states[name]) and not is_failing(engine.specs[name], engine.states[name]):
+    if is_satisfied(engine.states[name]) and not is_failing(engine.specs[name], engine.states[name]):
         return ()
     reasons = []
     for leaf in leaves(engine, name):
@@ -117,7 +117,7 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
         state = engine.states[name]
         if name in standing_by:
             continue
-        if spec.required and (not satisfied(state) or is_failing(spec, state)):
+        if spec.required and (not is_satisfied(state) or is_failing(spec, state)):
             for leaf in leaves(engine, name):
                 waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
     reasons = []
@@ -142,7 +142,7 @@ def drain_text(engine: Engine, *, quoting: bool = True) -> str:
     if state is None or progress not in ("draining", "failed"):
         return progress
     if progress == "failed":
-        return f"{progress}: {cause_text(state.why, quoting=quoting)}"
+        return f"{progress}: {cause_text(state.last_failure, quoting=quoting)}"
     return (
         f"{progress}: {state.status}" if state.status and (quoting or is_ours(engine.spec(DRAIN).command)) else progress
     )
@@ -156,9 +156,9 @@ def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, 
         state = engine.states[name]
         if name in standing_by:
             continue
-        if spec.kind is Kind.PERIODIC and state.why is not None and not spec.required:
-            problems.append(f"{name}: last run {cause_text(state.why, quoting=quoting)}")
-        elif not spec.required and not satisfied(state) and state.phase is not Phase.STOPPED:
+        if spec.kind is Kind.PERIODIC and state.last_failure is not None and not spec.required:
+            problems.append(f"{name}: last run {cause_text(state.last_failure, quoting=quoting)}")
+        elif not spec.required and not is_satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
                 problems.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
     return tuple(problems)
@@ -168,9 +168,9 @@ def role_among_pods(engine: Engine, *, quoting: bool = True) -> str:
     """Return what this pod is among several that take turns: "standby: ...", "active, term 3"; "" for a pod alone."""
     for name, spec in engine.specs.items():
         state = engine.states[name]
-        if state.standby and not satisfied(state):
+        if state.standby and not is_satisfied(state):
             return own_reason(spec, state, state.since, quoting=quoting)
-        if name == LEASE and satisfied(state) and (quoting or is_ours(spec.command)):
+        if name == LEASE and is_satisfied(state) and (quoting or is_ours(spec.command)):
             return state.status
     return ""
 
@@ -204,13 +204,13 @@ def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> Serv
         about=spec.about,
         kind=spec.kind.value,
         state="reloading" if state.reloading else FAILING if is_failing(spec, state) else state.phase.value,
-        ready=satisfied(state) and not is_failing(spec, state),
+        ready=is_satisfied(state) and not is_failing(spec, state),
         required=spec.required,
         pid=state.pid,
         since=now - state.since,
         uptime=now - state.started_at if state.pid else 0.0,
         starts=state.starts,
-        failures=state.failed,
+        failures=state.failure_count,
         status=state.status if quoting else "",
         reasons=service_reasons(engine, name, now, quoting=quoting),
         last_exit=state.last_exit,

@@ -120,7 +120,8 @@ class Look:
             return
         engine = self._core.engine
         states = tuple(
-            (name, state.phase, state.standby, state.said, state.why) for name, state in engine.states.items()
+            (name, state.phase, state.standby, state.probe_status, state.last_failure)
+            for name, state in engine.states.items()
         )
         turn = reasons.role_among_pods(engine, quoting=False)
         key = (engine.phase, reasons.drain_text(engine), states, tuple(engine.conditions.values()), turn)
@@ -268,7 +269,7 @@ class Requests:
             if progress == "failed":
                 progress = reasons.drain_text(engine)
             elif back is not None and back.phase is Phase.FAILED:
-                progress = f"failed: {back.why}"
+                progress = f"failed: {back.last_failure}"
             caller.reply(drain=progress)
 
         return answer

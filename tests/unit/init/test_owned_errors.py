@@ -125,7 +125,7 @@ def test_what_the_machine_lacks_uses_up_no_restart() -> None:
     state, now = State(), 0.0
     for _ in range(20):
         state, actions = advance(spec, replace(state, spawning=True), SpawnFailed("no room", scarce=True), now)
-        assert state.phase in (Phase.WAITING, Phase.BACKOFF) and str(state.why) == "no room"
+        assert state.phase in (Phase.WAITING, Phase.BACKOFF) and str(state.last_failure) == "no room"
         assert not any(isinstance(action, EndPod) for action in actions)
         if state.deadline is not None:
             assert state.deadline <= now + 8
@@ -139,4 +139,4 @@ def test_a_periodic_run_that_finds_no_room_is_degraded_and_tried_again() -> None
     spec = parse_service("a", {"kind": "periodic", "command": ["/x"], "every": "1h", "restart": {"delay": 2}}, "t")
     ready = State(phase=Phase.READY, ready_at=0.0, spawning=True)
     state, actions = advance(spec, ready, SpawnFailed("no room", scarce=True), 100.0)
-    assert (state.phase, str(state.why), state.deadline, actions) == (Phase.READY, "no room", 102.0, [])
+    assert (state.phase, str(state.last_failure), state.deadline, actions) == (Phase.READY, "no room", 102.0, [])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from init.engine import order
 from init.engine.engine import Condition, Engine
-from init.engine.states import MAIN, Exited, Kill, Notified, PodPhase, Said, Spawn, Spawned, SpawnFailed
+from init.engine.states import MAIN, Exited, Kill, Notified, PodPhase, ProbeFailed, Spawn, Spawned, SpawnFailed
 from init.engine.trace import Trace
 from init.errors import RequestError
 from init.lean import fields, record, replace
@@ -101,7 +101,7 @@ def test_a_reason_is_followed_to_its_leaf() -> None:
         proof={"kind": "oneshot", "needs": ["slurmd"]},
         munged={"ready": "notify"},
     )
-    made.handle("controller", Said("tcp slurm-controller:6817 refused", "resolves to 10.1.2.3"), 1.0)
+    made.handle("controller", ProbeFailed("tcp slurm-controller:6817 refused", "resolves to 10.1.2.3"), 1.0)
     made.handle("munged", Spawned(7, MAIN), 1.0)
     made.handle("munged", Notified(ready=True), 1.0)
     told = "controller: tcp slurm-controller:6817 refused for 12 s (resolves to 10.1.2.3)"
@@ -147,9 +147,9 @@ def test_graces_are_shortened_alike_when_the_way_through_is_too_long() -> None:
         parse_service("b", {"command": ["/x"], "stop": {"grace": 10}, "needs": ["a"]}, "t"),
         parse_service("c", {"command": ["/x"], "stop": {"grace": 5}}, "t"),
     ]
-    assert order.longest(services) == 40
-    assert order.graces(services, 100) == {"a": 30, "b": 10, "c": 5}
-    assert order.graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
+    assert order.longest_stop(services) == 40
+    assert order.scaled_graces(services, 100) == {"a": 30, "b": 10, "c": 5}
+    assert order.scaled_graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
     drain = parse_drain({"command": ["/d"], "budget": 100}, "t")
     assert order.drain_budget(drain, services, 200) == 100
     assert order.drain_budget(drain, services, 101) == 60

@@ -18,15 +18,15 @@ from init.engine.states import (
     Exited,
     Kill,
     Notified,
-    Passed,
     Phase,
     PodPhase,
-    Said,
+    ProbeFailed,
+    ProbePassed,
     Spawn,
     Spawned,
     SpawnFailed,
-    idle,
-    satisfied,
+    is_idle,
+    is_satisfied,
 )
 from init.engine.trace import Trace
 from init.plan import graph
@@ -130,7 +130,7 @@ class World:
         if first and spec.kind is not Kind.PERIODIC:
             for need in spec.needs:
                 if need in self.engine.states:
-                    assert satisfied(self.engine.states[need]), f"{name} started before {need} is ready"
+                    assert is_satisfied(self.engine.states[need]), f"{name} started before {need} is ready"
         mains = [pid for pid, owner in self.alive.items() if owner == name and pid == self.engine.states[name].pid]
         assert not mains, f"{name} started twice"
 
@@ -139,10 +139,10 @@ class World:
         if self.engine.phase is not PodPhase.STOPPING or overran or name not in self.engine.specs:
             return
         state = self.engine.states[name]
-        if state.then is None or state.then.value == "fail" or name in self.by_hand:
+        if state.after_stop is None or state.after_stop.value == "fail" or name in self.by_hand:
             return
         for other in graph.stop_edges(self.engine.specs.values())[name]:
-            assert idle(self.engine.states[other]), f"{name} stopped before {other}, which needs it"
+            assert is_idle(self.engine.states[other]), f"{name} stopped before {other}, which needs it"
 
     def something(self) -> None:
         """Perform one random event."""
@@ -152,10 +152,10 @@ class World:
         pids = sorted(pid for pid, owner in self.alive.items() if owner in self.engine.states)
         choice = self.draw.draw(st.integers(0, 9))
         if choice <= 2 and state.phase is Phase.STARTING and spec.kind in (Kind.LONGRUN, Kind.GATE):
-            event = Notified(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
+            event = Notified(ready=True) if spec.ready.probe is Probe.NOTIFY else ProbePassed()
             self.perform(list(self.engine.handle(name, event, self.now)))
         elif choice == 3 and state.phase is Phase.STARTING:
-            self.perform(list(self.engine.handle(name, Said("no", quoted=self.words), self.now)))
+            self.perform(list(self.engine.handle(name, ProbeFailed("no", quoted=self.words), self.now)))
         elif choice <= 5 and pids:
             pid = self.draw.draw(st.sampled_from(pids))
             self.perform(self.end(pid, self.draw.draw(st.sampled_from([0, 0, 1, -9]))))
@@ -246,7 +246,7 @@ def test_with_services_that_behave_everything_becomes_ready(found: list[Service]
             if state.phase is Phase.PREPARING or (running and spec.kind is Kind.ONESHOT):
                 world.perform(world.end(state.pid, 0))
             elif state.phase is Phase.STARTING:
-                event = Notified(ready=True) if spec.ready.probe is Probe.NOTIFY else Passed()
+                event = Notified(ready=True) if spec.ready.probe is Probe.NOTIFY else ProbePassed()
                 world.perform(list(world.engine.handle(name, event, world.now)))
     assert world.engine.all_ready()
     assert not world.engine.impossible, world.engine.trace.happenings()

@@ -7,7 +7,7 @@ import pytest
 from init.cli import words
 from init.drain.deadline import budget
 from init.engine.engine import Engine
-from init.engine.order import ENDING, REQUEUE, drain_budget, margin, wish
+from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, wished_drain_time
 from init.engine.trace import Trace
 from init.lean import replace
 from init.slurm.client import judge
@@ -237,7 +237,7 @@ def test_jobs_get_the_seconds_that_the_operator_gives(
     plan = plan_of("worker")
     assert plan.drain is not None
     env = {"MINIVM_GRACE_SECONDS": str(grace), "MINIVM_DRAIN_SECONDS": str(drain)}
-    begun = Engine(plan, float(grace), lambda: 0.5, Trace(), wish(env))
+    begun = Engine(plan, float(grace), lambda: 0.5, Trace(), wished_drain_time(env))
     begun.begin(0.0)
     begun.ending.begin(0.0)
     limit = begun.errands["drain"].timeout
@@ -245,7 +245,7 @@ def test_jobs_get_the_seconds_that_the_operator_gives(
 
     def allowed(total: float) -> float:
         assert plan.drain is not None
-        return drain_budget(plan.drain, plan.services, total, wish(env))
+        return drain_budget(plan.drain, plan.services, total, wished_drain_time(env))
 
     assert drain + REQUEUE <= budget(env, allowed) <= limit - ENDING
     assert not capsys.readouterr().out
@@ -260,5 +260,5 @@ def test_a_drain_tells_seconds_that_it_cannot_give(capsys: pytest.CaptureFixture
 def test_the_drain_of_a_worker_gets_what_a_long_grace_leaves() -> None:
     plan = plan_of("worker")
     assert plan.drain is not None
-    most = drain_budget(plan.drain, plan.services, 3600 - margin(3600))
+    most = drain_budget(plan.drain, plan.services, 3600 - kill_margin(3600))
     assert budget({"MINIVM_GRACE_SECONDS": "3600"}, lambda total: most) > 3500

@@ -10,17 +10,17 @@ from init.engine.machine import advance
 from init.engine.states import (
     LOST_WAIT,
     MAIN,
+    AfterStop,
+    BindingLost,
     Exited,
     Kill,
-    Lost,
     Notified,
     Phase,
     Spawn,
     Spawned,
     State,
-    Then,
+    StopProbe,
     Tick,
-    Unwatch,
 )
 from init.engine.trace import Trace
 from init.plan.compile import compile_plan, plan_from_json, plan_to_json, select
@@ -147,28 +147,28 @@ def test_a_person_s_stop_outlasts_a_lost_turn() -> None:
 
 def test_a_process_that_is_being_started_is_killed_too() -> None:
     spec = parse_service("s", {"command": ["/x"], "bound-to": ["lease"]}, "t")
-    state, actions = advance(spec, State(phase=Phase.STARTING, spawning=True), Lost(), 1.0)
-    assert state.phase is Phase.STOPPING and actions == [Unwatch()]
+    state, actions = advance(spec, State(phase=Phase.STARTING, spawning=True), BindingLost(), 1.0)
+    assert state.phase is Phase.STOPPING and actions == [StopProbe()]
     state, actions = advance(spec, state, Spawned(7, MAIN), 1.1)
     assert actions == [Kill(7, "TERM")]
     state, actions = advance(spec, state, Tick(), 1.0 + LOST_WAIT)
     assert actions == [Kill(7, "KILL")]
     state, _ = advance(spec, state, Exited(7, -1, 9), 2.5)
-    assert state.phase is Phase.WAITING and state.then is None
+    assert state.phase is Phase.WAITING and state.after_stop is None
 
 
 def test_a_handover_that_is_under_way_ends_at_once() -> None:
     spec = parse_service("s", {"command": ["/x"], "ready": "notify", "bound-to": ["lease"]}, "t")
-    state, _ = advance(spec, State(phase=Phase.HANDOVER, ready_at=0.0, deadline=3.0), Lost(), 1.0)
-    assert state.then is Then.AGAIN and state.deadline == 1.0
+    state, _ = advance(spec, State(phase=Phase.HANDOVER, ready_at=0.0, deadline=3.0), BindingLost(), 1.0)
+    assert state.after_stop is AfterStop.RESTART and state.deadline == 1.0
     state, _ = advance(spec, state, Tick(), 1.0)
     assert state.phase is Phase.WAITING
 
 
 def test_a_failed_service_gets_another_chance_with_the_next_turn() -> None:
     spec = parse_service("s", {"command": ["/x"], "bound-to": ["lease"]}, "t")
-    state, _ = advance(spec, State(phase=Phase.FAILED, streak=3, failures=(0.5,)), Lost(), 1.0)
-    assert state.phase is Phase.WAITING and state.streak == 0 and state.failures == ()
+    state, _ = advance(spec, State(phase=Phase.FAILED, failures_in_row=3, recent_failures=(0.5,)), BindingLost(), 1.0)
+    assert state.phase is Phase.WAITING and state.failures_in_row == 0 and state.recent_failures == ()
 
 
 def test_a_controller_alone_has_no_lease_and_waits_for_none() -> None:
