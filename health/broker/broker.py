@@ -32,12 +32,12 @@ from health.broker.step import (
     Log,
     Memory,
     Now,
+    describe_check,
     expect_drain,
     forget,
     is_restless,
     resumed,
     step,
-    what_of,
 )
 from health.ledger import Ledger
 from health.places import Places, boot_id
@@ -309,7 +309,7 @@ class Broker:
             return {"error": f"unknown request {ask!r}; known: {', '.join(QUESTIONS)}"}
         if ask in ("failed", "ended"):
             # After jobs' ends ask slurmctld seldom: a thousand nodes have many.
-            if ask == "failed" or clock().steady - self.memory.looked >= ENDED_S:
+            if ask == "failed" or clock().steady - self.memory.node_read_at >= ENDED_S:
                 self.memory = expect_drain(self.memory, clock())
             return {}
         if ask == "unkillable":
@@ -326,9 +326,9 @@ class Broker:
         if ask == "gate" and self._stops(named):
             self._check_resumed()
         now = clock()
-        decisions = {check: what_of(self.memory, check, now) for check in named}
+        decisions = {check: describe_check(self.memory, check, now) for check in named}
         # A job is kept off only for problems that drained the node, so the guard's exceptions stop no job.
-        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.said}
+        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.status_text}
 
     def _unkillable(self, job: int) -> Mapping[str, object]:
         """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
@@ -374,8 +374,8 @@ class Broker:
         Requires both the node as the pod found it, which the broker's own drains do not change, and the node as it is
         now, since it may have been resumed and have jobs.
         """
-        if self.memory.found is None or not asks_for_deep(self.memory.found):
-            return None if self.memory.found is None else False
+        if self.memory.node_at_start is None or not asks_for_deep(self.memory.node_at_start):
+            return None if self.memory.node_at_start is None else False
         node = _answer(self.slurm.known_node)
         return None if isinstance(node, Failed) else asks_for_deep(node)
 
@@ -423,7 +423,7 @@ class Broker:
         data = {
             "node": self.slurm.name,
             "drained": self.memory.drained,
-            "said": self.memory.said,
+            "said": self.memory.status_text,
             "standing": {check: asdict(seen) for check, seen in standing.items()},
             "held": self.memory.held,
             "reason": reason(standing) if standing else "",

@@ -1,8 +1,17 @@
-"""The broker's next step: memory, inputs and time in; memory and actions out. Pure functions.
+"""Decide the broker's next step: memory, inputs and time in; memory and actions out. Pure functions.
 
-A step that needs an answer of slurmctld or the ledger returns an action that asks, and leaves the memory unchanged. The
-caller adds the answer to the inputs and repeats the step. So one step decides from all answers together, and a repeated
-step has the same outcome.
+The broker (`health.broker.broker`) calls `step` at each look. In order:
+
+1. Take in the verdicts: which problems are raised now (`_take_in_verdicts`)? 2. Ask the ledger for the incidents of
+GPUs with new problems (`Enter`). 3. If the raised problems differ from those at the last action, set the time to act.
+4. At that time ask slurmctld for the node (`AskNode`). For a drain that Slurm set itself, see `_act_on_slurm_drain`. 5.
+Otherwise compare the problems with the node's drain (`health.broker.decide`). Before a drain, ask for the other nodes
+(`AskFleet`): a problem that many nodes report drains none of them (`find_widespread`). 6. Change the node (`ApplyAct`),
+within the rate limit.
+
+A step that needs an answer returns an action that asks, and leaves the memory unchanged. The caller adds the answer to
+the inputs and repeats the step. So one step decides from all answers together, and a repeated step has the same
+outcome.
 """
 
 from __future__ import annotations
@@ -25,6 +34,8 @@ RESUMED_LASTS_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Now:
+    """One moment by two clocks."""
+
     # For verdicts and held problems, whose times other processes share.
     wall: float
     # For everything that is due, so that setting the clock delays no drain; never 0, which means "no time".
@@ -33,6 +44,8 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
+    """Everything that the broker remembers between two steps."""
+
     seen: Mapping[str, Seen] = field(default_factory=dict)
     # check@commit -> time until which it drains nothing: too many nodes have it, or a person resumed the node.
     held: Mapping[str, float] = field(default_factory=dict)
@@ -45,24 +58,24 @@ class Memory:
     drained: bool = False
     # The node's reason at the last look, if the broker wrote it.
     posted: str = ""
-    said: str = "starting"
-    # The node as this pod found it; None: not known yet.
-    found: BrokerNode | None = None
+    status_text: str = "starting"
+    # The node as slurmctld first described it to this pod; None: not known yet.
+    node_at_start: BrokerNode | None = None
     # When to act, and when to look at the fleet again, by the steady clock; 0: never.
     due: float = 0.0
     recheck: float = 0.0
     failures: int = 0
-    # Slurm's own drains, the text about the present one in the pod's status, and until when one is expected.
+    # Drains that Slurm set itself, the text about the present one in the pod's status, and until when one is expected.
     slurm: SlurmDrainWatch = field(default_factory=SlurmDrainWatch)
     slurm_drain: str = ""
-    expected: float = 0.0
+    drain_expected_until: float = 0.0
     # Time of slurmctld's last answer about the node.
-    looked: float = 0.0
+    node_read_at: float = 0.0
 
     def standing(self, now: Now) -> dict[str, Seen]:
         """Return the raised problems that are not held."""
-        released = unexpired(self.held, now)
-        return {check: seen for check, seen in raised(self.seen).items() if seen.key(check) not in released}
+        held = unexpired(self.held, now)
+        return {check: seen for check, seen in raised(self.seen).items() if seen.key(check) not in held}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ def resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Log, ...]]:
     """Hold the problems of a node that the broker drained and a person resumed: they do not drain it again."""
     text = "a person resumed the node: its problems until now no longer drain it"
     after = hold(memory, memory.standing(now), now.wall + RESUMED_LASTS_S)
-    return replace(after, drained=False, posted="", said=text), (Log(text),)
+    return replace(after, drained=False, posted="", status_text=text), (Log(text),)
 
 
 def forget(memory: Memory, named: Iterable[str]) -> tuple[Memory, tuple[Log, ...]]:
@@ -93,10 +106,10 @@ def expect_drain(memory: Memory, now: Now) -> Memory:
     """Look at the node soon and repeatedly, because Slurm is about to drain it, or may be."""
     soon = now.steady + SOON_S
     due = min(memory.due, soon) if memory.due else soon
-    return replace(memory, expected=now.steady + EXPECTED_S, due=due)
+    return replace(memory, drain_expected_until=now.steady + EXPECTED_S, due=due)
 
 
-def what_of(memory: Memory, check: str, now: Now) -> str:
+def describe_check(memory: Memory, check: str, now: Now) -> str:
     """Describe a check's state, for a prolog's record and for people."""
     seen = memory.seen.get(check, Seen())
     if check in memory.standing(now):
@@ -108,11 +121,11 @@ def what_of(memory: Memory, check: str, now: Now) -> str:
 
 def is_restless(memory: Memory) -> bool:
     """Tell if time alone may change the state; otherwise a look waits for another verdict."""
-    waiting = any(seen.oks for seen in memory.seen.values() if seen.raised)
-    return waiting or bool(memory.posted) or bool(memory.due or memory.recheck)
+    has_problem_that_may_clear = any(seen.oks for seen in memory.seen.values() if seen.raised)
+    return has_problem_that_may_clear or bool(memory.posted) or bool(memory.due or memory.recheck)
 
 
-def is_over(moment: float, now: Now) -> bool:
+def is_due(moment: float, now: Now) -> bool:
     return bool(moment) and now.steady >= moment
 
 
@@ -129,7 +142,7 @@ WORDS_ALIKE = 8
 DIGIT = re.compile("[0-9]")
 
 
-def guarded(
+def find_widespread(
     standing: Mapping[str, Seen], others: Iterable[Other], total: int, policy: BrokerPolicy, now: float
 ) -> frozenset[str]:
     """Return the standing checks that drained too many other nodes for what seems to be one cause.
@@ -140,27 +153,28 @@ def guarded(
     """
     counts = dict.fromkeys(standing, 0)
     for other in others:
-        recent = other.since is None or now - other.since < policy.guard_window_s
+        is_recent = other.since is None or now - other.since < policy.guard_window_s
         for check, _, commit, part in parts(other.reason):
             seen = standing.get(check)
             if seen is not None and seen.key(check) == f"{check}@{commit}":
-                unproven = seen.passed != seen.commit
-                counts[check] += unproven + recent + _alike(part, reason({check: seen})) >= 2
+                never_passed_here = seen.passed != seen.commit
+                signs = never_passed_here + is_recent + _alike(part, reason({check: seen}))
+                counts[check] += signs >= 2
     limit = max(policy.guard_min_nodes, math.ceil(policy.guard_fraction * total))
     return frozenset(check for check, count in counts.items() if count >= limit)
 
 
 def _alike(part: str, text: str) -> bool:
     """Compare the words, except those with a digit: numbers, addresses, names of parts."""
-    words = [
-        [word for word in sentence.split()[1:] if not DIGIT.search(word)][:WORDS_ALIKE]
-        for sentence in (part, text[len(PREFIX) :].strip())
-    ]
-    # A part shortened to its name may match.
-    return words[0] == words[1] or len(part.split()) == 1
+    is_shortened = len(part.split()) == 1  # to its name; it may match
+    return is_shortened or _plain_words(part) == _plain_words(text[len(PREFIX) :].strip())
 
 
-def within_rate(actions: Iterable[float], policy: BrokerPolicy, now: float) -> bool:
+def _plain_words(sentence: str) -> list[str]:
+    return [word for word in sentence.split()[1:] if not DIGIT.search(word)][:WORDS_ALIKE]
+
+
+def is_within_rate(actions: Iterable[float], policy: BrokerPolicy, now: float) -> bool:
     return sum(1 for at in actions if at > now - policy.rate_per_s) < policy.rate_actions
 
 
@@ -223,46 +237,57 @@ Outcome = tuple[Memory, tuple[Action, ...]]
 
 
 def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
-    """Decide: take in the verdicts and return at most one change."""
-    after = _observed(memory, inputs, now)
-    entries = _entries(memory, after, inputs, now)
-    if unanswered := tuple(item for item in entries if item.check not in inputs.incidents):
+    """Take in the verdicts, and change the node at most once. See the module's docstring for the order."""
+    after = _take_in_verdicts(memory, inputs, now)
+    incidents = _new_incidents(memory, after, inputs, now)
+    if unanswered := tuple(incident for incident in incidents if incident.check not in inputs.incidents):
         return memory, unanswered
-    current = {item.check: judged(after.seen[item.check], item, inputs.incidents[item.check]) for item in entries}
-    after = replace(after, seen={**after.seen, **current})
-    standing = after.standing(now)
-    if _differs(after, standing, inputs, now) and not after.due:
-        # A bad commit's check fails on the whole fleet at the same moment. Each node waits for its own share of the
-        # spread, so that later nodes see earlier drains. The prolog of a single node does not wait for that.
-        spread = inputs.policy.guard_spread_s if standing and not after.drained else 0.0
-        after = replace(after, due=now.steady + spread * share(inputs.name))
-    if is_over(after.due, now):
+    counted = {
+        incident.check: judged(after.seen[incident.check], incident, inputs.incidents[incident.check])
+        for incident in incidents
+    }
+    after = replace(after, seen={**after.seen, **counted})
+    if not after.due and _differs_from_last_act(after, inputs, now):
+        after = replace(after, due=now.steady + _spread(after, inputs, now))
+    if is_due(after.due, now):
         return _act(memory, after, inputs, now)
-    if is_over(after.recheck, now):
+    if is_due(after.recheck, now):
         return _recheck(memory, after, inputs, now)
     return after, ()
 
 
-def _observed(memory: Memory, inputs: BrokerInputs, now: Now) -> Memory:
-    counted = next((item for item in inputs.verdicts if item.check == "gpu_count"), None)
+def _spread(memory: Memory, inputs: BrokerInputs, now: Now) -> float:
+    """Return the delay before a drain.
+
+    A bad commit's check fails on the whole fleet at the same moment. Each node waits for its own share of the spread,
+    so that later nodes see earlier drains. The prolog of a single node does not wait for that.
+    """
+    is_about_to_drain = bool(memory.standing(now)) and not memory.drained
+    return inputs.policy.guard_spread_s * share(inputs.name) if is_about_to_drain else 0.0
+
+
+def _take_in_verdicts(memory: Memory, inputs: BrokerInputs, now: Now) -> Memory:
+    """Update the state of each check by the verdicts, and drop checks that no longer exist."""
+    gpu_count = next((verdict for verdict in inputs.verdicts if verdict.check == "gpu_count"), None)
     verdicts = [verdict for verdict in inputs.verdicts if not is_void(verdict, inputs.scripts)]
-    complete = counted is not None and counted.result is Result.OK and bool(inputs.gpus)
-    present = frozenset(gpu.uuid for gpu in inputs.gpus) if complete else None
+    all_gpus_answer = gpu_count is not None and gpu_count.result is Result.OK and bool(inputs.gpus)
+    gpus = frozenset(gpu.uuid for gpu in inputs.gpus) if all_gpus_answer else None
     with_jobs, once = (inputs.index.with_jobs, inputs.index.once) if inputs.index else (frozenset(), frozenset())
-    seen = decide.observe(memory.seen, verdicts, inputs.policy, now.wall, inputs.boot_id, present, with_jobs, once)
-    alive = {check: state for check, state in seen.items() if not _is_gone(check, inputs)}
-    return replace(memory, seen=alive, held=unexpired(memory.held, now))
+    seen = decide.observe(memory.seen, verdicts, inputs.policy, now.wall, inputs.boot_id, gpus, with_jobs, once)
+    existing = {check: state for check, state in seen.items() if not _is_gone(check, inputs)}
+    return replace(memory, seen=existing, held=unexpired(memory.held, now))
 
 
-def _entries(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> list[Enter]:
-    """Return the new problems that concern a GPU."""
-    before, evidence = decide.raised(memory.seen), {item.check: item.evidence for item in inputs.verdicts}
-    new = {check: seen for check, seen in decide.raised(after.seen).items() if check not in before}
-    entries = (
+def _new_incidents(before: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> list[Enter]:
+    """Return an entry of the ledger for each new problem that concerns a GPU."""
+    known = decide.raised(before.seen)
+    evidence = {verdict.check: verdict.evidence for verdict in inputs.verdicts}
+    incidents = (
         entry(check, seen, evidence.get(check, ""), inputs.name, inputs.gpus, inputs.policy, now.wall)
-        for check, seen in new.items()
+        for check, seen in decide.raised(after.seen).items()
+        if check not in known
     )
-    return [request for request in entries if request is not None]
+    return [incident for incident in incidents if incident is not None]
 
 
 def _is_gone(check: str, inputs: BrokerInputs) -> bool:
@@ -270,94 +295,111 @@ def _is_gone(check: str, inputs: BrokerInputs) -> bool:
 
     A script without a verdict since the pod began counts as gone: it does not run on a drained node.
     """
-    if any(item.check == check and not is_void(item, inputs.scripts) for item in inputs.verdicts):
+    if any(verdict.check == check and not is_void(verdict, inputs.scripts) for verdict in inputs.verdicts):
         return False
     return is_of_script(check) or (inputs.index is not None and check not in inputs.index.checks)
 
 
-def _kept(memory: Memory, text: str, inputs: BrokerInputs, now: Now) -> dict[str, str]:
-    def dead(check: str) -> bool:
+def _unreleased_parts(memory: Memory, reason: str, inputs: BrokerInputs, now: Now) -> dict[str, str]:
+    """Return the parts of a posted reason that must stay, as check -> part (`decide.unreleased`)."""
+
+    def is_dead(check: str) -> bool:
         return check in memory.forgotten or _is_gone(check, inputs)
 
-    return decide.unreleased(text, memory.seen, memory.held, inputs.policy, now.wall, dead)
+    return decide.unreleased(reason, memory.seen, memory.held, inputs.policy, now.wall, is_dead)
 
 
-def _differs(memory: Memory, standing: Mapping[str, decide.Seen], inputs: BrokerInputs, now: Now) -> bool:
+def _differs_from_last_act(memory: Memory, inputs: BrokerInputs, now: Now) -> bool:
     """Tell if the problems differ from those at the last action, or if the posted reason names too many."""
-    live = decide.reason(standing, decide.left(standing, _kept(memory, memory.posted, inputs, now)))
-    return names_of(standing) != memory.acted_on or not decide.names(memory.posted) <= decide.names(live)
+    standing = memory.standing(now)
+    unreleased = _unreleased_parts(memory, memory.posted, inputs, now)
+    current_reason = decide.reason(standing, decide.left(standing, unreleased))
+    names_too_many = not decide.names(memory.posted) <= decide.names(current_reason)
+    return names_of(standing) != memory.acted_on or names_too_many
 
 
-def _act(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
-    match inputs.node:
-        case None:
-            return memory, (AskNode(),)
-        case Failed(why):
-            return _again(after, why, now)
-        case node:
-            after = replace(after, found=after.found or node, looked=now.steady)
+# Acting. `unchanged` is the memory before this step, which a step returns with a question; `after` is the new one.
+
+
+def _act(unchanged: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
+    """Act on the node as slurmctld describes it now."""
+    node = inputs.node
+    if node is None:
+        return unchanged, (AskNode(),)
+    if isinstance(node, Failed):
+        return _retry_later(after, node.why, now)
+    after = replace(after, node_at_start=after.node_at_start or node, node_read_at=now.steady)
     if cause := slurm_drains.cause_of(node):
-        return _act_on_slurm(memory, after, cause, node, inputs, now)
+        return _act_on_slurm_drain(unchanged, after, cause, node, inputs, now)
     after = replace(after, slurm=replace(after.slurm, clean_since=0.0, posted=""), slurm_drain="")
-    return _act_on_verdicts(memory, after, node, inputs, now)
+    return _act_on_verdicts(unchanged, after, node, inputs, now)
 
 
-def _act_on_verdicts(memory: Memory, after: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now) -> Outcome:
-    standing = after.standing(now)
+def _act_on_verdicts(
+    unchanged: Memory, after: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now
+) -> Outcome:
+    """Drain the node for its standing problems, update the reason, or clear a drain of the broker's own."""
     logs: tuple[Log, ...] = ()
-    unreleased = _kept(after, node.reason, inputs, now)
-    act = decide.decide(standing, node, unreleased)
+    act = _decide(after, node, inputs, now)
     if act.kind in {"drain", "update"}:
-        match inputs.fleet:
-            case None:
-                return memory, (AskFleet(),)
-            case Failed(why):
-                return _again(after, why, now)
-            case fleet:
-                pass
-        many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
-        logs = tuple(
-            Log(f"{standing[check].name(check)} has failed on too many nodes: this node is not drained for it"
-                f" ({standing[check].reason})") for check in sorted(many)
-        )  # fmt: skip
-        after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
-        standing = after.standing(now)
-        act = decide.decide(standing, node, _kept(after, node.reason, inputs, now))
+        if inputs.fleet is None:
+            return unchanged, (AskFleet(),)
+        if isinstance(inputs.fleet, Failed):
+            return _retry_later(after, inputs.fleet.why, now)
+        after, logs = _hold_widespread(after, inputs.fleet, inputs.policy, now)
+        act = _decide(after, node, inputs, now)
     if act.kind == "nothing":
         own_reason = node.reason if node.drained and node.is_own_drain else ""
-        acted = _acted(replace(after, drained=node.drained, posted=own_reason), standing, act)
-        is_expected = not node.drained and now.steady < after.expected
-        return (replace(acted, due=now.steady + slurm_drains.AGAIN_S / 2) if is_expected else acted), logs
+        after = _remember_act(replace(after, drained=node.drained, posted=own_reason), act, now)
+        if not node.drained and now.steady < after.drain_expected_until:
+            after = replace(after, due=now.steady + slurm_drains.AGAIN_S / 2)
+        return after, logs
     if act.kind == "clear" and inputs.deep_runs:
         text = "deep checks are running: the drain ends after them"
-        return replace(after, said=text, drained=True, posted=node.reason, due=now.steady + DEEP_S), logs
-    if not within_rate(after.changes, inputs.policy, now.steady):
+        return replace(after, status_text=text, drained=True, posted=node.reason, due=now.steady + DEEP_S), logs
+    if not is_within_rate(after.changes, inputs.policy, now.steady):
         text = f"too many changes within {inputs.policy.rate_per_s:g} s, waiting ({act.kind}: {act.text})"
-        return replace(after, said=text, due=now.steady + inputs.policy.rate_per_s / inputs.policy.rate_actions), logs
-    match inputs.changed:
-        case None:
-            return memory, (*logs, Log(f"{act.kind} {inputs.name}: {act.text}"), ApplyAct(act))
-        case Failed(why):
-            return _again(after, why, now)
-    recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
-    after = replace(after, changes=(*recent, now.steady))
+        pause = inputs.policy.rate_per_s / inputs.policy.rate_actions
+        return replace(after, status_text=text, due=now.steady + pause), logs
+    if inputs.changed is None:
+        return unchanged, (*logs, Log(f"{act.kind} {inputs.name}: {act.text}"), ApplyAct(act))
+    if isinstance(inputs.changed, Failed):
+        return _retry_later(after, inputs.changed.why, now)
+    after = _record_change(after, inputs.policy, now)
     if act.kind == "clear":
-        return _acted(replace(after, drained=False, posted="", recheck=0.0), standing, act), ()
+        return _remember_act(replace(after, drained=False, posted="", recheck=0.0), act, now), ()
     recheck = now.steady + inputs.policy.guard_recheck_s
-    return _acted(replace(after, drained=True, posted=act.text, recheck=recheck), standing, act), ()
+    return _remember_act(replace(after, drained=True, posted=act.text, recheck=recheck), act, now), ()
 
 
-def _act_on_slurm(
-    memory: Memory,
+def _decide(memory: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now) -> decide.Act:
+    return decide.decide(memory.standing(now), node, _unreleased_parts(memory, node.reason, inputs, now))
+
+
+def _hold_widespread(
+    memory: Memory, fleet: decide.Fleet, policy: BrokerPolicy, now: Now
+) -> tuple[Memory, tuple[Log, ...]]:
+    """Hold the problems that too many other nodes have: this node is not drained for them."""
+    standing = memory.standing(now)
+    widespread = find_widespread(standing, fleet.others, fleet.total, policy, now.wall)
+    logs = tuple(
+        Log(f"{standing[check].name(check)} has failed on too many nodes: this node is not drained for it"
+            f" ({standing[check].reason})") for check in sorted(widespread)
+    )  # fmt: skip
+    return hold(memory, widespread, now.wall + policy.guard_lasts_s), logs
+
+
+def _act_on_slurm_drain(
+    unchanged: Memory,
     after: Memory,
     cause: slurm_drains.SlurmDrainCause,
     node: decide.BrokerNode,
     inputs: BrokerInputs,
     now: Now,
 ) -> Outcome:
-    """Lift a drain of Slurm's own from a clean node, tell what hangs, or put back the reason that it replaced."""
+    """Lift Slurm's own drain from a clean node, tell what hangs, or put back the reason that it replaced."""
     if inputs.remains is None:
-        return memory, (AskRemains(),)
+        return unchanged, (AskRemains(),)
     standing = after.standing(now)
     clean_since = 0.0 if inputs.remains.text else after.slurm.clean_since or now.steady
     watch = replace(after.slurm, clean_since=clean_since)
@@ -365,48 +407,51 @@ def _act_on_slurm(
     if standing and act.kind == "clear":
         act = decide.Act("nothing", f"{node.reason}: stays while the node fails {', '.join(standing)}")
     after = replace(after, slurm=watch, slurm_drain=f"Slurm drained the node: {act.text}", drained=True, posted="")
-    after = replace(_acted(after, standing, act), due=now.steady + slurm_drains.AGAIN_S)
-    if act.kind == "nothing" or not within_rate(after.changes, inputs.policy, now.steady):
+    after = replace(_remember_act(after, act, now), due=now.steady + slurm_drains.AGAIN_S)
+    if act.kind == "nothing" or not is_within_rate(after.changes, inputs.policy, now.steady):
         return after, ()
-    match inputs.changed:
-        case None:
-            return memory, (Log(f"{act.kind} {inputs.name}: {act.text}"), ApplyAct(act))
-        case Failed(why):
-            return _again(after, why, now)
-    recent = (at for at in after.changes if at > now.steady - inputs.policy.rate_per_s)
-    after = replace(after, changes=(*recent, now.steady))
+    if inputs.changed is None:
+        return unchanged, (Log(f"{act.kind} {inputs.name}: {act.text}"), ApplyAct(act))
+    if isinstance(inputs.changed, Failed):
+        return _retry_later(after, inputs.changed.why, now)
+    after = _record_change(after, inputs.policy, now)
     if act.kind == "update":
         return replace(after, slurm=replace(watch, posted=act.text)), ()
     lifts = (*(at for at in watch.lifts if now.steady - at < slurm_drains.WITHIN_S), now.steady)
     return replace(after, slurm=slurm_drains.SlurmDrainWatch(lifts=lifts), slurm_drain="", drained=False, due=0.0), ()
 
 
-def _acted(memory: Memory, standing: Mapping[str, decide.Seen], act: decide.Act) -> Memory:
-    text = f"{act.kind}: {act.text}"
-    return replace(memory, said=text, acted_on=names_of(standing), due=0.0, failures=0, forgotten=frozenset())
+def _record_change(memory: Memory, policy: BrokerPolicy, now: Now) -> Memory:
+    """Count a change of the node for the rate limit."""
+    recent = (at for at in memory.changes if at > now.steady - policy.rate_per_s)
+    return replace(memory, changes=(*recent, now.steady))
 
 
-def _again(memory: Memory, reason: str, now: Now) -> Outcome:
+def _remember_act(memory: Memory, act: decide.Act, now: Now) -> Memory:
+    """Remember the decision and the problems behind it: nothing is due until they change."""
+    text, problems = f"{act.kind}: {act.text}", names_of(memory.standing(now))
+    return replace(memory, status_text=text, acted_on=problems, due=0.0, failures=0, forgotten=frozenset())
+
+
+def _retry_later(memory: Memory, reason: str, now: Now) -> Outcome:
+    """Retry after a growing pause, because slurmctld did not answer or refused."""
     pause = RETRY_S[min(memory.failures, len(RETRY_S) - 1)]
-    later = replace(memory, said=reason, due=now.steady + pause, failures=memory.failures + 1)
+    later = replace(memory, status_text=reason, due=now.steady + pause, failures=memory.failures + 1)
     return later, (Log(f"{reason}: retrying in {pause:.0f} s"),)
 
 
-def _recheck(memory: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
+def _recheck(unchanged: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     """Look once after a drain if the rest of the fleet reported the same problem at the same moment."""
-    standing, after = after.standing(now), replace(after, recheck=0.0)
-    match inputs.fleet:
-        case None:
-            return memory, (AskFleet(),)
-        case Failed(why):
-            return after, (Log(f"{why}: the drain stays"),)
-        case fleet:
-            pass
-    many = guarded(standing, fleet.others, fleet.total, inputs.policy, now.wall)
-    if not many:
+    if inputs.fleet is None:
+        return unchanged, (AskFleet(),)
+    after = replace(after, recheck=0.0)
+    if isinstance(inputs.fleet, Failed):
+        return after, (Log(f"{inputs.fleet.why}: the drain stays"),)
+    widespread = find_widespread(after.standing(now), inputs.fleet.others, inputs.fleet.total, inputs.policy, now.wall)
+    if not widespread:
         return after, ()
-    after = hold(after, many, now.wall + inputs.policy.guard_lasts_s)
-    text = f"{', '.join(sorted(many))} failed on too many nodes: the drain is withdrawn"
+    after = hold(after, widespread, now.wall + inputs.policy.guard_lasts_s)
+    text = f"{', '.join(sorted(widespread))} failed on too many nodes: the drain is withdrawn"
     return replace(after, due=now.steady), (Log(text),)
 
 

@@ -1,4 +1,4 @@
-"""Say why a node takes no jobs, and which class of cause that is. Pure."""
+"""Nodes from a job's view: why a node takes no jobs, which nodes fit the job, and why it waits for them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from health.jobs.model import Fact, Job, JobCause, JobNode, Sure, count, listed, moment, safe, size
+from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Sure, count, listed, moment, safe, size
 from init.slurm.conf import expanded
 from init.slurm.node import ADDED, FRESH, PREFIX, SILENT, STOPPING
 
@@ -72,12 +72,14 @@ def common(nodes: Iterable[JobNode]) -> tuple[JobCause, Sure]:
         return causes.pop()
     return (
         (JobCause.MACHINE, Sure.POSSIBLE)
-        if {each for each, _ in causes} == {JobCause.MACHINE}
+        if {cause for cause, _ in causes} == {JobCause.MACHINE}
         else (JobCause.CLUSTER, Sure.LIKELY)
     )
 
 
-# Compare a job's request with nodes: which could ever run it, and what the others lack. Pure.
+# Which nodes could ever run the job, and what the other nodes lack.
+
+_UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
 _PLAIN = re.compile(r"[\w.&-]+", re.ASCII)  # features joined by "and"; others are not judged here
 
 
@@ -103,6 +105,7 @@ class Fit:
 
 
 def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
+    """Compare the request with the nodes of the job's partitions."""
     partitions = frozenset(job.partition.split(","))
     required = frozenset(expanded(job.required[:4096]))
     excluded = frozenset(expanded(job.excluded[:4096]))
@@ -117,11 +120,11 @@ def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
         else:
             (fitting if node.is_usable else unusable).append(node)
     lacking.sort(key=lambda pair: (len(pair[1]), -pair[0].memory, -pair[0].cpus, pair[0].name))
-    exact = not job.features or bool(_PLAIN.fullmatch(job.features))
+    is_exact = not job.features or bool(_PLAIN.fullmatch(job.features))
     needed = max(1, job.node_count, len(required))
     if not job.single_node and job.cpus and not job.cpus_per_node:
         needed = max(needed, _spread(job.cpus, [node.cpus for node in [*fitting, *unusable]]))
-    return Fit(tuple(fitting), tuple(unusable), tuple(lacking), needed, exact)
+    return Fit(tuple(fitting), tuple(unusable), tuple(lacking), needed, is_exact)
 
 
 def _spread(cpus: int, sizes: Sequence[int]) -> int:
@@ -179,3 +182,150 @@ def free(nodes: Iterable[JobNode], job: Job) -> int:
         return sum(not node.cpus_used and not node.memory_used for node in nodes)
     cpus, memory = share(job)
     return sum(1 for node in nodes if node.cpus - node.cpus_used >= cpus and node.memory - node.memory_used >= memory)
+
+
+# What the nodes mean for a waiting job.
+
+
+def explain_wait_for_nodes(job: Job, nodes: Sequence[JobNode]) -> Answer:
+    """Explain a wait for nodes: none is large enough, those that fit take no jobs, or they are busy."""
+    fit = judge(job, nodes)
+    if fit.never:
+        return explain_never(job, fit)
+    unusable = [node for node in _named_nodes(job, nodes) if not node.is_usable]
+    if not unusable and fit.without_held:
+        unusable = list(fit.held)
+    if unusable:
+        return explain_held_nodes(job, fit, unusable)
+    if job.reason in ("BadConstraints", "Constraints"):
+        return Answer(
+            "It cannot start: Slurm finds no nodes that satisfy its constraints together.",
+            JobCause.REQUEST,
+            Sure.LIKELY,
+            advice=("check --constraint, --nodelist, --gres and --switches", f"scancel {job.shown}"),
+            unknown=("which part of the request it is",),
+        )
+    return explain_queue(job, fit)
+
+
+def _named_nodes(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
+    """Return the nodes that Slurm's reason names, else those that the job requires."""
+    match = _UNAVAILABLE.search(job.detail)
+    names = set(expanded(match[1])) if match else set(expanded(job.required[:4096]))
+    return [node for node in nodes if node.name in names]
+
+
+def explain_never(job: Job, fit: Fit) -> Answer:
+    """Explain a request that the existing nodes cannot satisfy, and name the nearest."""
+    where = f"partition {safe(job.partition, 80)}"
+    fitting = len(fit.fitting) + len(fit.held)
+    total = fitting + len(fit.lacking)
+    cancel = f"or cancel it: scancel {job.shown}"
+    sure = Sure.CERTAIN if fit.is_exact else Sure.LIKELY
+    if not total:
+        return Answer(
+            f"It cannot start: {where} has no nodes.",
+            JobCause.CLUSTER,
+            advice=("ask an operator, or choose another partition",),
+        )
+    if fitting:
+        headline = f"It needs {count(fit.wanted, 'node')}, and {where} has {fitting} that are large enough"
+        advice: tuple[str, ...] = (f"ask for at most {count(fitting, 'node')}, {cancel}",)
+    else:
+        node, lacks = fit.lacking[0]
+        headline = f"No node of {where} can ever run it. The nearest, {safe(node.name, 80)}, {' and '.join(lacks[:3])}"
+        release = (f"then scontrol release {job.shown}",) if job.reason == "BadConstraints" else ()  # Slurm holds it
+        advice = (*_advise_smaller(job, fit), *release, cancel)
+    evidence = tuple(
+        Fact(f"{safe(node.name, 80)} {', '.join(lacks[:3])}", "scontrol show node") for node, lacks in fit.lacking[:3]
+    )
+    return Answer(
+        f"{headline}.",
+        JobCause.REQUEST,
+        sure,
+        evidence,
+        advice,
+        unknown=("whether the operators will add larger nodes",),
+    )
+
+
+def _advise_smaller(job: Job, fit: Fit) -> tuple[str, ...]:
+    """Advise the nearest request that would fit."""
+    nodes = [node for node, _ in fit.lacking]
+    cpus, memory = share(job)
+    nearest = nodes[0]
+    advice = []
+    if memory > (most := most_memory(nodes)):
+        flag = "minmemorynode" if job.memory_per_node else "minmemorycpu"
+        amount = most if job.memory_per_node else most // max(1, cpus)
+        option = "--mem" if job.memory_per_node else "--mem-per-cpu"
+        advice.append(
+            f"ask for at most {size(amount)}: {option}={amount}M, or scontrol update jobid={job.shown} {flag}={amount}"
+        )
+    if cpus > nearest.cpus:
+        advice.append(f"ask for at most {max(node.cpus for node in nodes)} CPUs on one node")
+    if not advice:
+        advice.append("change what the nearest node lacks")
+    return tuple(advice)
+
+
+def explain_held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
+    """Explain a wait for nodes that fit and take no jobs: they sleep, or are drained or down."""
+    asleep = [node for node in held if is_asleep(node)]
+    evidence = facts(held)
+    if asleep and len(asleep) + len(fit.fitting) >= fit.wanted:
+        return Answer(
+            f"It waits for {count(min(fit.wanted, len(asleep)), 'node')} that the fleet starts for it:"
+            " the pool is elastic and its pods sleep.",
+            JobCause.CLUSTER,
+            evidence=evidence,
+            advice=("wait: a pod takes minutes, a new machine longer; an operator sees more with `fleet why POOL`",),
+            unknown=("whether the pool may still grow: its limit is the operator's",),
+        )
+    cause, sure = common(held)
+    names = listed(node.name for node in held)
+    usable = f"{len(fit.fitting)} of {len(fit.fitting) + len(fit.held)} that fit take jobs"
+    return Answer(
+        f"It waits for nodes that take no jobs: it needs {fit.wanted}, {usable}; {names} cannot be used now.",
+        cause,
+        sure,
+        evidence,
+        (
+            "nothing in your job is wrong; wait, or ask an operator when they return",
+            *((f"free the choice of nodes: scontrol update jobid={job.shown} reqnodelist=",) if job.required else ()),
+        ),
+    )
+
+
+def explain_queue(job: Job, fit: Fit | None) -> Answer:
+    """Explain a wait in the queue: the job fits, and other jobs run or are before it."""
+    evidence: list[Fact] = []
+    if fit is not None:
+        evidence.append(
+            Fact(
+                f"{count(len(fit.fitting), 'node')} can run it and {free(fit.fitting, job)} have room for it now;"
+                f" it needs {fit.wanted}",
+                "scontrol show node",
+            )
+        )
+        if fit.held:
+            evidence += facts(fit.held)[:3]
+    if job.reason == "Priority":
+        return Answer(
+            "It waits its turn: jobs with a higher priority are before it.",
+            JobCause.CLUSTER,
+            evidence=tuple(evidence),
+            advice=("a shorter --time lets it fill gaps", "sprio -l shows priorities where the site computes them"),
+        )
+    if job.reason in ("None", ""):
+        return Answer(
+            "The scheduler has not looked at it yet.",
+            JobCause.CLUSTER,
+            evidence=tuple(evidence),
+            advice=("ask again in a minute",),
+        )
+    headline = "It waits until running jobs free the processors, memory or GPUs that it needs."
+    if job.reason in ("ReqNodeNotAvail", "NodeDown"):
+        headline = "It waits for nodes that are not available now: busy, reserved, or just back."
+    advice = ("a shorter --time or a smaller request may start earlier",)
+    return Answer(headline, JobCause.CLUSTER, evidence=tuple(evidence), advice=advice)

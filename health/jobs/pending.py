@@ -1,4 +1,8 @@
-"""Explain why a job waits, from Slurm's reason and the nodes, limits and jobs that it depends on. Pure."""
+"""Explain why a job waits, from Slurm's reason and the nodes, limits and jobs that it depends on. Pure.
+
+`explain` finds the answer by Slurm's reason: by a handler that looks at more (`HANDLERS`), by a sentence (`PLAIN`), or
+as a limit (`health.jobs.limits`). Then it adds what is known of any waiting job: the expected start, earlier runs.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,12 @@ from dataclasses import replace
 from health.jobs import limits as limit_reasons
 from health.jobs import machines
 from health.jobs.ended import describe_run
-from health.jobs.machines import Fit, free, judge, most_memory, share
 from health.jobs.model import (
     FAR,
     Answer,
     Fact,
     Job,
     JobCause,
-    JobNode,
     Partition,
     Sure,
     World,
@@ -26,7 +28,6 @@ from health.jobs.model import (
     minutes,
     moment,
     safe,
-    size,
 )
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
@@ -35,9 +36,8 @@ SQUEUE = "squeue"
 SHOWN = 4  # runs
 # The AdminComment of a job that minivm submitted again, and the jobs that slurmctld had lost.
 BACK_FOR = re.compile(rf"{PREFIX} job (\d+) again,(?: first job (\d+),)?", re.ASCII)
-_UNAVAILABLE = re.compile(r"UnavailableNodes:([^\s()]{1,4096})")
 _DEPENDENCY = re.compile(r"([a-z]+):(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+(\d{1,9}))?(?:\((\w+)\))?", re.ASCII)
-# Reasons that say all by themselves: sentence, cause, advice. {id} is the job's number.
+# Reasons that need no further look: sentence, cause, advice. {id} is the job's number.
 PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
     "Cleaning": ("its last run is still being cleaned up", JobCause.CLUSTER, ()),
     "SchedDefer": ("the scheduler starts no job at submission here; it looks soon", JobCause.CLUSTER, ()),
@@ -85,10 +85,12 @@ PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
     "Prolog": ("the prolog runs on its nodes", JobCause.CLUSTER, ()),
     "PartitionConfig": ("the partition does not allow the request", JobCause.REQUEST, ("see scontrol show partition",)),
 }
+# Reasons about the job's account.
 OF_ACCOUNTS = {
     "InvalidAccount": "its account does not exist, or its user is not in it any more",
     "AccountNotAllowed": "the partition does not take its account",
 }
+# Reasons about nodes, or none yet.
 BY_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "None", "")
 
 
@@ -98,7 +100,8 @@ def dependencies(job: Job) -> list[str]:
 
 
 def explain(job: Job, world: World, now: float) -> Answer:
-    answer = _reason(job, world, now)
+    """Explain a waiting job."""
+    answer = _explain_reason(job, world, now)
     facts = [Fact(f"the reason is {safe(job.reason or 'None', 60)}{_detail(job)}", SQUEUE)]
     unknown = list(answer.unknown)
     if now < job.started < now + FAR:
@@ -121,14 +124,14 @@ def _detail(job: Job) -> str:
     return f": {safe(job.detail)}" if job.detail and job.detail != job.reason else ""
 
 
-def _reason(job: Job, world: World, now: float) -> Answer:
+def _explain_reason(job: Job, world: World, now: float) -> Answer:
     if job.reason in HANDLERS:
         return HANDLERS[job.reason](job, world, now)
     if plain := PLAIN.get(job.reason):
         sentence, cause, advice = plain
         return Answer(f"It waits: {sentence}.", cause, advice=tuple(text.format(id=job.shown) for text in advice))
     if limit := limit_reasons.named(job.reason):
-        return _limited(job, world, limit)
+        return _explain_limit(job, world, limit)
     if job.reason in limit_reasons.OLD:
         return Answer(f"It waits: {limit_reasons.OLD[job.reason]}.", JobCause.LIMIT, unknown=("which limit it is",))
     return Answer(
@@ -138,15 +141,15 @@ def _reason(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _limited(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
+def _explain_limit(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
     matches = limit_reasons.matching(limit, job, world.limits or ())
-    facts = tuple(Fact(limit_reasons.words(each, job), "scontrol show assoc_mgr") for each in matches[:3])
+    facts = tuple(Fact(limit_reasons.words(match, job), "scontrol show assoc_mgr") for match in matches[:3])
     unknown = () if matches else ("the limit's number: Slurm does not show it, or a parent account has it",)
     if limit.key == "MinTRESPJ" or limit.is_of_one_job:
-        head = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
+        headline = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
         advice = ("change the request, or use another QOS or account", f"scancel {job.shown}")
         return Answer(
-            f"It cannot start as it is: {head}.", JobCause.LIMIT, evidence=facts, advice=advice, unknown=unknown
+            f"It cannot start as it is: {headline}.", JobCause.LIMIT, evidence=facts, advice=advice, unknown=unknown
         )
     return Answer(
         f"It waits: {limit.sentence} is reached.",
@@ -157,142 +160,12 @@ def _limited(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
     )
 
 
-def _by_nodes(job: Job, world: World, now: float) -> Answer:
+def _wait_for_nodes(job: Job, world: World, now: float) -> Answer:
     if world.nodes is None:
-        return replace(_queueing(job, None), unknown=("which nodes would fit: Slurm did not list them",))
+        return replace(machines.explain_queue(job, None), unknown=("which nodes would fit: Slurm did not list them",))
     if world.reservations:
         return _reservation(job, world, now)
-    named = _unavailable(job, world.nodes)
-    fit = judge(job, world.nodes)
-    if fit.never:
-        return _never(job, fit)
-    unusable = [node for node in named if not node.is_usable] or (list(fit.held) if fit.without_held else [])
-    if unusable:
-        return _held_nodes(job, fit, unusable)
-    if job.reason in ("BadConstraints", "Constraints"):
-        return Answer(
-            "It cannot start: Slurm finds no nodes that satisfy its constraints together.",
-            JobCause.REQUEST,
-            Sure.LIKELY,
-            advice=("check --constraint, --nodelist, --gres and --switches", f"scancel {job.shown}"),
-            unknown=("which part of the request it is",),
-        )
-    return _queueing(job, fit)
-
-
-def _unavailable(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
-    match = _UNAVAILABLE.search(job.detail)
-    names = set(expanded(match[1])) if match else set(expanded(job.required[:4096]))
-    return [node for node in nodes if node.name in names]
-
-
-def _never(job: Job, fit: Fit) -> Answer:
-    """Explain a request that the existing nodes cannot satisfy, and name the nearest."""
-    where = f"partition {safe(job.partition, 80)}"
-    fitting = len(fit.fitting) + len(fit.held)
-    total = fitting + len(fit.lacking)
-    cancel = f"or cancel it: scancel {job.shown}"
-    sure = Sure.CERTAIN if fit.is_exact else Sure.LIKELY
-    if not total:
-        return Answer(
-            f"It cannot start: {where} has no nodes.",
-            JobCause.CLUSTER,
-            advice=("ask an operator, or choose another partition",),
-        )
-    if fitting:
-        head = f"It needs {count(fit.wanted, 'node')}, and {where} has {fitting} that are large enough"
-        advice: tuple[str, ...] = (f"ask for at most {count(fitting, 'node')}, {cancel}",)
-    else:
-        node, lacks = fit.lacking[0]
-        head = f"No node of {where} can ever run it. The nearest, {safe(node.name, 80)}, {' and '.join(lacks[:3])}"
-        release = (f"then scontrol release {job.shown}",) if job.reason == "BadConstraints" else ()  # Slurm holds it
-        advice = (*_smaller(job, fit), *release, cancel)
-    facts = tuple(
-        Fact(f"{safe(node.name, 80)} {', '.join(lacks[:3])}", "scontrol show node") for node, lacks in fit.lacking[:3]
-    )
-    return Answer(
-        f"{head}.", JobCause.REQUEST, sure, facts, advice, unknown=("whether the operators will add larger nodes",)
-    )
-
-
-def _smaller(job: Job, fit: Fit) -> tuple[str, ...]:
-    """Advise the nearest request that would fit."""
-    nodes = [node for node, _ in fit.lacking]
-    cpus, memory = share(job)
-    node = nodes[0]
-    advice = []
-    if memory > (most := most_memory(nodes)):
-        flag = "minmemorynode" if job.memory_per_node else "minmemorycpu"
-        amount = most if job.memory_per_node else most // max(1, cpus)
-        option = "--mem" if job.memory_per_node else "--mem-per-cpu"
-        advice.append(
-            f"ask for at most {size(amount)}: {option}={amount}M, or scontrol update jobid={job.shown} {flag}={amount}"
-        )
-    if cpus > node.cpus:
-        advice.append(f"ask for at most {max(each.cpus for each in nodes)} CPUs on one node")
-    if not advice:
-        advice.append("change what the nearest node lacks")
-    return tuple(advice)
-
-
-def _held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
-    asleep = [node for node in held if machines.is_asleep(node)]
-    facts = machines.facts(held)
-    if asleep and len(asleep) + len(fit.fitting) >= fit.wanted:
-        return Answer(
-            f"It waits for {count(min(fit.wanted, len(asleep)), 'node')} that the fleet starts for it:"
-            " the pool is elastic and its pods sleep.",
-            JobCause.CLUSTER,
-            evidence=facts,
-            advice=("wait: a pod takes minutes, a new machine longer; an operator sees more with `fleet why POOL`",),
-            unknown=("whether the pool may still grow: its limit is the operator's",),
-        )
-    cause, sure = machines.common(held)
-    names = listed(node.name for node in held)
-    usable = f"{len(fit.fitting)} of {len(fit.fitting) + len(fit.held)} that fit take jobs"
-    return Answer(
-        f"It waits for nodes that take no jobs: it needs {fit.wanted}, {usable}; {names} cannot be used now.",
-        cause,
-        sure,
-        facts,
-        (
-            "nothing in your job is wrong; wait, or ask an operator when they return",
-            *((f"free the choice of nodes: scontrol update jobid={job.shown} reqnodelist=",) if job.required else ()),
-        ),
-    )
-
-
-def _queueing(job: Job, fit: Fit | None) -> Answer:
-    facts = []
-    if fit is not None:
-        facts.append(
-            Fact(
-                f"{count(len(fit.fitting), 'node')} can run it and {free(fit.fitting, job)} have room for it now;"
-                f" it needs {fit.wanted}",
-                "scontrol show node",
-            )
-        )
-        if fit.held:
-            facts += machines.facts(fit.held)[:3]
-    if job.reason == "Priority":
-        return Answer(
-            "It waits its turn: jobs with a higher priority are before it.",
-            JobCause.CLUSTER,
-            evidence=tuple(facts),
-            advice=("a shorter --time lets it fill gaps", "sprio -l shows priorities where the site computes them"),
-        )
-    if job.reason in ("None", ""):
-        return Answer(
-            "The scheduler has not looked at it yet.",
-            JobCause.CLUSTER,
-            evidence=tuple(facts),
-            advice=("ask again in a minute",),
-        )
-    head = "It waits until running jobs free the processors, memory or GPUs that it needs."
-    if job.reason in ("ReqNodeNotAvail", "NodeDown"):
-        head = "It waits for nodes that are not available now: busy, reserved, or just back."
-    advice = ("a shorter --time or a smaller request may start earlier",)
-    return Answer(head, JobCause.CLUSTER, evidence=tuple(facts), advice=advice)
+    return machines.explain_wait_for_nodes(job, world.nodes)
 
 
 def _dependency(job: Job, world: World, now: float) -> Answer:
@@ -314,11 +187,13 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
             ),
         )
     if job.dependency.startswith("singleton"):
-        head = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
+        headline = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
     else:
         awaited = (_awaited(kind, number, delay) for kind, number, _, delay, _ in parts)
-        head = f"It waits for {listed(awaited) or 'another job'}."
-    return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",))
+        headline = f"It waits for {listed(awaited) or 'another job'}."
+    return Answer(
+        headline, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",)
+    )
 
 
 def _awaited(kind: str, number: str, delay: str) -> str:
@@ -393,26 +268,27 @@ def _begin(job: Job, world: World, now: float) -> Answer:
     again = job.restarts > 0 or "requeue" in job.detail.lower()
     when = f" until {moment(at)} (in {duration(at - now)})" if at > now else ""
     if again:
-        head = f"It was requeued and waits{when}: Slurm gives nodes time to end its last run."
-        return Answer(head, JobCause.CLUSTER, advice=("nothing to do",))
+        headline = f"It was requeued and waits{when}: Slurm gives nodes time to end its last run."
+        return Answer(headline, JobCause.CLUSTER, advice=("nothing to do",))
     advice = (f"start it earlier: scontrol update jobid={job.shown} starttime=now",)
     return Answer(f"It waits{when} because of --begin.", JobCause.REQUEST, advice=advice)
 
 
-def _partition(job: Job, world: World) -> list[Partition]:
+def _partitions(job: Job, world: World) -> list[Partition]:
     names = set(job.partition.split(","))
-    return [each for each in world.partitions or () if each.name in names]
+    return [partition for partition in world.partitions or () if partition.name in names]
 
 
 def _partition_time(job: Job, world: World, now: float) -> Answer:
     facts = tuple(
         Fact(
-            f"partition {safe(each.name, 80)} allows {minutes(each.max_minutes)}; it asks for {minutes(job.limit)}",
+            f"partition {safe(partition.name, 80)} allows {minutes(partition.max_minutes)};"
+            f" it asks for {minutes(job.limit)}",
             "scontrol show partition",
         )
-        for each in _partition(job, world)
+        for partition in _partitions(job, world)
     )
-    most = max((each.max_minutes or 0 for each in _partition(job, world)), default=0)
+    most = max((partition.max_minutes or 0 for partition in _partitions(job, world)), default=0)
     option = f"scontrol update jobid={job.shown} timelimit={most}" if most else "ask for a shorter --time"
     return Answer(
         "It cannot start: its --time is longer than the partition allows.",
@@ -424,15 +300,18 @@ def _partition_time(job: Job, world: World, now: float) -> Answer:
 
 def _partition_nodes(job: Job, world: World, now: float) -> Answer:
     facts = []
-    for each in _partition(job, world):
-        most = "any number of" if each.max_nodes is None else f"{each.min_nodes} to {each.max_nodes}"
-        text = f"partition {safe(each.name, 80)} has {count(each.total_nodes, 'node')} and allows {most} for a job"
+    for partition in _partitions(job, world):
+        most = "any number of" if partition.max_nodes is None else f"{partition.min_nodes} to {partition.max_nodes}"
+        nodes = count(partition.total_nodes, "node")
+        text = f"partition {safe(partition.name, 80)} has {nodes} and allows {most} for a job"
         facts.append(Fact(f"{text}; the job asks for {job.node_count}", "scontrol show partition"))
-    if world.nodes is not None and (fit := judge(job, world.nodes)).never:
-        answer = _never(job, fit)
-        return replace(answer, evidence=(*facts, *answer.evidence))
-    if world.nodes is not None and judge(job, world.nodes).without_held:
-        return _held_nodes(job, judge(job, world.nodes), judge(job, world.nodes).held)
+    if world.nodes is not None:
+        fit = machines.judge(job, world.nodes)
+        if fit.never:
+            answer = machines.explain_never(job, fit)
+            return replace(answer, evidence=(*facts, *answer.evidence))
+        if fit.without_held:
+            return machines.explain_held_nodes(job, fit, fit.held)
     return Answer(
         "It cannot start: it asks for more or fewer nodes than the partition allows, or than are up.",
         JobCause.LIMIT,
@@ -444,8 +323,11 @@ def _partition_nodes(job: Job, world: World, now: float) -> Answer:
 
 def _partition_down(job: Job, world: World, now: float) -> Answer:
     facts = tuple(
-        Fact(f"partition {safe(each.name, 80)} is {listed(sorted(each.states)) or 'not up'}", "scontrol show partition")
-        for each in _partition(job, world)
+        Fact(
+            f"partition {safe(partition.name, 80)} is {listed(sorted(partition.states)) or 'not up'}",
+            "scontrol show partition",
+        )
+        for partition in _partitions(job, world)
     )
     return Answer(
         f"It waits: an operator has switched off partition {safe(job.partition, 80)}.",
@@ -458,27 +340,27 @@ def _partition_down(job: Job, world: World, now: float) -> Answer:
 
 
 def _reservation(job: Job, world: World, now: float) -> Answer:
-    named = [each for each in world.reservations or () if each.name in job.reservation.split(",")]
+    named = [reservation for reservation in world.reservations or () if reservation.name in job.reservation.split(",")]
     facts = [
         Fact(
-            f"reservation {safe(each.name, 80)}: {safe(each.nodes, 120) or 'no nodes'},"
-            f" {moment(each.start)} to {moment(each.end)}",
+            f"reservation {safe(reservation.name, 80)}: {safe(reservation.nodes, 120) or 'no nodes'},"
+            f" {moment(reservation.start)} to {moment(reservation.end)}",
             "scontrol show reservation",
         )
-        for each in named or (world.reservations or ())[:3]
+        for reservation in named or (world.reservations or ())[:3]
     ]
     if named and named[0].start > now:
-        head = (
+        headline = (
             f"It waits for its reservation {safe(named[0].name, 80)}, which begins in {duration(named[0].start - now)}."
         )
-        return Answer(head, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do",))
+        return Answer(headline, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do",))
     if named:
-        head = f"It waits for free nodes in its reservation {safe(named[0].name, 80)}."
-        return Answer(head, JobCause.CLUSTER, evidence=tuple(facts))
+        headline = f"It waits for free nodes in its reservation {safe(named[0].name, 80)}."
+        return Answer(headline, JobCause.CLUSTER, evidence=tuple(facts))
     if job.reservation:
-        head = f"Its reservation {safe(job.reservation, 80)} does not exist now, or has no usable nodes."
+        headline = f"Its reservation {safe(job.reservation, 80)} does not exist now, or has no usable nodes."
         advice = (f"without it: scontrol update jobid={job.shown} reservationname=",)
-        return Answer(head, JobCause.REQUEST, Sure.LIKELY, tuple(facts), advice)
+        return Answer(headline, JobCause.REQUEST, Sure.LIKELY, tuple(facts), advice)
     return Answer(
         "It waits: the nodes that it could use are reserved.",
         JobCause.CLUSTER,
@@ -490,19 +372,19 @@ def _reservation(job: Job, world: World, now: float) -> Answer:
 
 def _licenses(job: Job, world: World, now: float) -> Answer:
     names = {re.split(r"[@:=*]", part)[0] for part in re.split(r"[,|]", job.licenses)}
-    matching = [each for each in world.licenses or () if each.name.partition("@")[0] in names]
+    matching = [licence for licence in world.licenses or () if licence.name.partition("@")[0] in names]
     facts = tuple(
         Fact(
-            f"licence {safe(each.name, 80)}: {each.used} of {each.total} in use"
-            + (f", {each.reserved} reserved" if each.reserved else ""),
+            f"licence {safe(licence.name, 80)}: {licence.used} of {licence.total} in use"
+            + (f", {licence.reserved} reserved" if licence.reserved else ""),
             "scontrol show licenses",
         )
-        for each in matching
+        for licence in matching
     )
-    head = f"It waits for licences: it asks for {safe(job.licenses, 120) or 'some'}."
+    headline = f"It waits for licences: it asks for {safe(job.licenses, 120) or 'some'}."
     unknown = () if matching else ("how many are free: Slurm did not say",)
     return Answer(
-        head, JobCause.LIMIT, evidence=facts, advice=("it starts when other jobs return them",), unknown=unknown
+        headline, JobCause.LIMIT, evidence=facts, advice=("it starts when other jobs return them",), unknown=unknown
     )
 
 
@@ -536,7 +418,7 @@ def _account(job: Job, world: World, now: float) -> Answer:
 
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(OF_ACCOUNTS, _account),
-    **dict.fromkeys(BY_NODES, _by_nodes),
+    **dict.fromkeys(BY_NODES, _wait_for_nodes),
     "Dependency": _dependency,
     "DependencyNeverSatisfied": _dependency,
     "JobHeldUser": _held,

@@ -51,15 +51,15 @@ def test_by_its_nodes_drain_a_pod_knows(drained: bool, reason: str, busy: bool, 
 def test_what_the_pod_found_first_counts_and_not_what_it_has_posted_itself() -> None:
     asks = BrokerInputs("w", BrokerPolicy(), "boot")
     memory, actions = step(Memory(), asks, NOW)
-    assert (memory.found, actions) == (None, (AskNode(),))
+    assert (memory.node_at_start, actions) == (None, (AskNode(),))
     later, _ = step(memory, BrokerInputs("w", BrokerPolicy(), "boot", node=Failed("no answer")), NOW)
-    assert later.found is None, "nobody could say"
+    assert later.node_at_start is None, "nobody could say"
     found, _ = step(memory, BrokerInputs("w", BrokerPolicy(), "boot", node=BrokerNode(False, "")), NOW)
-    assert found.found == BrokerNode(False, "")
+    assert found.node_at_start == BrokerNode(False, "")
     sick = Verdict("gpu_lost", Result.PROBLEM, Class.REBOOT, "x", boot_id="boot", at=1000.0, expires=2000.0)
     ours = BrokerNode(True, "minivm: gpu_lost[reboot]@none x")
     after, _ = step(found, BrokerInputs("w", BrokerPolicy(guard_spread_s=0.0), "boot", (sick,), node=ours), NOW)
-    assert after.drained and after.found == BrokerNode(False, "")
+    assert after.drained and after.node_at_start == BrokerNode(False, "")
 
 
 A_BAD = verdict("a", Result.PROBLEM, reason="memory: fail")

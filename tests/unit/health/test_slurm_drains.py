@@ -188,7 +188,7 @@ def test_after_jobs_slurmctld_is_asked_seldom_and_after_a_failed_script_soon(tmp
     assert not desk.broker.memory.due, "it was asked a moment ago"
     desk.broker.answer({"ask": "failed"})
     assert desk.broker.memory.due
-    desk.broker.memory = replace(desk.broker.memory, due=0.0, looked=desk.broker.memory.looked - 301.0)
+    desk.broker.memory = replace(desk.broker.memory, due=0.0, node_read_at=desk.broker.memory.node_read_at - 301.0)
     desk.broker.answer({"ask": "ended"})
     assert desk.broker.memory.due
 

@@ -207,7 +207,7 @@ def test_too_many_changes_wait(tmp_path: Path) -> None:
     desk.say("ok")
     desk.say("problem")
     assert not desk.slurm.state.drained
-    assert "too many changes" in desk.broker.memory.said
+    assert "too many changes" in desk.broker.memory.status_text
 
 
 def test_a_controller_that_is_down_is_asked_again_later_and_not_at_once(desk: Desk) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from health.broker import broker
 from health.broker.decide import BrokerNode, Other, Seen, decide, names, observe, raised, reason, unreleased
-from health.broker.step import guarded, within_rate
+from health.broker.step import find_widespread, is_within_rate
 from health.policy import BrokerPolicy, broker_policy
 from health.verdict import Class, Result, Verdict
 
@@ -189,7 +189,7 @@ def test_a_new_problem_on_a_node_that_an_earlier_pod_drained_keeps_both() -> Non
     [(0, 10, False), (2, 10, False), (3, 10, True), (3, 1000, False), (99, 1000, False), (100, 1000, True)],
 )
 def test_a_check_that_many_nodes_fail_on_one_commit_drains_no_more(others: int, total: int, held: bool) -> None:
-    assert bool(guarded({"gpu_ecc": seen()}, [Other(OURS.reason)] * others, total, POLICY, NOW)) is held
+    assert bool(find_widespread({"gpu_ecc": seen()}, [Other(OURS.reason)] * others, total, POLICY, NOW)) is held
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_check_that_many_nodes_fail_on_one_commit_drains_no_more(others: int, 
     ],
 )
 def test_another_commit_or_another_check_does_not_count_for_the_guard(text: str) -> None:
-    assert not guarded({"gpu_ecc": seen()}, [Other(text)] * 50, 60, POLICY, NOW)
+    assert not find_widespread({"gpu_ecc": seen()}, [Other(text)] * 50, 60, POLICY, NOW)
 
 
 HOUR = 3600.0
@@ -230,7 +230,7 @@ def test_one_cause_is_told_from_hardware_that_breaks_node_by_node(
 ) -> None:
     here = seen(reason=ONE_CAUSE, passed=COMMIT if passed else "")
     others = [Other(f"minivm: gpu_ecc[reboot]@9f2c1ab {words}".strip(), NOW - age)] * 9
-    assert bool(guarded({"gpu_ecc": here}, others, 20, POLICY, NOW)) is held, what
+    assert bool(find_widespread({"gpu_ecc": here}, others, 20, POLICY, NOW)) is held, what
 
 
 def test_a_check_that_passed_on_an_earlier_commit_has_not_passed_on_this_one() -> None:
@@ -283,8 +283,8 @@ def test_a_dead_check_s_part_of_a_reason_ends_with_it() -> None:
 
 def test_changes_are_limited_in_number() -> None:
     policy = replace(POLICY, rate_actions=2, rate_per_s=100)
-    assert within_rate([NOW - 200, NOW - 10], policy, NOW)
-    assert not within_rate([NOW - 20, NOW - 10], policy, NOW)
+    assert is_within_rate([NOW - 200, NOW - 10], policy, NOW)
+    assert not is_within_rate([NOW - 20, NOW - 10], policy, NOW)
 
 
 def test_the_default_tree_s_policy_is_read_and_a_typo_is_refused() -> None:

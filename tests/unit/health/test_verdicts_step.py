@@ -99,7 +99,7 @@ def test_what_it_does_from_where_it_stands(
             {"drained": True, "posted": REASON, "recheck": 80.0, "changes": (50.0,), "due": 0.0},
         ),
         ("a refused drain is tried again", FRESH, replace(SICK, node=IDLE, fleet=ALONE, changed=Failed("no")),
-         {"drained": False, "posted": "", "due": 55.0, "failures": 1, "said": "no"}),
+         {"drained": False, "posted": "", "due": 55.0, "failures": 1, "status_text": "no"}),
         ("later and later", replace(FRESH, failures=9), replace(SICK, node=Failed("no")),
          {"due": 350.0, "failures": 10}),
         ("an answer ends the failures", replace(FRESH, failures=9), replace(SICK, node=ANNS),
