@@ -1,6 +1,6 @@
 """The module map and the walks of docs/architecture.md.
 
-The map names every folder with its summary and its modules, and the walks name existing files. `make map` runs this
+The map names every folder with its summary, and the walks name existing files. `make map` runs this
 file: it writes the map and prints each module with the first sentence of its docstring.
 """
 
@@ -40,12 +40,11 @@ def modules(room: Path) -> list[Path]:
 
 
 def folder_map() -> str:
-    """Name each folder with its summary and its modules, one folder a line."""
+    """Name each folder with its summary, one folder a line."""
     lines = []
     for package in PRODUCT:
         for room in rooms(ROOT / package):
-            names = ", ".join(path.stem for path in modules(room) if path.stem != "__main__")
-            lines.append(f"- `{room.relative_to(ROOT)}/`: {first_sentence(room / '__init__.py')} *{names}*")
+            lines.append(f"- `{room.relative_to(ROOT)}/`: {first_sentence(room / '__init__.py')}")
         lines.append("")
     return "\n".join(lines)
 
