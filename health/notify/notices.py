@@ -1,4 +1,17 @@
-"""Parse the records of slurmctld's MailProg, whose texts come from users, and keep the spool of notifications."""
+"""Records of slurmctld's MailProg, and the spool of notifications that is kept in files.
+
+slurmctld runs a small MailProg for each event; it writes one record into the spool and ends. The service `notify`
+(`health.notify.service`) parses the record (`parse`: its texts come from users), checks whom it may reach
+(`recipients`), and puts messages into the queues of the channels. The spool's files:
+
+    new/         records of the MailProg, which slurmctld's user writes; `lost` has a byte for each that did not fit
+    mail/        messages for the relay
+    webhook/     messages for the webhook
+    limits.json  how many messages each user got this hour
+
+A message is removed once the server took it. A service that is killed between two steps may send a message twice; it
+loses none.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +72,8 @@ def parse(name: str, data: bytes) -> JobNotice | None:
     is_array = fields.get("SUBJECT", "").startswith(SUMMARY)
     if _is_number(array):
         job = f"{array}_{task}" if _is_number(task) and not is_array else array
-    least, most = (safe(fields.get(f"JOB_EXIT_CODE_{end}", ""), 12) for end in ("MIN", "MAX"))
-    at, _, _ = name.partition("-")
+    lowest, highest = (safe(fields.get(f"JOB_EXIT_CODE_{end}", ""), 12) for end in ("MIN", "MAX"))
+    nanoseconds, _, _ = name.partition("-")
     return JobNotice(
         name,
         fields.get("TO", ""),
@@ -70,9 +83,9 @@ def parse(name: str, data: bytes) -> JobNotice | None:
         safe(fields.get("JOB_MAIL_TYPE", ""), 60) or "Changed",
         "" if is_array else safe(fields.get("JOB_STATE", ""), 40),
         "" if is_array else safe(fields.get("JOB_RUN_TIME", ""), 40),
-        f"{least} to {most}" if is_array and least != most else most,
+        f"{lowest} to {highest}" if is_array and lowest != highest else highest,
         is_array,
-        int(at) / 1e9 if _is_number(at, 20) else 0.0,
+        int(nanoseconds) / 1e9 if _is_number(nanoseconds, 20) else 0.0,
     )
 
 
@@ -93,26 +106,21 @@ def recipients(to: str, domain: str, domains: tuple[str, ...] = ()) -> tuple[str
     return tuple(dict.fromkeys(addresses)) if len(addresses) <= MOST_RECIPIENTS else ()
 
 
-def _is_number(text: str, most: int = 10) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= most
+def _is_number(text: str, max_digits: int = 10) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= max_digits
 
 
-# Files of notifications: records of slurmctld's MailProg, messages that wait for a channel, and counts.
-#
-# new/         records of the MailProg, which slurmctld's user writes; `lost` has a byte for each that did not fit
-# mail/        messages for the relay, and webhook/ for the webhook: removed once the server took them
-# limits.json  how many messages each user got this hour
-#
-# A service that is killed between two steps may send a message twice; it loses none.
-
+# The spool.
 
 DIRECTORY = Path("/var/lib/minivm/notify")
 LOST = "lost"
 MOST_QUEUED = 2000
-STALE = 600.0
+STALE_S = 600.0  # age of an unfinished record whose MailProg must be gone
 
 
 class NotifySpool:
+    """The spool's files."""
+
     def __init__(self, directory: Path = DIRECTORY) -> None:
         self.directory = directory
         self.new = directory / "new"
@@ -120,8 +128,8 @@ class NotifySpool:
     def records(self, now: float) -> list[str]:
         """Return the names of finished records, oldest first; remove those that a killed MailProg left unfinished."""
         names = _names(self.new)
-        old = f".{int((now - STALE) * 1e9):020d}"
-        self.remove_records([name for name in names if name[:1] == "." and name < old])
+        oldest_unfinished = f".{int((now - STALE_S) * 1e9):020d}"
+        self.remove_records([name for name in names if name[:1] == "." and name < oldest_unfinished])
         return sorted(name for name in names if name[:1].isdigit())
 
     def read(self, name: str) -> bytes:

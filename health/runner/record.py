@@ -1,4 +1,12 @@
-"""Records of a run: one JSON line, and the output of a script that failed. Both are bounded in size."""
+"""What the runner writes about its runs: one JSON line for each, the output of failed scripts, and missed runs.
+
+- `runs.jsonl`: one line for each prolog, epilog and round after a job (`entry`, `append`).
+- `scripts/`: the output of each script that failed (`keep_output`), for the line's `evidence`.
+- the file `missed`: a byte for each run that the resident runner did not take (`count_missed_run`). Clients that see it
+  wait less. The first missed run is reported in the pod's status, until the resident runner takes runs again.
+
+All files are bounded in size and for root only.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +79,7 @@ def append(record: Mapping[str, object]) -> bool:
 
 
 def keep_output(kind: str, script: str, job: str, text: str) -> str:
-    """Return the path of the kept output, or ""."""
+    """Write a failed script's output to a file of its own, and drop the oldest files; return the path, or ""."""
     folder = directory() / "scripts"
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     path = folder / f"{stamp}-{kind}-{script}-{job or 'nojob'}-{os.getpid()}.log"
@@ -87,35 +95,36 @@ def keep_output(kind: str, script: str, job: str, text: str) -> str:
     return str(path)
 
 
-# Runs that the resident runner did not take, counted and reported once. Clients that see the file wait less.
-NAME = "missed"
+# Runs that the resident runner did not take.
+
+MISSED = "missed"
 
 
-def tell(folder: Path, reason: str) -> None:
+def count_missed_run(folder: Path, reason: str) -> None:
     """Count a run that the resident runner did not take; the first one after a reset reports the fault."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(folder / MISSED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         return
     try:
-        first = os.fstat(fd).st_size == 0
+        is_first = os.fstat(fd).st_size == 0
         os.write(fd, b".")
     except OSError:
-        first = False
+        is_first = False
     finally:
         os.close(fd)
-    if first:
+    if is_first:
         text = f"the resident runner did not take a run ({reason}): each job starts its own Python until it does"
         print(f"minivm: {text}", file=sys.stderr)
-        from health.tell import tell as tell_the_pod
+        from health.tell import tell
 
-        tell_the_pod(text, "runner")
+        tell(text, "runner")
 
 
-def forget(folder: Path) -> int:
+def take_missed_count(folder: Path) -> int:
     """Return the count and reset it, so that the next missed run is reported again."""
-    path = folder / NAME
+    path = folder / MISSED
     try:
         count = path.stat().st_size
     except OSError:
@@ -125,13 +134,14 @@ def forget(folder: Path) -> int:
     return count
 
 
-def recovered() -> None:
+def report_recovery() -> None:
     """Clear the pod's problem: the resident runner takes runs again."""
-    from health.tell import tell as tell_the_pod
+    from health.tell import tell
 
-    tell_the_pod("", "runner")
+    tell("", "runner")
 
 
 def missed_metric(count: int) -> str:
+    """Format the number of missed runs for Prometheus."""
     about = "Runs that the resident runner did not take since it started."
     return "\n".join(family("minivm_runner_missed_total", about, [({}, str(count))], "counter")) + "\n"

@@ -48,7 +48,7 @@ def main(kind: str, missed_reason: str = "") -> int:
     signal.signal(signal.SIGTERM, stop)
     os.chdir("/")
     if missed_reason and kind != "task_prolog":
-        record.tell(Places.from_environment().runner, missed_reason)
+        record.count_missed_run(Places.from_environment().runner, missed_reason)
     return perform(kind, os.environ, Warm())
 
 

@@ -210,12 +210,12 @@ class RunnerServer:
             self._planned = rests
 
     def _count_missed(self) -> None:
-        if count := record.forget(self.places.runner):
+        if count := record.take_missed_count(self.places.runner):
             self.missed += count
             self.measure()
             self._tell(f"runs are taken again; {count} were missed")
             with contextlib.suppress(OSError):
-                self._fork(record.recovered, lambda pid: None)
+                self._fork(record.report_recovery, lambda pid: None)
 
     def measure(self) -> None:
         write_if_possible(self.places.metrics.with_name("runner.prom"), record.missed_metric(self.missed))

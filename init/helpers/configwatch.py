@@ -1,9 +1,13 @@
-"""Watch the mounted configuration, apply changes, or report why not. A service of every role.
+"""Watch the mounted configuration, apply each change, or report why not. A service of every role.
 
-slurm.conf (controller): one of Slurm's own clients reads a candidate beside the live file; then the candidate is
-compared with the jobs that it would end, installed, and loaded by `scontrol reconfigure`. If slurmctld refuses it, the
-installed files are restored, and the running configuration stays. The running one is kept for the next pod. Service
-drop-ins: the merged plan goes to PID 1, which restarts only what differs. Nothing polls: the kernel reports changes.
+Three watches look at their files at the start and after each change; the kernel reports changes, nothing polls:
+
+- `SlurmWatch` (controller): slurm.conf. One of Slurm's own clients reads a candidate beside the live file; then the
+  candidate is compared with the jobs that it would end, installed, and loaded by `scontrol reconfigure`. If slurmctld
+  refuses it, the installed files are restored, and the running configuration stays. The running one is saved for the
+  next pod.
+- `DropInWatch`: the services' drop-ins. The merged plan goes to PID 1, which restarts only what differs.
+- `RestartRequestWatch`: requests to restart slurmd, in an annotation of the pod.
 """
 
 from __future__ import annotations
@@ -39,56 +43,60 @@ from init.slurm.change import (
 from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
 from init.slurm.files import LastGoodConfig, SlurmFiles, digest
 
-# A request to restart slurmd: an annotation of the pod, which Kubernetes shows as a file.
-# The fleet writes it if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's annotations
-# may also delete the pod. A restart ends no job. A request that exists when the pod starts counts as done, because
-# slurmd is new.
-DIRECTORY = Path("/mnt/minivm/asked")
-WORD = "restart-slurmd"
-SLURMDS = ("slurmd", "slurmd-static")
-# Bytes of a request, and seconds between two restarts.
-MOST, REST_S = 64, 60.0
+# The directory in which Kubernetes shows the annotation, and the file with the request.
+REQUEST_DIRECTORY = Path("/mnt/minivm/asked")
+REQUEST_FILE = "restart-slurmd"
+SLURMD_SERVICES = ("slurmd", "slurmd-static")
+LONGEST_REQUEST = 64  # bytes
+RESTART_PAUSE_S = 60.0  # between two restarts
 
 
-class AskedWatch:
-    """Restart slurmd once for each new request, at the earliest a minute after the previous restart."""
+class RestartRequestWatch:
+    """Restart slurmd once for each new request, at the earliest a minute after the previous restart.
 
-    def __init__(self, control: Path, directory: Path = DIRECTORY, now: Callable[[], float] = time.monotonic) -> None:
-        self.control, self.file, self.now = control, directory / WORD, now
-        self.again: float | None = None
-        self.heeded = self._word()
+    The fleet writes a request if Slurm no longer knows a ready node; a person may, too. A user who may write a pod's
+    annotations may also delete the pod. A restart ends no job. A request that exists when the pod starts counts as
+    done, because slurmd is new.
+    """
+
+    def __init__(
+        self, control: Path, directory: Path = REQUEST_DIRECTORY, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.control, self.file, self.now = control, directory / REQUEST_FILE, now
+        self.look_again_in: float | None = None
+        self.handled = self._read_request()
         self.not_before = 0.0  # no restart before this time
 
     def look(self) -> None:
-        self.again = None
-        word = self._word()
-        if not word or word == self.heeded:
+        self.look_again_in = None
+        request = self._read_request()
+        if not request or request == self.handled:
             return
         if (remaining := self.not_before - self.now()) > 0:
-            self.again = remaining
+            self.look_again_in = remaining
             return
-        self.heeded, self.not_before = word, self.now() + REST_S
+        self.handled, self.not_before = request, self.now() + RESTART_PAUSE_S
         try:
-            log(f"asked to restart slurmd ({one_line(word)}): {self._restart()}")
+            log(f"asked to restart slurmd ({one_line(request)}): {self._restart()}")
         except (InitError, EOFError) as error:
-            log(f"asked to restart slurmd ({one_line(word)}): {error}")
+            log(f"asked to restart slurmd ({one_line(request)}): {error}")
 
     def _restart(self) -> str:
         with Client(self.control) as client:
-            name = next((name for name in SLURMDS if service(client, name) is not None), "")
+            name = next((name for name in SLURMD_SERVICES if service(client, name) is not None), "")
             if not name:
                 return "there is none"
             client.request("restart", service=name, wait=False)
             return f"{name} restarts"
 
-    def _word(self) -> str:
+    def _read_request(self) -> str:
         """Read the request; "" if it cannot be read. Follow Kubernetes' link: no process of the pod can write it."""
         try:
             fd = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return ""
         try:
-            return os.read(fd, MOST).decode(errors="replace").strip()
+            return os.read(fd, LONGEST_REQUEST).decode(errors="replace").strip()
         except OSError:
             return ""
         finally:
@@ -98,12 +106,13 @@ class AskedWatch:
 DROPINS = [
     Path(root) / name for root in ("/etc/minivm", "/mnt/minivm/config") for name in ("services.d", "supervisor.d")
 ]
-SEEN = Path("/run/minivm/drop-ins-seen")
-ASK_AGAIN = 5.0  # seconds: for a slurmctld that does not answer yet
-KEEP_AGAIN = 60.0  # for a full volume
-# A ConfigMap's swap is one rename; a manual copy is several writes.
-QUIET = 0.2
-KILLED = "; slurmctld hung and was restarted"
+DROPINS_DIGEST = Path("/run/minivm/drop-ins-seen")
+# Seconds until the next look: for a slurmctld that does not answer yet, and for a full volume.
+RETRY_S = 5.0
+RETRY_SAVE_S = 60.0
+# Seconds without a change: a ConfigMap's swap is one rename, but a manual copy is several writes.
+QUIET_S = 0.2
+RESTARTED = "; slurmctld hung and was restarted"
 
 
 class DropInError(InitError):
@@ -111,53 +120,58 @@ class DropInError(InitError):
 
 
 class SlurmWatch:
-    """The mounted slurm.conf. A refused one is tried again only when it changes, or when a person accepts it."""
+    """Apply the mounted slurm.conf. A refused one is tried again only when it changes, or when a person accepts it."""
 
     condition = "slurm.conf"
 
     def __init__(
-        self, control: Path, files: SlurmFiles, daemon: Slurmctld, kept: LastGoodConfig, saved: Path = JUDGEMENT
+        self,
+        control: Path,
+        files: SlurmFiles,
+        daemon: Slurmctld,
+        last_good: LastGoodConfig,
+        judgement: Path = JUDGEMENT,
     ) -> None:
         self.control = control
         self.files = files
         self.daemon = daemon
-        self.kept = kept
-        self.saved = saved
-        self.refused = ""  # the hash of those files, and the acceptance at that time
-        self.again: float | None = None  # seconds, if a look is incomplete
-        self.unkept = False
+        self.last_good = last_good
+        self.judgement_file = judgement
+        self.refused = ""  # the digest of the refused files, and the acceptance at that time
+        self.look_again_in: float | None = None  # seconds, if a look is incomplete
+        self.is_unsaved = False  # the next pod would not start from the running configuration
 
     def look(self) -> None:
-        self.again = None
+        self.look_again_in = None
         try:
             self.files.put_back()  # remains of an attempt that was interrupted, or that found the disk full
         except InitError as error:
-            self.again = ASK_AGAIN
+            self.look_again_in = RETRY_S
             log(str(error))
             return
         # Read before the files, so that the acceptance is of these files or of earlier ones.
-        accepted = self.kept.accepted()
+        accepted = self.last_good.accepted()
         files = self.files.wanted()
         if files is None:
             return
         if self.files.runs_with(files):
             self._confirm(files, accepted)
             return
-        named = digest(files)
-        if self.refused == f"{named} {accepted}":
+        files_digest = digest(files)
+        if self.refused == f"{files_digest} {accepted}":
             return
         began = time.monotonic()
-        answer = self.apply(files, accepted=accepted.split(" ")[0] == named)
+        answer = self.apply(files, accepted=accepted.split(" ")[0] == files_digest)
         if answer.outcome is ReconfigureOutcome.LIVE:
             self._confirm(files, accepted)
             took = time.monotonic() - began
             log(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
         elif answer.outcome is ReconfigureOutcome.UNKNOWN:
-            self.again = ASK_AGAIN
-            self._tell(SavedJudgement(named, REFUSED, f"refused, the last one stays: {answer.text}"))
+            self.look_again_in = RETRY_S
+            self._report(SavedJudgement(files_digest, REFUSED, f"refused, the last one stays: {answer.text}"))
         else:
-            self.refused = f"{named} {accepted}"
-            self._tell(SavedJudgement(named, REFUSED, f"refused, the last one stays: {answer.text}"))
+            self.refused = f"{files_digest} {accepted}"
+            self._report(SavedJudgement(files_digest, REFUSED, f"refused, the last one stays: {answer.text}"))
 
     def _confirm(self, files: dict[str, bytes], accepted: str) -> None:
         """Confirm installed files. Once slurmctld answers with them, the next pod starts from them.
@@ -166,53 +180,52 @@ class SlurmWatch:
         jobs.
         """
         self.refused = ""
-        if self.kept.good() != files:
+        if self.last_good.good() != files:
             if not self.daemon.answers():
-                self.again = ASK_AGAIN
-                reason = self.daemon.does_not_start()
-                if reason:  # a client names the key; slurmctld's last line does not
-                    reason = self.daemon.objects_to(self.files.candidate(files)) or reason
-                    self._tell(SavedJudgement(digest(files), REFUSED, f"slurmctld does not start with it: {reason}"))
+                self.look_again_in = RETRY_S
+                self._report_failed_start(files)
                 return
             try:
-                self.kept.keep(files)
+                self.last_good.keep(files)
             except InitError as error:  # a full volume: the cluster runs, which matters most
-                if not self.unkept:
-                    log(f"{error}; the next pod starts from what is mounted then")
-                self.unkept, self.again = True, KEEP_AGAIN
-                self.kept.drop()
-                self._tell(SavedJudgement(digest(files), LIVE))
+                self._go_on_unsaved(files, error)
                 return
-        self.unkept = False
-        self.kept.spend(accepted)
-        self._tell(SavedJudgement(digest(files), LIVE))
+        self.is_unsaved = False
+        self.last_good.spend(accepted)
+        self._report(SavedJudgement(digest(files), LIVE))
+
+    def _report_failed_start(self, files: dict[str, bytes]) -> None:
+        if reason := self.daemon.does_not_start():
+            # A client names the wrong key; slurmctld's last line does not.
+            reason = self.daemon.objects_to(self.files.candidate(files)) or reason
+            self._report(SavedJudgement(digest(files), REFUSED, f"slurmctld does not start with it: {reason}"))
+
+    def _go_on_unsaved(self, files: dict[str, bytes], error: InitError) -> None:
+        if not self.is_unsaved:
+            log(f"{error}; the next pod starts from what is mounted then")
+        self.is_unsaved, self.look_again_in = True, RETRY_SAVE_S
+        self.last_good.drop()
+        self._report(SavedJudgement(digest(files), LIVE))
 
     def apply(self, files: dict[str, bytes], *, accepted: bool = False) -> ReconfigureAnswer:
         """Try the files; try once more if slurmctld did not answer, because then it has not evaluated them."""
-        answer, killed = self._try(files, accepted=accepted)
+        answer, was_restarted = self._try(files, accepted=accepted)
         if answer.outcome is ReconfigureOutcome.SILENT:
-            log(f"{answer.text}{KILLED if killed else ''}; the new configuration is tried once more")
-            answer, killed = self._try(files, accepted=accepted)
-        return answer._replace(text=f"{answer.text}{KILLED}") if killed else answer
+            log(f"{answer.text}{RESTARTED if was_restarted else ''}; the new configuration is tried once more")
+            answer, was_restarted = self._try(files, accepted=accepted)
+        return answer._replace(text=f"{answer.text}{RESTARTED}") if was_restarted else answer
 
     def _try(self, files: dict[str, bytes], *, accepted: bool) -> tuple[ReconfigureAnswer, bool]:
         """Let a client read the files, weigh them, install them, and let slurmctld load them.
 
-        If slurmctld does not run with them, restore the old files and wait until slurmctld answers.
+        If slurmctld does not run with them, restore the old files and wait until slurmctld answers. Also tell if
+        slurmctld hung and was restarted for that.
         """
         try:
-            objection = objections(self.files, self.daemon, files)
-            if objection:
+            if objection := objections(self.files, self.daemon, files):
                 return ReconfigureAnswer(ReconfigureOutcome.REFUSED, objection), False
-            if not accepted:
-                effect = weigh(self.files, self.daemon, files)
-                if effect.losses:
-                    unknown = any(loss.jobs is None for loss in effect.losses)
-                    way = f"`minivm config accept {digest(files)}` applies it anyway"
-                    text = f"it would end jobs: {effect.cost}; {way}"
-                    return ReconfigureAnswer(
-                        ReconfigureOutcome.UNKNOWN if unknown else ReconfigureOutcome.REFUSED, text
-                    ), False
+            if not accepted and (answer := self._weigh(files)) is not None:
+                return answer, False
             answer = self._reload(files)
             if answer.outcome is ReconfigureOutcome.LIVE:
                 self.files.taken()
@@ -222,6 +235,16 @@ class SlurmWatch:
         except InitError as error:
             return ReconfigureAnswer(ReconfigureOutcome.REFUSED, error.why), False
 
+    def _weigh(self, files: dict[str, bytes]) -> ReconfigureAnswer | None:
+        """Refuse files that would end jobs; None if they would end none."""
+        effect = weigh(self.files, self.daemon, files)
+        if not effect.losses:
+            return None
+        way_out = f"`minivm config accept {digest(files)}` applies it anyway"
+        is_unknown = any(loss.jobs is None for loss in effect.losses)
+        outcome = ReconfigureOutcome.UNKNOWN if is_unknown else ReconfigureOutcome.REFUSED
+        return ReconfigureAnswer(outcome, f"it would end jobs: {effect.cost}; {way_out}")
+
     def _reload(self, files: dict[str, bytes]) -> ReconfigureAnswer:
         try:
             self.files.install(files)
@@ -229,53 +252,53 @@ class SlurmWatch:
         except InitError as error:
             return ReconfigureAnswer(ReconfigureOutcome.REFUSED, error.why)
 
-    def _tell(self, judgement: SavedJudgement) -> None:
-        if load_judgement(self.saved) == judgement:
+    def _report(self, judgement: SavedJudgement) -> None:
+        if load_judgement(self.judgement_file) == judgement:
             return
         if judgement.why:
             log(f"{self.condition}: {judgement.why}")
         condition(self.control, self.condition, judgement.why)
-        save_judgement(judgement, self.saved)
+        save_judgement(judgement, self.judgement_file)
 
 
 class DropInWatch:
-    """The services' drop-ins. The last seen state is saved, so that a change while this service was down is noticed."""
+    """Apply changed drop-ins. Their digest is saved, so that a change while this service was down is noticed."""
 
     condition = "drop-ins"
 
-    def __init__(self, control: Path, directories: Iterable[Path], kept: Path = SEEN) -> None:
+    def __init__(self, control: Path, directories: Iterable[Path], digest_file: Path = DROPINS_DIGEST) -> None:
         self.control = control
-        self.again: float | None = None
+        self.look_again_in: float | None = None
         self.directories = list(directories)
-        self.kept = kept
+        self.digest_file = digest_file
         try:
-            self.seen = kept.read_text()
+            self.seen = digest_file.read_text()
         except (OSError, ValueError):
             self._remember(fingerprint(self.directories))
 
-    def _remember(self, now: str) -> None:
-        self.seen = now
+    def _remember(self, digest: str) -> None:
+        self.seen = digest
         with contextlib.suppress(InitError, OSError):  # a full disk: it is remembered while this process lives
-            self.kept.parent.mkdir(parents=True, exist_ok=True)
-            write(self.kept, now.encode(), mode=0o600)
+            self.digest_file.parent.mkdir(parents=True, exist_ok=True)
+            write(self.digest_file, digest.encode(), mode=0o600)
 
     def look(self) -> None:
-        self.again = None
-        now = fingerprint(self.directories)
-        if now == self.seen:
+        self.look_again_in = None
+        current = fingerprint(self.directories)
+        if current == self.seen:
             return
         try:
             change = apply_dropins(self.control)
         except OSError as error:  # no process available: the files are not evaluated yet
             log(f"{self.condition}: not read yet: {error.strerror}")
-            self.again = ASK_AGAIN
+            self.look_again_in = RETRY_S
             return
         except InitError as error:
-            self._remember(now)
+            self._remember(current)
             log(f"{self.condition}: refused: {error.why}")
             condition(self.control, self.condition, f"refused: {error.why}")
             return
-        self._remember(now)
+        self._remember(current)
         condition(self.control, self.condition, "")
         parts = [f"{what} {' '.join(change[what])}" for what in ("added", "removed", "changed") if change.get(what)]
         log(f"drop-ins applied: {'; '.join(parts) or 'nothing differs'}")
@@ -303,8 +326,9 @@ def apply_dropins(control: Path) -> dict[str, Any]:
 
 
 def main(control: Path = SOCKET) -> int:
+    """Look at everything once, then again after each change in a watched directory, or when a watch asked for it."""
     watcher = Watcher()
-    watches: list[SlurmWatch | DropInWatch | AskedWatch] = []
+    watches: list[SlurmWatch | DropInWatch | RestartRequestWatch] = []
     directories = list(DROPINS)
     if PROGRAM.exists():
         pod = Pod(os.environ)
@@ -312,9 +336,9 @@ def main(control: Path = SOCKET) -> int:
         directories += [files.mounted, last_good.directory]
         JUDGEMENT.unlink(missing_ok=True)  # left by an earlier process: report the condition to PID 1 again
         watches.append(SlurmWatch(control, files, Slurmctld(control), last_good))
-    if DIRECTORY.is_dir():
-        directories.append(DIRECTORY)
-        watches.append(AskedWatch(control))
+    if REQUEST_DIRECTORY.is_dir():
+        directories.append(REQUEST_DIRECTORY)
+        watches.append(RestartRequestWatch(control))
     for directory in directories:
         watcher.watch(directory)
     watches.append(DropInWatch(control, DROPINS))
@@ -322,8 +346,8 @@ def main(control: Path = SOCKET) -> int:
     while True:
         for watch in watches:
             watch.look()
-        watcher.wait(min((watch.again for watch in watches if watch.again is not None), default=None))
-        watcher.wait_until_quiet(QUIET)
+        watcher.wait(min((watch.look_again_in for watch in watches if watch.look_again_in is not None), default=None))
+        watcher.wait_until_quiet(QUIET_S)
         for directory in directories:
             watcher.watch(directory)  # one that has appeared, or was replaced
 

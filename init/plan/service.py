@@ -183,7 +183,7 @@ STEPS = {
     "accounting-records": ("saved_state", "check_records"),
     "accounting-state": ("saved_state", "check_database"),
     "cgroups": ("cgroups", "run"),
-    "cluster-number": ("database", "number"),
+    "cluster-number": ("database", "repair_number"),
     "directories": ("boot", "make_directories"),
     "fast-scripts": ("node", "fast_scripts"),
     "gather-cgroups": ("cgroups", "gather"),

@@ -1,4 +1,15 @@
-"""Write slurmdbd.conf; create the embedded database and its user, and check that it belongs to this cluster."""
+"""Steps for slurmdbd and the embedded database: write slurmdbd.conf, make the database, repair the cluster's number.
+
+- `slurmdbd-config` writes slurmdbd.conf for the embedded or an external database.
+- `mariadb` makes the embedded database and its user, before mariadbd starts.
+- `cluster-number` runs before slurmctld starts. slurmctld's state and the database each hold the cluster's number; if
+  they differ, slurmctld does not start. slurmdbd gives a new cluster its number when slurmctld registers. slurmctld
+  takes a lost answer (the database died just then) for a success: it makes up a number and saves it. At its next start
+  it sees both numbers and exits, so that two clusters never write into one state. A stamp tells if the two belong
+  together: it is made when both are new or agree, and is stored in the state and beside the database. If the stamps
+  match, the database's number is written into the state; otherwise the state may be another cluster's, and nothing is
+  changed.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +35,8 @@ DATA = "/var/lib/mysql"
 INIT_FILE = "/run/minivm/mariadb.sql"
 NAME = "slurm_acct_db"
 PASSWORD = f"{MOUNTS}/secrets/slurmdbd/password"
-STAMP = ".minivm-database"
-BESIDE = f"{DATA}/.minivm-complete"  # marks a complete database; its stamp identifies the state that it belongs to
+STAMP = ".minivm-database"  # in the state
+DATABASE_STAMP = f"{DATA}/.minivm-complete"  # marks a complete database; its text is the stamp
 QUESTION = "SELECT name, id FROM cluster_table WHERE deleted = 0 AND id IS NOT NULL"
 WITHIN = 5.0
 
@@ -51,27 +62,31 @@ def slurmdbd(pod: Pod) -> str:
         "StorageType=accounting_storage/mysql",
         f"StorageLoc={pod.setting('MINIVM_DATABASE_NAME', NAME)}",
     ]
-    if accounting == "external":
-        host = pod.setting("MINIVM_DATABASE_HOST")
-        if not host:
-            from init.errors import ConfigError
-
-            problem = "MINIVM_ACCOUNTING=external needs MINIVM_DATABASE_HOST"
-            raise ConfigError("write slurmdbd.conf", problem, hint="host or host:port of MariaDB or MySQL")
-        name, colon, port = host.rpartition(":")
-        port = port if colon else pod.setting("MINIVM_DATABASE_PORT")
-        lines.append(f"StorageHost={name if colon else host}")
-        lines += [f"StoragePort={port}"] if port else []
-        lines.append(f"StorageUser={pod.setting('MINIVM_DATABASE_USER', 'slurm')}")
-        password = pod.text(PASSWORD)
-        if password is None:
-            raise PrepareError("write slurmdbd.conf", f"{PASSWORD} is missing", hint="mount the database password")
-        lines.append(f"StoragePass={quoted(password.strip())}")
-    else:
-        lines += ["StorageHost=localhost", "StorageUser=slurm"]
+    lines += _external(pod) if accounting == "external" else ["StorageHost=localhost", "StorageUser=slurm"]
     data = "".join(f"{line}\n" for line in lines).encode()
     write(pod.path("/etc/slurm/slurmdbd.conf"), data, mode=0o600, owner=user("slurm"))
     return f"slurmdbd.conf for the {accounting} database"
+
+
+def _external(pod: Pod) -> list[str]:
+    """Return the lines that name an external database."""
+    host = pod.setting("MINIVM_DATABASE_HOST")
+    if not host:
+        from init.errors import ConfigError
+
+        problem = "MINIVM_ACCOUNTING=external needs MINIVM_DATABASE_HOST"
+        raise ConfigError("write slurmdbd.conf", problem, hint="host or host:port of MariaDB or MySQL")
+    name, colon, port = host.rpartition(":")
+    port = port if colon else pod.setting("MINIVM_DATABASE_PORT")
+    password = pod.text(PASSWORD)
+    if password is None:
+        raise PrepareError("write slurmdbd.conf", f"{PASSWORD} is missing", hint="mount the database password")
+    return [
+        f"StorageHost={name if colon else host}",
+        *([f"StoragePort={port}"] if port else []),
+        f"StorageUser={pod.setting('MINIVM_DATABASE_USER', 'slurm')}",
+        f"StoragePass={quoted(password.strip())}",
+    ]
 
 
 def quoted(text: str) -> str:
@@ -92,8 +107,8 @@ def mariadb(pod: Pod) -> str:
     write(pod.path(INIT_FILE), SQL.encode(), mode=0o644, owner=(0, 0))
     # The marker is written last, so that an interrupted copy never counts as a database.
     marker, copying = data / ".minivm-complete", data / ".minivm-copying"
-    # Anything but an unfinished copy made here is an existing database on a volume.
-    if marker.exists() or ((data / "ib_logfile0").exists() and not copying.exists()):
+    has_existing_database = (data / "ib_logfile0").exists() and not copying.exists()  # on a volume, not made here
+    if marker.exists() or has_existing_database:
         return "the database is there"
     template = pod.path(TEMPLATE)
     for path in [*data.iterdir()]:
@@ -126,74 +141,69 @@ def _install(data: os.PathLike[str]) -> None:
 
 @record(frozen=True, slots=True)
 class Numbers:
-    """The cluster's number in slurmctld's state and in the embedded database; 0: none yet.
+    """The cluster's number in slurmctld's state and in the embedded database (0: none yet), and the stamps of both."""
 
-    If the two differ, slurmctld does not start. slurmdbd gives a new cluster its number when slurmctld registers.
-    slurmctld takes a lost answer (the database died just then) for a success: it makes up a number and saves it. At its
-    next start it sees both numbers and exits, so that two clusters never write into one state. This step knows if they
-    belong together: a stamp, made when both were new or agreed, is stored in the state and beside the database. If the
-    stamps match, the database's number is written into the state; otherwise the state may be another cluster's, and
-    everything stays.
-    """
-
-    cluster: str
-    saved: int  # in slurmctld's state
+    in_state: int
+    in_database: int
     has_jobs: bool
-    known: int  # in the database
-    stamps: tuple[str, str]  # in the state, beside the database
+    state_stamp: str
+    database_stamp: str
 
     @property
-    def paired(self) -> bool:
-        return self.stamps[0] == self.stamps[1] != ""
+    def are_paired(self) -> bool:
+        return self.state_stamp == self.database_stamp != ""
 
     @property
     def may_pair(self) -> bool:
         """True if the state is new, and so belongs to no other cluster, or if the numbers agree."""
-        new = not self.saved and not self.has_jobs and not self.stamps[0]
-        return not self.paired and (new or self.saved == self.known != 0)
+        is_new_state = not self.in_state and not self.has_jobs and not self.state_stamp
+        return not self.are_paired and (is_new_state or self.in_state == self.in_database != 0)
 
     @property
-    def differs(self) -> bool:
-        return 0 not in (self.saved, self.known) and self.saved != self.known
+    def differ(self) -> bool:
+        return 0 not in (self.in_state, self.in_database) and self.in_state != self.in_database
 
 
-def number(pod: Pod) -> str:
+def repair_number(pod: Pod) -> str:
     """Repair the number; never fails, since slurmctld itself reports what cannot be repaired here."""
-    accounting = pod.accounting
-    if accounting != "embedded" or pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
+    if pod.accounting != "embedded" or pod.has(f"{MOUNTS}/config/slurm/slurmdbd.conf"):
         return "the site's own database keeps the cluster's number"
     try:
-        return _compared(pod)
+        return _repair_number(pod)
     except (InitError, OSError, ValueError, subprocess.SubprocessError) as error:
         return f"the cluster's number is not compared with the database's: {error}"
 
 
-def _compared(pod: Pod) -> str:
+def _repair_number(pod: Pod) -> str:
     conf = pod.path(CONFIGURATION).read_text(errors="replace")
-    name = setting(conf, "ClusterName").lower()
+    cluster = setting(conf, "ClusterName").lower()
     state = state_of(pod)
-    if not name or not state.is_dir():
+    if not cluster or not state.is_dir():
         return "there is no state yet"
-    saved_of, _, saved = _short(state / "clustername").partition("|")
-    if saved_of and saved_of.lower() != name:
-        return f"the state is of the cluster {saved_of}"
-    saved_number = int(saved) if saved.isascii() and saved.isdecimal() else 0
-    stamps = _short(state / STAMP), _short(pod.path(BESIDE))
-    numbers = Numbers(name, saved_number, (state / "job_state").exists(), _known(name), stamps)
+    owner, _, number = _read_short(state / "clustername").partition("|")
+    if owner and owner.lower() != cluster:
+        return f"the state is of the cluster {owner}"
+    numbers = Numbers(
+        in_state=int(number) if number.isascii() and number.isdecimal() else 0,
+        in_database=_ask_number(cluster),
+        has_jobs=(state / "job_state").exists(),
+        state_stamp=_read_short(state / STAMP),
+        database_stamp=_read_short(pod.path(DATABASE_STAMP)),
+    )
     if numbers.may_pair:
-        stamp = stamps[1] or os.urandom(16).hex()
-        write(pod.path(BESIDE), stamp.encode(), mode=0o600, owner=user("mysql"))
+        stamp = numbers.database_stamp or os.urandom(16).hex()
+        write(pod.path(DATABASE_STAMP), stamp.encode(), mode=0o600, owner=user("mysql"))
         write(state / STAMP, stamp.encode(), mode=0o600, owner=user("slurm"))
-    if not numbers.differs:
-        return f"the cluster's number is {numbers.saved or numbers.known or 'not given yet'}"
-    numbers_text = f"the cluster's number is {numbers.saved} in the state and {numbers.known} in the database"
-    if not numbers.paired:
-        return f"{numbers_text}; this step cannot tell if they belong together, and changes neither"
-    write(state / "clustername", f"{name}|{numbers.known}".encode(), mode=0o600, owner=user("slurm"))
-    return f"{numbers_text}; they belong together, and the state has {numbers.known} now"
+    if not numbers.differ:
+        return f"the cluster's number is {numbers.in_state or numbers.in_database or 'not given yet'}"
+    text = f"the cluster's number is {numbers.in_state} in the state and {numbers.in_database} in the database"
+    if not numbers.are_paired:
+        return f"{text}; this step cannot tell if they belong together, and changes neither"
+    write(state / "clustername", f"{cluster}|{numbers.in_database}".encode(), mode=0o600, owner=user("slurm"))
+    return f"{text}; they belong together, and the state has {numbers.in_database} now"
 
 
-def _known(cluster: str) -> int:
+def _ask_number(cluster: str) -> int:
     """Ask the database for the cluster's number; 0 if it has none or does not answer."""
     uid, gid = user("slurm")
     argv = [CLIENT, "--no-defaults", f"--socket={SOCKET}", "--batch", "--skip-column-names", f"--execute={QUESTION}"]
@@ -202,6 +212,6 @@ def _known(cluster: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _short(path: Path) -> str:
+def _read_short(path: Path) -> str:
     """Read a short file; slurm owns the directory and may have put anything there."""
     return (read_plain(path, 512) or b"").decode(errors="replace").strip()

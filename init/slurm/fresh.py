@@ -16,7 +16,7 @@ from init.fields import number
 from init.places import pod_name
 from init.pod.auth import signing
 from init.slurm import client
-from init.slurm.node import fresh
+from init.slurm.node import plan_fresh_start
 from init.slurm.proof import forget_birth
 
 TYPE_CHECKING = False
@@ -27,11 +27,10 @@ SLURMD = "/usr/sbin/slurmd"
 REASON = "minivm: the pod of node {} was replaced: the job is requeued, or ended where it cannot be requeued"
 BORN = "MINIVM_SLURMD_BORN"  # further arguments of slurmd's --conf
 
-# Compare a node's record with its pod's resources. Pure.
+# Comparison of a node's record with its pod's resources.
 #
 # slurmctld reads a dynamic node's description once, when it creates the record. Slurm would drain a pod that returns
 # with less ("Low RealMemory"), and ignore the additions of one that returns with more.
-
 
 # Names of the keys in `scontrol show node`.
 SHOWN_AS = {"cpus": "CPUTot", "feature": "AvailableFeatures", "features": "AvailableFeatures"}
@@ -44,13 +43,13 @@ EMPTY = ("(null)", "N/A")
 
 def offered(configuration: str, hardware: str) -> dict[str, str]:
     """Return the description that slurmd would register: our own values over those of `slurmd -C`."""
-    own, detected = words(configuration), words(hardware)
+    own, detected = parse_pairs(configuration), parse_pairs(hardware)
     if TOPOLOGY & set(own):
         detected = {key: value for key, value in detected.items() if key not in TOPOLOGY}
     return detected | own
 
 
-def words(text: str) -> dict[str, str]:
+def parse_pairs(text: str) -> dict[str, str]:
     pairs = (word.partition("=") for word in text.split())
     return {key.lower(): value for key, equals, value in pairs if equals}
 
@@ -66,10 +65,15 @@ def difference(shown: Mapping[str, str], offer: Mapping[str, str]) -> str:
     for name, value in expected.items():
         current = shown.get(name, DEFAULTS.get(name, ""))
         current = "" if current in EMPTY else current
-        same = resources(current) == resources(value) if name == "Gres" else current == value
-        if not same and not (name == "Gres" and untyped(current) == resources(value)):
+        if not _is_same(name, current, value):
             return f"{name} was {current or 'nothing'} and is {value or 'nothing'}"
     return ""
+
+
+def _is_same(name: str, current: str, offered_value: str) -> bool:
+    if name != "Gres":
+        return current == offered_value
+    return resources(offered_value) in (resources(current), untyped(current))
 
 
 def resources(gres: str) -> dict[str, int]:
@@ -112,25 +116,26 @@ def main() -> int:
 
 
 def renew(node: Node, controller: str) -> list[str]:
+    """Bring the record up to date before slurmd starts; return what was done, for the log."""
     done: list[str] = []
     differs = changed(node, controller) if node.dynamic else ""
-    todo = fresh(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
-    if not todo.born:
+    plan = plan_fresh_start(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
+    if not plan.born:
         forget_birth()  # from an earlier try, before a person lifted the drain
     if node.busy:
         with contextlib.suppress(InitError):  # the reason must not keep the pod from its start
             jobs = client.jobs(node.name, controller, within=5.0)
             running = [job for job, state in jobs.items() if state not in client.OVER]
             client.comment(running, REASON.format(node.name), controller, within=5.0)
-    if todo.free:
+    if plan.free_jobs:
         client.free(client.jobs(node.name, controller), controller, done.append)
-    for changes in todo.updates:
+    for changes in plan.updates:
         client.update(node.name, changes, controller)
         done.append(" ".join(changes))
-    if todo.forget:
-        publish(todo.born)
+    if plan.delete_record:
+        publish(plan.born)
         client.delete(node.name, controller)
-        done.append(f"registers anew, {differs}{': ' if todo.born else ''}{todo.born}")
+        done.append(f"registers anew, {differs}{': ' if plan.born else ''}{plan.born}")
     return done
 
 

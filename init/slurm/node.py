@@ -1,4 +1,9 @@
-"""A node as `scontrol --oneliner show node` describes it, and a pod's reaction to it. Pure."""
+"""A node as `scontrol --oneliner show node` describes it, and what a pod does about it. Pure.
+
+- `parse` reads the line into a `Node`, which says who holds it: init itself, or a person, the broker or the fleet.
+- `plan_fresh_start` plans what a new pod changes in its node's record before slurmd starts (`init.slurm.fresh`).
+- `unproven` says why slurmctld does not know this pod's slurmd (`init.slurm.proof`).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,14 @@ from init.fields import number
 from init.lean import record
 
 PREFIX = "minivm:"
+# Reasons that init sets for its own drains: of a pod that stops, and of a new one.
 STOPPING = f"{PREFIX} pod stops"
 FRESH = f"{PREFIX} fresh pod"
-# Set when our drain is lifted: without accounting Slurm keeps the old reason and would reuse it for its own next drain.
+# Set when init lifts its drain: without accounting Slurm keeps the old reason and would reuse it for its next drain.
 BACK = f"{PREFIX} pod is back"
 HELD = frozenset({"DRAIN", "DOWN"})
 SILENT = "Not responding"  # slurmctld's own reason, or its addition to an existing one
-ADDED = " : "
+ADDED = " : "  # before such an addition
 _KEY = re.compile(r"(?:^|\s)([A-Za-z]\w*)=")
 # A person's reason may look like a key; Slurm puts the author at its end. A reason carried over to a new record
 # contains its true author, which comes first.
@@ -67,54 +73,52 @@ def parse(line: str) -> Node:
     """Parse one node's line. A reason may contain spaces and an author, so find the keys first."""
     keys = list(_KEY.finditer(line))
     values: dict[str, str] = {}
-    for key_match, following in zip(keys, [*keys[1:], None], strict=True):
+    for key, following in zip(keys, [*keys[1:], None], strict=True):
         end = following.start() if following else len(line)
-        values.setdefault(key_match[1], line[key_match.end() : end].strip())
-    whole = _REASON.search(line)
-    reason = whole[1] if whole else values.get("Reason", "")
-    allocated = values.get("CPUAlloc", "0")
+        values.setdefault(key[1], line[key.end() : end].strip())
+    reason = _REASON.search(line)
     return Node(
         name=values.get("NodeName", ""),
         state=values.get("State", "UNKNOWN"),
         address=values.get("NodeAddr", ""),
-        reason=reason,
+        reason=reason[1] if reason else values.get("Reason", ""),
         started=values.get("SlurmdStartTime", "None"),
-        allocated=number(allocated) or 0,
-        author=whole[2] if whole else "",
+        allocated=number(values.get("CPUAlloc", "0")) or 0,
+        author=reason[2] if reason else "",
         shown=tuple(values.items()),
     )
 
 
 @record(frozen=True, slots=True)
-class Fresh:
+class FreshStart:
     """Steps that a new pod takes, in this order, on its node's record before slurmd starts."""
 
-    free: bool = False  # requeue the last pod's jobs one by one
+    free_jobs: bool = False  # requeue the last pod's jobs one by one
     updates: tuple[tuple[str, ...], ...] = ()  # `scontrol update nodename=N ...`, one after the other
-    forget: bool = False  # delete the record: slurmd registers this pod's resources
+    delete_record: bool = False  # slurmd then registers this pod's resources
     born: str = ""  # slurmd's --conf: the node registers already drained
 
 
-def fresh(node: Node, address: str, *, differs: bool = False) -> Fresh:
+def plan_fresh_start(node: Node, address: str, *, differs: bool = False) -> FreshStart:
     """Plan the steps: drop the last pod's jobs, address and resources; keep states that people or the broker set.
 
     `down` requeues jobs that died with the last pod and that slurmctld still counts as running. It replaces the reason
     and its author, so a node that another actor drained keeps its state, and its jobs are requeued one by one. After
     `resume` slurmctld gives the node no job before slurmd has answered.
     """
-    stale = not node.dynamic and bool(address) and node.address != address
     if node.dynamic and differs:
         # slurmctld reads a dynamic node's resources only when it creates the record.
         down = ("state=down", f"reason={node.reason if node.held_by_others else FRESH}")
         born = born_held(node) if node.held_by_others else ""
-        return Fresh(updates=(down,) if node.busy else (), forget=True, born=born)
+        return FreshStart(updates=(down,) if node.busy else (), delete_record=True, born=born)
+    has_stale_address = not node.dynamic and bool(address) and node.address != address
+    new_address = ((f"nodeaddr={address}",),) if has_stale_address else ()
     if node.held_by_others:
-        return Fresh(free=node.busy, updates=((f"nodeaddr={address}",),) if stale else ())
+        return FreshStart(free_jobs=node.busy, updates=new_address)
     back = ("state=resume", f"reason={BACK}")
-    if node.busy or stale:
-        new = ((f"nodeaddr={address}",),) if stale else ()
-        return Fresh(updates=(("state=down", f"reason={FRESH}"), *new, back))
-    return Fresh(updates=(back,) if node.held_by_us else ())
+    if node.busy or has_stale_address:
+        return FreshStart(updates=(("state=down", f"reason={FRESH}"), *new_address, back))
+    return FreshStart(updates=(back,) if node.held_by_us else ())
 
 
 def born_held(node: Node) -> str:
@@ -132,7 +136,8 @@ def unproven(node: Node | None, name: str, addresses: Sequence[str]) -> str:
         return f"slurmd of {name} is not registered"
     if not node.responds:
         return f"slurmctld gets no answer from {name} at {node.address}"
-    if addresses and re.fullmatch(r"[0-9.]+|[0-9a-f:]+", node.address) and node.address not in addresses:
+    is_literal_address = re.fullmatch(r"[0-9.]+|[0-9a-f:]+", node.address)
+    if addresses and is_literal_address and node.address not in addresses:
         return f"slurmctld has the address {node.address} for {name}, and the pod has {', '.join(addresses)}"
     if "DOWN" in node.flags:
         return f"{name} is down in Slurm: {node.reason or 'no reason given'}"

@@ -1,4 +1,12 @@
-"""Format the snapshot as OpenMetrics text. Pure."""
+"""The page `/metrics`: the pod's snapshot and the metrics files of some services, as OpenMetrics text.
+
+`render` formats the snapshot and PID 1's own counters. `Handed` reads the files that health, gitsync, drift and other
+services leave in a directory, again when they change, and adds their lines.
+
+HTTP shows no output of services (docs/decisions/http-without-service-output.md). So only names and numbers of a file
+pass: families under the service's own prefix, labels of a fixed list whose values are names, and numbers unchanged. The
+file must be a small regular file of root: reading never blocks, and no other user can add text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from init.view.status import Snapshot
+    from init.view.status import ServiceView, Snapshot
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 STATES = (
@@ -27,69 +35,79 @@ def render(snapshot: Snapshot, counters: Mapping[str, int], handed: Sequence[str
 
     `counters` are PID 1's own; `handed` are lines from files of services (see `Handed`).
     """
-    out: list[str] = []
+    lines = _info(snapshot) + _service_families(snapshot.services) + _conditions(snapshot)
+    if snapshot.turn:
+        lines += _controller_families(snapshot.turn)
+    for name, value in counters.items():
+        lines += _family(f"minivm_{name}", "counter", COUNTERS[name], [("", value)])
+    return "\n".join([*lines, *handed, "# EOF"]) + "\n"
 
-    def family(name: str, kind: str, text: str, samples: list[tuple[str, float | int]]) -> None:
-        out.append(f"# TYPE {name} {kind}")
-        out.append(f"# HELP {name} {text}")
-        suffix = "_total" if kind == "counter" else "_info" if kind == "info" else ""
-        out.extend(f"{name}{suffix}{tags} {float(value):g}" for tags, value in samples)
 
-    services = snapshot.services
-    family("minivm", "info", "The pod.", [(labels(role=snapshot.role, pod=snapshot.pod), 1)])
-    family("minivm_ready", "gauge", "1 when the pod is ready.", [("", snapshot.ready)])
-    family(
-        "minivm_phase", "stateset", "What the pod is doing.",
-        [(labels(minivm_phase=phase), phase == snapshot.phase) for phase in PHASES],
-    )  # fmt: skip
+def _family(name: str, kind: str, about: str, samples: Sequence[tuple[str, float | int]]) -> list[str]:
+    suffix = "_total" if kind == "counter" else "_info" if kind == "info" else ""
+    lines = [f"# TYPE {name} {kind}", f"# HELP {name} {about}"]
+    return lines + [f"{name}{suffix}{tags} {float(value):g}" for tags, value in samples]
+
+
+def _info(snapshot: Snapshot) -> list[str]:
+    phases = [(labels(minivm_phase=phase), phase == snapshot.phase) for phase in PHASES]
+    lines = _family("minivm", "info", "The pod.", [(labels(role=snapshot.role, pod=snapshot.pod), 1)])
+    lines += _family("minivm_ready", "gauge", "1 when the pod is ready.", [("", snapshot.ready)])
+    lines += _family("minivm_phase", "stateset", "What the pod is doing.", phases)
     if snapshot.boot_seconds is not None:
         boot = [("", round(snapshot.boot_seconds, 6))]
-        family("minivm_boot_seconds", "gauge", "From the start of PID 1 to the first ready.", boot)
-    family("minivm_uptime_seconds", "gauge", "Since PID 1 began.", [("", round(snapshot.uptime, 3))])
-    family(
-        "minivm_service_ready", "gauge", "1 when the service is ready.",
-        [(labels(service=view.name), view.ready) for view in services],
-    )  # fmt: skip
-    family(
-        "minivm_service_state", "stateset", "What the service is doing.",
-        [(labels(service=view.name, minivm_service_state=s), view.state == s) for view in services for s in STATES],
-    )  # fmt: skip
-    family(
-        "minivm_service_starts", "counter", "Starts of the main process.",
-        [(labels(service=view.name), view.starts) for view in services],
-    )  # fmt: skip
-    family(
-        "minivm_service_failures", "counter", "Failures: of a start, of a run, of its readiness.",
-        [(labels(service=view.name), view.failures) for view in services],
-    )  # fmt: skip
-    family(
-        "minivm_condition", "gauge", "1 while a named condition holds.",
-        [(labels(condition=item.name, blocking=str(item.blocking).lower()), 1) for item in snapshot.conditions],
-    )  # fmt: skip
-    if snapshot.turn:
-        active, term, seconds = parse_turn(snapshot.turn)
-        family("minivm_controller_active", "gauge", "1 in the controller that acts, 0 on standby.", [("", active)])
-        if term:
-            family("minivm_controller_term", "gauge", "The term of the controller that acts.", [("", term)])
-        if seconds >= 0:
-            text = "From the former controller's last sign of life, or the begin of its hand-over, to this slurmctld."
-            family("minivm_controller_takeover_seconds", "gauge", text, [("", seconds)])
-    for name, value in counters.items():
-        family(f"minivm_{name}", "counter", COUNTERS[name], [("", value)])
-    out += handed
-    out.append("# EOF")
-    return "\n".join(out) + "\n"
+        lines += _family("minivm_boot_seconds", "gauge", "From the start of PID 1 to the first ready.", boot)
+    return lines + _family("minivm_uptime_seconds", "gauge", "Since PID 1 began.", [("", round(snapshot.uptime, 3))])
+
+
+def _service_families(services: Sequence[ServiceView]) -> list[str]:
+    states = [
+        (labels(service=view.name, minivm_service_state=state), view.state == state)
+        for view in services
+        for state in STATES
+    ]
+    ready = [(labels(service=view.name), view.ready) for view in services]
+    starts = [(labels(service=view.name), view.starts) for view in services]
+    failures = [(labels(service=view.name), view.failures) for view in services]
+    about_failures = "Failures: of a start, of a run, of its readiness."
+    return [
+        *_family("minivm_service_ready", "gauge", "1 when the service is ready.", ready),
+        *_family("minivm_service_state", "stateset", "What the service is doing.", states),
+        *_family("minivm_service_starts", "counter", "Starts of the main process.", starts),
+        *_family("minivm_service_failures", "counter", about_failures, failures),
+    ]
+
+
+def _conditions(snapshot: Snapshot) -> list[str]:
+    conditions = [
+        (labels(condition=condition.name, blocking=str(condition.blocking).lower()), 1)
+        for condition in snapshot.conditions
+    ]
+    return _family("minivm_condition", "gauge", "1 while a named condition holds.", conditions)
+
+
+def _controller_families(turn: str) -> list[str]:
+    """Format the state of one controller among several."""
+    is_active, term, seconds = parse_turn(turn)
+    about = "1 in the controller that acts, 0 on standby."
+    lines = _family("minivm_controller_active", "gauge", about, [("", is_active)])
+    if term:
+        lines += _family("minivm_controller_term", "gauge", "The term of the controller that acts.", [("", term)])
+    if seconds >= 0:
+        about = "From the former controller's last sign of life, or the begin of its hand-over, to this slurmctld."
+        lines += _family("minivm_controller_takeover_seconds", "gauge", about, [("", seconds)])
+    return lines
 
 
 def parse_turn(turn: str) -> tuple[bool, int, float]:
-    """Return if this controller acts, its term (0: unknown) and the seconds of its take-over (-1: unknown)."""
-    words, _, how = turn.partition(": ")
-    is_active, _, number = words.partition("active, term ")
-    seconds = how.rpartition(" in ")[2].partition(" s, ")[0]
-    if is_active or not number:
+    """Tell if this controller acts; return its term (0: unknown) and the seconds of its takeover (-1: unknown)."""
+    state, _, takeover = turn.partition(": ")  # "active, term 3: took over in 2.1 s, ...", or "standby: ..."
+    before, _, term = state.partition("active, term ")
+    if before or not term:
         return False, 0, -1.0
-    plain = seconds.replace(".", "", 1)
-    return True, int(number) if number.isdecimal() else 0, float(seconds) if plain.isdecimal() else -1.0
+    seconds = takeover.rpartition(" in ")[2].partition(" s, ")[0]
+    is_number = seconds.replace(".", "", 1).isdecimal()
+    return True, int(term) if term.isdecimal() else 0, float(seconds) if is_number else -1.0
 
 
 COUNTERS = {
@@ -102,12 +120,7 @@ COUNTERS = {
 }
 
 
-# Metrics files of health, gitsync and drift for /metrics, read again when they change.
-#
-# HTTP shows no output of services (docs/decisions/http-without-service-output.md). Only names and numbers pass:
-# families under the service's own prefix, labels of a fixed list whose values are names, and numbers unchanged. The
-# file must be a small regular file of root: reading never blocks, and no other user can add text.
-
+# The metrics files of services.
 
 SERVICES = ("drift", "gitsync", "health", "jobs", "notify", "runner", "state")
 # Not the signer, which is a person's name, nor the text of an error.
@@ -118,7 +131,7 @@ LONGEST_VALUE = 128
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
 _VALUE = _NAME | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ.-/+: ")
 _NUMBER = frozenset("0123456789.eE+-")
-_PLAIN_FILE, _KIND = 0o100000, 0o170000
+_REGULAR_FILE, _FILE_TYPE = 0o100000, 0o170000  # S_IFREG, S_IFMT; `stat` is not loaded for them
 
 
 @record(frozen=True, slots=True)
@@ -133,12 +146,12 @@ class Handed:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._kept: dict[str, tuple[tuple[int, int, int], list[str]]] = {}
+        self._cache: dict[str, tuple[tuple[int, int, int], list[str]]] = {}
 
     def lines(self) -> list[str]:
-        return [line for service in SERVICES for line in self._of(service)]
+        return [line for service in SERVICES for line in self._lines_of(service)]
 
-    def _of(self, service: str) -> list[str]:
+    def _lines_of(self, service: str) -> list[str]:
         try:
             fd = os.open(f"{self.directory}/{service}.prom", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -146,13 +159,13 @@ class Handed:
         try:
             status = os.fstat(fd)
             is_trusted = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
-            if status.st_mode & _KIND != _PLAIN_FILE or not is_trusted or status.st_size > LARGEST:
+            if status.st_mode & _FILE_TYPE != _REGULAR_FILE or not is_trusted or status.st_size > LARGEST:
                 return []
             identity = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if service not in self._kept or self._kept[service][0] != identity:
+            if service not in self._cache or self._cache[service][0] != identity:
                 text = os.read(fd, LARGEST).decode("ascii", "replace")
-                self._kept[service] = (identity, open_metrics(text, f"minivm_{service}_"))
-            return self._kept[service][1]
+                self._cache[service] = (identity, open_metrics(text, f"minivm_{service}_"))
+            return self._cache[service][1]
         except OSError:
             return []
         finally:
@@ -172,7 +185,7 @@ def open_metrics(text: str, prefix: str) -> list[str]:
             if kind in ("gauge", "counter"):
                 kinds[name] = kind
             continue
-        parsed = sample(line)
+        parsed = parse_sample(line)
         if parsed is None or not parsed.name.startswith(prefix) or parsed.name not in kinds:
             continue
         tags = ",".join(f'{key}="{value}"' for key, value in parsed.labels)
@@ -188,28 +201,30 @@ def open_metrics(text: str, prefix: str) -> list[str]:
     return lines
 
 
-def sample(line: str) -> Sample | None:
+def parse_sample(line: str) -> Sample | None:
     """Parse `name{label="value"} number`, or return None; labels outside the list are dropped."""
-    end = min(at for at in (line.find("{"), line.find(" "), len(line)) if at >= 0)
-    name, rest = line[:end], line[end:]
-    labels: list[tuple[str, str]] = []
+    name_end = min(at for at in (line.find("{"), line.find(" "), len(line)) if at >= 0)
+    name, rest = line[:name_end], line[name_end:]
+    kept_labels: list[tuple[str, str]] = []
     if rest.startswith("{"):
-        at = 1
+        end = 1
         for key, value, after in _pairs(rest):
-            at = after
-            if key in LABELS and key not in dict(labels) and len(value) <= LONGEST_VALUE and _VALUE.issuperset(value):
-                labels.append((key, value))
-        if rest[at : at + 1] != "}":
+            end = after
+            is_name = len(value) <= LONGEST_VALUE and _VALUE.issuperset(value)
+            if key in LABELS and key not in dict(kept_labels) and is_name:
+                kept_labels.append((key, value))
+        if rest[end : end + 1] != "}":
             return None
-        rest = rest[at + 1 :]
+        rest = rest[end + 1 :]
     value = rest.strip()
-    if not name or not _NAME.issuperset(name) or not 0 < len(value) < LONGEST_VALUE or not _NUMBER.issuperset(value):
+    is_number = 0 < len(value) < LONGEST_VALUE and _NUMBER.issuperset(value)
+    if not name or not _NAME.issuperset(name) or not is_number:
         return None
     try:
         float(value)
     except ValueError:
         return None
-    return Sample(name, tuple(labels), value)
+    return Sample(name, tuple(kept_labels), value)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str, int]]:

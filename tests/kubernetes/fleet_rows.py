@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from fleet.world.kubernetes import RESTART
-from init.helpers.configwatch import DIRECTORY, WORD
+from init.helpers.configwatch import REQUEST_DIRECTORY, REQUEST_FILE
 from tests.container.init_pods import Pod, World
 from tests.kubernetes.apiserver import ApiServer, Object
 from tests.support.both_sides import LABELS, PODS, READY, Both
@@ -42,7 +42,7 @@ class Rows(Both):
 
     def __init__(self, api: ApiServer, slurm: World, directory: Path) -> None:
         self.addresses: dict[str, str] = {}
-        (slurm.mounts / DIRECTORY.name).mkdir()
+        (slurm.mounts / REQUEST_DIRECTORY.name).mkdir()
         super().__init__(api, slurm, directory)
         template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "w", "image": "x"}]}}
         spec = {"replicas": 1, "selector": {"matchLabels": LABELS}, "serviceName": "w", "template": template}
@@ -60,7 +60,7 @@ class Rows(Both):
         asked = self.directory / "asked" / name
         asked.mkdir(parents=True, exist_ok=True)
         env = {"MINIVM_ACCOUNTING": "none"}
-        return self.slurm.pod("worker", name, env=env, volumes={asked: str(DIRECTORY)})
+        return self.slurm.pod("worker", name, env=env, volumes={asked: str(REQUEST_DIRECTORY)})
 
     # What happens.
 
@@ -103,7 +103,7 @@ class Rows(Both):
 
     def showing(self) -> contextlib.AbstractContextManager[None]:
         """Its kubelet shows the worker what is asked of it."""
-        file = self.directory / "asked" / NAME / WORD
+        file = self.directory / "asked" / NAME / REQUEST_FILE
 
         def show(_: int) -> None:
             if (word := self.asked()) != (file.read_text() if file.exists() else ""):

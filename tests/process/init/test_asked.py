@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from init.helpers.configwatch import MOST, REST_S, AskedWatch
+from init.helpers.configwatch import LONGEST_REQUEST, RESTART_PAUSE_S, RestartRequestWatch
 from tests.process.init_world import NOTIFIES, World
 
 pytestmark = pytest.mark.root
@@ -22,8 +22,8 @@ class Asked:
         self.pod, self.directory, self.clock = pod, directory, 1000.0
         self.watch, self.versions = self.begins(), itertools.count()
 
-    def begins(self) -> AskedWatch:
-        return AskedWatch(self.pod.run / "control.sock", self.directory, lambda: self.clock)
+    def begins(self) -> RestartRequestWatch:
+        return RestartRequestWatch(self.pod.run / "control.sock", self.directory, lambda: self.clock)
 
     def says(self, word: str | None) -> None:
         """Write the word as a kubelet does: a directory for each word, a link to it, and a link to a file in that."""
@@ -69,7 +69,7 @@ def test_a_new_word_restarts_slurmd_once_and_nothing_else(asked: Asked, capsys: 
 
 
 def test_the_word_that_is_there_when_it_begins_has_been_heeded(asked: Asked) -> None:
-    asked.watch.heeded = "1"
+    asked.watch.handled = "1"
     asked.says("1")
     asked.watch = asked.begins()
     asked.watch.look()
@@ -81,7 +81,7 @@ def test_the_word_that_is_there_when_it_begins_has_been_heeded(asked: Asked) -> 
 def test_no_word_asks_nothing_and_takes_nothing_back(asked: Asked) -> None:
     asked.says("1")
     assert restarted(asked, 2)
-    asked.clock += REST_S
+    asked.clock += RESTART_PAUSE_S
     asked.says(None)
     asked.says("  \n")
     (asked.directory / "restart-slurmd").unlink()
@@ -95,14 +95,14 @@ def test_whoever_asks_again_and_again_has_one_restart_a_minute(asked: Asked) -> 
     for number in range(5):
         asked.says(str(number))
     assert restarted(asked, 2)
-    assert asked.watch.again == REST_S
-    asked.clock += REST_S - 1
+    assert asked.watch.look_again_in == RESTART_PAUSE_S
+    asked.clock += RESTART_PAUSE_S - 1
     asked.watch.look()
-    assert (asked.watch.again, asked.starts()) == (1, 2)
+    assert (asked.watch.look_again_in, asked.starts()) == (1, 2)
     asked.clock += 1
     asked.watch.look()
     assert restarted(asked, 3), "the last word, when its time has come"
-    assert asked.watch.again is None
+    assert asked.watch.look_again_in is None
 
 
 @pytest.mark.parametrize("kind", ["huge", "no text", "directory", "fifo"])
@@ -119,7 +119,7 @@ def test_whatever_is_there_holds_nobody_up(asked: Asked, kind: str, capsys: pyte
             os.mkfifo(file)
     asked.watch.look()
     said = capsys.readouterr().out
-    assert len(said) < MOST + 100 and "\x1b" not in said and said.count("\n") == bool(said)
+    assert len(said) < LONGEST_REQUEST + 100 and "\x1b" not in said and said.count("\n") == bool(said)
     assert restarted(asked, 2 if kind in ("huge", "no text") else 1)
 
 

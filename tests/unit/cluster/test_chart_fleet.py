@@ -20,7 +20,7 @@ from fleet.world.kubernetes import FREE, RESTART, RETURNING
 from fleet.world.slurm import Offer
 from fleet.world.worker_pool import ElasticSpec, parse_pool
 from init.errors import ConfigError
-from init.helpers.configwatch import DIRECTORY, WORD
+from init.helpers.configwatch import REQUEST_DIRECTORY, REQUEST_FILE
 from tests.support.rendered_chart import render
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,9 +78,11 @@ def test_what_the_fleet_asks_of_a_worker_is_shown_to_it_and_to_no_other_pod(kind
     shown = {name: [one for one in spec["volumes"] if "downwardAPI" in one] for name, spec in specs.items()}
     assert {name for name, volumes in shown.items() if volumes} == {"slurm-gpu"}
     field = {"fieldPath": f"metadata.annotations['{RESTART}']"}
-    assert shown["slurm-gpu"] == [{"name": "asked", "downwardAPI": {"items": [{"path": WORD, "fieldRef": field}]}}]
+    assert shown["slurm-gpu"] == [
+        {"name": "asked", "downwardAPI": {"items": [{"path": REQUEST_FILE, "fieldRef": field}]}}
+    ]
     mounts = specs["slurm-gpu"]["containers"][0]["volumeMounts"]
-    assert {"name": "asked", "mountPath": str(DIRECTORY), "readOnly": True} in mounts
+    assert {"name": "asked", "mountPath": str(REQUEST_DIRECTORY), "readOnly": True} in mounts
 
 
 def test_it_may_do_what_it_does_and_nothing_else() -> None:

@@ -241,11 +241,11 @@ def test_the_first_configuration_is_kept_once_slurmctld_answers_with_it(site: Si
     for name, data in NEW.items():
         (site.files.target / name).write_bytes(data)
     watch, daemon = site.look()
-    assert site.kept.good() == NEW and watch.again is None
+    assert site.kept.good() == NEW and watch.look_again_in is None
     (site.kept.directory / "good.json").unlink()
     daemon.serves = False
     watch.look()
-    assert site.kept.good() is None and watch.again is not None, "it is asked again"
+    assert site.kept.good() is None and watch.look_again_in is not None, "it is asked again"
 
 
 def test_the_first_configuration_of_a_cluster_may_be_wrong_and_that_is_told(site: Site) -> None:
@@ -288,7 +288,7 @@ def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
         patched.setattr(slurm_files, "write", full)
         watch, daemon = site.look(LIVE)
         watch.look()
-        assert site.kept.good() is None and watch.again is not None, "it is kept as soon as there is room"
+        assert site.kept.good() is None and watch.look_again_in is not None, "it is kept as soon as there is room"
     assert capsys.readouterr().out.count("the next pod starts from what is mounted then") == 1
     watch.look()
     assert site.kept.good() == NEW and len(daemon.asked_with) == 1, "and tried no second time"
@@ -388,7 +388,7 @@ def test_what_was_accepted_and_refused_by_slurmctld_is_tried_when_it_is_accepted
 
 def test_where_slurmctld_cannot_be_asked_it_waits_and_asks_again(site: Site) -> None:
     watch, daemon = with_jobs(site, None, LIVE)
-    assert daemon.asked_with == [] and watch.again is not None
+    assert daemon.asked_with == [] and watch.look_again_in is not None
     assert "did not answer which jobs that ends" in site.told[-1]
     daemon.holds = []
     watch.look()
@@ -423,9 +423,9 @@ def test_drop_ins_that_no_process_could_read_are_read_later(tmp_path: Path, monk
     watch = DropInWatch(Path("/nowhere"), [tmp_path], tmp_path / ".seen")
     (tmp_path / "a.yaml").write_text("1")
     watch.look()
-    assert watch.again is not None and not told
+    assert watch.look_again_in is not None and not told
     watch.look()
-    assert watch.again is None and told == [""] and not answers
+    assert watch.look_again_in is None and told == [""] and not answers
     watch.look()
 
 

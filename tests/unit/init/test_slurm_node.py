@@ -12,7 +12,7 @@ from init.engine.trace import Trace
 from init.lean import replace
 from init.slurm.client import judge
 from init.slurm.fresh import difference, offered
-from init.slurm.node import BACK, FRESH, STOPPING, Fresh, Node, born_held, fresh, parse, unproven
+from init.slurm.node import BACK, FRESH, STOPPING, FreshStart, Node, born_held, parse, plan_fresh_start, unproven
 from tests.support.plans import plan_of
 
 LINE = (
@@ -77,40 +77,48 @@ FAN = 'State=DRAIN Reason="fan is loud"'
 @pytest.mark.parametrize(
     ("found", "address", "expected"),
     [
-        (node(), "10.0.0.1", Fresh()),
-        (node(), "10.0.0.2", Fresh()),  # a dynamic node registers its new address itself
-        (node("IDLE"), "10.0.0.2", Fresh(updates=(DOWN, ("nodeaddr=10.0.0.2",), RESUME))),
-        (node("MIXED+DYNAMIC_NORM", busy=1), "10.0.0.1", Fresh(updates=(DOWN, RESUME))),  # its jobs no longer exist
+        (node(), "10.0.0.1", FreshStart()),
+        (node(), "10.0.0.2", FreshStart()),  # a dynamic node registers its new address itself
+        (node("IDLE"), "10.0.0.2", FreshStart(updates=(DOWN, ("nodeaddr=10.0.0.2",), RESUME))),
+        (
+            node("MIXED+DYNAMIC_NORM", busy=1),
+            "10.0.0.1",
+            FreshStart(updates=(DOWN, RESUME)),
+        ),  # its jobs no longer exist
         # A node held by others keeps its state and reason at every moment.
-        (node("MIXED+DRAIN", reason="fan is loud", busy=1), "10.0.0.1", Fresh(free=True)),
-        (node("MIXED+DRAIN", reason="fan", busy=1), "10.0.0.2", Fresh(free=True, updates=(("nodeaddr=10.0.0.2",),))),
-        (node("IDLE+DRAIN", reason="fan is loud"), "10.0.0.1", Fresh()),
-        (node("IDLE+DRAIN", reason="minivm: gpu_count: 7 of 8"), "10.0.0.1", Fresh()),  # only the broker lifts it
-        (node("IDLE+DRAIN", reason=STOPPING), "10.0.0.1", Fresh(updates=(RESUME,))),
-        (node("DOWN", reason=STOPPING), "10.0.0.1", Fresh(updates=(RESUME,))),
-        (node("DOWN+DRAIN", reason=f"{STOPPING} : Not responding"), "10.0.0.1", Fresh(updates=(RESUME,))),
+        (node("MIXED+DRAIN", reason="fan is loud", busy=1), "10.0.0.1", FreshStart(free_jobs=True)),
+        (
+            node("MIXED+DRAIN", reason="fan", busy=1),
+            "10.0.0.2",
+            FreshStart(free_jobs=True, updates=(("nodeaddr=10.0.0.2",),)),
+        ),
+        (node("IDLE+DRAIN", reason="fan is loud"), "10.0.0.1", FreshStart()),
+        (node("IDLE+DRAIN", reason="minivm: gpu_count: 7 of 8"), "10.0.0.1", FreshStart()),  # only the broker lifts it
+        (node("IDLE+DRAIN", reason=STOPPING), "10.0.0.1", FreshStart(updates=(RESUME,))),
+        (node("DOWN", reason=STOPPING), "10.0.0.1", FreshStart(updates=(RESUME,))),
+        (node("DOWN+DRAIN", reason=f"{STOPPING} : Not responding"), "10.0.0.1", FreshStart(updates=(RESUME,))),
     ],
 )
-def test_a_fresh_pod_tells_what_changed_and_lifts_only_its_own(found: Node, address: str, expected: Fresh) -> None:
-    assert fresh(found, address) == expected
+def test_a_fresh_pod_tells_what_changed_and_lifts_only_its_own(found: Node, address: str, expected: FreshStart) -> None:
+    assert plan_fresh_start(found, address) == expected
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (node(), Fresh(forget=True)),
-        (node("MIXED+DYNAMIC_NORM", busy=1), Fresh(updates=(DOWN,), forget=True)),
-        (node("DOWN+DRAIN+DYNAMIC_NORM", reason=STOPPING), Fresh(forget=True)),
-        (node("IDLE+DRAIN+DYNAMIC_NORM", reason="fan is loud"), Fresh(forget=True, born=FAN)),
+        (node(), FreshStart(delete_record=True)),
+        (node("MIXED+DYNAMIC_NORM", busy=1), FreshStart(updates=(DOWN,), delete_record=True)),
+        (node("DOWN+DRAIN+DYNAMIC_NORM", reason=STOPPING), FreshStart(delete_record=True)),
+        (node("IDLE+DRAIN+DYNAMIC_NORM", reason="fan is loud"), FreshStart(delete_record=True, born=FAN)),
         (
             node("MIXED+DRAIN+DYNAMIC_NORM", reason="fan is loud", busy=1),
-            Fresh(updates=(("state=down", "reason=fan is loud"),), forget=True, born=FAN),
+            FreshStart(updates=(("state=down", "reason=fan is loud"),), delete_record=True, born=FAN),
         ),
-        (node("IDLE", reason=""), Fresh()),  # slurm.conf defines what a static node offers
+        (node("IDLE", reason=""), FreshStart()),  # slurm.conf defines what a static node offers
     ],
 )
-def test_a_pod_that_offers_something_else_registers_anew_and_is_born_drained(found: Node, expected: Fresh) -> None:
-    assert fresh(found, "10.0.0.1", differs=True) == expected
+def test_a_pod_that_offers_something_else_registers_anew_and_is_born_drained(found: Node, expected: FreshStart) -> None:
+    assert plan_fresh_start(found, "10.0.0.1", differs=True) == expected
 
 
 def test_a_drain_that_is_carried_over_names_its_author_and_cannot_break_out_of_its_quotes() -> None:
