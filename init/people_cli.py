@@ -180,7 +180,7 @@ def forget(name: str) -> None:
     """Allow another uid for a NAME that is not in the file any more, or its uid for another name."""
     state_here()
     pod = Pod(os.environ)
-    with keep.alone(pod):
+    with keep.hold_state(pod):
         state = keep.load(pod)
         if name in {person.name for person in state.people.users}:
             raise InitError(f"forget {name}", "the file has this name", hint="take it out of the file first")
@@ -201,7 +201,7 @@ def confirm(names: tuple[str, ...], everybody: bool) -> None:
     """
     pod, now = Pod(os.environ), time.time()
     state_here()
-    with keep.alone(pod):
+    with keep.hold_state(pod):
         losses = removed_jobs.read_record(pod)
         waiting = sorted(loss.name for loss in losses.people.values() if loss.waits) if losses else []
         if unknown := sorted(set(names) - set(waiting)):

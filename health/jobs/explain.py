@@ -95,7 +95,6 @@ def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
 
 # A running job: time left, its nodes, its use, its output.
 
-
 SILENCE = 1800.0  # seconds without output after which the page says so first
 NEARLY = 0.9
 MIB = 1 << 20

@@ -299,7 +299,7 @@ class Hands:
                 self.ended(pid)
 
 
-# Protocol between a client and the resident runner. Pure functions.
+# Protocol between a client and the resident runner.
 #
 #     minivm 1 KIND SIZE\n  NAME=VALUE\0 NAME=VALUE\0 ...      (SIZE bytes of it)
 #

@@ -241,8 +241,7 @@ class _Comparison:
             yield f"{key}: a limit on {name}, which this cluster does not count; add it to AccountingStorageTRES"
 
 
-# A plan in words, objects that change alike in one line. Pure.
-
+# A plan in words, objects that change alike in one line.
 
 SHOWN = 5
 PROPER = {name.lower(): name for name in (*ASSOCIATION_LIMITS, *QOS_LIMITS)} | {

@@ -230,7 +230,6 @@ def _files(directory: Path, suffix: str) -> list[Path]:
 
 # `minivm check` and `minivm plan`: read, compile, and report all errors. No side effects.
 
-
 OUTSIDE = "outside a pod name a file, or in a checkout a role"
 
 

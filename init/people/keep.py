@@ -1,10 +1,16 @@
-"""Make the people of the mounted `people.yaml` known to this pod, and forget those who lost access.
+"""Make the people of the mounted `people.yaml` known to this pod, and end what runs of people who lost access.
 
     python3 -I -m init.people.keep [--boot]
 
-A file that cannot be read changes nothing: the last good one counts, and its times of expiry too. Exit code 1 and one
-line, which becomes the reason for which the pod is degraded. With --boot the exit code is 0 unless the file is refused
-and nobody else is known: only then does the pod wait for a better file.
+The services `people-at-boot` and `people` run it, at the start and every minute. Each run (`keep`):
+
+1. Read the file, and take it over into the saved state (`take_over`). A file that cannot be read changes nothing: the
+   last good one counts, and its times of expiry too.
+2. Write passwd, group, shadow and the ssh keys of all people who have access now (`publish`).
+3. On a login pod, end the processes of people without access (`end_sessions`).
+
+On a problem the exit code is 1, and the only line is the reason for which the pod is degraded. With --boot the exit
+code is 0 unless the file is refused and no person is known: only then does the pod wait for a better file.
 """
 
 from __future__ import annotations
@@ -36,13 +42,12 @@ MOUNT = f"{MOUNTS}/people"
 STATE = "/var/lib/minivm/people"
 # The file by which a pod has a directory service.
 DIRECTORY = "secrets/sssd/sssd.conf"
-# Where no directory service and no chart says it.
+# Parent of the homes, unless MINIVM_HOME names another one.
 HOMES = "/home"
 DAMAGED = "state.json.damaged"
-LATELY = 120.0
-SHOWN = 3
-LONGEST = 600
-WITHIN = 30.0
+JUST_EXPIRED_S = 120.0  # longer than the pause between two runs
+MOST_PROBLEMS, LONGEST_PROBLEM = 3, 600  # in the pod's status
+LOCK_WAIT_S = 30.0
 # The databases of libnss-extrausers.
 EXTRA = "/var/lib/extrausers"
 # images/src/login/authorized-keys.c reads it.
@@ -50,9 +55,9 @@ KEYS = "/run/minivm/people/keys"
 # Days since 1970: an account without a day of its last change would have to change its password.
 CHANGED = 19000
 PROC = Path("/proc")
-# A shell and its editor save what they can, after SIGHUP and again after SIGTERM; what is still there is killed.
+# Seconds after SIGHUP and again after SIGTERM, in which a shell and its editor save what they can before SIGKILL.
 PATIENCE = 3.0
-ROUNDS = 20
+KILL_ROUNDS = 20
 UNUSED = 64998  # of the reserved ids: no process runs as it
 
 
@@ -89,14 +94,14 @@ def save(pod: Pod, state: PeopleState) -> None:
 
 
 @contextlib.contextmanager
-def alone(pod: Pod) -> Iterator[None]:
+def hold_state(pod: Pod) -> Iterator[None]:
     """Hold the state: the service at boot, the periodic one and the command line change it one at a time."""
     directory = pod.path(STATE)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not locked(fd, WITHIN):
-            raise InitError("take over the people", f"another process holds {directory}/lock for {WITHIN:g} s")
+        if not locked(fd, LOCK_WAIT_S):
+            raise InitError("take over the people", f"another process holds {directory}/lock for {LOCK_WAIT_S:g} s")
         yield
     finally:
         os.close(fd)
@@ -107,7 +112,7 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(VERSION.encode() + data).hexdigest()
 
 
-def take(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
+def take_over(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
     """Take over the file; one that is refused leaves people and ids as they were."""
     digest = digest_of(data)
     if digest == state.digest:
@@ -136,8 +141,8 @@ def taken_here(pod: Pod) -> Taken:
     users, groups = rows("passwd"), rows("group")
 
     def numbers(entries: list[list[str]]) -> frozenset[int]:
-        entry_ids = {int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
-        return frozenset(number for number in entry_ids if any(number in ids for ids in IDS))
+        all_ids = {int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
+        return frozenset(number for number in all_ids if any(number in ids for ids in IDS))
 
     names = {entry[0] for entry in users} | {entry[0] for entry in groups}
     return Taken(frozenset(names), numbers(users), numbers(groups))
@@ -149,7 +154,7 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
     A key that cannot be written, on a full disk, is removed: it may be the one before, which was withdrawn.
     """
     homes = pod.setting("MINIVM_HOME", HOMES)
-    valid = keys(people, now)
+    valid = format_keys(people, now)
     directory = pod.path(KEYS)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in sorted(directory.iterdir()):
@@ -165,20 +170,20 @@ def publish(pod: Pod, people: PeopleList, now: float) -> None:
     root, shadow = (0, 0), (0, grp.getgrnam("shadow").gr_gid)
     extra = pod.path(EXTRA)
     extra.mkdir(parents=True, exist_ok=True, mode=0o755)
-    for name, text in databases(people, now, homes).items():
-        private = name == "shadow"
-        write(extra / name, text.encode(), mode=0o640 if private else 0o644, owner=shadow if private else root)
+    for name, text in format_databases(people, now, homes).items():
+        mode, owner = (0o640, shadow) if name == "shadow" else (0o644, root)
+        write(extra / name, text.encode(), mode=mode, owner=owner)
     if failed:
         raise failed
 
 
 def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
-    """Apply the file once; return what is wrong, and whether people can still use the pod."""
+    """Apply the file once; return the problems, and if people can use the pod nevertheless."""
     problems = []
-    with alone(pod):
+    with hold_state(pod):
         before = state = load(pod)
         try:
-            state = take(state, read.read_bytes(source(pod)), taken_here(pod))
+            state = take_over(state, read.read_bytes(file_to_read(pod)), taken_here(pod))
         except InitError as error:
             problems.append(f"{error}; mount a ConfigMap or Secret with the key {FILE}; the people before stay")
         if pod.path(f"{STATE}/{DAMAGED}").exists():
@@ -188,29 +193,29 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
                 save(pod, state)  # before any person gets a new uid
         except OSError as error:
             problems.append(f"cannot store the people: {error}; no person is added meanwhile")
-            state = replace(state, people=in_both(before.people, state.people))
+            state = replace(state, people=in_both_lists(before.people, state.people))
         try:
             publish(pod, state.people, now)
         finally:
             end_sessions(pod, before, state, now)
     problems += state.problems
-    # An absent file may come later, and a directory may know all users.
-    is_usable = not state.problems or pod.path(f"{MOUNTS}/{DIRECTORY}").exists()
-    return problems, bool(state.people.users) or is_usable
+    # An absent file may come later, and a directory service may know all users.
+    has_directory = pod.path(f"{MOUNTS}/{DIRECTORY}").exists()
+    return problems, bool(state.people.users) or not state.problems or has_directory
 
 
-def source(pod: Pod) -> Path:
+def file_to_read(pod: Pod) -> Path:
     """Return the file to read: the kubelet renews no mounted file of a pod that leaves, so a newer copy counts."""
     latest = pod.path(LATEST_PEOPLE)
     return latest if latest.exists() else pod.path(f"{MOUNT}/{FILE}")
 
 
-def in_both(before: PeopleList, after: PeopleList) -> PeopleList:
+def in_both_lists(before: PeopleList, after: PeopleList) -> PeopleList:
     """Return the people of both, with the keys of both and the later word on their access."""
-    was = {(person.name, person.uid): person for person in before.users}
+    earlier = {(person.name, person.uid): person for person in before.users}
     users = []
     for person in after.users:
-        if old := was.get((person.name, person.uid)):
+        if old := earlier.get((person.name, person.uid)):
             users.append(replace(old, keys=tuple(key for key in old.keys if key in person.keys), until=person.until))
     return PeopleList(before.groups, tuple(users))
 
@@ -218,30 +223,35 @@ def in_both(before: PeopleList, after: PeopleList) -> PeopleList:
 def end_sessions(pod: Pod, before: PeopleState, state: PeopleState, now: float) -> None:
     """On a login pod, end what runs of people without access. Jobs on workers go on.
 
-    A person who moved to the directory once is not asked for again: it may be away.
+    A person who is not in the file may have moved to the directory service. The state remembers that, because the
+    directory may be away later.
     """
-    if not str(read_json(pod.path(PLAN)).get("role", "")).startswith("login") or not directory_answers(pod):
+    role = str(read_json(pod.path(PLAN)).get("role", ""))
+    if not role.startswith("login") or not directory_answers(pod):
         return
     present = {person.uid for person in state.people.users if has_access(person, now)}
     removed = {uid: name for name, uid in state.ids.items() if uid not in present | state.moved}
     moved: set[int] = set()
 
-    def is_known(uid: int) -> bool:
+    def is_in_directory(uid: int) -> bool:
         with contextlib.suppress(KeyError):
             pwd.getpwuid(uid)
             moved.add(uid)
         return uid in moved
 
-    # People who lost access since the last look; later a look at /proc is enough.
-    suspects = {person.uid for person in before.people.users} - {person.uid for person in state.people.users}
-    suspects |= {person.uid for person in state.people.users if now - LATELY < person.until <= now}
-    ended = end(removed, is_known, suspects)
+    ended = end_processes(removed, is_in_directory, _newly_without_access(before.people, state.people, now))
     for name in ended:
         print(f"{name} has no access any more: sessions ended", file=sys.stderr)
-    settled = (state.moved | moved) - present
-    if settled != state.moved:
+    known_moved = (state.moved | moved) - present
+    if known_moved != state.moved:
         with contextlib.suppress(OSError):
-            save(pod, replace(state, moved=frozenset(settled)))
+            save(pod, replace(state, moved=frozenset(known_moved)))
+
+
+def _newly_without_access(before: PeopleList, after: PeopleList, now: float) -> set[int]:
+    """Return the uids of people who lost access since the last run; later a look at /proc is enough."""
+    removed = {person.uid for person in before.users} - {person.uid for person in after.users}
+    return removed | {person.uid for person in after.users if now - JUST_EXPIRED_S < person.until <= now}
 
 
 def directory_answers(pod: Pod) -> bool:
@@ -257,13 +267,13 @@ def directory_answers(pod: Pod) -> bool:
     return True
 
 
-def reason_of(problems: Iterable[str]) -> str:
+def format_problems(problems: Iterable[str]) -> str:
     listed = [*problems]
-    more = f"; and {len(listed) - SHOWN} more: `minivm people show`" if len(listed) > SHOWN else ""
-    return one_line("; ".join(problem[:LONGEST] for problem in listed[:SHOWN]) + more)
+    more = f"; and {len(listed) - MOST_PROBLEMS} more: `minivm people show`" if len(listed) > MOST_PROBLEMS else ""
+    return one_line("; ".join(problem[:LONGEST_PROBLEM] for problem in listed[:MOST_PROBLEMS]) + more)
 
 
-def databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
+def format_databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
     """Return passwd, group and shadow for all people who have access now."""
     gids = {group.name: group.gid for group in people.groups}
     users = [person for person in people.users if has_access(person, now)]
@@ -279,7 +289,7 @@ def databases(people: PeopleList, now: float, homes: str) -> dict[str, str]:
     return {"passwd": "".join(passwd), "group": "".join(group), "shadow": "".join(shadow)}
 
 
-def keys(people: PeopleList, now: float) -> dict[str, str]:
+def format_keys(people: PeopleList, now: float) -> dict[str, str]:
     """Return each person's valid keys; a person without any gets an empty file, so that sshd uses no other source."""
     return {
         person.name: "".join(f"{key.line}\n" for key in valid_keys(person, now))
@@ -288,29 +298,31 @@ def keys(people: PeopleList, now: float) -> dict[str, str]:
     }
 
 
-def end(gone: Mapping[int, str], is_known: Callable[[int], bool], suspects: Collection[int] = ()) -> list[str]:
+def end_processes(
+    removed: Mapping[int, str], is_known: Callable[[int], bool], suspects: Collection[int] = ()
+) -> list[str]:
     """End everything that runs under these uids, except those that `is_known`; return the names.
 
     A chain of forks, each of which ends at once, may be in no look at /proc. So `suspects` are signalled unseen.
     """
-    mortal = {uid for uid in gone if any(uid in ids for ids in IDS)}
-    unseen = {uid for uid in mortal.intersection(suspects) if not is_known(uid)}
-    uids = {uid for uid in mortal & _running() if not is_known(uid)}
+    may_be_ended = {uid for uid in removed if any(uid in ids for ids in IDS)}
+    unseen = {uid for uid in may_be_ended.intersection(suspects) if not is_known(uid)}
+    running = {uid for uid in may_be_ended & _running_uids() if not is_known(uid)}
     for number in (signal.SIGHUP, signal.SIGTERM):
-        for uid in uids:
+        for uid in running:
             _signal(uid, number)
         deadline = time.monotonic() + PATIENCE
-        while uids & _running() and time.monotonic() < deadline:
+        while running & _running_uids() and time.monotonic() < deadline:
             time.sleep(0.1)
-    remaining = uids | unseen
-    for _ in range(ROUNDS):
+    remaining = running | unseen
+    for _ in range(KILL_ROUNDS):
         for uid in remaining:
             _signal(uid, signal.SIGKILL)
-        remaining = uids and uids & _running()
+        remaining = running and running & _running_uids()
         if not remaining:
             break
         time.sleep(0.05)
-    return sorted(gone[uid] for uid in uids - remaining)
+    return sorted(removed[uid] for uid in running - remaining)
 
 
 def _signal(uid: int, number: signal.Signals) -> None:
@@ -318,7 +330,7 @@ def _signal(uid: int, number: signal.Signals) -> None:
     run_as(uid, UNUSED, lambda: os.kill(-1, number), unused=UNUSED)
 
 
-def _running() -> set[int]:
+def _running_uids() -> set[int]:
     """Return the real and effective uids of all processes that have not ended."""
     uids: set[int] = set()
     for entry in PROC.iterdir():
@@ -340,7 +352,7 @@ def main(arguments: list[str]) -> int:
         problems, is_usable = keep(Pod(os.environ), time.time())
     except (InitError, OSError) as error:
         problems, is_usable = [str(error)], False
-    if text := reason_of(problems):
+    if text := format_problems(problems):
         print(text)
         return 0 if "--boot" in arguments and is_usable else 1
     return 0

@@ -159,12 +159,12 @@ class NotTakenOverError(InitError):
 def look(pod: Pod, now: float) -> tuple[Losses, int]:
     """Bring the record up to date; return it, and how many people have access. InitError while nothing is certain."""
     what = "cancel the jobs of removed people"
-    with keep.alone(pod):
+    with keep.hold_state(pod):
         state, before = keep.load(pod), read_record(pod)
         if state.problems:
             raise InitError(what, "people.yaml is refused, or a part of it", hint="mend the file: `minivm people show`")
         try:
-            mounted = keep.digest_of(read.read_bytes(keep.source(pod)))
+            mounted = keep.digest_of(read.read_bytes(keep.file_to_read(pod)))
         except InitError as error:
             raise NotTakenOverError(what, error.why) from error
         if mounted != state.digest:

@@ -136,26 +136,18 @@ def settle(
     wanted: PeopleList, ids: Mapping[str, int], before: PeopleList = NOBODY, taken: Taken = NONE_TAKEN
 ) -> Settled:
     """Take over a new file. A person with another uid than before keeps the one before, with the new keys."""
-    was = {person.name: person for person in before.users}
-    present = set(was)
+    earlier = {person.name: person for person in before.users}
     owners = {uid: name for name, uid in ids.items()}
-    settled_ids, accepted, refused = dict(ids), [], []
-    groups = [group for group in wanted.groups if not _is_taken(group, taken)]
-    refused += [
+    settled_ids, accepted = dict(ids), []
+    refused = [
         f"groups ({group.name}): the image has a group of this name or gid; choose another"
         for group in wanted.groups
         if _is_taken(group, taken)
     ]
-    # A mistake in a group takes nothing from its people: they keep the group before.
-    earlier = {group.name: group for group in before.groups if not _is_taken(group, taken)}
-    for person in wanted.users:
-        old = earlier.get(was[person.name].group) if person.name in was else None
-        names, gids = {group.name for group in groups}, {group.gid for group in groups}
-        if old and not {person.group, old.name} & names and old.gid not in gids:
-            groups.append(old)
+    groups = _settle_groups(wanted, before, taken)
     valid = {group.name for group in groups}
     for entry in wanted.users:
-        person, problem = _settled(entry, settled_ids, owners, present, taken)
+        person, problem = _settle_person(entry, settled_ids, owners, set(earlier), taken)
         if not problem and person.group not in valid:
             problem = f"group: {person.group} is refused"
         if problem:
@@ -164,8 +156,8 @@ def settle(
             continue
         if person.name in taken.names or person.uid in taken.uids:
             continue
-        if person.group not in valid and person.name in was:
-            person = replace(person, group=was[person.name].group)
+        if person.group not in valid and person.name in earlier:
+            person = replace(person, group=earlier[person.name].group)
         if person.group not in valid or settled_ids.get(person.name, person.uid) != person.uid:
             continue
         settled_ids[person.name] = person.uid
@@ -174,11 +166,24 @@ def settle(
     return Settled(PeopleList(tuple(groups), tuple(accepted)), settled_ids, tuple(refused))
 
 
+def _settle_groups(wanted: PeopleList, before: PeopleList, taken: Taken) -> list[PeopleGroup]:
+    """Return the valid groups. A mistake in a group takes nothing from its people: they keep the group before."""
+    groups = [group for group in wanted.groups if not _is_taken(group, taken)]
+    earlier_groups = {group.name: group for group in before.groups if not _is_taken(group, taken)}
+    group_of = {person.name: earlier_groups.get(person.group) for person in before.users}
+    for person in wanted.users:
+        names, gids = {group.name for group in groups}, {group.gid for group in groups}
+        earlier = group_of.get(person.name)
+        if earlier and not {person.group, earlier.name} & names and earlier.gid not in gids:
+            groups.append(earlier)
+    return groups
+
+
 def _is_taken(group: PeopleGroup, taken: Taken) -> bool:
     return group.name in taken.names or group.gid in taken.gids
 
 
-def _settled(
+def _settle_person(
     person: Person, known: Mapping[str, int], owners: Mapping[int, str], present: set[str], taken: Taken
 ) -> tuple[Person, str]:
     """Return the person as it may count, and why the entry is refused or changed; "" if it is taken as it is."""

@@ -29,7 +29,7 @@ RETRY = 1.0  # pause after an output error (a full disk)
 GONE = (32, 9)  # EPIPE, EBADF; init.pid1.spawn.procs tells why by number
 
 
-# Blocks of log lines: cut at line ends, tagged, kept. Pure. Works on whole blocks, since lines are too many.
+# Blocks of log lines: cut at line ends, tagged, kept. Works on whole blocks, since lines are too many.
 
 
 def cut(carry: bytes, chunk: bytes) -> tuple[bytes, bytes]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 # Limits on users' log volume: bytes a second for each user and for all together.
-# Pure; bounded for any number of users.
+# Bounded for any number of users.
 RATE, BURST = 64 << 10, 1 << 20  # of one user: bytes a second on average, and at once
 RATE_OF_ALL, BURST_OF_ALL = 256 << 10, 4 << 20
 OVERHEAD = 128  # cost of a line besides its text

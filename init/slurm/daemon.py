@@ -96,7 +96,7 @@ def _none(text: str) -> str:
     return "" if text in ("(null)", "N/A", "n/a", "(None assigned)") else text
 
 
-# Slurm's messages about a new slurm.conf, as a sentence for people. Pure.
+# Slurm's messages about a new slurm.conf, as a sentence for people.
 NO_ANSWER = ("timed out", "Unable to contact slurm controller", "connect failure")
 OVERLAP = 50  # lines by which two reads of a log are joined
 # slurmctld quotes the rest of a line that it cannot parse; a password in it must not reach the pod's status.

@@ -283,7 +283,6 @@ def superfluous(copies: list[tuple[str, bool]], keep: int) -> list[str]:
 
 # Jobs around a copy: two listings of slurmctld, between which the copy was made.
 
-
 SQUEUE = ("/usr/bin/squeue", "--all", "--noheader", "--format=%i|%T")
 # A job in one of these ends without any act of slurmctld's.
 OVER = frozenset({"COMPLETING", "STAGE_OUT"})
@@ -338,7 +337,6 @@ def highest(jobs: Iterable[str]) -> int:
 
 
 # The status line and the metrics of the copies: the newest, and the newest that was proven.
-
 
 METRICS = "/run/minivm/metrics.d/state.prom"
 SUMMARY = "/run/minivm/state.json"

@@ -173,7 +173,7 @@ def to_svg(items: Sequence[Span], until: float) -> str:
     return "\n".join(out) + "\n"
 
 
-# Format a plan for people: start order in waves, stop order, and each service's dependencies. Pure.
+# Format a plan for people: start order in waves, stop order, and each service's dependencies.
 
 
 def order(plan: Plan, *, colour: bool) -> str:

@@ -265,7 +265,7 @@ def test_a_person_who_moved_to_the_directory_is_not_asked_for_again(
         seen.append(dict(gone))
         return [name for uid, name in gone.items() if not is_known(uid)]
 
-    monkeypatch.setattr(keep, "end", end)
+    monkeypatch.setattr(keep, "end_processes", end)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: uid)
     here.mount(people(BOB))
     here.run()
@@ -306,7 +306,7 @@ def test_the_chart_s_json_is_a_file_of_people(here: Here) -> None:
 
 
 def test_few_problems_are_told_in_one_line() -> None:
-    text = keep.reason_of([f"users[{number}]: \x1b[2J\n{'x' * 5000}" for number in range(50)])
+    text = keep.format_problems([f"users[{number}]: \x1b[2J\n{'x' * 5000}" for number in range(50)])
     assert (
         "\n" not in text and text.isprintable() and len(text) < 2500 and text.endswith("47 more: `minivm people show`")
     )

@@ -35,7 +35,7 @@ def test_even_a_process_that_ignores_signals_ends_and_others_stay(monkeypatch: p
     monkeypatch.setattr(keep, "PATIENCE", 0.3)
     with running(ADA, "trap '' TERM HUP") as hers, running(BOB, ":") as his, running(SYSTEM, ":") as epilog:
         gone = {ADA: "ada", SYSTEM: "epilog", 0: "root"}
-        assert keep.end(gone, lambda uid: False) == ["ada"]
+        assert keep.end_processes(gone, lambda uid: False) == ["ada"]
         until(lambda: hers.poll() is not None, "ada's process ended")
         assert hers.returncode == -9 and his.poll() is None and epilog.poll() is None
 
@@ -45,7 +45,7 @@ def test_a_chain_of_forks_that_no_look_finds_ends() -> None:
     process = subprocess.Popen(["python3", "-c", chain], user=ADA, group=ADA, extra_groups=[], cwd="/",
                                stdout=subprocess.PIPE)  # fmt: skip
     assert process.stdout and process.stdout.readline() == b"ready\n"
-    keep.end({ADA: "ada"}, lambda uid: False, [ADA])
+    keep.end_processes({ADA: "ada"}, lambda uid: False, [ADA])
     process.stdout.read()  # its end: nobody of the chain holds it any more
     process.wait()
 
@@ -56,12 +56,12 @@ def test_a_program_saves_its_work_before_it_is_killed(monkeypatch: pytest.Monkey
         Path(directory).chmod(0o777)
         saved = Path(directory, "saved")
         with running(ADA, f"trap 'echo text > {saved}; exit 0' HUP") as hers:
-            assert keep.end({ADA: "ada"}, lambda uid: False) == ["ada"]
+            assert keep.end_processes({ADA: "ada"}, lambda uid: False) == ["ada"]
             until(lambda: hers.poll() is not None, "it ended by itself")
             assert hers.returncode == 0 and saved.exists()
 
 
 def test_a_person_whom_another_source_knows_stays() -> None:
     with running(ADA, ":") as hers:
-        assert keep.end({ADA: "ada"}, lambda uid: uid == ADA) == [] and hers.poll() is None
-    until(lambda: keep.end({ADA: "ada"}, lambda uid: False) == [], "nobody is left")
+        assert keep.end_processes({ADA: "ada"}, lambda uid: uid == ADA) == [] and hers.poll() is None
+    until(lambda: keep.end_processes({ADA: "ada"}, lambda uid: False) == [], "nobody is left")

@@ -64,7 +64,7 @@ def here(tmp_path: Path) -> Pod:
     """Return a pod that has taken over a file with bob, and has no other id."""
     pod = Pod({}, tmp_path)
     data = b"groups: [{name: lab, gid: 5000}]\nusers: [{name: bob, uid: 5002, group: lab}]\n"
-    for path, text in ((keep.source(pod), data), (pod.path(removed_jobs.RECORD), b"")):
+    for path, text in ((keep.file_to_read(pod), data), (pod.path(removed_jobs.RECORD), b"")):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
     pod.path(keep.STATE).mkdir(parents=True)
@@ -82,10 +82,10 @@ def test_a_loss_stays_that_this_controller_has_not_seen(here: Pod) -> None:
 def test_a_file_that_is_not_taken_over_or_absent_ends_nothing(here: Pod) -> None:
     removed_jobs.write_record(here, Losses({5001: AccessLoss("ada", 1)}))
     assert removed_jobs.look(here, 100)[1] == 1
-    keep.source(here).write_bytes(b"groups: []\nusers: []\n")
+    keep.file_to_read(here).write_bytes(b"groups: []\nusers: []\n")
     with pytest.raises(removed_jobs.NotTakenOverError):
         removed_jobs.look(here, 100)
-    keep.source(here).unlink()
+    keep.file_to_read(here).unlink()
     assert removed_jobs.run(here, {"MINIVM_REMOVED_JOBS": "cancel"}, 1e9) == ""
 
 
