@@ -19,8 +19,7 @@ from pathlib import Path
 
 from ground.files import write_whole
 from health.api import Builtin, Capture, Command, Failure, Files, Source
-from health.checks.builtin import BUILTINS
-from health.checks.processes import is_there, kept_waiting, start_of
+from health.checks.builtin import BUILTINS, is_there, kept_waiting, start_of
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8

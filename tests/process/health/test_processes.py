@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from health.api import Capture, Result
+from health.checks.builtin import processes, waiting
 from health.checks.cases import Case, judge_case
 from health.checks.load import load_checks
-from health.checks.processes import processes, waiting
 from health.verdict import Class
 from tests.waiting import until
 

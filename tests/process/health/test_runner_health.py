@@ -21,11 +21,10 @@ import pytest
 from health.api import Command, Failure, Files
 from health.checks import builtin as health_builtin
 from health.checks import loop as health_loop
-from health.checks.builtin import mounts
+from health.checks.builtin import mounts, processes
 from health.checks.cases import Case, judge_case, read_case
 from health.checks.collect import collect
 from health.checks.load import load_checks
-from health.checks.processes import processes
 from health.places import boot_id
 from health.rounds import read_index
 from tests.process.living import alive

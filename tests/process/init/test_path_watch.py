@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from init.pid1.inotify import Inotify, PathWatch
+from init.pid1.probes import Inotify, PathWatch
 from init.pid1.wait import Poller
 from tests.waiting import until
 
