@@ -280,7 +280,7 @@ def action(op: str, about: str) -> None:
             reply = client.request(op, service=service, wait=wait)
         state, reasons = reply["state"], reply.get("reasons", [])
         click.echo(f"{service}: {state}" + (f" ({'; '.join(reasons)})" if reasons else ""))
-        sys.exit(1 if wait and state in ("failed", "backoff") else 0)
+        sys.exit(1 if wait and state in ("failed", "backoff", "starting") else 0)
 
 
 action("start", "Start a SERVICE (or try one again that has failed).")

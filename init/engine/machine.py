@@ -45,7 +45,7 @@ from init.engine.states import (  # fmt: skip
     Tick,
 )
 from init.lean import replace
-from init.plan.service import Exhausted, Kind, Probe, RestartWhen
+from init.plan.service import Exhausted, Kind, Late, Probe, RestartWhen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _report_impossible(state: State, event: Event) -> Step:
 def _start(service: Service, state: State, now: float) -> Step:
     """Begin with the probe of a gate, the first prepare command, or the main process."""
     fresh = replace(
-        state, probe_status=None, status="", standby=False, reloading=False, deadline=None, after_stop=None,
+        state, probe_status=None, status="", late=False, standby=False, reloading=False, deadline=None, after_stop=None,
         former_pids=(), ready_at=None,
     )  # fmt: skip
     if service.kind is Kind.GATE:
@@ -152,7 +152,7 @@ def _become_ready(service: Service, state: State, now: float) -> State:
     watchdog_deadline = now + service.watchdog if service.watchdog else None
     return replace(
         state, phase=Phase.READY, since=now, ready_at=now, deadline=watchdog_deadline, probe_status=None,
-        last_failure=None, standby=False,
+        last_failure=None, late=False, standby=False,
     )  # fmt: skip
 
 
@@ -280,6 +280,8 @@ def _handle_deadline(service: Service, state: State, now: float, jitter: float) 
         case Phase.STARTING if service.kind is Kind.ONESHOT:
             cause = Cause(f"did not finish within {service.timeout:g} s")
             return _stop(service, state, AfterStop.FAIL, cause, service.stop.grace, now, jitter)
+        case Phase.STARTING if service.ready.late is Late.WAIT:
+            return replace(state, late=True), []
         case Phase.STARTING:
             cause, late = state.probe_status or Cause(""), f"not ready within {service.ready.within:g} s"
             cause = replace(cause, outcome=f"{late}: {cause.outcome}" if cause.outcome else late)
@@ -445,11 +447,11 @@ class Services:
         self.next_specs = {}
 
     def stable(self, name: str) -> bool:
-        """Tell if the service changes no further by itself for now."""
+        """Tell if the service changes no further by itself for now, or is late and may take hours."""
         state = self.states.get(name)
         if state is None:
             return True
-        return name not in self.leaving and not state.reloading and state.phase in _STABLE
+        return name not in self.leaving and not state.reloading and (state.phase in _STABLE or state.late)
 
     def spec(self, name: str) -> Service:
         return self.specs.get(name) or self.errands[name]

@@ -89,8 +89,8 @@ def _stops_gently(state: State, now: float) -> bool:
 
 
 def has_had_its_turn(state: State) -> bool:
-    """Tell if a soft need has failed or been stopped: services after it must not wait for ever."""
-    return state.failures_in_row > 0 or state.phase in (Phase.FAILED, Phase.STOPPED, Phase.STOPPING)
+    """Tell if a soft need has failed, been stopped or is late: services after it must not wait for ever."""
+    return state.failures_in_row > 0 or state.late or state.phase in (Phase.FAILED, Phase.STOPPED, Phase.STOPPING)
 
 
 def startable(specs: Mapping[str, Service], states: Mapping[str, State]) -> list[str]:

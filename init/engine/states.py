@@ -90,6 +90,7 @@ class State:
     last_failure: Cause | None = None
     probe_status: Cause | None = None  # why the probe has not passed yet
     status: str = ""
+    late: bool = False  # not ready in time, and not stopped for that: services after it need not wait
     standby: bool = False  # another pod has the lease: this service waits, which is no failure
     reloading: bool = False
     last_end: str = ""  # how its last process ended, prepare commands included

@@ -51,7 +51,9 @@ def service_to_mapping(service: Service) -> dict[str, object]:
         ready.probe, ready.target
     )
     if ready.probe is not Probe.NONE or ready.within:
-        extra = _trim({"interval": ready.interval, "within": ready.within}, timeout=ready.timeout)
+        extra = _trim(
+            {"interval": ready.interval, "within": ready.within, "late": ready.late.value}, timeout=ready.timeout
+        )
         mapping["ready"] = {ready.probe.value: value} | extra
     mapping = _trim(_full(mapping))
     if service.groups is not None:
@@ -70,7 +72,7 @@ def service_to_mapping(service: Service) -> dict[str, object]:
 _DEFAULTS: dict[str, object] = {
     "kind": "longrun", "cwd": "/", "umask": "0022", "log": "tagged", "every": 0.0, "timeout": 0.0, "watchdog": 0.0,
     "delay": 1.0, "max-delay": 30.0, "jitter": 0.2, "limit": 0, "window": 60.0, "exhausted": "degrade",
-    "signal": "TERM", "grace": 10.0, "interval": 0.25, "within": 0.0,
+    "signal": "TERM", "grace": 10.0, "interval": 0.25, "within": 0.0, "late": "fail",
 }  # fmt: skip
 
 

@@ -41,6 +41,13 @@ class Probe(Choice):
     NONE = "none"  # ready once started
 
 
+class Late(Choice):
+    """What follows when a service is not ready within its time."""
+
+    FAIL = "fail"  # its start has failed: it is stopped, and started again
+    WAIT = "wait"  # it goes on, and services after it start
+
+
 class RestartWhen(Choice):
     ALWAYS = "always"
     FAILURE = "failure"
@@ -71,7 +78,8 @@ class Ready:
     command: tuple[str, ...] = ()
     interval: float = 0.25
     timeout: float = 5.0  # for one try of an exec, tcp or http probe
-    within: float = 0.0  # deadline for readiness, after which the start has failed; 0 waits for ever
+    within: float = 0.0  # deadline for readiness; 0 waits for ever
+    late: Late = Late.FAIL
 
 
 @record(frozen=True, slots=True)

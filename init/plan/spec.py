@@ -11,6 +11,7 @@ from init.plan.service import (
     DrainCommand,
     Exhausted,
     Kind,
+    Late,
     LogMode,
     Probe,
     Ready,
@@ -143,12 +144,12 @@ def _ready(at: Reader, kind: Kind) -> Ready:
     probes = [item.value for item in Probe]
     chosen = [key for key in value if key in probes]
     if len(chosen) != 1:
-        unknown = [str(key) for key in value if key not in (*probes, "interval", "timeout", "within")]
+        unknown = [str(key) for key in value if key not in (*probes, "interval", "timeout", "within", "late")]
         hint = nearest(unknown[0], probes) if unknown else f"known: {', '.join(probes)}"
         at.fail("ready", "wanted exactly one probe", hint)
     probe = Probe(chosen[0])
     sub = Reader(value, at.what, at.file, "ready")
-    sub.only(probe.value, "interval", "timeout", "within")
+    sub.only(probe.value, "interval", "timeout", "within", "late")
     if kind is Kind.GATE and probe in (Probe.NOTIFY, Probe.NONE):
         at.fail("ready", f"a gate has no process that could be {probe.value}", "socket, file, tcp, http or exec")
     plain = probe in (Probe.NOTIFY, Probe.NONE)
@@ -166,7 +167,10 @@ def _ready(at: Reader, kind: Kind) -> Ready:
     interval = sub.seconds("interval", 0.25)
     if interval <= 0:
         sub.fail("interval", "wanted more than 0")
-    return Ready(probe, target, command, interval, sub.seconds("timeout", 5.0), sub.seconds("within", 0.0))
+    within, late = sub.seconds("within", 0.0), sub.choice("late", Late, Late.FAIL)
+    if sub.has("late") and not within:
+        sub.fail("late", "it says what follows after `within`, which is missing")
+    return Ready(probe, target, command, interval, sub.seconds("timeout", 5.0), within, late)
 
 
 def _restart(at: Reader, kind: Kind) -> Restart:

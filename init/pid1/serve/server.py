@@ -259,7 +259,9 @@ def pages(core: Core, counters: Callable[[], Mapping[str, int]]) -> Callable[[st
             return 200, TEXT, "ok\n"
         if path in ("/readyz", "/startupz"):
             causes = reasons.pod_reasons(core.engine, now, quoting=False)
-            if path == "/startupz" and core.engine.ready_at is not None:
+            # The kubelet restarts a pod whose start lasts too long, which must not cut what a late service does.
+            is_late = any(state.late for state in core.engine.states.values())
+            if path == "/startupz" and (core.engine.ready_at is not None or is_late):
                 causes = ()
             return 503 if causes else 200, TEXT, "".join(f"{reason}\n" for reason in causes or ("ok",))
         if path == "/status":

@@ -38,6 +38,28 @@ def test_a_chain_starts_in_order_and_stops_in_reverse(pod: World) -> None:
     assert lines == ["a | up a", "b | up b", "c | up c", "c | down c", "b | down b", "a | down a"]
 
 
+def test_a_service_that_may_be_late_is_not_stopped_and_holds_nothing_up(pod: World, tmp_path: Path) -> None:
+    flag = tmp_path / "converted"
+    pod.start(
+        {
+            "database": {
+                "command": ["/bin/sleep", "1000"],
+                "ready": {"file": str(flag), "interval": "50ms", "within": "500ms", "late": "wait"},
+            },
+            "jobs": {"command": NOTIFIES, "ready": "notify", "after": ["database"]},
+        }
+    )
+    pod.until_state("jobs", "ready")
+    late = pod.service("database")
+    assert late.state == "starting" and late.failures == 0 and f"file {flag} missing" in str(late.reasons)
+    reply = pod.ask("start", service="database", wait=True)
+    assert reply["state"] == "starting", "the answer does not wait, either"
+    assert pod.get("/readyz")[0] == 503 and pod.get("/startupz")[0] == 200, "the kubelet does not restart the pod"
+    flag.touch()
+    pod.until_ready()
+    assert pod.service("database").pid == late.pid
+
+
 def test_every_kind_of_readiness(pod: World, tmp_path: Path) -> None:
     """Each is waited for with its reason, and is ready once what it waits for is there."""
     flag, unix, checked = tmp_path / "deep" / "er" / "flag", tmp_path / "x.sock", tmp_path / "checked"

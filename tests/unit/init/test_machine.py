@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from init.engine.machine import advance
+from init.engine.order import has_had_its_turn
 from init.engine.states import (
     MAIN,
     STOPPER,
@@ -219,6 +220,17 @@ def test_not_ready_within_is_a_failed_start_with_the_probes_reason() -> None:
     assert actions == [StartProbe()]
     state, _ = live(spec, (1, ProbeFailed("refused")), (3, Tick()), (3.5, Exited(7, 0, signal=15)), state=state)
     assert str(state.last_failure) == "not ready within 3 s: refused" and state.failure_count == 1
+
+
+def test_a_service_that_may_be_late_goes_on() -> None:
+    spec = service(ready={"tcp": "h:1", "within": 3, "late": "wait"})
+    state, _ = live(spec, (0, NeedsMet()), (0, Spawned(7, MAIN)))
+    assert not has_had_its_turn(state)
+    state, actions = live(spec, (3, Tick()), state=state)
+    assert actions == [] and state.phase is Phase.STARTING and state.pid == 7 and has_had_its_turn(state)
+    assert live(spec, (900, Tick()), state=state) == (state, []), "for as long as it needs"
+    state, _ = live(spec, (901, ProbePassed()), state=state)
+    assert state.phase is Phase.READY and not state.late and state.failure_count == 0
 
 
 def test_a_oneshot_is_ready_once_it_exited_0() -> None:

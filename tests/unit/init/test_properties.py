@@ -39,6 +39,8 @@ from init.view.status import to_mapping
 
 KINDS = st.sampled_from(["longrun", "longrun", "longrun", "oneshot", "periodic", "gate"])
 
+LATE = {"tcp": "localhost:1", "within": 3, "late": "wait"}
+
 
 @st.composite
 def services(draw: st.DrawFn) -> list[Service]:
@@ -64,7 +66,7 @@ def services(draw: st.DrawFn) -> list[Service]:
                 mapping["prepare"] = [["/bin/p"]]
             if kind == "longrun":
                 mapping["ready"] = draw(
-                    st.sampled_from(["none", "notify", {"tcp": "localhost:1"}, {"file": "/x", "within": 3}])
+                    st.sampled_from(["none", "notify", {"tcp": "localhost:1"}, {"file": "/x", "within": 3}, LATE])
                 )
                 restart["when"] = draw(st.sampled_from(["always", "failure", "never"]))
                 if draw(st.booleans()) and mapping["ready"] == "notify":

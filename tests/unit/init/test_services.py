@@ -14,7 +14,7 @@ from init.dropins import merge as dropins
 from init.errors import ConfigError, ManyErrors
 from init.plan import graph
 from init.plan.compile import Plan, plan_from_json, plan_to_json, select
-from init.plan.service import Probe, RestartWhen
+from init.plan.service import Late, Probe, RestartWhen
 from tests.support.plans import ROOT, plan_of
 
 ROLES = ("accounting", "controller", "worker", "login")
@@ -69,6 +69,12 @@ def test_slurmctld_starts_without_a_database_when_that_has_failed_once() -> None
     assert slurmctld is not None and slurmdbd is not None
     assert "slurmdbd" in slurmctld.after and "slurmdbd" not in slurmctld.needs
     assert slurmdbd.ready.within > 0 and not slurmdbd.required
+
+
+def test_a_slurmdbd_that_converts_its_tables_for_hours_is_not_stopped() -> None:
+    for role in ("controller", "accounting"):
+        slurmdbd = plan_of(role).service("slurmdbd")
+        assert slurmdbd is not None and slurmdbd.ready.late is Late.WAIT
 
 
 def test_slurmctld_is_never_reloaded_by_a_raw_hup() -> None:

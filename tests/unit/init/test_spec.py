@@ -82,6 +82,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"restart": {"fatal-codes": [300]}}, "300 is not an exit code"),
     ({"restart": {"limit": -1}}, "wanted at least 0"),
     ({"restart": "always"}, "wanted a mapping, not str 'always'"),
+    ({"ready": {"tcp": "h:1", "within": 3, "late": "wait for it"}}, "late"),
+    ({"ready": {"tcp": "h:1", "late": "wait"}}, "`within`, which is missing"),
     ({"stop": {"signal": "TREM"}}, "did you mean TERM?"),
     ({"stop": {"grace": "10 minutes"}}, "wanted a duration"),
     ({"reload": {"signal": "HUP", "command": ["/x"]}}, "either a signal or a command"),
