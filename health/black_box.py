@@ -1,8 +1,8 @@
 """Black boxes: what root saw of this node while a job ran here, in one file a job.
 
-A line of JSON each: `begin` from the prolog, `end` with the counters' differences from the epilog, `seen` from the
-broker. A counter is the node's: other jobs, and on a shared machine other pods, may have moved it. The files are
-root's alone. A run that was cut has no `end`, and nothing here ever fails a job.
+A line of JSON each: `begin` from the prolog, `step` with failed tasks and `end` with the counters' differences from the
+epilog, `seen` from the broker. A counter is the node's: other jobs, and on a shared machine other pods, may have moved
+it. The files are root's alone. A run that was cut has no `end`, and nothing here ever fails a job.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ def begin(env: Mapping[str, str], now: float) -> None:
             if os.stat(path + CLOSED).st_size > LARGEST // 4:  # noqa: PTH116
                 os.unlink(path + CLOSED)  # noqa: PTH108
             os.rename(path + CLOSED, path + OPEN)  # noqa: PTH104
-        _append(path + OPEN, {"kind": "begin", "at": round(now, 1), "counters": counters()}, create=True)
+        entry: dict[str, object] = {"kind": "begin", "at": round(now, 1), "counters": counters()}
+        if gpus := [int(gpu) for gpu in env.get("SLURM_JOB_GPUS", "")[:LONGEST_TEXT].split(",") if _is_number(gpu)]:
+            entry["gpus"] = gpus
+        _append(path + OPEN, entry, create=True)
 
 
 def end(env: Mapping[str, str], now: float) -> None:
@@ -120,6 +123,13 @@ def end(env: Mapping[str, str], now: float) -> None:
         # An epilog may run twice, and the prolog may have been cut.
         if started and started[-1]["kind"] == "begin":
             before = started[-1].get("counters")
+            began = started[-1].get("at")
+            # A job that ended well pays nothing for the log.
+            if env.get("SLURM_JOB_EXIT_CODE", "") != "0" and isinstance(began, float | int):
+                from health import exits  # a run without the resident runner pays for each import
+
+                for step in exits.failed_steps(int(env["SLURM_JOB_ID"]), began):
+                    _append(path + OPEN, step)
             entry: dict[str, object] = {"kind": "end", "at": round(now, 1)}
             entry["grown"] = grown(before if isinstance(before, dict) else {}, counters())
             _append(path + OPEN, entry | ({"full": full} if (full := _full()) else {}))
@@ -146,6 +156,8 @@ def changes(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[
 
 def prune(days: float, now: float) -> None:
     """Remove the closed boxes that are older, then the oldest beyond the bounds of all."""
+    with contextlib.suppress(OSError):
+        os.chmod(directory(), 0o700)  # noqa: PTH101 (a volume's directory is the kubelet's)
     files = sorted(_files(), key=lambda item: item[1].st_mtime, reverse=True)
     total = 0
     for number, (name, status) in enumerate(files):
@@ -170,7 +182,7 @@ def find(job: int, uid: int | None) -> bytes:
 def lines(text: bytes) -> list[dict[str, object]]:
     """Parse a box: a line that was cut is left out."""
     parsed: list[dict[str, object]] = []
-    for line in text[:LARGEST].split(b"\n"):
+    for line in text[: LARGEST + LARGEST_LINE].split(b"\n"):  # a node's answer has a line more
         with contextlib.suppress(ValueError, RecursionError):
             entry = json.loads(line)
             if isinstance(entry, dict):
@@ -181,8 +193,12 @@ def lines(text: bytes) -> list[dict[str, object]]:
 def _path(env: Mapping[str, str]) -> str | None:
     """Return the box's path without its suffix: the job and its user, so that no other user's box has this name."""
     job, uid = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_UID", "")
-    is_named = all(text.isascii() and text.isdigit() and len(text) <= 10 for text in (job, uid))
+    is_named = _is_number(job) and _is_number(uid)
     return f"{directory()}/{int(job)}.{int(uid)}" if is_named else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
 def _append(path: str, entry: Mapping[str, object], *, create: bool = False) -> None:
@@ -190,7 +206,7 @@ def _append(path: str, entry: Mapping[str, object], *, create: bool = False) -> 
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
     try:
         # Room for the end is kept: what the broker notes stops earlier.
-        room = LARGEST - (2 * LARGEST_LINE if entry["kind"] == "seen" else 0)
+        room = LARGEST - (2 * LARGEST_LINE if entry["kind"] in ("seen", "step") else 0)
         if len(text) <= LARGEST_LINE and os.fstat(fd).st_size + len(text) <= room:
             os.write(fd, text)
     finally:
@@ -252,16 +268,12 @@ def _names(path: str) -> list[str]:
         return []
 
 
-# What a box says, and how a node gives it to a person: over TCP, in munge's credentials both ways.
+# How a node gives a box to a person: over TCP, in credentials (health/credentials.py) both ways.
 #
-# The asker's credential names job and node and only root can open it: another user who gets it can neither read it nor
-# use it elsewhere. Only the asker can open the answer.
+# The asker's credential names job and node, and root alone can open it: another user that gets it cannot use it
+# elsewhere. Only the asker's own credential opens the answer.
 
 PORT = 8652
-MUNGE, UNMUNGE = "/usr/bin/munge", "/usr/bin/unmunge"
-MUNGE_SOCKET = "/run/munge/munge.socket.2"
-MUNGE_S = 3.0
-TTL_S = 60
 LARGEST_SENT = 4 * LARGEST
 
 
@@ -271,36 +283,6 @@ def port() -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
 
 
-def question(job: int, node: str) -> str:
-    return f"minivm-box 1 {job} {node}"
-
-
-def seal(text: bytes, reader: int) -> bytes:
-    """Return a credential that this process's user signs and only the reader may open; OSError without munge."""
-    import subprocess
-
-    argv = [MUNGE, f"--restrict-uid={reader}", f"--ttl={TTL_S}"]
-    try:
-        done = subprocess.run(argv, input=text, capture_output=True, timeout=MUNGE_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise OSError("munged does not answer") from None
-    if done.returncode:
-        raise OSError(done.stderr.decode(errors="replace").strip()[:200] or "munge failed")
-    return done.stdout.strip() + b"\n"
-
-
-def unseal(credential: bytes) -> tuple[int, bytes]:
-    """Return the signer's user id and the text; OSError for a credential that is not good, or not for this user."""
-    import re
-    import subprocess
-
-    argv = [UNMUNGE, "--keys=STATUS,UID", "--numeric"]
-    try:
-        done = subprocess.run(argv, input=credential, capture_output=True, timeout=MUNGE_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise OSError("munged does not answer") from None
-    head, _, text = done.stdout.partition(b"\n\n")
-    match = re.search(rb"^UID: +(\d{1,10})$", head, re.MULTILINE)
-    if done.returncode or match is None:
-        raise OSError(done.stderr.decode(errors="replace").strip()[:200] or "the credential is not good")
-    return int(match[1]), text
+def question(job: int, node: str, word: str = "") -> str:
+    """Return the question; `word`: what the node said first, where credentials can be sent again (auth/slurm)."""
+    return f"minivm-box 1 {job} {node}" + (f" {word}" if word else "")

@@ -66,6 +66,11 @@ class Places:
         """The summary of the deep checks (`health.rounds`), alone in its directory because the helper watches that."""
         return self.state / "deep" / "said.json"
 
+    @property
+    def gpus(self) -> Path:
+        """The last sample of the GPUs (`health.gpus`)."""
+        return self.state / "gpus.json"
+
     def verdict(self, check: str) -> Path:
         return self.verdicts / f"{check}.json"
 

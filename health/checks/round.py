@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.files import locked, read_json, write_json
+from health import gpus
 from health.api import Builtin, Capture, Check, CheckModule, Class, Failure, Hardware, Result, Source, When
 from health.checks.cases import read_case, write_case
 from health.checks.collect import AT_ONCE, collect, matching
@@ -193,6 +194,10 @@ def _run_locked(
     has = {hardware: present(hardware, expect) for hardware in Hardware}
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
     readings = _read(loaded, list(fitting.values()), places, captures, at_once)
+    smi = readings.captures.get(gpus.SOURCE)
+    if captures is None and smi is not None and not smi.failure:
+        with contextlib.suppress(OSError):
+            gpus.take(places.gpus, smi.text, setting.now)
     done: list[Judged] = []
     for name, module in selected.items():
         if name in fitting:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from health.jobs import boxes, parse, pending
+from health.jobs import boxes, live, parse, pending, ranks
 from health.jobs import limits as limit_reasons
 from health.jobs.explain import explain, withhold
 from health.jobs.model import ENDED, Job, JobNode, Page, Partition, World, listed
@@ -136,7 +136,7 @@ def page(asker: Asker, job: Job) -> Page:
     facts, unknown = boxes.explain(asker.fetched, job)
     if not job.has_ended or job.state == "COMPLETED":
         unknown = []  # only of a job that failed do people miss what a node recorded
-    answer = shown.answer
+    answer = live.add(ranks.add(shown.answer, asker.fetched, job), asker.fetched, job, world, asker.now)
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
     return replace(shown, answer=answer)
 

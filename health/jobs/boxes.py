@@ -21,16 +21,19 @@ from pathlib import Path
 
 from ground.sockets import read_line
 from ground.version import VERSION
-from health import black_box
+from health import black_box, credentials, gpus
 from health.jobs import render
 from health.jobs.model import Fact, Job, JobNode, Page, listed, moment, safe
+from health.places import Places
 from init.errors import InitError
 from init.slurm.conf import expanded
 
 MOST_NODES = 16
 CONNECT_S = 2.0
 WITHIN_S = 8.0
+LONGEST_WORD = 100  # that a node says first
 MOST_FACTS = 6  # of one node
+OF_GPU = re.compile(r" on GPU (\d{1,3}) \(", re.ASCII)
 Entry = dict[str, object]
 WORDS = {
     "oom_kills": "the kernel ended {} processes on its machine for lack of memory",
@@ -52,6 +55,13 @@ class Box:
     node: str
     entries: tuple[Entry, ...] = ()
     obstacle: str = ""  # why it could not be read
+    # What the node's clock was ahead of this one, and by how much that may be wrong. None: not known.
+    clock: tuple[float, float] | None = None
+
+    @property
+    def last_run(self) -> tuple[Entry, ...]:
+        begins = [place for place, entry in enumerate(self.entries) if entry.get("kind") == "begin"]
+        return self.entries[begins[-1] :] if begins else ()
 
 
 Fetch = Callable[[Job, Sequence[JobNode]], tuple[Box, ...]]
@@ -73,19 +83,21 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
 
 def _fetch_one(job: int, node: str, address: str) -> Box:
     if os.geteuid() == 0 and node == os.environ.get("MINIVM_POD_NAME"):
-        return Box(node, tuple(black_box.lines(black_box.find(job, None))))
-    if not os.path.exists(black_box.MUNGE_SOCKET):  # noqa: PTH110 (a word of a path)
-        return Box(node, obstacle="nodes give it by munge, which this cluster does not use; root reads it there")
+        box = black_box.find(job, None)
+        box = gpus.now_of(box, Places.from_environment().gpus, time.time()) + box
+        return Box(node, tuple(black_box.lines(box)), clock=(0.0, 0.0))
+    if not (by := credentials.way()):
+        return Box(node, obstacle="no daemon here signs for Slurm: neither munged nor sackd has a socket")
     if not address:
         return Box(node, obstacle="Slurm has no address of it now")
-    question = black_box.question(job, node)
+    began = time.time()
     try:
-        sealed = black_box.seal(question.encode(), 0)
-        answer = _exchange(address, sealed)
+        question, answer = _exchange(job, node, address, by)
+        ended = time.time()
         if not answer:
             return Box(node, obstacle="it gave no answer")
         try:
-            signer, text = black_box.unseal(answer)
+            signer, text = credentials.unseal(answer, by)
         except OSError as error:
             return Box(node, obstacle=safe(f"its answer is refused: {error}", 200))
     except OSError as error:
@@ -94,14 +106,25 @@ def _fetch_one(job: int, node: str, address: str) -> Box:
     # Only root on the node signs so; an answer to another question is none.
     if signer != 0 or head != question.encode():
         return Box(node, obstacle="its answer is not root's, or answers another question")
-    return Box(node, tuple(black_box.lines(box)))
+    entries = black_box.lines(box)
+    clock = None
+    if entries and entries[0].get("kind") == "now":
+        at = entries[0].get("at")
+        if isinstance(at, float | int) and 0 <= at < 1 << 40 and ended >= began:
+            clock = at - (began + ended) / 2, (ended - began) / 2
+    return Box(node, tuple(entries), clock=clock)
 
 
-def _exchange(address: str, sealed: bytes) -> bytes:
+def _exchange(job: int, node: str, address: str, by: str) -> tuple[str, bytes]:
     deadline = time.monotonic() + WITHIN_S
     with socket.create_connection((address, black_box.port() or black_box.PORT), CONNECT_S) as connection:
-        connection.sendall(sealed)
-        return read_line(connection, deadline - time.monotonic(), black_box.LARGEST_SENT)
+        word = ""
+        if by == credentials.SLURM:
+            word = read_line(connection, deadline - time.monotonic(), LONGEST_WORD).decode("ascii", "replace").strip()
+        question = black_box.question(job, node, word)
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        connection.sendall(credentials.seal(question.encode(), 0, by))
+        return question, read_line(connection, deadline - time.monotonic(), black_box.LARGEST_SENT)
 
 
 def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
@@ -114,13 +137,19 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
         if box.obstacle:
             silent.setdefault(safe(box.obstacle, 200), []).append(box.node)
             continue
-        last = _last_run(box.entries)
+        last = box.last_run
+        own = last[0].get("gpus") if last else None
         texts = [
-            f"{safe(str(entry.get('text', '')))} ({_time(entry)})" for entry in last if entry.get("kind") == "seen"
+            f"{safe(text)} ({_time(entry)})"
+            for entry in last
+            if entry.get("kind") == "seen" and _is_about(text := str(entry.get("text", "")), own)
         ]
         ends = [entry for entry in last if entry.get("kind") == "end"]
         for entry in ends[:1]:
             texts = [*_grown(entry.get("grown")), *_full(entry.get("full")), *texts]
+        odd = [safe(str(entry.get("step")), 20) for entry in last if entry.get("kind") == "step" and entry.get("odd")]
+        if odd:
+            unknown.append(f"which tasks of step {listed(odd)} failed on {node}: slurmd's log there is not whole")
         if last and not ends and job.has_ended:
             unknown.append(f"what {node} counted while it ran: its epilog has not written that")
         facts += [Fact(f"on {node} while it ran: {text}", f"black box of {node}") for text in texts[:MOST_FACTS]]
@@ -128,9 +157,10 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
     return facts, unknown
 
 
-def _last_run(entries: Sequence[Entry]) -> Sequence[Entry]:
-    begins = [place for place, entry in enumerate(entries) if entry.get("kind") == "begin"]
-    return entries[begins[-1] :] if begins else ()
+def _is_about(text: str, gpus: object) -> bool:
+    """Tell if a text is about the job; not if it counts errors of a GPU that is another job's."""
+    match = OF_GPU.search(text)
+    return match is None or not isinstance(gpus, list) or int(match[1]) in gpus
 
 
 def _grown(values: object) -> list[str]:

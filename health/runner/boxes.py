@@ -1,4 +1,4 @@
-"""Give a job's black box to its user, root or an operator of Slurm, who asks over TCP with a credential of munge.
+"""Give a job's black box to its user, root or an operator of Slurm, who asks over TCP with a credential.
 
 The runner only accepts, a few connections a second: a fork answers each within some seconds, so that no asker holds
 up a job's scripts.
@@ -18,7 +18,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ground.sockets import read_line
-from health import black_box
+from health import black_box, credentials, gpus
+from health.places import Places
 
 AT_ONCE = 4
 APART_S = 0.1
@@ -28,19 +29,20 @@ ANSWER_S = 20
 LONGEST = 16 * 1024
 ASK_S = 5.0
 LEVELS = ("Operator", "Administrator")
-QUESTION = re.compile(r"minivm-box 1 (\d{1,10}) (\S{1,255})", re.ASCII)
+QUESTION = re.compile(r"minivm-box 1 (\d{1,10}) (\S{1,255})(?: ([0-9a-f]{32}))?", re.ASCII)
 
 
 class BoxDoor:
-    """The listening socket, and how many answers are under way. Without munge: no socket."""
+    """The listening socket, and how many answers are under way. No socket where nothing could sign an answer."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._pids: set[int] = set()
         self._next_at = 0.0
         self._is_watched = False
         self._listener: socket.socket | None = None
-        has_munge = os.environ.get("MINIVM_AUTH") != "slurm" and os.access(black_box.UNMUNGE, os.X_OK)
-        self._port = black_box.port() if has_munge else 0
+        self._by = credentials.SLURM if os.environ.get("MINIVM_AUTH") == "slurm" else credentials.MUNGE
+        can_sign = self._by == credentials.SLURM or os.access(credentials.UNMUNGED, os.X_OK)
+        self._port = black_box.port() if can_sign else 0
         self._tell = tell
         self._has_told = False
 
@@ -74,7 +76,7 @@ class BoxDoor:
             with contextlib.suppress(OSError):
                 connection, _ = self._listener.accept()
                 with connection:
-                    fork(partial(answer, connection), self._pids.add)
+                    fork(partial(answer, connection, self._by), self._pids.add)
         may = len(self._pids) < AT_ONCE and now >= self._next_at
         if may != self._is_watched:
             poll.register(self._listener, select.POLLIN) if may else poll.unregister(self._listener)
@@ -84,16 +86,19 @@ class BoxDoor:
         self._pids.discard(pid)
 
 
-def answer(connection: socket.socket) -> None:
+def answer(connection: socket.socket, by: str) -> None:
     """Answer one asker, in a fork: an empty box where there is none, or none of that user's."""
     signal.alarm(ANSWER_S)  # sssd may be asked for a name, and answer after minutes
     fd = os.dup2(connection.detach(), 3)
     os.closerange(4, 1 << 20)  # clients of the runner see their ends only once no process holds their connections
     with socket.socket(fileno=fd) as own, contextlib.suppress(OSError, ValueError):
         own.setblocking(True)
-        uid, text = black_box.unseal(read_line(own, HEAR_S, LONGEST))
+        word = os.urandom(16).hex() if by == credentials.SLURM else None
+        if word:
+            own.sendall(f"{word}\n".encode())
+        uid, text = credentials.unseal(read_line(own, HEAR_S, LONGEST), by)
         match = QUESTION.fullmatch(text.decode())
-        if match is None or match[2] != os.environ.get("MINIVM_POD_NAME", ""):
+        if match is None or match[2] != os.environ.get("MINIVM_POD_NAME", "") or match[3] != word:
             return
         job = int(match[1])
         box = black_box.find(job, uid or None)
@@ -101,7 +106,8 @@ def answer(connection: socket.socket) -> None:
             box = black_box.find(job, None)
         deadline = time.monotonic() + HEAR_S
         own.settimeout(max(0.001, deadline - time.monotonic()))
-        own.sendall(black_box.seal(f"{text.decode()}\n".encode() + box, uid))
+        box = gpus.now_of(box, Places.from_environment().gpus, time.time()) + box
+        own.sendall(credentials.seal(f"{text.decode()}\n".encode() + box, uid, by))
 
 
 def _is_operator(uid: int) -> bool:

@@ -22,7 +22,7 @@ from gitsync import lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
 from ground.files import write_if_possible
-from health import black_box
+from health import black_box, exits
 from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
@@ -192,6 +192,7 @@ class RunnerServer:
                 self._plan(held, policy_of(held.path, self.places, self.kept))
         except (OSError, GitsyncError, ValueError) as error:
             self._tell(f"cannot read ahead for the next run: {error}")
+        exits.trim()
         self._count_missed()
 
     def _read(self, kind: str, held: lease.Lease) -> None:

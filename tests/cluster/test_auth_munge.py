@@ -96,13 +96,13 @@ def test_users_work_by_munge(older: World, ann: Researcher) -> None:
 
 ASK = """/opt/minivm/bin/python3 -I - {job} {node} {address} <<'END'
 import socket, sys
-from health import black_box
+from health import black_box, credentials
 job, node, address = sys.argv[1:]
 with socket.create_connection((address, black_box.PORT), 10) as connection:
     connection.settimeout(60)
-    connection.sendall(black_box.seal(black_box.question(int(job), node).encode(), 0))
+    connection.sendall(credentials.seal(black_box.question(int(job), node).encode(), 0, "munge"))
     answer = b"".join(iter(lambda: connection.recv(65536), b""))
-signer, text = black_box.unseal(answer) if answer else (-1, b"no answer")
+signer, text = credentials.unseal(answer, "munge") if answer else (-1, b"no answer")
 print(signer, text.decode())
 END"""
 

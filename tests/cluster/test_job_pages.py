@@ -210,3 +210,33 @@ def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher)
     # Seven jobs ended by their own code, one at its time limit; jobs of other tests may be counted late.
     until(lambda: count_failed(alice, "FAILED", "your code") >= code + 7, "the nodes count the causes")
     until(lambda: count_failed(alice, "TIMEOUT", "a limit") >= limit + 1, "the nodes count the time limit")
+
+
+def test_a_page_has_the_black_boxes_of_the_job_s_nodes_by_slurm_s_own_credentials(alice: Researcher) -> None:
+    bob = Researcher(alice.world, "bob")
+    assert "auth/slurm" in alice.world.slurm("scontrol", "show", "config")
+    fill = "python3 -c 'x = bytearray(400 << 20); x[::4096] = b\"x\" * len(x[::4096])'"
+    job = alice.submit("--mem=60M", "-w", FIRST, "-o", "/dev/null", script=fill)
+    killed = f"on {FIRST} while it ran: the kernel ended"
+    says(alice, job, killed, cause="the request")
+    assert killed in alice.world.run("slurm-login-0", "minivm", "job", job), "root sees it"
+    assert "while it ran" not in bob(f"minivm job {job}")
+    assert killed in alice(f"srun -Q --mem=100M -w {SECOND} minivm job {job}"), "a worker asks too"
+
+
+def test_the_first_task_that_failed_is_named_with_its_node(alice: Researcher) -> None:
+    def failed(end: str, way: str) -> None:
+        # The other task is ended because of this one. Slurm decides which node has which.
+        script = (
+            f"echo $SLURMD_NODENAME > rank-$SLURM_PROCID; [ $SLURM_PROCID = 1 ] && {{ sleep 1; {way}; }}; sleep 600"
+        )
+        job = alice.submit("-N2", "--mem=100M", "-o", "/dev/null", script=f"srun -K -n2 -N2 bash -c '{script}'")
+        alice.wait_for(job, "FAILED")
+        first, second = alice("cat rank-1 rank-0").split()
+        assert {first, second} == {FIRST, SECOND}
+        page = says(alice, job, f"followed task 0 on {second}", cause="your code")
+        assert page["headline"].startswith(f"First failed task 1 on {first}, in step {job}.0: {end}. "), page
+
+    failed("exit code 7", "exit 7")
+    failed("killed by SIGSEGV", "kill -SEGV $$")
+    alice("rm rank-0 rank-1")

@@ -64,6 +64,9 @@
   {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
   {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}
+  {{- /* From this log come the ends of tasks in jobs' black boxes (health/exits.py). */ -}}
+  {{- $_ := set $lines "SlurmdDebug" "verbose" -}}
+  {{- $_ := set $lines "SlurmdLogFile" "/var/log/minivm/slurmd.log" -}}
   {{- if $cgroup }}{{ $_ := set $lines "TaskEpilog" "/usr/libexec/minivm/task_epilog" }}{{ end -}}
   {{- if gt (int .Values.slurm.scripts.healthCheckInterval) 0 -}}
     {{- $_ := set $lines "HealthCheckProgram" "/usr/libexec/minivm/health" -}}

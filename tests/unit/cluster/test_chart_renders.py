@@ -1271,6 +1271,17 @@ def test_a_value_that_renders_and_is_a_mistake_is_refused_in_words(values: dict[
         render(values, release="slurm", namespace="hpc")
 
 
+def test_the_black_boxes_of_workers_may_lie_on_a_volume_and_each_pod_has_a_directory_of_it() -> None:
+    page = (ROOT / "docs/reference/runner.md").read_text()
+    example = page.partition("outlive the pod")[2].partition("```yaml\n")[2].partition("```")[0]
+    documents = render(yaml.safe_load(example), release="slurm", namespace="hpc")
+    (worker,) = [item for item in documents if item["kind"] == "StatefulSet" and container(item)["name"] == "worker"]
+    (mount,) = [item for item in container(worker)["volumeMounts"] if item["name"] == "boxes"]
+    assert mount["mountPath"] == "/var/log/minivm/boxes"
+    names = {item["name"] for item in container(worker)["env"] if item.get("valueFrom", {}).get("fieldRef")}
+    assert mount["subPathExpr"] == "$(MINIVM_POD_NAME)" and "MINIVM_POD_NAME" in names
+
+
 def test_a_pod_has_the_parts_that_the_site_adds_beside_its_own() -> None:
     fleet = {"enabled": True, "workerPools": {"enabled": True}}
     pools = {"a": {"image": "hall/worker:3"}, "b": {"kind": "WorkerPool"}, "c": {"sidecars": [], "initContainers": []}}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
-from health import black_box
+from health import black_box, credentials
 from health.jobs import boxes, parse
 from health.jobs.boxes import Box
 from health.jobs.model import Job, JobNode
@@ -146,6 +149,12 @@ def test_old_boxes_go_and_all_together_are_bounded(folder: Path, monkeypatch: py
     assert not list(folder.iterdir())
 
 
+def test_a_directory_of_a_volume_is_closed_to_users(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    black_box.prune(1, 0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def box(*entries: dict[str, object]) -> Box:
     return Box("w0", tuple(entries))
 
@@ -191,16 +200,57 @@ def test_root_reads_the_node_s_own_box_where_it_is(folder: Path, monkeypatch: py
     black_box.begin(JOB, 100)
     monkeypatch.setenv("MINIVM_POD_NAME", "w0")
     (read,) = boxes.fetch(ended(), [JobNode("w0")])
-    assert [entry["kind"] for entry in read.entries] == (["begin"] if os.geteuid() == 0 else [])
+    assert [entry["kind"] for entry in read.entries] == (["now", "begin"] if os.geteuid() == 0 else [])
 
 
-def test_a_cluster_without_munge_says_where_the_boxes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(black_box, "MUNGE_SOCKET", str(tmp_path / "none"))
+def test_a_place_that_signs_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "MUNGE_SOCKET", str(tmp_path / "none"))
+    monkeypatch.setattr(credentials, "SACK_SOCKETS", (str(tmp_path / "none"),))
     (read,) = boxes.fetch(ended(), [JobNode("w0", "10.0.0.1")])
-    assert "munge, which this cluster does not use; root reads it there" in read.obstacle
+    assert "neither munged nor sackd has a socket" in read.obstacle
 
 
-def test_a_node_without_an_address_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(black_box, "MUNGE_SOCKET", str(tmp_path))
+@pytest.mark.parametrize("by", ["munge", "slurm"])
+def test_a_node_without_an_address_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setattr(credentials, "MUNGE_SOCKET", str(tmp_path if by == "munge" else tmp_path / "none"))
+    monkeypatch.setattr(credentials, "SACK_SOCKETS", (str(tmp_path),))
+    assert credentials.way() == by
     assert boxes.fetch(ended(), [JobNode("w0")]) == (Box("w0", obstacle="Slurm has no address of it now"),)
     assert parse.nodes(json.dumps({"nodes": [{"name": "w0", "address": "10.0.0.1"}]}))[0].address == "10.0.0.1"
+
+
+class Sack:
+    """What a sack.socket answers to each request, in order."""
+
+    def __init__(self, path: Path, *answers: bytes) -> None:
+        self.path, self.answers = path, answers
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+
+    def serve(self) -> None:
+        for answer in self.answers:
+            connection, _ = self.listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+
+def grants(**more: object) -> bytes:
+    body = {"context": "sack", "uid": 20001, "payload": base64.b64encode(b"text").decode(), **more}
+    return b"e30." + base64.urlsafe_b64encode(json.dumps(body).encode()).rstrip(b"=") + b".c2ln"
+
+
+GOOD, BAD = b"\0\0\0\0", b"\xff\xff\xff\xff"
+
+
+def test_a_credential_counts_only_as_slurm_verified_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "SACK_SOCKETS", (str(tmp_path / "none"), str(tmp_path / "sack")))
+    with Sack(tmp_path / "sack", GOOD, BAD, b"", GOOD, GOOD, GOOD, GOOD).listener:
+        assert credentials.unseal(grants(), "slurm") == (20001, b"text")
+        refused = [grants(), grants(), grants(context="auth"), grants(uid="x"), b"e30.bm8", b"none"]
+        for token in refused:
+            with pytest.raises(OSError, match="the credential is not good"):
+                credentials.unseal(token, "slurm")

@@ -1,7 +1,8 @@
-"""A worker gives black boxes by munge's credentials: to the job's user and root, and to nobody else."""
+"""A worker gives black boxes by credentials of munge or of Slurm: to the job's user and root, and to nobody else."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -16,18 +17,22 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 PYTHON = "/opt/minivm/bin/python3"
 JOB = "SLURM_JOB_ID={job} SLURM_JOB_UID=20001 SLURM_JOB_GID=20001"
+# Asks twice with the same credential. With auth/slurm the node's word is a part of the question.
 ASK = """
-import socket, sys
-from health import black_box
-question = sys.argv[1]
-credential = question.encode() if sys.argv[2:] else black_box.seal(question.encode(), 0)
-for _ in range(2 if sys.argv[2:] == [] else 1):
+import os, socket, sys
+from health import black_box, credentials
+by, asked = credentials.way(), ""
+credential = b""
+for _ in range(1 if sys.argv[2:] else 2):
     with socket.create_connection(("127.0.0.1", black_box.PORT), 10) as connection:
         connection.settimeout(60)
+        word = connection.recv(100).decode().strip() if by == "slurm" else ""
+        asked = asked or f"{sys.argv[1]} {word}".strip(" ")
+        credential = credential or (asked.encode() if sys.argv[2:] else credentials.seal(asked.encode(), 0, by))
         connection.sendall(credential)
         connection.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    print(*black_box.unseal(answer) if answer else ("no answer",))
+    print(*credentials.unseal(answer, by) if answer else ("no answer",))
 """
 FLOOD = """
 import socket, sys
@@ -41,16 +46,31 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Host]:
+MUNGE = """
+install -d -m 0755 -o munge -g munge /run/munge /var/log/munge
+su -s /bin/sh munge -c 'mungekey --create --keyfile=/etc/munge/munge.key && munged'
+"""
+# A sackd of a login pod signs as the slurmd of a worker does.
+SLURM = """
+head -c 128 /dev/urandom > /etc/slurm/slurm.key && chown slurm /etc/slurm/slurm.key && chmod 400 /etc/slurm/slurm.key
+printf 'ClusterName=x\nSlurmctldHost=x\nSlurmUser=slurm\nAuthType=auth/slurm\nCredType=cred/slurm\n' > /run/sackd.conf
+SLURM_SACK_KEY=/etc/slurm/slurm.key setsid sackd -D -f /run/sackd.conf > /dev/null 2>&1 < /dev/null &
+"""
+
+
+@pytest.fixture(scope="module", params=["munge", "slurm"])
+def worker(request: pytest.FixtureRequest) -> Iterator[Host]:
+    by = str(request.param)
     container = docker(
-        "run", "--detach", "--init", "--network", "none", "--entrypoint", "/bin/sleep", image_of("worker"), "infinity"
-    )
+        "run", "--detach", "--init", "--network", "none", "--env", f"MINIVM_AUTH={by}", "--entrypoint", "/bin/sleep",
+        image_of("worker"), "infinity",
+    )  # fmt: skip
     try:
         host = testinfra.get_host(f"docker://{container}")
-        host.check_output("install -d -m 0755 -o munge -g munge /run/munge /var/log/munge")
-        host.check_output("su -s /bin/sh munge -c 'mungekey --create --keyfile=/etc/munge/munge.key && munged'")
+        host.check_output(MUNGE if by == "munge" else SLURM)
         host.check_output("useradd --uid 20001 nina && useradd --uid 20002 olga")
+        socket = "/run/munge/munge.socket.2" if by == "munge" else "/run/slurm/sack.socket"
+        until(lambda: host.run(f"test -S {socket}").rc == 0, "credentials are made")
         docker("exec", "--detach", "--env", "MINIVM_POD_NAME=w0", container, PYTHON, "-I", "-m", "health.runner")
         until(lambda: host.run("test -S /run/minivm/runner/socket").rc == 0, "the runner listens")
         yield host
@@ -77,7 +97,8 @@ def test_a_box_goes_to_its_user_and_root_only(worker: Host) -> None:
         first, again = ask(worker, user, question)
         assert first.startswith("0 b'minivm-box 1 12 w0") and '"begin"' in first and '"end"' in first
         assert again == "no answer", "a credential is good once"
-    assert ask(worker, "olga", question)[0] == "0 b'minivm-box 1 12 w0\\n'", "not even that it exists"
+    first = re.sub(" [0-9a-f]{32}", "", ask(worker, "olga", question)[0])
+    assert first == "0 b'minivm-box 1 12 w0\\n'", "not even that it exists"
 
 
 @pytest.mark.parametrize("question", ["minivm-box 1 12 w1", "minivm-box 1 ../12 w0", "minivm-box 1 12 w0\n", "x"])
