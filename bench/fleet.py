@@ -16,48 +16,59 @@ import http.client
 import json
 import os
 import re
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from bench import fleet_nodes
-from bench.fleet_nodes import LEASE, FleetProcess
 from fleet.act.slurm_client import SlurmClient
 from fleet.policy import STATE
 from fleet.world import slurm
 from fleet.world.kubernetes import make_fleet_mark
 from fleet.world.slurm import Precondition
-from tests.container.init_pods import slurm_conf, world
+from tests.container.init_pods import IMAGES, LABELS, PREFIX, Pod, World, slurm_conf, world
 from tests.kubernetes import programs
 from tests.kubernetes.apiserver import ApiServer, api_server
 from tests.waiting import until
 
+ROOT = Path(__file__).resolve().parents[1]
+LEASE = "slurm-fleet"
 NODES = int(os.environ.get("MINIVM_BENCH_NODES", "5000"))
 SLURMD = 2000
 CORDONS, IDLE_S = 100, 30.0
-# What was shown before may be shown in other words: idle it is when nothing was written for so long.
+# The fleet may still reword what an earlier one showed: it is idle once it has written nothing for so long.
 CALM_S = 5.0
-# Of the machines, within a minute, and what the fleet does until a minute after that.
+# This share of the machines falls silent within a minute; drains are counted until LATER_S after that.
 SHARE, WITHIN_S, LATER_S = 0.3, 60.0, 80.0
 # Each kubelet writes its Node's status so often when nothing changes.
 HEARTBEAT_S = 300.0
-HANDS = 8
+THREADS_TO_FILL = 8
 JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
 UNTOUCHED, LIFTED = (
     Precondition(drained=False, down=False, reason=reason, comment="") for reason in ("", slurm.LIFTED)
 )
 STRATEGIC = "application/strategic-merge-patch+json"
-LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm", "minivm.io/pool": "w"}
-WORKER = {**LABELS, "app.kubernetes.io/component": "worker"}
+WORKER = {
+    "app.kubernetes.io/name": "minivm",
+    "app.kubernetes.io/instance": "slurm",
+    "minivm.io/pool": "w",
+    "app.kubernetes.io/component": "worker",
+}
 SINCE = "2026-11-20T00:00:00Z"
-# As a fleet before it has left it, on a pod and, where it says whose it is, on a Node.
+# The conditions that an earlier fleet left, on a pod, and on a Node with the fleet's mark.
 SHOWN = {"type": STATE, "status": "True", "reason": "TakesJobs", "lastTransitionTime": SINCE}
 BESIDE = {**SHOWN, "message": make_fleet_mark("default", "slurm")}
+
+
+# The site: a real API server and a real slurmctld, without machines.
 
 
 class Site:
@@ -90,8 +101,8 @@ class Site:
         spec = {"replicas": self.size, "selector": {"matchLabels": WORKER}, "serviceName": "w", "template": template}
         sets = "/apis/apps/v1/namespaces/default/statefulsets"
         self.ask("POST", sets, {"metadata": {"name": "w", "labels": WORKER}, "spec": spec})
-        with ThreadPoolExecutor(HANDS) as hands:
-            list(hands.map(self.make, range(self.size)))
+        with ThreadPoolExecutor(THREADS_TO_FILL) as pool:
+            list(pool.map(self.make, range(self.size)))
 
     def make(self, number: int) -> None:
         pods = "/api/v1/namespaces/default/pods"
@@ -146,12 +157,12 @@ def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
         key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
         key.write_bytes(os.urandom(32))
         asleep = ("ResumeProgram=/bin/true", "SuspendProgram=/bin/true", "SuspendTime=-1")
-        nodes = (*fleet_nodes.lines(size, many), *asleep)
+        nodes = (*node_lines(size, many), *asleep)
         conf = re.sub("MaxNodeCount=[0-9]+", f"MaxNodeCount={size + 1}", slurm_conf(*JWT, *nodes, accounting=False))
-        conf = fleet_nodes.suited(conf) if many else conf
+        conf = with_shared_settings(conf) if many else conf
         slurm.configure({"slurm.conf": conf})
         begun = time.monotonic()
-        behind = fleet_nodes.start(slurm, conf, directory, many) if many else None
+        behind = start_slurmd(slurm, conf, directory, many) if many else None
         env = {"MINIVM_ACCOUNTING": "none", "MINIVM_SLURMRESTD": "0.0.0.0:6820"}
         controller = slurm.pod("controller", "slurm-controller", env=env).wait_ready(180)
         controller.container.reload()
@@ -172,8 +183,177 @@ def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
             beating.join()
 
 
+# The slurmd daemons: many in one container.
+
+HOST = "slurm-nodes"
+FIRST_PORT = 20000
+# Memory of one slurmd: a fixed part, and a part for each node in slurm.conf. REST_MB is for everything else, mostly
+# slurmrestd.
+OWN_MB, NODE_MB, REST_MB = 2.3, 0.00134, 4000
+THREADS, REST_THREADS = 13, 4000
+# Settings with which many slurmd share one container and its cgroup.
+CONF = (
+    "SlurmdSpoolDir=/run/nodes/%n/spool",
+    "SlurmdPidFile=/run/nodes/%n/pid",
+    "SlurmdLogFile=/run/nodes/%n/log",
+    "SlurmdParameters=config_overrides",
+    "DebugFlags=NO_CONF_HASH",
+)
+# Start the daemons one after the other; each puts itself into the background.
+START = """
+set -eu
+install -d -o munge -g munge -m 700 /run/munge-key /var/lib/munge
+install -o munge -g munge -m 400 /mnt/minivm/secrets/munge/munge.key /run/munge-key/munge.key
+install -d -o munge -g munge -m 755 /run/munge /var/log/munge
+setpriv --reuid munge --regid munge --clear-groups munged --key-file /run/munge-key/munge.key --num-threads 4
+printf 'CgroupPlugin=disabled\\n' > /run/cgroup.conf
+cp /conf/slurm.conf /run/slurm.conf
+number=0
+while [ $number -lt "$MANY" ]; do
+    mkdir -p /run/nodes/w-$number/spool
+    slurmd -f /run/slurm.conf -N w-$number
+    number=$((number + 1))
+done
+echo all are started
+exec sleep infinity
+"""
+
+
+def fit(size: int, memory_mb: float, threads: int) -> int:
+    """Return how many slurmd fit, when slurm.conf names `size` nodes."""
+    by_memory = (memory_mb - REST_MB) / (OWN_MB + size * NODE_MB)
+    return max(0, min(int(by_memory), (threads - REST_THREADS) // THREADS, size))
+
+
+def fitting_slurmd(size: int) -> int:
+    """Return how many slurmd fit on this machine now."""
+    meminfo = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    free = next(int(words[1]) for words in meminfo if words[0] == "MemAvailable:") / 1024
+    most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+    return fit(size, free, most)
+
+
+def choose_slurmd(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
+    """Return the requested number of slurmd, or the usual one as far as it fits."""
+    requested, most = os.environ.get(name, ""), fitting_slurmd(size)
+    if not requested:
+        return min(usual, most)
+    if not (requested.isascii() and requested.isdigit() and len(requested) < 9) or int(requested) > most:
+        raise SystemExit(
+            f"error: {name}: found {requested!r}, expected a number up to {most}: no more fit on this machine"
+        )
+    return int(requested)
+
+
+def node_lines(size: int, many: int) -> tuple[str, ...]:
+    """Return slurm.conf's lines for nodes with a slurmd, and for those that are powered down."""
+    each = "CPUs=8 RealMemory=1000"
+    ports = f"{FIRST_PORT}-{FIRST_PORT + many - 1}"
+    real = f"NodeName=w-[0-{many - 1}] NodeHostname={HOST} NodeAddr={HOST} Port=[{ports}] {each} State=UNKNOWN"
+    asleep = f"NodeName=w-[{many}-{size - 1}] {each} State=CLOUD"
+    return (*((real, *CONF) if many else ()), *((asleep,) if many < size else ()))
+
+
+def with_shared_settings(conf: str) -> str:
+    """Drop the settings that CONF replaces; slurmd accepts no setting twice."""
+    own_keys = {line.partition("=")[0] for line in CONF}
+    kept = [line for line in conf.splitlines() if line in CONF or line.partition("=")[0] not in own_keys]
+    return "\n".join(kept) + "\n"
+
+
+def start_slurmd(slurm: World, conf: str, directory: Path, many: int) -> Pod:
+    """Start the container; its log says when all slurmd run."""
+    (directory / "conf").mkdir()
+    (directory / "conf" / "slurm.conf").write_text(conf)
+    container = slurm.client.containers.create(
+        f"{IMAGES}/worker:latest",
+        entrypoint=["/bin/bash", "-c", START],
+        name=f"{PREFIX}-{slurm.tag}-{HOST}",
+        hostname=HOST,
+        init=True,
+        cap_drop=["ALL"],
+        cap_add=["SETUID", "SETGID", "CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SYS_NICE"],
+        environment={"MANY": str(many)},
+        volumes={
+            str(slurm.mounts): {"bind": "/mnt/minivm", "mode": "ro"},
+            str(directory / "conf"): {"bind": "/conf", "mode": "ro"},
+        },
+        tmpfs={"/run": "mode=755"},
+        pids_limit=-1,
+        labels=LABELS,
+    )
+    pod = Pod(container)
+    slurm.pods.append(pod)
+    slurm.network.connect(container, aliases=[HOST])
+    container.start()
+    return pod
+
+
+# The fleet under measurement.
+
+
+class FleetProcess:
+    """A `fleet run` process under measurement: its metrics and its cost."""
+
+    def __init__(self, site: Site, name: str = "fleet") -> None:
+        self.site, self.log = site, site.directory / f"{name}.log"
+        self.metrics_at = f"127.0.0.1:{free_port()}"
+        env = {
+            **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME")},
+            "KUBECONFIG": str(site.api.kubeconfig),
+            "MINIVM_POD_NAMESPACE": "default",
+            "MINIVM_FLEET_RELEASE": "slurm",
+            "MINIVM_FLEET_SLURM": site.rest,
+            "MINIVM_FLEET_KEY": str(site.key),
+            "MINIVM_FLEET_POLICY": str(site.policy),
+            "MINIVM_FLEET_HTTP": self.metrics_at,
+            "MINIVM_FLEET_LEASE": LEASE,
+            "MINIVM_POD_NAME": name,
+        }
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-u", "-m", "fleet", "run"]
+            self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+
+    def metric(self, name: str, label: str = "") -> int:
+        """Return a metric; 0 while it is missing."""
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+        try:
+            with urllib.request.urlopen(f"http://{self.metrics_at}/metrics", timeout=30) as reply:
+                text = reply.read().decode()
+        except OSError:
+            return 0
+        key = f"minivm_fleet_{name}{label} "
+        return next((int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(key)), 0)
+
+    def done(self, action: str) -> int:
+        return self.metric("changes_total", f'{{action="{action}"}}')
+
+    def processor(self) -> float:
+        """Return the processor time in seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self, key: str) -> float:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith(f"{key}:"))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+# The measurement.
+
+
 def main() -> int:
-    many = fleet_nodes.chosen(NODES, SLURMD)
+    many = choose_slurmd(NODES, SLURMD)
     if many < SLURMD:
         print(f"running {many} of {SLURMD} slurmd: as many as requested, or as fit", flush=True)
     with (

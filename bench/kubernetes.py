@@ -6,6 +6,7 @@ tests: Kubernetes notices a lost one after 20 s and its pods go 30 s later; its 
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.cluster import row, timed
+from tests.callers import Calls, calling
 from tests.kubernetes.__main__ import names
 from tests.kubernetes.kubectl import Kubernetes
 from tests.kubernetes.lab import Lab, kept
@@ -22,6 +24,7 @@ from tests.waiting import until
 NODES = 3
 WORKERS = 4
 TURNS = 3
+CONTROLLER_NODES, CONTROLLER_TURNS = 2, 10
 
 
 def main() -> int:
@@ -109,6 +112,52 @@ def lost(release: Release, lab: Lab) -> None:
 def since(begun: float, look: Callable[[], bool]) -> float:
     until(look, "it happens", within=400)
     return time.monotonic() - begun
+
+
+# The controller's pod replaced.
+
+
+def controller() -> int:
+    """Measure commands from a login pod while the controller's pod is replaced (`python -m bench controller`)."""
+    with (
+        tempfile.TemporaryDirectory(prefix="minivm-bench-") as keys,
+        kept(CONTROLLER_NODES, names(IMAGES), lambda _: None) as lab,
+    ):
+        release = Release(Kubernetes(lab.programs.bin / "kubectl", lab.kubeconfig, lab), Path(keys))
+        try:
+            return measure_controller(release)
+        finally:
+            release.shut()
+
+
+def measure_controller(release: Release) -> int:
+    release.install()
+    release.wait_ready()
+    turns = [replace_controller(release) for _ in range(CONTROLLER_TURNS)]
+    calls = [calls for _, calls in turns]
+    failed = [text for each in calls for text in each.failed]
+    row(
+        f"{CONTROLLER_TURNS} times the controller's pod deleted, to all ready, the slowest",
+        max(seconds for seconds, _ in turns),
+    )
+    row(f"  the slowest of {sum(each.count for each in calls)} commands meanwhile", max(each.slowest for each in calls))
+    print(f"  failed: {len(failed)}, reset: {sum(each.reset for each in calls)}; load {os.getloadavg()[0]:.1f}")
+    print(*failed[:5], sep="\n")
+    return 1 if failed else 0
+
+
+def replace_controller(release: Release) -> tuple[float, Calls]:
+    """Replace the controller's pod while alice runs commands in the login pod."""
+    into_login = (*release.kubernetes.client, "-n", release.namespace, "exec", "-i", f"{release.name}-login-0", "--")
+    with calling(into_login, "alice") as calls:
+        until(lambda: release.slurm("squeue", "-h", "-u", "alice"), "commands are run")
+        begun = time.monotonic()
+        release.kubectl("delete", "pod", f"{release.name}-controller-0")
+        release.wait_ready()
+        seconds = time.monotonic() - begun
+    release.slurm("scancel", "-u", "alice")
+    until(lambda: not release.slurm("squeue", "-h", "-u", "alice"), "the held jobs are gone")
+    return seconds, calls
 
 
 if __name__ == "__main__":

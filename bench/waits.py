@@ -1,12 +1,15 @@
-"""Measure what users wait for slurmctld, by the chart's profile: short jobs, a prompt, a large and a small job.
+"""Measure what users wait for slurmctld (`python -m bench waits`), and for `minivm job` (`python -m bench why`).
 
-MINIVM_BENCH_SCRIPTS=on runs prolog, epilog and task prolog as usual; without it they are off, and only Slurm's own
-part is left.
+`waits` measures each of the chart's profiles: short jobs, a prompt, a large and a small job. MINIVM_BENCH_SCRIPTS=on
+runs prolog, epilog and task prolog as usual; without it they are off, and only Slurm's own part is left.
+
+`why` measures `minivm job` with 100,000 jobs of history, and slurmctld's requests while 200 people run it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import tempfile
 from dataclasses import replace
@@ -61,14 +64,14 @@ def main() -> int:
         cluster.down()
         try:
             for profile in yaml.safe_load((CHART / "files/profiles.yaml").read_text()):
-                become(cluster, profile, scripts=scripts)
+                start_with_profile(cluster, profile, scripts=scripts)
                 measure(cluster, profile)
         finally:
             cluster.down()
     return 0
 
 
-def become(cluster: LocalCluster, profile: str, *, scripts: bool) -> None:
+def start_with_profile(cluster: LocalCluster, profile: str, *, scripts: bool) -> None:
     values = {"slurm": {"profile": profile, "scripts": {"enabled": scripts}}}
     first = not cluster.kubelet.running()
     cluster.options = replace(cluster.options, overrides=values)
@@ -81,6 +84,114 @@ def measure(cluster: LocalCluster, profile: str) -> None:
         values = [int(line) for line in ssh(cluster, CLOCK + script).split()]
         print(f"{profile:<12} {what:<52} {statistics.median(values) / divisor:8.2f}", flush=True)
     print(f"{profile:<12} load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+# `minivm job`
+
+CONTROLLER = "slurm-controller-0"
+HISTORY = 100_000
+WHY_TURNS = 9
+PEOPLE, JOBS, EVERY, SECONDS = 200, 20, 10, 60
+# Fill the history with copies of one ended job, doubled each time. Copies differ in id and time of submission.
+COPIES = """
+table=$(mariadb -N slurm_acct_db -e "show tables like '%\\_job\\_table'")
+columns=$(mariadb -N slurm_acct_db -e "select group_concat(char(96), column_name, char(96))
+    from information_schema.columns
+    where table_name = '$table' and column_name not in ('job_db_inx', 'id_job', 'time_submit')")
+mariadb slurm_acct_db -e "delete from $table where id_job != $1"
+n=1
+while [ $n -lt $2 ]; do
+    mariadb slurm_acct_db -e "insert into $table (id_job, time_submit, $columns)
+        select id_job + $n, time_submit - $n, $columns from $table"
+    n=$((n * 2))
+done
+mariadb -N slurm_acct_db -e "select count(*), max(id_job) from $table"
+"""
+TIMES = "for i in $(seq {turns}); do t=$(date +%s%N); minivm job {job} >/dev/null; echo $(( $(date +%s%N) - t )); done"
+# One thread for each person: 200 interpreters would saturate two cores. Each thread asks as the command does.
+ASKS = """
+import os, pathlib, sys, threading, time
+from health.jobs.ask import Asker, look
+from health.jobs.shared import SOCKET, Shared
+from init.errors import InitError
+from init.slurm import client
+controller = client.address(os.environ)
+direct = lambda argv: client.run(argv, controller)
+path = SOCKET if sys.argv[1] == "shared" else pathlib.Path("/nowhere")
+people, every, seconds, jobs = int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
+until, done, failed, slowest = time.monotonic() + seconds, [], [], []
+def person(number):
+    time.sleep(every * number / people)
+    while (begun := time.monotonic()) < until:
+        try:
+            page, = look(Asker(Shared(direct, path), "alice", False, time.time()), jobs[number % len(jobs)])
+            done.append(page.answer.headline)
+        except InitError as error:
+            failed.append(str(error))
+        slowest.append(time.monotonic() - begun)
+        time.sleep(max(0, begun + every - time.monotonic()))
+threads = [threading.Thread(target=person, args=(number,)) for number in range(people)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(done), len(failed), max(slowest), failed[:1])
+"""
+
+
+def why() -> int:
+    """Measure `minivm job` with a long history, and with 200 people who run it (`python -m bench why`)."""
+    options = Options(name="bench-why", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
+        cluster.down()
+        try:
+            cluster.up(port=free_port(22400))
+            measure_job_command(cluster)
+        finally:
+            cluster.down()
+    return 0
+
+
+def measure_job_command(cluster: LocalCluster) -> None:
+    job = ssh(cluster, "sbatch --parsable --wait -o /dev/null --wrap 'exit 3' || true").strip()
+    ssh(cluster, f"until sacct -X -n -P -j {job} -o state | grep -qx FAILED; do sleep 0.2; done")
+    count, last = on_controller(cluster, COPIES, job, str(HISTORY)).split()
+    ids = ssh(cluster, f"for i in $(seq {JOBS}); do sbatch --parsable -H --wrap true; done").split()
+    print(f"{count} jobs of history, load {os.getloadavg()[0]:.1f}", flush=True)
+    for what, subject in (("an ended job of the history", last), ("a waiting job", ids[0]), ("the list", "")):
+        times = [int(line) / 1e9 for line in ssh(cluster, TIMES.format(turns=WHY_TURNS, job=subject)).split()]
+        print_row(f"minivm job, {what}, s", statistics.median(times), "median; target 0.3")
+    measure_people(cluster, "shared", PEOPLE, ids)
+    measure_people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would saturate two cores
+
+
+def measure_people(cluster: LocalCluster, how: str, number: int, ids: list[str]) -> None:
+    """Run `minivm job` for many people, and report slurmctld's request rate above its idle rate."""
+    idle = requests(cluster)
+    ssh(cluster, f"sleep {SECONDS / 2}")
+    before = requests(cluster)
+    line = f"/opt/minivm/bin/python3 -I - {how.split(maxsplit=1)[0]} {number} {EVERY} {SECONDS} {' '.join(ids)}"
+    output = ssh(cluster, f"{line} <<'END'\n{ASKS}\nEND")
+    after = requests(cluster)
+    rate = (after - before) / SECONDS - (before - idle) / (SECONDS / 2)
+    print_row(
+        f"{number} people, {how}: requests to slurmctld a second", rate, f"answers, failed, slowest s: {output.strip()}"
+    )
+
+
+def requests(cluster: LocalCluster) -> int:
+    """Count the requests that slurmctld has had, by sdiag."""
+    part = on_controller(cluster, "sdiag -t").partition("by message type")[2].partition("by user")[0]
+    return sum(int(number) for number in re.findall(r"count:(\d+)", part))
+
+
+def on_controller(cluster: LocalCluster, script: str, *arguments: str) -> str:
+    code, output = cluster.exec(CONTROLLER, ["sh", "-c", script, "sh", *arguments])
+    assert code == 0, output
+    return output
+
+
+def print_row(what: str, value: float, more: str) -> None:
+    print(f"{what:<60} {value:8.2f}  {more}", flush=True)
 
 
 if __name__ == "__main__":

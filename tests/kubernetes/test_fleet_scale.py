@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import Site, known, site
-from bench.fleet_nodes import FleetProcess
+from bench.fleet import FleetProcess, Site, known, site
 from tests.kubernetes import programs
 from tests.waiting import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import fleet_nodes
+from bench import fleet
 
 NAME = "MINIVM_BENCH_SLURMD"
 
@@ -21,26 +21,26 @@ NAME = "MINIVM_BENCH_SLURMD"
     ],
 )
 def test_so_many_fit_by_memory_and_by_threads(size: int, memory_mb: float, threads: int, many: int) -> None:
-    assert fleet_nodes.fit(size, memory_mb, threads) == many
+    assert fleet.fit(size, memory_mb, threads) == many
 
 
 def test_the_usual_number_is_cut_to_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NAME, raising=False)
-    monkeypatch.setattr(fleet_nodes, "room", lambda size: 300)
-    assert (fleet_nodes.chosen(5000, 2000), fleet_nodes.chosen(5000, 200)) == (300, 200)
+    monkeypatch.setattr(fleet, "fitting_slurmd", lambda size: 300)
+    assert (fleet.choose_slurmd(5000, 2000), fleet.choose_slurmd(5000, 200)) == (300, 200)
 
 
 @pytest.mark.parametrize("asked", ["301", "-1", "many", "1e3", "9" * 5000])
 def test_a_number_that_does_not_fit_or_is_none_is_refused_before_anything_begins(
     monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    monkeypatch.setattr(fleet_nodes, "room", lambda size: 300)
+    monkeypatch.setattr(fleet, "fitting_slurmd", lambda size: 300)
     monkeypatch.setenv(NAME, asked)
     with pytest.raises(SystemExit, match=f"{NAME}: found '{asked}', expected a number up to 300"):
-        fleet_nodes.chosen(5000, 2000)
+        fleet.choose_slurmd(5000, 2000)
 
 
 def test_it_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_nodes, "room", lambda size: 300)
+    monkeypatch.setattr(fleet, "fitting_slurmd", lambda size: 300)
     monkeypatch.setenv(NAME, "0")
-    assert fleet_nodes.chosen(5000, 2000) == 0
+    assert fleet.choose_slurmd(5000, 2000) == 0
