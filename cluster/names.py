@@ -77,6 +77,8 @@ def _lock(state: Path, cannot: str) -> int | None:
 
 
 # The port of this machine for ssh to a login pod.
+
+
 def choose(requested: int, *, default: int, own: int) -> int:
     """Choose the requested port, else `own` (the pod's current one), else the default for a new cluster.
 
@@ -100,8 +102,10 @@ def free_port(first_port: int, *, own: int = 0) -> int:
     raise ClusterError("publish the login pod's ssh port", f"127.0.0.1:{first_port} and the next 100 are taken")
 
 
-# As on Kubernetes, a new pod never gets its previous address. A pod alone behind a Service with an address gets the
-# Service's address each time, since no kube-proxy forwards here.
+# Addresses. As on Kubernetes, a new pod never gets its previous address. A pod alone behind a Service with an address
+# gets the Service's address each time, since no kube-proxy forwards here.
+
+
 def service_addresses(subnet: str, names: Iterable[str]) -> dict[str, str]:
     """Give each Service an address in the subnet's last quarter, derived from its name.
 

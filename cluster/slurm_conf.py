@@ -68,7 +68,7 @@ def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, 
         kubelet.exec(controller.container, ["rm", "-r", f"/tmp/{directory}"])
 
 
-# What `minivm config check` says of a file that slurmctld cannot take, and of one that it takes at a price.
+# How `minivm config check` begins its answer about a file that slurmctld cannot take, or takes but ends jobs.
 _REFUSED = "minivm: cannot take this slurm.conf: "
 _ENDS_JOBS = "it would end jobs"
 

@@ -15,7 +15,7 @@ import click
 
 from fleet.act.api_client import ApiClient, KubernetesError
 from fleet.crd import definition, pool_definition
-from fleet.decide.actions import about
+from fleet.decide.actions import object_name
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.decide.topology import blocks, conf
@@ -68,7 +68,7 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
     names = _related(name, workers, machines)
     yield from _objects(name, names, kubernetes, workers, known=isinstance(snapshot.slurm, SlurmView))
     for change in decision.changes:
-        if about(change) in names:
+        if object_name(change) in names:
             yield f"would {in_words(change)}"
     for notice in decision.notices:
         if notice.about in {*names, *WHOLE} and not (notice.about in WHOLE and notice.kind == "unknown"):

@@ -23,17 +23,17 @@ from fleet.act.webhooks import WebhookCaller
 from fleet.decide.actions import (
     CallHook,
     Change,
+    ChangeKey,
     Drain,
     FleetMemory,
     Forget,
-    Key,
     Notice,
     Place,
     Protect,
     Remove,
-    ToPod,
+    SlurmGuardedPodChange,
     Undrain,
-    action_key,
+    change_key,
 )
 from fleet.decide.decide import MANY, Backoff, Decision, decide_safely
 from fleet.decide.drain import urgent_drains
@@ -154,6 +154,7 @@ class FastPath:
 
 
 # Bounded concurrency: independent changes at a limited rate, and threads that finish before a shutdown goes on.
+
 # Fewer than the threads of the default executor, which requests to Slurm need.
 AT_ONCE = 4
 
@@ -341,17 +342,17 @@ class Reconciler:
         reported = {refusal.text for refusal in self.memory.refused.values()}
         for text in sorted({*failed.values()} - reported):
             self.log(text)
-        self.memory = self.memory.tried(tried, failed, now)
+        self.memory = self.memory.after_pass(tried, failed, now)
         before, self.fast_path.unreported = self.fast_path.unreported, []
         await self._write_events(snapshot, before)
         await self._write_events(snapshot, [*done, *decision.news])
         return len(done)
 
-    async def _make_all(self, decision: Decision) -> tuple[list[Change | Notice], list[Change], dict[Key, str]]:
+    async def _make_all(self, decision: Decision) -> tuple[list[Change | Notice], list[Change], dict[ChangeKey, str]]:
         """Make the changes. Return those that were made, those that were tried, and why some failed."""
         done: list[Change | Notice] = []
         tried: list[Change] = []
-        failed: dict[Key, str] = {}
+        failed: dict[ChangeKey, str] = {}
 
         async def attempt(change: Change) -> None:
             if not self.leads() or self.claims.has(change):
@@ -365,12 +366,12 @@ class Reconciler:
                 is_done = await self.perform(change)
                 done.extend([change] if is_done else [])
             except FleetError as error:
-                failed[action_key(change)] = f"{in_words(change)}: {error}"
+                failed[change_key(change)] = f"{in_words(change)}: {error}"
             except Exception:  # a bug with one object must not block the rest
-                failed[action_key(change)] = f"{in_words(change)}: a bug of the fleet: {traceback.format_exc(-8)}"
+                failed[change_key(change)] = f"{in_words(change)}: a bug of the fleet: {traceback.format_exc(-8)}"
             finally:
                 self.claims.settle(change, done=is_done)
-            if action_key(change) in failed:
+            if change_key(change) in failed:
                 self.stats.failed[name_of(change)] += 1
 
         light = [change for change in decision.changes if isinstance(change, MANY)]
@@ -388,10 +389,12 @@ class Reconciler:
         """Make one change. False: the state has changed since it was read, or another process leads."""
         self.stats.last_pass = time.monotonic()
         if isinstance(change, Drain | Undrain | Remove | Forget | Place):
-            done = not isinstance(change, Undrain) or await self.api.is_unchanged(change.at)
+            done = not isinstance(change, Undrain) or await self.api.is_unchanged(change.seen)
             work = partial((self._fast_slurm if fast else self.slurm).change, change, self.leads)
             done = done and await run_to_end(work, self._fast_thread if fast else None)
-        elif isinstance(change, ToPod) and not await asyncio.to_thread(self.slurm.is_unchanged, change.pod, change.was):
+        elif isinstance(change, SlurmGuardedPodChange) and not await asyncio.to_thread(
+            self.slurm.is_unchanged, change.pod, change.precondition
+        ):
             done = False  # a person has resumed it, and it may get a job now
         elif not self.leads():
             done = False  # the question took long

@@ -114,6 +114,7 @@ def read_secret(path: Path | None) -> bytes:
 
 
 # HTTP client of the ring's board, which the mirror serves under /ring.
+
 TIMEOUT = 5.0
 LARGEST_REPLY = 64 << 10
 
@@ -183,7 +184,6 @@ def forward_reports(url: str | None, pod: str, reports: Path, secret: Path | Non
 
 
 # The ring's board, kept by the mirror: which pods took a commit, and on which it failed.
-
 
 # The board forgets the oldest commits beyond this number.
 MAX_COMMITS = 50

@@ -175,6 +175,8 @@ def save_state(path: Path, state: GitsyncState) -> None:
 
 
 # The pin file: a person's request that the node stays on one commit until the file is removed.
+
+
 def read_pin(layout: Layout) -> str | None:
     """Return the pinned commit or `zero`; None without a pin, or when the file is damaged."""
     try:

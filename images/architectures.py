@@ -53,8 +53,10 @@ def suffixed(name: str, arch: str) -> str:
 
 
 # Run programs of another architecture: detect and register an interpreter (qemu) in the kernel's binfmt_misc.
+
 REGISTRY = Path("/proc/sys/fs/binfmt_misc")
-# Of an ELF file: 64 bits, little end first, a program or a shared one; what differs is the machine, two bytes at 18.
+# The kernel compares the first 20 bytes of an ELF file with MAGIC, under MASK: 64 bits, little-endian, an executable or
+# a shared object, and the machine in the last two bytes.
 MAGIC = "7f454c460201010000000000000000000200{machine}"
 MASK = "ffffffffffffff00fffffffffffffffffeffffff"
 MACHINES: Mapping[str, tuple[str, str]] = {"amd64": ("3e00", "x86_64"), "arm64": ("b700", "aarch64")}

@@ -127,6 +127,8 @@ def check_certificates(file: str) -> None:
 
 
 # Parser of Debian's package files: stanzas of fields. Pure.
+
+
 def stanzas(text: str) -> Iterator[dict[str, str]]:
     """Yield the fields of each stanza, names in lower case; continuation lines are dropped."""
     for stanza in text.split("\n\n"):

@@ -149,7 +149,7 @@ class ElasticWorlds(PoolWorlds):
 
     def perform(self, change: Change) -> None:
         match change:
-            case Evict(name) if "grows again" in change.why:
+            case Evict(name) if "grows again" in change.reason:
                 known = self.claimed is not None or name in self.unplaced
                 assert known, "nobody knows whether a reservation names it"
                 assert name not in (self.claimed or set()) - self.unplaced, "a reservation's node goes"

@@ -155,7 +155,7 @@ class LendWorlds(PoolWorlds):
     def perform(self, change: Change) -> None:
         before = self.lent()
         match change:
-            case Drain(name, reason) if "lend" in slurm.causes_in(reason) and self.still(name, change.was):
+            case Drain(name, reason) if "lend" in slurm.causes_in(reason) and self.still(name, change.precondition):
                 if change.down:
                     assert self.now - self.began[name] >= NOTICE_S, "jobs end before their time is over"
                     assert name in before
@@ -167,7 +167,7 @@ class LendWorlds(PoolWorlds):
                     assert len(self.as_seen) < int(share * len(self.world_names())), "above budget"
                     self.as_seen.add(name)
                     self.began[name] = self.now
-            case Evict(name) if "wanted by" in change.why and self.still(name, change.was):
+            case Evict(name) if "wanted by" in change.reason and self.still(name, change.precondition):
                 assert name in before, "it is not drained for that"
         super().perform(change)
 

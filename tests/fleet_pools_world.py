@@ -121,10 +121,12 @@ class PoolWorlds(Worlds):
                     return
                 self.pool.status, self.pool.version = pool_status_json(change.status), self.pool.version + 1
             case Evict():
-                if change.pod in self.leaving or not (self.still(change.pod, change.was) and self._pod_still(change)):
+                if change.pod in self.leaving or not (
+                    self.still(change.pod, change.precondition) and self._pod_still(change)
+                ):
                     return
                 self._evicted(change.pod)
-            case Drain(name) if self.still(name, change.was):
+            case Drain(name) if self.still(name, change.precondition):
                 before = self.unavailable()
                 super().perform(change)
                 if name not in before and slurm.causes_in(change.reason) & OF_POOL:

@@ -34,13 +34,13 @@ from fleet.decide.actions import (
     ShowOnNode,
     ShowOnPod,
     ShowStates,
+    SlurmGuardedPodChange,
     StartJob,
-    ToPod,
     Uncordon,
     Undrain,
     Unfence,
     Withdraw,
-    action_key,
+    change_key,
 )
 from fleet.decide.causes import SETS_DOWN
 from fleet.decide.decide import Decision, decide
@@ -329,10 +329,10 @@ class Worlds:
             for change in decision.changes[:cut]:
                 self.perform(change)
             return min(cut, len(decision.changes))
-        refused = {action_key(change): "it is refused" for change in decision.changes if self.refuses(change)}
-        self.memory = decision.memory.tried(decision.changes, refused, self.now)
+        refused = {change_key(change): "it is refused" for change in decision.changes if self.refuses(change)}
+        self.memory = decision.memory.after_pass(decision.changes, refused, self.now)
         for change in decision.changes:
-            if action_key(change) not in refused:
+            if change_key(change) not in refused:
                 self.perform(change)
         return len(decision.changes)
 
@@ -348,7 +348,7 @@ class Worlds:
         """Perform a change as the adapters do: nothing when the observed object has changed."""
         match change:
             case Remove(name):
-                if not self.still(name, change.was):
+                if not self.still(name, change.precondition):
                     return
                 assert name not in self.pods, "the record of a pod that is there goes"
                 assert self.sets is not None, "or of one that may come"
@@ -358,18 +358,18 @@ class Worlds:
                 assert self.slurm[name].drained_by != "person", "or that a person holds"
                 del self.slurm[name]
             case Drain() | Undrain() | Forget():
-                if not self.still(change.name, change.was):
+                if not self.still(change.name, change.precondition):
                     return
                 node = self.slurm[change.name]
                 if isinstance(change, Undrain):
-                    at, machine = change.at, self.nodes[change.at.node]
+                    at, machine = change.seen, self.nodes[change.seen.node]
                     here = self.pods.get(at.pod)
                     if here is None or (str(here.version), str(machine.version)) != (at.pod_version, at.node_version):
                         return
                     cordoned = machine.cordoned and OURS not in machine.labels
                     assert not cordoned, "jobs come to a Node that is cordoned"
                     assert not machine.taints, "or tainted"
-                    assert not self.pods[change.at.pod].free, "or others may evict its pod"
+                    assert not self.pods[change.seen.pod].free, "or others may evict its pod"
                 self._change_slurm(change, node)
             case Place(name, place, was):
                 if name not in self.slurm or self.slurm[name].place != was:
@@ -377,7 +377,7 @@ class Worlds:
                 assert place != was, "it is there already"
                 self.slurm[name].place = place
             case Evict():
-                if not (self.still(change.pod, change.was) and self._pod_still(change)):
+                if not (self.still(change.pod, change.precondition) and self._pod_still(change)):
                     return
                 pod, node = self.pods[change.pod], self.slurm.get(change.pod, SlurmNode(drained_by="nobody"))
                 assert pod.free, "its PodDisruptionBudget refuses"
@@ -387,27 +387,29 @@ class Worlds:
                 assert len(others) < self.policy.away, "more pods away than may be"
                 self.replace(change.pod)
             case RestartSlurmd():
-                if not (self.still(change.pod, change.was) and self._pod_still(change)):
+                if not (self.still(change.pod, change.precondition) and self._pod_still(change)):
                     return
                 pod = self.pods[change.pod]
                 pod.version += 1
-                if change.word is None:
+                if change.value is None:
                     del pod.annotations[RESTART]
                 else:
-                    assert pod.annotations.get(RESTART) != change.word, "it was asked before"
-                    pod.annotations[RESTART] = change.word
+                    assert pod.annotations.get(RESTART) != change.value, "it was asked before"
+                    pod.annotations[RESTART] = change.value
                     if not {change.pod, pod.uid} & (self.deaf | self.dull):
                         self.slurmd_answers(change.pod)
             case Free() | Protect():
-                if not self._pod_still(change) or (isinstance(change, Free) and not self.still(change.pod, change.was)):
+                if not self._pod_still(change) or (
+                    isinstance(change, Free) and not self.still(change.pod, change.precondition)
+                ):
                     return
                 pod = self.pods[change.pod]
-                if isinstance(change, Free) and change.was is not None:
+                if isinstance(change, Free) and change.precondition is not None:
                     node = self.slurm[change.pod]
                     assert node.drained_by, "others may evict a pod that may get a job in this moment"
                     assert not node.jobs, "or has one"
                 pod.free, pod.version = isinstance(change, Free), pod.version + 1
-                pod.lost = isinstance(change, Free) and change.was is None
+                pod.lost = isinstance(change, Free) and change.precondition is None
             case ShowOnPod():
                 shown_on = self.pods.get(change.pod)
                 if shown_on is not None and shown_on.uid == change.uid:
@@ -456,7 +458,7 @@ class Worlds:
                 if self.left_in_job:
                     self.left_in_job = False
                     raise CutInAJob
-                self.perform(Record(change.machine.name, change.machine.version, change.after))
+                self.perform(Record(change.machine.name, change.machine.version, change.new_status))
             case Fence() | Unfence():
                 seen = self.nodes[change.node]
                 if (seen.uid, str(seen.version)) != (change.uid, change.version):
@@ -534,7 +536,7 @@ class Worlds:
         now = (bool(node.drained_by), node.down, node.reason, node.comment)
         return (was.drained, was.down, was.reason, was.comment) == now
 
-    def _pod_still(self, change: Protect | ToPod) -> bool:
+    def _pod_still(self, change: Protect | SlurmGuardedPodChange) -> bool:
         pod = self.pods.get(change.pod)
         return pod is not None and (pod.uid, str(pod.version)) == (change.uid, change.version)
 

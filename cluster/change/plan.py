@@ -246,6 +246,7 @@ def parse_jobs(text: str) -> list[JobAtStake]:
 
 
 # Jobs and sessions that a change of a running cluster's pods would end, as Slurm and sshd report them.
+
 # squeue's columns for parse_jobs(), and one more: the nodes that a waiting job names, or its client's host.
 COLUMNS = "JobArrayID:|,UserName:|,Requeue:|"
 

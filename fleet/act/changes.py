@@ -86,15 +86,15 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
             item = {"type": type_, "$patch": "delete"}
             await patch_status(api, node, uid, api.core.patch_node_status, {"name": node}, item)
         case actions.Free():
-            await _mark_pod(api, change, labels={FREE: "true" if change.was else LOST})
+            await _mark_pod(api, change, labels={FREE: "true" if change.precondition else LOST})
         case actions.Protect():
             await _mark_pod(api, change, labels={FREE: None})
         case actions.RestartSlurmd():
-            await _mark_pod(api, change, annotations={RESTART: change.word})
+            await _mark_pod(api, change, annotations={RESTART: change.value})
         case Evict():
             await _evict(api, change)
         case actions.Cordon():
-            marks: Object = {"labels": {CORDONED: api.mark}, "annotations": {CORDON_REASON: change.why}}
+            marks: Object = {"labels": {CORDONED: api.mark}, "annotations": {CORDON_REASON: change.reason}}
             await _patch_node(api, "cordon", change, marks, {"unschedulable": True})
         case actions.Uncordon():
             marks = {"labels": {CORDONED: None}, "annotations": {CORDON_REASON: None}}
@@ -104,7 +104,7 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
         case actions.Withdraw():
             await _patch_node(api, "annotate", change, {"annotations": dict.fromkeys(change.names)})
         case actions.Fence():
-            return await _taint(api, change, change.why)
+            return await _taint(api, change, change.reason)
         case actions.Unfence():
             return await _taint(api, change, None)
         case Delete():
@@ -119,7 +119,7 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
             await _start_job(api, change)
         case actions.CallHook():
             # The receiver has answered already.
-            await _record(api, change.machine.name, change.machine.version, change.after)
+            await _record(api, change.machine.name, change.machine.version, change.new_status)
         case CreatePod():
             await _create_pod(api, change)
         case actions.Adopt(pod, _, _, pool):
@@ -233,7 +233,7 @@ async def _start_job(api: ApiClient, act: StartJob) -> None:
     except KubernetesError as error:
         if error.status != 409:
             raise
-    await _record(api, act.machine.name, act.machine.version, act.after)
+    await _record(api, act.machine.name, act.machine.version, act.new_status)
 
 
 def job_of(act: StartJob) -> Object:
@@ -243,7 +243,7 @@ def job_of(act: StartJob) -> Object:
     pod.setdefault("restartPolicy", "Never")
     if act.on_node:
         pod["nodeName"] = act.node
-    facts = {"MACHINE": act.machine.name, "NODE": act.node, "GOAL": act.goal, "REASON": act.why}
+    facts = {"MACHINE": act.machine.name, "NODE": act.node, "GOAL": act.goal, "REASON": act.reason}
     for container in [*pod.get("initContainers", []), *pod.get("containers", [])]:
         # The kubelet expands $(NAME) in values; a doubled dollar gives one.
         env = [{"name": f"MINIVM_{key}", "value": value.replace("$", "$$")} for key, value in facts.items()]

@@ -278,9 +278,10 @@ class Observer:
         return await prove(self.api, kubernetes, self.policy(), leases)
 
 
-# The pods' pages `/conditions`, which the leader writes into their status. The request carries no token and no name of
-# the fleet's: an address in a pod's status gets nothing but a GET. The fleet asks a pod that is not ready every few
-# seconds, a ready one every minute, and each at once when the kubelet finds otherwise.
+# The pods' pages `/conditions`, which the leader copies into their status. Anybody who may write a pod's status chooses
+# the address, so the request is a plain GET without a token or a name of the fleet. The fleet asks a pod that is not
+# ready every few seconds, a ready one every minute, and each at once when the kubelet's probe disagrees.
+
 PAGE_WITHIN_S = 3.0
 EVERY_S, SOON_S, LATER_S = 1.0, 5.0, 60.0
 # Pods asked in one round, and at a time: 5,000 ready pods are 83 a second.

@@ -125,7 +125,7 @@ class SlurmClient:
         """Make a change. False: the node has changed since it was read, or `may` refuses, and nothing was done."""
 
         def is_allowed() -> bool:
-            before = self._is_at(act) if isinstance(act, Place) else self.is_unchanged(act.name, act.was)
+            before = self._is_at(act) if isinstance(act, Place) else self.is_unchanged(act.name, act.precondition)
             # The request may take long enough to lose the Lease.
             return before and may()
 
@@ -173,7 +173,7 @@ class SlurmClient:
 
     def _is_at(self, act: Place) -> bool:
         node = self._node(act.name)
-        return node is not None and node.topology == act.was
+        return node is not None and node.topology == act.old_place
 
     def _node(self, name: str) -> SlurmNode | None:
         try:

@@ -212,7 +212,7 @@ def build_request(act: CallHook, fleet: str, token: str) -> bytes:
         "node": act.node,
         "pool": act.pool,
         "goal": act.goal,
-        "reason": act.why,
+        "reason": act.reason,
         "evidence": act.machine.status.verdict,
     }
     body = json.dumps(facts).encode()

@@ -1,4 +1,14 @@
-"""Decide one pass: derive changes, notices and the next memory from snapshot, memory, time and policy."""
+"""Decide one pass of the fleet: from snapshot, memory, time and policy to changes, notices and the next memory. Pure.
+
+The reconciler calls `decide` for each pass, through `decide_safely`, which survives a bug:
+
+1. Without Kubernetes nothing is decided; without Slurm only fencing and what is shown (`_decide_without_slurm`).
+2. `Pass.of` collects the causes of drains of every worker: those of its Node, its pod, its machine and its pool.
+3. `Pass.actions` derives all changes that are due from these causes, and notices for operators.
+4. `_select_changes` takes what this pass may do: no change in backoff, drains before what only shows or creates
+   something, and at most as many as the policy allows. The rest follows in the next passes.
+5. `finish` limits how many new texts are reported.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +25,12 @@ from fleet.decide.actions import (
     Adopt,
     CallHook,
     Change,
+    ChangeKey,
     CreatePod,
     Evict,
     FleetMemory,
     Free,
     HideOnNode,
-    Key,
     Make,
     NotePool,
     Notice,
@@ -33,8 +43,8 @@ from fleet.decide.actions import (
     ShowOnPod,
     ShowStates,
     Undrain,
-    action_key,
     backoff,
+    change_key,
     first_of,
 )
 from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, find_causes, silent_for
@@ -134,15 +144,14 @@ LAST = (ShowOnPod, ShowStates, ShowOnNode, HideOnNode, Make, Record, CallHook, P
 MANY = (Undrain, Protect, ShowOnPod, ShowStates, ShowOnNode, HideOnNode)
 PASS_S = 3.0
 # The most new texts about one subject in a minute.
-MINUTE_S, NEWS = 60.0, 8
+MINUTE_S, MOST_NEWS = 60.0, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     changes: tuple[Change, ...]
-    # All present notices, and the new ones among them.
     notices: tuple[Notice, ...]
-    news: tuple[Notice, ...]
+    news: tuple[Notice, ...]  # the notices that no earlier pass reported
     memory: FleetMemory
     mistake: str = ""  # the traceback of a bug that prevented the decision
 
@@ -159,7 +168,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         notices += [Notice(name, "unknown", side.why) for name, side in sides if isinstance(side, Unknown)]
         if isinstance(kubernetes, Unknown):
             return finish(memory, notices, (), memory, now)
-        return _without_slurm(snapshot, kubernetes, memory, now, policy, notices)
+        return _decide_without_slurm(snapshot, kubernetes, memory, now, policy, notices)
     current = Pass.of(snapshot, kubernetes, slurm, memory, now, policy)
     changes = _sort_out(
         notices,
@@ -168,30 +177,20 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
         current.fencing.actions,
         conditions.show_pages(kubernetes, snapshot.pages),
     )
-    changes, refused = _not_refused(changes, memory, now)
-    changes = pods_in_turn(changes, refused, memory.paces)
-    changes.sort(
-        key=lambda change: (
-            isinstance(change, LAST),
-            not getattr(change, "urgent", False),
-            action_key(change) in refused,
-            isinstance(change, CreatePod),
-        )
-    )
-    admitted_changes = _within_rate(changes, refused, policy, notices)
-    after = FleetMemory(
+    selected, refused = _select_changes(changes, memory, now, policy, notices)
+    next_memory = FleetMemory(
         absent={node.name: memory.absent.get(node.name, now) for node in awake_orphans(snapshot)},
-        lost=remember_lost_pods(snapshot, memory.lost, admitted_changes, now),
+        lost=remember_lost_pods(snapshot, memory.lost, selected, now),
         marks=current.marks(),
         moved=topology.remember_places(current.workers, memory.moved, now) if policy.topology.is_set else {},
         refused=refused,
         idle_nodes_since=current.pools.idle_nodes_since,
         paces={name: pace for name, pace in memory.paces.items() if name in (kubernetes.pools or {})},
     )
-    return finish(memory, notices, admitted_changes, after, now)
+    return finish(memory, notices, selected, next_memory, now)
 
 
-def _without_slurm(
+def _decide_without_slurm(
     snapshot: FleetSnapshot,
     kubernetes: KubernetesView,
     memory: FleetMemory,
@@ -209,10 +208,10 @@ def _without_slurm(
         conditions.show_slinky_busy(kubernetes, policy),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
-    changes, refused = _not_refused(changes, memory, now)
+    changes, refused = _without_backoff(changes, memory, now)
     changes.sort(key=lambda change: isinstance(change, LAST))
-    admitted_changes = _within_rate(changes, refused, policy, notices)
-    return finish(memory, notices, admitted_changes, replace(memory, slurm_silent_since=since), now)
+    selected = _within_rate(changes, refused, policy, notices)
+    return finish(memory, notices, selected, replace(memory, slurm_silent_since=since), now)
 
 
 def _sort_out(notices: list[Notice], *actions: Iterable[Action]) -> list[Change]:
@@ -227,7 +226,7 @@ def _sort_out(notices: list[Notice], *actions: Iterable[Action]) -> list[Change]
     return changes
 
 
-def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapping[str, int]) -> list[Change]:
+def pods_in_turn(changes: Iterable[Change], refused: Container[ChangeKey], paces: Mapping[str, int]) -> list[Change]:
     """Order the creations round-robin over the pools, so that no pool starves another.
 
     `paces`: the most creations of a pool in one pass.
@@ -242,24 +241,40 @@ def pods_in_turn(changes: Iterable[Change], refused: Container[Key], paces: Mapp
     turns: list[tuple[int, CreatePod]] = []
     for name, creations in by_pool.items():
         # Refused pods come last: the reason may concern that pod only.
-        creations.sort(key=lambda creation: action_key(creation) in refused)
+        creations.sort(key=lambda creation: change_key(creation) in refused)
         turns += enumerate(creations[: paces.get(name, len(creations))])
     turns.sort(key=lambda turn: turn[0])
     return [*rest, *(creation for _, creation in turns)]
 
 
-def _not_refused(
+def _select_changes(
+    changes: list[Change], memory: FleetMemory, now: float, policy: Policy, notices: list[Notice]
+) -> tuple[tuple[Change, ...], dict[ChangeKey, RefusedChange]]:
+    """Return the changes of this pass in their order, and the refusals of changes that are still due."""
+    changes, refused = _without_backoff(changes, memory, now)
+    changes = pods_in_turn(changes, refused, memory.paces)
+
+    def order(change: Change) -> tuple[bool, ...]:
+        """Sort changes that only show or create to the end, and those behind others that were refused before."""
+        is_urgent = isinstance(change, ShowStates) and change.urgent
+        return isinstance(change, LAST), not is_urgent, change_key(change) in refused, isinstance(change, CreatePod)
+
+    changes.sort(key=order)
+    return _within_rate(changes, refused, policy, notices), refused
+
+
+def _without_backoff(
     changes: list[Change], memory: FleetMemory, now: float
-) -> tuple[list[Change], dict[Key, RefusedChange]]:
+) -> tuple[list[Change], dict[ChangeKey, RefusedChange]]:
     """Drop changes in backoff; also return the refusals of changes that are still due."""
-    due = {action_key(change) for change in changes}
+    due = {change_key(change) for change in changes}
     refused = {key: refusal for key, refusal in memory.refused.items() if key in due}
     waiting = {key for key, refusal in refused.items() if now < refusal.until}
-    return [change for change in changes if action_key(change) not in waiting], refused
+    return [change for change in changes if change_key(change) not in waiting], refused
 
 
 def _within_rate(
-    changes: list[Change], refused: Mapping[Key, RefusedChange], policy: Policy, notices: list[Notice]
+    changes: list[Change], refused: Mapping[ChangeKey, RefusedChange], policy: Policy, notices: list[Notice]
 ) -> tuple[Change, ...]:
     """Take as many changes as the policy allows in one pass, and report if more are due."""
     most_careful, most_light = policy.changes, int(policy.rate * PASS_S)
@@ -281,7 +296,7 @@ def without_deadlines(policy: Policy) -> Policy:
     return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within, lend=lend)
 
 
-def _undated(kubernetes: KubernetesView) -> KubernetesView:
+def _without_pool_deadlines(kubernetes: KubernetesView) -> KubernetesView:
     """Disable the pools' deadlines; a deadline of 0 depends on no clock and stays."""
     if kubernetes.pools is None:
         return kubernetes
@@ -319,7 +334,11 @@ class Pass:
     ) -> Pass:
         goals, workers = remediation.derive_goals(snapshot, now, policy), tuple(snapshot.workers())
         # With a wrong clock, waiting and idle times are unknown.
-        dated = (_undated(kubernetes), replace(slurm, pending=None)) if snapshot.clocks else (kubernetes, slurm)
+        dated = (
+            (_without_pool_deadlines(kubernetes), replace(slurm, pending=None))
+            if snapshot.clocks
+            else (kubernetes, slurm)
+        )
         pools = plan_pools(workers, *dated, now, policy, memory.idle_nodes_since, memory.refused)
         fences = fencing.plan_fencing(kubernetes, slurm, snapshot.proofs, policy, now)
         causes = {
@@ -394,12 +413,12 @@ class Pass:
         workers_on: dict[str, list[Worker]] = {}
         for worker in workers:
             workers_on.setdefault(worker.pod.node, []).append(worker)
-        for name, there in workers_on.items():
+        for name, workers_there in workers_on.items():
             node, goal = kubernetes.nodes[name], self.goals.of_node(name) if self.goals else remediation.UP
             # An unknown goal, or one that a pause suspends, lifts no cordon.
             if not kubernetes.machines_unknown and (goal.up or goal.person or not limits.paused):
-                yield from filter(None, [conditions.follow_cordon(node, there, policy, goal.text)])
-            yield from filter(None, [conditions.show_on_node(node, there, policy, kubernetes.fleet_mark)])
+                yield from filter(None, [conditions.follow_cordon(node, workers_there, policy, goal.text)])
+            yield from filter(None, [conditions.show_on_node(node, workers_there, policy, kubernetes.fleet_mark)])
         occupied = {pod.node for pod in kubernetes.pods.values()}
         for node in kubernetes.nodes.values():
             hide = None if node.name in occupied else conditions.hide_on_node(node, policy, kubernetes.fleet_mark)
@@ -460,7 +479,7 @@ def finish(
     memory: FleetMemory,
     notices: Iterable[Notice],
     changes: tuple[Change, ...],
-    after: FleetMemory,
+    next_memory: FleetMemory,
     now: float,
     mistake: str = "",
 ) -> Decision:
@@ -474,23 +493,23 @@ def finish(
         by_key.setdefault((notice.about, notice.kind), []).append(notice)
     # Remember ended notices for the rest of their minute, since they may recur.
     histories = {
-        key: replace(before, texts=frozenset())
-        for key, before in memory.reported.items()
-        if key not in by_key and now - before.since < MINUTE_S
+        key: replace(history, texts=frozenset())
+        for key, history in memory.reported.items()
+        if key not in by_key and now - history.since < MINUTE_S
     }
     news: list[Notice] = []
     for key, current in by_key.items():
-        before = memory.reported.get(key, NoticeHistory(since=now))
-        fresh = [notice for notice in current if notice.text not in before.texts]
-        if fresh and now - before.since >= MINUTE_S:
-            before = replace(before, since=now, times=0)
-        if fresh and before.times >= NEWS:
-            histories[key] = before  # reported in a later minute, if it still holds
+        history = memory.reported.get(key, NoticeHistory(since=now))
+        new = [notice for notice in current if notice.text not in history.texts]
+        if new and now - history.since >= MINUTE_S:
+            history = replace(history, since=now, times=0)
+        if new and history.times >= MOST_NEWS:
+            histories[key] = history  # reported in a later minute, if it still holds
             continue
-        news += fresh
+        news += new
         texts = frozenset(notice.text for notice in current)
-        histories[key] = NoticeHistory(texts, before.since, before.times + bool(fresh))
-    return Decision(changes, notices, tuple(news), replace(after, reported=histories), mistake)
+        histories[key] = NoticeHistory(texts, history.since, history.times + bool(new))
+    return Decision(changes, notices, tuple(news), replace(next_memory, reported=histories), mistake)
 
 
 MISTAKE = "mistake"

@@ -15,18 +15,18 @@ from fleet.decide import causes as node_causes
 from fleet.decide.actions import (
     Action,
     Change,
+    ChangeKey,
     Drain,
     Evict,
     Forget,
-    Key,
     LostPod,
     Notice,
     Remove,
     RestartSlurmd,
     SeenVersions,
     Undrain,
-    action_key,
     backoff,
+    change_key,
 )
 from fleet.decide.causes import LIMITED, MAY_SLEEP, ON_FAST_PATH, SETS_DOWN, cause
 from fleet.policy import Policy
@@ -185,15 +185,15 @@ def find_away(workers: Iterable[Worker]) -> dict[str, set[str]]:
     return pods_by_pool
 
 
-def share_places(changes: Collection[Change], refused: Container[Key], most: int) -> list[Change]:
+def share_places(changes: Collection[Change], refused: Container[ChangeKey], most: int) -> list[Change]:
     """Take the first `most` changes.
 
     Retries of refused changes get at most half of the places while new changes wait; otherwise a thousand refused
     changes would block the rest.
     """
-    retries = [change for change in changes if action_key(change) in refused]
-    later = {action_key(change) for change in retries[most // 2 :]}
-    return sorted(changes, key=lambda change: action_key(change) in later)[:most]
+    retries = [change for change in changes if change_key(change) in refused]
+    later = {change_key(change) for change in retries[most // 2 :]}
+    return sorted(changes, key=lambda change: change_key(change) in later)[:most]
 
 
 # Orphans are nodes of Slurm without pods. The fleet drains them, sets them down, and removes those whose name will not
@@ -321,7 +321,7 @@ def remember_lost_pods(
     """Remember the ready pods that Slurm does not know, and the replaced ones until it does."""
     if isinstance(snapshot.slurm, Unknown):
         return before
-    replaced = {change.pod for change in changes if isinstance(change, Evict) and change.was is None}
+    replaced = {change.pod for change in changes if isinstance(change, Evict) and change.precondition is None}
     lost_pods = {}
     for worker in snapshot.workers():
         if not _is_unknown(worker, snapshot.slurm):

@@ -11,14 +11,14 @@ from fleet.decide import lending
 from fleet.decide.actions import (
     Action,
     Adopt,
+    ChangeKey,
     CreatePod,
     Evict,
-    Key,
     NotePool,
     Notice,
     RefusedChange,
-    action_key,
     backoff,
+    change_key,
     first_of,
 )
 from fleet.decide.autoscale import ElasticPlan, is_ownerless, plan_elastic
@@ -139,7 +139,7 @@ def plan_pools(
     now: float,
     policy: Policy,
     idle_nodes_since: Mapping[str, float] | None = None,
-    failed: Mapping[Key, RefusedChange] | None = None,
+    failed: Mapping[ChangeKey, RefusedChange] | None = None,
 ) -> PoolsPlan:
     """Plan all pools.
 
@@ -343,10 +343,10 @@ class PoolView:
         """Return whether the pool adopts it; also a pod too many, which would otherwise stay for ever."""
         return is_ownerless(self.pool, pod, self.kubernetes) and self.names.get(pod.name, "") in ("", pod.node)
 
-    def not_made(self, failed: Mapping[Key, RefusedChange]) -> str:
+    def not_made(self, failed: Mapping[ChangeKey, RefusedChange]) -> str:
         """Return the API server's reason why the first missing pod could not be created."""
         creations = (CreatePod(name, self.names[name], self.pool) for name in sorted(self.missing) if failed)
-        keys = (action_key(creation) for creation in creations)
+        keys = (change_key(creation) for creation in creations)
         return next((failed[key].text.partition("\n")[0] for key in keys if key in failed), "")
 
     def note(self, refused: str = "", failed: str = "") -> Iterator[NotePool]:

@@ -20,15 +20,15 @@ from fleet.decide.actions import (
     Action,
     Annotate,
     CallHook,
+    ChangeKey,
     Cordon,
-    Key,
     Notice,
     Record,
     RefusedChange,
     StartJob,
     Uncordon,
     Withdraw,
-    action_key,
+    change_key,
 )
 from fleet.decide.causes import OF_GOAL, TEXTS, cause, silent_for
 from fleet.decide.machines import (
@@ -221,6 +221,7 @@ def evidence(text: str) -> DrainVerdict | None:
 
 
 # Goals, and their effect in Slurm and Kubernetes.
+
 # Goals after which a machine must be proven well.
 PROVEN = frozenset({"reboot", "replace"})
 # Letters shown of a refusal: its end, which has the reason.
@@ -408,7 +409,7 @@ def record_machines(
     slurm: SlurmView,
     now: float,
     policy: Policy,
-    failed: Mapping[Key, RefusedChange] | None = None,
+    failed: Mapping[ChangeKey, RefusedChange] | None = None,
 ) -> Iterator[Action]:
     """Record each machine's changed status, and take the next step of its remedy.
 
@@ -445,7 +446,7 @@ def record_machines(
             )
             text = "" if goal.person else next(owed, "")
         room -= machine.status.remedy is None and after.remedy is not None
-        refused = failed.get(action_key(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
+        refused = failed.get(change_key(act)) if failed and isinstance(act, Annotate | StartJob | CallHook) else None
         if refused is not None:
             text = f"the request failed: {line(refused.text, len(refused.text))[-SHOWN:]}"
         is_proposal = goal.up and not proposal.up
@@ -455,7 +456,7 @@ def record_machines(
         if after.why:
             yield Notice(node_name or name, "propose" if is_proposal else "goal", f"{name}: {goal.goal}: {after.why}")
         if isinstance(act, StartJob | CallHook):
-            yield replace(act, after=replace(after, remedy=act.after.remedy))
+            yield replace(act, new_status=replace(after, remedy=act.new_status.remedy))
             continue
         if act is not None:
             yield act

@@ -102,7 +102,7 @@ def remember_places(
     return histories
 
 
-# As a file, topology.conf, for Slurm before 25.05.
+# The file topology.conf, for Slurm before 25.05, which takes no places of single nodes.
 
 
 def conf(kubernetes: KubernetesView, topology: Topology) -> str:

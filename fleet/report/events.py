@@ -8,14 +8,15 @@ from collections.abc import Iterable
 from fleet import crd
 from fleet.act.api_client import Object
 from fleet.decide import actions
-from fleet.decide.decide import MINUTE_S, NEWS
+from fleet.decide.decide import MINUTE_S, MOST_NEWS
 from fleet.world.kubernetes import KubePod, KubernetesView
 from fleet.world.machine import HistoryEntry, MachineStatus, rfc3339
 from fleet.world.worker_pool import PoolCondition, PoolStatus
 from ground.errors import one_line
 
-
 # Changes and notices as sentences for the log, the plan and Events.
+
+
 def in_words(action: actions.Action) -> str:
     """Render a change or notice as one printable line."""
     return one_line(_words(action))
@@ -111,7 +112,7 @@ def pool_news(before: PoolStatus, after: PoolStatus) -> str:
 
 
 class EventRateLimit:
-    """Limit Events for notes of one object to NEWS a minute: root on a worker can make a verdict come and go."""
+    """Limit Events for notes of one object to MOST_NEWS a minute: root on a worker can make a verdict come and go."""
 
     def __init__(self) -> None:
         self._written: dict[str, tuple[float, int]] = {}
@@ -120,7 +121,7 @@ class EventRateLimit:
         since, times = self._written.get(uid, (now, 0))
         if now - since >= MINUTE_S:
             since, times = now, 0
-        if times >= NEWS:
+        if times >= MOST_NEWS:
             return False
         self._written = {key: kept for key, kept in self._written.items() if now - kept[0] < MINUTE_S}
         self._written[uid] = since, times + 1
@@ -219,7 +220,7 @@ def event(action: actions.Action, kubernetes: KubernetesView, namespace: str) ->
         case actions.Remove(record):
             name = _whose(record, kubernetes)
         case _:
-            name = actions.about(action)
+            name = actions.object_name(action)
     if not reason:
         return None
     if pod := kubernetes.pods.get(name) or kubernetes.others.get(name) or _own(name, kubernetes):

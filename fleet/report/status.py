@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet.decide.actions import Notice, about
+from fleet.decide.actions import Notice, object_name
 from fleet.decide.causes import find_causes
 from fleet.decide.conditions import UNKNOWN, condition
 from fleet.decide.decide import Decision
@@ -190,8 +190,10 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 # The data of the page: each machine with its state and what holds it, and all details of one machine.
+#
 # Text from users and Kubernetes becomes one short printable line, and every list is bounded. Jobs appear as numbers
 # only: the operator asks as Slurm's own user, and Slurm may hide names and owners from the reader.
+
 # Labels of a Node with its location, the nearest first.
 RACKS = ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone")
 CELLS, MOST_ITEMS = 20_000, 200
@@ -330,7 +332,7 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
     if machine is not None:
         shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
     shown["stands"] = [_notice(notice) for notice in decision.notices if notice.about in names]
-    shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if about(change) in names]
+    shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if object_name(change) in names]
     return shown
 
 

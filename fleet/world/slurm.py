@@ -165,6 +165,7 @@ def nodes_needed(offer: Offer, job: PendingJob) -> float:
 #     Reason=minivm: fleet: cordon+going: fan 3; spot notice      Comment=minivm: fleet: held 1 cordon+going
 #
 # One update writes both, so reason and mark never disagree. If a marked node is not drained, a person resumed it.
+
 FLEET_PREFIX = f"{record.PREFIX} fleet:"
 # Without accounting Slurm keeps the reason of a lifted drain, and would show it for Slurm's own next drain.
 LIFTED = f"{FLEET_PREFIX} lifted"

@@ -59,7 +59,9 @@ class Cycle:
             self.state = self.state.took(step, time.monotonic() - started)
 
 
-# The cycle's use of its ring: ask whether this node may take a commit, and report this node's result.
+# The node's ring: ask whether this node may take a commit, and report this node's result.
+
+
 def is_my_turn(cycle: Cycle, tip: Tip) -> bool:
     """Tell whether this node may take the commit now; if not, store the reason with the candidate."""
     settings, candidate = cycle.settings, cycle.state.candidate
@@ -91,6 +93,8 @@ def forward_reports(cycle: Cycle) -> None:
 
 
 # Quarantine of refused commits: until the ref moves, or the settings that refused the commit change.
+
+
 def refuse(cycle: Cycle, oid: str, commit: str, step: str, error: GitsyncError) -> None:
     """Quarantine a commit and report it to the ring. The published tree stays."""
     reason = str(error)
@@ -106,7 +110,9 @@ def leave_alone(cycle: Cycle, oid: str, commit: str, reason: str) -> None:
     cycle.state = cycle.state.left_alone(Quarantine(oid, commit, "rollback", reason, time.time(), ""))
 
 
-# Publish a commit, or the image's own tree, because a person requested it.
+# Publication at a person's request.
+
+
 def publish_by_hand(cycle: Cycle, commit: str, *, leave: bool) -> None:
     """Publish `commit` now; with `leave`, ignore what the ref points to until it moves."""
     previous = cycle.state.published
@@ -381,7 +387,6 @@ def _nothing_new(cycle: Cycle, look: bool) -> bool:
 
 
 # Take one commit: verify, write, check and publish it, or quarantine it with the reason of the step that refused.
-
 
 # A check that exceeds its deadline this often makes the commit bad, and not the node slow.
 MAX_STALLS = 3

@@ -97,7 +97,6 @@ def serve(settings: GitsyncSettings) -> None:
         server.serve_forever()
 
 
-# Wake the loop over its socket, so that its next cycle starts now.
 def poke(settings: GitsyncSettings) -> bool:
     """Start the running loop's next cycle now; return False when no loop listens."""
     try:

@@ -102,6 +102,7 @@ def wants(body: bytes) -> set[str] | None:
 
 
 # Cache of replies that are equal for every client. The first request computes a reply; concurrent ones wait for it.
+
 # Bytes counted for an entry beside its reply, and the largest number of entries of any size.
 OVERHEAD = 1024
 MAX_ENTRIES = 4096

@@ -146,6 +146,7 @@ def not_backward(settings: GitsyncSettings, ref: Ref, tip: Tip, published: float
 # The marker file says which repository a tree belongs to, and which kinds of scripts it intentionally lacks. A
 # signature proves the author, not the purpose: the same person signs dotfiles, another cluster's scripts, and a commit
 # that empties this repository by mistake.
+
 MARKER = "minivm-scripts.json"
 KEYS = ("about", "name", "not_before", "without")
 KINDS = (*EXECUTED, "health.d")
@@ -243,6 +244,7 @@ def check_marker(settings: GitsyncSettings, ref: Ref, entries: Sequence[CommitFi
 
 
 # Rules for a commit's list of files, checked before the first byte is written. Pure.
+
 REGULAR, LINK, SUBMODULE = 0o10, 0o12, 0o16
 # Longest path that the kernel accepts; a link's target is a path.
 LONGEST_LINK = 4096

@@ -193,6 +193,7 @@ def blob_hash(content: bytes, digits: int) -> str:
 
 
 # File system operations on trees: sync to disk, exchange atomically, remove.
+
 # Up to this many new files are synced one by one; more are synced with the whole file system.
 MAX_SINGLE_SYNCS = 64
 RENAME_EXCHANGE = 2

@@ -174,10 +174,9 @@ def unresolved(text: str, asked_by: str, names: Callable[[], list[str]]) -> Imag
     return ImagesError("resolve the packages", errors_of(text), file=asked_by, field="packages")
 
 
-# Package repositories: the base's own, the variant's, and a site's replacements.
+# Package repositories: the base's own, the variant's, and a site's replacements. First the parsers of apt's formats.
 
 
-# Parsers of apt's two formats of sources. Pure.
 def one_line(text: str) -> list[Origin]:
     """Parse `deb [options] URI suite components`, one repository a line."""
     origins = []

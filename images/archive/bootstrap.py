@@ -164,8 +164,7 @@ def check(root: Path, slice_: Slice) -> None:
 #
 # The lock's checksum covers the whole file; a publisher's bad wheel must still not write outside its directory.
 
-
-# The largest that the vendor has, a compiler of 100 MB or cuBLAS of 600, are far below.
+# The vendor's largest wheels, a compiler of 100 MB and cuBLAS of 600 MB, are far below these limits.
 MOST_FILES, MOST_BYTES = 50_000, 4 << 30
 CHUNK = 1 << 20
 # What the formats' readers raise besides what anything may.

@@ -235,6 +235,7 @@ def opened(pin: Pin, settings: BuildSettings):  # type: ignore[no-untyped-def]  
 
 
 # A caching proxy for packages, on loopback, for as long as one build lasts.
+
 KEPT = (".deb", ".udeb")
 TIMEOUT = 60
 CHUNK = 1 << 18

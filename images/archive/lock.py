@@ -278,6 +278,8 @@ def switched_on(place: LockContext, names: Iterable[str]) -> list[str]:
 
 
 # Trust on first use: fetch pinned files without a checksum once, and record the checksum.
+
+
 def unfilled(place: LockContext, layers: Iterable[str]) -> list[Pin]:
     """List the pins without a checksum that these layers use."""
     pins, names = place.definition.versions.pins, list[str]()

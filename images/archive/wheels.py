@@ -285,6 +285,8 @@ def last_lines(text: str) -> str:
 
 
 # Compare the locked wheels with the index for `lock --check`: missing or newer ones. Writes and fetches nothing.
+
+
 @dataclass(frozen=True, slots=True)
 class IndexDifferences:
     """Differences between the index and a lock."""

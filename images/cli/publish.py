@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from images.ship.registry import Login, Registry, RegistryPath
 
 
-# Compare a signed statement with the requested reference: its role, and its tag if that is a hash.
-# Anyone with push access may move a name to another image that is rightly signed: an older one, or another role's.
-# Pure.
-# A tag as builds give it, RELEASE-VARIANT[-ARCH]-HASH: it says what it must hold. Any other is the site's to move.
+# Compare a signed statement with the requested reference: its role, and its tag if a build made that. A valid signature
+# is not enough: anyone with push access may move a name to another signed image, an older one or another role's.
+
+# A tag that a build made, RELEASE-VARIANT[-ARCH]-HASH, names one image for ever. A site may move any other tag.
 BUILT = re.compile(r"[0-9][0-9A-Za-z._]*-[a-z]+(?:-(?:amd64|arm64))?-[0-9a-f]{12}")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 # A release in git: the version, its section of the changelog, the commit and the tag.
+
 CHANGELOG = "CHANGELOG.md"
 UNRELEASED = "## Unreleased\n"
 VERSION_FILE = "ground/version.py"
@@ -269,6 +270,7 @@ def push_chart(made: ProjectRelease, place: RegistryPath, key: Path, login: Logi
 # The chart as an OCI artifact: the package that `helm install oci://...` takes, and its push.
 #
 # The package is made of the files' content alone, so the same commit gives the same digest.
+
 NAME = "minivm"  # of the chart: helm looks for a directory of this name in the package
 CONFIG = "application/vnd.cncf.helm.config.v1+json"
 CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"

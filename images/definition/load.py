@@ -1,4 +1,9 @@
-"""Read the definition under images/ from disk and check it as a whole. The only importer of yaml in this package."""
+"""Read the image definition under images/ from disk, check it as a whole, and answer questions about a build's layers.
+
+`load` returns the `Definition`: versions.yaml, slurm.yaml, and every file of layers/ and roles/, parsed by `parse.py`.
+`choose_build` turns a variant and the requested Slurm into a `BuildChoice`; `active_chain` and `capabilities` say which
+layers that build stacks for a role, and what its image provides. This is the package's only importer of yaml.
+"""
 
 from __future__ import annotations
 
@@ -12,71 +17,107 @@ from images.definition.spec import PACKAGED, BuildChoice, Definition, Layer, Rol
 from images.errors import ImagesError, nearest
 
 
-# Checks across the whole definition: missing layers, cycles, capabilities that no variant has.
-def check(definition: Definition) -> None:
-    """Check every reference of the definition in every variant; raise the first error."""
-    layers = definition.layers
-    for layer in layers.values():
-        chain(layers, layer.name)
-        check_layer(definition, layer)
-    for variant in definition.versions.variants.values():
-        for source in variant.sources:
-            if source.key:
-                known_pin(definition, source.key, f"variants.{variant.name}.sources")
-        for release in variant.releases:
-            known_release(definition, release, f"variants.{variant.name}.releases")
-        known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
-    for role in definition.roles.values():
-        file = f"images/roles/{role.name}.yaml"
-        known("use the role", "layer", role.layer, layers, file)
-        users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
-        if role.user and role.user not in users:
-            raise ImagesError("use the role", f"no user {role.user!r} in its layers", file=file, field="user",
-                              hint=nearest(role.user, users))  # fmt: skip
-        for variant in definition.versions.variants.values():
-            for release in variant.releases or ("",):
-                capabilities(definition, role, BuildChoice(variant.name, variant.slurm, variant.cuda, release))
+def load(root: Path) -> Definition:
+    """Load images/ under a repository root, parsed and checked as a whole."""
+    images = root / "images"
+
+    def shown(path: Path) -> str:
+        return str(path.relative_to(root))
+
+    versions_file = images / "versions.yaml"
+    versions = parse.parse_versions(read_yaml(versions_file, shown(versions_file)), shown(versions_file))
+    # A definition that names no release of Slurm needs no facts of any.
+    slurm_file = images / "slurm.yaml"
+    slurm = (
+        parse.parse_releases(read_yaml(slurm_file, shown(slurm_file)), shown(slurm_file)) if slurm_file.exists() else {}
+    )
+    selectors = parse.known_selectors(versions.variants, slurm)
+    layers = {
+        path.stem: parse.parse_layer(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
+        for path in sorted((images / "layers").glob("*.yaml"))
+    }
+    roles = {
+        path.stem: parse.parse_role(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
+        for path in sorted((images / "roles").glob("*.yaml"))
+    }
+    definition = Definition(layers, roles, versions, slurm)
+    check(definition)
+    return definition
 
 
-def known(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
-    names = set(names)
-    if name not in names:
-        raise ImagesError(what, f"no {kind} {name!r}", file=file, field=field, hint=nearest(name, names))
+# Strict YAML.
+
+# libyaml is ten times quicker, and a no-op build is mostly this.
+Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def check_layer(definition: Definition, layer: Layer) -> None:
-    file, versions, what = f"images/layers/{layer.name}.yaml", definition.versions, "use the layer"
-    for artifact in layer.artifacts.everything():
-        known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
-        if layer.name in needs(definition.layers, artifact.layer):
-            problem = f"{layer.name} takes an artifact of {artifact.layer}, which is built on it: a cycle"
-            raise ImagesError("order the layers", problem, file=file, field="artifacts")
-    for name in layer.downloads.everything():
-        known_pin(definition, name, f"{file}: downloads")
-    for name in layer.users.everything():
-        known(what, "user", name, versions.users, file, "users")
-    groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
-    for name in (*layer.wheels.everything(), *layer.wheels_devel.everything()):
-        known(what, "CUDA has wheels", name, groups, file, "wheels")
-    for name in layer.python.everything():
-        known(what, "libraries", name, versions.python.wheels, file, "python")
-    repositories = {source.name for variant in versions.variants.values() for source in variant.sources}
-    for name in layer.sources.everything():
-        known(what, "repository", name, repositories, file, "sources")
+class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is only known at run time
+    """YAML loader that refuses a repeated key, where YAML would let the later one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        keys: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            keys.add(key)
+        mapping: dict[object, object] = super().construct_mapping(node, deep=deep)
+        return mapping
 
 
-def known_cuda(definition: Definition, name: str, field: str) -> None:
-    known("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
+def read_yaml(path: Path, shown: str, what: str = "read the definition") -> object:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ImagesError(what, error.strerror or str(error), file=shown) from error
+    except UnicodeDecodeError as error:
+        raise ImagesError(what, "not UTF-8 text", file=shown) from error
+    try:
+        data: object = yaml.load(text, Loader=UniqueLoader)
+        return data
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}" if mark else None
+        reason = getattr(error, "problem", None) or str(error)
+        raise ImagesError(what, f"not YAML: {reason}", file=shown, field=line) from error
 
 
-def known_pin(definition: Definition, name: str, field: str) -> None:
-    known("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
+# The choice of a build.
 
 
-def known_release(definition: Definition, name: str, field: str) -> None:
-    if name not in definition.slurm:
-        raise ImagesError("use the release of Slurm", f"no facts of {name!r}", file="images/slurm.yaml", field=field,
-                          hint=f"known: {', '.join(definition.slurm)}")  # fmt: skip
+def choose_build(definition: Definition, variant_name: str, slurm: str = "", tarball_version: str = "") -> BuildChoice:
+    """Choose a variant's Slurm: `package`, `source`, a packaged release, or "" for the variant's default.
+
+    `tarball_version` is the version of a site's own tarball, which a build from source uses in place of the pin.
+    """
+    variant = definition.versions.variants[variant_name]
+    if slurm == SlurmSource.SOURCE.value or (not slurm and variant.slurm is SlurmSource.SOURCE):
+        pin = definition.versions.pins.get("slurm")
+        version = tarball_version or (pin.version if pin else "")
+        return BuildChoice(variant.name, SlurmSource.SOURCE, variant.cuda, nearest_release(definition, version))
+    if slurm in ("", SlurmSource.PACKAGE.value):
+        default = variant.releases[0] if variant.releases else ""
+        return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, default)
+    if slurm not in variant.releases:
+        raise ImagesError("use the setting", f"variant {variant_name!r} has no packages of Slurm {slurm}",
+                          field="slurm",
+                          hint=f"{', '.join(variant.releases) or 'none'}; or source, with a tarball")  # fmt: skip
+    return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, slurm)
+
+
+def nearest_release(definition: Definition, version: str) -> str:
+    """Return the release whose facts apply to a tarball: its own, or the newest known one before it."""
+    release = ".".join(version.split(".")[:2])
+    older = [name for name in definition.slurm if name <= release]
+    if definition.slurm and not older:
+        raise ImagesError("use the tarball", f"Slurm {version or 'of no version'} is older than all that is known",
+                          file="images/slurm.yaml", hint=f"from {min(definition.slurm)} on")  # fmt: skip
+    return max(older, default="")
+
+
+# Layers and capabilities.
 
 
 def chain(layers: Mapping[str, Layer], name: str) -> tuple[Layer, ...]:
@@ -150,36 +191,6 @@ def unprovided(definition: Definition, role: Role, name: str, variant: Variant, 
     )
 
 
-def choose_build(definition: Definition, variant_name: str, slurm: str = "", tarball_version: str = "") -> BuildChoice:
-    """Choose a variant's Slurm: `package`, `source`, a packaged release, or "" for the variant's default.
-
-    `tarball_version` is the version of a site's own tarball, which a build from source uses in place of the pin.
-    """
-    variant = definition.versions.variants[variant_name]
-    if slurm == SlurmSource.SOURCE.value or (not slurm and variant.slurm is SlurmSource.SOURCE):
-        pin = definition.versions.pins.get("slurm")
-        version = tarball_version or (pin.version if pin else "")
-        return BuildChoice(variant.name, SlurmSource.SOURCE, variant.cuda, nearest_release(definition, version))
-    if slurm in ("", SlurmSource.PACKAGE.value):
-        default = variant.releases[0] if variant.releases else ""
-        return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, default)
-    if slurm not in variant.releases:
-        raise ImagesError("use the setting", f"variant {variant_name!r} has no packages of Slurm {slurm}",
-                          field="slurm",
-                          hint=f"{', '.join(variant.releases) or 'none'}; or source, with a tarball")  # fmt: skip
-    return BuildChoice(variant.name, SlurmSource.PACKAGE, variant.cuda, slurm)
-
-
-def nearest_release(definition: Definition, version: str) -> str:
-    """Return the release whose facts apply to a tarball: its own, or the newest known one before it."""
-    release = ".".join(version.split(".")[:2])
-    older = [name for name in definition.slurm if name <= release]
-    if definition.slurm and not older:
-        raise ImagesError("use the tarball", f"Slurm {version or 'of no version'} is older than all that is known",
-                          file="images/slurm.yaml", hint=f"from {min(definition.slurm)} on")  # fmt: skip
-    return max(older, default="")
-
-
 def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
     providers: dict[str, list[str]] = {}
     for layer in layers:
@@ -188,66 +199,71 @@ def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
     return providers
 
 
-# libyaml is ten times quicker, and a no-op build is mostly this.
-Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Checks across the whole definition: missing layers, cycles, capabilities that no variant has.
 
 
-class UniqueLoader(Loader):  # type: ignore[misc, valid-type]  # the C loader is only known at run time
-    """YAML loader that refuses a repeated key, where YAML would let the later one win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        keys: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key is one word", key_node.start_mark)
-            if key in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
-            keys.add(key)
-        mapping: dict[object, object] = super().construct_mapping(node, deep=deep)
-        return mapping
-
-
-def read_yaml(path: Path, shown: str, what: str = "read the definition") -> object:
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ImagesError(what, error.strerror or str(error), file=shown) from error
-    except UnicodeDecodeError as error:
-        raise ImagesError(what, "not UTF-8 text", file=shown) from error
-    try:
-        data: object = yaml.load(text, Loader=UniqueLoader)
-        return data
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}" if mark else None
-        reason = getattr(error, "problem", None) or str(error)
-        raise ImagesError(what, f"not YAML: {reason}", file=shown, field=line) from error
+def check(definition: Definition) -> None:
+    """Check every reference of the definition in every variant; raise the first error."""
+    layers = definition.layers
+    for layer in layers.values():
+        chain(layers, layer.name)
+        check_layer(definition, layer)
+    for variant in definition.versions.variants.values():
+        for source in variant.sources:
+            if source.key:
+                known_pin(definition, source.key, f"variants.{variant.name}.sources")
+        for release in variant.releases:
+            known_release(definition, release, f"variants.{variant.name}.releases")
+        known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
+    for role in definition.roles.values():
+        file = f"images/roles/{role.name}.yaml"
+        known("use the role", "layer", role.layer, layers, file)
+        users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
+        if role.user and role.user not in users:
+            raise ImagesError("use the role", f"no user {role.user!r} in its layers", file=file, field="user",
+                              hint=nearest(role.user, users))  # fmt: skip
+        for variant in definition.versions.variants.values():
+            for release in variant.releases or ("",):
+                capabilities(definition, role, BuildChoice(variant.name, variant.slurm, variant.cuda, release))
 
 
-def load(root: Path) -> Definition:
-    """Load images/ under a repository root, parsed and checked as a whole."""
-    images = root / "images"
+def known(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
+    """Refuse a name that is not among the known ones, and suggest the nearest."""
+    names = set(names)
+    if name not in names:
+        raise ImagesError(what, f"no {kind} {name!r}", file=file, field=field, hint=nearest(name, names))
 
-    def shown(path: Path) -> str:
-        return str(path.relative_to(root))
 
-    versions_file = images / "versions.yaml"
-    versions = parse.parse_versions(read_yaml(versions_file, shown(versions_file)), shown(versions_file))
-    # A definition that names no release of Slurm needs no facts of any.
-    slurm_file = images / "slurm.yaml"
-    slurm = (
-        parse.parse_releases(read_yaml(slurm_file, shown(slurm_file)), shown(slurm_file)) if slurm_file.exists() else {}
-    )
-    selectors = parse.known_selectors(versions.variants, slurm)
-    layers = {
-        path.stem: parse.parse_layer(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
-        for path in sorted((images / "layers").glob("*.yaml"))
-    }
-    roles = {
-        path.stem: parse.parse_role(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
-        for path in sorted((images / "roles").glob("*.yaml"))
-    }
-    definition = Definition(layers, roles, versions, slurm)
-    check(definition)
-    return definition
+def check_layer(definition: Definition, layer: Layer) -> None:
+    file, versions, what = f"images/layers/{layer.name}.yaml", definition.versions, "use the layer"
+    for artifact in layer.artifacts.everything():
+        known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
+        if layer.name in needs(definition.layers, artifact.layer):
+            problem = f"{layer.name} takes an artifact of {artifact.layer}, which is built on it: a cycle"
+            raise ImagesError("order the layers", problem, file=file, field="artifacts")
+    for name in layer.downloads.everything():
+        known_pin(definition, name, f"{file}: downloads")
+    for name in layer.users.everything():
+        known(what, "user", name, versions.users, file, "users")
+    groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
+    for name in (*layer.wheels.everything(), *layer.wheels_devel.everything()):
+        known(what, "CUDA has wheels", name, groups, file, "wheels")
+    for name in layer.python.everything():
+        known(what, "libraries", name, versions.python.wheels, file, "python")
+    repositories = {source.name for variant in versions.variants.values() for source in variant.sources}
+    for name in layer.sources.everything():
+        known(what, "repository", name, repositories, file, "sources")
+
+
+def known_cuda(definition: Definition, name: str, field: str) -> None:
+    known("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
+
+
+def known_pin(definition: Definition, name: str, field: str) -> None:
+    known("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
+
+
+def known_release(definition: Definition, name: str, field: str) -> None:
+    if name not in definition.slurm:
+        raise ImagesError("use the release of Slurm", f"no facts of {name!r}", file="images/slurm.yaml", field=field,
+                          hint=f"known: {', '.join(definition.slurm)}")  # fmt: skip

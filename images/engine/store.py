@@ -42,7 +42,9 @@ class Chunks(io.RawIOBase):
         return count
 
 
-# Make an image's configuration here instead of in the builder: no dates, no host, the same id on every machine.
+# The configuration of an image. It is made here and not by the builder, without dates and host names, so that an image
+# has the same id on every machine.
+
 INHERITED = ("Env", "ExposedPorts", "WorkingDir", "User", "Volumes", "StopSignal", "Shell", "Entrypoint", "Cmd")
 
 

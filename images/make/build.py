@@ -30,7 +30,7 @@ from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.make import content, sbom, toolkit
-from images.make.compose import fetched, pins, switched
+from images.make.compose import enabled_sources, fetch_files, pins
 from images.make.content import Entry
 from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import STEP, Reporter
@@ -62,6 +62,7 @@ def pack_native(engine: DockerEngine, image: str, target: Path) -> Path:
 
 
 # Explain why an image could not be built: the step, its last lines, the log, and what to do.
+
 TAIL, LONG = 15, 300
 NOISE = re.compile(r"^( ---> |Removing intermediate|Step \d|Sending build|\s*$)")
 STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
@@ -106,6 +107,8 @@ def advice(lines: Sequence[str]) -> str:
 
 
 # Copy paths from one image into another.
+
+
 def taken(tar: Any, to: str, contents: bool, kept: Path) -> Iterator[Entry]:
     """Yield an artifact's tar members at their new place. The first member is the path itself."""
     for index, member in enumerate(tar):
@@ -205,7 +208,7 @@ class Maker:
         artifacts.mkdir()
         entries = [
             *image.entries,
-            *fetched(image, self.place),
+            *fetch_files(image, self.place),
             *toolkit.entries(image.toolkit, self.place, artifacts),
             *toolkit.library_entries(image.libraries, self.place, artifacts),
             *self.artifacts(image, artifacts),
@@ -254,7 +257,7 @@ class Maker:
     def suites(self, image: PlannedImage) -> list[AptSource]:
         """List the further suites of the base's archive that this image's layers enable."""
         layers = (self.place.definition.layers[slice_.layer] for slice_ in image.slices)
-        return [source for layer in layers for source in switched(layer, self.place) if not source.uri]
+        return [source for layer in layers for source in enabled_sources(layer, self.place) if not source.uri]
 
     def sbom(self, image: PlannedImage) -> bytes:
         packages = sbom.listed(

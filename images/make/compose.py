@@ -1,7 +1,11 @@
-"""From the definition and its lock to images: each with its Dockerfile, its files and the hash that is its tag.
+"""Compose the images of a build from the definition and its lock: each with its Dockerfile, its files and its tag.
 
-Pure but for reading the files that go in. The hash covers everything that decides an image's content; `inputs` keeps
-each part by name, so that what changed can be told.
+`Composer.compose` adds one image for each layer that the targets need, parents first, and then one for each role. The
+tag ends with a hash of everything that decides an image's content, its parent's hash included. `PlannedImage.inputs`
+keeps the digest of each part by its name, so that `build.py plan` can say what changed since the last build.
+
+Composing reads the files that go into the images, and neither fetches nor builds: `fetch_files` fetches the pinned
+files of an image that is built.
 """
 
 from __future__ import annotations
@@ -36,52 +40,57 @@ from images.make import content, plan, toolkit
 from images.make.content import Entry
 from images.make.plan import LAYER, Composed, PlannedImage, Rendered, digest
 
+# A layer's files from outside, by checksum: pinned files, and the keys of the repositories that it enables.
 
-# A layer's inputs from outside, by checksum: pinned files, and the keys of the repositories that it enables.
+
 def pins(place: LockContext) -> Mapping[str, Pin]:
     """Return the pins, each at the site's address if it gives one."""
-    pins_found, settings = dict(place.definition.versions.pins), place.settings
+    pins_by_name, settings = dict(place.definition.versions.pins), place.settings
     if settings.slurm_tarball:
         if not (settings.slurm_sha256 and settings.slurm_version):
             raise ImagesError("use the tarball", "slurm_sha256 and slurm_version must say what it is",
                               field="slurm_tarball")  # fmt: skip
         tarball = settings.slurm_version, settings.slurm_tarball, settings.slurm_sha256
-        pins_found["slurm"] = Pin("slurm", *tarball, setting="slurm_tarball")
+        pins_by_name["slurm"] = Pin("slurm", *tarball, setting="slurm_tarball")
     for name, address in settings.source_map.items():
-        sources = [pin.name for pin in pins_found.values() if pin.commit]
+        sources = [pin.name for pin in pins_by_name.values() if pin.commit]
         if name not in sources:
             raise ImagesError("use the setting", f"no source {name!r}", field="sources", hint=nearest(name, sources))
-        pins_found[name] = replace(pins_found[name], url=address, setting="sources")
-    return pins_found
+        pins_by_name[name] = replace(pins_by_name[name], url=address, setting="sources")
+    return pins_by_name
 
 
-def switched(layer: Layer, place: LockContext) -> list[AptSource]:
+def enabled_sources(layer: Layer, place: LockContext) -> list[AptSource]:
+    """Return the package repositories that a layer enables for itself and all above it."""
     vendor = apt.vendor_sources(place.variant)
     return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
 
 
-def fetched(image: PlannedImage, place: LockContext) -> list[Entry]:
-    """Fetch and verify a layer's pinned files and keys; a skipped build fetches nothing."""
+def fetch_files(image: PlannedImage, place: LockContext) -> list[Entry]:
+    """Fetch and verify a layer's pinned files and keys; return them as files of the image."""
     if image.is_role:
         return []
-    layer, artifacts = place.definition.layers[image.name], []
+    layer, entries = place.definition.layers[image.name], []
     available = pins(place)
     for name in layer.downloads.of(place.choice):
         pin = available[name]
         path = fetch(apt.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
-        artifacts.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
-    for source in switched(layer, place):
+        entries.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
+    for source in enabled_sources(layer, place):
         if not source.uri:
             text = apt.image_suite(source, place.variant)
-            artifacts.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
+            entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
             continue
         key = apt.keyring(source, place.definition, place.settings, place.downloads)
-        artifacts.append(content.file(apt.image_keyring(source, place.definition), key))
-    return artifacts
+        entries.append(content.file(apt.image_keyring(source, place.definition), key))
+    return entries
 
 
-# Part of every hash: raised when the engine itself starts to make other bytes of the same definition.
+# The images.
+
+# Part of every hash. Raise it when a change of this code makes other bytes from the same definition.
 FORMAT = 1
+PACKAGE_LISTS = "usr/share/minivm/packages"
 ReadYaml = Callable[[Path, str], object]
 
 
@@ -100,7 +109,7 @@ def slurm_version(place: LockContext, slices: Mapping[str, Slice]) -> str:
 
 
 class Composer:
-    """Builds the images of one choice; holds what the layers share while it does."""
+    """Composes the images of one build, and holds what they share."""
 
     def __init__(
         self, place: LockContext, slices: Mapping[str, Slice], read: ReadYaml, rendered: Rendered | None = None
@@ -111,124 +120,138 @@ class Composer:
         self.rendered = rendered or Rendered(self.templates)
         self.versions = place.definition.versions
         self.pins = pins(place)
-        self.own = f"{place.repository}/"
-        # The roles have the same code and services: looked at once.
-        self.tree, self.input, self.read = cache(content.tree), cache(self.named), cache(read)
+        # All roles have the same code and services, so read and hash each file once.
+        self._tree, self._hash_entry, self._read = cache(content.tree), cache(self._name_and_digest), cache(read)
         self.slurm = slurm_version(place, slices)
-        self.settings = tuple(sorted(architectures.SETTINGS[place.choice.arch].items()))
-        self.names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
+        # Environment of the build steps, and the names that a layer's commands and paths may use.
+        self._settings = tuple(sorted(architectures.SETTINGS[place.choice.arch].items()))
+        self._names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
 
-    def compose(self, roles: Iterable[str]) -> Composed:
-        targets = list(roles)
-        chosen = [self.known_role(name) for name in targets if not name.startswith(LAYER)]
-        named = [name.removeprefix(LAYER) for name in targets if name.startswith(LAYER)]
-        for layer, below in layers_in_order(self.place, [*named, *(role.layer for role in chosen)]):
-            self.layer(layer, below)
-        for role in chosen:
-            self.role(role)
+    def compose(self, targets: Iterable[str]) -> Composed:
+        """Compose the images of these targets (roles, or layer:NAME) and of every layer that they need."""
+        targets = list(targets)
+        roles = [self._find_role(name) for name in targets if not name.startswith(LAYER)]
+        layers = [name.removeprefix(LAYER) for name in targets if name.startswith(LAYER)]
+        for layer, below in layers_in_order(self.place, [*layers, *(role.layer for role in roles)]):
+            self._add_layer(layer, below)
+        for role in roles:
+            self._add_role(role)
         return Composed(self.images, self.slurm)
 
-    def known_role(self, name: str) -> Role:
+    def _find_role(self, name: str) -> Role:
         roles = self.place.definition.roles
         if name not in roles:
             raise ImagesError("find the role", f"no role {name!r}", hint=nearest(name, roles))
         return roles[name]
 
-    def slice(self, layer: str) -> Slice:
+    def _slice(self, layer: str) -> Slice:
+        """Return the locked packages of a layer."""
         if layer not in self.slices:
             file = self.place.directory.relative_to(self.place.repository) / f"{layer}.json"
             raise ImagesError("read the lock", "this layer was never resolved", file=file, hint=RELOCK)
         return self.slices[layer]
 
-    def layer(self, layer: Layer, below: tuple[str, ...]) -> None:
-        choice, shown = self.place.choice, f"images/layers/{layer.name}.yaml"
-        slice_ = self.slice(layer.name)
-        base = self.place.base if not below else ""
-        parent = f"layer:{below[-1]}" if below else ""
-        entries = content.tree(self.place.repository / "images/rootfs" / layer.name)
-        for entry in layer.files.of(choice):
-            entries += content.resolve(entry, self.place.repository, self.versions.users, shown)
-        list_path = f"usr/share/minivm/packages/{layer.name}"
+    def _add_layer(self, layer: Layer, below: tuple[str, ...]) -> None:
+        """Add the image of a layer; `below` are the names of the layers under it, from the first on."""
+        place, choice, shown = self.place, self.place.choice, f"images/layers/{layer.name}.yaml"
+        slice_ = self._slice(layer.name)
+        base = "" if below else place.base
+        parent = f"{LAYER}{below[-1]}" if below else ""
         bootstrapped = layer.bootstrap is not None and not base
-        if slice_.packages and not bootstrapped:
-            entries.append(content.file(list_path, slice_.list_text().encode()))
-        if layer.bootstrap and base and layer.bootstrap.dpkg_options:
-            text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
-            entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
-        extra = self.sources(layer, entries)
-        wheels = toolkit.wanted_wheels(self.place, layer, [self.place.definition.layers[name] for name in below])
-        python = toolkit.wanted_libraries(self.place, layer)
-        extra |= toolkit.inputs(wheels)
-        extra |= toolkit.library_inputs(python)
+        dpkg_options = layer.bootstrap.dpkg_options if layer.bootstrap else ()
+        entries = self._layer_entries(layer, slice_, shown, is_bootstrapped=bootstrapped, has_base=bool(base))
+        inputs = self._enable_sources(layer, entries)
+        cuda_wheels = toolkit.wanted_wheels(place, layer, [place.definition.layers[name] for name in below])
+        libraries = toolkit.wanted_libraries(place, layer)
+        inputs |= toolkit.inputs(cuda_wheels)
+        inputs |= toolkit.library_inputs(libraries)
         for name in layer.downloads.of(choice):
-            extra[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
-        commands = ["ldconfig"] if wheels.libraries else []
-        commands += toolkit.compile_commands(python, self.place.variant.python)
+            inputs[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
+        if bootstrapped:
+            # mmdebstrap makes this image, so its Dockerfile is no input (see `_add`).
+            inputs["lock"] = digest(slice_.list_text())
+            inputs["bootstrap"] = digest(f"{CLEAN}{self.versions.epoch}{place.variant.suite}")
+            inputs["dpkg options"] = digest(json.dumps(dpkg_options))
+        commands = ["ldconfig"] if cuda_wheels.libraries else []
+        commands += toolkit.compile_commands(libraries, place.variant.python)
         for name in layer.component.of(choice):
-            commands += plan.component(name, self.templates, self.values(), shown)
-        commands += self.filled(layer.run, shown)
+            commands += plan.component(name, self.templates, self._template_values(), shown)
+        commands += self._fill(layer.run, shown)
+        has_files = bool(
+            entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or cuda_wheels.wheels or libraries
+        )
         step = plan.DockerfileContent(
             describe=f"{layer.name}: {layer.describe}",
             base=self.images[parent].reference if parent else base or "scratch",
             epoch=self.versions.epoch,
-            files=bool(entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or wheels.wheels or python),
-            settings=self.settings,
+            files=has_files,
+            settings=self._settings,
             users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
-            packages=f"/{list_path}" if slice_.packages else "",
+            packages=f"/{package_list(layer)}" if slice_.packages else "",
             commands=tuple(plan.strict(command) for command in commands),
-            remove=self.filled(layer.remove, shown),
-            verify=tuple(plan.verified(command) for command in self.filled(layer.verify, shown)),
+            remove=self._fill(layer.remove, shown),
+            verify=tuple(plan.verified(command) for command in self._fill(layer.verify, shown)),
             env=tuple(sorted(layer.env.items())),
         )
-        artifacts = tuple((artifact, f"layer:{artifact.layer}") for artifact in layer.artifacts.of(choice))
-        if bootstrapped:
-            extra["lock"] = digest(slice_.list_text())
-            extra["bootstrap"] = digest(f"{CLEAN}{self.versions.epoch}{self.place.variant.suite}")
-            extra["dpkg options"] = digest(json.dumps(layer.bootstrap.dpkg_options if layer.bootstrap else ()))
-        provides = tuple(name for n in (*below, layer.name)
-                         for name in self.place.definition.layers[n].provides.of(choice))  # fmt: skip
+        stacked = (*below, layer.name)
         image = PlannedImage(
-            key=f"layer:{layer.name}",
+            key=f"{LAYER}{layer.name}",
             name=layer.name,
-            repo=f"{self.place.settings.prefix}/layer-{layer.name}",
+            repo=f"{place.settings.prefix}/layer-{layer.name}",
             tag=choice.flavour,
             describe=layer.describe,
             parent=parent,
             base=base,
             step=step,
             entries=tuple(entries),
-            artifacts=artifacts,
-            slices=tuple(self.slice(name) for name in (*below, layer.name)),
-            provides=provides,
-            wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *wheels.wheels, *python})),
-            toolkit=wheels,
-            libraries=python,
-            dpkg_options=layer.bootstrap.dpkg_options if bootstrapped and layer.bootstrap else (),
+            artifacts=tuple((artifact, f"{LAYER}{artifact.layer}") for artifact in layer.artifacts.of(choice)),
+            slices=tuple(self._slice(name) for name in stacked),
+            provides=tuple(item for name in stacked for item in place.definition.layers[name].provides.of(choice)),
+            wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *cuda_wheels.wheels, *libraries})),
+            toolkit=cuda_wheels,
+            libraries=libraries,
+            dpkg_options=dpkg_options if bootstrapped else (),
         )
-        self.add(image, extra)
+        self._add(image, inputs)
 
-    def sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
+    def _layer_entries(
+        self, layer: Layer, slice_: Slice, shown: str, *, is_bootstrapped: bool, has_base: bool
+    ) -> list[Entry]:
+        """Return the layer's own files, its list of packages, and dpkg's options on a base that is not bootstrapped."""
+        place = self.place
+        entries = content.tree(place.repository / "images/rootfs" / layer.name)
+        for entry in layer.files.of(place.choice):
+            entries += content.resolve(entry, place.repository, self.versions.users, shown)
+        if slice_.packages and not is_bootstrapped:
+            entries.append(content.file(package_list(layer), slice_.list_text().encode()))
+        if layer.bootstrap and has_base and layer.bootstrap.dpkg_options:
+            text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
+            entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
+        return entries
+
+    def _enable_sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
         """Add the sources files of the repositories that this layer enables; return their inputs for the hash.
 
         The build fetches keys, and the address of the base's own archive, only when it builds the layer.
         """
-        definition, extra = self.place.definition, dict[str, str]()
-        for source in switched(layer, self.place):
+        definition, inputs = self.place.definition, dict[str, str]()
+        for source in enabled_sources(layer, self.place):
             if source.uri:
                 text = apt.image_sources(source, definition)
                 entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
-                extra[f"key of {source.name}"] = digest(self.pins[source.key].sha256)
+                inputs[f"key of {source.name}"] = digest(self.pins[source.key].sha256)
             else:
-                extra[f"suite of {source.name}"] = digest(repr(source))
+                inputs[f"suite of {source.name}"] = digest(repr(source))
             if source.pin is not None:
                 text = apt.preferences(source)
                 entries.append(content.file(f"etc/apt/preferences.d/{source.name}.pref", text.encode()))
-        return extra
+        return inputs
 
-    def filled(self, texts: Selected[str], shown: str) -> tuple[str, ...]:
-        return tuple(plan.filled(text, self.names, shown) for text in texts.of(self.place.choice))
+    def _fill(self, texts: Selected[str], shown: str) -> tuple[str, ...]:
+        """Return the texts of this build, with names such as `{{ multiarch }}` replaced."""
+        return tuple(plan.filled(text, self._names, shown) for text in texts.of(self.place.choice))
 
-    def values(self) -> dict[str, object]:
+    def _template_values(self) -> dict[str, object]:
         """Return the names that a component's template may use."""
         facts = self.place.definition.slurm.get(self.place.choice.release)
         pinned = {
@@ -236,7 +259,7 @@ class Composer:
             for name, p in self.pins.items()
         }
         return {
-            **self.names,
+            **self._names,
             "pins": pinned,
             "values": self.versions.values,
             "variant": self.place.choice.variant,
@@ -247,32 +270,33 @@ class Composer:
             "jobs": "$(nproc)",
         }
 
-    def role(self, role: Role) -> None:
+    def _add_role(self, role: Role) -> None:
+        """Add the image of a role: the last layer, with minivm's code, the role's services and its own files."""
         place, shown = self.place, f"images/roles/{role.name}.yaml"
         layers = [layer.name for layer in active_chain(place.definition, role.layer, place.choice)]
         provided, absent = capabilities(place.definition, role, place.choice)
         entries = content.tree(place.repository / "images/rootfs" / f"role-{role.name}")
         for entry in role.files.of(place.choice):
             entries += content.resolve(entry, place.repository, self.versions.users, shown)
-        verify, commands = list(self.filled(role.verify, shown)), list[str]()
+        verify, commands = list(self._fill(role.verify, shown)), list[str]()
         if role.program:
-            entries += content.program(role.program, place.variant.python, place.repository, self.tree)
+            entries += content.program(role.program, place.variant.python, place.repository, self._tree)
         elif role.code:
-            compiled = content.plan_json(role, place.definition, place.choice, place.repository, self.read)
+            compiled = content.plan_json(role, place.definition, place.choice, place.repository, self._read)
             slurm = content.slurm_json(place.definition, place.choice, self.slurm)
-            entries += content.entries(compiled, slurm, place.variant.python, place.repository, self.tree)
+            entries += content.entries(compiled, slurm, place.variant.python, place.repository, self._tree)
         if role.code:
             expected = expects(self.versions, place.choice, tuple(sorted(provided)))
             entries.append(content.file(EXPECTS_PATH, expected))
             commands += content.commands()
             verify = [*content.verify(place.repository, role.program), *verify]
-        parent = f"layer:{layers[-1]}"
+        parent = f"{LAYER}{layers[-1]}"
         step = plan.DockerfileContent(
             describe=f"{role.name}: {role.describe}",
             base=self.images[parent].reference,
             epoch=self.versions.epoch,
             files=True,  # the SBOM, at least
-            settings=self.settings,
+            settings=self._settings,
             commands=tuple(commands),
             verify=tuple(plan.verified(command) for command in verify),
             env=tuple(sorted(role.env.items())),
@@ -291,45 +315,61 @@ class Composer:
             parent=parent,
             step=step,
             entries=tuple(entries),
-            slices=tuple(self.slice(name) for name in layers),
+            slices=tuple(self._slice(name) for name in layers),
             provides=tuple(sorted(provided)),
             wheels=self.images[parent].wheels,
             absent=absent,
         )
-        # Capabilities are on labels alone, and a label must not outlive what it says.
+        # Capabilities and source are only on labels, so they are inputs: a label must not be out of date.
         labels = json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
-        self.add(image, {"images/make/sbom.py": digest(sbom), "capabilities": digest(labels)})
+        self._add(image, {"images/make/sbom.py": digest(sbom), "capabilities": digest(labels)})
 
-    def add(self, image: PlannedImage, extra: Mapping[str, str]) -> None:
-        """Name the inputs, hash them, complete the image's files and tag by them, and keep it."""
+    def _add(self, image: PlannedImage, own_inputs: Mapping[str, str]) -> None:
+        """Complete the image's files, collect and hash its inputs, and add the image under the tag of that hash.
+
+        `own_inputs`: inputs beside the files, the parent, the artifacts and the Dockerfile, which every image has.
+        """
         parent, base = image.parent, image.base
-        below = self.images[parent].directories if parent else {}
-        completed = tuple(content.complete(image.entries, below))
-        directories = {**below, **{e.path: e for e in completed if e.kind is EntryKind.DIRECTORY}}
-        inputs = {"engine format": str(FORMAT), **extra}
+        directories_below = self.images[parent].directories if parent else {}
+        entries = tuple(content.complete(image.entries, directories_below))
+        directories = {entry.path: entry for entry in entries if entry.kind is EntryKind.DIRECTORY}
+        inputs = {"engine format": str(FORMAT), **own_inputs}
         inputs["base" if not parent else f"parent {parent}"] = self.images[parent].hash if parent else base
-        for artifact, other in image.artifacts:
-            inputs[f"artifact {other}{artifact.source} to {artifact.to}"] = self.images[other].hash
-        inputs |= map(self.input, completed)
-        if parent or base:
+        for artifact, source_key in image.artifacts:
+            inputs[f"artifact {source_key}{artifact.source} to {artifact.to}"] = self.images[source_key].hash
+        inputs |= map(self._hash_entry, entries)
+        if not image.bootstrapped:
             inputs["instructions"] = self.rendered.instructions(image.step)
         total = digest(json.dumps(inputs, sort_keys=True))
-        self.images[image.key] = replace(image, tag=f"{image.tag}-{total[:12]}", hash=total, entries=completed,
-                                         inputs=inputs, directories=directories)  # fmt: skip
+        self.images[image.key] = replace(
+            image,
+            tag=f"{image.tag}-{total[:12]}",
+            hash=total,
+            entries=entries,
+            inputs=inputs,
+            directories={**directories_below, **directories},
+        )
 
-    def named(self, entry: Entry) -> tuple[str, str]:
-        return self.label(entry), entry.digest()
+    def _name_and_digest(self, entry: Entry) -> tuple[str, str]:
+        return self._input_name(entry), entry.digest()
 
-    def label(self, entry: Entry) -> str:
-        """Name an input by its file in the repository, or else by its place in the image."""
-        if isinstance(entry.data, Path) and (name := str(entry.data)).startswith(self.own):
-            return f"{name.removeprefix(self.own)} as /{entry.path}"
-        if entry.path.startswith("usr/share/minivm/packages/"):
+    def _input_name(self, entry: Entry) -> str:
+        """Name an input by its file in the repository, or else by its path in the image."""
+        repository = f"{self.place.repository}/"
+        if isinstance(entry.data, Path) and (name := str(entry.data)).startswith(repository):
+            return f"{name.removeprefix(repository)} as /{entry.path}"
+        if entry.path.startswith(f"{PACKAGE_LISTS}/"):
             return "lock"
         return f"/{entry.path}"
 
 
+def package_list(layer: Layer) -> str:
+    """Return the path of a layer's list of packages in the image."""
+    return f"{PACKAGE_LISTS}/{layer.name}"
+
+
 # Expectations of an image about its machine, as data in the image for `minivm drift`. Pure.
+
 EXPECTS_PATH = "usr/share/minivm/expects.json"
 
 

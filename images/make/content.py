@@ -137,6 +137,7 @@ def write_tar(target: IO[bytes], entries: Iterable[Entry], epoch: int) -> None:
 
 
 # Add the project's own code as the last, thin layer of a role: changing Python rebuilds seconds of work.
+
 VENV = "opt/minivm"
 Tree = Callable[[Path, str], list[Entry]]
 PACKAGES = ("ground", "init", "health", "gitsync")

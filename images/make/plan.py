@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 # Render Dockerfiles and components from templates. Reads images/templates; the only importer of jinja2.
 
-
-# In a layer's commands and paths; a template has all of jinja.
+# A name in a layer's commands and paths, which know no other part of jinja; templates have all of it.
 NAMED = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 COMPOUND = re.compile(r"&&|\|\||;|(?<!&)&(?!&)")
 
@@ -234,6 +233,8 @@ def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[
 
 
 # The plan for each image of a build, and its result. Pure.
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The plan for one image."""
@@ -255,8 +256,7 @@ class BuildResult:
 
 # Remember the last build on this machine: its inputs by name, so that `plan` shows changes, and rendered texts.
 
-
-# Steps to keep: more than one definition has, because people switch between branches.
+# Rendered texts to keep: more than one definition has, because people switch between branches.
 KEPT = 256
 DIGEST = re.compile(r"[0-9a-f]{64}")
 

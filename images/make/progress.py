@@ -101,6 +101,8 @@ def reporter(total: int, to: TextIO) -> Iterator[Reporter]:
 
 
 # Output of tables for people and JSON for programs.
+
+
 def megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 

@@ -165,6 +165,7 @@ def keygen(what: str, words: Sequence[str], data: bytes) -> subprocess.Completed
 #
 # A registry without the referrers interface keeps them too; their list is then a tag of the image's digest, as the
 # distribution specification defines.
+
 INDEX = "application/vnd.oci.image.index.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"
 NOTHING = b"{}"

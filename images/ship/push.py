@@ -200,6 +200,8 @@ def verify(registry: Registry, digest: str, image_id: str, seen: set[Blob]) -> i
 # One name for an image of several architectures: an OCI index that names each image by digest.
 #
 # A client pulls the image for its machine. The tag is a hash of the content, like every tag.
+
+
 def tag(images: Mapping[str, tuple[str, str]]) -> str:
     """Build the tag from each architecture's tag and hash: their common part, and a hash of the hashes."""
     stems = {text.rpartition("-")[0].removesuffix(f"-{arch}") for arch, (text, _) in images.items()}

@@ -138,7 +138,7 @@ def test_what_is_begun_by_somebody_else_in_the_meantime_is_left_to_him() -> None
     people = People(*NAMES)
 
     async def slowly(drain: Drain) -> bool:
-        people.claims.take(Drain("w1", drain.reason, drain.comment, drain.was))
+        people.claims.take(Drain("w1", drain.reason, drain.comment, drain.precondition))
         return await people.done(drain)
 
     people.does = slowly

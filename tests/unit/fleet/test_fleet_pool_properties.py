@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.decide.actions import Change, CreatePod, Evict, FleetMemory, Free, NotePool, ShowOnNode, ShowOnPod, about
+from fleet.decide.actions import (
+    Change,
+    CreatePod,
+    Evict,
+    FleetMemory,
+    Free,
+    NotePool,
+    ShowOnNode,
+    ShowOnPod,
+    object_name,
+)
 from fleet.policy import Policy
 from tests.fleet_pools_world import PoolWorlds
 from tests.support.pool_events import EVENTS
@@ -102,7 +112,7 @@ def test_whatever_is_refused_all_else_settles(
     """
     worlds = PoolWorlds(4, Policy(changes=changes, share=1.0, node_condition=""), **{**how, "maxUnavailable": 40})
     names = {f"w-{number}" for number in numbers}
-    worlds.refuses = lambda change: type(change) in kinds and about(change) in {*names, "w"}
+    worlds.refuses = lambda change: type(change) in kinds and object_name(change) in {*names, "w"}
     worlds.wants_of_it(replicas=size)
     worlds.roll("2")
     for _ in range(120):

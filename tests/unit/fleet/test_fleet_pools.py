@@ -351,7 +351,7 @@ def test_a_pod_that_has_ended_is_made_anew_and_it_is_said_why(worlds: PoolWorlds
     worlds.look()
     assert stands(worlds)["Ready"][1].startswith("not ready: w-1")
     (evicted,) = [one for one in worlds.done if isinstance(one, Evict)]
-    assert (evicted.uid, evicted.why) == (old, "Failed: Evicted: The node was low on memory.")
+    assert (evicted.uid, evicted.reason) == (old, "Failed: Evicted: The node was low on memory.")
     worlds.turns()
     assert worlds.pods["w-1"].uid != old and worlds.pods["w-1"].ready and not worlds.slurm["w-1"].drained_by
     (noted,) = worlds.read().status.ended
@@ -468,7 +468,7 @@ def test_a_big_pool_that_has_none_of_its_pods_keeps_no_other_from_its_own_and_as
     while len(paces) < 6:
         changes = worlds.decide(worlds.world()).changes
         paces.append(len([one for one in changes if isinstance(one, CreatePod)]))
-        worlds.memory = worlds.memory.tried(changes, {}, worlds.now)
+        worlds.memory = worlds.memory.after_pass(changes, {}, worlds.now)
     assert paces == [1, 2, 4, 8, 16, 30], "and once it may it comes quickly"
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.decide.actions import Annotate, CallHook, Change, Drain, FleetMemory, Record, StartJob, Withdraw, action_key
+from fleet.decide.actions import Annotate, CallHook, Change, Drain, FleetMemory, Record, StartJob, Withdraw, change_key
 from fleet.decide.decide import LAST
 from fleet.policy import Machines, Policy, Treatment, Webhook, policy
 from fleet.report.events import in_words
@@ -415,7 +415,7 @@ def test_who_is_called_is_told_what_it_is_for_by_the_same_key_until_that_is_note
 
     asked = call()
     (name,) = [one for one in worlds.machines or {} if one.startswith("n0-")]
-    assert (asked.machine.name, asked.node, asked.pool, asked.goal, asked.why) == (name, "n0", "p", "reboot", SICK)
+    assert (asked.machine.name, asked.node, asked.pool, asked.goal, asked.reason) == (name, "n0", "p", "reboot", SICK)
     assert asked.machine.status.verdict == SICK, "the evidence"
     worlds.now += 10 * 60
     worlds.memory = FleetMemory()
@@ -441,7 +441,7 @@ def test_why_nobody_takes_what_is_asked_for_is_told_with_the_machine(treatment: 
         worlds.look()
     assert "HTTP 403" not in told(worlds, "goal")[0]
     text = f"{in_words(asked[0])}: cannot call repair.example:443: it refuses: HTTP 403"
-    worlds.memory = worlds.memory.tried(asked, {action_key(asked[0]): text}, worlds.now)
+    worlds.memory = worlds.memory.after_pass(asked, {change_key(asked[0]): text}, worlds.now)
     for later in (0, 60):
         worlds.now += later
         (said,) = told(worlds, "goal")

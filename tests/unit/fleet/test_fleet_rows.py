@@ -667,7 +667,7 @@ def of_older_images(worlds: Worlds, *names: str) -> None:
 
 
 def evictions(worlds: Worlds) -> list[str]:
-    return [change.why for change in worlds.done if isinstance(change, Evict)]
+    return [change.reason for change in worlds.done if isinstance(change, Evict)]
 
 
 def test_the_slurmd_of_a_pod_that_slurm_does_not_know_is_restarted_and_registers() -> None:
@@ -677,7 +677,7 @@ def test_the_slurmd_of_a_pod_that_slurm_does_not_know_is_restarted_and_registers
     worlds.settle_in()
     assert (worlds.pods["w0"].uid, worlds.slurm["w0"].states) == ("pod-w0-0", ["IDLE"])
     assert RESTART not in worlds.pods["w0"].annotations, "and what was asked for is asked for no more"
-    asked = [change.word for change in worlds.done if isinstance(change, RestartSlurmd)]
+    asked = [change.value for change in worlds.done if isinstance(change, RestartSlurmd)]
     assert asked == [str(int(worlds.now)), None]
     assert not worlds.memory.lost
 
@@ -1087,7 +1087,7 @@ def test_by_policy_a_persons_drain_cordons_and_its_end_uncordons() -> None:
     worlds.person_drains("w0")
     worlds.look()
     assert worlds.nodes["n0"].cordoned
-    assert [change.why for change in worlds.done if isinstance(change, Cordon)] == ["w0: look at fan 3"]
+    assert [change.reason for change in worlds.done if isinstance(change, Cordon)] == ["w0: look at fan 3"]
     worlds.settle()
     assert worlds.slurm["w0"].drained_by == "person"
     worlds.person_resumes("w0")

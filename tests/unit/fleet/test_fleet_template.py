@@ -6,7 +6,7 @@ import pytest
 
 from fleet import crd
 from fleet.act.changes import template_error
-from fleet.decide.actions import CreatePod, Notice, action_key
+from fleet.decide.actions import CreatePod, Notice, change_key
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 
 BEGIN = "mend the template of WorkerPool w, which the API server refuses: "
@@ -44,7 +44,7 @@ def test_of_another_template_nothing_was_refused_and_it_is_tried_at_once(worlds:
     assert not any(isinstance(one, CreatePod) for one in worlds.decide(worlds.world()).changes), "it waits"
     worlds.wants_of_it(template=template("2"))
     decision = worlds.decide(worlds.world())
-    assert action_key(CreatePod(f"{POOL}-4", "", worlds.read())) in [action_key(one) for one in decision.changes]
+    assert change_key(CreatePod(f"{POOL}-4", "", worlds.read())) in [change_key(one) for one in decision.changes]
     assert not any("refused" in one.text for one in decision.notices)
 
 
@@ -53,7 +53,7 @@ def test_a_mistake_of_ours_is_no_page_in_a_pools_condition(worlds: PoolWorlds) -
     decision = worlds.decide(worlds.world())
     (create,) = [one for one in decision.changes if isinstance(one, CreatePod)]
     text = "create: a bug of the fleet: Traceback:\n" + "  line\n" * 1000
-    worlds.memory = decision.memory.tried([create], {action_key(create): text}, worlds.now)
+    worlds.memory = decision.memory.after_pass([create], {change_key(create): text}, worlds.now)
     worlds.look()
     assert why(worlds) == f"not ready: {POOL}-4; create: a bug of the fleet: Traceback:"
 

@@ -92,7 +92,7 @@ def test_a_label_that_changes_moves_the_node_and_no_other() -> None:
     worlds.look()
     worlds.nodes["n1"].labels.update({ROW: "4", RACK: "r7"})
     (one,) = placed(worlds)
-    assert (one.name, one.place, one.was) == ("w1", "default:/:4/:4/r7", NOWHERE)
+    assert (one.name, one.place, one.old_place) == ("w1", "default:/:4/:4/r7", NOWHERE)
     assert in_words(one) == "place w1 at 4/r7 in Slurm"
     assert body(one) == {"topology_str": "default:/:4/:4/r7"}, "and nothing else of it is touched"
     worlds.look()

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from images.archive.fetch import fetch
-from images.archive.lock import LockContext, layers_in_order, wanted
+from images.archive.lock import LockContext, wanted
 from images.archive.locked import Slice
 from images.definition.load import active_chain, capabilities, load, read_yaml
 from images.definition.spec import UNFILLED, BuildChoice, Definition, SlurmSource
 from images.errors import ImagesError
 from images.make import plan
-from images.make.compose import Composer, fetched
+from images.make.compose import Composer, fetch_files
 from images.make.plan import PlannedImage
 from images.settings import BuildSettings
 
@@ -38,10 +38,7 @@ def place() -> LockContext:
 def images(place: LockContext) -> Mapping[str, PlannedImage]:
     roles = [role.layer for role in place.definition.roles.values()]
     slices = {want.layer.name: Slice(want.layer.name, want.request, ()) for want in wanted(place, roles)}
-    composer = Composer(place, slices, read_yaml)
-    for layer, below in layers_in_order(place, roles):
-        composer.layer(layer, below)
-    return composer.images
+    return Composer(place, slices, read_yaml).compose([f"layer:{layer}" for layer in roles]).images
 
 
 def rendered(image: PlannedImage, definition: Definition) -> str:
@@ -82,7 +79,7 @@ def test_the_vendors_repositories_arrive_with_their_priority_and_only_with_their
     assert "key of doca" in image.inputs
     if place.definition.versions.pins["doca-keyring"].sha256 == UNFILLED:
         with pytest.raises(ImagesError, match="has no checksum yet"):
-            fetched(image, place)
+            fetch_files(image, place)
 
 
 def test_every_capability_is_provided_or_declared_absent_with_a_reason(place: LockContext) -> None:
@@ -121,7 +118,7 @@ def test_the_debian_variant_takes_nothing_of_the_vendors(place: LockContext) -> 
             assert not layer.downloads.of(debian), f"{layer.name} downloads from outside Debian"
 
 
-def test_a_file_whose_checksum_nobody_filled_in_is_never_fetched(place: LockContext, tmp_path: Path) -> None:
+def test_a_file_whose_checksum_nobody_filled_in_is_never_fetch_files(place: LockContext, tmp_path: Path) -> None:
     unfilled = [pin for pin in place.definition.versions.pins.values() if pin.sha256 == UNFILLED]
     for pin in unfilled:
         with pytest.raises(ImagesError, match="has no checksum yet"):
