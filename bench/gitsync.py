@@ -79,7 +79,7 @@ def loop_cycle(settings: GitsyncSettings, look: bool) -> float:
         status = 1
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            status = 1 if run_cycle(settings, look=look).failures else 0
+            status = 1 if run_cycle(settings, compare=look).failures else 0
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0

@@ -1,4 +1,13 @@
-"""Run a whole cluster on one machine from the chart's pods. `up` on a running cluster applies changes."""
+"""A whole cluster on one machine: the chart's pods as docker containers, reconciled by `up`.
+
+`LocalCluster` is behind `build.py up`, `status`, `delete`, `config` and `down` (`cli.py`). `up` works as a Helm upgrade
+does on Kubernetes:
+
+1. `decide` chooses the image of each pod (`change/pinning.py`), and renders and parses the chart.
+2. `plan` compares the pods with those that run, and tells the user what would be lost (`change/plan.py`).
+3. `reconcile` removes, creates and replaces pods, servers before clients, through `Kubelet` (`pods.py`).
+4. `wait_ready` waits for each pod's readiness probe. Options, keys, pins and files are in build/cluster/NAME.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +41,7 @@ from images.pins import EngineImage, Pins
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
 POLL = 0.1
 NO_WISH = Wish()
-HANDS = 8
+MOST_THREADS = 8
 REFRESH_S = "30"
 
 Log = Callable[[str], None]
@@ -94,7 +103,7 @@ class LocalCluster:
         documents = render(chosen, release=RELEASE, namespace=NAMESPACE, file=self.options.values_file)
         return manifests.parse(documents, namespace=NAMESPACE)
 
-    def look(self, image: str) -> EngineImage | None:
+    def find_image(self, image: str) -> EngineImage | None:
         """Find an image of this machine by its reference or its id."""
         inspected = self.kubelet.inspect_image(image)
         return report.image(inspected) if inspected else None
@@ -111,7 +120,7 @@ class LocalCluster:
         return replace(pinned, images={**started, **pinned.images}, state=max([pinned.state, *controllers]))
 
     def slurm_in(self, image: str) -> str:
-        inspected = self.look(image)
+        inspected = self.find_image(image)
         return inspected.slurm if inspected else ""
 
     def saved_port(self) -> int:
@@ -209,13 +218,13 @@ class LocalCluster:
         """Choose the images and render the chart; ClusterError for images that this cluster cannot use."""
         pinned = self.pins(running)
         reference = self.options.image("controller")
-        controller = pinning.choose([reference], pinned.images, self.look, wish)
+        controller = pinning.choose([reference], pinned.images, self.find_image, wish)
         desired = self.rendered(controller.images)
         image = controller.images[reference]
         fit = pinning.release_fit(
-            self.kubelet.client, desired.pods, image, self.kubelet.labels(image.id), self.look, self.checkout
+            self.kubelet.client, desired.pods, image, self.kubelet.labels(image.id), self.find_image, self.checkout
         )
-        choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.look, wish, fit)
+        choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.find_image, wish, fit)
         pinning.check_releases(desired.pods, choice.images, pinned)
         if self.checkout is not None:
             new_images = {name: new for name, new in choice.images.items() if new != pinned.images.get(name)}
@@ -227,10 +236,10 @@ class LocalCluster:
         """Plan `up`: the steps, and what users lose."""
         before = stored(self.options.name, self.state.parent) if running else None
         changes = plan.changed_settings(before, self.options) if before else []
-        with ThreadPoolExecutor(HANDS) as hands:
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
             steps = [
                 step
-                for step in hands.map(lambda pod: self.step(pod, desired, running), in_roll_order(desired.pods))
+                for step in pool.map(lambda pod: self.step(pod, desired, running), in_roll_order(desired.pods))
                 if step
             ]
         wanted_names = {pod.name for pod in desired.pods}
@@ -250,9 +259,9 @@ class LocalCluster:
                 )
             changes += [f"slurm.conf: {line}" for line in weighed.changes]
             refused += weighed.ended_jobs
-        with ThreadPoolExecutor(HANDS) as hands:
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
             find_stake = partial(plan.find_stake, run_slurm=self.run_slurm, run=self.exec)
-            stakes = hands.map(find_stake, steps, [running.get(step.pod) for step in steps])
+            stakes = pool.map(find_stake, steps, [running.get(step.pod) for step in steps])
             stakes_by_pod = {step.pod: stake for step, stake in zip(steps, stakes, strict=True)}
         clients = self.waiting_clients([pod for pod in present_pods if self.gets_another_slurm(pod, running)])
         lost = plan.losses(steps, partitions=lost_partitions, stakes=stakes_by_pod, refused=refused, clients=clients)
@@ -301,9 +310,9 @@ class LocalCluster:
         Slurm's order holds throughout: a new slurmd or client never runs with an old controller.
         """
         wanted_specs = self.specs(desired)
-        with ThreadPoolExecutor(HANDS) as pool:
-            for done in [pool.submit(self.retire, item) for name, item in running.items() if name not in wanted_specs]:
-                done.result()
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            extra_pods = [item for name, item in running.items() if name not in wanted_specs]
+            list(pool.map(self.retire, extra_pods))
             changed = [
                 pod
                 for pod in in_roll_order(desired.pods)
@@ -345,7 +354,7 @@ class LocalCluster:
     def revive(self, planned: UpPlan, desired: Manifests, running: Mapping[str, RunningPod]) -> None:
         """Start stopped pods again; no kubelet watches the pods of one machine, so `up` does this in passing."""
 
-        def look(step: PlanStep) -> None:
+        def start_again(step: PlanStep) -> None:
             current = running.get(step.pod)
             if current is None:
                 return
@@ -360,8 +369,8 @@ class LocalCluster:
                 else:
                     self.kubelet.start(desired.pod(step.pod), current.container)
 
-        with ThreadPoolExecutor(HANDS) as pool:
-            list(pool.map(look, planned.steps))
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            list(pool.map(start_again, planned.steps))
 
     def describe(self, pod: PodSpec, desired: Manifests) -> dict[str, Any]:
         return description(pod, self.kubelet.image_id(pod.image), published(pod, desired))
@@ -390,16 +399,18 @@ class LocalCluster:
             start.result()
 
     def launch(self, pod: PodSpec, desired: Manifests, assigned: Mapping[str, str]) -> None:
-        names, address = manifests.aliases(pod, desired.services), assigned[pod.name]
+        aliases, address = manifests.aliases(pod, desired.services), assigned[pod.name]
         addresses = self.moving_addresses(desired) | {
-            service.name: assigned[behind]
-            for behind, service in manifests.stable_services(desired.pods, desired.services).items()
+            service.name: assigned[pod_name]
+            for pod_name, service in manifests.stable_services(desired.pods, desired.services).items()
         }
         hosts = {
             name: addresses[service] for service in addresses for name in manifests.host_names(service, pod.namespace)
         }
         described = self.describe(pod, desired)
-        container = self.kubelet.create(pod, desired, address=address, described=described, aliases=names, hosts=hosts)
+        container = self.kubelet.create(
+            pod, desired, address=address, described=described, aliases=aliases, hosts=hosts
+        )
         if pod.role == "controller":
             # Written before the start: from then on the state may be of this Slurm.
             pinned = pins.read(self.state)
@@ -434,13 +445,13 @@ class LocalCluster:
             return []
         network = self.kubelet.ensure_network()
         config = network["IPAM"]["Config"][0]
-        memory = self.state / "last-address"
+        last_file = self.state / "last-address"
         # Includes containers that a person attached to the network, such as a database.
         used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
         used += reserved
-        last = memory.read_text() if memory.exists() else ""
+        last = last_file.read_text() if last_file.exists() else ""
         allocated = names.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
-        write_private(memory, allocated[-1].encode())
+        write_private(last_file, allocated[-1].encode())
         return allocated
 
     def wait_ready(self, desired: Manifests, *, timeout: float, only: str = "") -> None:
@@ -487,7 +498,7 @@ class LocalCluster:
     def check_image(self, pod: PodSpec) -> None:
         """Raise ClusterError if the pod's image was removed: the running pod is better than none."""
         for reference, image in pins.read(self.state).images.items():
-            if image.id == pod.image and self.look(image.id) is None:
+            if image.id == pod.image and self.find_image(image.id) is None:
                 pinning.gone(reference, image)
 
     def retire(self, running: RunningPod) -> None:
@@ -526,7 +537,7 @@ class LocalCluster:
 
     def status(self) -> list[Row]:
         desired, running = self.manifests(), self.kubelet.running()
-        with ThreadPoolExecutor(HANDS) as pool:
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
             slurm = pool.submit(self.slurm_states, running)
             readings = pool.map(lambda pod: (pod.name, report.read_status(pod, running.get(pod.name))), desired.pods)
             images = {item.image: self.kubelet.inspect_image(item.image) or {} for item in running.values()}
@@ -568,9 +579,8 @@ class LocalCluster:
         """
         existed = self.state.exists() or self.options.name in names.labelled(self.kubelet.api)
         running = self.kubelet.running()
-        with ThreadPoolExecutor(HANDS) as pool:
-            for done in [pool.submit(self.kubelet.remove, name, item.container) for name, item in running.items()]:
-                done.result()
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            list(pool.map(lambda item: self.kubelet.remove(item.pod, item.container), running.values()))
         for volume in self.kubelet.volumes():
             self.kubelet.api.remove_volume(volume, force=True)
         self.kubelet.remove_network()

@@ -1,4 +1,9 @@
-"""Pods as containers: a kubelet's work on a pod's description, through docker's API."""
+"""Pods as containers: what a kubelet does for a pod's description, through docker's API.
+
+One pod is one container, labelled with the cluster and the pod. `description` is all of a pod that its container is
+made of; a label holds its hash (`fingerprint`), so that `up` sees which pods changed. ConfigMaps and Secrets are
+directories (`publish.py`), claims are docker volumes, and a pod's own cgroups are in `cgroups.py`.
+"""
 
 from __future__ import annotations
 

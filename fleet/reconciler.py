@@ -1,4 +1,12 @@
-"""The reconcile loop: observe, decide, act, report. The fast path for requested drains runs concurrently."""
+"""The reconcile loop of the fleet: observe, decide, act, report.
+
+`Reconciler.run` starts the watches, the web server and the leader election, and then makes one pass after another while
+this process leads: it takes a snapshot of Kubernetes and Slurm, calls `decide_safely`, makes the changes (`perform`),
+and writes status and Events. `look`, `plan` and `report` serve the command line, which changes nothing.
+
+`FastPath` runs beside the loop: it makes drains that a person requested at once. `Claims` keeps the two from making the
+same drain.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""The image that each pod starts from: the pinned one, until the user requests another."""
+"""The image that each pod of a cluster on one machine starts from: the pinned one, until the user requests another.
+
+A tag such as `latest` moves with each build, and a build of images must not change a cluster's Slurm. So `up` stores
+the image of each reference (`images.pins`), and `choose` keeps it, with these exceptions: a new build of the same Slurm
+replaces it, unless the user keeps it; the user requests another one (`Wish`); or workers and logins need the
+controller's release (`ReleaseFit`). `check_releases` refuses what Slurm cannot run before any pod is touched.
+
+Further down: the choice of image tags for a requested version of Slurm, and notes about builds of another checkout.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +96,7 @@ def choose_one(
     reference: str, pin: EngineImage | None, look: Callable[[str], EngineImage | None], wish: Wish, fit: ReleaseFit
 ) -> tuple[EngineImage, str]:
     """Return the image, and the plan's note about it."""
-    present = look(reference)
+    present = look(reference)  # the reference's image now
     if pin is None or wish.renews(reference):
         if role_of(reference) not in wish.roles and fit.wants_another(reference, present):
             return fitting(reference, present, fit)
@@ -98,13 +106,13 @@ def choose_one(
     pinned_image = look(pin.id)
     if present is None or present.id == pin.id:
         return (pinned_image or present or gone(reference, pin)), ""
-    if not pin.release or present.release != pin.release:
-        other = (
-            f"{reference} has Slurm {present.slurm or 'of an unknown version'} now, the cluster keeps its {pin.slurm}"
-        )
-        return pinned_image or gone(
-            reference, pin
-        ), f"{other}; `--slurm-version {present.release}` changes it" if present.slurm else other
+    is_same_release = bool(pin.release) and present.release == pin.release
+    if not is_same_release:
+        version = present.slurm or "of an unknown version"
+        note = f"{reference} has Slurm {version} now, the cluster keeps its {pin.slurm}"
+        if present.slurm:
+            note += f"; `--slurm-version {present.release}` changes it"
+        return pinned_image or gone(reference, pin), note
     if pinned_image is None:
         return present, f"{reference}: the image of this cluster was removed, its new build takes its place"
     if wish.keep:

@@ -1,4 +1,8 @@
-"""The plan of `up`: its steps, and the jobs and sessions that it ends."""
+"""The plan of `up`: its steps, the changed settings, and the jobs and sessions that it would end.
+
+`LocalCluster.plan` collects the facts; here they are compared and put into words. The user sees `UpPlan.lines` and may
+refuse before any pod changes. `find_stake` asks Slurm and sshd for what runs on a pod that a step ends.
+"""
 
 from __future__ import annotations
 

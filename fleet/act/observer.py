@@ -1,4 +1,9 @@
-"""Poll what no watch delivers: Slurm's nodes and jobs, clocks, probes of dead machines, pods' pages."""
+"""Poll what no watch delivers: Slurm's nodes and jobs, clocks, probes of dead machines, pods' pages.
+
+`Observer.slurm` reads Slurm for each pass, and its jobs only when a decision needs them. `Observer.prove` collects for
+silent machines what may prove their death: a kubelet that does not answer, an old lease, silent pods, and another
+kubelet that answers as witness that the fleet's own network works. `PodPages` asks the pods for their conditions.
+"""
 
 from __future__ import annotations
 

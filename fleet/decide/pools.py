@@ -1,4 +1,10 @@
-"""Plan every pool's pods: creations, adoptions, drains and the status. The fleet leaves an unknown pool unchanged."""
+"""Plan every WorkerPool's pods: creations, adoptions, drains and the status.
+
+`plan_pools` makes a `PoolView` for each pool: its target (`autoscale.py` for an elastic pool), its pods and their
+Slurm nodes. A pool that shrinks, updates (`rollout.py`) or lends machines (`lending.py`) gives its pods causes for a
+drain; eviction follows once their jobs have ended. Pods that ended by themselves are replaced. The fleet leaves a pool
+unchanged while its object or its pods are unknown.
+"""
 
 from __future__ import annotations
 

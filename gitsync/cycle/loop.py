@@ -1,7 +1,12 @@
-"""The long-lived loop: sleep, and fork a cycle when one is due or a poke arrives.
+"""The service gitsync: sleep, and fork a cycle when one is due or requested.
+
+A cycle (`run.py`) brings the newest commit to the node. It is due after the period, later after failures, and at once
+when `gitsync now` or the webhook sends a datagram to the loop's socket, or a caller sends SIGHUP or SIGUSR1. At the
+start, before any cycle, a child gives readers the last good tree or generation zero (`begin`).
 
 One thread, one wait point. Forked children do all work, so this process stays small, and a cycle that crashes, leaks
-or hangs is only an exit status here.
+or hangs is only an exit status here. After each cycle the loop reports to the service manager: STATUS, and READY once
+there is a tree.
 """
 
 from __future__ import annotations
@@ -40,15 +45,16 @@ class Loop:
     def __init__(self, settings: GitsyncSettings) -> None:
         self.settings = settings
         self.stopping = False
-        self.failures = 0
-        self.ready = False
+        self.ready = False  # READY was sent
         self.published = False  # a commit, and not generation zero
-        self.again = False
+        self.failures = 0
+        self.requested = False  # a further cycle, at once
+        self.compared = False  # a cycle of this process compared the published tree with its commit
+        # The running cycle.
         self.child: int | None = None
         self.child_fd = -1
         self.child_deadline = 0.0
-        self.looked = False
-        self.hook: int | None = None
+        self.webhook: int | None = None  # process of the webhook listener
 
     def run(self) -> int:
         signal_read, signal_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -57,17 +63,17 @@ class Loop:
             signal.signal(number, self._stop)
         # A poke by signal, for a caller that has a pid and no socket.
         for number in (signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, self._poke)
+            signal.signal(number, self._request_cycle)
         wake = self._listen()
         self._start_webhook()
         self._begin()
         self._report()
         due = time.monotonic() + first_delay(self.settings.pod, self.settings.period, published=self.published)
         while not self.stopping:
-            if self.again and self.child is None:
-                self.again, due = False, time.monotonic()
+            if self.child is None and self.requested:
+                self.requested, due = False, time.monotonic()
             if self.child is None and time.monotonic() >= due:
-                self._start()
+                self._start_cycle()
             poller = select.poll()
             poller.register(signal_read, select.POLLIN)
             poller.register(wake, select.POLLIN)
@@ -82,13 +88,7 @@ class Loop:
                     self._drain_pokes(wake)
                 elif fd == self.child_fd:
                     self._reap()
-                    due = time.monotonic() + next_delay(
-                        self.settings.pod,
-                        self.settings.period,
-                        self.failures,
-                        self.settings.backoff_max,
-                        published=self.published,
-                    )
+                    due = time.monotonic() + self._delay()
             if self.child is not None and time.monotonic() >= self.child_deadline:
                 print("gitsync: a cycle exceeded its deadline; killing it", file=sys.stderr, flush=True)
                 os.killpg(self.child, signal.SIGKILL)
@@ -98,11 +98,16 @@ class Loop:
             self.settings.layout.wake.unlink()
         return 0
 
+    def _delay(self) -> float:
+        """Return the seconds until the next cycle."""
+        settings = self.settings
+        return next_delay(settings.pod, settings.period, self.failures, settings.backoff_max, published=self.published)
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.stopping = True
 
-    def _poke(self, number: int, frame: FrameType | None) -> None:
-        self.again = True
+    def _request_cycle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
 
     def _listen(self) -> socket.socket:
         """Bind the socket of `gitsync now`: mode 0600, one datagram a poke."""
@@ -122,7 +127,7 @@ class Loop:
         with contextlib.suppress(BlockingIOError):
             while True:
                 wake.recv(64)
-                self.again = True
+                self.requested = True
 
     def _begin(self) -> None:
         """Give readers a tree before anything slow starts: the last good one, or generation zero."""
@@ -145,6 +150,7 @@ class Loop:
         self.published = state.published is not None and state.published.oid != ""
 
     def _fork(self, work: Callable[[], object]) -> int:
+        """Run `work` in a child with a process group of its own, which ends with this process; return its pid."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -169,13 +175,14 @@ class Loop:
                 sys.stdout.flush()
             os._exit(status)
 
-    def _start(self) -> None:
-        look, self.looked = not self.looked, True
-        pid = self._fork(lambda: run_cycle(self.settings, look=look))
+    def _start_cycle(self) -> None:
+        compare, self.compared = not self.compared, True
+        pid = self._fork(lambda: run_cycle(self.settings, compare=compare))
         self.child, self.child_fd = pid, os.pidfd_open(pid)
         self.child_deadline = time.monotonic() + self.settings.timeout + 3 * self.settings.check_timeout + CYCLE_SLACK
 
     def _reap(self) -> None:
+        """Take the ended cycle's exit status, report, and see that the webhook listener runs."""
         assert self.child is not None
         _, status = os.waitpid(self.child, 0)
         os.close(self.child_fd)
@@ -193,7 +200,7 @@ class Loop:
         """Start the webhook listener if it does not run: a separate process, which alone reads network input."""
         if self.settings.webhook is None:
             return
-        if self.hook is not None and os.waitpid(self.hook, os.WNOHANG) == (0, 0):
+        if self.webhook is not None and os.waitpid(self.webhook, os.WNOHANG) == (0, 0):
             return
 
         def serve() -> None:
@@ -201,13 +208,13 @@ class Loop:
 
             webhook.serve(self.settings)
 
-        self.hook = self._fork(serve)
+        self.webhook = self._fork(serve)
 
     def _stop_children(self) -> None:
-        if self.hook is not None:
+        if self.webhook is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.hook, signal.SIGKILL)
-            os.waitpid(self.hook, 0)
+                os.kill(self.webhook, signal.SIGKILL)
+            os.waitpid(self.webhook, 0)
         if self.child is None:
             return
         poller = select.poll()

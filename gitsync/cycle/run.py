@@ -1,6 +1,13 @@
-"""One cycle: recover, fetch, verify, check, publish, prune. Every step can be interrupted and the cycle run again.
+"""One cycle of gitsync: bring the newest commit of the ref to this node, or say why not.
 
-The loop forks a process for each cycle; it holds the root's lock. Tests kill a cycle at every step that changes the
+`run_cycle` holds the root's lock, and every step can be interrupted and the cycle run again:
+
+1. `recover` gives readers a tree and makes the state agree with the published link.
+2. `advance` fetches the ref. A new commit becomes the candidate; when its ring's turn has come, it is verified,
+   written, checked and published, or else quarantined with the reason of the step that refused it.
+3. `prune` removes old trees. Then the state, the metrics and the pod's condition are written.
+
+The loop forks a process for each cycle. Tests kill a cycle at every step that changes the
 disk (tests/process/gitsync_faults.py lists them in order).
 """
 
@@ -170,13 +177,13 @@ def run_cycle(
     *,
     only: str | None = None,
     leave: bool = False,
-    look: bool = True,
+    compare: bool = True,
     lock_wait: float = LOCK_WAIT,
 ) -> GitsyncState:
     """Run one cycle and return its state.
 
     `only` publishes this commit wherever the ref points; `leave` also ignores what the ref points to until it moves (a
-    rollback). `look` compares the published tree with its commit even when the ref has not moved.
+    rollback). `compare` compares the published tree with its commit even when the ref has not moved.
 
     With `only` an error is raised; otherwise it is recorded in the state. The last good tree stays in both cases.
     """
@@ -191,7 +198,7 @@ def run_cycle(
             if only is not None:
                 publish_by_hand(cycle, only, leave=leave)
             else:
-                _attempt(cycle, look)
+                _attempt(cycle, compare)
         except (GitsyncError, OSError) as error:
             text = str(error) if isinstance(error, GitsyncError) else f"cannot finish the cycle: {error}"
             cycle.state = cycle.state.failed(text, time.time())
@@ -267,14 +274,14 @@ def prune(cycle: Cycle) -> None:
         transfer.tidy(settings, cycle.lock)
 
 
-def _attempt(cycle: Cycle, look: bool) -> None:
+def _attempt(cycle: Cycle, compare: bool) -> None:
     try:
-        advance(cycle, look)
+        advance(cycle, compare)
     except Damaged as error:
         # The repository is only a cache of the server's: start again with a new one.
         cycle.log.append(f"fetching into a new repository: {error}")
         publish.remove(cycle.settings.layout.repository)
-        advance(cycle, look)
+        advance(cycle, compare)
 
 
 def _finish(cycle: Cycle) -> None:
@@ -297,7 +304,7 @@ def _finish(cycle: Cycle) -> None:
         print(f"gitsync: {line}", flush=True)
 
 
-def advance(cycle: Cycle, look: bool) -> None:
+def advance(cycle: Cycle, compare: bool) -> None:
     """Fetch, and take the newest commit if it is new, not quarantined, and this node's turn has come."""
     settings = cycle.settings
     pin = read_pin(settings.layout)
@@ -311,7 +318,7 @@ def advance(cycle: Cycle, look: bool) -> None:
     with cycle.timed("fetch"):
         if not _fetch(cycle, ref):
             return _succeeded(cycle)
-    if _nothing_new(cycle, look):
+    if _nothing_new(cycle, compare):
         return _succeeded(cycle)
 
     with opened(settings.layout.repository) as reader:
@@ -375,10 +382,10 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
     return True
 
 
-def _nothing_new(cycle: Cycle, look: bool) -> bool:
+def _nothing_new(cycle: Cycle, compare: bool) -> bool:
     """Tell whether the ref has not moved and no work is left: the end of most cycles."""
     oid, published = transfer.fetched_oid(cycle.settings.layout.repository), cycle.state.published
-    if not oid or look or time.time() - cycle.state.looked_at > COMPARE_PERIOD:
+    if not oid or compare or time.time() - cycle.state.looked_at > COMPARE_PERIOD:
         return False
     if cycle.state.quarantine is not None:
         return cycle.state.is_quarantined(oid, cycle.settings.policy())

@@ -1,6 +1,8 @@
-"""Planned images and their results, their rendered Dockerfiles, and the state of the last build.
+"""The types of a build: planned images, their Dockerfiles, their results, and the state of the last build.
 
-`compose.py` makes the plan.
+`compose.py` makes a `PlannedImage` of each layer and role, with a `DockerfileContent`, which `dockerfile` renders from
+images/templates. `BuildState` keeps the inputs of each image's last build, so that `changed` can name what differs, and
+`Rendered` the digests of rendered Dockerfiles, so that a build with nothing to do renders none.
 """
 
 from __future__ import annotations
