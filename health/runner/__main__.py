@@ -44,7 +44,7 @@ def main() -> int:
         server = RunnerServer(listener, places, Layout.from_environment(), say)
         if owes:
             server.after.owe(time.monotonic())
-        server.look()
+        server.read_ahead()
         server.measure()
         # Freeze these objects, so that a collection in a fork does not copy their pages.
         gc.collect()

@@ -52,20 +52,20 @@ class FoundVerdicts:
 
 
 def look(
-    kind: str, tree: Path, commit: str, places: Places, kept: FileCache | None = None, *, after_a_job: bool = False
+    kind: str, tree: Path, commit: str, places: Places, cache: FileCache | None = None, *, after_a_job: bool = False
 ) -> FoundVerdicts:
     """Read the verdicts. `after_a_job`: a job ended after the last check, so its traces are not judged yet."""
     if not (tree / "health.d").is_dir():
         return FoundVerdicts({}, (), False)
-    kept = kept or FileCache()
+    cache = cache or FileCache()
     boot = boot_id()
-    index = kept.get("index", [places.index], lambda: read_index(places.index))
+    index = cache.get("index", [places.index], lambda: read_index(places.index))
     if index is not None and (index.commit, index.boot_id, index.tree) != (commit, boot, str(tree)):
         index = None
     names = checks_of_kind(index, kind)
     # Strings, not Path objects: there are some twenty before each job, and building a Path takes longer than a stat.
     files = {name: f"{places.verdicts}/{name}.json" for name in names}
-    verdicts = {name: kept.get(file, [file], partial(_read, file)) for name, file in files.items()}
+    verdicts = {name: cache.get(file, [file], partial(_read, file)) for name, file in files.items()}
     believed = still_valid(verdicts, kind, time.time(), boot)
     if after_a_job and index is not None:
         doubted = {name for name, facts in index.listed.items() if "epilog" in facts.when and facts.hardware != ANY}
@@ -84,11 +84,11 @@ def check(
     env: Mapping[str, str],
     budget_s: float,
     places: Places,
-    kept: FileCache | None = None,
+    cache: FileCache | None = None,
     *,
     after_a_job: bool = False,
 ) -> Checked:
-    known = look(kind, tree, commit, places, kept, after_a_job=after_a_job)
+    known = look(kind, tree, commit, places, cache, after_a_job=after_a_job)
     fault = ""
     ran: list[str] = []
     if not known.complete:

@@ -81,7 +81,7 @@ class Run:
         self.given = given
         self.job = given.get("SLURM_JOB_ID", "")
         self.places = self.warm.places
-        self.policy = policy_of(tree, self.places, self.warm.kept)
+        self.policy = policy_of(tree, self.places, self.warm.cache)
         self.env = environment(kind, given, commit, str(tree), UNFIT)
         self.start = time.monotonic()
         self.scripts: list[dict[str, object]] = []
@@ -198,7 +198,7 @@ class Run:
             self.env,
             max(1.0, self.left_s() / 2),
             self.places,
-            self.warm.kept,
+            self.warm.cache,
             after_a_job=self.warm.after_a_job,
         )
         self.checks = checked.counts()

@@ -1,7 +1,9 @@
-"""Accept runs from clients and fork a child for each, which inherits what the server has read.
+"""The resident runner's server: accept runs from clients, and give each to a child (`health.runner.worker`).
 
-One thread and one wait, never blocked by a client: each has limited time to send its request, and a fork performs
-the run. The server itself reads and writes only small files of root.
+One thread and one wait (`turn`), never blocked by a client: each has limited time to send its request, and a child
+performs the run. The server itself reads and writes only small files of root. Between runs it reads ahead what the next
+run needs, checks the node once after jobs ended (`CheckAfterJobs`), has a child write the notes of failed jobs
+(`health.runner.failed`), and gives black boxes to their users (`health.runner.boxes`).
 """
 
 from __future__ import annotations
@@ -31,20 +33,21 @@ from health.runner.warm import FileCache, ImageScripts, Warm, policy_of
 from health.runner.worker import Request, parse
 from health.script import UNFIT, environment
 
-# Check the node after jobs: once for all jobs that ended, while no node waits for the result.
 # Delay after the first job's end, so that one check serves the jobs that end with it; and between two checks.
-WAIT_S = 1.0
-APART_S = 10.0
-BUDGET_S = 45.0
+CHECK_DELAY_S = 1.0
+CHECK_PAUSE_S = 10.0
+CHECK_BUDGET_S = 45.0
 
 
-class After:
+class CheckAfterJobs:
+    """The check of the node after jobs: once for all jobs that ended, while no job waits for the result."""
+
     def __init__(self, places: Places) -> None:
         self._places = places
         self._owed_at: float | None = None
         self._pid = 0
-        self._last = float("-inf")
-        self._put_off = False
+        self._began_at = float("-inf")
+        self._is_put_off = False
 
     @property
     def is_owed(self) -> bool:
@@ -53,7 +56,7 @@ class After:
 
     def owe(self, now: float) -> None:
         if self._owed_at is None:
-            self._owed_at = max(now + WAIT_S, self._last + APART_S)
+            self._owed_at = max(now + CHECK_DELAY_S, self._began_at + CHECK_PAUSE_S)
 
     def times(self) -> list[float]:
         return [self._owed_at] if self._owed_at is not None and not self._pid else []
@@ -62,12 +65,13 @@ class After:
         return self._owed_at is not None and not self._pid and now >= self._owed_at
 
     def began(self, pid: int, now: float) -> None:
-        self._pid, self._owed_at, self._last = pid, None, now
+        self._pid, self._owed_at, self._began_at = pid, None, now
 
     def put_off(self, now: float) -> bool:
         """Retry a check later that could not begin, was cut or failed; tell if this is the first failure."""
-        first, self._put_off, self._owed_at = not self._put_off, True, now + APART_S
-        return first
+        is_first = not self._is_put_off
+        self._is_put_off, self._owed_at = True, now + CHECK_PAUSE_S
+        return is_first
 
     def ended(self, pid: int, status: int, now: float) -> bool:
         """Record a child's end; tell if the check was cut or failed for the first time."""
@@ -76,7 +80,7 @@ class After:
         self._pid = 0
         if status:  # killed for lack of memory, or failed: the node was not checked
             return self.put_off(now)
-        self._put_off = False
+        self._is_put_off = False
         return False
 
     def work(self) -> None:
@@ -88,37 +92,41 @@ class After:
                 return
             began = time.monotonic()
             env = environment("epilog", os.environ, held.commit, str(held.path), UNFIT)
-            checked = gate.check("epilog", held.path, held.commit, env, BUDGET_S, self._places)
+            checked = gate.check("epilog", held.path, held.commit, env, CHECK_BUDGET_S, self._places)
             ask_broker({"ask": "look" if any(map(gate.stops_a_job, checked.problems)) else "ended"}, 0.5)
             result, broken = ("broken", [f"health.d: {checked.fault}"]) if checked.fault else ("ok", [])
             record.append(record.entry("after", "", held.commit, result, began, checks=checked.counts(), broken=broken))
 
 
 # Time for a client to send its request, and the number of clients in that state.
-HEAR_S = 5.0
+REQUEST_S = 5.0
 MOST_CALLS = 256
 # Concurrent runs, more than a node has jobs that start and end at once; a client beyond it runs the scripts itself.
 MOST_RUNS = 512
 # Interval of the server's own look, so that the plan of task prologs is current.
-LOOK_S = 15.0
+READ_AHEAD_S = 15.0
 
 
 @dataclass(slots=True)
 class Call:
+    """A client that is sending its request."""
+
     connection: socket.socket
     until: float
     text: bytearray = field(default_factory=bytearray)
 
 
 class RunnerServer:
+    """The server's state, and its one wait."""
+
     def __init__(self, listener: socket.socket, places: Places, layout: Layout, tell: Callable[[str], None]) -> None:
         self.places = places
         self.layout = layout
-        self.kept = FileCache()
-        self.image_scripts = ImageScripts(layout.zero, self.kept)
-        self.after = After(places)
+        self.cache = FileCache()
+        self.image_scripts = ImageScripts(layout.zero, self.cache)
+        self.after = CheckAfterJobs(places)
         self.failed = failed.FailedJobs()
-        self.hands = worker.Hands()
+        self.children = worker.SpareChildren()
         self.boxes = boxes.BoxDoor(tell)
         self.missed = 0
         self.stopping = False
@@ -126,8 +134,8 @@ class RunnerServer:
         self._listener = listener
         self._calls: dict[int, Call] = {}
         self._runs: set[int] = set()
-        self._planned: object = None
-        self._look_at = 0.0
+        self._planned_from: object = None
+        self._read_ahead_at = 0.0
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._wake, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -143,11 +151,11 @@ class RunnerServer:
     def turn(self) -> None:
         now = time.monotonic()
         times = [
-            self._look_at,
+            self._read_ahead_at,
             *(call.until for call in self._calls.values()),
             *self.after.times(),
             *self.failed.times(not self.after.is_owed),
-            *self.hands.times(),
+            *self.children.times(),
             *self.boxes.times(),
         ]
         for fd, _ in self._poll.poll(max(0.0, min(times) - now) * 1000):
@@ -157,58 +165,64 @@ class RunnerServer:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             elif (call := self._calls.get(fd)) is not None:
-                self._hear(fd, call)
+                self._receive(fd, call)
         self._reap()
         now = time.monotonic()
         self.boxes.serve(self._poll, now, self._fork)
         for fd in [fd for fd, call in self._calls.items() if call.until <= now]:
-            self._forget(fd)
-        if now >= self._look_at:
-            self.look()
-        self.hands.rest(now)
+            self._hang_up(fd)
+        if now >= self._read_ahead_at:
+            self.read_ahead()
+        self.children.dismiss_idle(now)
         if self.after.is_due(now):
-            try:
-                gate.prepare()
-                self._fork(self.after.work, lambda pid: self.after.began(pid, now))
-            except OSError as error:
-                if self.after.put_off(now):
-                    self._tell(f"cannot check the node after a job, retrying: {error}")
+            self._check_after_jobs(now)
         if self.failed.is_due(now, not self.after.is_owed):
-            jobs, dropped = self.failed.take(now), self.failed.dropped
-            try:
-                self._fork(partial(failed.tell, jobs, self.places, dropped), self.failed.began)
-                self.failed.dropped = 0
-            except OSError as error:
-                self._tell(f"{len(jobs)} outputs of failed jobs have no note: {error}")
+            self._write_notes(now)
 
-    def look(self) -> None:
+    def _check_after_jobs(self, now: float) -> None:
+        try:
+            gate.prepare()
+            self._fork(self.after.work, lambda pid: self.after.began(pid, now))
+        except OSError as error:
+            if self.after.put_off(now):
+                self._tell(f"cannot check the node after a job, retrying: {error}")
+
+    def _write_notes(self, now: float) -> None:
+        jobs, dropped = self.failed.take(now), self.failed.dropped
+        try:
+            self._fork(partial(failed.tell, jobs, self.places, dropped), self.failed.began)
+            self.failed.dropped = 0
+        except OSError as error:
+            self._tell(f"{len(jobs)} outputs of failed jobs have no note: {error}")
+
+    def read_ahead(self) -> None:
         """Read what changed, so that no run has to. An error here is harmless: each run reads by itself."""
-        self._look_at = time.monotonic() + LOOK_S
+        self._read_ahead_at = time.monotonic() + READ_AHEAD_S
         try:
             with lease.hold(self.layout) as held:
-                self.kept.look()
+                self.cache.look()
                 for kind in ("epilog", "prolog"):
-                    self._read(kind, held)
-                self._plan(held, policy_of(held.path, self.places, self.kept))
+                    self._read_for_run(kind, held)
+                self._plan_task_prologs(held, policy_of(held.path, self.places, self.cache))
         except (OSError, GitsyncError, ValueError) as error:
             self._tell(f"cannot read ahead for the next run: {error}")
         exits.trim()
         self._count_missed()
 
-    def _read(self, kind: str, held: lease.Lease) -> None:
+    def _read_for_run(self, kind: str, held: lease.Lease) -> None:
         """Read what a run of this kind is about to need, except its policy."""
         tree = held.path
         if kind == "prolog":
-            gate.look(kind, tree, held.commit, self.places, self.kept)
+            gate.look(kind, tree, held.commit, self.places, self.cache)
         for name in plan.scripts(tree, kind):
             self.image_scripts.step(tree, f"{kind}.d/{name}")
 
-    def _plan(self, held: lease.Lease, policy: RunnerPolicy) -> None:
+    def _plan_task_prologs(self, held: lease.Lease, policy: RunnerPolicy) -> None:
         link, files = plan.link_of(self.layout), plan.rests_on(self.places, held.path)
-        rests = held.commit, link, *map(plan.stamp, files)
-        if rests != self._planned:
+        current = held.commit, link, *map(plan.stamp, files)
+        if current != self._planned_from:
             plan.write(self.places, self.layout, held.commit, policy)
-            self._planned = rests
+            self._planned_from = current
 
     def _count_missed(self) -> None:
         if count := record.take_missed_count(self.places.runner):
@@ -235,14 +249,14 @@ class RunnerServer:
             if uid not in (0, os.geteuid()) or len(self._calls) >= MOST_CALLS:
                 connection.close()
                 continue
-            self._calls[connection.fileno()] = Call(connection, time.monotonic() + HEAR_S)
+            self._calls[connection.fileno()] = Call(connection, time.monotonic() + REQUEST_S)
             self._poll.register(connection, select.POLLIN)
 
-    def _forget(self, fd: int) -> None:
+    def _hang_up(self, fd: int) -> None:
         self._poll.unregister(fd)
         self._calls.pop(fd).connection.close()
 
-    def _hear(self, fd: int, call: Call) -> None:
+    def _receive(self, fd: int, call: Call) -> None:
         try:
             # With recv, the kernel closes descriptors that were passed along.
             text = call.connection.recv(1 << 18)
@@ -256,7 +270,7 @@ class RunnerServer:
             return
         except (OSError, ValueError, GitsyncError) as error:
             self._tell(f"a request was not taken: {error}")
-        self._forget(fd)
+        self._hang_up(fd)
 
     def _begin(self, call: Call, request: Request) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -269,32 +283,34 @@ class RunnerServer:
         if request.kind == "epilog":
             self.after.owe(now)
         with lease.hold(self.layout) as held:
-            self.kept.look()
-            policy = policy_of(held.path, self.places, self.kept)
+            self.cache.look()
+            policy = policy_of(held.path, self.places, self.cache)
             if request.kind == "prolog":
                 self.failed.started(request.environment)
             if request.kind == "epilog" and policy.notes_failures:
                 self.failed.ended(request.environment, now, time.time())
             try:
-                self._plan(held, policy)
+                self._plan_task_prologs(held, policy)
             except OSError as error:
                 self._tell(f"cannot plan task prologs: {error}")
-            warm = Warm(self.places, self.kept, self.image_scripts, held, after_a_job=after_a_job, looked_at_later=True)
+            warm = Warm(
+                self.places, self.cache, self.image_scripts, held, after_a_job=after_a_job, looked_at_later=True
+            )
             client = call.connection.fileno()
-            if self.hands.give(client, bytes(call.text), held, after_a_job=after_a_job):
+            if self.children.give(client, bytes(call.text), held, after_a_job=after_a_job):
                 return
             if len(self._runs) >= MOST_RUNS:  # a free fork would have taken it
                 raise ValueError(f"{MOST_RUNS} runs are under way")
-            self._read(request.kind, held)
+            self._read_for_run(request.kind, held)
             budget_s = policy.kind(request.kind).budget_s
-            runner_end, fork_end = worker.pair()
+            runner_end, fork_end = worker.make_channel()
             with fork_end:
                 work = partial(worker.serve, fork_end, client, request, held, warm, budget_s, self.layout)
                 self._fork(work, partial(self._began, runner_end))
 
-    def _began(self, door: socket.socket, pid: int) -> None:
+    def _began(self, channel: socket.socket, pid: int) -> None:
         self._runs.add(pid)
-        self.hands.began(pid, door)
+        self.children.began(pid, channel)
 
     def _fork(self, work: Callable[[], None], began: Callable[[int], object]) -> None:
         sys.stderr.flush()
@@ -310,9 +326,9 @@ class RunnerServer:
                 return
             self._runs.discard(pid)
             if self.after.ended(pid, status, time.monotonic()):
-                cut = os.WIFSIGNALED(status)
-                how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if cut else "failed"
+                was_killed = os.WIFSIGNALED(status)
+                how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if was_killed else "failed"
                 self._tell(f"the check of the node after a job {how}; retrying")
             self.failed.reaped(pid)
             self.boxes.reaped(pid)
-            self.hands.ended(pid)
+            self.children.ended(pid)

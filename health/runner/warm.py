@@ -101,9 +101,9 @@ def read_source(path: str) -> ScriptSource:
 
 
 class ImageScripts:
-    def __init__(self, zero: Path, kept: FileCache) -> None:
+    def __init__(self, zero: Path, cache: FileCache) -> None:
         self._zero = zero
-        self._kept = kept
+        self._cache = cache
 
     def step(self, tree: Path, script: str) -> CompiledScript | None:
         """Return the compiled script, "epilog.d/10-clean-up" for example; None if it must be started as a program."""
@@ -114,7 +114,7 @@ class ImageScripts:
 
     def _same(self, tree: Path, name: str) -> CodeType | None:
         paths = f"{tree}/{name}", f"{self._zero}/{name}"
-        published, shipped = (self._kept.get(("source", path), [path], partial(read_source, path)) for path in paths)
+        published, shipped = (self._cache.get(("source", path), [path], partial(read_source, path)) for path in paths)
         return published.code if published.text == shipped.text else None
 
 
@@ -141,7 +141,7 @@ def run_compiled(step: CompiledScript, env: Mapping[str, str], deadline_s: float
     """
     global _whole  # noqa: PLW0603  # one process, one run at a time
     start = time.monotonic()
-    output, kept = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
+    output, saved = os.memfd_create("step"), [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (1, 2)]
     environ, path, mask, code, broken = os.environ, sys.path[:], os.umask(0o022), 1, ""
     for fd in (1, 2):
         os.dup2(output, fd)
@@ -159,7 +159,7 @@ def run_compiled(step: CompiledScript, env: Mapping[str, str], deadline_s: float
         os.environ = environ  # noqa: B003  # the original object
         sys.path[:] = path
         os.umask(mask)
-        for fd, old in zip((1, 2), kept, strict=True):
+        for fd, old in zip((1, 2), saved, strict=True):
             os.dup2(old, fd)
             os.close(old)
     text = os.pread(output, OUTPUT_LIMIT, max(0, os.fstat(output).st_size - OUTPUT_LIMIT)).decode(errors="replace")
@@ -202,7 +202,7 @@ class Warm:
     """State that the resident runner prepares for a run; a run by itself has the defaults."""
 
     places: Places = field(default_factory=Places.from_environment)
-    kept: FileCache | None = None
+    cache: FileCache | None = None
     image_scripts: ImageScripts | None = None
     # The commit, resolved and held for this run.
     held: Lease | None = None
@@ -212,6 +212,6 @@ class Warm:
     looked_at_later: bool = False
 
 
-def policy_of(tree: Path, places: Places, kept: FileCache | None) -> RunnerPolicy:
+def policy_of(tree: Path, places: Places, cache: FileCache | None) -> RunnerPolicy:
     files = [places.policy, tree / IN_A_TREE]
-    return (kept or FileCache()).get(("policy", tree), files, lambda: read_runner_policy(tree, places.policy))
+    return (cache or FileCache()).get(("policy", tree), files, lambda: read_runner_policy(tree, places.policy))

@@ -1,6 +1,12 @@
-"""A fork of the resident runner, in a session of its own, that shares nothing with the runner but what it has read.
+"""Children of the resident runner: fork one for a run, and keep it for further runs.
 
-It stays for further runs, one after the other, unless a run left something behind.
+A child shares nothing with the runner but what the runner had read before the fork. It speaks the protocol with the
+client itself (see "Protocol"): it accepts the run, waits for the client's "go", performs the run and sends the answer.
+
+A new child must copy every page of memory that a run touches; this is the main cost of a run. So a child whose run
+printed nothing and left nothing behind reports that it is free, and the server hands it the next run: the client's
+connection, the lease and the request, over a socket of its own (`SpareChildren`). The child checks every file itself.
+The server dismisses a child that is free for a while.
 """
 
 from __future__ import annotations
@@ -26,10 +32,10 @@ from health.runner.warm import Stopped, Warm, is_whole, policy_of
 
 # Descriptors in the child, above the standard three: the client's connection, the source of further runs, and the
 # lease.
-CLIENT, DOOR, LEASE = 3, 4, 5
+CLIENT, CHANNEL, LEASE = 3, 4, 5
 GO_S = 5.0
-# Collect reference cycles after this many runs, once the last run's client has its answer.
-COLLECTS = 10
+# Collect reference cycles after so many runs, once the last run's client has its answer.
+COLLECT_EVERY = 10
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -60,14 +66,16 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def serve(
-    door: socket.socket, client: int, request: Request, held: Lease, warm: Warm, budget_s: float, layout: Layout
+    channel: socket.socket, client: int, request: Request, held: Lease, warm: Warm, budget_s: float, layout: Layout
 ) -> None:
     """Serve a run whose client waits for the end, then further runs. Does nothing until the client's "go"."""
     null = os.open("/dev/null", os.O_RDONLY)
     # Copy to numbers above the targets first, so that dup2 overwrites none of them.
     output = os.memfd_create("output")
     lease = [] if held.fd is None else [held.fd]
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, output, output, client, door.detach(), *lease)]
+    high = [
+        fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (null, output, output, client, channel.detach(), *lease)
+    ]
     for place, fd in enumerate(high):
         os.dup2(fd, place, inheritable=place < CLIENT)
     # Close other clients' connections too: a client notices its end only if no process holds it.
@@ -76,58 +84,59 @@ def serve(
     gc.freeze()
     own = Lease(held.commit, held.path, LEASE if lease else None)
     with contextlib.suppress(OSError):
-        _serve_all(Next(request, replace(warm, held=own), budget_s), layout)
+        _serve_all(CurrentRun(request, replace(warm, held=own), budget_s), layout)
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class CurrentRun:
     request: Request
     warm: Warm
     budget_s: float
 
 
-def _serve_all(current: Next | None, layout: Layout) -> None:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, DOOR)
+def _serve_all(current: CurrentRun | None, layout: Layout) -> None:
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, CHANNEL)
     number = 0
     while current and (answer := _serve(current)):
         number += 1
         # Before the client learns of the end, so that the next run finds this process.
-        stays = number < MOST_RUNS and _is_unchanged() and _offers_itself(door)
+        is_spare = number < MOST_RUNS and _is_unchanged() and _report_free(channel)
         os.write(CLIENT, answer)
         os.close(CLIENT)
-        if not stays:
+        if not is_spare:
             return
-        if number % COLLECTS == 0:
+        if number % COLLECT_EVERY == 0:
             gc.collect()
-        current = _next(door, current.warm, layout)
+        current = _wait_for_run(channel, current.warm, layout)
 
 
-def _offers_itself(door: socket.socket) -> bool:
+def _report_free(channel: socket.socket) -> bool:
     try:
-        return door.send(FREE) > 0
+        return channel.send(FREE) > 0
     except OSError:
         # The runner is gone; the current run continues.
         return False
 
 
-def _next(door: socket.socket, warm: Warm, layout: Layout) -> Next | None:
-    received = take(door)
+def _wait_for_run(channel: socket.socket, warm: Warm, layout: Layout) -> CurrentRun | None:
+    received = receive_run(channel)
     if received is None:
         return None
-    _become(received.client, CLIENT)
+    _move_descriptor(received.client, CLIENT)
     held_lease = Lease(received.commit, layout.tree(received.commit), None)
     if received.lease is not None:
-        _become(received.lease, LEASE)
+        _move_descriptor(received.lease, LEASE)
         held_lease.fd = LEASE
-    request, kept = parse(received.text), warm.kept
-    if request is None or kept is None:
+    request, cache = parse(received.text), warm.cache
+    if request is None or cache is None:
         return None
-    kept.look()
-    budget_s = policy_of(held_lease.path, warm.places, kept).kind(request.kind).budget_s
-    return Next(request, replace(warm, held=held_lease, after_a_job=received.after_a_job), budget_s)
+    cache.look()
+    budget_s = policy_of(held_lease.path, warm.places, cache).kind(request.kind).budget_s
+    return CurrentRun(request, replace(warm, held=held_lease, after_a_job=received.after_a_job), budget_s)
 
 
-def _become(fd: int, place: int) -> None:
+def _move_descriptor(fd: int, place: int) -> None:
+    """Give the descriptor this number."""
     if fd != place:
         os.dup2(fd, place, inheritable=False)
         os.close(fd)
@@ -144,10 +153,10 @@ def _is_unchanged() -> bool:
     return False
 
 
-def _serve(current: Next) -> bytes:
+def _serve(current: CurrentRun) -> bytes:
     """Perform one run and return its answer; empty if the client did not ask for it."""
     os.set_blocking(CLIENT, True)
-    os.write(CLIENT, accepted(current.budget_s))
+    os.write(CLIENT, encode_acceptance(current.budget_s))
     if not select.select([CLIENT], [], [], GO_S)[0] or os.read(CLIENT, 1) != b"G":
         return b""
     with _StopOnHangUp():
@@ -155,7 +164,7 @@ def _serve(current: Next) -> bytes:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-    return ended(code, _printed())
+    return encode_end(code, _printed())
 
 
 def _printed() -> bytes:
@@ -183,25 +192,21 @@ class _StopOnHangUp:
         signal.signal(signal.SIGIO, signal.SIG_IGN)
 
 
-# Forks that stay for further runs: a new fork would have to copy every page that a run touches, its main cost.
-#
-# A fork whose run printed nothing and left nothing is free. It gets the next run: the client's connection, the lease
-# and the request, and checks every file itself. The server dismisses a fork that is free for a while.
+# Children that stay for further runs.
 
-
-# How long a fork waits for the next run, and how many may wait.
-STAYS_S = 3.0
+# How long a child waits for the next run, and how many may wait.
+SPARE_S = 3.0
 MOST_FREE = 4
-# Runs per fork: it takes all memory that its runs leaked with it.
+# Runs per child: its end frees all memory that its runs leaked.
 MOST_RUNS = 250
-# Longest request in one message; a longer one gets a fork of its own.
+# Longest request in one message; a longer one gets a new child.
 LONGEST = 1 << 16
 FREE = b"."
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A run as the fork receives it, with descriptors of its own."""
+class HandedRun:
+    """A further run as a child receives it, with descriptors of its own."""
 
     client: int
     lease: int | None
@@ -211,97 +216,97 @@ class Given:
 
 
 @dataclass(slots=True)
-class Hand:
-    door: socket.socket
-    # When it got its last run.
-    since: float
-    free: bool = False
+class SpareChild:
+    channel: socket.socket  # the server's end
+    busy_since: float  # when it got its last run
+    is_free: bool = False
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+def make_channel() -> tuple[socket.socket, socket.socket]:
     """Return the runner's end and the fork's end of a connection; the fork ends when the runner closes its end."""
     runner_end, fork_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     runner_end.setblocking(False)
     return runner_end, fork_end
 
 
-def take(door: socket.socket) -> Given | None:
+def receive_run(channel: socket.socket) -> HandedRun | None:
     """Receive the next run; None if there are no more."""
-    text, descriptors, _, _ = socket.recv_fds(door, LONGEST, 2, socket.MSG_CMSG_CLOEXEC)
+    text, descriptors, _, _ = socket.recv_fds(channel, LONGEST, 2, socket.MSG_CMSG_CLOEXEC)
     if not text:
         return None
     line, _, rest = text.partition(b"\n")
     after, _, commit = line.decode("ascii").partition(" ")
-    return Given(descriptors[0], descriptors[1] if len(descriptors) > 1 else None, commit, after == "1", rest)
+    return HandedRun(descriptors[0], descriptors[1] if len(descriptors) > 1 else None, commit, after == "1", rest)
 
 
-class Hands:
+class SpareChildren:
+    """The server's side: which child is free, and the channel to each."""
+
     def __init__(self) -> None:
-        self._hands: dict[int, Hand] = {}
-        self._rest_at = float("inf")
+        self._children: dict[int, SpareChild] = {}
+        self._dismiss_at = float("inf")
 
-    def began(self, pid: int, door: socket.socket) -> None:
-        self._hands[pid] = Hand(door, time.monotonic())
-        self._rest_at = min(self._rest_at, time.monotonic() + STAYS_S)
+    def began(self, pid: int, channel: socket.socket) -> None:
+        self._children[pid] = SpareChild(channel, time.monotonic())
+        self._dismiss_at = min(self._dismiss_at, time.monotonic() + SPARE_S)
 
     def ended(self, pid: int) -> None:
         """Remove a fork; it ends when its connection is shut down."""
-        if hand := self._hands.pop(pid, None):
+        if child := self._children.pop(pid, None):
             # Other forks may hold copies of this end.
             with contextlib.suppress(OSError):
-                hand.door.shutdown(socket.SHUT_RDWR)
-            hand.door.close()
+                child.channel.shutdown(socket.SHUT_RDWR)
+            child.channel.close()
 
     def give(self, client: int, text: bytes, held: Lease, *, after_a_job: bool) -> bool:
         """Give the run to a free fork; tell if one took it."""
         message = f"{after_a_job:d} {held.commit}\n".encode() + text
         if len(message) > LONGEST:
             return False
-        self._hear()
-        for pid, hand in reversed(list(self._hands.items())):
-            if not hand.free:
+        self._receive_reports()
+        for pid, child in reversed(list(self._children.items())):
+            if not child.is_free:
                 continue
             try:
-                socket.send_fds(hand.door, [message], [client] if held.fd is None else [client, held.fd])
+                socket.send_fds(child.channel, [message], [client] if held.fd is None else [client, held.fd])
             except OSError:
                 # It has ended, and the runner has not reaped it yet.
                 self.ended(pid)
                 continue
-            hand.free, hand.since = False, time.monotonic()
+            child.is_free, child.busy_since = False, time.monotonic()
             return True
         return False
 
     def times(self) -> list[float]:
-        return [self._rest_at] if self._hands else []
+        return [self._dismiss_at] if self._children else []
 
-    def rest(self, now: float) -> None:
+    def dismiss_idle(self, now: float) -> None:
         """Dismiss forks that had no work for a while."""
-        if now < self._rest_at:
+        if now < self._dismiss_at:
             return
-        self._rest_at = now + STAYS_S / 3
-        self._hear()
-        free = [pid for pid, hand in self._hands.items() if hand.free]
+        self._dismiss_at = now + SPARE_S / 3
+        self._receive_reports()
+        free = [pid for pid, child in self._children.items() if child.is_free]
         for number, pid in enumerate(free):
-            if number >= MOST_FREE or now - self._hands[pid].since >= STAYS_S:
+            if number >= MOST_FREE or now - self._children[pid].busy_since >= SPARE_S:
                 self.ended(pid)
 
-    def _hear(self) -> None:
-        for pid, hand in list(self._hands.items()):
+    def _receive_reports(self) -> None:
+        for pid, child in list(self._children.items()):
             try:
-                message = hand.door.recv(1)
+                message = child.channel.recv(1)
             except BlockingIOError:
                 continue
             except OSError:
                 message = b""
             if message:
-                hand.free = True
+                child.is_free = True
             else:
                 self.ended(pid)
 
 
 # Protocol between a client and the resident runner.
 #
-#     minivm 1 KIND SIZE\n  NAME=VALUE\0 NAME=VALUE\0 ...      (SIZE bytes of it)
 #
 # A client sends a line and the variables of its environment. The child that will do the run answers "A" and the run's
 # budget in milliseconds; on the client's "G" it does the run, then sends the exit code and the text to print. No
@@ -313,7 +318,7 @@ class Hands:
 KINDS = ("prolog", "epilog", "health")
 LONGEST_LINE = 64
 LONGEST_TEXT = 32 * 1024
-MOST = 4 * 1024 * 1024
+LONGEST_REQUEST = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +338,7 @@ def parse(text: bytes | bytearray) -> Request | None:
     if len(words) != 4 or words[:2] != ["minivm", "1"] or words[2] not in KINDS or not words[3].isdecimal():
         raise ValueError(f"wanted 'minivm 1 KIND SIZE', not {line!r}")
     size = int(words[3])
-    if size > MOST:
+    if size > LONGEST_REQUEST:
         raise ValueError(f"{size} bytes are too many")
     if (missing := len(text) - len(line) - 1 - size) < 0:
         return None
@@ -346,11 +351,11 @@ def parse(text: bytes | bytearray) -> Request | None:
     return Request(words[2], {name: value for name, equals, value in pairs if name and equals})
 
 
-def accepted(budget_s: float) -> bytes:
+def encode_acceptance(budget_s: float) -> bytes:
     return b"A" + min(int(budget_s * 1000), 2**31).to_bytes(4, "little")
 
 
-def ended(code: int, text: bytes) -> bytes:
+def encode_end(code: int, text: bytes) -> bytes:
     """Encode the end of a run with the end of its output."""
     output = text[-LONGEST_TEXT:]
     return bytes([code]) + len(output).to_bytes(2, "little") + output

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitsync.layout import Layout
-from health.runner.worker import Hands, pair
+from health.runner.worker import SpareChildren, make_channel
 from tests.process.living import alive
 from tests.process.runner_world import World, compile_clients, make, resident
 from tests.waiting import until
@@ -222,7 +222,7 @@ def test_a_fork_grows_by_nothing_with_its_runs(world: World) -> None:
 
 
 def test_one_that_is_let_go_ends_though_another_fork_has_a_copy_of_its_door() -> None:
-    hands, (ours, theirs) = Hands(), pair()
+    hands, (ours, theirs) = SpareChildren(), make_channel()
     hands.began(1, ours)
     copy = os.dup(ours.fileno())
     try:

@@ -17,9 +17,9 @@ from health.places import Places, boot_id
 from health.policy import RunnerPolicy, ScriptPolicy
 from health.rounds import Index, Listed, write_index
 from health.runner import gate, plan, record, warm, worker
-from health.runner.server import APART_S, WAIT_S, After, RunnerServer
+from health.runner.server import CHECK_DELAY_S, CHECK_PAUSE_S, CheckAfterJobs, RunnerServer
 from health.runner.warm import FileCache
-from health.runner.worker import MOST, ended, parse
+from health.runner.worker import LONGEST_REQUEST, encode_end, parse
 from health.verdict import Class, Result, Verdict, write_verdict
 
 NONE = "[Errno 11] Resource temporarily unavailable"
@@ -42,7 +42,7 @@ def test_a_request_is_a_line_and_variables() -> None:
         b"minivm 1 prolog -1\n",
         b"minivm 1 prolog 0\nmore",
         b"minivm 1 prolog 3\nA=1",
-        b"minivm 1 prolog %d\n" % (MOST + 1),
+        b"minivm 1 prolog %d\n" % (LONGEST_REQUEST + 1),
         b"minivm 1 pr\xc3\xb6log 0\n",
     ],
 )
@@ -52,8 +52,8 @@ def test_what_is_no_request_is_refused(text: bytes) -> None:
 
 
 def test_an_answer_has_the_end_of_what_was_said() -> None:
-    assert ended(1, b"why\n") == b"\x01\x04\x00why\n"
-    assert len(ended(0, b"x" * 100_000)) < 2**16
+    assert encode_end(1, b"why\n") == b"\x01\x04\x00why\n"
+    assert len(encode_end(0, b"x" * 100_000)) < 2**16
 
 
 def test_a_plan_says_what_it_rests_on_and_each_script_s_limits(tmp_path: Path) -> None:
@@ -124,21 +124,23 @@ def test_after_a_job_a_prolog_looks_at_gpus_itself_and_believes_the_host_s_verdi
 
 
 def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
-    after = After(Places())
+    after = CheckAfterJobs(Places())
     assert not after.is_owed
     after.owe(100.0)
     after.owe(100.5)
-    assert after.is_owed and not after.is_due(100.9) and after.is_due(100.0 + WAIT_S)
+    assert after.is_owed and not after.is_due(100.9) and after.is_due(100.0 + CHECK_DELAY_S)
     after.began(7, 101.0)
     assert after.is_owed and not after.is_due(102.0), "it is under way"
     after.owe(102.0)
     after.ended(8, 0, 103.0)
     after.ended(7, 0, 103.0)
     assert after.is_owed and not after.is_due(103.0)
-    assert after.times() == [101.0 + APART_S]
+    assert after.times() == [101.0 + CHECK_PAUSE_S]
     after.began(9, 111.0)
     assert after.ended(9, signal.SIGKILL, 131.0), "which is told"
-    assert after.is_owed and after.times() == [131.0 + APART_S], "one that was cut has not looked; not at once again"
+    assert after.is_owed and after.times() == [131.0 + CHECK_PAUSE_S], (
+        "one that was cut has not looked; not at once again"
+    )
     after.began(10, 141.0)
     assert not after.ended(10, signal.SIGKILL, 161.0), "and told once"
     after.began(11, 171.0)
@@ -146,7 +148,7 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     assert not after.is_owed
     after.owe(200.0)
     after.began(12, 201.0)
-    assert after.ended(12, 1 << 8, 202.0) and after.times() == [202.0 + APART_S], "nor has one that failed"
+    assert after.ended(12, 1 << 8, 202.0) and after.times() == [202.0 + CHECK_PAUSE_S], "nor has one that failed"
 
 
 def test_a_fork_whose_work_failed_or_was_stopped_says_so() -> None:
@@ -172,7 +174,7 @@ def test_a_look_for_which_there_is_no_process_is_owed_until_there_is_one(
         listener.bind(str(tmp_path / "s"))
         try:
             server = RunnerServer(listener, Places(), Layout(tmp_path, tmp_path), told.append)
-            monkeypatch.setattr(server, "look", lambda: None)
+            monkeypatch.setattr(server, "read_ahead", lambda: None)
             server.after.owe(time.monotonic() - 60)
             monkeypatch.setattr(worker, "fork", none)
             server.turn()
