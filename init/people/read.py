@@ -132,7 +132,12 @@ def _problem(check: Callable[[], object]) -> str:
 
 def parse(data: bytes, file: str = FILE) -> PeopleList:
     """Parse the file; ConfigError for all wrong entries in it, the first mistake of each."""
-    at = Reader(_mapping(data, file), PEOPLE, file)
+    return parse_mapping(_mapping(data, file), file)
+
+
+def parse_mapping(data: Mapping[str, object], file: str = FILE) -> PeopleList:
+    """Parse what a file has, without its YAML; refuse what `parse` refuses."""
+    at = Reader(data, PEOPLE, file)
     _only(at, "groups", "users")
     for key in ("groups", "users"):
         if not isinstance(at.data.get(key), list):
