@@ -1,4 +1,4 @@
-"""The command line: fleet run | plan | status | why NAME | topology | crd."""
+"""The command line: fleet run | plan | status | why NAME | topology | crd | scim."""
 
 from __future__ import annotations
 
@@ -177,6 +177,19 @@ def run() -> None:
         await fleet.run()
 
     with_fleet(until_stopped)
+
+
+@main.command()
+def scim() -> None:
+    """Receive users and groups from an identity provider by SCIM until SIGTERM. Settings come from MINIVM_SCIM_*."""
+    from fleet.scim.server import read_settings as read_scim_settings
+    from fleet.scim.server import serve
+
+    try:
+        asyncio.run(serve(read_scim_settings(os.environ)))
+    except (FleetError, InitError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
 
 
 @main.command()

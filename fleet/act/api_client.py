@@ -1,4 +1,4 @@
-"""The client of the API server, the only importer of kubernetes_asyncio and aiohttp.
+"""The client of the API server, the only importer of kubernetes_asyncio.
 
 Does not use the library's models, which cost five times the processor time. Every read has a deadline: a dead
 connection must not look like a cluster in which nothing happens.
@@ -259,6 +259,15 @@ class ApiClient:
 
     async def _lease(self, ask: Any, name: str, **further: object) -> Object:
         return await self.ask(f"hold the Lease {name}", (ask, {"name": name, "namespace": self.namespace}), **further)
+
+    async def secret(self, name: str) -> Object:
+        words = {"name": name, "namespace": self.namespace}
+        return await self.ask(f"read the Secret {name}", (self.core.read_namespaced_secret, words))
+
+    async def put_secret(self, name: str, secret: Object) -> Object:
+        """Replace the Secret. The server answers 409 if its version is no longer the one in `secret`."""
+        words = {"name": name, "namespace": self.namespace, "body": secret}
+        return await self.ask(f"write the Secret {name}", (self.core.replace_namespaced_secret, words))
 
     async def is_unchanged(self, at: SeenVersions) -> bool:
         """Return whether a worker's pod and Node still have the versions that were seen."""

@@ -14,6 +14,6 @@ FLOORS: dict[str, list[set[str]]] = {
     "health": [{""}, {"checks", "jobs"}, {"runner", "broker", "active", "notify"}],
     "gitsync": [{""}, {"repo"}, {"tree"}, {"cycle", "mirror"}],
     "images": [{""}, {"definition"}, {"archive", "engine"}, {"make", "ship"}, {"cli"}],
-    "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}],
+    "fleet": [{""}, {"world"}, {"decide"}, {"act"}, {"report"}, {"scim"}],
     "cluster": [{"", "change", "migrate"}],
 }  # fmt: skip

@@ -39,7 +39,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
         "ground",
         "init.errors", "init.fields", "init.pod", "init.slurm", "gitsync.errors", "gitsync.layout", "gitsync.lease",
     ),
-    "fleet": ("ground", "init.errors", "init.fields", "init.slurm"),
+    "fleet": ("ground", "init.errors", "init.fields", "init.lean", "init.people", "init.slurm"),
     "images": ("ground", "init.plan", "init.errors"),
     "cluster": ("ground", "images", "init.plan", "init.errors", "init.people"),
 }  # fmt: skip
@@ -67,7 +67,8 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     "gitsync": {"click": {"*"}, "git": {"gitsync.repo.reader"}},
     "fleet": {
         "click": {"*"},
-        "aiohttp": {"fleet.act.api_client"},  # the exceptions of kubernetes_asyncio's connections
+        # The exceptions of kubernetes_asyncio's connections; the SCIM receiver's server.
+        "aiohttp": {"fleet.act.api_client", "fleet.scim.server"},
         "kubernetes_asyncio": {"fleet.act.api_client"},
     },
     "cluster": {"click": {"*"}, "yaml": {"*"}, "helm_python": {"cluster.render"}},

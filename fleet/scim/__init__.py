@@ -1,0 +1,1 @@
+"""The SCIM receiver: an identity provider's users and groups become `people.yaml` in a Secret."""
