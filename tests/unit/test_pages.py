@@ -45,6 +45,7 @@ BLOCKS = {
     "let-others-repair-machines": {"needs kubernetes": 3, "values": 1, "shown": 1},
     "login-pools": {"values": 1, "needs kubernetes": 1, "needs a name": 1},  # tests/container/init/test_login_pools.py
     "operate-a-pod": {"runs": 2},
+    "people-by-scim": {"values": 1, "needs kubernetes": 2},  # tests/process/fleet/test_scim.py
     # tests/container/images/test_push.py pushes
     "push-images": {"needs a name": 3, "values": 1, "needs kubernetes": 1},
     "replace-a-gpu-node": {"runs": 2, "needs kubernetes": 1},

@@ -85,6 +85,11 @@ until one is replaced. Without that label it would select the pods of all pools.
 {{- range $name := list "existingConfigMap" "existingSecret" }}{{ if index $p $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
 {{- if or $p.users $p.groups }}{{ $given = append $given "users and groups" }}{{ end -}}
 {{- if gt (len $given) 1 }}{{ include "minivm.mistake" (list $ (printf "people: %s are given, and people.yaml is one file: keep one of them" (join ", " $given))) }}{{ end -}}
+{{- if $p.scim.enabled -}}
+  {{- if ne (join "" $given) "existingSecret" }}{{ include "minivm.mistake" (list $ (printf "people.scim: it alone writes people.yaml, into the Secret of people.existingSecret, and given is %s: make an empty Secret and name it there, and nothing else" (join ", " $given | default "nothing"))) }}{{ end -}}
+  {{- if not $p.scim.tokenSecret }}{{ include "minivm.mistake" (list $ "people.scim.tokenSecret: it is empty: name a Secret whose key `token` has the provider's bearer token") }}{{ end -}}
+  {{- if eq $p.scim.tokenSecret $p.existingSecret }}{{ include "minivm.mistake" (list $ "people.scim.tokenSecret: every pod mounts the Secret of people.existingSecret: keep the token in another one") }}{{ end -}}
+{{- end -}}
 {{- if and (ne $p.removedJobs "keep") (empty $given) }}{{ include "minivm.mistake" (list $ (printf "people.removedJobs: %s counts for people of people.yaml, and there is none: give people.existingConfigMap, existingSecret or users" $p.removedJobs)) }}{{ end -}}
 {{- end -}}
 
@@ -102,7 +107,7 @@ until one is replaced. Without that label it would select the pods of all pools.
 {{- end -}}
 
 {{- define "minivm.checks.network" -}}
-{{- range $field := list "sshFrom" "metricsFrom" -}}
+{{- range $field := list "sshFrom" "metricsFrom" "scimFrom" -}}
   {{- range index $.Values.networkPolicy $field -}}
     {{- if not . }}{{ include "minivm.mistake" (list $ (printf "networkPolicy.%s: {} names no peer: write podSelector, namespaceSelector or ipBlock; all pods of all namespaces are {namespaceSelector: {}}" $field)) }}{{ end -}}
     {{- range $key, $_ := . -}}

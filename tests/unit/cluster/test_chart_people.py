@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
+from fleet.errors import FleetError
+from fleet.scim.roster import Rules
+from fleet.scim.server import PORT, PROBES, read_settings
 from init.people.read import parse
 from tests.support.people_files import ED
 from tests.support.rendered_chart import render
@@ -102,3 +105,73 @@ def test_the_controller_gets_the_policy_of_removed_people_s_jobs() -> None:
 def test_a_policy_that_cannot_count_is_refused(people: dict[str, Any], words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         settings(people)
+
+
+SCIM: dict[str, Any] = {"existingSecret": "people", "scim": {"enabled": True, "tokenSecret": "token"}}
+
+
+def scim_objects(people: dict[str, Any], **values: Any) -> dict[str, dict[str, Any]]:
+    objects = render({"people": people, **values}, release="slurm", namespace="hpc")
+    return {item["kind"]: item for item in objects if item["metadata"]["name"] == "slurm-scim"}
+
+
+def test_scim_is_off_by_default_and_writes_one_secret_alone() -> None:
+    assert not scim_objects({"existingSecret": "people"})
+    found = scim_objects(SCIM)
+    assert found["Role"]["rules"] == [
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "update"], "resourceNames": ["people"]}
+    ]
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (container["args"], pod["automountServiceAccountToken"]) == (["scim"], False)
+    assert "/fleet:" in container["image"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    settings = read_settings({**env, "MINIVM_POD_NAMESPACE": "hpc"})
+    assert (settings.secret, settings.rules, settings.certificate) == ("people", Rules("people", 100_000), None)
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(settings.token.parent) in mounts
+    (port,) = found["Service"]["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (80, "scim")
+    assert {item["name"]: item["containerPort"] for item in container["ports"]} == {"http": PROBES, "scim": PORT}
+    assert found["NetworkPolicy"]["spec"]["ingress"] == [{"ports": [{"port": "scim", "protocol": "TCP"}]}]
+
+
+def test_scim_serves_https_with_a_certificate_and_the_peers_that_are_named() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
+    scim = SCIM["scim"] | {"tlsSecret": "cert", "firstId": 5000, "group": "lab"}
+    found = scim_objects(SCIM | {"scim": scim}, networkPolicy={"scimFrom": peers})
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    settings = read_settings({**env, "MINIVM_POD_NAMESPACE": "hpc"})
+    assert settings.rules == Rules("lab", 5000)
+    assert str(settings.certificate) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert found["Service"]["spec"]["ports"][0]["port"] == 443
+    assert found["NetworkPolicy"]["spec"]["ingress"][0]["from"] == peers
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"people": {"scim": SCIM["scim"]}}, "given is nothing: make an empty Secret"),
+        ({"people": {"scim": SCIM["scim"], "existingConfigMap": "lab"}}, "given is existingConfigMap"),
+        ({"people": {"scim": SCIM["scim"], **LAB}}, "given is users and groups"),
+        ({"people": {"scim": {"enabled": True}, "existingSecret": "people"}}, "people.scim.tokenSecret: it is empty"),
+        ({"people": {"scim": SCIM["scim"], "existingSecret": "token"}}, "keep the token in another one"),
+        ({"people": SCIM | {"scim": SCIM["scim"] | {"firstId": 60_000}}}, "firstId"),
+        ({"people": SCIM | {"scim": SCIM["scim"] | {"group": "Lab"}}}, "group"),
+        ({"people": SCIM | {"scim": SCIM["scim"] | {"token": "x"}}}, "token"),
+        ({"people": SCIM, "networkPolicy": {"scimFrom": [{}]}}, "networkPolicy.scimFrom"),
+        ({"people": SCIM, "workers": {"pools": {"scim": {}}}}, "workers.pools.scim: the name belongs to another part"),
+    ],
+)
+def test_scim_that_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        render(values, release="slurm", namespace="hpc")
+
+
+@pytest.mark.parametrize("first", ["", "0", "999", "60000", "-1", "1e9", str(2**31)])
+def test_the_receiver_refuses_a_first_uid_of_the_system(first: str) -> None:
+    env = {"MINIVM_POD_NAMESPACE": "hpc", "MINIVM_SCIM_SECRET": "people", "MINIVM_SCIM_GROUP": "people"}
+    with pytest.raises(FleetError, match="MINIVM_SCIM_FIRST"):
+        read_settings({**env, "MINIVM_SCIM_FIRST": first})

@@ -28,7 +28,10 @@ CASES: tuple[dict[str, Any], ...] = (
     {"accounting": {"mode": "none"}, "controller": {"replicas": 2, "persistence": {"existingClaim": "state"}}},
     {"podConditions": {"enabled": True}, "workers": {"pools": POOLS}, "fleet": FLEET},
     {"login": {"keepSeconds": 43200}, "people": {"existingConfigMap": "lab"}},
-    {"login": {"keepSeconds": 43200}, "people": {"existingSecret": "lab"}},
+    {
+        "login": {"keepSeconds": 43200},
+        "people": {"existingSecret": "lab", "scim": {"enabled": True, "tokenSecret": "token"}},
+    },
     {
         "secrets": {"sshHostKeys": {"existingSecret": "brought"}},
         "workers": {"pools": {"gpu": {"kind": "WorkerPool", "replicas": 1}}},
