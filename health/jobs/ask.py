@@ -110,7 +110,9 @@ def look(asker: Asker, wanted: str) -> list[Page]:
             reason = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
         if match and "_" in wanted and (array := _by_id(asker, match[1], match[1])):
             tasks = listed(job.shown for job in array)
-            reason = f"Slurm knows {tasks} of its array, and keeps nothing of a task that was cancelled while it waited"
+            forgotten = ", and keeps nothing of a task that was cancelled while it waited"
+            problem = f"; {'; '.join(asker.missing)}" if asker.missing else forgotten
+            reason = f"Slurm knows {tasks} of its array{problem}"
         raise InitError(f"explain {what}", reason)
     age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before the requests for other jobs
     if len(jobs) > 1:
@@ -121,7 +123,7 @@ def look(asker: Asker, wanted: str) -> list[Page]:
 
 
 def page(asker: Asker, job: Job) -> Page:
-    if job.is_lost:
+    if job.is_lost or job.is_unexplained:
         world = World()
     elif job.has_ended:
         job, world = _ended(asker, job)

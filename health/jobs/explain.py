@@ -36,11 +36,20 @@ LOST = Answer(
         "whether its end has just not reached accounting yet: ask again in some minutes",
     ),
 )
+UNEXPLAINED = Answer(
+    "It waits, as far as accounting knows; slurmctld, which knows what it waits for, does not answer.",
+    JobCause.UNKNOWN,
+    Sure.LIKELY,
+    (Fact("its state is PENDING", "sacct"),),
+    ("ask again in a minute: jobs stay in the queue while slurmctld is away",),
+    ("whether it has started or ended since",),
+)
 
 
 def explain(job: Job, world: World, now: float) -> Page:
     part = pending.explain if job.is_pending else ended.explain if job.has_ended else explain_running
-    answer = LOST if job.is_lost else part(job, world, now)
+    silent = LOST if job.is_lost else UNEXPLAINED if job.is_unexplained else None
+    answer = silent or part(job, world, now)
     if world.missing:
         answer = replace(answer, unknown=(*answer.unknown, *world.missing))
     return Page(job, answer, timeline(job, world, now))
@@ -147,10 +156,10 @@ def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str,
 
 def _time(job: Job, now: float) -> list[Fact]:
     if job.limit is None:
-        return [Fact("it has no time limit", "squeue")]
+        return [Fact("it has no time limit", job.source)]
     remaining = job.started + job.limit * 60 - now
     state = f"{duration(remaining)} are left" if remaining > 0 else "which is over; Slurm ends it now"
-    return [Fact(f"its time limit is {minutes(job.limit)}: {state} (until {moment(now + remaining)})", "squeue")]
+    return [Fact(f"its time limit is {minutes(job.limit)}: {state} (until {moment(now + remaining)})", job.source)]
 
 
 def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], list[str]]:

@@ -116,6 +116,11 @@ class Job:
     def is_pending(self) -> bool:
         return bool(self.states & {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 
+    @property
+    def is_unexplained(self) -> bool:
+        """Tell if it waits by accounting alone, which has no reasons: slurmctld did not answer."""
+        return self.is_pending and self.source == "sacct"
+
 
 @dataclass(frozen=True, slots=True)
 class JobNode:

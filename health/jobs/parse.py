@@ -17,6 +17,7 @@ from health.jobs.model import Job, JobNode, JobStep, License, Partition, Reserva
 _GRES = re.compile(r"(?:gres[/:])?([A-Za-z_]\w*)(?::([A-Za-z_][\w.-]*))?(?:[:=](\d{1,9}))?(?:\(.*\))?", re.ASCII)
 _LIMIT = re.compile(r"(\d+)(?:\((\d+)(?:\.\d+)?\))?", re.ASCII)  # "4(2)", "60(12.50)", "4"; "N" is no limit
 _ASSOC = re.compile(r"Account=(\S*) UserName=(\S*?)(?:\(\d+\))? ")
+_MASK = re.compile(r"0x([0-9A-Fa-f]{1,65536})", re.ASCII)  # of an array's waiting tasks, in accounting
 _RANGES = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]", re.ASCII)
 LONGEST_HOSTS = 65536
 _ANNOUNCED = "Limits"  # "User Limits", "Account Limits" of a QOS
@@ -153,10 +154,18 @@ def _shown(item: Mapped, array: tuple[str, ...], task: tuple[str, ...], tasks: t
     if parent:
         waiting = item.text(*tasks)
         if waiting:
-            return f"{parent}_[{waiting}]"
+            return f"{parent}_[{_tasks(waiting)}]"
         index = item.number(*task)
         return f"{parent}_{index}" if index is not None else str(number)
     return str(number)
+
+
+def _tasks(text: str) -> str:
+    """Write accounting's mask 0xEA as squeue does: 1,3,5-7."""
+    match = _MASK.fullmatch(text)
+    bits = f"{int(match[1], 16):b}"[::-1] if match else ""
+    runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", bits)]
+    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in runs) or text
 
 
 def _component(item: Mapped, shown: str, leader: int, offset: int | None) -> str:

@@ -171,8 +171,13 @@ def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -
     assert "Job 12 (train): LOST" in page(item), "also by its name"
     # Without an answer from slurmctld nothing is known of that.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
-    (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
-    assert "LOST" not in page(item)
+    (item,) = look(asker(slurm := Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
+    assert "LOST" not in page(item) and "slurm-controller cannot be reached" in page(item)
+    if state == "PENDING":
+        text = page(item)
+        assert "slurmctld, which knows what it waits for, does not answer" in text and "scheduler" not in text
+        assert "[squeue]" not in text, "accounting said it"
+        assert len(slurm.calls) == 2, "a page of a slurmctld that hangs waits for it once"
 
 
 @pytest.mark.parametrize("records", [[], [recorded(12, "PENDING")]])
@@ -217,7 +222,7 @@ def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array
     def sacct(argv: Sequence[str]) -> str:
         if "--jobs=12_5" in argv:
             return json.dumps({"jobs": []})
-        tasks = {"job_id": 12, "task_id": {"set": False}, "task": "4-9"}
+        tasks = {"job_id": 12, "task_id": {"set": False}, "task": "0x3F0"}  # as 24.11 and 26.05 record it
         done = recorded(13, "COMPLETED", array={"job_id": 12, "task_id": number(1), "task": ""})
         return json.dumps({"jobs": [recorded(12, "CANCELLED", kill_request_user="alice", array=tasks), done]})
 
@@ -229,6 +234,27 @@ def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array
     why = r"job 12_3: Slurm knows 12_\[4-9\], 12_1 of its array, and keeps nothing of a task that was cancelled"
     with pytest.raises(InitError, match=why):
         look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_3")
+    # Without an answer from slurmctld that is not known.
+    away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
+    with pytest.raises(InitError, match=r"12_1 of its array; the queue: slurm-controller cannot be reached"):
+        look(asker(Slurm(squeue=away, sacct=sacct)), "12_3")
+
+
+@pytest.mark.parametrize(
+    ("recorded_as", "shown"),
+    [
+        ("0xEA", "1,3,5-7"),
+        ("0x1", "0"),
+        ("0x1fffffffffffffffe", "1-64"),
+        ("0x0", "0x0"),
+        ("0x", "0x"),
+        ("0xEG", "0xEG"),
+        ("4-9%2", "4-9%2"),
+    ],
+)
+def test_accounting_s_mask_of_waiting_tasks_is_written_as_people_write_it(recorded_as: str, shown: str) -> None:
+    record = recorded(12, "CANCELLED", array={"job_id": 12, "task_id": {"set": False}, "task": recorded_as})
+    assert parse.accounted(json.dumps({"jobs": [record]}))[0].shown == f"12_[{shown}]"
 
 
 @pytest.mark.parametrize(
