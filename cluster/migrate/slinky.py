@@ -368,7 +368,8 @@ KINDS = ("NodeSet", "Controller", "LoginSet", "Accounting", "RestApi", "Token")
 def slurm_name(item: Object) -> str:
     """Return the name that Slurm knows the node set by: the pods' hostname without its dash, or the object's name."""
     pod_spec = item.data.get("spec", {}).get("template") or {}
-    hostname = (pod_spec.get("spec") or {}).get("hostname") if isinstance(pod_spec, Mapping) else None
+    inner = pod_spec.get("spec") if isinstance(pod_spec, Mapping) else None
+    hostname = inner.get("hostname") if isinstance(inner, Mapping) else None
     return hostname.strip().strip("-") if isinstance(hostname, str) and hostname.strip("- ") else item.name
 
 

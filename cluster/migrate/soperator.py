@@ -193,6 +193,7 @@ def settle_named(reading: Reading) -> None:
         entries = reading.item.data["spec"].get(key) or []
         reading.expect(entries, list)
         for index, entry in reading.mappings(entries):
+            reading.expect(entry.get("name"), str, index, "name")
             if (key, entry.get("name")) not in reading.named:
                 reading.report(todo, index)
 
@@ -360,7 +361,8 @@ def read(plan: Migration, objects: Sequence[Object], cluster: Object, pools: Map
         "workers": {"defaults": {"cgroup": True}, "pools": {}},
         "home": {"enabled": False},
     }
-    if not (cluster.data["spec"].get("secrets") or {}).get("sshdKeysName"):
+    secrets = cluster.data["spec"].get("secrets")
+    if not (isinstance(secrets, Mapping) and secrets.get("sshdKeysName")):
         plan.values["secrets"]["sshHostKeys"] = {"existingSecret": f"{cluster.name}-sshd-keys"}
     for item in sets:
         plan.pools[item.name] = pools[item.name]

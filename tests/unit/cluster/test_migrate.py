@@ -423,6 +423,16 @@ def test_an_object_that_cannot_be_planned_is_refused(
     assert told in refusal(tmp_path, change)
 
 
+def test_a_part_that_is_read_early_and_has_another_type_is_reported_or_refused(tmp_path: Path) -> None:
+    made = changed(tmp_path, lambda items: find(items, "NodeSet")["spec"].update(template={"spec": True}))
+    assert "spec.template.spec" in reported(made)
+    made = changed(tmp_path, lambda items: find(items, "SlurmCluster")["spec"].update(secrets="x"), "soperator")
+    assert "spec.secrets" in reported(made)
+    volumes = [{"name": ["x"]}]
+    with pytest.raises(ClusterError, match=r"found a list, expected text .*volumeSources\[0\].name"):
+        changed(tmp_path, lambda items: find(items, "SlurmCluster")["spec"].update(volumeSources=volumes), "soperator")
+
+
 def test_what_kubernetes_would_refuse_is_refused_by_the_plan(tmp_path: Path) -> None:
     def change(items: list[dict[str, Any]]) -> None:
         spec = find(items, "NodeSet", "gpu")["spec"]
