@@ -158,7 +158,7 @@ def spool(reading: Reading, value: Mapping[str, Any]) -> None:
             cluster, "spec.slurmNodes.controller.volumes.spool", found, "compare the claim's name: kubectl get pvc"
         )
         return
-    for entry in cluster.data["spec"].get("volumeSources") or []:
+    for entry in named_entries(reading, "volumeSources"):
         claim = (
             entry.get("persistentVolumeClaim") if isinstance(entry, Mapping) and entry.get("name") == source else None
         )
@@ -171,9 +171,15 @@ def spool(reading: Reading, value: Mapping[str, Any]) -> None:
     )
 
 
+def named_entries(reading: Reading, key: str) -> list[Any]:
+    """Return a list of the spec whose entries other fields name."""
+    entries = reading.item.data["spec"].get(key)
+    return entries if isinstance(entries, list) else []
+
+
 def node_filter(part: str) -> Use:
     def read(reading: Reading, value: str) -> None:
-        for entry in reading.item.data["spec"].get("k8sNodeFilters") or []:
+        for entry in named_entries(reading, "k8sNodeFilters"):
             if isinstance(entry, Mapping) and entry.get("name") == value:
                 reading.named.add(("k8sNodeFilters", value))
                 for key in ("nodeSelector", "affinity", "tolerations"):

@@ -111,7 +111,7 @@ def look(asker: Asker, wanted: str) -> list[Page]:
         if match and "_" in wanted and (array := _by_id(asker, match[1], match[1])):
             tasks = listed(job.shown for job in array)
             forgotten = ", and keeps nothing of a task that was cancelled while it waited"
-            problem = f"; {'; '.join(asker.missing)}" if asker.missing else forgotten
+            problem = f"; {'; '.join(dict.fromkeys(asker.missing))}" if asker.missing else forgotten
             reason = f"Slurm knows {tasks} of its array{problem}"
         raise InitError(f"explain {what}", reason)
     age = 0.0 if any(job.source == "sacct" for job in jobs) else asker.age  # before the requests for other jobs

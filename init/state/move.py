@@ -24,7 +24,7 @@ from ground.files import locked, read_plain, sync_directory, write_whole
 from init.errors import ConfigError, InitError
 from init.lean import fields, record, replace
 from init.pod import release as slurm
-from init.pod.client import Client, control_socket
+from init.pod.client import Client, control_socket, service
 from init.pod.pod import Pod
 from init.slurm import accounting
 from init.slurm.conf import setting
@@ -333,15 +333,35 @@ def _stop(what: str) -> bool:
 
 
 def _request_start() -> dict[str, Any]:
+    """Start slurmdbd; return its state, which is `waiting` if a service that it needs stays away."""
+    deadline = time.monotonic() + WITHIN
     with Client(control_socket(), within=None) as client:
+        client.request("start", service="slurmdbd", wait=False)
+        while (view := service(client, "slurmdbd")) and view.state == "waiting":
+            if time.monotonic() > deadline:
+                return {"state": view.state, "reasons": view.reasons}
+            time.sleep(0.2)
         return client.request("start", service="slurmdbd", wait=True)
 
 
 def _start() -> None:
     reply = _request_start()
-    if reply["state"] in ("failed", "backoff"):
+    if reply["state"] in ("failed", "backoff", "waiting"):
         raise MoveError("start slurmdbd", "; ".join(reply.get("reasons", [])) or reply["state"],
-                        hint="all records are loaded; when that is mended: minivm start slurmdbd")  # fmt: skip
+                        hint="its records are all here; when that is mended: minivm start slurmdbd")  # fmt: skip
+
+
+def _tell(pod: Pod) -> None:
+    """Let the pod's status say why slurmdbd is closed: by its state alone it was stopped on request."""
+    try:
+        guard(pod)
+        reason = ""
+    except ConfigError as error:
+        reason = f"{error.why}; {error.hint}"
+    with contextlib.suppress(InitError, OSError, EOFError), Client(control_socket()) as client:
+        view = service(client, "slurmdbd")
+        is_required = view is not None and view.required  # where the pod is not ready without it
+        client.request("condition", name="records", text=reason, blocking=is_required)
 
 
 # Out and in
@@ -368,6 +388,7 @@ def move_out(pod: Pod, out: BinaryIO, report: Report) -> None:
             token = os.urandom(16).hex()
             mark = RecordsMark(OUT, token, (*mark.history, token), place=base.place)
             _write_mark(file, mark)
+        _tell(pod)
         _stop(what)
         release = known(pod)
         protocol = release.protocol if release else 0
@@ -455,12 +476,14 @@ def move_in(pod: Pod, source: BinaryIO, report: Report) -> None:
                 _request_start()
             raise
         _write_mark(file, loading)
+        _tell(pod)
         base.clear(counts)
         _load(base, source, line)
         problem = difference(head.counts, base.counts())
         if problem:
             raise MoveError(what, problem, hint="run this again; the database stays closed until all are there")
         _write_mark(file, replace(loading, phase=IN, replaces=""))
+        _tell(pod)
         report(f"{head.jobs} jobs in {len(head.counts)} tables were loaded, as many as were written")
         _start()
 
@@ -524,6 +547,7 @@ def reopen(pod: Pod) -> str:
     """Let slurmdbd use a database again whose records were written out and not loaded anywhere."""
     file = mark_file(pod)
     with _alone(pod, "reopen the database"):
+        _check_active("reopen the database")
         mark = read_mark(file)
         if mark.phase != OUT:
             problem = {LOADING: "records are being loaded into it", IN: "it is in use", "": "it is in use"}[mark.phase]
@@ -532,5 +556,6 @@ def reopen(pod: Pod) -> str:
             check_place("reopen the database", file, mark, database(pod, answers=False).place)
         # Without this move: a file that was written by it is no longer an ancestor of these records.
         _write_mark(file, RecordsMark(IN, "", mark.history[:-1], place=mark.place))
+        _tell(pod)
         _start()
     return "slurmdbd uses this database again"

@@ -89,8 +89,10 @@ def test_records_go_and_come_back_whatever_is_cut(made: World) -> None:
 
     # A move that is given up.
     assert shell(old, f"{OUT} > {FILE}")[0] == 0
+    assert "records: its records were moved out on" in old.run("minivm", "why")
     assert old.run("minivm", "accounting", "reopen", "--yes") == "slurmdbd uses this database again\n"
     until(lambda: old.service("slurmdbd")["state"] == "ready", "slurmdbd is ready", seen=old.account)
+    assert "records" not in old.run("minivm", "why")
 
     # A volume without room: nothing is touched, for slurmctld's state may be on it.
     volume = Mount("/var/lib/mysql", None, type="tmpfs", tmpfs_size=256 << 20)
@@ -124,6 +126,7 @@ def into(new: Pod) -> None:
     refused(new, f"sed '1s/cluster.: .minivm/&x/' {FILE} | {IN}", "they are of the cluster minivmx")
     assert new.code("test", "-e", MARK)[0] == 1, "nothing was changed so far"
     refused(new, f"head -n -3 {FILE} | {IN}", "the file is not whole")
+    assert "records: a load of its records was cut" in new.code("minivm", "why")[1]
     refused(new, f"sed s/chemistry/alchemy/ {FILE} | {IN}", "the file is not whole")
     refused(new, f"sed '1s/\"acct_table\": /&1/' {FILE} | {IN}", "the file is not whole")
     waits_for_records(new, "a load of its records was cut")

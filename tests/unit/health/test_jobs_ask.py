@@ -236,7 +236,7 @@ def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array
         look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_3")
     # Without an answer from slurmctld that is not known.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
-    with pytest.raises(InitError, match=r"12_1 of its array; the queue: slurm-controller cannot be reached"):
+    with pytest.raises(InitError, match=r"12_1 of its array; the queue: slurm-controller cannot be reached$"):
         look(asker(Slurm(squeue=away, sacct=sacct)), "12_3")
 
 

@@ -252,6 +252,15 @@ def test_the_settings_must_name_the_database_of_the_last_move(external: Pod, mon
     assert move.read_mark(move.mark_file(external)).place == base.place
 
 
+def test_a_standby_reopens_nothing(external: Pod) -> None:
+    """The mark is on the volume of both controllers, and slurmdbd starts in the active one alone."""
+    move._states()["lease"] = "starting"
+    marked(external, FORMER)
+    with pytest.raises(MoveError, match="this controller stands by"):
+        move.reopen(external)
+    assert move.read_mark(move.mark_file(external)) == FORMER
+
+
 def test_tables_of_others_are_not_written_out(external: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     base = FakeDatabase(FRESH | {"wp_posts": 1})
     monkeypatch.setattr(move, "database", lambda _: base)
