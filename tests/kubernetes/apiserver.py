@@ -103,6 +103,10 @@ class ApiServer:
             found: Object = {} if raw else json.load(reply)
         return found
 
+    def newest(self, group: str) -> str:
+        """Return the group's newest version here: `policy/v1`, before Kubernetes 1.21 `policy/v1beta1`."""
+        return str(self.ask("GET", f"/apis/{group}")["preferredVersion"]["groupVersion"])
+
     def merge(self, path: str, body: Object) -> Object:
         return self.ask("PATCH", path, body, kind="application/merge-patch+json")
 

@@ -93,7 +93,9 @@ class Responder:
     def follow(self) -> None:
         while True:
             try:
-                slices = self.api.items("/apis/discovery.k8s.io/v1beta1/endpointslices")
+                # The newest version that this release serves: v1beta1 before 1.21, only v1 since 1.25.
+                group = self.api.call("/apis/discovery.k8s.io")["preferredVersion"]["groupVersion"]
+                slices = self.api.items(f"/apis/{group}/endpointslices")
                 self.zone = zone(self.api.items("/api/v1/services"), slices)
             except ERRORS as error:
                 # An API server that is away: the names stay as they were.

@@ -76,7 +76,7 @@ def versions(both: Both) -> dict[str, str]:
     kinds = (
         *(f"/api/v1/{kind}" for kind in ("nodes", "pods", "events", "configmaps", "secrets", "serviceaccounts")),
         "/apis/apps/v1/statefulsets", "/apis/batch/v1/jobs", "/apis/coordination.k8s.io/v1/leases",
-        "/apis/policy/v1beta1/poddisruptionbudgets",
+        f"/apis/{both.api.newest('policy')}/poddisruptionbudgets",
     )  # fmt: skip
     found = {
         f"{kind} {one['metadata']['name']}": str(one["metadata"]["resourceVersion"])
@@ -160,7 +160,7 @@ def test_a_pod_that_is_to_go_is_evicted_when_its_job_is_over_and_no_sooner(both:
 def test_a_busy_pod_is_protected_from_everybody_and_freed_after(both: Both) -> None:
     selector = {"matchExpressions": [{"key": "minivm.io/free", "operator": "DoesNotExist"}]}
     budget = {"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0, "selector": selector}}
-    budgets = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+    budgets = f"/apis/{both.api.newest('policy')}/namespaces/default/poddisruptionbudgets"
     both.api.ask("POST", budgets, budget)
     first = both.api.ask("GET", f"{PODS}/w2")["metadata"]["uid"]
     assert both.eviction("w2") == 429, "from its first moment"

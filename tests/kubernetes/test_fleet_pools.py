@@ -36,7 +36,6 @@ PODS = "/api/v1/namespaces/default/pods"
 LABELS = {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
 READY = {"type": "Ready", "status": "True"}
 NOT_READY = {"type": "Ready", "status": "False"}
-BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
 
 
 def template(image: str) -> Object:
@@ -208,7 +207,8 @@ def test_a_pod_that_has_ended_is_made_anew_whatever_its_budget_says(api: ApiServ
     cluster = Cluster(api)
     cluster.looks()
     budget = {"maxUnavailable": 0, "selector": {"matchLabels": {"minivm.io/pool": "gpu"}}}
-    api.ask("POST", BUDGETS, {"metadata": {"name": "gpu"}, "spec": budget})
+    budgets = f"/apis/{api.newest('policy')}/namespaces/default/poddisruptionbudgets"
+    api.ask("POST", budgets, {"metadata": {"name": "gpu"}, "spec": budget})
     try:
         before = {name: pod["metadata"]["uid"] for name, pod in pods(api).items()}
         cluster.ends("slurm-gpu-1")
@@ -220,7 +220,7 @@ def test_a_pod_that_has_ended_is_made_anew_whatever_its_budget_says(api: ApiServ
         assert (noted.uid, noted.times, noted.why) == (before["slurm-gpu-1"], 1, "Failed: Evicted: low on memory")
         assert {one.type: one.status for one in read(api, pool).status.conditions}["Ready"] == "True"
     finally:
-        api.ask("DELETE", f"{BUDGETS}/gpu")
+        api.ask("DELETE", f"{budgets}/gpu")
 
 
 def test_a_wrong_edit_that_the_server_accepts_leaves_the_last_good_spec_in_force(api: ApiServer, pool: str) -> None:

@@ -115,7 +115,8 @@ class Both:
 
     def eviction(self, name: str) -> int:
         """Anybody's: what the API server answers."""
-        body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
+        version = self.api.newest("policy")
+        body = {"apiVersion": version, "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
         try:
             self.api.ask("POST", f"{PODS}/{name}/eviction", body)
         except urllib.error.HTTPError as error:
