@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.kubernetes.kubectl import condition
+from tests.kubernetes.kubectl import Object, condition
 from tests.kubernetes.world import Release
 from tests.waiting import until
 
 # The first of them may have to wait until Kubernetes is built.
 pytestmark = pytest.mark.timeout(3600)
+# The first minor release of Kubernetes with ValidatingAdmissionPolicies.
+HAS_POLICIES = 30
 
 
 def test_the_chart_is_installed_and_every_pod_gets_ready(installed: Release) -> None:
@@ -68,16 +72,48 @@ def test_people_come_in_by_the_service_with_their_key_alone(release: Release) ->
         assert refused.returncode == 255 and "Permission denied" in refused.stderr
 
 
-@pytest.mark.parametrize(("pod", "answer"), [("worker-1", "200"), ("controller-0", "403"), ("login-0", "403")])
-def test_root_on_a_worker_writes_the_status_of_no_other_role(release: Release, pod: str, answer: str) -> None:
-    """`phase: Failed` would end a pod, `podIP` move its Services. Before Kubernetes 1.30 its own role is the limit."""
+@pytest.mark.parametrize("pod", ["worker-1", "controller-0", "login-0"])
+def test_root_on_a_worker_writes_the_status_of_no_other_pod(release: Release, pod: str) -> None:
+    """`phase: Failed` would end a pod, `podIP` move its Services. Before Kubernetes 1.30 the limit is the role."""
+    answer = "403"
+    if pod == "worker-1":
+        answer = "422" if minor_release(release) >= HAS_POLICIES else "200"
+    assert answered(release, pod, {}) == answer
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Failed"},
+        {"podIP": "10.9.9.9"},
+        {"message": "gone"},
+        {"conditions": [{"type": "Ready", "status": "False"}]},
+    ],
+    ids=lambda status: next(iter(status)),
+)
+def test_root_on_a_worker_writes_nothing_of_its_own_status_but_its_conditions(release: Release, status: Object) -> None:
+    if minor_release(release) < HAS_POLICIES:
+        pytest.skip("Kubernetes before 1.30 has no admission policies")
+    assert answered(release, "worker-0", status) == "422"
+    own = release.pods()["worker-0"]["status"]["conditions"]
+    assert answered(release, "worker-0", {"conditions": [*own, {"type": "minivm.io/Test", "status": "True"}]}) == "200"
+
+
+def minor_release(release: Release) -> int:
+    return int(release.kubernetes.get_raw("/version")["minor"].rstrip("+"))
+
+
+def answered(release: Release, pod: str, status: Object) -> str:
+    """Patch the pod's status with the account of worker-0, and return the API server's answer."""
     script = (
+        "import json, sys\n"
         "from init.pod.api_server import ApiError, ApiServer\n"
         f"path = '/api/v1/namespaces/{release.namespace}/pods/{release.name}-{pod}/status'\n"
         "try:\n"
-        "    ApiServer('ask').ask('PATCH', path, {'status': {}}, 'application/merge-patch+json')\n"
+        "    ApiServer('ask').ask('PATCH', path, {'status': json.load(sys.stdin)}, 'application/merge-patch+json')\n"
         "    print(200)\n"
         "except ApiError as error:\n"
         "    print(error.status)\n"
     )
-    assert release.run("worker-0", "/opt/minivm/bin/python3", "-I", "-c", script).strip() == answer
+    words = ("/opt/minivm/bin/python3", "-I", "-c", script)
+    return release.run("worker-0", *words, stdin=json.dumps(status)).strip()

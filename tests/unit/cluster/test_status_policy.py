@@ -101,6 +101,8 @@ WRONG: tuple[tuple[str, object], ...] = (
     ("status.reason", "Evicted"),
     ("status.containerStatuses", [{"name": "worker", "ready": True}]),
     ("status.startTime", "2026-01-01T00:00:00Z"),
+    # Kubernetes 1.36 has it, and no release that came before.
+    ("status.nodeAllocatableResourceClaimStatuses", [{"name": "x"}]),
     ("status.conditions", [READY | {"status": "False"}, OWN]),
     ("status.conditions", [OWN]),
     ("status.conditions", [READY, OWN, {"type": "DisruptionTarget", "status": "True"}]),
