@@ -106,7 +106,7 @@ def test_a_render_with_the_fleet_is_applied_and_scaled_and_applied_again_in_a_na
         "fleet": {"enabled": True, "workerPools": {"enabled": True}, "machines": {"enabled": True}, "policy": policy},
         "workers": {"pools": {"gpu": pool}},
     }
-    texts = rendered_for("v1.20.2", said, release="git", namespace="of-git")
+    texts = rendered_for(api.ask("GET", "/version")["gitVersion"], said, release="git", namespace="of-git")
     text = "\n---\n".join(text for name, text in sorted(texts.items()) if name.endswith(".yaml"))
     applied = ("-n", "of-git", "apply", "--server-side", "-f", "-")
     assert "workerpool.minivm.io/git-gpu" in kubectl(api, *applied, stdin=text)
