@@ -66,7 +66,7 @@ WRONG = {
     ),
     "long": (
         worker(env=[{"name": "A=" + "b" * 3000, "value": ""}]),
-        ("spec.template.spec.containers[0].env[0].name", "A=bbb", "must consist of"),
+        ("spec.template.spec.containers[0].env[0].name", "A=bbb", "must consist"),
     ),
     "many": (
         worker(ports=[{"containerPort": number} for number in range(70000, 70040)]),
