@@ -74,7 +74,8 @@ WRONG = {
     ),
     "kind": (
         worker(ports=[{"containerPort": "http"}]),
-        ("spec.template.spec.containers.ports.containerPort", "http", "int"),
+        # A newer API server does not say what was found.
+        ("spec.template.spec.containers.ports.containerPort", "", "int"),
     ),
     "label": (worker(), ("spec.template.metadata.labels", "no label", "must be")),
 }
