@@ -6,6 +6,7 @@ import base64
 import os
 import secrets
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,9 +74,9 @@ def public(private: Path) -> str:
     return private.with_name(f"{private.name}.pub").read_text().strip()
 
 
-def known_hosts(keys: Keys, port: int) -> str:
-    """Format the known_hosts line for the login pod, for ssh on this machine."""
-    return f"[127.0.0.1]:{port} {keys.ssh_host_public}\n"
+def known_hosts(public_keys: Iterable[str], port: int) -> str:
+    """Format the known_hosts lines of the login pod's host keys, for ssh on this machine."""
+    return "".join(f"[127.0.0.1]:{port} {key}\n" for key in public_keys)
 
 
 def ssh_command(keys: Keys, user: str, *command: str, port: int, known_hosts: Path) -> list[str]:

@@ -184,7 +184,9 @@ class LocalCluster:
             planned = self.plan(desired, choice, running)
         pins.write(self.state, replace(pinned, images=choice.images))
         self.save()
-        write_private(self.known_hosts, keys.known_hosts(self.keys(), self.options.port).encode())
+        # The values may have other host keys than this machine made.
+        public_keys = values.local_values(self.options, self.keys())["secrets"]["sshHostKeys"]["public"]
+        write_private(self.known_hosts, keys.known_hosts(public_keys, self.options.port).encode())
         with self.stages.stage("pods"):
             self.revive(planned, desired, running)
             self.reconcile(desired, self.kubelet.running(), timeout=timeout)

@@ -101,7 +101,7 @@ def choose_one(
         if role_of(reference) not in wish.roles and fit.wants_another(reference, present):
             return fitting(reference, present, fit)
         if present is None:
-            raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_build(reference))
+            raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_get(reference))
         return present, ""
     pinned_image = look(pin.id)
     if present is None or present.id == pin.id:
@@ -140,12 +140,26 @@ def gone(reference: str, pin: EngineImage) -> EngineImage:
 
 
 def how_to_build(reference: str, slurm: str = "") -> str:
-    tag = re.match(r"([0-9]{2}[.][0-9]{2})[.]", reference.rpartition(":")[2])
-    slurm_release = slurm or (tag[1] if tag else "")
-    if (role := role_of(reference)) in MORE_IMAGES:
-        # `make images` leaves these out.
-        return f"`build.py {f'--slurm {slurm_release} ' if slurm_release else ''}build {role}`"
-    return f"`make images SLURM={slurm_release}`" if slurm_release else "`make images`"
+    """Return the command that builds the reference's role, of the release and the variant that its tag names."""
+    role, tag = role_of(reference), TAG.fullmatch(reference.rpartition(":")[2])
+    slurm_release = slurm or (release(tag["slurm"]) if tag else "")
+    if tag is None and role not in MORE_IMAGES:
+        return f"`make images SLURM={slurm_release}`" if slurm_release else "`make images`"
+    options = [f"--slurm {slurm_release}" if slurm_release else ""]
+    if tag:
+        options += [f"--variant {tag['variant']}" if tag["variant"] != settings.BuildSettings().variant else "",
+                    f"--arch {tag['arch']}" if tag["arch"] else ""]  # fmt: skip
+    return f"`{' '.join(['build.py', *filter(None, options), 'build', role])}`"
+
+
+def how_to_get(reference: str) -> str:
+    """Return the hint for a reference that this machine does not have: a tag other than `latest` cannot be ordered."""
+    if reference.endswith(":latest"):
+        return how_to_build(reference)
+    command = f"`docker images {reference.partition('@')[0].rpartition(':')[0]}` lists the tags that are here"
+    if TAG.fullmatch(reference.rpartition(":")[2]) is None:
+        return command
+    return f"{command}; {how_to_build(reference)} makes this checkout's"
 
 
 def short(image_id: str) -> str:

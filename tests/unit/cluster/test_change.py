@@ -230,16 +230,36 @@ def test_images_without_a_release_and_named_tags_are_taken_as_they_are() -> None
 def test_a_role_that_make_images_leaves_out_is_built_by_its_own_command() -> None:
     for reference, pin, hint in (
         (CONTAINERS, None, "build.py build worker-containers"),
-        (
-            "minivm/worker-containers:26.05.5-debian-0123456789ab",
-            None,
-            "build.py --slurm 26.05 build worker-containers",
-        ),
         (CONTAINERS, OLD, "build.py --slurm 24.11 build worker-containers"),
         (WORKER, None, "make images"),
     ):
         with pytest.raises(ClusterError, match=f"\nhint: `{hint}`"):
             choose([reference], {reference: pin} if pin else {}, lambda _: None, Wish())
+
+
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        ("minivm/worker:latest", "`make images`"),
+        (
+            "minivm/worker-containers:26.05.5-debian-0123456789ab",
+            "`docker images minivm/worker-containers` lists the tags that are here;"
+            " `build.py --slurm 26.05 build worker-containers` makes this checkout's",
+        ),
+        (
+            "host:5000/m/login:24.11.5-nvidia-arm64-0123456789ab",
+            "`docker images host:5000/m/login` lists the tags that are here;"
+            " `build.py --slurm 24.11 --variant nvidia --arch arm64 build login` makes this checkout's",
+        ),
+        ("host:5000/m/login:v1", "`docker images host:5000/m/login` lists the tags that are here"),
+        ("m/login:v1@sha256:0123", "`docker images m/login` lists the tags that are here"),
+    ],
+)
+def test_a_tag_that_is_not_here_is_told_with_what_would_bring_it(reference: str, hint: str) -> None:
+    """`make images` makes this checkout's tags: another one does not come by it."""
+    with pytest.raises(ClusterError) as refused:
+        choose([reference], {}, lambda _: None, Wish(anew=True))
+    assert str(refused.value) == f"cannot start from {reference}: this machine does not have it\nhint: {hint}"
 
 
 @pytest.mark.parametrize(
