@@ -37,16 +37,37 @@ ANEW = {
     "switchtype": "the workers' pods",
     "taskplugin": "the workers' pods",
 }
-# Plug-ins that slurmctld alone loads, with the beginning of their files' names: a client's test does not load them.
+# Plug-ins that slurmctld loads and a client's test does not, with the beginning of their files' names.
 PLUGINS = {
+    "acctgatherenergytype": "acct_gather_energy",
+    "acctgatherfilesystemtype": "acct_gather_filesystem",
+    "acctgatherinterconnecttype": "acct_gather_interconnect",
+    "authalttypes": "auth",
+    "burstbuffertype": "burst_buffer",
+    "jobacctgathertype": "jobacct_gather",
     "jobcomptype": "jobcomp",
     "jobsubmitplugins": "job_submit",
     "mcsplugin": "mcs",
+    "nodefeaturesplugins": "node_features",
     "preempttype": "preempt",
+    "prepplugins": "prep",
+    "prioritysitefactorplugin": "site_factor",
     "prioritytype": "priority",
     "schedulertype": "sched",
     "selecttype": "select",
+    "switchtype": "switch",
+    "topologyplugin": "topology",
 }
+# Plug-ins that only workers, logins and job steps load: their images may have more of them than the controller's.
+PLUGINS_ELSEWHERE = {
+    "clifilterplugins": "cli_filter",
+    "jobcontainertype": "job_container",
+    "mpidefault": "mpi",
+    "proctracktype": "proctrack",
+    "taskplugin": "task",
+}
+# Kinds of which slurmctld refuses `none` (24.11 and 26.05); of the others `none` needs no file.
+WITHOUT_NONE = ("auth", "burst_buffer", "job_submit", "node_features", "prep", "priority", "sched", "select")
 SHOWN = 10  # jobs listed by number; the rest is counted
 # Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
@@ -141,16 +162,31 @@ def impossible_settings(new: Configuration, saved_of: str) -> str:
 
 
 def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
-    """Return an error for each plug-in that the configuration names and that is not among these (`priority_basic`)."""
-    errors = []
-    for key, kind in PLUGINS.items():
+    """Return an error for each plug-in that slurmctld would load and that is not among these (`priority_basic`)."""
+    lines = [
+        f"{line}: this Slurm has no plug-in {plugin}, but {names}"
+        for line, plugin, names in _missing(new, present, PLUGINS)
+    ]
+    return "; ".join(lines)
+
+
+def missing_elsewhere(new: Configuration, present: frozenset[str]) -> list[str]:
+    """Warn about each plug-in for other pods that this image lacks; theirs may have it."""
+    return [
+        f"unknown: {line}: this image has no plug-in {plugin}, but {names}; pods that lack it too run no job"
+        for line, plugin, names in _missing(new, present, PLUGINS_ELSEWHERE)
+    ]
+
+
+def _missing(new: Configuration, present: frozenset[str], kinds: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield each line with a missing plug-in, that plug-in, and the names that exist of its kind."""
+    for key, kind in kinds.items():
         names = sorted(file.removeprefix(f"{kind}_") for file in present if file.startswith(f"{kind}_"))
+        without_file = () if kind in WITHOUT_NONE else ("none",)
         for word in sorted(new.words(key)):
             name = word.partition("/")[2] or word
-            if names and name not in ("none", *names):
-                line = f"{new.names[key]}={new.value(key)}"
-                errors.append(f"{line}: this Slurm has no plug-in {kind}/{name}, but {', '.join(names)}")
-    return "; ".join(errors)
+            if names and name not in (*without_file, *names):
+                yield f"{new.names[key]}={new.value(key)}", f"{kind}/{name}", ", ".join(names)
 
 
 _PARAMETER = re.compile(rb"\0([a-z]{2,16}_[a-z_]{2,32})(?==?\0)")
@@ -358,9 +394,11 @@ def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, byt
 
 
 def ignored(candidate: Mapping[str, bytes]) -> list[str]:
-    """List what this image's Slurm would ignore without a word."""
+    """List what slurmctld would ignore without a word: misspelled parameters, and plug-ins of other pods."""
     paths = [Path("/usr/sbin/slurmctld"), *sorted(Path("/usr/lib").glob("*/slurm*/*.so"))]
-    return unknown_parameters(read(candidate), b"".join(data for path in paths if (data := _bytes(path))))
+    new = read(candidate)
+    programs = b"".join(data for path in paths if (data := _bytes(path)))
+    return [*unknown_parameters(new, programs), *missing_elsewhere(new, plugins())]
 
 
 def _bytes(path: Path) -> bytes:

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from init.pod.pod import Pod
 from init.prepare import slurm_config
-from init.slurm.change import SHOWN, effect, hidden_lists, impossible_settings, missing_plugin, unknown_parameters
+from init.slurm.change import (
+    SHOWN,
+    effect,
+    hidden_lists,
+    impossible_settings,
+    missing_elsewhere,
+    missing_plugin,
+    unknown_parameters,
+)
 from init.slurm.conf import expanded, number, read
 from init.slurm.daemon import FIELDS, KnownJob, count, jobs
 from init.slurm.files import LastGoodConfig, digest, of_config_map
@@ -157,7 +165,10 @@ def test_what_only_slurmctld_refuses_is_told_before_it_is_asked(text: str, why: 
     assert impossible_settings(read(files(text)), "c") == why
 
 
-PRESENT = frozenset({"priority_basic", "priority_multifactor", "select_cons_tres", "job_submit_lua", "preempt_qos"})
+PRESENT = frozenset({
+    "priority_basic", "priority_multifactor", "select_cons_tres", "job_submit_lua", "preempt_qos", "sched_backfill",
+    "sched_builtin", "task_affinity", "task_cgroup", "topology_tree",
+})  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -174,12 +185,31 @@ PRESENT = frozenset({"priority_basic", "priority_multifactor", "select_cons_tres
             "JobSubmitPlugins=mine: this Slurm has no plug-in job_submit/mine, but lua; "
             "PriorityType=priority/bogus: this Slurm has no plug-in priority/bogus, but basic, multifactor",
         ),
-        ("SchedulerType=sched/any", ""),  # none of this kind is known here: nothing is claimed
+        ("MCSPlugin=mcs/any", ""),  # none of this kind is known here: nothing is claimed
+        ("SchedulerType=sched/backfill\nTopologyPlugin=topology/none", ""),
+        (
+            "SchedulerType=sched/none",  # the name that means "no plug-in" elsewhere
+            "SchedulerType=sched/none: this Slurm has no plug-in sched/none, but backfill, builtin",
+        ),
+        (
+            "TopologyPlugin=topology/tre",
+            "TopologyPlugin=topology/tre: this Slurm has no plug-in topology/tre, but tree",
+        ),
+        ("TaskPlugin=task/any", ""),  # a worker's image may have it
         ("AuthType=auth/any", ""),  # clients load it too, and test it
     ],
 )
 def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(text: str, why: str) -> None:
     assert missing_plugin(read(files(f"SelectType=select/cons_tres\n{text}\n")), PRESENT) == why
+
+
+def test_a_plug_in_that_the_workers_alone_load_is_a_warning() -> None:
+    text = "TaskPlugin=task/cgroup,task/mine\nProctrackType=proctrack/mine\nSchedulerType=sched/mine\n"
+    assert missing_elsewhere(read(files(text)), PRESENT) == [
+        "unknown: TaskPlugin=task/cgroup,task/mine: this image has no plug-in task/mine, but affinity, cgroup;"
+        " pods that lack it too run no job"
+    ]
+    assert missing_elsewhere(read(files("TaskPlugin=task/cgroup,affinity\n")), PRESENT) == []
 
 
 def test_a_cluster_without_state_may_have_any_name() -> None:
