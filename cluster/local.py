@@ -184,8 +184,7 @@ class LocalCluster:
             planned = self.plan(desired, choice, running)
         pins.write(self.state, replace(pinned, images=choice.images))
         self.save()
-        # The values may have other host keys than this machine made.
-        public_keys = values.local_values(self.options, self.keys())["secrets"]["sshHostKeys"]["public"]
+        public_keys = values.login_host_keys(self.options, self.keys())
         write_private(self.known_hosts, keys.known_hosts(public_keys, self.options.port).encode())
         with self.stages.stage("pods"):
             self.revive(planned, desired, running)
@@ -193,7 +192,7 @@ class LocalCluster:
         with self.stages.stage("ready"):
             self.records.move_in(values.accounting(self.options), timeout=timeout)
             self.wait_ready(desired, timeout=timeout)
-        slurm_conf.confirm(self.run_slurm, running)
+        slurm_conf.confirm_values(self.run_slurm, running, self.options, before, self.state / "options.json")
 
     def rehearse(self, wish: Wish = NO_WISH) -> tuple[int, str]:
         """Start Slurm of the chosen images on a copy of the state, and report losses. Changes nothing."""

@@ -8,23 +8,40 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
 from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod
-from cluster.publish import publish, published
-from cluster.values import CONTROLLER, RELEASE
+from cluster.publish import publish, published, write_private
+from cluster.values import CONTROLLER, RELEASE, Options, dump
 
 CONFIG = f"{RELEASE}-config"
 JUDGED_WITHIN = 300.0  # covers two requests to a hanging slurmctld, its end and its restart
 PAUSE = 0.2
 
 
+class RefusedSlurmConf(ClusterError):
+    """The controller refused the mounted slurm.conf, or did not decide in time."""
+
+    @property
+    def can_pass_later(self) -> bool:
+        """Return whether the controller takes the same file later: its jobs end, or an operator accepts it."""
+        return ENDS_JOBS in self.why
+
+    def forgotten(self, file: str) -> ClusterError:
+        """Return the error for values that are not stored."""
+        hint = (
+            "the cluster runs on with its last good one, and keeps the values from before: `make up` publishes them"
+            " again; or correct the file, then `make up ARGS='--values FILE'`"
+        )
+        return ClusterError(self.what, self.why, file=file or None, hint=hint)
+
+
 def confirm(run_slurm: Callable[[Iterable[str]], tuple[int, str]], before: Container[str]) -> None:
-    """Wait for the controller's result on the new files; ClusterError if it refuses them.
+    """Wait for the controller's result on the new files; RefusedSlurmConf if it does not take them.
 
     A controller that did not exist `before` becomes ready with them, or not at all.
     """
@@ -42,8 +59,26 @@ def confirm(run_slurm: Callable[[Iterable[str]], tuple[int, str]], before: Conta
             return
         if state == "refused" or time.monotonic() > end:
             hint = f"the cluster runs on with its last good one; {CORRECT}"
-            raise ClusterError("change slurm.conf", reason, hint=hint)
+            raise RefusedSlurmConf("change slurm.conf", reason, hint=hint)
         time.sleep(PAUSE)
+
+
+def confirm_values(
+    run_slurm: Callable[[Iterable[str]], tuple[int, str]],
+    running: Container[str],
+    options: Options,
+    before: Options | None,
+    stored: Path,
+) -> None:
+    """Confirm the files; after a refusal store the values from before, so that the next `up` does not repeat it."""
+    try:
+        confirm(run_slurm, running)
+    except RefusedSlurmConf as refused:
+        if before is None or before.overrides == options.overrides or refused.can_pass_later:
+            raise
+        kept = replace(options, overrides=before.overrides, values_file=before.values_file)
+        write_private(stored, dump(kept))
+        raise refused.forgotten(options.values_file) from None
 
 
 def files(desired: Manifests) -> Mapping[str, bytes]:
@@ -70,7 +105,7 @@ def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, 
 
 # How `minivm config check` begins its answer about a file that slurmctld cannot take, or takes but ends jobs.
 _REFUSED = "minivm: cannot take this slurm.conf: "
-_ENDS_JOBS = "it would end jobs"
+ENDS_JOBS = "it would end jobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +128,7 @@ def weighed(code: int, text: str) -> Weighed:
     """Read the answer of `minivm config check`."""
     lines = text.splitlines()
     refused = "".join(line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED))
-    if code and not refused.startswith(_ENDS_JOBS):
+    if code and not refused.startswith(ENDS_JOBS):
         return Weighed(objection=refused)
     ended_jobs = tuple(line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: "))
     others = ("ends jobs: ", "no job ends", "nothing changes", "minivm: ", "hint: ")

@@ -274,6 +274,11 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
     return values
 
 
+def login_host_keys(options: Options, keys: Keys) -> list[str]:
+    """Return the login pod's public host keys: those of the user's values, else those that this machine made."""
+    return list(local_values(options, keys)["secrets"]["sshHostKeys"]["public"])
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `over` into `base`, maps key by key, as Helm merges values."""
     result = dict(base)

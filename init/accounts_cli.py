@@ -103,7 +103,9 @@ def _refusal(made: plan.AccountsPlan, *, overwrite: bool) -> AccountsError | Non
         return AccountsError("apply this file", problem, hint="--adopt takes them over")
     if made.by_hand and not overwrite:
         hint = "put the new values into the file, or undo them by --overwrite-changes"
-        return AccountsError("apply this file", f"{len(made.by_hand)} values were changed by hand", hint=hint)
+        count = len(made.by_hand)
+        problem = f"{count} value{'s were' if count > 1 else ' was'} changed by hand"
+        return AccountsError("apply this file", problem, hint=hint)
     return None
 
 

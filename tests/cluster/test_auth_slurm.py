@@ -6,8 +6,10 @@ import base64
 import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +140,23 @@ def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) 
     ann("touch go")
     ann.wait_for(job, "COMPLETED")
     ann("rm go")
+
+
+def test_the_login_pod_takes_another_host_key_and_make_ssh_knows_it(
+    signed: World, ann: Researcher, tmp_path: Path
+) -> None:
+    made = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made], check=True)
+    public = made.with_suffix(".pub").read_text().strip()
+    of_the_values = {"keys": {"ssh_host_ed25519_key": made.read_text()}, "public": [public]}
+    options, container = signed.cluster.options, signed.running("slurm-login-0").container
+    over = merged(options.overrides, {"secrets": {"sshHostKeys": of_the_values}})
+    signed.cluster.options = replace(options, overrides=over)
+    signed.cluster.up(timeout=240)
+    signed.run("slurm-login-0", "minivm", "restart", "keys")  # as every 45 seconds
+    until(lambda: ann.try_("true").returncode == 0, "ssh takes the new key for the login pod's")
+    assert public in signed.cluster.known_hosts.read_text()
+    assert signed.running("slurm-login-0").container == container
 
 
 def test_connections_to_a_login_pod_s_sackd_keep_no_other_user_waiting(signed: World, ann: Researcher) -> None:

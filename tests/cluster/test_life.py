@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from cluster.errors import ClusterError
+from cluster.local import stored
 from cluster.names import free_port
 from cluster.report import table
 from cluster.values import merged
@@ -320,6 +321,21 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
 def build(world: World, *words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "build.py", *words[:2], "--name", world.cluster.options.name, *words[2:]]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+
+
+def test_values_whose_slurm_conf_only_slurmctld_refuses_are_not_stored(healthy: World, tmp_path: Path) -> None:
+    options = healthy.cluster.options
+    before = stored(options.name)
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(merged(options.overrides, {"slurm": {"config": {"BurstBufferType": "lua"}}})))
+    done = build(healthy, "up", f"--values={file}")
+    assert done.returncode == 1 and "burst_buffer" in done.stderr and "keeps the values from before" in done.stderr, (
+        done
+    )
+    assert stored(options.name) == before
+    again = build(healthy, "up")
+    assert again.returncode == 0 and "files of slurm-config" in again.stdout, again
+    assert "BurstBufferType         = (null)" in healthy.slurm("scontrol", "show", "config")
 
 
 def test_a_partition_comes_beside_the_others_and_goes_only_without_jobs(

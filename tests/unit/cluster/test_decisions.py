@@ -19,7 +19,7 @@ from cluster import names, report, values
 from cluster.change import pinning
 from cluster.change.pinning import Checkout
 from cluster.errors import ClusterError
-from cluster.keys import load_or_make
+from cluster.keys import known_hosts, load_or_make
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose, free_port
 from cluster.publish import publish, published, write_private
@@ -332,6 +332,17 @@ def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
     assert f"UserKnownHostsFile={tmp_path}/here/known_hosts" in line
     with pytest.raises(ClusterError, match="alice, bob"):
         cluster.ssh_command("carol")
+
+
+def test_ssh_knows_the_host_keys_of_the_values(tmp_path: Path) -> None:
+    """A key that the values change is the login pod's: ssh would refuse it as another machine's."""
+    made = load_or_make(tmp_path, users=())
+    assert values.login_host_keys(Options(), made) == [made.ssh_host_public]
+    overrides = {"secrets": {"sshHostKeys": {"public": ["ssh-ed25519 AAAA", "ssh-rsa BBBB"]}}}
+    public_keys = values.login_host_keys(Options(overrides=overrides), made)
+    assert known_hosts(public_keys, 2345).splitlines() == [
+        "[127.0.0.1]:2345 ssh-ed25519 AAAA", "[127.0.0.1]:2345 ssh-rsa BBBB"
+    ]  # fmt: skip
 
 
 def test_a_cluster_that_is_not_up_is_said(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.slurm_conf import Weighed, confirm, packed, weighed
-from cluster.values import CONTROLLER
+from cluster.slurm_conf import Weighed, confirm, confirm_values, packed, weighed
+from cluster.values import CONTROLLER, Options, dump, load
 
 
 class Controller:
@@ -37,6 +39,26 @@ def test_up_fails_with_the_reason_of_a_refusal() -> None:
     with pytest.raises(ClusterError, match="refused, the last one stays: unrecognized key: NoSuchSetting"):
         confirm(Controller("pending", "refused", why="refused, the last one stays: unrecognized key: NoSuchSetting"),
                 {CONTROLLER})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("why", "later"),
+    [
+        ("refused, the last one stays: failed to initialize burst_buffer plugin", False),
+        ("refused, the last one stays: it would end jobs: partition long goes: job 41", True),
+    ],
+)
+def test_refused_values_are_stored_only_if_the_controller_can_take_them_later(
+    why: str, later: bool, tmp_path: Path
+) -> None:
+    before = Options(overrides={"motd": "before"}, values_file="before.yaml")
+    now = Options(workers=3, overrides={"motd": "now"}, values_file="now.yaml")
+    stored = tmp_path / "options.json"
+    stored.write_bytes(dump(now))
+    with pytest.raises(ClusterError, match="runs on with its last good one"):
+        confirm_values(Controller("refused", why=why), {CONTROLLER}, now, before, stored)
+    kept = now if later else replace(before, workers=3)
+    assert load(stored.read_bytes(), "") == kept
 
 
 def test_a_controller_that_is_new_is_not_asked_and_one_of_an_older_image_is_believed() -> None:
