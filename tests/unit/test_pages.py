@@ -57,7 +57,7 @@ BLOCKS = {
     "run-under-slinky": {"runs": 1},  # tests/container/init/test_under_slinky.py
     "switch-on-the-fleet": {"values": 3, "needs kubernetes": 5},
     "two-controllers": {"values": 1, "needs kubernetes": 3},  # tests/kubernetes/test_two_controllers.py
-    "upgrade": {"runs": 3, "shown": 1, "needs a name": 1},
+    "upgrade": {"runs": 4, "shown": 1, "needs a name": 1},
     "use-programs-made-for-slinky": {"values": 1},  # tests/kubernetes/test_fleet.py
     "watch-the-fleet": {"needs kubernetes": 1},
 }
