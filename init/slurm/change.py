@@ -66,7 +66,7 @@ PLUGINS_ELSEWHERE = {
     "proctracktype": "proctrack",
     "taskplugin": "task",
 }
-# Kinds of which slurmctld refuses `none` (24.11 and 26.05); of the others `none` needs no file.
+# Kinds of which slurmctld refuses `none` (measured with 24.11); of the others `none` needs no file.
 WITHOUT_NONE = ("auth", "burst_buffer", "job_submit", "node_features", "prep", "priority", "sched", "select")
 SHOWN = 10  # jobs listed by number; the rest is counted
 # Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
