@@ -135,7 +135,7 @@ def test_refusals_are_sentences(pod: World) -> None:
 
 def as_nobody(pod: World, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # A user cannot read this checkout, so everything is imported before.
-    modules = "os, difflib, encodings.idna, http.client, init.pod.client, init.view.status, init.view.status"
+    modules = "os, difflib, encodings.idna, http.client, shutil, init.pod.client, init.view.status"
     code = f"import {modules}; from init.cli import main; os.setuid(65534); main({list(arguments)!r})"
     env = os.environ | {"MINIVM_SOCKET": str(pod.run / "control.sock"), "MINIVM_HTTP": address}
     command = [sys.executable, "-c", code]
