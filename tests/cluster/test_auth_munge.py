@@ -125,7 +125,10 @@ def test_a_job_s_page_has_the_black_boxes_of_its_nodes_and_no_other_user_gets_th
     address = older.slurm("scontrol", "show", "node", first).partition("NodeAddr=")[2].split()[0]
     ask = ASK.format(job=job, node=first, address=address)
     assert '"oom_kills"' in ann(ask)
-    assert bob(ask).strip() == f"0 minivm-box 1 {job} {first}", "not even that it exists"
+    answer, clock = bob(ask).strip().splitlines()
+    assert answer == f"0 minivm-box 1 {job} {first}" and json.loads(clock).keys() == {"kind", "at"}, (
+        "not even that it exists"
+    )
     assert ann(ask.replace(first, second, 1)).strip() == "-1 no answer", "a credential is good for its node only"
     older.slurm("sacctmgr", "-i", "add", "user", "bob", "account=root", "adminlevel=operator")
     try:
