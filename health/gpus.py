@@ -1,4 +1,4 @@
-"""What each GPU of this node does and counts, from the `nvidia-smi -q` that the checks read anyway.
+"""Samples of this node's GPUs, use and counters, from the `nvidia-smi -q` that the checks read anyway.
 
 A round leaves a sample for jobs' pages, and tells the jobs' black boxes which counters have moved since the sample
 before. Between samples lies up to a minute; nothing is read for a job alone.

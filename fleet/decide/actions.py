@@ -391,7 +391,7 @@ class PlaceHistory:
 
 @dataclass(frozen=True, slots=True)
 class FleetMemory:
-    """What the fleet remembers between passes, by the name of a node, a pod or a pool."""
+    """Memory of the fleet between passes, by the name of a node, a pod or a pool."""
 
     # Notices by subject and kind: the same text is reported once.
     reported: Mapping[tuple[str, str], NoticeHistory] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the runner writes about its runs: one JSON line for each, the output of failed scripts, and missed runs.
+"""Records of the runner's runs: one JSON line for each, the output of failed scripts, and missed runs.
 
 - `runs.jsonl`: one line for each prolog, epilog and round after a job (`entry`, `append`).
 - `scripts/`: the output of each script that failed (`keep_output`), for the line's `evidence`.

@@ -43,7 +43,7 @@ class PodPhase(Choice):
 
 
 class AfterStop(Choice):
-    """What follows the end of a process that was stopped."""
+    """Next step after the end of a process that was stopped."""
 
     STOP = "stop"
     RESTART = "again"

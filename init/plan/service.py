@@ -42,7 +42,7 @@ class Probe(Choice):
 
 
 class Late(Choice):
-    """What follows when a service is not ready within its time."""
+    """Next step when a service is not ready within its time."""
 
     FAIL = "fail"  # its start has failed: it is stopped, and started again
     WAIT = "wait"  # it goes on, and services after it start

@@ -64,7 +64,7 @@ def with_accounting(state: Path) -> bool:
 
 @record(frozen=True, slots=True)
 class Since:
-    """What accounting knows of the time since a copy was made."""
+    """Accounting's knowledge of the time since a copy was made."""
 
     ended: tuple[int, ...] = ()  # jobs that the copy has as waiting or running: slurmctld runs them again
     highest: int = 0  # job number; 0: the controller's next start asks the database itself

@@ -220,7 +220,7 @@ def test_a_node_without_an_address_is_not_asked(tmp_path: Path, monkeypatch: pyt
 
 
 class Sack:
-    """What a sack.socket answers to each request, in order."""
+    """Answers of a sack.socket to each request, in order."""
 
     def __init__(self, path: Path, *answers: bytes) -> None:
         self.path, self.answers = path, answers
