@@ -14,7 +14,7 @@ import click
 from ground.files import write_whole
 from init.cli import JSON, Group, emit
 from init.errors import ConfigError
-from init.pod.client import Client, control_socket
+from init.pod.client import Client, control_socket, service
 from init.pod.pod import Pod, user
 from init.prepare import saved_state
 from init.slurm.daemon import PROGRAM
@@ -243,18 +243,18 @@ def accept(pod: Pod) -> None:
 def has_slurmctld() -> bool:
     """Tell if this pod runs slurmctld; the accounting pod does not."""
     with Client(control_socket()) as client:
-        return any(view.name == "slurmctld" for view in client.snapshot().services)
+        return service(client, "slurmctld") is not None
 
 
-def _check_stopped(name: str, *services: str) -> None:
+def _check_stopped(name: str, *daemons: str) -> None:
     with Client(control_socket()) as client:
         states = {view.name: view.state for view in client.snapshot().services}
-    for service in services:
-        if states.get(service) != "stopped":
+    for daemon in daemons:
+        if states.get(daemon) != "stopped":
             raise CopyError(
                 f"restore {name}",
-                f"{service} is {states.get(service, 'absent')}, expected stopped",
-                hint=f"minivm stop {service}",
+                f"{daemon} is {states.get(daemon, 'absent')}, expected stopped",
+                hint=f"minivm stop {daemon}",
             )
 
 

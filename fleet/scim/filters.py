@@ -106,18 +106,20 @@ class _Parser:
     def either(self, depth: int) -> Filter:
         if depth > DEEPEST:
             self.fail("nested too deeply")
-        terms = [self.both(depth)]
-        while self.peek() == "or":
-            self.take()
-            terms.append(self.both(depth))
+        terms = self.joined("or", lambda: self.both(depth))
         return terms[0] if len(terms) == 1 else lambda resource: any(term(resource) for term in terms)
 
     def both(self, depth: int) -> Filter:
-        terms = [self.term(depth)]
-        while self.peek() == "and":
-            self.take()
-            terms.append(self.term(depth))
+        terms = self.joined("and", lambda: self.term(depth))
         return terms[0] if len(terms) == 1 else lambda resource: all(term(resource) for term in terms)
+
+    def joined(self, word: str, read: Callable[[], Filter]) -> list[Filter]:
+        """Read filters with this word between them."""
+        terms = [read()]
+        while self.peek() == word:
+            self.take()
+            terms.append(read())
+        return terms
 
     def term(self, depth: int) -> Filter:
         self.terms += 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from init.errors import ConfigError, InitError
 from init.fields import duration, number
 from init.places import SOCKET
-from init.pod.client import Client
+from init.pod.client import Client, service
 from init.pod.pod import Pod
 from init.slurm.place import BACKUPS
 from init.state import copies, prove, save
@@ -82,9 +82,8 @@ def _running_daemon() -> str:
     A copy of what keeps the daemon from starting would push good copies out.
     """
     with Client() as client:
-        ready = {view.name: view.ready for view in client.snapshot().services}
-    daemon = "slurmctld" if "slurmctld" in ready else "slurmdbd"
-    return daemon if ready.get(daemon) else ""
+        daemon = service(client, "slurmctld") or service(client, "slurmdbd")
+    return daemon.name if daemon is not None and daemon.ready else ""
 
 
 def _up() -> float:

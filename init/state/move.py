@@ -30,7 +30,7 @@ from init.slurm import accounting
 from init.slurm.conf import setting
 from init.slurm.place import CONFIGURATION, known
 from init.state.copies import CopyError
-from init.state.save import CHUNK, COMPLETED, DUMP, TABLES, check_room, size_of
+from init.state.save import CHUNK, COMPLETED, DATA, DUMP, TABLES, check_room, size_of
 
 OUT, LOADING, IN = "moved-out", "loading", "moved-in"
 # Beside the embedded database; of an external one beside the controller's last good configuration.
@@ -507,7 +507,7 @@ def _check_room(pod: Pod, head: RecordsHead) -> None:
     """Refuse what would fill the volume; slurmctld's state may be on it. The tables here now are replaced."""
     needed = head.size + head.size // 2 - size_of(pod.path(TABLES))
     try:
-        check_room(pod.path("/var/lib/mysql"), max(needed, 0), "load the records")
+        check_room(pod.path(DATA), max(needed, 0), "load the records")
     except CopyError as error:
         raise MoveError(error.what, error.why, file=error.file, hint="use a larger volume") from None
 

@@ -30,10 +30,9 @@ from init.slurm.conf import setting
 from init.slurm.place import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, LARGEST, NEXT, WHOLE_HEAD, known, next_job
 from init.state import copies
 from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
-from init.state.save import CHUNK, check_room, following_in
+from init.state.save import CHUNK, DATA, check_room, following_in
 
 STAGE, ASIDE = ".minivm-restoring", ".minivm-before-"
-TABLES_ON = "/var/lib/mysql"
 UNPACKED = 8  # times the size of a compressed dump
 DATABASE, LOADING = "slurm_acct_db", "slurm_acct_db_restoring"
 # Jobs of a copy that have ended since: a later run that has not ended is of the same job.
@@ -252,7 +251,7 @@ def restore_records(
 def _check_database_room(pod: Pod, directory: Path, manifest: Manifest) -> None:
     """Refuse to fill the database's volume: the copy is loaded beside the present tables."""
     needed = UNPACKED * (directory / manifest.name / ACCOUNTING).stat().st_size
-    check_room(pod.path(TABLES_ON), needed, f"restore {manifest.name}")
+    check_room(pod.path(DATA), needed, f"restore {manifest.name}")
 
 
 def _stamp(at: float) -> str:

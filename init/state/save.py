@@ -42,7 +42,8 @@ TRY_PAUSE = 0.1
 LOCK = ".lock"
 STAMP = ".minivm-database"  # which database the state belongs to: init.prepare.database
 DUMP = "/usr/bin/mariadb-dump"
-TABLES = "/var/lib/mysql/slurm_acct_db"
+DATA = "/var/lib/mysql"
+TABLES = f"{DATA}/slurm_acct_db"
 COMPLETED = b"-- Dump completed"
 COUNT = "SELECT COUNT(*) FROM `{cluster}_job_table`"
 # A directory that is 95 % full is reported (init.helpers.pod_checks): a copy must not bring that about.
