@@ -107,6 +107,7 @@ class Commands(click.Group):
 @click.option("--slurm", help="A packaged release of Slurm such as 26.05, or `source` for its tarball.")
 @click.option("--cuda", help="The CUDA: `package`, or one of versions.yaml's `cuda`.")
 @click.option("--arch", help="amd64, arm64 or both; default this machine's.")
+@click.option("--layers", metavar="DIR", help="A directory of your own layers and roles.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Set a setting of docs/reference/build.md."
 )
@@ -117,6 +118,7 @@ def main(
     slurm: str | None,
     cuda: str | None,
     arch: str | None,
+    layers: str | None,
     assignments: Sequence[str],
 ) -> None:
     """Build minivm's images and bring up a cluster of them.
@@ -124,7 +126,7 @@ def main(
     A ROLE is controller, login, worker or another that `list` names, or layer:NAME. Without one, a command uses all
     roles that are built by default. All commands and settings: docs/reference/build.md
     """
-    options = {"variant": variant, "slurm": slurm, "cuda": cuda, "arch": arch}
+    options = {"variant": variant, "slurm": slurm, "cuda": cuda, "arch": arch, "layers": layers}
     ctx.obj = Invocation(REPOSITORY, (*assignments, *(f"{name}={value}" for name, value in options.items() if value)))
 
 

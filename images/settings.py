@@ -1,6 +1,6 @@
 """A site's settings of a build: mirrors, proxies, networks, registries.
 
-Only the first eight affect the content of an image: the lock's checksums hold for every mirror. Each setting is an
+Only the first nine affect the content of an image: the lock's checksums hold for every mirror. Each setting is an
 environment variable `MINIVM_BUILD_<NAME>` or `--set name=value`.
 """
 
@@ -41,6 +41,7 @@ class BuildSettings:
     slurm_sha256: str = ""
     slurm_version: str = ""
     base_image: str = ""  # NAME@sha256:..., in place of the bootstrapped root
+    layers: str = ""  # directory of a site's own layers and roles
     sources: str = ""  # pyxis=PATH,enroot=PATH: a repository, directory or archive of a pinned source
     mirrors: str = ""  # debian=URI,security=URI, or a vendor repository's name=URI
     http_proxy: str = ""
@@ -52,6 +53,11 @@ class BuildSettings:
     builder: str = "classic"  # or buildx
     prefix: str = "minivm"  # of every image name
     jobs: str = ""  # images built side by side; empty: by the number of processors
+
+    @property
+    def site(self) -> Path | None:
+        """The directory of a site's own layers and roles."""
+        return Path(self.layers).resolve() if self.layers else None
 
     @property
     def mirror_map(self) -> dict[str, str]:

@@ -18,7 +18,16 @@ from images.archive.apt import Archive, BaseFiles, Origin
 from images.archive.fetch import VERSIONS, download
 from images.archive.locked import Gone, LockRequest, Slice, from_json, to_json, vanished
 from images.definition.load import active_chain
-from images.definition.spec import UNFILLED, BuildChoice, Definition, Layer, Pin, Variant, cuda_selector
+from images.definition.spec import (
+    UNFILLED,
+    BuildChoice,
+    Definition,
+    Layer,
+    Pin,
+    Variant,
+    cuda_selector,
+    own_directory,
+)
 from images.errors import ImagesError
 from images.settings import BuildSettings
 
@@ -67,15 +76,25 @@ class LockContext:
             name += f"-{cuda_selector(self.choice.cuda)}"
         if self.settings.base_image:
             name += "-base"
-        return self.repository / "images/lock" / architectures.suffixed(name, self.choice.arch)
+        home = own_directory(self.repository, self.settings.site)
+        return home / "lock" / architectures.suffixed(name, self.choice.arch)
 
     @property
     def shared(self) -> LockContext | None:
-        """The lock of the variant's own Slurm and CUDA on the same base: layers below them are identical."""
+        """The lock of the variant's own Slurm and CUDA on the same base: layers below them are identical.
+
+        A site's own layers lie on layers of this repository, whose lock it shares.
+        """
+        if self.settings.site:
+            return replace(self, settings=replace(self.settings, layers=""))
         variant, releases = self.variant, self.variant.releases
         first = releases[0] if releases else ""
         own = replace(self, choice=BuildChoice(variant.name, variant.slurm, variant.cuda, first, self.choice.arch))
         return None if own.directory == self.directory else own
+
+    def shown(self, path: Path) -> str:
+        """Return a path as messages name it."""
+        return str(path.relative_to(self.repository) if path.is_relative_to(self.repository) else path)
 
     @property
     def downloads(self) -> Path:
@@ -118,7 +137,7 @@ def read(place: LockContext) -> dict[str, Slice]:
     """Read the slices of this lock, over those of the lock that it shares layers with."""
     shared = read(place.shared) if place.shared else {}
     for path in sorted(place.directory.glob("*.json")):
-        slice_ = from_json(path.read_text(), str(path.relative_to(place.repository)))
+        slice_ = from_json(path.read_text(), place.shown(path))
         shared[slice_.layer] = slice_
     return shared
 
@@ -249,7 +268,7 @@ def resolved(
         asked = list(want.request.packages)
         if want.layer.bootstrap and not base:
             asked = ["?essential", "apt", *asked]
-        file = f"images/layers/{want.layer.name}.yaml"
+        file = want.layer.file
         packages = archive.resolve(asked, file) if asked else ()
         stanzas[want.layer.name] = archive.stanzas(packages)
         slices.append(Slice(want.layer.name, want.request, packages))
@@ -261,8 +280,9 @@ def shared_stanzas(archive: Archive, slice_: Slice, place: LockContext) -> list[
         return archive.stanzas(slice_.packages)
     except ImagesError as error:
         lock = place.shared.directory if place.shared else place.directory
-        raise ImagesError(f"share the layer {slice_.layer}", error.why, file=lock.relative_to(place.repository),
-                          hint="`build.py lock` without --slurm first: the archive moved on") from error  # fmt: skip
+        option = "--layers" if place.settings.site else "--slurm"
+        raise ImagesError(f"share the layer {slice_.layer}", error.why, file=place.shown(lock),
+                          hint=f"`build.py lock` without {option} first: the archive moved on") from error  # fmt: skip
 
 
 def gone(place: LockContext, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:

@@ -88,7 +88,7 @@ class Session:
     @classmethod
     def open_each(cls, repository: Path, settings: BuildSettings) -> list[Session]:
         """Open one session for each requested architecture."""
-        definition = load.load(repository)
+        definition = load.load(repository, settings.site)
         return [
             cls.for_architecture(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)
         ]

@@ -8,41 +8,67 @@ layers that build stacks for a role, and what its image provides. This is the pa
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from images.definition import parse
-from images.definition.spec import PACKAGED, BuildChoice, Definition, Layer, Role, SlurmSource, Variant
+from images.definition.spec import (
+    PACKAGED,
+    BuildChoice,
+    Definition,
+    Layer,
+    Role,
+    SlurmSource,
+    Variant,
+    definition_file,
+)
 from images.errors import ImagesError, nearest
 
 
-def load(root: Path) -> Definition:
-    """Load images/ under a repository root, parsed and checked as a whole."""
+def load(root: Path, site: Path | None = None) -> Definition:
+    """Load images/ under a repository root, and a site's own layers and roles, parsed and checked as a whole."""
     images = root / "images"
-
-    def shown(path: Path) -> str:
-        return str(path.relative_to(root))
-
-    versions_file = images / "versions.yaml"
-    versions = parse.parse_versions(read_yaml(versions_file, shown(versions_file)), shown(versions_file))
+    versions = parse.parse_versions(read_yaml(images / "versions.yaml", "images/versions.yaml"), "images/versions.yaml")
     # A definition that names no release of Slurm needs no facts of any.
     slurm_file = images / "slurm.yaml"
     slurm = (
-        parse.parse_releases(read_yaml(slurm_file, shown(slurm_file)), shown(slurm_file)) if slurm_file.exists() else {}
+        parse.parse_releases(read_yaml(slurm_file, "images/slurm.yaml"), "images/slurm.yaml")
+        if slurm_file.exists()
+        else {}
     )
     selectors = parse.known_selectors(versions.variants, slurm)
     layers = {
-        path.stem: parse.parse_layer(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
-        for path in sorted((images / "layers").glob("*.yaml"))
+        name: replace(parse.parse_layer(name, data, definition_file("layers", name, home), selectors), site=home)
+        for name, (data, home) in _read_all(images, site, "layers").items()
     }
+    files = _read_all(images, site, "roles")
+    shown = {name: definition_file("roles", name, home) for name, (_, home) in files.items()}
+    extended = parse.extend_roles({name: data for name, (data, _) in files.items()}, shown)
     roles = {
-        path.stem: parse.parse_role(path.stem, read_yaml(path, shown(path)), shown(path), selectors)
-        for path in sorted((images / "roles").glob("*.yaml"))
+        name: replace(parse.parse_role(name, data, shown[name], selectors), site=files[name][1])
+        for name, data in extended.items()
     }
     definition = Definition(layers, roles, versions, slurm)
     check(definition)
     return definition
+
+
+def _read_all(images: Path, site: Path | None, kind: str) -> dict[str, tuple[object, Path | None]]:
+    """Read every file of layers/ or roles/: name -> its data, and the site's directory if it is the site's."""
+    if site and not any((site / folder).is_dir() for folder in ("layers", "roles")):
+        raise ImagesError("read a site's layers", "found neither layers/ nor roles/ in it", file=site, field="layers",
+                          hint="name a directory that holds layers/NAME.yaml and roles/NAME.yaml")  # fmt: skip
+    read: dict[str, tuple[object, Path | None]] = {}
+    for home in (None, site) if site else (None,):
+        for path in sorted(((home or images) / kind).glob("*.yaml")):
+            file = definition_file(kind, path.stem, home)
+            if path.stem in read:
+                raise ImagesError("read a site's layers", f"images/{kind}/{path.name} has this name already",
+                                  file=file, hint="rename the site's file")  # fmt: skip
+            read[path.stem] = (read_yaml(path, file), home)
+    return read
 
 
 # Strict YAML.
@@ -175,7 +201,7 @@ def capabilities(definition: Definition, role: Role, choice: BuildChoice) -> tup
 
 
 def unprovided(definition: Definition, role: Role, name: str, variant: Variant, choice: BuildChoice) -> ImagesError:
-    file = f"images/roles/{role.name}.yaml"
+    file = role.file
     everywhere = provided_by(definition.layers.values())
     if name not in everywhere and not any(name in v.absent for v in definition.versions.variants.values()):
         hint = nearest(name, everywhere)
@@ -216,7 +242,7 @@ def check(definition: Definition) -> None:
             known_release(definition, release, f"variants.{variant.name}.releases")
         known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
     for role in definition.roles.values():
-        file = f"images/roles/{role.name}.yaml"
+        file = role.file
         known("use the role", "layer", role.layer, layers, file)
         users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
         if role.user and role.user not in users:
@@ -235,7 +261,7 @@ def known(what: str, kind: str, name: str, names: Iterable[str], file: str, fiel
 
 
 def check_layer(definition: Definition, layer: Layer) -> None:
-    file, versions, what = f"images/layers/{layer.name}.yaml", definition.versions, "use the layer"
+    file, versions, what = layer.file, definition.versions, "use the layer"
     for artifact in layer.artifacts.everything():
         known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
         if layer.name in needs(definition.layers, artifact.layer):

@@ -41,9 +41,11 @@ NOT_IN_BOOTSTRAP = (
     "wheels_devel", "python",
 )  # fmt: skip
 ROLE_KEYS = {
-    "describe", "layer", "services", "required", "needs", "ports", "capabilities", "drain", "files", "verify", "env",
-    "stop_signal", "default", "code", "program", "user",
+    "describe", "extends", "layer", "services", "required", "needs", "ports", "capabilities", "drain", "files",
+    "verify", "env", "stop_signal", "default", "code", "program", "user",
 }  # fmt: skip
+# Of a role that extends another: these lists add to the other role's.
+ROLE_LISTS = ("services", "required", "needs", "ports", "capabilities", "files", "verify")
 CUDA_SELECTORS = ("cuda-package", "cuda-wheels")
 # Symbolic links of the base: a file below one would replace the link with a directory and break the whole image.
 LINKS_OF_THE_BASE = ("/bin/", "/sbin/", "/lib/", "/lib64/", "/var/run/", "/var/lock/")
@@ -453,6 +455,48 @@ def absolute_path(entry: DefinitionFields, key: str) -> str:
 
 
 # roles/NAME.yaml
+
+
+def extend_roles(texts: Mapping[str, object], files: Mapping[str, str]) -> dict[str, object]:
+    """Replace each role that has `extends: ROLE` by that role's keys under its own; `default` is not inherited."""
+    extended: dict[str, object] = {}
+
+    def extend(name: str, above: tuple[str, ...]) -> object:
+        data = texts[name]
+        if name in extended or not isinstance(data, dict) or "extends" not in data:
+            return extended.setdefault(name, data)
+        fields = DefinitionFields(data, files[name], ROLE_KEYS)
+        base = fields.text("extends")
+        if base not in texts:
+            raise fields.error("extends", f"no role {base!r}", nearest(base, texts))
+        if base in (*above, name):
+            raise fields.error("extends", f"{name} would extend itself, by {' and '.join((*above, name))}")
+        inherited = extend(base, (*above, name))
+        if isinstance(inherited, dict):
+            extended[name] = _extended({key: value for key, value in inherited.items() if key != "default"}, data)
+        return extended.setdefault(name, data)
+
+    return {name: extend(name, ()) for name in texts}
+
+
+def _extended(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    data = {**base, **own}
+    for key in ROLE_LISTS:
+        if key in base and key in own:
+            data[key] = _joined(base[key], own[key])
+    if isinstance(base.get("env"), dict) and isinstance(own.get("env"), dict):
+        data["env"] = {**base["env"], **own["env"]}  # type: ignore[dict-item]  # both are mappings
+    return data
+
+
+def _joined(base: object, own: object) -> object:
+    """Join two lists, or maps of selectors to lists; a value of another type is left for the reader to refuse."""
+    if isinstance(base, list) and isinstance(own, list):
+        return [*base, *own]
+    if not isinstance(base, list | dict) or not isinstance(own, list | dict):
+        return own
+    lists = [data if isinstance(data, dict) else {"all": data} for data in (base, own)]
+    return {key: _joined(lists[0].get(key, []), lists[1].get(key, [])) for key in {**lists[0], **lists[1]}}
 
 
 def parse_role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Role:

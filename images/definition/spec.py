@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from images import architectures
@@ -103,6 +104,16 @@ class Bootstrap:
     dpkg_options: tuple[str, ...] = ()
 
 
+def definition_file(kind: str, name: str, site: Path | None) -> str:
+    """Return the file of a layer or role, as messages name it: below images/, or a site's directory."""
+    return f"{site or 'images'}/{kind}/{name}.yaml"
+
+
+def own_directory(repository: Path, site: Path | None) -> Path:
+    """Return the directory that holds layers/, roles/, rootfs/ and lock/."""
+    return site or repository / "images"
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One image on top of another."""
@@ -127,6 +138,11 @@ class Layer:
     verify: Selected[str] = Selected()
     remove: Selected[str] = Selected()
     env: Mapping[str, str] = field(default_factory=dict)
+    site: Path | None = None  # the directory of a site's own layers (`--layers`); None: images/
+
+    @property
+    def file(self) -> str:
+        return definition_file("layers", self.name, self.site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +166,11 @@ class Role:
     code: bool = True  # False: no project code in it, for an image that only carries tools
     program: str = ""  # the package that is the pod's only program, where no init brings up services
     user: str = ""  # whom the image runs as; "": root, and PID 1 gives each service its own
+    site: Path | None = None  # the directory of a site's own roles (`--layers`); None: images/
+
+    @property
+    def file(self) -> str:
+        return definition_file("roles", self.name, self.site)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from images.definition.spec import (
     Selected,
     SlurmSource,
     Versions,
+    own_directory,
 )
 from images.errors import ImagesError, nearest
 from images.make import content, plan, toolkit
@@ -147,13 +148,13 @@ class Composer:
     def _slice(self, layer: str) -> Slice:
         """Return the locked packages of a layer."""
         if layer not in self.slices:
-            file = self.place.directory.relative_to(self.place.repository) / f"{layer}.json"
+            file = self.place.shown(self.place.directory / f"{layer}.json")
             raise ImagesError("read the lock", "this layer was never resolved", file=file, hint=RELOCK)
         return self.slices[layer]
 
     def _add_layer(self, layer: Layer, below: tuple[str, ...]) -> None:
         """Add the image of a layer; `below` are the names of the layers under it, from the first on."""
-        place, choice, shown = self.place, self.place.choice, f"images/layers/{layer.name}.yaml"
+        place, choice, shown = self.place, self.place.choice, layer.file
         slice_ = self._slice(layer.name)
         base = "" if below else place.base
         parent = f"{LAYER}{below[-1]}" if below else ""
@@ -219,15 +220,22 @@ class Composer:
     ) -> list[Entry]:
         """Return the layer's own files, its list of packages, and dpkg's options on a base that is not bootstrapped."""
         place = self.place
-        entries = content.tree(place.repository / "images/rootfs" / layer.name)
-        for entry in layer.files.of(place.choice):
-            entries += content.resolve(entry, place.repository, self.versions.users, shown)
+        entries = content.tree(own_directory(place.repository, layer.site) / "rootfs" / layer.name)
+        entries += self._own_files(layer, shown)
         if slice_.packages and not is_bootstrapped:
             entries.append(content.file(package_list(layer), slice_.list_text().encode()))
         if layer.bootstrap and has_base and layer.bootstrap.dpkg_options:
             text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
             entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
         return entries
+
+    def _own_files(self, owner: Layer | Role, shown: str) -> list[Entry]:
+        """Return what the `files` of a layer or role add; a site's role inherits some of the repository's."""
+        homes = [home for home in (owner.site, self.place.repository) if home]
+        users = self.versions.users
+        return [
+            item for entry in owner.files.of(self.place.choice) for item in content.resolve(entry, homes, users, shown)
+        ]
 
     def _enable_sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
         """Add the sources files of the repositories that this layer enables; return their inputs for the hash.
@@ -272,12 +280,10 @@ class Composer:
 
     def _add_role(self, role: Role) -> None:
         """Add the image of a role: the last layer, with minivm's code, the role's services and its own files."""
-        place, shown = self.place, f"images/roles/{role.name}.yaml"
+        place, shown = self.place, role.file
         layers = [layer.name for layer in active_chain(place.definition, role.layer, place.choice)]
         provided, absent = capabilities(place.definition, role, place.choice)
-        entries = content.tree(place.repository / "images/rootfs" / f"role-{role.name}")
-        for entry in role.files.of(place.choice):
-            entries += content.resolve(entry, place.repository, self.versions.users, shown)
+        entries = self._own_files(role, shown)
         verify, commands = list(self._fill(role.verify, shown)), list[str]()
         if role.program:
             entries += content.program(role.program, place.variant.python, place.repository, self._tree)

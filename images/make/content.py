@@ -10,7 +10,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -68,14 +68,17 @@ def tree(root: Path, to: str = "") -> list[Entry]:
         if item.is_symlink():
             entries.append(link(name, str(Path(item).readlink())))
         elif item.is_dir():
-            entries += [Entry(name, EntryKind.DIRECTORY, 0o755), *tree(Path(item), name)]
+            inside = tree(Path(item), name)
+            # git has no empty directories: one without even a .gitkeep is what a checkout left of a removed package.
+            if inside or (Path(item) / ".gitkeep").exists():
+                entries += [Entry(name, EntryKind.DIRECTORY, 0o755), *inside]
         else:
             entries.append(file(name, Path(item), 0o755 if item.stat().st_mode & 0o111 else 0o644))
     return entries
 
 
-def resolve(entry: FileEntry, repository: Path, users: Mapping[str, User], shown: str) -> list[Entry]:
-    """Expand an entry of a layer file to the paths that it means."""
+def resolve(entry: FileEntry, homes: Sequence[Path], users: Mapping[str, User], shown: str) -> list[Entry]:
+    """Expand an entry of a layer file to the paths that it means; a source is in the first of these that has it."""
     if entry.owner == "root":
         uid = gid = 0
     elif entry.owner in users:
@@ -88,7 +91,7 @@ def resolve(entry: FileEntry, repository: Path, users: Mapping[str, User], shown
         return [Entry(to, entry.kind, 0o755 if entry.mode is None else entry.mode, uid, gid)]
     if entry.kind is EntryKind.LINK:
         return [Entry(to, entry.kind, 0o777, uid, gid, link=entry.source)]
-    source = repository / entry.source
+    source = next((home / entry.source for home in homes if (home / entry.source).exists()), Path(entry.source))
     if source.is_dir():
         return [
             replace(inside, uid=uid, gid=gid) for inside in [Entry(to, EntryKind.DIRECTORY, 0o755), *tree(source, to)]
@@ -170,13 +173,13 @@ def plan_json(
     for name in role.required:
         if name not in dict(listed):
             raise ImagesError("compile the plan", f"{name!r} is not among the services",
-                              file=f"images/roles/{role.name}.yaml", field="required",
+                              file=role.file, field="required",
                               hint=nearest(name, [*dict(listed)]))  # fmt: skip
     for name, stem in listed:
         path = directory / f"{stem}.yaml"
         shown = str(path.relative_to(repository))
         if stem not in names:
-            raise ImagesError("compile the plan", f"no service {stem!r}", file=f"images/roles/{role.name}.yaml",
+            raise ImagesError("compile the plan", f"no service {stem!r}", file=role.file,
                               field="services", hint=nearest(stem, names))  # fmt: skip
         data = read(path, shown)
         if not isinstance(data, dict):
@@ -190,10 +193,10 @@ def plan_json(
         except InitError as error:
             raise ImagesError("compile the plan", str(error)) from error
     try:
-        drain = parse_drain(dict(role.drain), f"images/roles/{role.name}.yaml") if role.drain else None
+        drain = parse_drain(dict(role.drain), role.file) if role.drain else None
         return plan_to_json(compile_plan(role.name, services, drain))
     except InitError as error:
-        raise ImagesError("compile the plan", str(error), file=f"images/roles/{role.name}.yaml") from error
+        raise ImagesError("compile the plan", str(error), file=role.file) from error
 
 
 def slurm_json(definition: Definition, choice: BuildChoice, version: str) -> str:

@@ -250,6 +250,10 @@ def from_checkout(role: str) -> Plan:
     """Compile the plan that a build would produce."""
     file = role_file(role)
     data = load_mapping(file)
+    if isinstance(base := data.pop("extends", None), str):
+        inherited = load_mapping(role_file(base))
+        services_of = [item for part in (inherited, data) if isinstance(item := part.get("services", []), list)]
+        data = {**inherited, **data, "services": [name for names in services_of for name in names]}
     names, drain, services = data.get("services"), data.get("drain"), load_directory()
     missing = [str(name) for name in names if name not in services] if isinstance(names, list) else ["a plain list"]
     if missing or not isinstance(names, list):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import docker  # type: ignore[import-untyped]  # it carries no types
-import yaml
 from docker.models.containers import Container  # type: ignore[import-untyped]  # it carries no types
 from docker.models.networks import Network  # type: ignore[import-untyped]  # it carries no types
 
+from images.definition.load import load
 from init.prepare import slurm_config
 from tests.support.docker_answers import read_whole
 from tests.waiting import PATIENCE, until
@@ -38,8 +38,7 @@ def image_of(role: str) -> str:
 
 def role_capabilities(role: str) -> list[str]:
     """Return the capabilities in the role's data: the test grants these and no others."""
-    data = yaml.safe_load((ROOT / "images" / "roles" / f"{role}.yaml").read_text())
-    return [str(name) for name in data["capabilities"]]
+    return list(load(ROOT).roles[role].capabilities)
 
 
 class Pod:

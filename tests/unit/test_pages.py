@@ -26,6 +26,7 @@ BLOCKS = {
     "active-checks": {"values": 1},
     "add-a-health-check": {"runs": 4, "file": 5},  # tests/cluster/test_own_scripts.py
     "add-a-user": {"runs": 1, "shown": 1, "needs a name": 3},  # tests/cluster/test_people.py
+    "add-layers": {"runs": 2, "shown": 1, "values": 1},  # tests/container/images/test_example_layers.py
     "add-to-the-pods": {"values": 1},
     "air-gapped-build": {"needs a name": 1},
     "build-for-arm64": {"needs hardware": 1, "needs a name": 1},

@@ -175,3 +175,55 @@ def test_packages_are_kept_between_builds_where_that_is_set(archive: Archive, tm
     archive.touch("changed\n")
     built = archive.run(*kept, "build")
     assert built.returncode == 0, built.stdout + built.stderr
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a site's own directory: one layer on a layer of the repository, and a role with it."""
+    site = tmp_path / "site"
+    for name in ("layers", "roles", "rootfs/extra/etc"):
+        (site / name).mkdir(parents=True)
+    layer = {"describe": "the site's layer", "from": "one", "packages": ["extra"],
+             "files": [{"from": "hello", "to": "/etc/hello"}]}  # fmt: skip
+    (site / "layers/extra.yaml").write_text(yaml.safe_dump(layer))
+    role = {"describe": "the site's image", "extends": "small", "layer": "extra", "env": {"SITE": "here"}}
+    (site / "roles/large.yaml").write_text(yaml.safe_dump(role))
+    (site / "hello").write_text("hello\n")
+    (site / "rootfs/extra/etc/site.conf").write_text("rootfs\n")
+    return site
+
+
+def test_a_sites_layers_are_built_on_the_repositorys_and_locked_in_its_own_directory(
+    archive: Archive, site: Path
+) -> None:
+    extra = Standin("extra", "2.0", {"/usr/bin/extra": "#!/bin/sh\ncat /etc/hello /etc/site.conf; echo $SITE\n"})
+    archive.publish(tool("1.0"), extra)
+    assert archive.run("build", "--when-vanished", "relock").returncode == 0
+    before = {path: path.read_bytes() for path in archive.root.rglob("images/lock/**/*.json")}
+    # A newer version of a package below: the site's lock leaves the repository's as it is.
+    archive.publish(tool("1.0"), tool("1.1"), extra)
+
+    refused = archive.run("--layers", str(site), "build")
+    assert refused.returncode == 1 and "the lock does not fit" in refused.stderr
+    locked = archive.run("--layers", str(site), "lock")
+    assert locked.returncode == 0, locked.stderr
+    assert {path: path.read_bytes() for path in archive.root.rglob("images/lock/**/*.json")} == before
+    assert [path.name for path in site.glob("lock/*/*.json")] == ["extra.json"]
+
+    built = archive.run("--layers", str(site), "build", "--json")
+    assert built.returncode == 0, built.stderr
+    images = [image["image"].split(":")[0].rpartition("/")[2] for image in json.loads(built.stdout) if image["built"]]
+    assert sorted(images) == ["large", "layer-extra"]
+    shown = archive.engine.client.containers.run(f"{archive.prefix}/large:latest", ["/usr/bin/extra"], remove=True)
+    assert shown.decode() == "hello\nrootfs\nhere\n"
+
+
+def test_a_sites_layer_with_a_name_of_the_repository_is_refused(archive: Archive, site: Path) -> None:
+    (site / "layers/extra.yaml").rename(site / "layers/one.yaml")
+    refused = archive.run("--layers", str(site), "list")
+    assert refused.returncode == 1
+    assert (
+        "images/layers/one.yaml has this name already" in refused.stderr and f"{site}/layers/one.yaml" in refused.stderr
+    )
+    refused = archive.run("--layers", f"{site}/layers", "list")
+    assert refused.returncode == 1 and "found neither layers/ nor roles/ in it" in refused.stderr

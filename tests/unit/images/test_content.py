@@ -72,6 +72,7 @@ def test_executables_stay_executable_and_byte_code_stays_out(tmp_path: Path) -> 
     (tmp_path / "bin/read").chmod(0o600)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__/x.pyc").write_text("")
+    (tmp_path / "removed/package/__pycache__").mkdir(parents=True)
     (tmp_path / "bin/link").symlink_to("run")
     found = {entry.path: entry for entry in content.tree(tmp_path, "/usr")}
     assert found.keys() == {"usr/bin", "usr/bin/run", "usr/bin/read", "usr/bin/link"}
@@ -81,9 +82,9 @@ def test_executables_stay_executable_and_byte_code_stays_out(tmp_path: Path) -> 
 def test_an_entry_becomes_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
     one = FileEntry(EntryKind.FILE, "/etc/x", "x", 0o640, "munge")
-    (found,) = content.resolve(one, tmp_path, USERS, "f")
+    (found,) = content.resolve(one, [tmp_path], USERS, "f")
     assert (found.path, found.mode, found.uid, found.read()) == ("etc/x", 0o640, 64031, b"hello")
-    (found,) = content.resolve(FileEntry(EntryKind.DIRECTORY, "/run/m", mode=0o711), tmp_path, USERS, "f")
+    (found,) = content.resolve(FileEntry(EntryKind.DIRECTORY, "/run/m", mode=0o711), [tmp_path], USERS, "f")
     assert (found.kind, found.mode) == (EntryKind.DIRECTORY, 0o711)
 
 
@@ -96,4 +97,4 @@ def test_an_entry_becomes_what_it_says(tmp_path: Path) -> None:
 )
 def test_an_entry_that_cannot_be_placed(tmp_path: Path, entry: FileEntry, why: str) -> None:
     with pytest.raises(ImagesError, match=why):
-        content.resolve(entry, tmp_path, USERS, "images/layers/x.yaml")
+        content.resolve(entry, [tmp_path], USERS, "images/layers/x.yaml")

@@ -93,6 +93,31 @@ def test_a_role_with_containers_runs_every_service_of_the_plain_one(role: str, o
     assert more == plain | added
 
 
+def test_a_role_that_extends_another_adds_to_its_lists_and_replaces_its_values(write: Write) -> None:
+    root = write(
+        roles__base="describe: b\nlayer: os\nservices: [a]\nports: [22]\nenv: {X: '1', Y: '2'}\ndefault: false\n",
+        roles__more="describe: m\nextends: base\nlayer: cuda\nservices: {all: [b], nvidia: [c]}\nenv: {Y: '3'}\n",
+    )
+    more = load(root).roles["more"]
+    assert (more.layer, more.ports, more.env, more.default) == ("cuda", (22,), {"X": "1", "Y": "3"}, True)
+    assert more.services.of(DEBIAN) == ("a", "b")
+    assert more.services.of(BuildChoice("nvidia", SlurmSource.SOURCE)) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extends: workr\n", "no role 'workr'"),
+        ("extends: more\n", "more would extend itself"),
+        ("extends: [worker]\n", "expected text"),
+        ("extends: worker\nneeds: gpu\n", "expected a list"),
+    ],
+)
+def test_a_role_that_cannot_be_extended_is_named(write: Write, text: str, words: str) -> None:
+    error = failure(write(roles__more=f"describe: m\nlayer: os\n{text}"))
+    assert words in str(error) and "images/roles/more.yaml" in str(error)
+
+
 def test_a_layer_for_another_variant_is_left_out_and_its_parent_takes_its_place(write: Write) -> None:
     definition = load(write())
     assert [layer.name for layer in active_chain(definition, "dcgm", DEBIAN)] == ["root", "os", "cuda"]

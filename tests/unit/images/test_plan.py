@@ -48,7 +48,15 @@ def repository(tmp_path: Path) -> Path:
     images = tmp_path / "images"
     for name, keys in LAYERS.items():
         write(images / f"layers/{name}.yaml", {"describe": name, **keys})
-    write(images / "roles/small.yaml", {"describe": "small", "layer": "top", "code": False})
+    write(
+        images / "roles/small.yaml",
+        {
+            "describe": "small",
+            "layer": "top",
+            "code": False,
+            "files": [{"from": "small.conf", "to": "/etc/small.conf"}],
+        },
+    )
     write(images / "versions.yaml", VERSIONS)
     write(images / "make/sbom.py", "")
     write(
@@ -56,7 +64,7 @@ def repository(tmp_path: Path) -> Path:
     )
     shutil.copyfile(ROOT / "images/templates/Dockerfile.j2", images / "templates/Dockerfile.j2")
     write(images / "rootfs/os/etc/os.conf", "1\n")
-    write(images / "rootfs/role-small/etc/small.conf", "1\n")
+    write(tmp_path / "small.conf", "1\n")
     return tmp_path
 
 
@@ -92,7 +100,7 @@ def test_composing_twice_gives_the_same(repository: Path) -> None:
         (lambda root: write(root / "images/rootfs/os/etc/os.conf", "2\n"), {"os", "top", "small"}),
         (lambda root: (root / "images/rootfs/os/etc/os.conf").chmod(0o755), {"os", "top", "small"}),
         (lambda root: write(root / "images/rootfs/os/etc/more", ""), {"os", "top", "small"}),
-        (lambda root: write(root / "images/rootfs/role-small/etc/small.conf", "2\n"), {"small"}),
+        (lambda root: write(root / "small.conf", "2\n"), {"small"}),
         (lambda root: write(root / "images/make/sbom.py", "# other\n"), {"small"}),
         (lambda root: write(root / "images/templates/tool.sh.j2", "make\n"), {"aside", "top", "small"}),
         (lambda root: write(root / "images/layers/top.yaml", {"describe": "top", **LAYERS["top"], "run": ["false"]}),
