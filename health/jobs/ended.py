@@ -37,6 +37,7 @@ NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it 
 NOT_STARTED = 125  # of a container, as with docker (images/src/containers/container)
 SHELL = {126: "a command could not be executed", 127: "a command was not found"}
 MEMORY_COMMENT = "memory limit"
+AGAIN = f"{PREFIX} runs again without"  # of `health.jobs.requeue`: it is about the run before
 SHOWN_STEPS = 4
 
 
@@ -47,7 +48,8 @@ def explain(job: Job, world: World, now: float) -> Answer:
     if job.state == "CANCELLED" and (job.killer not in ("", "root", "slurm") or (ran_before and not job.nodes)):
         comment = ""
     handler = HANDLERS.get(job.state, _unknown)
-    answer = _commented(job, comment) if comment and job.state != "COMPLETED" else handler(job, world)
+    is_commented = comment and job.state != "COMPLETED" and not comment.startswith(AGAIN)
+    answer = _commented(job, comment) if is_commented else handler(job, world)
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
     facts = [Fact(f"state {safe(job.state, 40)}, {code}", job.source)]
     facts += [
@@ -115,9 +117,16 @@ def _doubt(job: Job, world: World, answer: Answer) -> Answer:
         cause=JobCause.MACHINE,
         sure=Sure.POSSIBLE,
         evidence=(*answer.evidence, *machines.facts(suspects)),
-        advice=(f"submit it again without that node: sbatch --exclude={names}", *answer.advice),
+        advice=(f"submit it again without that node: sbatch --exclude={names}", *_again(job, suspects), *answer.advice),
         unknown=(*answer.unknown, "whether the fault of the machine or the program came first"),
     )
+
+
+def _again(job: Job, suspects: list[JobNode]) -> tuple[str, ...]:
+    names = ",".join(sorted(node.name for node in suspects if machines.has_verdict(node)))
+    if not names or not job.batch or not job.requeues:
+        return ()
+    return (f"the policy slurm.requeue runs it again without {names} if it is `act`; `propose` only logs that",)
 
 
 def _suspects(job: Job, world: World) -> list[JobNode]:

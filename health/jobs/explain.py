@@ -24,6 +24,7 @@ from health.jobs.model import (
     size,
 )
 from init.slurm.conf import expanded
+from init.slurm.node import PREFIX
 
 LOST = Answer(
     "Slurm has lost it: accounting has not seen its end, and slurmctld does not know it.",
@@ -50,6 +51,9 @@ def explain(job: Job, world: World, now: float) -> Page:
     part = pending.explain if job.is_pending else ended.explain if job.has_ended else explain_running
     silent = LOST if job.is_lost else UNEXPLAINED if job.is_unexplained else None
     answer = silent or part(job, world, now)
+    if job.admin_comment.startswith(ended.AGAIN) and not job.has_ended:
+        fact = Fact(safe(job.admin_comment.removeprefix(PREFIX)), "the job's AdminComment")
+        answer = replace(answer, evidence=(*answer.evidence, fact))
     if world.missing:
         answer = replace(answer, unknown=(*answer.unknown, *world.missing))
     return Page(job, answer, timeline(job, world, now))

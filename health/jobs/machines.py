@@ -13,6 +13,8 @@ from init.slurm.node import ADDED, FRESH, PREFIX, SILENT, STOPPING
 ASLEEP = "grows again when jobs ask"  # the fleet's reason for a pod of an elastic pool that sleeps
 FLEET = f"{PREFIX} fleet:"
 MOST = 6  # nodes listed one by one
+_VERDICT = re.compile(r"([\w.-]{1,100})\[(?:node|reboot|manual|rma)\]@", re.ASCII)
+SCRIPTS = ("prolog.", "epilog.", "task_prolog.", "health.")
 # slurmctld drains a node with these words that refuses to start a job again while the job's first start goes on there.
 # That happens after a kill of slurmctld which had started the job and not yet saved that.
 STARTED_TWICE = "Duplicate jobid"
@@ -43,6 +45,14 @@ def cause_of(node: JobNode) -> tuple[JobCause, Sure]:
     if not reason or reason.startswith(SLURM) or reason == SILENT:
         return JobCause.MACHINE, Sure.LIKELY
     return JobCause.PERSON, Sure.LIKELY
+
+
+def has_verdict(node: JobNode) -> bool:
+    """Tell if the broker drained the node for a check's verdict; a script's may be a job's own doing."""
+    text = node.reason.split(ADDED)[0]
+    parts = text.removeprefix(PREFIX).split(";") if text.startswith(PREFIX) and not text.startswith(FLEET) else []
+    checks = [match[1] for part in parts if (match := _VERDICT.match(part.strip()))]
+    return "DRAIN" in node.states and any(not check.startswith(SCRIPTS) for check in checks)
 
 
 def describe(node: JobNode) -> str:

@@ -95,6 +95,8 @@ class Job:
     output: str = ""
     errors: str = ""  # the file of standard error
     batch: bool = True
+    is_held: bool = False
+    requeues: bool = True  # False: submitted with --no-requeue
     source: str = "squeue"  # the client that showed it
     is_lost: bool = False  # accounting has not seen its end, and slurmctld does not know it
     steps: tuple[JobStep, ...] = ()

@@ -226,6 +226,8 @@ def _queued(item: Mapped) -> Job:
         output=item.text("stdout_expanded") or item.text("standard_output"),
         errors=item.text("stderr_expanded") or item.text("standard_error"),
         batch=item.at("batch_flag") is not False,
+        is_held=item.at("hold") is True,
+        requeues=item.at("requeue") is not False,
     )
 
 

@@ -143,8 +143,8 @@ class JobMessage:
     fields: Mapping[str, str]  # for programs
 
 
-def of_job(notice: JobNotice, page: Page | None, cluster: str) -> JobMessage:
-    """Say what happened to a job, with the cause if Slurm showed the job."""
+def of_job(notice: JobNotice, page: Page | None, cluster: str, again: str = "") -> JobMessage:
+    """Say what happened to a job, with the cause if Slurm showed the job. `again`: why it was requeued."""
     name = f" ({notice.name})" if notice.name else ""
     subject = f"{'Array' if notice.is_array else 'Job'} {notice.job}{name} on {cluster}: {notice.event}"
     state = page.job.state if page is not None and notice.has_ended else notice.state
@@ -163,7 +163,7 @@ def of_job(notice: JobNotice, page: Page | None, cluster: str) -> JobMessage:
     elif notice.has_ended and notice.exit_codes:
         lines += ["", f"{'Exit codes of its tasks' if notice.is_array else 'Exit code'}: {notice.exit_codes}."]
     elif notice.event == "Requeued":
-        lines += ["", "It waits in the queue again."]
+        lines += ["", "It waits in the queue again.", *([f"{safe(again, 400)}."] if again else [])]
     lines += ["", f"More: minivm job {notice.job}"]
     return JobMessage(subject, "\n".join(lines), fields)
 

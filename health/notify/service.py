@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.metrics import family
+from health.jobs import requeue
 from health.jobs.ask import Asker, look
 from health.jobs.model import Page, duration, safe
 from health.notify import messages
@@ -131,7 +132,8 @@ class Notifier:
             young[notice.user] = young.get(notice.user, 0) + 1
             return False
         else:
-            message = messages.of_job(notice, self._page(notice), settings.cluster)
+            again = requeue.told_of(notice.job, notice.at) if notice.event == "Requeued" else ""
+            message = messages.of_job(notice, self._page(notice), settings.cluster, again)
             number = self._put(settings, notice.id, notice.to, notice.user, message, now)
             self.limits.take(notice.user, now, number)
         return True

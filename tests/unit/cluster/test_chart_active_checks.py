@@ -55,6 +55,19 @@ def test_the_controller_gets_the_settings() -> None:
     assert {"name": "state", "mountPath": "/var/lib/minivm/active", "subPath": "active"} in mounts, "for the next one"
 
 
+@pytest.mark.parametrize(("mode", "made"), [(None, "propose"), ("act", "act"), ("off", None)])
+def test_the_controller_gets_what_happens_to_jobs_of_a_broken_machine(mode: str | None, made: str | None) -> None:
+    values = {"slurm": {"requeue": {"guiltyNode": mode}}} if mode else {}
+    objects = render(values, release="slurm", namespace="hpc")
+    name = ("StatefulSet", "slurm-controller")
+    (controller,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == name]
+    container = controller["spec"]["template"]["spec"]["containers"][0]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    assert (env.get("MINIVM_REQUEUE"), env.get("MINIVM_REQUEUE_MOST")) == (made, "2" if made else None)
+    mount = {"name": "state", "mountPath": "/var/lib/minivm/requeue", "subPath": "requeue"}
+    assert (mount in container["volumeMounts"]) == bool(made), "the count outlives the pod"
+
+
 @pytest.mark.parametrize("slurm", [{"files": {"job_submit.lua": "x"}}, {"config": {"JobSubmitPlugins": "lua"}}])
 def test_preflight_is_refused_beside_a_filter_of_the_site(slurm: dict[str, Any]) -> None:
     with pytest.raises(ClusterError, match=r"activeChecks\.preflight\.enabled"):

@@ -7,13 +7,16 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ground.files import write_json
 from health.jobs.explain import explain
 from health.jobs.model import Job, Page, World
+from health.jobs.requeue import told_of
 from health.notify import messages
 from health.notify.channels import (
     ChannelDownError,
@@ -156,6 +159,18 @@ def test_a_full_spool_is_counted_and_told_to_slurmctld(tmp_path: Path) -> None:
 def test_a_recipient_is_an_address_or_none(to: str, found: tuple[str, ...]) -> None:
     assert recipients(to, "example.org", ("x.org",)) == found
     assert recipients("eve@anywhere.net", "example.org", ("*",)) == ("eve@anywhere.net",)
+
+
+def test_a_requeue_without_the_broken_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "jobs.json"
+    kept = {"job": "2", "restarts": 0, "nodes": "w0", "reason": "w0: XID 79", "number": 1, "at": NOW - 60}
+    write_json(file, {"2": {**kept, "step": "recorded"}})
+    monkeypatch.setattr("health.jobs.requeue.told_of", partial(told_of, file=file))
+    spool, sender = spool_of(tmp_path), Sender()
+    for number in (1, 2):
+        record(spool, number, SLURM_JOB_MAIL_TYPE="Requeued")
+    notifier(spool, sender).turn(SETTINGS, NOW)
+    assert ["runs it again without w0: w0: XID 79." in data["text"] for data in sender.sent] == [False, True]
 
 
 def test_an_array_is_told_as_one_or_by_its_tasks() -> None:
@@ -429,10 +444,10 @@ def test_a_record_or_a_page_with_a_defect_stops_no_other(tmp_path: Path, monkeyp
     record(spool, 3)
     of_job = messages.of_job
 
-    def of_some(notice: JobNotice, page: Page | None, cluster: str) -> messages.JobMessage:
+    def of_some(notice: JobNotice, page: Page | None, cluster: str, again: str) -> messages.JobMessage:
         if notice.job == "2":
             raise RuntimeError("a defect")
-        return of_job(notice, page, cluster)
+        return of_job(notice, page, cluster, again)
 
     monkeypatch.setattr(messages, "of_job", of_some)
     notifier(spool, sender, explain_wrongly).turn(SETTINGS, NOW)
