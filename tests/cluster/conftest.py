@@ -29,7 +29,8 @@ NAME = os.environ.get("MINIVM_TEST_CLUSTER", "test")
 ORDER = (
     "test_session", "test_life", "test_floods", "test_home_that_hangs", "test_containment", "test_accounting",
     "test_accounting_pod", "test_accounting_move",
-    "test_drop_ins", "test_profiles", "test_own_scripts", "test_job_pages", "test_jobs", "test_pages_as_written",
+    "test_drop_ins", "test_profiles", "test_own_scripts", "test_job_pages", "test_jobs", "test_jupyter",
+    "test_pages_as_written",
     "test_containers", "test_pyxis", "test_mpi", "test_auth_slurm", "test_auth_munge", "test_notifications",
     "test_preflight", "test_active_checks", "test_people",
     "test_two_controllers", "test_releases",
