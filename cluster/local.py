@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
-from cluster.change import pinning, plan, records
+from cluster.change import pinning, plan
 from cluster.change.pinning import Checkout, ImageChoice, Wish
-from cluster.change.plan import JobAtStake, PlanStep, StepKind, UpPlan, in_roll_order, in_start_order
-from cluster.change.records import RecordsCarrier
+from cluster.change.plan import JobAtStake, PlanStep, RecordsCarrier, StepKind, UpPlan, in_roll_order, in_start_order
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
@@ -527,7 +526,7 @@ class LocalCluster:
     def accounting_pod(self, mode: str) -> RunningPod | None:
         """Return the pod that has slurmdbd in this mode."""
         running = self.kubelet.running()
-        name = records.POD[mode]
+        name = plan.POD[mode]
         return running.get(self.active_controller(running) if name == CONTROLLER else name)
 
     def run_slurm(self, command: Iterable[str]) -> tuple[int, str]:

@@ -35,8 +35,8 @@ from ground.errors import nearest
 from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
+from health.checks.load import CheckSelection
 from health.checks.round import forget, recall, remember, run
-from health.checks.select import CheckSelection
 from health.ledger import Ledger, read_book
 from health.places import Places, boot_id
 from health.verdict import Class, Result, Verdict, read_verdicts, without_void

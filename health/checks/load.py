@@ -1,4 +1,4 @@
-"""Load the checks of one tree: Python files by import, other executables by their header.
+"""Load the checks of one tree, and select those of a round: Python files by import, other executables by their header.
 
 A program in another language declares itself in one comment line and answers by its exit code:
 
@@ -23,7 +23,9 @@ from typing import Any, cast
 
 from gitsync.errors import GitsyncError
 from health import api
+from health.api import Check, Command, When
 from health.script import UNFIT
+from health.verdict import Verdict
 
 # Imports for a tree's checks: the tree's own lib comes before Python's path.
 # Trees name their modules alike, so a process serves one tree at a time and drops the modules of the previous one.
@@ -165,7 +167,7 @@ def _load_module(path: Path) -> api.CheckModule:
     for name in ("parse", "judge"):
         if not callable(getattr(module, name, None)):
             raise GitsyncError("load a check", f"no function {name}", file=path)
-    return cast(api.CheckModule, module)
+    return cast("api.CheckModule", module)
 
 
 def _load_program(path: Path) -> api.CheckModule | None:
@@ -187,7 +189,7 @@ def _load_program(path: Path) -> api.CheckModule | None:
         thresholds="",
         user_made=api.UserMade(data.get("user_made", api.UserMade.NO)),
     )
-    return cast(api.CheckModule, _Program(check))
+    return cast("api.CheckModule", _Program(check))
 
 
 def _header(text: str, path: Path) -> dict[str, Any]:
@@ -217,3 +219,45 @@ def _header(text: str, path: Path) -> dict[str, Any]:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
             raise invalid(f"wanted seconds, not {seconds!r}", key)
     return data
+
+
+SLURM = frozenset({"scontrol", "sinfo", "squeue", "sacctmgr"})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSelection:
+    """Selection of a round's checks: by occasion or by name."""
+
+    when: When | None = None
+    names: tuple[str, ...] | None = None
+    only_due: bool = False
+    without_slurm: bool = False
+
+    def takes(self, check: Check, known: Verdict | None, now: float, boot: str) -> bool:
+        if self.names is None:
+            if self.when is not None and self.when not in check.when:
+                return False
+            # A deep check runs on request only, never because all checks are requested.
+            if self.when is not When.DEEP and takes_the_machine(check, self.when):
+                return False
+        if self.without_slurm and asks_slurm(check):
+            return False
+        return not self.only_due or due(check.period_s, known, now, boot)
+
+
+def takes_the_machine(check: Check, when: When | None) -> bool:
+    """Tell if the check loads all hardware for minutes: a deep check, or one that runs by name only."""
+    return when is When.DEEP or check.when <= {When.DEEP}
+
+
+def asks_slurm(check: Check) -> bool:
+    """Tell if the check queries Slurm.
+
+    While slurmd waits for its health program it answers nothing, so both would wait.
+    """
+    return any(isinstance(source, Command) and source.argv[0] in SLURM for source in check.sources)
+
+
+def due(period_s: float, known: Verdict | None, now: float, boot: str) -> bool:
+    """Tell if a background round must run the check again; a little early rather than a round late."""
+    return known is None or not known.fresh(now, boot) or now - known.at >= 0.9 * period_s

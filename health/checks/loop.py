@@ -28,7 +28,7 @@ from ground.sockets import notify
 from health.api import When
 from health.ask import ask_broker
 from health.checks.active_checks import active_metrics
-from health.checks.select import CheckSelection, due
+from health.checks.load import CheckSelection, due
 from health.places import Places, boot_id
 from health.policy import share
 from health.rounds import SUMMARY_LIMIT, DeepState, DeepSummary, read_deep, read_index, write_deep

@@ -22,8 +22,7 @@ from health.api import Builtin, Capture, Check, CheckModule, Class, Failure, Har
 from health.checks.cases import read_case, write_case
 from health.checks.collect import AT_ONCE, collect, matching
 from health.checks.judge import Judged, Setting, judge
-from health.checks.load import Loaded, load_checks, load_limits
-from health.checks.select import CheckSelection, takes_the_machine
+from health.checks.load import CheckSelection, Loaded, load_checks, load_limits, takes_the_machine
 from health.places import Places, boot_id
 from health.rounds import Index, Listed, read_index, summarise, write_deep, write_index
 from health.script import UNFIT

@@ -133,8 +133,8 @@ def _run(
 
 def _round(kind: str, tree: Path, commit: str, names: list[str] | None) -> bytes:
     from health.api import When
+    from health.checks.load import CheckSelection
     from health.checks.round import perform
-    from health.checks.select import CheckSelection
 
     selection = CheckSelection(When(kind)) if names is None else CheckSelection(names=tuple(names))
     return perform(tree, commit, selection).encode()

@@ -28,7 +28,7 @@ from images.make.plan import Composed, PlannedImage
 from images.make.progress import Reporter
 
 if TYPE_CHECKING:
-    from images.engine.listing import ListedImage
+    from images.engine.store import ListedImage
 
 
 # `reproduce`

@@ -27,7 +27,7 @@ from images.archive.locked import Slice
 from images.definition import load
 from images.definition.load import choose_build, known_cuda
 from images.definition.spec import PACKAGED, Definition
-from images.engine import listing
+from images.engine import store
 from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from images.archive.apt import BaseFiles
     from images.engine.builder import Tools
     from images.engine.docker import DockerEngine
-    from images.engine.listing import ListedImage
+    from images.engine.store import ListedImage
     from images.make.progress import Reporter
 
 # The value of `build --when-vanished` that resolves the lock anew instead of failing.
@@ -145,7 +145,7 @@ class Session:
     def present(self) -> dict[str, ListedImage]:
         """Return the engine's images by reference. The list is read once, and again after this session changed it."""
         if self._present is None:
-            listed = listing.list_images() if self._engine is None else None
+            listed = store.list_images() if self._engine is None else None
             images = self.engine.images() if listed is None else listed
             self._present = {reference: image for image in images for reference in image.references}
         return self._present
@@ -377,7 +377,7 @@ class Session:
     def latest_name(self, repo: str) -> str:
         """Return ROLE:latest for the engine's own architecture, and ROLE:latest-ARCH for another one."""
         if not self._engine_arch:
-            self._engine_arch = (listing.read_architecture() if self._engine is None else "") or self.engine.arch
+            self._engine_arch = (store.read_architecture() if self._engine is None else "") or self.engine.arch
         arch = self.place.choice.arch
         return f"{repo}:latest" if arch == self._engine_arch else f"{repo}:latest-{arch}"
 

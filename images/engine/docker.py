@@ -22,8 +22,7 @@ import requests.exceptions
 
 from ground.files import locked
 from images.engine.builder import Builder
-from images.engine.listing import ListedImage, parse_images
-from images.engine.store import Store, store_of
+from images.engine.store import ListedImage, Store, parse_images, store_of
 from images.errors import ImagesError
 from images.host import HostError, chosen_engine
 

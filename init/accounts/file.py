@@ -7,9 +7,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from init.accounts import values
-from init.accounts.model import COORDINATOR, DEFAULT, Fields, ObjectKey, account, qos, user
-from init.accounts.values import ASSOCIATION_LIMITS, QOS_LIMITS, Shape
+from init.accounts import model
+from init.accounts.model import (
+    ASSOCIATION_LIMITS,
+    COORDINATOR,
+    DEFAULT,
+    QOS_LIMITS,
+    Fields,
+    ObjectKey,
+    Shape,
+    account,
+    qos,
+    user,
+)
 from init.dropins.merge import load_mapping
 from init.errors import ConfigError, nearest, raise_all
 from init.fields import Reader, described
@@ -80,18 +90,18 @@ class _Builder:
         reader.only("name", "priority", "preempt", "flags", "graceTime", "usageFactor", "limits")
         fields = _limits(reader, QOS_LIMITS)
         priority = reader.number("priority", 0)
-        if priority >= values.MOST:
-            reader.fail("priority", f"{priority} is too large, expected less than {values.MOST}")
+        if priority >= model.MOST:
+            reader.fail("priority", f"{priority} is too large, expected less than {model.MOST}")
         fields["priority"] = str(priority)
         if preempt := _names(reader, "preempt"):
-            fields["preempt"] = values.listed(",".join(preempt))
+            fields["preempt"] = model.listed(",".join(preempt))
             self.named.update({qos(name): _at(reader, "preempt") for name in preempt})
         if flags := reader.texts("flags"):
             flags_by_name = {flag.lower(): flag for flag in QOS_FLAGS}
             for flag in flags:
                 if flag.lower() not in flags_by_name:
                     reader.fail("flags", f"{flag!r} is no flag of a QOS", nearest(flag, list(QOS_FLAGS)))
-            fields["flags"] = values.listed(",".join(flags))
+            fields["flags"] = model.listed(",".join(flags))
         if grace := reader.seconds("graceTime", 0.0):
             fields["gracetime"] = f"{grace:.0f}"
         factor = reader.real("usageFactor", 1.0, most=1000.0)
@@ -155,10 +165,10 @@ class _Builder:
             fields["fairshare"] = "parent"
         else:
             fields["fairshare"] = str(reader.number("fairshare", 1))
-            if int(fields["fairshare"]) >= values.MOST:
-                reader.fail("fairshare", f"{share} is too large, expected less than {values.MOST}")
+            if int(fields["fairshare"]) >= model.MOST:
+                reader.fail("fairshare", f"{share} is too large, expected less than {model.MOST}")
         if levels := _names(reader, "qos"):
-            fields["qos"] = values.listed(",".join(levels))
+            fields["qos"] = model.listed(",".join(levels))
             self.named.update({qos(name): _at(reader, "qos") for name in levels})
         if default := _word(reader, "defaultQos", ""):
             fields["defaultqos"] = default
@@ -221,7 +231,7 @@ def _name(reader: Reader) -> str:
 
 def _word(reader: Reader, key: str, default: str) -> str:
     text = reader.text(key, default)
-    if text and not values.is_name(text):
+    if text and not model.is_name(text):
         reader.fail(key, f"{text[:80]!r} is not a safe name", NAME_HINT)
     return text
 
@@ -231,14 +241,14 @@ def _names(reader: Reader, key: str) -> tuple[str, ...]:
     if len(names) > MOST["qos"]:
         reader.fail(key, f"{len(names)} names, expected at most {MOST['qos']}")
     for name in names:
-        if not values.is_name(name):
+        if not model.is_name(name):
             reader.fail(key, f"{name[:80]!r} is not a safe name", NAME_HINT)
     return names
 
 
 def _text(reader: Reader, key: str, default: str) -> str:
     text = reader.text(key, default)
-    if not values.is_text(text):
+    if not model.is_text(text):
         reader.fail(key, f"{text[:80]!r} cannot be used", "1 to 200 letters, digits, spaces and . , _ ( ) / : + @ & -")
     return text.lower()
 
@@ -252,14 +262,14 @@ def _limits(reader: Reader, known: Mapping[str, Shape]) -> dict[str, str]:
 def _limit(section: Reader, name: str, shape: Shape) -> str:
     value = section.data[name]
     if shape is Shape.COUNT:
-        if section.number(name, 0) >= values.MOST:
-            section.fail(name, f"{value} is too large, expected less than {values.MOST}")
+        if section.number(name, 0) >= model.MOST:
+            section.fail(name, f"{value} is too large, expected less than {model.MOST}")
         return str(value)
     text, canonical_value = value, None
     if shape is Shape.TRES and isinstance(value, dict):
         text = ",".join(f"{key}={amount}" for key, amount in value.items())
     if isinstance(text, str):
-        canonical_value = values.tres(text) if shape is Shape.TRES else values.minutes(text)
+        canonical_value = model.tres(text) if shape is Shape.TRES else model.minutes(text)
     if not canonical_value:
         # YAML reads an unquoted 24:00:00 as the number 86400.
         section.fail(name, f"wanted {shape.value}, not {described(value)}")

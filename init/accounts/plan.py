@@ -11,23 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from init.accounts import values
+from init.accounts import model
 from init.accounts.file import AccountsFile
 from init.accounts.model import (
+    ASSOCIATION_LIMITS,
     COORDINATOR,
     DEFAULT,
+    QOS_LIMITS,
     Database,
     Fields,
     ObjectKey,
     ObjectKind,
     OwnerMark,
+    Shape,
     StoredObject,
     account,
     is_late,
     kept_roster,
     without_inherited,
 )
-from init.accounts.values import ASSOCIATION_LIMITS, QOS_LIMITS, Shape
 
 TRES_LIMITS = {name.lower() for name, shape in {**ASSOCIATION_LIMITS, **QOS_LIMITS}.items() if shape is Shape.TRES}
 ROOT_QOS = "normal"  # made by slurmdbd itself
@@ -233,7 +235,7 @@ class _Comparison:
         unknown: dict[str, ObjectKey] = {}
         for key, fields in self.wanted.objects.items():
             for field in TRES_LIMITS & fields.keys():
-                for name in values.tres_names(fields[field]) - self.database.tres:
+                for name in model.tres_names(fields[field]) - self.database.tres:
                     unknown.setdefault(name, key)
             if key in self.database.partitioned:
                 yield f"{key} has associations of single partitions, made by hand; remove those first"

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ground.commands import ran
-from init.accounts import values
+from init.accounts import model
 from init.accounts.calls import SacctmgrCall
 from init.accounts.model import (
+    ASSOCIATION_LIMITS,
     COORDINATOR,
     DEFAULT,
+    QOS_LIMITS,
     Database,
     ObjectKey,
     ObjectKind,
@@ -23,7 +25,6 @@ from init.accounts.model import (
     user,
     without_inherited,
 )
-from init.accounts.values import ASSOCIATION_LIMITS, QOS_LIMITS
 from init.errors import InitError
 from init.pod.addresses import CONTROLLER
 from init.slurm import client
@@ -51,7 +52,7 @@ def cluster_name() -> str:
             name = setting(Path(path).read_text(errors="replace"), "ClusterName")
         except OSError:
             continue
-        if values.is_name(name.lower()):
+        if model.is_name(name.lower()):
             return name.lower()
     raise AccountsError("look at the accounts", "this pod has no slurm.conf with a ClusterName")
 
@@ -148,10 +149,10 @@ def _fields(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
 
 def _canonical(name: str, cell: str) -> str:
     if name in SHAPES and cell:
-        return values.canonical(SHAPES[name], cell)
+        return model.canonical(SHAPES[name], cell)
     if name == "gracetime":
-        return values.seconds(cell)
-    return values.listed(cell) if name in ("qos", "preempt", "flags") else cell.lower()
+        return model.seconds(cell)
+    return model.listed(cell) if name in ("qos", "preempt", "flags") else cell.lower()
 
 
 def busy() -> frozenset[ObjectKey]:

@@ -19,7 +19,7 @@ from init.engine.states import (
     is_idle,
 )
 from init.lean import replace
-from init.plan import graph
+from init.plan import service
 from init.plan.spec import parse_service
 
 TYPE_CHECKING = False
@@ -184,7 +184,7 @@ class Ending:
         services = self._services
         todo: Todo = []
         services.trace.add(now, "", "hurry", "asked to stop again")
-        waves = len(graph.waves(graph.stop_edges(services.specs.values())))
+        waves = len(service.waves(service.stop_edges(services.specs.values())))
         self.deadline = min(self.deadline or now, now + HURRIED * max(1, waves) + HURRIED)
         if services.phase is PodPhase.DRAINING:
             if DRAIN in services.states and not is_idle(services.states[DRAIN]):

@@ -28,16 +28,15 @@ from init.engine.states import (
     is_satisfied,
 )
 from init.lean import record, replace
-from init.plan import graph
+from init.plan import service
 from init.plan.compile import compare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.engine.machine import Todo
+    from init.engine.machine import Todo, Trace
     from init.engine.states import Cause, Event
-    from init.engine.trace import Trace
     from init.plan.compile import Change, Plan
     from init.plan.service import Service
 
@@ -186,7 +185,7 @@ class Engine(Services):
             has_changed = False
             todo += self.ending.follow(now)
             if self.leaving:
-                for name in order.stoppable(self.leaving, graph.stop_edges(self.specs.values()), self.states):
+                for name in order.stoppable(self.leaving, service.stop_edges(self.specs.values()), self.states):
                     after_stop, state = self.leaving[name], self.states.get(name)
                     if state is None or _has_stopped(state, after_stop) or state.after_stop is after_stop:
                         continue

@@ -8,15 +8,14 @@
 from __future__ import annotations
 
 from init.engine.states import LOST_WAIT, Phase, is_idle, is_satisfied
-from init.plan import graph
+from init.plan import service
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from init.engine.states import State
-    from init.plan.graph import Edges
-    from init.plan.service import DrainCommand, Service
+    from init.plan.service import DrainCommand, Edges, Service
 
 SWEEP = 1.0  # part of the deadline kept for processes that belong to no service
 REQUEUE = 5.0  # part of a worker's drain after the wait for jobs: requeue what is left, remove the node
@@ -121,9 +120,9 @@ def stoppable(leaving: Iterable[str], edges: Edges, states: Mapping[str, State])
 def longest_stop(services: Iterable[Service]) -> float:
     """Return the longest time through the stop order if every service uses up its grace period."""
     by_name = {service.name: service for service in services}
-    edges = graph.stop_edges(by_name.values())
+    edges = service.stop_edges(by_name.values())
     ends: dict[str, float] = {}
-    for wave in graph.waves(edges):
+    for wave in service.waves(edges):
         for name in wave:
             ends[name] = by_name[name].stop.grace + max((ends[other] for other in edges[name]), default=0.0)
     return max(ends.values(), default=0.0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from init.engine.engine import Condition, Engine
+from init.engine.machine import Trace
 from init.engine.order import wished_drain_time
-from init.engine.trace import Trace
 from init.errors import ORDINARY, in_words
 from init.lean import record
 from init.pid1.logs import Logs

@@ -12,7 +12,7 @@ from init.errors import in_words
 from init.lean import signal
 from init.pid1.spawn import procs
 from init.pid1.spawn.owners import parent, processes
-from init.plan import graph
+from init.plan import service
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def stop_in_order(core: Core) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     specs, states = core.engine.specs, core.engine.states
     deadline = time.monotonic() + core.settings.grace * 0.9
-    for wave in graph.waves(graph.stop_edges(specs.values())):
+    for wave in service.waves(service.stop_edges(specs.values())):
         pids = {states[name].pid: name for name in wave if name in states and states[name].pid}
         for pid, name in pids.items():
             _signal(pid, specs[name].stop.signal)

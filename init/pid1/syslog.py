@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from init.pid1.datagrams import Datagrams
+from init.pid1.notify import Datagrams
 from init.pid1.wait import Poller
 
 TYPE_CHECKING = False

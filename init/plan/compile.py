@@ -5,8 +5,18 @@ from __future__ import annotations
 from init.errors import ConfigError, raise_all
 from init.fields import expand
 from init.lean import read_json, record, replace
-from init.plan import graph
-from init.plan.service import DrainCommand, Kind, Probe, RestartWhen, Service, ValueSource, WhenCondition
+from init.plan.service import (
+    DrainCommand,
+    Kind,
+    Probe,
+    RestartWhen,
+    Service,
+    ValueSource,
+    WhenCondition,
+    check_order,
+    start_edges,
+    waves,
+)
 from init.plan.spec import parse_drain, parse_service
 
 TYPE_CHECKING = False
@@ -121,9 +131,9 @@ class Change:
 def compile_plan(role: str, services: Iterable[Service], drain: DrainCommand | None = None) -> Plan:
     """Check the services together and put them in start order."""
     listed = list(services)
-    graph.check(listed)
+    check_order(listed)
     by_name = {service.name: service for service in listed}
-    order = [by_name[name] for wave in graph.waves(graph.start_edges(listed)) for name in wave]
+    order = [by_name[name] for wave in waves(start_edges(listed)) for name in wave]
     return Plan(role, tuple(order), drain)
 
 

@@ -10,8 +10,8 @@ import os
 
 from init.engine import order
 from init.engine.ending import DRAIN
+from init.engine.machine import times
 from init.engine.states import Phase, is_failing, is_satisfied
-from init.engine.trace import times
 from init.plan.service import Kind, Probe, is_builtin
 from init.view.status import ConditionView, ServiceView, Snapshot
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from init.engine.states import Phase
 from init.lean import record
-from init.plan import graph
+from init.plan import service
 from init.view.status import BOLD, DIM, GREEN, RED, YELLOW, duration, paint
 
 if TYPE_CHECKING:
@@ -177,16 +177,16 @@ def to_svg(items: Sequence[Span], until: float) -> str:
 
 
 def order(plan: Plan, *, colour: bool) -> str:
-    edges = graph.start_edges(plan.services)
+    edges = service.start_edges(plan.services)
     by_name = {service.name: service for service in plan.services}
     width = max((len(name) for name in by_name), default=0)
     lines = [paint(f"{plan.role or 'plan'}: {len(by_name)} services", BOLD, colour), "", "start:"]
-    for number, wave in enumerate(graph.waves(edges), start=1):
+    for number, wave in enumerate(service.waves(edges), start=1):
         for place, name in enumerate(wave):
             head = f"{number:3}" if place == 0 else "   "
             lines.append(f"{head}  {name:{width}}  {describe(by_name[name], colour)}".rstrip())
     lines += ["", "stop:"]
-    for number, wave in enumerate(graph.waves(graph.stop_edges(plan.services)), start=1):
+    for number, wave in enumerate(service.waves(service.stop_edges(plan.services)), start=1):
         lines.append(f"{number:3}  {', '.join(f'{name} ({by_name[name].stop.grace:g}s)' for name in wave)}")
     if plan.drain is not None:
         lines += ["", f"drain: {' '.join(plan.drain.command)} (at most {plan.drain.budget:g}s)"]

@@ -61,7 +61,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
     "init": {
         "click": {"*"},
         "yaml": {"init.dropins.merge", "init.people.read"},
-        "supervisor": {"init.dropins.programs", "init.helpers.supervisor_rpc"},
+        "supervisor": {"init.dropins.merge", "init.helpers.supervisor_rpc"},
     },
     "health": {},
     "gitsync": {"click": {"*"}, "git": {"gitsync.repo.reader"}},

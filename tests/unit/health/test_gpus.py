@@ -11,7 +11,7 @@ import pytest
 from health import black_box, gpus
 from health.api import When
 from health.checks import collect, round
-from health.checks.select import CheckSelection
+from health.checks.load import CheckSelection
 from health.jobs import boxes, live
 from health.jobs.boxes import Box
 from health.jobs.model import Answer, Job, JobCause, World

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import build
-from images.engine import listing
+from images.engine import store
 
 LISTED = b'[{"Id": "sha256:1", "Size": 5, "RepoTags": ["a:1", "b:2"]}, {"Id": "sha256:2", "Size": 6, "RepoTags": null}]'
 
@@ -43,9 +43,9 @@ def answering(directory: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch) -
 def test_an_answer_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + LISTED
     with answering(tmp_path, whole, monkeypatch) as asked:
-        assert listing.list_images() == [
-            listing.ListedImage("sha256:1", 5, ("a:1", "b:2")),
-            listing.ListedImage("sha256:2", 6, ()),
+        assert store.list_images() == [
+            store.ListedImage("sha256:1", 5, ("a:1", "b:2")),
+            store.ListedImage("sha256:2", 6, ()),
         ]
     assert asked[0].startswith(b"GET /images/json HTTP/1.0\r\n")
 
@@ -83,7 +83,7 @@ def test_another_answer_leaves_it_to_the_library(
     answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(tmp_path, answer, monkeypatch):
-        assert listing.list_images() is None
+        assert store.list_images() is None
 
 
 @pytest.mark.parametrize("said", [b"[]", b"7", b"null", b'{"Arch": 7}'])
@@ -91,14 +91,14 @@ def test_an_engine_that_does_not_say_what_it_is_leaves_it_to_the_library(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(tmp_path, b"HTTP/1.0 200 OK\r\n\r\n" + said, monkeypatch):
-        assert listing.read_architecture() == ""
+        assert store.read_architecture() == ""
 
 
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:9", "ssh://somewhere", "unix:///nowhere/engine.sock"])
 def test_an_engine_elsewhere_is_the_librarys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
-    assert listing.list_images() is None
-    assert listing.read_architecture() == ""
+    assert store.list_images() is None
+    assert store.read_architecture() == ""
 
 
 @pytest.mark.parametrize("listed", [b'{"message": "no"}', b"[1]", b'[{"Id": 1, "Size": 1}]', b"null"])

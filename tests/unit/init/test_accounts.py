@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from init.accounts import calls, file, plan, values
+from init.accounts import calls, file, model, plan
 from init.accounts.model import Database, ObjectKey, OwnerMark, StoredObject, account, qos, read_mark, user, write_mark
 from init.accounts.slurmdbd import AccountsError, read, rows
 from init.errors import ConfigError
@@ -361,12 +361,12 @@ def test_a_file_that_is_too_large_or_no_yaml_is_refused(tmp_path: Path) -> None:
     [("12h", "720"), ("1-00:00:00", "1440"), ("60", "60"), ("01:30:00", "90"), ("1-12", "2160"), ("00:00:30", None)],
 )
 def test_times_become_minutes(text: str, made: str | None) -> None:
-    assert values.minutes(text) == made
+    assert model.minutes(text) == made
 
 
 def test_memory_becomes_megabytes() -> None:
-    assert values.tres("mem=1T,cpu=4") == "cpu=4,mem=1048576"
-    assert values.tres("cpu=4K") is None and values.tres("cpu=1,cpu=2") is None
+    assert model.tres("mem=1T,cpu=4") == "cpu=4,mem=1048576"
+    assert model.tres("cpu=4K") is None and model.tres("cpu=1,cpu=2") is None
 
 
 def test_a_mark_of_another_cluster_or_text_is_none() -> None:

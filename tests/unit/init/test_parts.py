@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from init.engine import order
 from init.engine.engine import Condition, Engine
+from init.engine.machine import Trace
 from init.engine.states import MAIN, Exited, Kill, Notified, PodPhase, ProbeFailed, Spawn, Spawned, SpawnFailed
-from init.engine.trace import Trace
 from init.errors import RequestError
 from init.lean import fields, record, replace
 from init.pid1.logs import CONTINUES, KEPT, LONGEST, Ring, cut, tag_json, tag_text

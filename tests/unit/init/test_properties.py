@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from init.engine.engine import Engine
+from init.engine.machine import Trace
 from init.engine.states import (
     MAIN,
     STOPPER,
@@ -28,8 +29,7 @@ from init.engine.states import (
     is_idle,
     is_satisfied,
 )
-from init.engine.trace import Trace
-from init.plan import graph
+from init.plan import service
 from init.plan.compile import compile_plan, plan_from_json, plan_to_json
 from init.plan.service import Kind, Probe, Service
 from init.plan.spec import parse_drain, parse_service
@@ -143,7 +143,7 @@ class World:
         state = self.engine.states[name]
         if state.after_stop is None or state.after_stop.value == "fail" or name in self.by_hand:
             return
-        for other in graph.stop_edges(self.engine.specs.values())[name]:
+        for other in service.stop_edges(self.engine.specs.values())[name]:
             assert is_idle(self.engine.states[other]), f"{name} stopped before {other}, which needs it"
 
     def something(self) -> None:
@@ -268,14 +268,14 @@ def test_a_plan_survives_the_way_through_json(found: list[Service]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcdef"), st.frozensets(st.sampled_from("abcdef"), max_size=3), max_size=6))
 def test_a_cycle_is_found_exactly_when_there_is_no_order(edges: dict[str, frozenset[str]]) -> None:
-    found = graph.cycle(edges)
+    found = service.cycle(edges)
     if found:
         assert found[0] == found[-1]
         for name, other in pairwise(found):
             assert other in edges[name]
     else:
         placed: set[str] = set()
-        for wave in graph.waves(edges):
+        for wave in service.waves(edges):
             for name in wave:
                 assert edges[name] & set(edges) <= placed
             placed |= set(wave)

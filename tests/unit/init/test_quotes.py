@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init.engine.engine import Engine
+from init.engine.machine import Trace
 from init.engine.states import MAIN, Cause, Exited, Notified, Spawned, SpawnFailed
-from init.engine.trace import Trace
 from init.errors import CannotStart
 from init.pid1.spawn.procs import environment
 from init.plan.compile import compile_plan

@@ -12,9 +12,8 @@ import yaml
 
 from init.dropins import merge as dropins
 from init.errors import ConfigError, ManyErrors
-from init.plan import graph
 from init.plan.compile import Plan, plan_from_json, plan_to_json, select
-from init.plan.service import Late, Probe, RestartWhen
+from init.plan.service import Late, Probe, RestartWhen, start_edges
 from tests.support.plans import ROOT, plan_of
 
 ROLES = ("accounting", "controller", "worker", "login")
@@ -22,7 +21,7 @@ ROLES = ("accounting", "controller", "worker", "login")
 
 def waits_for(plan: Plan, name: str) -> set[str]:
     """Return all services that a service waits for before it starts, directly or indirectly."""
-    edges = graph.start_edges(plan.services)
+    edges = start_edges(plan.services)
     found: set[str] = set()
     todo = [name]
     while todo:

@@ -7,8 +7,8 @@ import pytest
 from init.cli import words
 from init.drain.deadline import budget
 from init.engine.engine import Engine
+from init.engine.machine import Trace
 from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, wished_drain_time
-from init.engine.trace import Trace
 from init.lean import replace
 from init.slurm.client import judge
 from init.slurm.fresh import difference, offered

@@ -11,7 +11,7 @@ import pytest
 from init.dropins.merge import load_mapping
 from init.errors import ConfigError
 from init.fields import expand
-from init.plan import graph
+from init.plan import service
 from init.plan.compile import compare, compile_plan, overlay, plan_from_json, plan_to_json, select, unset_variables
 from init.plan.service import Kind, Probe, ResourceLimit, Service, ValueSource, Variable, WhenCondition
 from init.plan.spec import parse_drain, parse_service
@@ -190,8 +190,8 @@ def test_start_and_stop_order() -> None:
     plan = compile_plan(
         "r", [make("c", needs=["b"]), make("b", after=["a"]), make("a"), make("d", stop={"after": ["a"]})]
     )
-    assert graph.waves(graph.start_edges(plan.services)) == [("a", "d"), ("b",), ("c",)]
-    assert graph.waves(graph.stop_edges(plan.services)) == [("c",), ("b",), ("a",), ("d",)]
+    assert service.waves(service.start_edges(plan.services)) == [("a", "d"), ("b",), ("c",)]
+    assert service.waves(service.stop_edges(plan.services)) == [("c",), ("b",), ("a",), ("d",)]
 
 
 def test_needing_what_this_pod_does_not_have_is_needing_nothing() -> None:

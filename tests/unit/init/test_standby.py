@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from init.engine import order
 from init.engine.engine import Engine
-from init.engine.machine import advance
+from init.engine.machine import Trace, advance
 from init.engine.states import (
     LOST_WAIT,
     MAIN,
@@ -22,7 +22,6 @@ from init.engine.states import (
     StopProbe,
     Tick,
 )
-from init.engine.trace import Trace
 from init.plan.compile import compile_plan, plan_from_json, plan_to_json, select
 from init.plan.spec import parse_service
 from init.view import reasons
