@@ -21,3 +21,41 @@ def ran(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within, env=env,
         check=False, **more,
     )  # fmt: skip
+
+
+class OutputTooLongError(Exception):
+    """The command printed more than it may, and was killed."""
+
+
+def ran_bounded(
+    argv: Sequence[str], most: int, *, within: float, env: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` as `ran` does; raise OutputTooLongError once it has printed more than `most` bytes."""
+    import threading  # imported late: most callers use `ran`
+    from tempfile import TemporaryFile
+
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    with TemporaryFile() as errors:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=env, **more
+        )
+        timer = threading.Timer(within, end)
+        timer.start()
+        with process:
+            text = process.stdout.read(most + 1) if process.stdout else b""
+            if len(text) > most:
+                process.kill()
+        timer.cancel()
+        errors.seek(0)
+        message = errors.read(most)
+    if len(text) > most:
+        raise OutputTooLongError
+    if late.is_set():
+        raise subprocess.TimeoutExpired(argv, within, text, message)
+    decoded = (output.decode(errors="replace") for output in (text, message))
+    return subprocess.CompletedProcess(argv, process.returncode, *decoded)

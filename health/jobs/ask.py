@@ -157,7 +157,8 @@ def is_visible(asker: Asker, job: Job) -> bool:
 
 
 def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
-    queued = _queue_of(asker, number)
+    # The snapshot answers for a whole array; squeue itself shows one task of thousands.
+    queued = _queue_of(asker, number if isinstance(asker.run, Shared) or "+" in wanted else wanted)
     is_old = asker.is_old
     if jobs := _selected(queued or [], wanted):
         return jobs

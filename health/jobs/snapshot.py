@@ -3,7 +3,8 @@
 Questions that wait are put together into one command, and an answer serves for some seconds. The kernel names the
 asker of a connection. A user gets own jobs in full. The user nobody reads nodes and partitions: what PrivateData hides
 stays hidden. For all else, and whenever an answer is late, large or dear, the command asks slurmctld itself, with the
-user's rights.
+user's rights. One user's huge array is put aside alone. In a long queue, which squeue loads whole for several ids, some
+questions at a time get a command of their own.
 """
 
 from __future__ import annotations
@@ -15,13 +16,10 @@ import os
 import resource
 import socket
 import struct
-import subprocess
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from ground.sockets import notify
@@ -42,6 +40,8 @@ TOGETHER = 500  # ids or users in one command
 # squeue loads one id or one user alone, but the whole queue for two. Its CPU time shows how long the queue is.
 DEAR_S = 0.5
 APART_S = 60.0  # after a command that was dear, late or too long
+LARGE = 1 << 20  # bytes of one id's or user's jobs that make a command dear: they alone are put aside, not all others
+MOST_APART = 2  # ids or users that wait while each has a command of its own: as many as are served in time
 MOST_IDS = 64
 MOST_KEPT = 64 << 20  # bytes of kept answers
 MOST_OF_A_USER = 256  # people may share an account
@@ -50,6 +50,7 @@ AT_ONCE, AT_ONCE_OF_A_USER = 64, 2  # answers under way: a reader may be slow
 MOST_SHOWN = 16 << 20
 MOST_SENT = 4 << 20  # bytes of jobs in a reply
 LONGEST = 16 * 1024
+ASKER = "asker"  # beside the kinds
 NOBODY = 65534
 DIRECT = (b'{"direct": true}\n',)
 JsonJob = dict[str, Any]
@@ -86,24 +87,37 @@ class JobSnapshot:
         self._tokens, self._filled = float(BURST), clock()
         self._new: Counter[int] = Counter()  # questions of each user that no user had asked before
         self._apart_until = 0.0  # commands of several keys are dear
-        self._aside: dict[tuple[str, str], float] = {}  # keys whose own answer is too long, until then
+        self._aside: dict[tuple[str, str], float] = {}  # keys whose own answer is large, and their askers, until then
+        self._askers: dict[tuple[str, str], int] = {}  # of the waiting questions
 
     async def ask(self, uid: int, kind: str, key: str = "") -> TimedJobs:
         now = self._clock()
         answer = self._kept.get((kind, key))
         if answer is not None and now - answer[0] <= _fresh(kind):
             return answer
-        if self._aside.get((kind, key), now) > now or (kind not in PUBLIC and self._apart_until > now):
+        names = ((kind, key), (ASKER, str(uid))) if kind not in PUBLIC else ()
+        if any(self._aside.get(name, now) > now for name in names):
             raise DirectError
         waiting = self._waiting.setdefault(kind, {})
         if key not in waiting:
-            if self._new[uid] >= MOST_IDS:
+            is_full = kind not in PUBLIC and self._apart_until > now and (self._new[uid] or len(waiting) >= MOST_APART)
+            if is_full or self._new[uid] >= MOST_IDS:
+                if not waiting:
+                    del self._waiting[kind]
                 raise DirectError
             self._new[uid] += 1
             waiting[key] = asyncio.get_running_loop().create_future()
             waiting[key].add_done_callback(lambda _: self._forget(uid))
+            self._askers[kind, key] = uid
             self._woken.set()
         return await asyncio.shield(waiting[key])
+
+    def _put_aside(self, kind: str, key: str) -> None:
+        """Let the key, and its asker's further ones, be asked directly for a while."""
+        until = self._clock() + APART_S
+        self._aside[kind, key] = until
+        if (uid := self._askers.get((kind, key))) is not None:
+            self._aside[ASKER, str(uid)] = until
 
     def _forget(self, uid: int) -> None:
         self._new[uid] -= 1
@@ -124,7 +138,8 @@ class JobSnapshot:
                 continue
             kind = next(iter(self._waiting))
             waiting = self._waiting.pop(kind)
-            batch = dict(list(waiting.items())[:TOGETHER])
+            together = 1 if kind not in PUBLIC and self._apart_until > self._clock() else TOGETHER
+            batch = dict(list(waiting.items())[:together])
             if rest := {key: waiting[key] for key in waiting if key not in batch}:
                 self._waiting[kind] = rest
             await self._answer(kind, batch)
@@ -152,18 +167,25 @@ class JobSnapshot:
                 self._halves += [(kind, {key: batch[key] for key in half}) for half in (keys[:middle], keys[middle:])]
                 return
             if isinstance(error, TooLongError):
-                self._aside[kind, next(iter(batch))] = self._clock() + APART_S
+                self._put_aside(kind, next(iter(batch)))
             elif isinstance(error, SlurmError) and error.late and len(batch) > 1:
                 self._apart_until = self._clock() + APART_S
                 error = DirectError()
-            for future in batch.values():
+            for key, future in batch.items():
+                self._askers.pop((kind, key), None)
                 future.set_exception(error)
                 future.exception()  # its asker may have gone
             return
         now = self._clock()
-        if len(batch) > 1 and self._cpu() - used > DEAR_S:
-            self._apart_until = now + APART_S
+        if kind not in PUBLIC and self._cpu() - used > DEAR_S:
+            sizes = {key: sum(len(text) for _, text in answers[key]) for key in batch}
+            large = [key for key in batch if len(batch) == 1 or sizes[key] > LARGE]
+            for key in large:
+                self._put_aside(kind, key)
+            if not large:  # the queue is long
+                self._apart_until = now + APART_S
         for key, future in batch.items():
+            self._askers.pop((kind, key), None)
             self._kept.pop((kind, key), None)
             if answers[key]:  # a job that is submitted next must be seen
                 self._kept[kind, key] = now, answers[key]
@@ -270,41 +292,12 @@ def execute(argv: Sequence[str], as_nobody: bool) -> str:
     """Run one of Slurm's clients as root or as the user `nobody`."""
     controller = client.address(os.environ)
     rights: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if as_nobody else {}
-    late = False
-
-    def end() -> None:
-        nonlocal late
-        late = True
-        process.kill()
-
-    with TemporaryFile() as errors:
-        try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                env=client.environment(controller), **rights,
-            )  # fmt: skip
-        except OSError as error:
-            raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
-        timer = threading.Timer(ASK_S, end)
-        timer.start()
-        with process:
-            text = process.stdout.read(MOST_SHOWN + 1) if process.stdout else b""
-            if len(text) > MOST_SHOWN:
-                process.kill()
-        timer.cancel()
-        errors.seek(0)
-        message = errors.read(LONGEST).decode(errors="replace")
-    if len(text) > MOST_SHOWN:
-        raise TooLongError
-    if late:
-        slow = SlurmError("ask slurmctld", f"no answer from {controller} within {ASK_S:g} s")
-        slow.late = True
-        raise slow
-    if process.returncode:
-        failed = SlurmError("ask slurmctld", client.judge(message, controller))
-        failed.output = message
-        raise failed
-    return text.decode(errors="replace")
+    try:
+        return client.run(argv, controller, within=ASK_S, most=MOST_SHOWN, **rights)
+    except SlurmError as error:
+        if error.is_too_long:
+            raise TooLongError from None
+        raise
 
 
 class Door:

@@ -23,6 +23,7 @@ from init.slurm import client
 
 ABOUT = "Mail and webhooks that tell people of their jobs: what waits, and a test. As root on the controller."
 ASK = 5.0  # seconds for one of Slurm's clients
+MOST_ANSWER = 4 << 20  # bytes about jobs, so much that a user makes; a message about a larger array has no cause
 CONDITION = "notify"
 
 
@@ -85,7 +86,7 @@ def serve() -> None:
     spool = NotifySpool()
     notifier = Notifier(
         spool,
-        explainer(lambda argv: client.run(argv, controller, within=ASK)),
+        explainer(lambda argv: ask(argv, controller)),
         deliver,
         lambda text: print(text, flush=True),
     )
@@ -99,6 +100,12 @@ def serve() -> None:
         if problem != before and tell(problem, CONDITION):
             before = problem
         watcher.wait(60.0 if problem != before else wait)
+
+
+def ask(argv: Sequence[str], controller: str) -> str:
+    """Run one of Slurm's clients; only operators make answers about nodes longer."""
+    most = 0 if argv[0] == client.SCONTROL else MOST_ANSWER
+    return client.run(argv, controller, within=ASK, most=most)
 
 
 def step(notifier: Notifier) -> tuple[float | None, str]:

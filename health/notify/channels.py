@@ -23,6 +23,7 @@ DEADLINE = 40.0  # for all of a message: a server that sends a byte a second is 
 LAST_WAIT = 60.0  # for the answer to a whole mail, which the relay may check first
 LEAVE_WAIT = 2.0  # for the answer to QUIT, which changes nothing
 SHOWN = 200
+MOST_REPLY = 64 * 1024  # of a relay, all lines together
 MOST_READ = 8192  # of an answer, so that a cut leaves no part of a secret in what is shown
 REFUSES_MESSAGE = (400, 413, 415, 422)
 MOST_RETRY_AFTER = 3600.0
@@ -78,6 +79,38 @@ def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes)
     return _answer(code, answer)
 
 
+class _BoundedReplies:
+    """The relay's side of a connection: a reply of many lines ends as soon as it is too long."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.left = file, MOST_REPLY
+
+    def readline(self, size: int) -> bytes:
+        line: bytes = self.file.readline(size)
+        self.left -= len(line)
+        if self.left < 0:
+            raise OSError(f"its reply is longer than {MOST_REPLY >> 10} KiB")
+        return line
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _Bounded(smtplib.SMTP):
+    """smtplib keeps each line of a reply, however many there are."""
+
+    def getreply(self) -> tuple[int, bytes]:
+        if self.file is None and self.sock is not None:
+            self.file = _BoundedReplies(self.sock.makefile("rb"))
+        if self.file is not None:
+            self.file.left = MOST_REPLY
+        return super().getreply()
+
+
+class _BoundedTls(_Bounded, smtplib.SMTP_SSL):
+    pass
+
+
 def _leave(client: smtplib.SMTP) -> None:
     """Say goodbye. No answer to that changes what became of the message."""
     with suppress(OSError, ValueError, smtplib.SMTPException), _deadline(LEAVE_WAIT):
@@ -88,11 +121,11 @@ def _leave(client: smtplib.SMTP) -> None:
 def _connect(settings: MailSettings, ca: str) -> smtplib.SMTP:
     name = os.environ.get("MINIVM_POD_NAME") or "localhost"  # smtplib would ask the DNS for one
     if settings.mode == "smtps":
-        client: smtplib.SMTP = smtplib.SMTP_SSL(
+        client: smtplib.SMTP = _BoundedTls(
             settings.host, settings.port, local_hostname=name, timeout=WAIT, context=tls(ca)
         )
     else:
-        client = smtplib.SMTP(settings.host, settings.port, local_hostname=name, timeout=WAIT)
+        client = _Bounded(settings.host, settings.port, local_hostname=name, timeout=WAIT)
     try:
         if settings.mode == "starttls":
             client.starttls(context=tls(ca))

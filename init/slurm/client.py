@@ -8,8 +8,9 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ground.commands import ran
+from ground.commands import OutputTooLongError, ran, ran_bounded
 from init.errors import InitError
 from init.pod import auth
 from init.pod.addresses import CONTROLLER, host_and_port, joined
@@ -36,6 +37,7 @@ class SlurmError(InitError):
 
     output = ""  # everything that it printed
     late = False  # it timed out
+    is_too_long = False  # it printed more than its caller may hold
 
 
 def environment(controller: str) -> dict[str, str]:
@@ -46,13 +48,20 @@ def environment(controller: str) -> dict[str, str]:
     return env
 
 
-def run(argv: Sequence[str], controller: str, *, within: float = 10.0) -> str:
+def run(argv: Sequence[str], controller: str, *, within: float = 10.0, most: int = 0, **rights: Any) -> str:
     """Return the client's output, or raise SlurmError.
 
-    `within` bounds clients that retry a dead controller for minutes.
+    `within` bounds clients that retry a dead controller for minutes. `most`: bytes of output; 0: any number.
     """
     try:
-        done = ran(argv, within=within, env=environment(controller))
+        if most:
+            done = ran_bounded(argv, most, within=within, env=environment(controller), **rights)
+        else:
+            done = ran(argv, within=within, env=environment(controller), **rights)
+    except OutputTooLongError:
+        long = SlurmError("ask slurmctld", f"its answer is longer than {most >> 20} MiB")
+        long.is_too_long = True
+        raise long from None
     except subprocess.TimeoutExpired as error:
         late = SlurmError("ask slurmctld", f"no answer from {controller} within {round(within, 1):g} s")
         late.late = True

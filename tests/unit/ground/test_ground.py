@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from ground import commands
 from ground.errors import Problem, nearest
 from ground.files import read_json, read_plain, write_json, write_whole
 from ground.metrics import family
@@ -87,3 +89,13 @@ def test_a_question_ends_in_time_however_slowly_its_answer_drips(tmp_path: Path)
         threading.Thread(target=drip, daemon=True).start()
         assert ask(path, {"ask": "look"}, 0.2) is None
     assert ask(path, {}, 0.2) is None, "nobody listens"
+
+
+def test_a_command_that_prints_too_much_or_for_too_long_is_ended() -> None:
+    done = commands.ran_bounded(["sh", "-c", "echo out; echo err >&2; exit 3"], 4, within=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
+    with pytest.raises(commands.OutputTooLongError):
+        commands.ran_bounded(["cat", "/dev/zero"], 1 << 20, within=60)
+    with pytest.raises(subprocess.TimeoutExpired) as late:
+        commands.ran_bounded(["sleep", "600"], 100, within=0.1)
+    assert late.value.stdout == b""

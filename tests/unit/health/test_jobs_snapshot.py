@@ -24,6 +24,7 @@ from health.jobs.snapshot import (
     DEAR_S,
     EACH_S,
     FRESH_S,
+    LARGE,
     MOST_OF_A_USER,
     MOST_SENT,
     JobSnapshot,
@@ -49,6 +50,7 @@ class Slurm:
         self.error: Exception | None = None
         self.cpu = 0.0  # seconds that all commands have taken
         self.text = ""  # of nodes and partitions
+        self.dear = ""  # a job whose answer takes long to write
 
     def __call__(self, argv: Sequence[str], as_nobody: bool) -> str:
         self.calls.append((" ".join(argv), as_nobody))
@@ -59,6 +61,7 @@ class Slurm:
         keys = set(argv[-1].partition("=")[2].split(","))
         if len(keys) > 1:
             self.cpu += DEAR_S * 2 if len(self.jobs) > 1000 else 0
+        self.cpu += DEAR_S * 2 if self.dear in keys else 0
         return json.dumps({"jobs": self.jobs})
 
 
@@ -452,6 +455,53 @@ def test_a_long_queue_is_not_loaded_for_each_batch() -> None:
             assert ({"direct": True} in found) == (now[0] == FRESH_S + 1)
             assert await reply(shared_jobs, ALICE, {"ask": "nodes"}) == {"text": "text of nodes"}
             now[0] = APART_S + 1 if now[0] else FRESH_S + 1
+        worker.cancel()
+
+    run(ask())
+
+
+def test_one_users_huge_array_is_put_aside_and_all_others_are_answered_on() -> None:
+    now, text = [0.0], "x" * (LARGE // 2)
+    array = (job(number, array_job_id=7, comment=text) for number in (7, 8, 9))
+    slurm = Slurm(*array, *map(job, (10, 11)), *(job(number, 2000 + number) for number in range(1, 5)))
+    slurm.dear = "7"
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0], lambda: slurm.cpu)
+        worker = asyncio.create_task(shared_jobs.work())
+
+        async def both(own: str) -> tuple[bool, bool]:
+            """Tell if Alice has to ask directly, and if four other users get answers, by one command together."""
+            before = len(slurm.calls)
+            asks = [(ALICE, own), *((2000 + number, str(number)) for number in range(1, 5))]
+            first, *others = await asyncio.gather(*(reply(shared_jobs, uid, wants(key)) for uid, key in asks))
+            is_one = len(slurm.calls) == before + 1
+            return first == {"direct": True}, is_one and all("jobs" in each for each in others)
+
+        assert await both("7") == (False, True)
+        for own in ("7", "10"):
+            now[0] += FRESH_S + 1
+            assert await both(own) == (True, True), "the user of the array asks for all jobs directly, for a while"
+        now[0] += APART_S
+        assert await both("11") == (False, True)
+        worker.cancel()
+
+    run(ask())
+
+
+def test_in_a_long_queue_some_questions_at_a_time_get_commands_of_their_own() -> None:
+    now = [0.0]
+    slurm = Slurm(*(job(number, 2000 + number) for number in range(1, 1200)))
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0], lambda: slurm.cpu)
+        worker = asyncio.create_task(shared_jobs.work())
+        await asyncio.gather(*(reply(shared_jobs, 2000 + number, wants(str(number))) for number in (1, 2, 3)))
+        now[0] = FRESH_S + 1
+        asks = [(2001, "1"), (2001, "5"), (2002, "2"), (2003, "3")]
+        found = await asyncio.gather(*(reply(shared_jobs, uid, wants(key)) for uid, key in asks))
+        assert ["jobs" in each for each in found] == [True, False, True, False], "one a user, as many as are in time"
+        assert all("," not in call for call, _ in slurm.calls[1:])
         worker.cancel()
 
     run(ask())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from ground.files import write_json
 from health.jobs.explain import explain
 from health.jobs.model import Job, Page, World
 from health.jobs.requeue import told_of
+from health.notify import __main__ as notify_main
 from health.notify import messages
 from health.notify.channels import (
     ChannelDownError,
@@ -26,9 +27,10 @@ from health.notify.channels import (
 )
 from health.notify.messages import HOUR, MessageLimits
 from health.notify.notices import MOST_QUEUED, JobNotice, NotifySpool, parse, recipients
-from health.notify.service import KEEP, Notifier, deliver
+from health.notify.service import KEEP, Notifier, deliver, explainer
 from health.notify.settings import MailSettings, NotifySettings, WebhookFormat, WebhookSettings, load
 from init.errors import ConfigError, InitError
+from init.slurm import client
 from init.slurm.client import SlurmError
 from init.view import metrics as init_metrics
 
@@ -171,6 +173,28 @@ def test_a_requeue_without_the_broken_machine_is_told(tmp_path: Path, monkeypatc
         record(spool, number, SLURM_JOB_MAIL_TYPE="Requeued")
     notifier(spool, sender).turn(SETTINGS, NOW)
     assert ["runs it again without w0: w0: XID 79." in data["text"] for data in sender.sent] == [False, True]
+
+
+def test_one_task_of_an_array_is_explained_without_all_the_others() -> None:
+    asked: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(argv[-1])
+        task = {"job_id": 9, "array_job_id": 8, "array_task_id": 2, "user_name": "alice", "job_state": ["FAILED"]}
+        return json.dumps({"jobs": [task] if argv[0].endswith("squeue") else [], "nodes": []})
+
+    page = explainer(run)("8_2", "alice")
+    assert page is not None and page.job.shown == "8_2"
+    assert [words for words in asked if words.startswith("--jobs")] == ["--jobs=8_2", "--jobs=8_2"]
+
+
+def test_an_answer_about_jobs_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ["/usr/bin/head", "-c", str(notify_main.MOST_ANSWER + 1), "/dev/zero"]
+    with pytest.raises(SlurmError, match="longer than 4 MiB"):
+        notify_main.ask(program, "slurm-controller:6817")
+    assert len(notify_main.ask([*program[:2], "9", "/dev/zero"], "slurm-controller:6817")) == 9
+    monkeypatch.setattr(client, "SCONTROL", program[0])
+    assert len(notify_main.ask(program, "x")) > notify_main.MOST_ANSWER, "of nodes"
 
 
 def test_an_array_is_told_as_one_or_by_its_tasks() -> None:

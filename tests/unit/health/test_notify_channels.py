@@ -101,6 +101,17 @@ def test_a_relay_that_is_away_or_silent_ends_in_time(monkeypatch: pytest.MonkeyP
     assert error.value.kind == "SMTP 555"
 
 
+@pytest.mark.parametrize("word", [b"EHLO", b"MAIL", b"DATA", b"."])
+def test_a_reply_of_many_lines_is_bounded(word: bytes) -> None:
+    short, endless = "250-fine\r\n" * (channels.MOST_REPLY // 15), "250-fine\r\n" * (2 * channels.MOST_REPLY // 10)
+    last = "354 go on" if word == b"DATA" else "250 ok"
+    with scripted_relay({b"RCPT": f"{short}250 ok", word: (short + last).replace("250", last[:3])}) as inbox:
+        send(settings(inbox))
+    expected = MessageUnansweredError if word == b"." else ChannelDownError
+    with scripted_relay({word: endless + last}) as inbox, pytest.raises(expected, match="longer than 64 KiB"):
+        send(settings(inbox))
+
+
 @pytest.mark.parametrize("answer", ["500 no", "", "drop"])
 def test_a_mail_that_was_taken_is_sent_whatever_quit_is_answered(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "LEAVE_WAIT", 0.2)
