@@ -39,6 +39,7 @@ ANEW = {
 }
 # Plug-ins that slurmctld loads and a client's test does not, with the beginning of their files' names.
 PLUGINS = {
+    "accountingstoragetype": "accounting_storage",
     "acctgatherenergytype": "acct_gather_energy",
     "acctgatherfilesystemtype": "acct_gather_filesystem",
     "acctgatherinterconnecttype": "acct_gather_interconnect",
@@ -68,6 +69,15 @@ PLUGINS_ELSEWHERE = {
 }
 # Kinds of which slurmctld refuses `none` (measured with 24.11); of the others `none` needs no file.
 WITHOUT_NONE = ("auth", "burst_buffer", "job_submit", "node_features", "prep", "priority", "sched", "select")
+# Kinds that Slurm takes also without the kind before the name, as in JobSubmitPlugins=lua; `mpi` without it only. All
+# others need it (measured with 24.11 and 26.05).
+BARE = (
+    "acct_gather_energy", "acct_gather_interconnect", "burst_buffer", "cli_filter", "job_container", "job_submit",
+    "mcs", "mpi", "node_features", "prep", "task",
+)  # fmt: skip
+# Values of TopologyPlugin with which slurmctld ends a minute after its start if there is none of the files.
+NEED_A_FILE = ("topology/tree", "topology/block")
+TOPOLOGY_FILES = ("topology.conf", "topology.yaml")
 SHOWN = 10  # jobs listed by number; the rest is counted
 # Defaults: most jobs that slurmctld knows at once, and the range of job numbers.
 MOST_JOBS, FIRST_JOB, LAST_JOB = 10_000, 1, 0x03FF0000
@@ -167,7 +177,33 @@ def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
         f"{line}: this Slurm has no plug-in {plugin}, but {names}"
         for line, plugin, names in _missing(new, present, PLUGINS)
     ]
-    return "; ".join(lines)
+    return "; ".join([*lines, *_misspelled(new, present)])
+
+
+def _misspelled(new: Configuration, present: frozenset[str]) -> Iterator[str]:
+    """Yield an error for each plug-in that exists, but that Slurm does not find as written: SchedulerType=backfill."""
+    for key, kind in (PLUGINS | PLUGINS_ELSEWHERE).items():
+        for word in sorted(new.words(key)):
+            name = word.rpartition("/")[2]
+            expected = [name] if kind in BARE else []
+            expected += [f"{kind}/{name}"] if kind != "mpi" else []
+            if f"{kind}_{name}" in present and word not in expected:
+                yield (
+                    f"slurm.conf: {new.names[key]}: found {word}, expected {expected[0]}: Slurm finds this plug-in by"
+                    " that name only; correct the line"
+                )
+
+
+def missing_topology(files: Mapping[str, bytes]) -> str:
+    """Return an error for a TopologyPlugin without its file: slurmctld looks for it for a minute and ends."""
+    new = read(files)
+    plugin = new.value("topologyplugin")
+    if plugin not in NEED_A_FILE or any(name in files for name in TOPOLOGY_FILES):
+        return ""
+    return (
+        f"topology.conf: found no such file, expected one for TopologyPlugin={plugin} in slurm.conf: slurmctld ends"
+        " without it; set slurm.topologyConfig, or remove the line"
+    )
 
 
 def missing_elsewhere(new: Configuration, present: frozenset[str]) -> list[str]:
@@ -183,6 +219,8 @@ def _missing(new: Configuration, present: frozenset[str], kinds: Mapping[str, st
     for key, kind in kinds.items():
         names = sorted(file.removeprefix(f"{kind}_") for file in present if file.startswith(f"{kind}_"))
         without_file = () if kind in WITHOUT_NONE else ("none",)
+        if "topology_flat" in present and kind == "topology":
+            without_file = (*without_file, "default")  # its name before 25.05, which Slurm still takes
         for word in sorted(new.words(key)):
             name = word.partition("/")[2] or word
             if names and name not in (*without_file, *names):
@@ -389,6 +427,7 @@ def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, byt
         daemon.objects_to(files.candidate(candidate, tried)),
         impossible_settings(new, saved.strip().lower()),
         missing_plugin(new, plugins()),
+        missing_topology({**files.installed(), **candidate}),
     )
     return "; ".join(filter(None, errors))
 

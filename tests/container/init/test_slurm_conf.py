@@ -122,6 +122,12 @@ def test_a_candidate_is_looked_at_before_it_is_there(cluster: Cluster, jobs: dic
     until(lambda: listed in cluster.piped(conf()["slurm.conf"], "diff")[1], "what Slurm does not show is told too")
     code, text = cluster.piped(conf(EXTRA, "SlurmdTimout=5")["slurm.conf"], "check")
     assert code == 1 and "unrecognized key: SlurmdTimout" in text
+    for line, why in (
+        ("SchedulerType=backfill", "slurm.conf: SchedulerType: found backfill, expected sched/backfill"),
+        ("TopologyPlugin=topology/tree", "topology.conf: found no such file, expected one"),
+    ):
+        code, text = cluster.piped(conf(EXTRA, line)["slurm.conf"], "check")
+        assert code == 1 and why in text
     # As `helm template` writes it.
     lines = conf(EXTRA, "ProctrackType=proctrack/pgid")["slurm.conf"].replace("ProctrackType=proctrack/linuxproc\n", "")
     manifest = "kind: ConfigMap\ndata: {news: a}\n---\nkind: ConfigMap\ndata:\n  slurm.conf: |\n"

@@ -17,6 +17,7 @@ from init.slurm.change import (
     impossible_settings,
     missing_elsewhere,
     missing_plugin,
+    missing_topology,
     unknown_parameters,
 )
 from init.slurm.conf import expanded, number, read
@@ -201,6 +202,54 @@ PRESENT = frozenset({
 )
 def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(text: str, why: str) -> None:
     assert missing_plugin(read(files(f"SelectType=select/cons_tres\n{text}\n")), PRESENT) == why
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("SchedulerType=backfill", "sched/backfill"),
+        ("SchedulerType=priority/backfill", "sched/backfill"),
+        ("PriorityType=multifactor", "priority/multifactor"),
+        ("TopologyPlugin=tree", "topology/tree"),
+        ("AccountingStorageType=slurmdbd", "accounting_storage/slurmdbd"),
+        ("ProctrackType=cgroup", "proctrack/cgroup"),
+        ("MpiDefault=mpi/pmi2", "pmi2"),
+        ("TaskPlugin=sched/cgroup,affinity", "cgroup"),
+        ("TaskPlugin=task/cgroup,affinity", ""),
+        ("MpiDefault=pmi2", ""),
+        ("JobSubmitPlugins=job_submit/lua", ""),
+        ("SwitchType=none", ""),
+        ("JobCompType=none", ""),
+        ("AccountingStorageType=accounting_storage/none", ""),
+        ("SchedulerType=sched/backfill", ""),
+    ],
+)
+def test_a_plug_in_that_slurm_does_not_find_as_written_is_refused(line: str, expected: str) -> None:
+    """slurmctld, slurmd or srun of 24.11 and 26.05 refused the former and took the latter."""
+    present = PRESENT | {"accounting_storage_slurmdbd", "proctrack_cgroup", "mpi_pmi2", "jobcomp_lua"}
+    key, _, word = line.partition("=")
+    why = f"slurm.conf: {key}: found {word.split(',')[0]}, expected {expected}: " if expected else ""
+    told = missing_plugin(read(files(f"{line}\n")), present)
+    assert told.startswith(why) if why else told == ""
+
+
+def test_the_name_of_the_flat_topology_before_25_05_is_taken() -> None:
+    newer = (PRESENT - {"topology_default"}) | {"topology_flat"}
+    for word in ("default", "topology/default", "topology/flat"):
+        assert missing_plugin(read(files(f"TopologyPlugin={word}\n")), newer) == ""
+
+
+def test_a_topology_without_its_file_is_refused() -> None:
+    for plugin in ("tree", "block"):
+        text = files(f"TopologyPlugin=topology/{plugin}\n")
+        assert missing_topology(text) == (
+            f"topology.conf: found no such file, expected one for TopologyPlugin=topology/{plugin} in slurm.conf:"
+            " slurmctld ends without it; set slurm.topologyConfig, or remove the line"
+        )
+        for name in ("topology.conf", "topology.yaml"):
+            assert missing_topology({**text, name: b"SwitchName=s Nodes=n1\n"}) == ""
+    for line in ("TopologyPlugin=topology/default", ""):
+        assert missing_topology(files(f"{line}\n")) == ""
 
 
 def test_a_plug_in_that_the_workers_alone_load_is_a_warning() -> None:
