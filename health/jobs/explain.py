@@ -51,7 +51,7 @@ def explain(job: Job, world: World, now: float) -> Page:
     part = pending.explain if job.is_pending else ended.explain if job.has_ended else explain_running
     silent = LOST if job.is_lost else UNEXPLAINED if job.is_unexplained else None
     answer = silent or part(job, world, now)
-    if job.admin_comment.startswith(ended.AGAIN) and not job.has_ended:
+    if job.admin_comment.startswith(ended.AGAIN) and not (job.has_ended or job.is_pending):
         fact = Fact(safe(job.admin_comment.removeprefix(PREFIX)), "the job's AdminComment")
         answer = replace(answer, evidence=(*answer.evidence, fact))
     if world.missing:

@@ -86,8 +86,7 @@ class CheckAfterJobs:
     def work(self) -> None:
         """Run the epilog's checks, in a fork. A failed check drains the node through the broker, as in an epilog."""
         with lease.hold() as held:
-            if days := policy_of(held.path, self._places, None).box_days:
-                black_box.prune(days, time.time())
+            black_box.prune(policy_of(held.path, self._places, None).box_days, time.time())
             if not (held.path / "health.d").is_dir():
                 return
             began = time.monotonic()
