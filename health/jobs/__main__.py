@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return client.run(argv, controller)
 
     asker = Asker(run=direct if is_root else Shared(direct), user=_user(), is_root=is_root, now=time.time())
+    asker.reads_output = options.capsule is None
     asker.fetch = None if not black_box.port() else boxes.fetch
     try:
         pages = look(asker, options.job) if options.job else mine(asker)

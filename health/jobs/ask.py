@@ -6,14 +6,12 @@ caller's rights. The pod's job snapshot may answer some of them: such an answer 
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from health.jobs import boxes, live, parse, pending, ranks
+from health.jobs import boxes, live, output, parse, pending, ranks
 from health.jobs import limits as limit_reasons
 from health.jobs.explain import explain, withhold
 from health.jobs.model import ENDED, Job, JobNode, Page, Partition, World, listed
@@ -27,7 +25,6 @@ MOST = 10
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
 NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
 SAMPLED = 60.0  # slurmstepd's figures are nonsense before its second sample
-STAT_S = 2.0  # a home that hangs costs the page one line
 NAMED_DAYS = 7
 OPERATORS = ("Operator", "Administrator")
 Run = Callable[[Sequence[str]], str]
@@ -49,6 +46,7 @@ class Asker:
     missing: list[str] = field(default_factory=list)
     fetch: boxes.Fetch | None = None  # reads the black boxes of a job's nodes
     fetched: tuple[boxes.Box, ...] = ()  # of the job that was explained last
+    reads_output: bool = True  # False for a capsule: it goes to other people
 
     @property
     def is_old(self) -> bool:
@@ -132,6 +130,8 @@ def page(asker: Asker, job: Job) -> Page:
     else:
         world = _running(asker, job)
     shown = explain(job, replace(world, missing=tuple(asker.missing)), asker.now)
+    if asker.reads_output and job.has_ended and job.state != "COMPLETED" and job.user == asker.user:
+        shown = replace(shown, answer=output.add(shown.answer, output.read(job), job))
     if asker.fetch is None or job.is_pending or job.is_lost or not job.nodes:
         return shown
     asker.fetched = asker.fetch(job, world.nodes or ())
@@ -312,6 +312,15 @@ def _pending(asker: Asker, job: Job) -> World:
     return world
 
 
+def _came_to(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
+    """Return the jobs on these nodes, of all users as squeue shows them."""
+    try:
+        return tuple(asker.queue(f"--nodelist={nodes}", directly=True)) if nodes else ()
+    except SlurmError as error:
+        asker.missing.append(f"the job that took its place: {error.why}")
+        return None
+
+
 def _others(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
     try:
         return tuple(asker.queue(f"--jobs={','.join(numbers)}"))
@@ -328,7 +337,7 @@ def _running(asker: Asker, job: Job) -> World:
         argv = [SSTAT, "--allsteps", "-nP", "--noconvert", f"--jobs={job.id}", "--format=JobID,TRESUsageInTot"]
         world = replace(world, usage=asker.optional("what it uses", parse.usage, *argv))
     if job.user == asker.user and job.output:
-        world = replace(world, output_age=output_age(job.output, job.started, asker.now))
+        world = replace(world, output_age=output.age(job.output, job.started, asker.now))
     return world
 
 
@@ -337,6 +346,8 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
     runs = [] if job.steps or job.killer else _accounting(asker, f"--jobs={job.shown}")
     records = [run for run in runs if run.id == job.id]
     world = replace(_nodes(asker, job), history=_earlier(records, job))
+    if "PREEMPTED" in job.states:
+        world = replace(world, others=_came_to(asker, job.nodes))
     last = max(records, key=lambda run: (run.submitted, run.started), default=None)
     if last is None or not last.states & ENDED:
         return job, world
@@ -344,6 +355,7 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
         last,
         shown=job.shown,
         output=last.output or job.output,
+        errors=last.errors or job.errors,
         command=job.command,
         failed_node=last.failed_node or job.failed_node,
         admin_comment=last.admin_comment or job.admin_comment,
@@ -351,25 +363,3 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
         reason=job.reason if job.reason not in ("", "None") else last.reason,
     )
     return combined, world
-
-
-def output_age(path: str, started: float, now: float) -> float | None:
-    """Return the seconds since the last write to the caller's own output file; None if that is not known here.
-
-    Looks only at the file's times, never at its content. The path is the node's: on a login pod the same path may be
-    another file, so one of another user or from before the job does not count.
-    """
-    ages: list[float] = []
-
-    def stat() -> None:
-        try:
-            status = os.stat(path)  # noqa: PTH116 (a user's path)
-        except (OSError, ValueError):
-            return
-        if status.st_uid == os.getuid() and status.st_mtime >= started - 1:
-            ages.append(max(0.0, now - status.st_mtime))
-
-    looking = threading.Thread(target=stat, daemon=True)
-    looking.start()
-    looking.join(STAT_S)
-    return ages[0] if ages else None

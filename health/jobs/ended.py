@@ -32,6 +32,7 @@ from init.slurm.node import PREFIX
 
 SACCT = "sacct"
 TWICE_S = 60.0  # from a refused second start to the end of the job
+CAME_S = 30.0  # from the end of a preempted job to the start of the job that took its place
 AFTER = 900.0  # a check may see a machine's fault minutes after the job has died of it
 NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it cannot open
 NOT_STARTED = 125  # of a container, as with docker (images/src/containers/container)
@@ -343,11 +344,26 @@ def _cancelled(job: Job, world: World) -> Answer:
 
 
 def _preempted(job: Job, world: World) -> Answer:
+    """Name the job that took the place: Slurm does not record it, but it starts on the same nodes at once."""
+    hosts = set(expanded(job.nodes[:65536]))
+    came = sorted(
+        (other for other in world.others or () if 0 <= other.started - job.ended <= CAME_S and other.id != job.id),
+        key=lambda other: other.started,
+    )
+    taker = next((other for other in came if hosts & set(expanded(other.nodes[:65536]))), None)
+    advice = ("submit it again, with --requeue and checkpoints", "ask which partition or QOS is not preempted")
+    if taker is None:
+        unknown = ("which job: Slurm does not record that with this one",)
+        return Answer(
+            "A job of a higher priority took its place (preemption).", JobCause.CLUSTER, advice=advice, unknown=unknown
+        )
+    who = f"job {safe(taker.shown, 40)} of {safe(taker.user, 40)} in partition {safe(taker.partition, 80)}"
+    start = f"{who} started on {safe(taker.nodes, 80)} {duration(taker.started - job.ended)} after its end"
     return Answer(
-        "A job of a higher priority took its place (preemption).",
+        f"A job of a higher priority took its place (preemption): most likely {who}.",
         JobCause.CLUSTER,
-        advice=("submit it again, with --requeue and checkpoints", "ask which partition or QOS is not preempted"),
-        unknown=("which job: Slurm does not record that with this one",),
+        evidence=(Fact(start, "squeue"),),
+        advice=advice,
     )
 
 

@@ -218,6 +218,11 @@ def explain_wait_for_nodes(job: Job, nodes: Sequence[JobNode]) -> Answer:
     return explain_queue(job, fit)
 
 
+def lacks_named_nodes(job: Job, nodes: Sequence[JobNode]) -> bool:
+    """Tell if a node that the job names is drained or down. A reservation for maintenance does not count."""
+    return any(node.states & {"DRAIN", "DOWN", "FAIL", "NOT_RESPONDING"} for node in _named_nodes(job, nodes))
+
+
 def _named_nodes(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
     """Return the nodes that Slurm's reason names, else those that the job requires."""
     match = _UNAVAILABLE.search(job.detail)

@@ -164,6 +164,9 @@ class Partition:
     max_memory_per_node: int = 0
     qos: str = ""
     total_nodes: int = 0
+    accounts: str = ""  # that it takes alone; empty: all
+    denied_accounts: str = ""
+    allowed_qos: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ class World:
     licenses: tuple[License, ...] | None = None
     limits: tuple[UsageLimit, ...] | None = None
     accounts: tuple[str, ...] | None = None  # that the job's user may use
-    others: tuple[Job, ...] | None = None  # jobs on which the job depends
+    others: tuple[Job, ...] | None = None  # on which the job depends; of a preempted one those that came to its nodes
     usage: tuple[tuple[str, int, float], ...] | None = None  # step, bytes of memory, CPU seconds
     output_age: float | None = None  # seconds since the last write to the output
     history: tuple[Job, ...] = ()  # earlier runs of a requeued job, oldest first

@@ -103,6 +103,9 @@ def partitions(text: str) -> tuple[Partition, ...]:
             max_memory_per_node=item.count("maximums", "partition_memory_per_node"),
             qos=item.text("qos", "assigned"),
             total_nodes=item.count("nodes", "total"),
+            accounts=item.text("accounts", "allowed"),
+            denied_accounts=item.text("accounts", "deny"),
+            allowed_qos=item.text("qos", "allowed"),
         )
         for item in document(text).objects("partitions")
     )
@@ -266,6 +269,7 @@ def _accounted(item: Mapped) -> Job:
         killer=item.text("kill_request_user"),
         source="sacct",
         output=item.text("stdout_expanded"),
+        errors=item.text("stderr_expanded"),
         steps=tuple(_step(each) for each in item.objects("steps")),
     )
 

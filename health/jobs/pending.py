@@ -83,7 +83,6 @@ PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
     "MpiPortsBusy": ("all ports for MPI of its nodes are in use", JobCause.CLUSTER, ()),
     "NvidiaImexChannels": ("all IMEX channels are in use", JobCause.CLUSTER, ()),
     "Prolog": ("the prolog runs on its nodes", JobCause.CLUSTER, ()),
-    "PartitionConfig": ("the partition does not allow the request", JobCause.REQUEST, ("see scontrol show partition",)),
 }
 # Reasons about the job's account.
 OF_ACCOUNTS = {
@@ -163,7 +162,7 @@ def _explain_limit(job: Job, world: World, limit: limit_reasons.Named) -> Answer
 def _wait_for_nodes(job: Job, world: World, now: float) -> Answer:
     if world.nodes is None:
         return replace(machines.explain_queue(job, None), unknown=("which nodes would fit: Slurm did not list them",))
-    if world.reservations:
+    if world.reservations and not machines.lacks_named_nodes(job, world.nodes):
         return _reservation(job, world, now)
     return machines.explain_wait_for_nodes(job, world.nodes)
 
@@ -298,6 +297,46 @@ def _partition_time(job: Job, world: World, now: float) -> Answer:
     )
 
 
+def _partition_config(job: Job, world: World, now: float) -> Answer:
+    """Name what the partition does not take: the job's account, its QOS, or something that Slurm does not tell."""
+    partitions = _partitions(job, world)
+    shown = safe(job.partition, 80)
+    facts = tuple(
+        Fact(f"partition {safe(partition.name, 80)}: {name} {safe(value, 120)}", "scontrol show partition")
+        for partition in partitions
+        for name, value in (
+            ("AllowAccounts", partition.accounts),
+            ("DenyAccounts", partition.denied_accounts),
+            ("AllowQos", partition.allowed_qos),
+        )
+        if value
+    )
+    advice = (f"choose another partition: scontrol update jobid={job.shown} partition=...",)
+    for what, name, refused in (
+        ("account", job.account, all(_refuses_account(partition, job.account) for partition in partitions)),
+        ("QOS", job.qos, all(_refuses(partition.allowed_qos, job.qos) for partition in partitions)),
+    ):
+        if partitions and refused:
+            headline = f"It cannot start: partition {shown} does not take its {what}, {safe(name, 40)}."
+            change = f"or another {what}: scontrol update jobid={job.shown} {what.lower()}=..."
+            return Answer(headline, JobCause.REQUEST, evidence=facts, advice=(*advice, change))
+    return Answer(
+        f"It cannot start: partition {shown} does not allow the request.",
+        JobCause.REQUEST,
+        evidence=facts,
+        advice=(*advice, f"see scontrol show partition {shown}"),
+        unknown=("what of the request it is",),
+    )
+
+
+def _refuses_account(partition: Partition, account: str) -> bool:
+    return _refuses(partition.accounts, account) or account in partition.denied_accounts.split(",")
+
+
+def _refuses(allowed: str, name: str) -> bool:
+    return bool(allowed) and allowed != "ALL" and name not in allowed.split(",")
+
+
 def _partition_nodes(job: Job, world: World, now: float) -> Answer:
     facts = []
     for partition in _partitions(job, world):
@@ -427,6 +466,7 @@ HANDLERS: dict[str, Handler] = {
     "PartitionTimeLimit": _partition_time,
     "TimeLimit": _partition_time,
     "PartitionNodeLimit": _partition_nodes,
+    "PartitionConfig": _partition_config,
     "PartitionDown": _partition_down,
     "PartitionInactive": _partition_down,
     "Reservation": _reservation,

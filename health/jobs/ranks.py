@@ -20,7 +20,7 @@ TERM = 15  # by which Slurm and MPI end the other tasks: never the first failure
 CLOSE_S = 0.05  # of two tasks on one node: slurmstepd collects their ends one after the other
 CLOCKS_S = 0.5  # by which clocks may have moved since, at least
 UNKNOWN_CLOCK_S = 10.0
-BLAMED = frozenset({JobCause.CODE, JobCause.REQUEST, JobCause.UNKNOWN, JobCause.MACHINE})
+BLAMED = frozenset({JobCause.CODE, JobCause.REQUEST, JobCause.LIMIT, JobCause.UNKNOWN, JobCause.MACHINE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from health.jobs import parse
-from health.jobs.ask import MOST, Asker, look, mine, output_age
+from health.jobs import output, parse
+from health.jobs.ask import MOST, Asker, look, mine
 from health.jobs.model import JobCause
 from health.jobs.render import page
 from init.errors import InitError
@@ -324,14 +324,14 @@ def test_the_output_s_age_is_of_the_caller_s_own_file_alone(tmp_path: Path) -> N
     path = tmp_path / "out"
     path.write_text("")
     os.utime(path, (NOW - 60, NOW - 60))
-    assert output_age(str(path), NOW - 100, NOW) == 60
-    assert output_age(str(path), NOW - 30, NOW) is None  # older than the job: another file
+    assert output.age(str(path), NOW - 100, NOW) == 60
+    assert output.age(str(path), NOW - 30, NOW) is None  # older than the job: another file
     for absent in (str(tmp_path / "none"), "", "a\0b", "x" * 10_000):
-        assert output_age(absent, 0, NOW) is None
+        assert output.age(absent, 0, NOW) is None
     os.mkfifo(tmp_path / "fifo")
-    output_age(str(tmp_path / "fifo"), 0, NOW)  # is never opened, so it does not wait
+    output.age(str(tmp_path / "fifo"), 0, NOW)  # is never opened, so it does not wait
     (tmp_path / "link").symlink_to(tmp_path / "out")
-    assert output_age(str(tmp_path / "link"), NOW - 100, NOW) == 60
+    assert output.age(str(tmp_path / "link"), NOW - 100, NOW) == 60
 
 
 LIMITS = """\

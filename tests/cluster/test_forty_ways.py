@@ -1,0 +1,324 @@
+"""Each way of tests/support/ways.py to wait, to lag and to die is made to happen, and `minivm job` says which it was.
+
+One cluster of two nodes serves all. Stand-ins replace GPUs, NCCL and a fabric's tool; the rest is Slurm and the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from images.engine.docker import DockerEngine
+from tests.cluster.conftest import HASTY, NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+from tests.support.ways import DEAD, WAITING, WAYS, Way, pattern
+from tests.waiting import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+CONTROLLER, LOGIN, FIRST, SECOND = "slurm-controller-0", "slurm-login-0", "slurm-worker-0", "slurm-worker-1"
+BY_KEY = {way.key: way for way in WAYS}
+VALUES = {
+    "scripts": {"policy": {"policy.json": json.dumps(HASTY)}},
+    "workers": {"defaults": {"gres": ["nvme:2"]}},
+    "slurm": {
+        "config": {
+            "AccountingStorageEnforce": "limits,qos",
+            "Licenses": "matlab:1",
+            "PreemptType": "preempt/partition_prio",
+            "PreemptMode": "CANCEL",
+        },
+        "partitions": {
+            "all": {"options": {"PreemptMode": "OFF"}},
+            "low": {"pools": ["worker"], "options": {"PriorityTier": 1, "PreemptMode": "CANCEL"}},
+            "high": {"pools": ["worker"], "options": {"PriorityTier": 50, "PreemptMode": "OFF"}},
+            "short": {"pools": ["worker"]},
+            "off": {"pools": ["worker"]},
+            "closed": {"pools": ["worker"]},
+        },
+    },
+}
+ACCOUNTS = """
+for name in physics chemistry geology; do sacctmgr -iQ add account $name; done
+for name in tiny brief gone; do sacctmgr -iQ add qos $name; done
+sacctmgr -iQ modify qos tiny set MaxTRESPerUser=cpu=1
+sacctmgr -iQ modify qos brief set MaxWall=1
+sacctmgr -iQ add user alice account=physics,chemistry,geology defaultaccount=physics
+sacctmgr -iQ add user bob account=physics adminlevel=Operator
+sacctmgr -iQ modify user alice set qos+=tiny,brief,gone
+sacctmgr -iQ modify user where name=alice account=chemistry set MaxJobs=0
+sacctmgr -iQ modify account geology set GrpTRES=cpu=1
+scontrol update partitionname=off state=down
+scontrol create reservation=later users=alice starttime=now+3hours duration=60 nodecnt=1
+"""
+# Stands for the tool of a fabric.
+FABRIC = r"""cat > health.d/fabric.sh <<'END'
+#!/bin/sh
+# minivm-check: {"about": "the link is up", "class": "node", "period_s": 5, "when": ["background"]}
+[ ! -e /run/minivm/fabric-gone ] || { echo "the fabric is gone"; exit "$MINIVM_UNFIT"; }
+END
+cat > prolog.d/90-mount <<'END'
+#!/bin/sh
+[ ! -e /run/minivm/mount-gone ] || { echo "the mount is gone"; exit "$MINIVM_UNFIT"; }
+END
+chmod 755 health.d/fabric.sh prolog.d/90-mount"""
+OPERATOR = """
+scontrol hold {admin}
+scontrol update jobid={memory} minmemorynode=90000000
+scontrol update jobid={nodes} numnodes=3
+scontrol update jobid={gres} gres=nvme:4
+scontrol update partitionname=short maxtime=1
+scontrol update partitionname=closed allowaccounts=chemistry
+sacctmgr -iQ modify user alice set qos-=gone
+for job in {memory} {nodes} {gres} {partition-time} {account} {qos-gone}; do scontrol release $job || true; done
+"""
+HUNG = "import sys, health.jobs.explain as e; e.SILENCE = 5.0; from health.jobs.__main__ import main; sys.exit(main())"
+
+
+class Trial:
+    """Jobs of all ways, and the last page of each."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.jobs: dict[str, str] = {}
+        self.nodes: dict[str, str] = {}  # of rank 1
+        self.pages: dict[str, dict[str, Any]] = {}
+        self.obstacles: dict[str, str] = {}
+
+    def as_user(self, user: str, script: str) -> str:
+        code, output = self.world.cluster.exec(LOGIN, ["runuser", "-l", user, "-c", f"{script} 2>errors"])
+        assert code == 0, (
+            f"{script[:200]}\n{output[-500:]}{self.world.run(LOGIN, 'tail', '-5', f'/home/{user}/errors')}"
+        )
+        return output
+
+    def as_root(self, script: str) -> str:
+        return self.world.run(CONTROLLER, "bash", "-c", f"set -e\n{script.format(**self.jobs)}")
+
+    def submit(self, ways: Iterable[Way]) -> None:
+        lines = ["set -e"]
+        for way in ways:
+            name = way.key.replace("-", "_")
+            options = re.sub(r"\{([a-z-]+)\}", lambda match: f"${{{match[1].replace('-', '_')}}}", way.options)
+            lines += [
+                f"{name}=$(sbatch --parsable --time=5 --mem=100M -J {way.key} -o {way.key}.out {options} <<'SCRIPT'",
+                f"#!/bin/bash\n{way.script}\nSCRIPT\n)",
+                f"echo {way.key} ${name}",
+            ]
+        known = "".join(f"{key.replace('-', '_')}={job}\n" for key, job in self.jobs.items())
+        script = known + "\n".join(lines)
+        for line in self.as_user("alice", f"bash -c {shlex.quote(script)}").splitlines():
+            assert re.fullmatch(r"[a-z-]+ \d+", line), line
+            key, job = line.split()
+            self.jobs[key] = job
+
+    def cancel(self, *keys: str) -> None:
+        self.world.slurm("scancel", *(self.jobs[key] for key in keys if key in self.jobs))
+
+    def wait_for(self, key: str, state: str) -> None:
+        def seen() -> str:
+            return self.world.slurm("squeue", "-h", "-t", "all", "-j", self.jobs[key], "-o", "%T")
+
+        until(lambda: state in seen().split(), f"job {key} is {state}", within=40, seen=seen)
+
+    def wait_usable(self, node: str) -> None:
+        def state() -> str:
+            return self.world.node_states()[node]
+
+        until(lambda: state() in ("idle", "mixed", "allocated"), f"{node} takes jobs", within=60, seen=state)
+
+    def ask(self, ways: Sequence[Way], program: str = "minivm job") -> None:
+        jobs = "\n".join(f"{self.jobs[way.key]}{way.ask}" for way in ways)
+        # The login pod answers several questions at once.
+        asking = f"printf '{jobs}' | xargs -P 6 -I ID sh -c '{program} ID --json > pages/ID 2>/dev/null'"
+        text = self.as_user("alice", f"mkdir -p pages; {asking}; cd pages; tail -v -n +1 {' '.join(jobs.split())}")
+        for part in re.split(r"^==> ", text, flags=re.MULTILINE)[1:]:
+            job, _, page = part.partition(" <==\n")
+            for way in ways:
+                if f"{self.jobs[way.key]}{way.ask}" == job:
+                    self.pages[way.key] = json.loads(page) if page.strip() else {}
+
+    def noted(self, name: str) -> str:
+        return self.world.cluster.exec(LOGIN, ["sh", "-c", f"cat {name} 2>/dev/null"])[1].strip()
+
+    def text(self, way: Way) -> str:
+        page = self.pages.get(way.key) or {}
+        return "\n".join([page.get("headline", ""), *(fact["text"] for fact in page.get("evidence", ()))])
+
+    def wrong(self, way: Way) -> str:
+        """Return what is wrong with the page of this way; empty if it is right."""
+        names = {"node": self.nodes.get(way.key, "?"), **self.jobs}
+        page = self.pages.get(way.key) or {}
+        if page.get("cause") != way.cause:
+            return f"its cause is {page.get('cause')}, not {way.cause}: {self.text(way)}"
+        has_words = re.search(pattern(way, names), self.text(way), re.DOTALL)
+        return "" if has_words else f"{way.says!r} is not in: {self.text(way)}"
+
+    def look(self, *keys: str, within: float = 30.0, program: str = "minivm job") -> None:
+        """Ask until each page is right, or for some time: what stays wrong fails the test of its way."""
+        ways = [BY_KEY[key] for key in keys]
+
+        def are_right() -> bool:
+            self.ask([way for way in ways if self.wrong(way)], program)
+            return not any(map(self.wrong, ways))
+
+        try:
+            until(are_right, f"the pages of {keys} are right", within=within)
+        except AssertionError as error:
+            print(str(error)[:200])
+
+    @contextmanager
+    def stage(self, *keys: str) -> Iterator[None]:
+        """Keep what breaks in one stage from the other stages."""
+        try:
+            yield
+        except Exception as error:
+            self.obstacles |= dict.fromkeys(keys, repr(error)[:2000])
+
+
+def prepare(trial: Trial) -> None:
+    """Make accounts, homes and the check that stands in for a fabric's."""
+    trial.as_root(ACCOUNTS)
+    for user in ("alice", "bob"):
+        Researcher(trial.world, user)("true")  # the first login makes the home
+    steps = (
+        "set -e; rm -rf /tmp/work; export HOME=/tmp; git clone -q /srv/git/scripts.git /tmp/work; cd /tmp/work\n"
+        f"{FABRIC}\ngit add -A; git -c user.name=x -c user.email=x@x commit -q -m fabric; git push -q"
+    )
+    code, output = trial.world.cluster.exec("slurm-demo-0", ["bash", "-c", steps], user="nobody")
+    assert code == 0, output
+    for pod in (FIRST, SECOND):
+        trial.world.run(pod, "gitsync", "now")
+
+
+def start(trial: Trial) -> None:
+    """Submit what needs no turn, and ask about all of it."""
+    ways = [way for way in (*DEAD, *WAITING) if way.stage == "start"]
+    trial.submit(ways)
+    trial.as_root(OPERATOR)
+    trial.as_user("bob", f"scancel {trial.jobs['cancelled-by']}")
+    trial.as_user("alice", f"scancel {trial.jobs['cancelled-early']}")
+    for way in ways:
+        if way.first:
+            name = f"/home/alice/{way.key}-1"
+            trial.nodes[way.key] = until(partial(trial.noted, name), f"{name} is there")
+    trial.look(*(way.key for way in ways if way.key not in ("time", "deadline")), within=60)
+
+
+def busy(trial: Trial) -> None:
+    ways = [way for way in WAITING if way.stage == "busy"]
+    trial.submit(ways[:1])
+    trial.wait_for("array", "RUNNING")
+    trial.submit(ways[1:])
+    trial.look(*(way.key for way in ways))
+    trial.cancel(*(way.key for way in ways))
+
+
+def reserved(trial: Trial) -> None:
+    when = "starttime=now duration=60 flags=maint,ignore_jobs"
+    trial.as_root(f"scontrol create reservation=service users=root {when} nodes={SECOND}")
+    trial.submit([BY_KEY["reserved"]])
+    trial.look("reserved")
+    trial.cancel("reserved")
+    trial.as_root("scontrol delete reservation=service")
+
+
+def drained(trial: Trial) -> None:
+    """Look at a job that runs on a node and one that waits for it, while a person drains it and while a check does."""
+    trial.submit([BY_KEY["goes-on"]])
+    trial.jobs["sick"] = trial.jobs["goes-on"]
+    trial.wait_for("goes-on", "RUNNING")
+    trial.as_root(f"scontrol update nodename={SECOND} state=drain reason='new disk on Monday'")
+    trial.submit([BY_KEY["drained"]])
+    trial.look("goes-on", "drained")
+    trial.cancel("drained")
+    trial.as_root(f"scontrol update nodename={SECOND} state=resume")
+    trial.world.run(SECOND, "touch", "/run/minivm/fabric-gone")
+    trial.submit([BY_KEY["unfit"]])
+    trial.look("sick", "unfit", within=60)
+    trial.cancel("sick", "unfit")
+    trial.world.run(SECOND, "rm", "/run/minivm/fabric-gone")
+
+
+def launch(trial: Trial) -> None:
+    trial.wait_usable(SECOND)
+    trial.world.run(SECOND, "touch", "/run/minivm/mount-gone")
+    trial.submit([BY_KEY["launch"]])
+    trial.look("launch", within=40)
+    trial.cancel("launch")
+    trial.world.run(SECOND, "rm", "/run/minivm/mount-gone")
+    trial.as_root(f"scontrol update nodename={SECOND} state=resume")
+
+
+def running(trial: Trial) -> None:
+    trial.submit([BY_KEY["well"]])
+    trial.jobs |= dict.fromkeys(("hung", "suspended", "requeued"), trial.jobs["well"])
+    trial.wait_for("well", "RUNNING")
+    trial.look("well")
+    trial.look("hung", program=f'/opt/minivm/bin/python3 -c "{HUNG}"')
+    trial.as_root("scontrol suspend {well}")
+    trial.look("suspended")
+    trial.as_root("scontrol resume {well}; scontrol requeue {well}")
+    trial.look("requeued")
+    trial.cancel("well")
+
+
+def preempted(trial: Trial) -> None:
+    trial.submit([BY_KEY["preempted"]])
+    trial.wait_for("preempted", "RUNNING")
+    trial.submit([Way("preemptor", "", "", "", "", f"-p high -w {FIRST} --exclusive", "sleep 600")])
+    trial.look("preempted")
+    trial.cancel("preemptor")
+
+
+def lost(trial: Trial) -> None:
+    trial.wait_usable(SECOND)
+    trial.submit([BY_KEY["node-down"], BY_KEY["nodes-down"]])
+    for key in ("node-down", "nodes-down"):
+        trial.wait_for(key, "RUNNING")
+    pid = (trial.world.cluster.kubelet.inspect(trial.world.running(SECOND).container) or {})["State"]["Pid"]
+    os.kill(pid, signal.SIGKILL)  # as a machine that loses its power; docker starts the pod again
+    trial.look("node-down", "nodes-down", within=90)
+
+
+STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
+    (start, tuple(way.key for way in WAYS if way.stage == "start")),
+    (busy, ("array", "resources", "priority", "het")),
+    (reserved, ("reserved",)),
+    (drained, ("goes-on", "drained", "sick", "unfit")),
+    (launch, ("launch",)),
+    (running, ("well", "hung", "suspended", "requeued")),
+    (preempted, ("preempted",)),
+    (lost, ("node-down", "nodes-down")),
+)
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+    root = tmp_path_factory.mktemp("ways")
+    with small_cluster(DockerEngine().client, f"{NAME}-ways", root, VALUES, workers=2) as cluster:
+        cluster.up(timeout=240)
+        made = Trial(World(cluster))
+        prepare(made)
+        for act, keys in STAGES:
+            with made.stage(*keys):
+                act(made)
+        with made.stage("time", "deadline"):
+            made.look("time", "deadline", within=100)
+        yield made
+
+
+@pytest.mark.parametrize("key", BY_KEY)
+def test_the_page_names_what_happened_and_its_cause(trial: Trial, key: str) -> None:
+    if problem := trial.obstacles.get(key) or trial.wrong(BY_KEY[key]):
+        pytest.fail(f"{BY_KEY[key].title}: {problem}", pytrace=False)
