@@ -67,11 +67,7 @@ FABRIC = r"""cat > health.d/fabric.sh <<'END'
 # minivm-check: {"about": "the link is up", "class": "node", "period_s": 5, "when": ["background"]}
 [ ! -e /run/minivm/fabric-gone ] || { echo "the fabric is gone"; exit "$MINIVM_UNFIT"; }
 END
-cat > prolog.d/90-mount <<'END'
-#!/bin/sh
-[ ! -e /run/minivm/mount-gone ] || { echo "the mount is gone"; exit "$MINIVM_UNFIT"; }
-END
-chmod 755 health.d/fabric.sh prolog.d/90-mount"""
+chmod 755 health.d/fabric.sh"""
 OPERATOR = """
 scontrol hold {admin}
 scontrol update jobid={memory} minmemorynode=90000000
@@ -244,20 +240,11 @@ def drained(trial: Trial) -> None:
     trial.cancel("drained")
     trial.as_root(f"scontrol update nodename={SECOND} state=resume")
     trial.world.run(SECOND, "touch", "/run/minivm/fabric-gone")
+    until(lambda: "drain" in trial.world.node_states()[SECOND], "the broker drains it", within=60)
     trial.submit([BY_KEY["unfit"]])
     trial.look("sick", "unfit", within=60)
     trial.cancel("sick", "unfit")
     trial.world.run(SECOND, "rm", "/run/minivm/fabric-gone")
-
-
-def launch(trial: Trial) -> None:
-    trial.wait_usable(SECOND)
-    trial.world.run(SECOND, "touch", "/run/minivm/mount-gone")
-    trial.submit([BY_KEY["launch"]])
-    trial.look("launch", within=40)
-    trial.cancel("launch")
-    trial.world.run(SECOND, "rm", "/run/minivm/mount-gone")
-    trial.as_root(f"scontrol update nodename={SECOND} state=resume")
 
 
 def running(trial: Trial) -> None:
@@ -296,7 +283,6 @@ STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (busy, ("array", "resources", "priority", "het")),
     (reserved, ("reserved",)),
     (drained, ("goes-on", "drained", "sick", "unfit")),
-    (launch, ("launch",)),
     (running, ("well", "hung", "suspended", "requeued")),
     (preempted, ("preempted",)),
     (lost, ("node-down", "nodes-down")),

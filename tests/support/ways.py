@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 WAITS, RUNS, ENDED = "waits", "runs", "ended"
 CODE, REQUEST, LIMIT, MACHINE = "your code", "the request", "a limit", "the machine"
-CLUSTER, PERSON, WELL, UNKNOWN = "the cluste", "a person", "nothing is wrong", "not known"
+CLUSTER, PERSON, WELL, UNKNOWN = "the cluster", "a person", "nothing is wrong", "not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ WAITING = (
     Way("admin", WAITS, "held by an operator", PERSON, "It is held by an operator", "-H", "true"),
     Way("begin", WAITS, "it has a later `--begin`", REQUEST, "waits until ... because of --begin",
         "--begin=now+2hours", "true"),
-    Way("afte", WAITS, "it depends on a job that waits", REQUEST, "waits for job {held}.",
+    Way("after", WAITS, "it depends on a job that waits", REQUEST, "waits for job {held}.",
         "-d afterany:{held}", "true"),
-    Way("neve", WAITS, "it depends on a job that failed", REQUEST,
+    Way("never", WAITS, "it depends on a job that failed", REQUEST,
         "can never start: ... afterok:{code} ... job {code} is failed with exit code 3", "-d afterok:{code}", "true"),
     Way("singleton", WAITS, "`--dependency=singleton`", REQUEST, "earlier jobs of the same name",
         "-d singleton -J held", "true"),
@@ -88,10 +88,10 @@ WAITING = (
     Way("account-cpus", WAITS, "an account's CPUs are limited", LIMIT,
         "the account sets on CPUs for all jobs together ... account geology: GrpTRES cpu is 1...; the job asks for 2",
         "-A geology -n2", "true"),
-    Way("qos-gone", WAITS, "its QOS was taken from its use", REQUEST, r"its QOS does not exist or is not yours",
+    Way("qos-gone", WAITS, "its QOS was taken from its user", REQUEST, r"its QOS does not exist or is not yours",
         "-H --qos=gone", "true"),
-    Way("reservation", WAITS, "its reservation begins late", REQUEST,
-        r"waits for its reservation later, which begins in", "--reservation=late", "true"),
+    Way("reservation", WAITS, "its reservation begins later", REQUEST,
+        r"waits for its reservation later, which begins in", "--reservation=later", "true"),
     Way("licence", WAITS, "all licences are in use", LIMIT, "waits for licences: ... matlab: 1 of 1 in use",
         "-L matlab:1", "true"),
     Way("array", WAITS, "`--array=...%1` lets one task run", REQUEST, "--array limits how many run (1 at a time)",
@@ -112,9 +112,6 @@ WAITING = (
     Way("unfit", WAITS, "a check found its node broken", MACHINE,
         "nodes that take no jobs ... slurm-worker-1 is drained: minivm: ... the fabric is gone", "-w slurm-worker-1",
         "true", stage="broken"),
-    Way("launch", WAITS, "the prolog found its node broken", MACHINE,
-        "held because its launch failed on slurm-worker-1 ... slurm-worker-1 is drained: ...",
-        "-w slurm-worker-1", "true", stage="broken"),
     Way("requeued", WAITS, "an operator requeued it", CLUSTER, "It was requeued and waits", "", "sleep 600",
         stage="requeued"),
 )  # fmt: skip
@@ -218,7 +215,7 @@ WAYS = (*DEAD, *WAITING, *RUNNING)
 def pattern(way: Way, names: Mapping[str, str]) -> str:
     """Return the regular expression of the words; `names` has the jobs' numbers, and the node of rank 1."""
     text = re.sub(r"\{([a-z-]+)\}", lambda match: names[match[1]], way.says)
-    return ".*".join(map(re.escape, text.split("...")))
+    return ".*".join(map(re.escape, re.split(r"\s*\.\.\.\s*", text)))
 
 
 def table() -> str:
