@@ -395,3 +395,25 @@ def test_hostile_text_reaches_no_terminal() -> None:
         shown = page(explain(replace(job, reason=reason), World(nodes=(node,), partitions=(MAIN,)), NOW))
         assert all(letter.isprintable() or letter == "\n" for letter in shown)
         assert len(shown) < 10_000 and shown.count("\n  Cause: ") == 1
+
+
+def test_a_partition_that_refuses_the_job_says_what_it_refuses() -> None:
+    closed = replace(MAIN, accounts="chem,bio")
+    answer = why("PartitionConfig", World(partitions=(closed,)))
+    assert answer.headline == "It cannot start: partition main does not take its account, physics."
+    assert "partition main: AllowAccounts chem,bio" in facts(answer) and answer.cause is JobCause.REQUEST
+    for partition, words in (
+        (replace(MAIN, denied_accounts="physics"), "does not take its account"),
+        (replace(MAIN, allowed_qos="fast"), "does not take its QOS, normal"),
+        (replace(MAIN, accounts="physics", allowed_qos="normal", denied_accounts="phys"), "does not allow the request"),
+    ):
+        assert words in why("PartitionConfig", World(partitions=(partition,))).headline
+
+
+def test_a_reservation_of_other_nodes_does_not_hide_a_drained_node_that_the_job_names() -> None:
+    later = Reservation("later", "w1", NOW + 3600, NOW + 7200)
+    world = World(nodes=(DRAINED, SECOND), reservations=(later,))
+    detail = "ReqNodeNotAvail, May be reserved for other job"
+    answer = why("ReqNodeNotAvail", world, detail=detail, required="w0")
+    assert "nodes that take no jobs" in answer.headline and answer.cause is JobCause.MACHINE
+    assert "are reserved" in why("ReqNodeNotAvail", world, detail=detail, required="w1").headline
