@@ -215,6 +215,8 @@ def within(look: Callable[[], T]) -> T | None:
 def _end_of(path: str, started: float) -> str:
     """Read the end of the caller's own plain file, if it was written since the job started."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 (a user's path)
+            return ""  # to open a device or a pipe may do something
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return ""
