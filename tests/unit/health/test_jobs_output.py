@@ -66,7 +66,8 @@ def test_the_rank_that_wrote_first_is_named_and_what_follows_from_it_is_not() ->
     text = (
         "[rank1]: Traceback (most recent call last):\n[rank1]:   File 'x'\n"
         "w0:12:34 [0] NCCL WARN Call failed\n[rank0]:[E1] Watchdog caught collective operation timeout\n"
-        "[rank1]: ValueError: bad batch\n[rank2]: Traceback (most recent call last):\n[rank2]: KeyError: 3\n"
+        "[rank1]: ValueError: bad batch\n[rank1]: BrokenPipeError: [Errno 32] Broken pipe\n"
+        "[rank2]: Traceback (most recent call last):\n[rank2]: KeyError: 3\n"
         f"{TRACEBACK}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
     )
     said = output.find(text, "/out", job())
