@@ -202,6 +202,7 @@ def start(trial: Trial) -> None:
     ways = [way for way in (*DEAD, *WAITING) if way.stage == "start"]
     trial.submit(ways)
     trial.as_root(OPERATOR)
+    trial.look("licence")  # while the job with the time limit has it
     trial.as_user("bob", f"scancel {trial.jobs['cancelled-by']}")
     trial.as_user("alice", f"scancel {trial.jobs['cancelled-early']}")
     for way in ways:
@@ -273,9 +274,15 @@ def lost(trial: Trial) -> None:
     trial.submit([BY_KEY["node-down"], BY_KEY["nodes-down"]])
     for key in ("node-down", "nodes-down"):
         trial.wait_for(key, "RUNNING")
+    # slurmd registers again, and the node is back by itself (ReturnToService).
+    trial.as_root(f"scontrol update nodename={SECOND} state=down reason='test of a lost node'")
+    trial.look("node-down", "nodes-down")
+    trial.wait_usable(SECOND)
+    trial.submit([BY_KEY["pod-replaced"]])
+    trial.wait_for("pod-replaced", "RUNNING")
     pid = (trial.world.cluster.kubelet.inspect(trial.world.running(SECOND).container) or {})["State"]["Pid"]
-    os.kill(pid, signal.SIGKILL)  # as a machine that loses its power; docker starts the pod again
-    trial.look("node-down", "nodes-down", within=90)
+    os.kill(pid, signal.SIGKILL)  # docker starts the container again
+    trial.look("pod-replaced", within=60)
 
 
 STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
@@ -285,7 +292,7 @@ STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (drained, ("goes-on", "drained", "sick", "unfit")),
     (running, ("well", "hung", "suspended", "requeued")),
     (preempted, ("preempted",)),
-    (lost, ("node-down", "nodes-down")),
+    (lost, ("node-down", "nodes-down", "pod-replaced")),
 )
 
 

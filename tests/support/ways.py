@@ -204,9 +204,12 @@ DEAD = (
         stage="preempted"),
     Way("deadline", ENDED, "it could not end before its `--deadline`", REQUEST, "could not end before its --deadline",
         "-H --time=1 --deadline=now+65", "true"),
-    Way("node-down", ENDED, "its node failed", MACHINE, "slurmctld lost slurm-worker-1",
+    Way("pod-replaced", ENDED, "a pod of its two was killed and started again", CLUSTER,
+        "minivm ended it: the pod of node slurm-worker-1 was replaced", "-N2 --no-requeue", "srun sleep 600", nodes=2,
+        stage="lost"),
+    Way("node-down", ENDED, "slurmctld lost its node", MACHINE, "slurmctld lost slurm-worker-1",
         "-w slurm-worker-1 --no-requeue", "sleep 600", stage="lost"),
-    Way("nodes-down", ENDED, "one of its two nodes failed", MACHINE, "slurmctld lost slurm-worker-1",
+    Way("nodes-down", ENDED, "slurmctld lost one of its two nodes", MACHINE, "slurmctld lost slurm-worker-1",
         "-N2 --no-requeue", "srun sleep 600", nodes=2, stage="lost"),
 )  # fmt: skip
 WAYS = (*DEAD, *WAITING, *RUNNING)
