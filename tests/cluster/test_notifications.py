@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
+from pathlib import Path
 
 import pytest
+import yaml
 
+from cluster.values import merged
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
+from tests.pages import blocks
+from tests.reader import ROOT, follow_all, programs
 from tests.support.mail_relay import PASSWORD, USER, Hook, Inbox, certificate, context, receiver, relay
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
+PAGE = ROOT / "docs/how-to/get-told.md"
 CONTROLLER = "slurm-controller-0"
 QUIET = ("--mem=50M", "-o", "/dev/null")
 
@@ -42,16 +49,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     host = config.get("Gateway") or str(ip_network(config["Subnet"])[1])
     key, cert = certificate(tmp_path_factory.mktemp("keys"), f"IP:{host}")
     with relay(host=host, tls=context(key, cert)) as inbox, receiver(host=host) as (place, hook):
-        values = {
+        # The page's values, with this test's relay, receiver and password.
+        here = {
             "mail": {
-                "relay": f"starttls://{host}:{inbox.port}", "from": "slurm@example.org", "user": USER,
-                "password": PASSWORD, "domains": ["example.net"],
+                "relay": f"starttls://{host}:{inbox.port}", "user": USER, "password": PASSWORD,
+                "domains": ["example.net"],
             },
-            "webhook": {"format": "slack", "url": f"http://{place}/T0K3N"},
+            "webhook": {"url": f"http://{place}/T0K3N"},
             "ca": cert.read_text(),
         }  # fmt: skip
+        (written,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.kind == "values"]
         root = tmp_path_factory.mktemp("told")
-        with small_cluster(engine, f"{NAME}-told", root, {"notifications": values}) as cluster:
+        values = merged(written, {"notifications": here})
+        with small_cluster(engine, f"{NAME}-told", root, values) as cluster:
             cluster.up(timeout=240)
             yield Told(World(cluster), inbox, hook)
 
@@ -98,6 +108,14 @@ def test_each_event_is_told_with_its_cause(told: Told, alice: Researcher, slow: 
     until(lambda: len(told.hook.got) == len(told.inbox.mails), "the webhook hears the same", seen=lambda: told.hook.got)
     said = json.dumps([body for _, body, _ in told.hook.got])
     assert "&lt;!everyone&gt;" in said and "@channel" not in said and "<" not in said
+
+
+def test_the_page_s_commands_send_a_test(told: Told, tmp_path: Path) -> None:
+    env = os.environ | {"MINIVM_NAME": told.world.cluster.options.name}
+    env["PATH"] = f"{programs(tmp_path / 'bin')}:{env['PATH']}"
+    said = "".join(follow_all(blocks(PAGE), env, ROOT).values())
+    assert "0 messages wait" in said and "alice@example.org: 250" in said and "HTTP 200 OK" in said, said
+    told.wait_for("Test of notifications on minivm")
 
 
 def test_a_recipient_that_is_no_address_is_refused_at_once(alice: Researcher) -> None:
