@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -92,22 +91,24 @@ class Client:
 def public_snapshot() -> Snapshot | None:
     """Read PID 1's public snapshot by HTTP, without services' output; None if there is none.
 
-    Any process may have the port where PID 1 serves none: the answer is bounded, and shown without control characters.
+    Any process may have the port where PID 1 serves none: one deadline and one length bound the whole answer, its
+    headers too, and it is shown without control characters.
     """
-    import http.client  # imported late: only a user without rights needs it
-
-    deadline, text = time.monotonic() + PATIENCE_S, b""
+    deadline, answer = time.monotonic() + PATIENCE_S, bytearray()
+    host, _, port = (os.environ.get("MINIVM_HTTP") or PUBLIC).rpartition(":")
     try:
-        address = os.environ.get("MINIVM_HTTP") or PUBLIC
-        with contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
-            connection.request("GET", "/status")
-            answer = connection.getresponse()
-            while chunk := answer.read1(1 << 16):
-                text += chunk
-                if len(text) > LARGEST or time.monotonic() > deadline:
+        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S) as connection:
+            connection.sendall(f"GET /status HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            while True:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                chunk = connection.recv(1 << 16)
+                if not chunk:
+                    break
+                answer += chunk
+                if len(answer) > LARGEST:
                     return None
-        return from_mapping(_printable(json.loads(text)))
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return from_mapping(_printable(json.loads(answer.partition(b"\r\n\r\n")[2])))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

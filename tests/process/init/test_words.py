@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -135,7 +137,7 @@ def test_refusals_are_sentences(pod: World) -> None:
 
 def as_nobody(pod: World, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # A user cannot read this checkout, so everything is imported before.
-    modules = "os, difflib, encodings.idna, http.client, shutil, init.pod.client, init.view.status"
+    modules = "os, difflib, encodings.idna, shutil, init.pod.client, init.view.status"
     code = f"import {modules}; from init.cli import main; os.setuid(65534); main({list(arguments)!r})"
     env = os.environ | {"MINIVM_SOCKET": str(pod.run / "control.sock"), "MINIVM_HTTP": address}
     command = [sys.executable, "-c", code]
@@ -182,6 +184,30 @@ def test_what_another_process_answers_on_that_port_is_bounded_and_printable(pod:
         assert "only root may" in as_nobody(pod, address, "why").stderr
         server.shutdown()
     assert "only root may" in as_nobody(pod, "127.0.0.1:x", "why").stderr
+
+
+@pytest.mark.parametrize("part", [b"X: y\r\n", b" "], ids=["headers", "body"])
+def test_an_answer_that_never_ends_holds_no_user(pod: World, part: bytes) -> None:
+    """Each piece comes well within any timeout of a single read."""
+    pod.start({"munged": {"command": shell("sleep 1000"), "ready": "notify"}})
+    pod.until(lambda: pod.ask("status")["snapshot"]["reasons"] != [], "it waits")
+    over = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.0 200 OK\r\n" + (b"" if part.strip() else b"\r\n"))
+            while not over.wait(0.2):
+                connection.sendall(part)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = threading.Thread(target=drip, args=(server,))
+        sender.start()
+        try:
+            assert "only root may" in as_nobody(pod, f"127.0.0.1:{server.getsockname()[1]}", "why").stderr
+        finally:
+            over.set()
+            sender.join()
 
 
 def test_only_root_may_change_a_pod_and_users_are_told_so(pod: World) -> None:
