@@ -7,7 +7,7 @@ after a grace in which the person may return, and more losses than usual wait fo
 absent or empty file cancels nothing.
 
 Level-triggered: each run looks at all jobs and finishes the work of a run that was killed. Exit code 1 and one line if
-an operator is needed.
+an operator is needed: it has no names, for the pod's public page shows it. The pod's log has them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROW = re.compile(r"([0-9]+)\|([0-9]+)(_[0-9]+|_\[[0-9,:-]+(?=[\]%])|\+[0-9]+)?[^
 STEPS = re.compile(r"([0-9]+)-([0-9]+):([0-9]+)", re.ASCII)
 # Tasks of an array that do not fit: the whole array is named, and `--state` still spares those that run.
 LONGEST = 2000
-AT_ONCE, SHOWN = 100, 5
+AT_ONCE = 100
 # More people than this share, and than this number, within this time wait for `minivm people confirm`.
 SHARE, FEW, WINDOW = 0.2, 2, 3600.0
 
@@ -256,25 +256,32 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
         by_uid.setdefault(job.uid, []).append(job)
     if not active:
         names = [loss.name for uid, loss in losses.people.items() if uid in by_uid]
-        return f"cannot cancel the jobs of {shown(names)}: people.yaml gives nobody access; mend it" if names else ""
-    problems = []
+        return (
+            f"cannot cancel the jobs of {count_people(names)}: people.yaml gives nobody access; mend it"
+            if names
+            else ""
+        )
+    failed: list[str] = []
     for uid, loss in due.items():
         jobs = [job for job in by_uid.get(uid, ()) if job.is_pending or policy == "cancel"]
         try:
             if jobs:
                 cancel(loss, jobs, policy, controller)
         except client.SlurmError as error:  # continue with the next person's jobs; the next run tries again
-            problems.append(f"cannot cancel the jobs of {loss.name}: {error.why}")
+            log(f"cannot cancel the jobs of {loss.name}: {error.why}")
+            failed.append(loss.name)
+    problems = [f"cannot cancel the jobs of {count_people(failed)}: `minivm logs removed-jobs`"] if failed else []
     if names := [loss.name for uid, loss in waiting.items() if uid in by_uid]:
         problems.append(
-            f"the jobs of {shown(names)} stay: {len(waiting)} lost access together, before this policy, or beside a "
-            "directory that may know them; mend people.yaml, or confirm in this pod: `minivm people confirm --all`"
+            f"the jobs of {count_people(names)} stay: {len(waiting)} lost access together, before this policy, or beside "
+            "a directory that may know them: `minivm logs removed-jobs`; mend people.yaml, or confirm in this pod: "
+            "`minivm people confirm --all`"
         )
-    return "; ".join(problems[:SHOWN])
+    return "; ".join(problems)
 
 
-def shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def count_people(names: Sequence[str]) -> str:
+    return "1 person" if len(names) == 1 else f"{len(names)} people"
 
 
 def main() -> int:

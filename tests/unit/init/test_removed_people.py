@@ -109,6 +109,21 @@ def test_rows_of_squeue() -> None:
     assert jobs[1].comment == "minivm: x"
 
 
+def test_the_line_for_the_public_page_has_no_names(here: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PID 1 shows the last line of init's own programs to every user and to the network."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho '5001|7|PD||'; echo '5003|8|PD||'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setattr(removed_jobs, "LIST", (str(squeue),))
+    monkeypatch.setattr(removed_jobs.client, "SCANCEL", "/bin/false")
+    monkeypatch.setattr(removed_jobs.client, "SCONTROL", "/bin/true")
+    losses = Losses({5001: AccessLoss("ada", 1), 5003: AccessLoss("eve", 1, waits=True)})
+    removed_jobs.write_record(here, losses)
+    text = removed_jobs.run(here, {"MINIVM_REMOVED_JOBS": "cancel"}, 1e9)
+    assert text.startswith("cannot cancel the jobs of 1 person: ") and "; the jobs of 1 person stay: 1 lost" in text
+    assert "ada" not in text and "eve" not in text
+
+
 @pytest.mark.parametrize("env", [{}, {"MINIVM_REMOVED_JOBS": "keep"}, {"MINIVM_REMOVED_JOBS": "cancel",
                                  "MINIVM_REMOVED_JOBS_GRACE": "5"}])  # fmt: skip
 def test_wrong_settings_are_refused(env: dict[str, str]) -> None:
