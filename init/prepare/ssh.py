@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ground.commands import ran
@@ -19,6 +20,8 @@ ALLOWED = "/etc/ssh/sshd_config.d/10-allowed-groups.conf"
 LANG = re.compile(r"[A-Za-z0-9._@-]+")
 # The second of ssh's two global files: the first one is the site's.
 KNOWN = "/etc/ssh/ssh_known_hosts2"
+_KEYWORDS = re.compile(r"^[ \t]*(allowgroups|include)(?:[ \t]*=[ \t]*|[ \t]+)(.*)$", re.IGNORECASE | re.MULTILINE)
+_VALUES = re.compile(r'"([^"]*)"|([^\s"#]+)')
 
 
 def hostkeys(pod: Pod) -> str:
@@ -45,20 +48,37 @@ def hostkeys(pod: Pod) -> str:
     if (allowed := pod.text(ALLOWED)) is not None:
         done = ran(["/usr/sbin/sshd", "-T", "-f", CONFIG])
         if done.returncode == 0:  # else sshd does not start either, and names the line
-            check_allowed_groups(allowed, done.stdout)
+            check_allowed_groups(allowed, done.stdout, allow_groups(pod, pod.path("/etc/ssh/sshd_config")))
     return f"{len(keys)} {'mounted' if mounted else 'own'} host keys in {directory}{_know(pod)}"
 
 
-def check_allowed_groups(mounted: str, effective: str) -> None:
-    """Compare the mounted AllowGroups with `sshd -T`, since sshd adds up the AllowGroups of all its files."""
+def check_allowed_groups(mounted: str, effective: str, named: Iterable[str] = ()) -> None:
+    """Compare the mounted AllowGroups with `sshd -T`, since sshd adds up the AllowGroups of all its files.
+
+    `named`: the groups of every AllowGroups line. `sshd -T` leaves out Match blocks, whose AllowGroups replace the
+    others for whom they match.
+    """
     wanted = set(mounted.split('"')[1::2])
     takes = {line.partition(" ")[2] for line in effective.splitlines() if line.startswith("allowgroups ")}
-    if takes != wanted:
+    if takes != wanted or (takes := takes | set(named)) != wanted:
         raise PrepareError(
             f"let only {', '.join(sorted(wanted))} log in",
             f"with the image's own files sshd lets in {', '.join(sorted(takes)) or 'everybody'}",
             hint="leave AllowGroups out of the image's sshd_config and sshd_config.d, and keep its Include of them",
         )
+
+
+def allow_groups(pod: Pod, file: Path, depth: int = 16) -> set[str]:
+    """Return the groups of all AllowGroups lines, in Match blocks too, of a file of sshd and those that it includes."""
+    groups: set[str] = set()
+    for name, rest in _KEYWORDS.findall(file.read_text(errors="replace") if file.is_file() else ""):
+        values = [quoted or plain for quoted, plain in _VALUES.findall(rest)]
+        if name.lower() == "allowgroups":
+            groups.update(values)
+        elif depth:
+            included = (path for value in values for path in pod.root.glob(str(Path("/etc/ssh", value)).lstrip("/")))
+            groups.update(*(allow_groups(pod, path, depth - 1) for path in included))
+    return groups
 
 
 def _know(pod: Pod) -> str:

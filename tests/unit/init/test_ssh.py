@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from init.pod.pod import PrepareError
+from init.pod.pod import Pod, PrepareError
 from init.prepare import ssh
 from init.slurm.conf import setting
 
@@ -59,6 +59,33 @@ def test_sshd_must_take_the_groups_of_the_login_pool_alone(others: list[str], sa
     with pytest.raises(PrepareError) as refused:
         ssh.check_allowed_groups(mounted, effective)
     assert refused.value.why.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("sshd_config", "Match User eve\n  AllowGroups staff lab"),
+        ("sshd_config.d/20-site.conf", "Match Address 10.0.0.0/8\n\tallowgroups=staff # x"),
+        ("more/site", 'Match all\nALLOWGROUPS = "staff"'),
+    ],
+)
+def test_groups_of_a_match_block_are_found(tmp_path: Path, file: str, line: str) -> None:
+    """`sshd -T` shows no Match block, and its AllowGroups replace the pool's."""
+    folder, mounted = tmp_path / "etc/ssh", 'AllowGroups "lab"\n'
+    for name, text in (
+        ("sshd_config", "Include /etc/ssh/sshd_config.d/*.conf\nMatch Group x\n  Include more/*\n# AllowGroups no\n"),
+        ("sshd_config.d/10-allowed-groups.conf", mounted),
+        ("sshd_config.d/20-site.conf", "Include sshd_config\n"),  # sshd refuses a circle, and this read ends
+        ("more/site", ""),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    pod = Pod({}, tmp_path)
+    ssh.check_allowed_groups(mounted, "allowgroups lab\n", ssh.allow_groups(pod, folder / "sshd_config"))
+    with (folder / file).open("a") as stream:
+        stream.write(f"{line}\n")
+    with pytest.raises(PrepareError, match="sshd lets in lab, staff"):
+        ssh.check_allowed_groups(mounted, "allowgroups lab\n", ssh.allow_groups(pod, folder / "sshd_config"))
 
 
 def test_without_cgroups_the_images_own_question_comes_before_pam_slurm() -> None:
