@@ -73,8 +73,12 @@ def test_a_job_is_requeued_without_a_node_whose_link_is_slow(world: World) -> No
 
 def test_a_job_that_asks_for_it_by_a_constraint_is_tested_and_a_small_one_is_not(world: World) -> None:
     alice = Researcher(world, "alice")
-    asked = alice.submit("-N2", "--constraint=preflight", "--mem=100M", "-o", "asked.out", script="echo ran")
+    script = "#SBATCH --constraint=preflight\n\n# two\n#SBATCH --nodes=2\necho ran"
+    asked = alice.submit("--mem=100M", "-o", "asked.out", script=script)
     alice.wait_for(asked, "COMPLETED")
+    # A job that is brought back is submitted by this text: sbatch reads #SBATCH lines before the first command alone.
+    kept = alice("scontrol", "write", "batch_script", asked, "-").splitlines()
+    assert kept[:5] == ["#!/bin/bash", *script.splitlines()[:4]] and "minivm preflight" in kept[5], kept
     small = alice.submit("-N2", "--mem=100M", "-o", "small.out", script="echo ran")
     alice.wait_for(small, "COMPLETED")
     assert alice("cat", "small.out") == "ran\n"

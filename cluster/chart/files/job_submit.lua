@@ -65,14 +65,22 @@ local function asks_for_preflight(job)
   return true
 end
 
--- A shell script of a job of many nodes tests them before its first command, at each start.
+-- A shell script of a job of many nodes tests them before its first command, at each start. The comments before it stay
+-- where they are: a job that is brought back is submitted by this script, and sbatch reads no #SBATCH line after a command.
 local function test_nodes_first(job)
   if not has.preflight then return end
   local nodes = job.min_nodes ~= slurm.NO_VAL and job.min_nodes or 1
   local wanted = asks_for_preflight(job) or (has.preflight > 0 and nodes >= has.preflight)
-  local first, rest = (job.script or ""):match("^(#![^\n]*\n)(.*)$")
-  if not wanted or not first or rest:sub(1, #PREFLIGHT) == PREFLIGHT then return end
-  if starts_a_shell(first) then job.script = first .. PREFLIGHT .. rest end
+  local script = job.script or ""
+  local first = script:match("^#![^\n]*\n")
+  if not wanted or not first or not starts_a_shell(first) then return end
+  local at = #first + 1
+  for _ = 1, 1000 do -- slurmctld waits for this function: a script may be millions of comments
+    local comment = script:match("^%s*\n", at) or script:match("^[ \t]*#[^\n]*\n", at)
+    if not comment then break end
+    at = at + #comment
+  end
+  if script:sub(at, at + #PREFLIGHT - 1) ~= PREFLIGHT then job.script = script:sub(1, at - 1) .. PREFLIGHT .. script:sub(at) end
 end
 
 -- slurmctld refuses the job with the same words as for a wrong account, and does not say that its user has none at all.
