@@ -12,14 +12,17 @@ import hashlib
 import hmac
 import multiprocessing
 import os
+import queue
 import random
 import secrets
+import selectors
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,7 +35,7 @@ CHUNK = MIB // 4
 # SrunPortRange, which network policies leave open between workers.
 PORTS = range(60001, 63001)
 PATIENCE_S = 30.0
-STRANGER_S = 3.0
+STRANGER_S, LONGEST_HELLO, MOST_WAITING = 3.0, 300, 256
 # For what a slow link has not delivered yet; what has come by then is its rate.
 LATE_S = 6.0
 # Exit code of a peer without a connection, and the time in which it tries to connect.
@@ -143,7 +146,6 @@ def tcp() -> Iterator[tuple[str, float]]:
         raise OSError("MINIVM_PEERS names no node")
     token = secrets.token_hex(16)
     with listen() as server:
-        server.settimeout(1.0)
         # srun gives every task the address of the node where it runs itself: this one.
         command = [
             "srun", "--overlap", "--mpi=none", f"--nodes={len(peers)}",
@@ -153,50 +155,109 @@ def tcp() -> Iterator[tuple[str, float]]:
         with subprocess.Popen(command, env={**os.environ, TOKEN: token}, stdout=subprocess.DEVNULL) as step:
             # Two connections for each peer, one for each direction; they are measured one after the other.
             missing = {f"{direction}_{name}" for name in peers for direction in ("from", "to")}
-            strangers: list[str] = []
+            door = Door(server, token)
             try:
                 while missing:
-                    part, rate = accept(server, token, step, strangers)
-                    missing.discard(part)
-                    yield part, rate
+                    connection, direction, name = wait_for_peer(door, step)
+                    with connection:
+                        rate = measure(connection, direction)
+                    missing.discard(f"{direction}_{name}")
+                    yield f"{direction}_{name}", rate
             except TimeoutError:
                 # The step runs, and its peers find no way here: that is a rate, and a step that did not start is none.
-                # Strangers may have kept the peers out: then nothing is known.
+                # A crowd of strangers may have kept the peers out: then nothing is known.
                 if step.wait(5.0) != NO_WAY:
                     raise
-                if strangers:
-                    raise OSError(f"{len(strangers)} foreign connections, first from {strangers[0]}") from None
+                if door.turned_away:
+                    raise OSError(f"{door.turned_away} foreign connections, last from {door.stranger}") from None
                 yield from ((part, 0.0) for part in sorted(missing))
             finally:
+                door.close()
                 # srun ends its step's tasks when it gets TERM.
                 with suppress(subprocess.TimeoutExpired):
                     step.wait(5.0)
                 step.terminate()
 
 
-def accept(server: socket.socket, token: str, step: subprocess.Popen[bytes], strangers: list[str]) -> tuple[str, float]:
-    """Measure with the next peer that connects and has the token; TimeoutError if none comes or the step has ended.
+class Door(threading.Thread):
+    """Accepts connections at once and lets in those that send the token: any program of the network may connect.
 
-    `strangers` gets the address of each connection without the token.
+    Programs that send nothing cost a peer nothing. Only where more than MOST_WAITING of them are open, the oldest is
+    closed unheard, and `turned_away` counts it.
     """
+
+    def __init__(self, server: socket.socket, token: str) -> None:
+        super().__init__(daemon=True)
+        self.server, self.token = server, token
+        self.peers: queue.SimpleQueue[tuple[socket.socket, str, str]] = queue.SimpleQueue()
+        self.turned_away, self.stranger = 0, ""
+        self._waiting: dict[socket.socket, tuple[float, bytearray]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._over = threading.Event()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+        self.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            for key, _ in self._selector.select(0.2):
+                if key.fileobj is self.server:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+            late = time.monotonic() - STRANGER_S
+            for connection in [each for each, (since, _) in self._waiting.items() if since < late]:
+                self._forget(connection)
+        for connection in [*self._waiting]:
+            self._forget(connection)
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, address = self.server.accept()
+            connection.setblocking(False)
+            self.stranger = str(address[0])
+            if len(self._waiting) >= MOST_WAITING:
+                self.turned_away += 1
+                self._forget(next(iter(self._waiting)))
+            self._waiting[connection] = (time.monotonic(), bytearray())
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> None:
+        if connection not in self._waiting:  # closed in this round
+            return
+        text, more = self._waiting[connection][1], b""
+        with suppress(OSError):
+            more = connection.recv(LONGEST_HELLO)
+        text += more
+        if more and not text.endswith(b"\n") and len(text) < LONGEST_HELLO:
+            return
+        words = text.decode(errors="replace").split()
+        is_peer = len(words) == 3 and hmac.compare_digest(words[0].encode(), self.token.encode())
+        self._forget(connection, keep=is_peer)
+        if is_peer:
+            self.peers.put((connection, words[1], words[2]))
+
+    def _forget(self, connection: socket.socket, *, keep: bool = False) -> None:
+        del self._waiting[connection]
+        self._selector.unregister(connection)
+        if not keep:
+            connection.close()
+
+
+def wait_for_peer(door: Door, step: subprocess.Popen[bytes]) -> tuple[socket.socket, str, str]:
+    """Return the next peer's connection, direction and name; TimeoutError if none comes or the step has ended."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        try:
-            connection, address = server.accept()
-        except TimeoutError:
-            if step.poll() is not None:
-                raise
-            continue
-        with connection:
-            # Any program of the network may connect; it must not cost the test its time.
-            connection.settimeout(STRANGER_S)
-            words: list[str] = []
-            with suppress(OSError):
-                words = read_line(connection).split()
-            if len(words) == 3 and hmac.compare_digest(words[0].encode(), token.encode()):
-                _, direction, name = words
-                return f"{direction}_{name}", measure(connection, direction)
-            strangers.append(str(address[0]))
+        has_ended = step.poll() is not None
+        with suppress(queue.Empty):
+            return door.peers.get(timeout=1.0)
+        if has_ended:
+            break
     raise TimeoutError("no peer has come")
 
 

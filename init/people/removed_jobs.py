@@ -273,9 +273,9 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
     problems = [f"cannot cancel the jobs of {count_people(failed)}: `minivm logs removed-jobs`"] if failed else []
     if names := [loss.name for uid, loss in waiting.items() if uid in by_uid]:
         problems.append(
-            f"the jobs of {count_people(names)} stay: {len(waiting)} lost access together, before this policy, or beside "
-            "a directory that may know them: `minivm logs removed-jobs`; mend people.yaml, or confirm in this pod: "
-            "`minivm people confirm --all`"
+            f"the jobs of {count_people(names)} stay: {len(waiting)} lost access together, before this policy, or "
+            "beside a directory that may know them (`minivm logs removed-jobs`); mend people.yaml, or confirm in this "
+            "pod: `minivm people confirm --all`"
         )
     return "; ".join(problems)
 

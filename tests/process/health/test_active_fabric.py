@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from health.active import measure
 from health.active.culprit import Culprit, Diagnosis, GroupResult, GroupTest, Part, PlacedMachine, diagnose, sweep
 from health.api import Capture, Failure, Limits, Result
 from health.checks.judge import Setting, judge
@@ -188,3 +190,44 @@ def test_a_bad_leaf_switch_is_found_and_no_machine(fabric: Fabric) -> None:
 
 def test_a_healthy_fabric_blames_nothing(fabric: Fabric) -> None:
     assert fabric.find() == (Diagnosis((), ()), 0)
+
+
+@pytest.mark.parametrize("peer", ["comes", "finds no way"])
+def test_programs_that_connect_and_say_nothing_change_no_result(tmp_path: Path, peer: str) -> None:
+    """Any program of a node may connect to the measuring port, before the peers do."""
+    srun = tmp_path / "srun"
+    srun.write_text(f"""#!{sys.executable}
+import os, socket, subprocess, sys
+port = int(sys.argv[-1])
+strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+strangers[0].sendall(b"token from b\\n")
+strangers[1].sendall(b"x" * 10000)
+if {peer == "comes"}:
+    command = sys.argv[next(i for i, word in enumerate(sys.argv[1:], 1) if not word.startswith("-")) :]
+    sys.exit(subprocess.run(command, env={{**os.environ, "SLURMD_NODENAME": "b"}}).returncode)
+sys.exit({measure.NO_WAY})
+""")
+    srun.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "MINIVM_PEERS": "b",
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": "a",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(MEASURE), "tcp"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert judged(done) is (Result.OK if peer == "comes" else Result.PROBLEM), done.stderr
+
+
+def test_a_crowd_that_may_have_kept_the_peers_out_makes_the_result_unknown() -> None:
+    with measure.listen() as server:
+        door = measure.Door(server, "secret")
+        port = server.getsockname()[1]
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(measure.MOST_WAITING + 5)]
+        with socket.create_connection(("127.0.0.1", port)) as late:
+            late.sendall(b"secret from b\n")
+            connection, direction, name = door.peers.get(timeout=20)
+            connection.close()
+        door.close()
+        for stranger in crowd:
+            stranger.close()
+    assert (direction, name, door.stranger) == ("from", "b", "::ffff:127.0.0.1") and door.turned_away

@@ -10,6 +10,7 @@ from init.errors import ConfigError
 from init.people import keep, read, removed_jobs
 from init.people.removed_jobs import AccessLoss, Losses
 from init.pod.pod import Pod
+from init.slurm import client
 
 NOBODY = Losses()
 
@@ -115,8 +116,8 @@ def test_the_line_for_the_public_page_has_no_names(here: Pod, tmp_path: Path, mo
     squeue.write_text("#!/bin/sh\necho '5001|7|PD||'; echo '5003|8|PD||'\n")
     squeue.chmod(0o755)
     monkeypatch.setattr(removed_jobs, "LIST", (str(squeue),))
-    monkeypatch.setattr(removed_jobs.client, "SCANCEL", "/bin/false")
-    monkeypatch.setattr(removed_jobs.client, "SCONTROL", "/bin/true")
+    monkeypatch.setattr(client, "SCANCEL", "/bin/false")
+    monkeypatch.setattr(client, "SCONTROL", "/bin/true")
     losses = Losses({5001: AccessLoss("ada", 1), 5003: AccessLoss("eve", 1, waits=True)})
     removed_jobs.write_record(here, losses)
     text = removed_jobs.run(here, {"MINIVM_REMOVED_JOBS": "cancel"}, 1e9)
