@@ -155,10 +155,10 @@ def tcp() -> Iterator[tuple[str, float]]:
         with subprocess.Popen(command, env={**os.environ, TOKEN: token}, stdout=subprocess.DEVNULL) as step:
             # Two connections for each peer, one for each direction; they are measured one after the other.
             missing = {f"{direction}_{name}" for name in peers for direction in ("from", "to")}
-            door = Door(server, token)
+            acceptor = PeerAcceptor(server, token)
             try:
                 while missing:
-                    connection, direction, name = wait_for_peer(door, step)
+                    connection, direction, name = wait_for_peer(acceptor, step)
                     with connection:
                         rate = measure(connection, direction)
                     missing.discard(f"{direction}_{name}")
@@ -168,18 +168,20 @@ def tcp() -> Iterator[tuple[str, float]]:
                 # A crowd of strangers may have kept the peers out: then nothing is known.
                 if step.wait(5.0) != NO_WAY:
                     raise
-                if door.turned_away:
-                    raise OSError(f"{door.turned_away} foreign connections, last from {door.stranger}") from None
+                if acceptor.turned_away:
+                    raise OSError(
+                        f"{acceptor.turned_away} foreign connections, last from {acceptor.stranger}"
+                    ) from None
                 yield from ((part, 0.0) for part in sorted(missing))
             finally:
-                door.close()
+                acceptor.close()
                 # srun ends its step's tasks when it gets TERM.
                 with suppress(subprocess.TimeoutExpired):
                     step.wait(5.0)
                 step.terminate()
 
 
-class Door(threading.Thread):
+class PeerAcceptor(threading.Thread):
     """Accepts connections at once and lets in those that send the token: any program of the network may connect.
 
     Programs that send nothing cost a peer nothing. Only where more than MOST_WAITING of them are open, the oldest is
@@ -249,13 +251,13 @@ class Door(threading.Thread):
             connection.close()
 
 
-def wait_for_peer(door: Door, step: subprocess.Popen[bytes]) -> tuple[socket.socket, str, str]:
+def wait_for_peer(acceptor: PeerAcceptor, step: subprocess.Popen[bytes]) -> tuple[socket.socket, str, str]:
     """Return the next peer's connection, direction and name; TimeoutError if none comes or the step has ended."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         has_ended = step.poll() is not None
         with suppress(queue.Empty):
-            return door.peers.get(timeout=1.0)
+            return acceptor.peers.get(timeout=1.0)
         if has_ended:
             break
     raise TimeoutError("no peer has come")

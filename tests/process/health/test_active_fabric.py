@@ -220,14 +220,14 @@ sys.exit({measure.NO_WAY})
 
 def test_a_crowd_that_may_have_kept_the_peers_out_makes_the_result_unknown() -> None:
     with measure.listen() as server:
-        door = measure.Door(server, "secret")
+        acceptor = measure.PeerAcceptor(server, "secret")
         port = server.getsockname()[1]
         crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(measure.MOST_WAITING + 5)]
         with socket.create_connection(("127.0.0.1", port)) as late:
             late.sendall(b"secret from b\n")
-            connection, direction, name = door.peers.get(timeout=20)
+            connection, direction, name = acceptor.peers.get(timeout=20)
             connection.close()
-        door.close()
+        acceptor.close()
         for stranger in crowd:
             stranger.close()
-    assert (direction, name, door.stranger) == ("from", "b", "::ffff:127.0.0.1") and door.turned_away
+    assert (direction, name, acceptor.stranger) == ("from", "b", "::ffff:127.0.0.1") and acceptor.turned_away
