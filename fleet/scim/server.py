@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import json
 import logging
 import signal
+import socket
 import ssl
 import time
 import traceback
@@ -37,6 +39,7 @@ T = TypeVar("T")
 PORT, PROBES = 8651, 8650
 # A connection's whole time, connections at a time, and bytes that one may send.
 WITHIN_S, MOST, MOST_BYTES = 60.0, 64, LARGEST + 65536
+HANDSHAKE_S = 10.0
 # Writers that came between before a request is given back.
 TRIES = 5
 CHECK_S = 10.0
@@ -154,6 +157,42 @@ class ScimConnection(web.RequestHandler):
             self.transport.abort()
 
 
+async def _accept(
+    listener: socket.socket, protocol: Callable[[], ScimConnection], context: ssl.SSLContext | None
+) -> None:
+    """Accept connections. Each costs memory before its handshake ends: of too many, the oldest handshake ends first."""
+    loop, handshakes = asyncio.get_running_loop(), dict[socket.socket, asyncio.Task[None]]()
+
+    async def begin(accepted: socket.socket) -> None:
+        within = HANDSHAKE_S if context else None
+        try:
+            with contextlib.suppress(OSError):  # also a handshake that fails or takes too long
+                await loop.connect_accepted_socket(protocol, accepted, ssl=context, ssl_handshake_timeout=within)
+        finally:
+            handshakes.pop(accepted, None)
+
+    def end_oldest() -> None:
+        oldest = next(iter(handshakes))
+        del handshakes[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its transport closes it
+
+    try:
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError:  # a connection that ended, or no descriptor
+                await asyncio.sleep(0.1)
+                continue
+            handshakes[accepted] = loop.create_task(begin(accepted))
+            if len(handshakes) > MOST:
+                end_oldest()
+            await asyncio.sleep(0)  # a flood leaves the loop no other turn
+    finally:
+        while handshakes:
+            end_oldest()
+
+
 class Receiver:
     """Serve SCIM for one Secret."""
 
@@ -201,21 +240,24 @@ class Receiver:
 
         pages = {"/livez": lambda: (200, "ok\n"), "/readyz": self._ready, "/metrics": lambda: (200, self._metrics())}
         port, probes = self.settings.ports
-        within = 10.0 if context else None
-        servers = [
-            await HttpServer(pages).serve("0.0.0.0", probes),
-            await loop.create_server(connection, "0.0.0.0", port, ssl=context, ssl_handshake_timeout=within),
-        ]
+        server = await HttpServer(pages).serve("0.0.0.0", probes)
+        listener = socket.create_server(("0.0.0.0", port), backlog=socket.SOMAXCONN)
+        listener.setblocking(False)
+        accepting = asyncio.create_task(_accept(listener, connection, context))
         try:
             while not self.stop.is_set():
+                if accepting.done():
+                    accepting.result()
                 await self._check()
                 try:
                     await asyncio.wait_for(self.stop.wait(), CHECK_S)
                 except TimeoutError:
                     continue
         finally:
-            for server in servers:
-                server.close()
+            accepting.cancel()
+            await asyncio.wait([accepting])
+            listener.close()
+            server.close()
             await runner.cleanup()
 
     def _load_certificate(self, context: ssl.SSLContext) -> None:

@@ -353,27 +353,54 @@ def test_a_secret_that_is_full_takes_no_more(scim: Scim, api: SecretServer) -> N
     assert not api.puts
 
 
+def certify(folder: Path) -> None:
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
+    files = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "tls.key"))
+    subprocess.run([*command.split(), *files, "-out", str(folder / "tls.crt")], check=True, capture_output=True)
+
+
+def ask_by_tls(port: int, folder: Path) -> int:
+    trust = ssl.create_default_context(cafile=folder / "tls.crt")
+    trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    http = HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
+    http.request("GET", "/scim/v2/Users", headers={"Authorization": f"Bearer {TOKEN}"})
+    return http.getresponse().status
+
+
 def test_a_mounted_certificate_serves_https_and_is_renewed(api: SecretServer, tmp_path: Path) -> None:
-    def certificate() -> None:
-        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
-        files = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "tls.key"))
-        subprocess.run([*command.split(), *files, "-out", str(tmp_path / "tls.crt")], check=True, capture_output=True)
-
-    def ask(port: int) -> int:
-        trust = ssl.create_default_context(cafile=tmp_path / "tls.crt")
-        trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        http = HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
-        http.request("GET", "/scim/v2/Users", headers={"Authorization": f"Bearer {TOKEN}"})
-        return http.getresponse().status
-
-    certificate()
+    certify(tmp_path)
     with serving(api.url, "", tmp_path, tls=tmp_path) as scim:
-        assert ask(scim.port) == 200
-        certificate()
-        assert ask(scim.port) == 200
+        assert ask_by_tls(scim.port, tmp_path) == 200
+        certify(tmp_path)
+        assert ask_by_tls(scim.port, tmp_path) == 200
         (tmp_path / "tls.key").write_text("no key")
-        assert ask(scim.port) == 200, "the one before serves on"
+        assert ask_by_tls(scim.port, tmp_path) == 200, "the one before serves on"
         assert "is not loaded" in "".join(scim.said)
+
+
+def test_connections_that_begin_no_handshake_are_bounded(
+    api: SecretServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs the receiver memory before TLS has said anything."""
+    monkeypatch.setattr(receiver, "HANDSHAKE_S", 600.0)
+    certify(tmp_path)
+    with serving(api.url, "", tmp_path, tls=tmp_path) as scim:
+        streams = [socket.create_connection(("127.0.0.1", scim.port), 30) for _ in range(4 * receiver.MOST)]
+        assert ask_by_tls(scim.port, tmp_path) == 200
+        for stream in streams:
+            stream.setblocking(False)
+
+        def is_open(stream: socket.socket) -> bool:
+            try:
+                return bool(stream.recv(1))
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+
+        until(lambda: sum(map(is_open, streams)) <= receiver.MOST, "the oldest end")
+        for stream in streams:
+            stream.close()
 
 
 KINDS = {"ServiceAccount": "/api/v1/{}/serviceaccounts", "Role": "/apis/rbac.authorization.k8s.io/v1/{}/roles",
