@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
+from errno import ETIMEDOUT
 
 import click
 
@@ -13,6 +15,31 @@ from init.state import move
 from init.state.move import MoveError, NothingHere
 
 NOTHING = 3  # 2 is wrong usage
+STALL_S = 120.0  # for the reader of the records to take the next ones
+PIECE = select.PIPE_BUF  # a pipe that is ready takes so much without blocking
+
+
+class ProgressWriter:
+    """Write to a descriptor; OSError once its reader has taken nothing for `within` seconds.
+
+    The lock of the move is held, and slurmdbd stays stopped, while records are written.
+    """
+
+    def __init__(self, fd: int, within: float = STALL_S) -> None:
+        self.fd, self.within = fd, within
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        while rest:
+            if not self._poll.poll(self.within * 1000):
+                raise OSError(ETIMEDOUT, f"the reader of the records took nothing for {self.within:g} s")
+            rest = rest[os.write(self.fd, rest[:PIECE]) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: every write is whole."""
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,13 +64,14 @@ def move_out() -> None:
         raise MoveError("move the records out", "stdout is a terminal", hint="minivm accounting move-out > FILE")
     os.umask(0o077)
     try:
-        move.move_out(Pod(os.environ), sys.stdout.buffer, _report)
+        move.move_out(Pod(os.environ), ProgressWriter(sys.stdout.fileno()), _report)
     except NothingHere as error:
         click.echo(f"minivm: {error}", err=True)
         sys.exit(NOTHING)
     except OSError as error:
         problem = f"writing them ended early: {error.strerror or error}"
-        raise MoveError("move the records out", problem, hint="run this again") from error
+        hint = "run this again, or give the move up: minivm accounting reopen"
+        raise MoveError("move the records out", problem, hint=hint) from error
 
 
 @main.command("move-in")

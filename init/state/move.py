@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from ground.files import locked, read_plain, sync_directory, write_whole
 from init.errors import ConfigError, InitError
@@ -63,6 +63,14 @@ GLOBAL_TABLES: dict[str, int | None] = {
 PAGE = "docs/how-to/accounting-pod.md"
 
 Report = Callable[[str], None]
+
+
+class Sink(Protocol):
+    """Where records are written to."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+    def flush(self) -> object: ...
 
 
 class MoveError(InitError):
@@ -367,7 +375,7 @@ def _tell(pod: Pod) -> None:
 # Out and in
 
 
-def move_out(pod: Pod, out: BinaryIO, report: Report) -> None:
+def move_out(pod: Pod, out: Sink, report: Report) -> None:
     """Close the database to slurmdbd, and write its records. slurmctld goes on and keeps what it has to account."""
     what = "move the records out"
     file = mark_file(pod)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from init.accounting_cli import ProgressWriter
 from init.errors import ConfigError
 from init.lean import fields, replace
 from init.pod.pod import Pod
@@ -285,3 +288,23 @@ def test_a_closed_database_tells_both_ways_on(tmp_path: Path) -> None:
         move.guard(marked(Pod({}, tmp_path), FORMER))
     assert "move-in` here" in str(caught.value)
     assert "if no place loaded them: `minivm accounting reopen`" in str(caught.value)
+
+
+def test_a_reader_that_takes_nothing_ends_the_writing() -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(OSError, match="the reader of the records took nothing"):
+            ProgressWriter(writer, within=0.1).write(bytes(1 << 21))
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_reader_that_takes_all_gets_all() -> None:
+    reader, writer = os.pipe()
+    data = os.urandom(1 << 20)
+    with ThreadPoolExecutor() as pool, os.fdopen(reader, "rb") as source:
+        taken = pool.submit(source.read)
+        ProgressWriter(writer).write(data)
+        os.close(writer)
+        assert taken.result() == data
