@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from ground.files import locked
 from init.accounts import calls, file, plan, slurmdbd
 from init.accounts.model import Database
 from init.accounts.slurmdbd import AccountsError
@@ -17,6 +21,7 @@ FILE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 ADOPT = click.option("--adopt", is_flag=True, help="Take over objects of FILE that exist already.")
 CHANGES = 3  # 2 is wrong usage
 REPORT_EVERY = 10.0
+LOCK = Path("/run/minivm/accounts-apply.lock")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,7 +48,32 @@ def plan_command(path: Path, adopt: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--overwrite-changes", "overwrite", is_flag=True, help="Undo what was changed by hand.")
 def apply(path: Path, adopt: bool, yes: bool, overwrite: bool) -> None:
-    """Change slurmdbd to what FILE says. A run that was cut is ended by the next."""
+    """Change slurmdbd to what FILE says. A run that was cut is ended by the next. One runs at a time in a pod."""
+    with _only_one(path):
+        _apply(path, adopt=adopt, yes=yes, overwrite=overwrite)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold the pod's lock of `apply`; a user who is not root locks FILE alone."""
+    what = f"apply {path}"
+    lock, flags = (LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if os.geteuid() == 0 else (path, os.O_RDONLY)
+    try:
+        if lock == LOCK:
+            LOCK.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock, flags | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise AccountsError(what, f"{lock}: {error.strerror or error}") from error
+    try:
+        if not locked(fd):
+            problem = "another `minivm accounts apply` is running in this pod, or waits for its answer"
+            raise AccountsError(what, problem, hint="run this again when it has ended")
+        yield
+    finally:
+        os.close(fd)
+
+
+def _apply(path: Path, *, adopt: bool, yes: bool, overwrite: bool) -> None:
     changes, database, cluster = _compare(path, adopt=adopt)
     _show(changes)
     refusal = _refusal(changes, overwrite=overwrite)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from init import accounts_cli
 from init.accounts import calls, file, model, plan
 from init.accounts.model import Database, ObjectKey, OwnerMark, StoredObject, account, qos, read_mark, user, write_mark
 from init.accounts.slurmdbd import AccountsError, read, rows
@@ -466,3 +468,14 @@ def test_every_wrong_entry_is_told_at_once() -> None:
     assert [line.split(": ")[:2] for line in lines] == [["accounts.yaml", name] for name in fields]
     with pytest.raises(ConfigError, match=r"50 more entries are wrong$"):
         wanted({"users": [{"name": "?"} for _ in range(100)]})
+
+
+def test_a_second_apply_is_refused_while_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "accounts.yaml"
+    file.touch()
+    monkeypatch.setattr(accounts_cli, "LOCK", tmp_path / "run/lock")
+    with accounts_cli._only_one(file):
+        result = CliRunner().invoke(accounts_cli.main, ["apply", str(file), "--yes"], standalone_mode=False)
+    assert result.exit_code == 1 and "another `minivm accounts apply` is running" in result.output
+    with accounts_cli._only_one(file):
+        pass
