@@ -49,6 +49,8 @@ SACCTMGR = "/usr/bin/sacctmgr"
 SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+# What the check's run writes into its job's AdminComment (health/active/run.py).
+RATE = re.compile(r"minivm: rate ([0-9]{1,12}(?:\.[0-9])?) MB/s")
 COMMENT = re.compile(r"active-check ([\w.-]+) suspects=([\w.,-]+) partners=([\w.,-]*)")
 # An idle node has no other state than how it came to be.
 HARMLESS = frozenset({"IDLE", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "CLOUD"})
@@ -86,17 +88,18 @@ def comment_of(submission: Submission) -> str:
 
 
 def parse_jobs(text: str, now: float) -> tuple[ActiveJob, ...]:
-    """Parse squeue's lines ID|STATE|EXIT|SUBMITTED|COMMENT|; a job that is no active check is skipped."""
+    """Parse squeue's lines ID|STATE|EXIT|SUBMITTED|ADMINCOMMENT|COMMENT|; a job that is no active check is skipped."""
     jobs = []
     for line in text.splitlines():
         fields = line.split("|")
-        match = COMMENT.fullmatch(fields[4].strip()) if len(fields) >= 5 else None
+        match = COMMENT.fullmatch(fields[5].strip()) if len(fields) >= 6 else None
         if match is None:
             continue
         job, state, code, submitted = (field.strip() for field in fields[:4])
         test = GroupTest(tuple(match[2].split(",")), tuple(name for name in match[3].split(",") if name))
         waits = max(0.001, now - _time(submitted)) if state == "PD" else 0.0
-        jobs.append(ActiveJob(job, match[1], test, _result(state, code), waits))
+        rate = RATE.fullmatch(fields[4].strip())
+        jobs.append(ActiveJob(job, match[1], test, _result(state, code), waits, float(rate[1]) if rate else 0.0))
     return tuple(jobs)
 
 
@@ -190,7 +193,7 @@ def wrong_account(account: str, user: str, accounts: Sequence[str]) -> ConfigErr
 def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs:
     with lease.hold() as held:
         declared = list_active_checks(held.path)
-    shape = "jobid:|,statecompact:|,exit_code:|,submittime:|,comment:|"
+    shape = "jobid:|,statecompact:|,exit_code:|,submittime:|,admin_comment:|,comment:|"
     # Another user's job may name the partition too, and carry any comment.
     user = pwd.getpwuid(os.geteuid()).pw_name
     own = client.run([client.SQUEUE, "--all", "--noheader", f"--user={user}", f"--partition={PARTITION}",

@@ -132,10 +132,23 @@ def main(arguments: list[str]) -> int:
         pass
     elif passed or len(suspects) <= 1:
         save(after(before, judged, job, module.CHECK.period_s))
+    rate = judged.state.get("last_mbs")
+    if judged.verdict.result is not Result.UNKNOWN and isinstance(rate, int | float) and not options.keep_nothing:
+        _tell_rate(job, rate)
     if passed and peers and not options.keep_nothing:
         _record_pass(options.check, peers, judged.verdict.reason, module.CHECK.period_s)
     print(f"{options.check}: {judged.verdict.result}: {judged.verdict.reason}", flush=True)
     return {Result.OK: 0, Result.PROBLEM: UNFIT, Result.UNKNOWN: 1}[judged.verdict.result]
+
+
+def _tell_rate(job: str, rate: float) -> None:
+    """Write the rate into the job's AdminComment, where the planner reads it; without it `minivm active` lacks it."""
+    command = ["scontrol", "update", f"jobid={job}", f"admincomment=minivm: rate {rate:.1f} MB/s"]
+    environment = {key: os.environ[key] for key in ("PATH", *OF_THE_JOB) if key in os.environ}
+    try:
+        subprocess.run(command, env=environment, timeout=LATER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"cannot tell the rate of {rate:.1f} MB/s: {error}", file=sys.stderr)
 
 
 def _record_pass(check: str, peers: list[str], reason: str, period_s: float) -> None:

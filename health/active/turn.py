@@ -30,6 +30,8 @@ class MachineResult:
     failures: int = 0
     # Last attempt without a result; 0: none since the last result.
     tried: float = 0.0
+    # Last rate that the machine measured itself, in MB/s; 0: none.
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class ActiveJob:
     result: JobResult
     # Since its submission, while it waits.
     waits_s: float = 0.0
+    # The rate that its first machine measured, in MB/s; 0: none.
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +306,8 @@ def _take(memory: PlanMemory, job: ActiveJob, now: float) -> PlanMemory:
     if len(job.test.machines) == 1 or passed:
         for name in job.test.machines:
             before = machines.get(name, MachineResult())
-            machines[name] = MachineResult(now, passed, 0 if passed else before.failures + 1)
+            rate = job.rate if name == job.test.machines[0] and job.rate else before.rate
+            machines[name] = MachineResult(now, passed, 0 if passed else before.failures + 1, rate=rate)
     return memory.with_check(job.check, replace(state, machines=machines, sweep=sweep_state, broken=0))
 
 

@@ -43,3 +43,8 @@ def test_a_wrong_account_is_told_and_then_mended(world: World) -> None:
         return world.slurm("sacct", "-anXP", "--starttime=now-1days", "-o", "jobname,user,account")
 
     until(lambda: "|slurm|tests" in jobs(), "a check runs", seen=jobs)
+
+    def results() -> str:
+        return world.cluster.exec(CONTROLLER, ["minivm", "active"])[1]
+
+    until(lambda: "slowest: slurm-worker-0" in results(), "the controller knows a rate of the node", seen=results)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from health.active import __main__ as service
+from health.active import show
 from health.active.culprit import GroupTest, PlacedMachine
 from health.active.turn import (
     ActiveInputs,
@@ -293,8 +296,8 @@ def test_only_a_node_without_any_hold_is_idle(state: str, idle: bool) -> None:
 
 def test_a_comment_names_the_check_and_its_machines() -> None:
     submission = Submission("tcp", Needs(nodes=2), GroupTest(("a-1", "b.x"), ("c",)))
-    line = f"7|F|80:0|2026-11-26T20:00:00|{service.comment_of(submission)}|"
-    assert service.parse_jobs(line, 1e10) == (ActiveJob("7", "tcp", submission.test, JobResult.FAILED),)
+    line = f"7|F|80:0|2026-11-26T20:00:00|minivm: rate 41.5 MB/s|{service.comment_of(submission)}|"
+    assert service.parse_jobs(line, 1e10) == (ActiveJob("7", "tcp", submission.test, JobResult.FAILED, rate=41.5),)
 
 
 @pytest.mark.parametrize(
@@ -306,8 +309,8 @@ def test_a_comment_names_the_check_and_its_machines() -> None:
     ],
 )  # fmt: skip
 def test_a_job_is_read_by_its_state_and_exit_code(state: str, code: str, result: JobResult) -> None:
-    line = f"7|{state}|{code}|N/A|active-check cpu suspects=a partners=|"
-    (job,) = service.parse_jobs(f"{line}\n8|CD|0:0|N/A|a person's|\nnonsense\n", 1e10)
+    line = f"7|{state}|{code}|N/A||active-check cpu suspects=a partners=|"
+    (job,) = service.parse_jobs(f"{line}\n8|CD|0:0|N/A||a person's|\nnonsense\n", 1e10)
     assert job.result is result
 
 
@@ -375,3 +378,46 @@ def test_a_job_that_may_start_soon_holds_checks_back_on_the_nodes_of_its_partiti
     ]
     now = datetime.fromisoformat("2026-11-26T20:00:00").timestamp()
     assert service.awaited([line], shown, now) == frozenset(nodes.split())
+
+
+def measured(job: str, name: str, rate: float, *, passed: bool = True, peer: str = "") -> ActiveJob:
+    test = GroupTest((name,), (peer,) if peer else ())
+    return ActiveJob(job, "tcp" if peer else "cpu", test, JobResult.PASSED if passed else JobResult.FAILED, rate=rate)
+
+
+def test_the_slowest_machines_are_shown_with_their_share_of_the_median(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = {f"w{number}": 1000.0 + number for number in range(200)} | {"w7": 400.0, "w9": 900.0}
+    jobs = [measured(str(number), name, rate) for number, (name, rate) in enumerate(rates.items())]
+    jobs.append(measured("900", "w3", 50.0, peer="w4"))
+    nodes = tuple(ActiveNode(PlacedMachine(name, ("leaf",)), True, 0.0) for name in rates)
+    now = time.time()
+    turn = decide(PlanMemory(), ActiveInputs(CHECKS, tuple(jobs), nodes, settings=SETTINGS), now)
+    # A later result without a rate keeps the last one; the partner of a group has measured none.
+    turn = decide(turn.memory, ActiveInputs(CHECKS, (measured("901", "w7", 0.0),), nodes, settings=SETTINGS), now)
+    assert turn.memory.of("tcp").machines["w4"].rate == 0.0
+    save_memory(tmp_path / "plan.json", turn.memory)
+
+    assert show.main(["cpu", "--slowest", "2"], tmp_path / "plan.json") == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert "200 machines tested, 0 failed" in first and "median 1100 MB/s" in first
+    assert [line.split(",")[0].strip() for line in rest] == [
+        "slowest: w7 400 MB/s", "slowest: w9 900 MB/s", "slowest: w0 1000 MB/s", "slowest: w1 1001 MB/s",
+    ]  # fmt: skip
+    assert "36 % of the median" in rest[0]
+
+    assert show.main(["--json"], tmp_path / "plan.json") == 0
+    cpu, tcp = json.loads(capsys.readouterr().out)
+    assert (cpu["machines"], [item["machine"] for item in cpu["slowest"]]) == (200, ["w7", "w9", "w0"])
+    assert [item["machine"] for item in tcp["slowest"]] == ["w3"]
+
+
+def test_a_pod_without_results_says_where_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show.main([], tmp_path / "plan.json") == 1
+    assert "activeChecks.enabled" in capsys.readouterr().err
+    save_memory(tmp_path / "plan.json", PlanMemory({"cpu": CheckState()}))
+    assert show.main([], tmp_path / "plan.json") == 0
+    assert capsys.readouterr().out == "cpu: no machine was tested yet\n"
+    assert show.main(["cpo"], tmp_path / "plan.json") == 2
+    assert "there are: cpu" in capsys.readouterr().err
