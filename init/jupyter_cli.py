@@ -56,7 +56,7 @@ exit $code
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class JupyterServer:
     """A server that listens, as its job recorded it."""
 
     job: str
@@ -76,11 +76,11 @@ def record_of(job: str) -> Path:
     return state_directory() / f"jupyter-{job}.json"
 
 
-def read_server(job: str) -> Server | None:
+def read_server(job: str) -> JupyterServer | None:
     """Read the record of a job; None while there is none."""
     try:
         data = json.loads(record_of(job).read_text())
-        return Server(job, *(str(data[key]) for key in ("node", "socket", "token", "page")))
+        return JupyterServer(job, *(str(data[key]) for key in ("node", "socket", "token", "page")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -137,7 +137,7 @@ def known_job() -> str:
     return jobs[0] if jobs else ""
 
 
-def wait_for(job: str) -> Server:
+def wait_for(job: str) -> JupyterServer:
     """Wait until the job's server listens, and say what the job waits for; InitError if it ends before."""
     log, said, late = state_directory() / f"jupyter-{job}.log", "", None
     while (server := read_server(job)) is None:
@@ -164,7 +164,7 @@ def address_of(node: str) -> str:
     return next((word.partition("=")[2] for word in shown.split() if word.startswith("NodeAddr=")), node)
 
 
-def tell(server: Server) -> None:
+def tell(server: JupyterServer) -> None:
     user, end = getpass.getuser(), slurm("squeue", "--noheader", f"--jobs={server.job}", "--format=%e")
     forward = f"-L {PORT}:{server.socket} {user}@{address_of(server.node)}"
     click.echo(f"""Jupyter runs in job {server.job} on {server.node} until {end}.

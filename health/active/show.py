@@ -22,7 +22,7 @@ AT_LEAST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MachineRate:
     """A machine's last rate in one check, against the median of all machines."""
 
     machine: str
@@ -31,7 +31,7 @@ class Measured:
     at: float
 
 
-def slowest(results: Mapping[str, MachineResult], percent: float) -> list[Measured]:
+def slowest(results: Mapping[str, MachineResult], percent: float) -> list[MachineRate]:
     """Return that share of the machines with a rate, the slowest first."""
     rates = {name: item for name, item in results.items() if item.rate > 0}
     if not rates:
@@ -39,7 +39,7 @@ def slowest(results: Mapping[str, MachineResult], percent: float) -> list[Measur
     usual = median(item.rate for item in rates.values())
     count = max(AT_LEAST, math.ceil(len(rates) * percent / 100))
     ranked = sorted(rates.items(), key=lambda pair: (pair[1].rate, pair[0]))[:count]
-    return [Measured(name, item.rate, 100 * item.rate / usual, item.at) for name, item in ranked]
+    return [MachineRate(name, item.rate, 100 * item.rate / usual, item.at) for name, item in ranked]
 
 
 def describe(check: str, state: CheckState, percent: float, now: float) -> dict[str, object]:
