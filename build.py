@@ -201,10 +201,10 @@ def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
 
     names: set[str] = set()
     for session in open_sessions(ctx):
-        for pin in lock.unfilled(session.place, session.layers(session.select_lock_targets(roles))):
+        for pin in lock.find_unfilled_pins(session.place, session.layers(session.select_lock_targets(roles))):
             if pin.name not in names:
                 names.add(pin.name)
-                click.echo(lock.first(session.place, pin), err=True)
+                click.echo(lock.trust_on_first_use(session.place, pin), err=True)
 
 
 @main.command()

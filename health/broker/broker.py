@@ -1,7 +1,12 @@
 """Perform the decisions of `health.broker.step`: post the node's drain to Slurm and take it back.
 
-Each change of the verdicts costs one call to look and one to act; without changes there are no calls. Asking how many
-other nodes have the same problem costs one sinfo, only when a drain is due.
+`health.broker.__main__` calls `Broker.look` when verdicts change or time is up, and `Broker.answer` for each request on
+the socket. A look reads the verdicts, asks `step` what to do, performs the actions, and calls `step` again with their
+results until none is left. `Slurm` holds the calls to slurmctld; `look_for_remains` reads /proc for the processes of a
+job that Slurm could not kill.
+
+Each change of the verdicts costs slurmctld one call to look and one to act; without changes there are none. Counting
+the other nodes with the same problem costs one sinfo, only when a drain is due.
 """
 
 from __future__ import annotations
@@ -134,7 +139,7 @@ def remains_of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
     """Return pid and start of each process below the job's slurmstepds or in its cgroups."""
     parents: dict[int, int] = {}
     starts: dict[int, str] = {}
-    steps, errors = set(), set()
+    steps, remaining = set(), set()
     for pid in _pids(proc):
         name, fields = _stat(proc / str(pid))
         if not fields:
@@ -145,14 +150,14 @@ def remains_of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
             title = _read(proc / str(pid) / "cmdline")
             steps |= {pid} if f"[{job}." in title else set()
         elif f"/job_{job}/" in _read(proc / str(pid) / "cgroup"):
-            errors.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in steps | errors} - errors - steps:
-        errors |= more
-    return tuple((pid, starts[pid]) for pid in sorted(errors - steps))
+            remaining.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in steps | remaining} - remaining - steps:
+        remaining |= more
+    return tuple((pid, starts[pid]) for pid in sorted(remaining - steps))
 
 
 def look_for_remains(unkilled: Unkilled | None, spool: Path, proc: Path = PROC) -> Remains:
-    """Report which of its processes have not ended, and whether the spool directory has room."""
+    """Report which processes of the unkilled job have not ended, and whether the spool directory has room."""
     hanging: list[str] = []
     for pid, start in sorted({*unkilled.processes, *remains_of_job(unkilled.job, proc)} if unkilled else ()):
         if text := _living(proc / str(pid), start):
@@ -232,6 +237,8 @@ def clock() -> Now:
 
 
 class Broker:
+    """The node's memory of problems and drains, and the effects of each decision on Slurm and on disk."""
+
     def __init__(self, places: Places, slurm: Slurm, policy: BrokerPolicy | None = None) -> None:
         self.places = places
         self.slurm = slurm
@@ -248,14 +255,14 @@ class Broker:
         self._dead_looked = 0.0
 
     def look(self) -> None:
-        """Read the verdicts, decide, and act."""
+        """Read the verdicts, then decide and act until no action brings a new input."""
         began, inputs = clock(), self._read()
-        decided = None
-        while inputs is not decided:
+        last_inputs = None
+        while inputs is not last_inputs:
             # A fresh steady clock for each step, since the controller may answer late; verdicts are judged as of one
             # moment.
             self.memory, actions = step(self.memory, inputs, replace(clock(), wall=began.wall))
-            decided = inputs
+            last_inputs = inputs
             for action in actions:
                 inputs = self._perform(action, inputs)
         self._save()
@@ -304,6 +311,7 @@ class Broker:
             return 0
 
     def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Answer one request of the prolog, the command line, the runner or slurmstepd (`QUESTIONS`)."""
         ask = request.get("ask")
         if ask not in QUESTIONS:
             return {"error": f"unknown request {ask!r}; known: {', '.join(QUESTIONS)}"}
@@ -323,12 +331,12 @@ class Broker:
             self._remember(forget(self.memory, named))
         if ask != "status":
             self.look()
-        if ask == "gate" and self._stops(named):
+        if ask == "gate" and self._stops_job(named):
             self._check_resumed()
         now = clock()
         decisions = {check: describe_check(self.memory, check, now) for check in named}
         # A job is kept off only for problems that drained the node, so the guard's exceptions stop no job.
-        return {"decisions": decisions, "drained": self._stops(named), "said": self.memory.status_text}
+        return {"decisions": decisions, "drained": self._stops_job(named), "said": self.memory.status_text}
 
     def _unkillable(self, job: int) -> Mapping[str, object]:
         """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
@@ -379,9 +387,10 @@ class Broker:
         node = _answer(self.slurm.known_node)
         return None if isinstance(node, Failed) else asks_for_deep(node)
 
-    def _stops(self, named: list[str]) -> bool:
+    def _stops_job(self, checks: list[str]) -> bool:
+        """Tell if one of the checks has a problem for which the node is drained: the prolog then fails."""
         standing = self.memory.standing(clock())
-        return self.memory.drained and any(check in standing for check in named)
+        return self.memory.drained and any(check in standing for check in checks)
 
     def _remember(self, outcome: tuple[Memory, tuple[Log, ...]]) -> None:
         self.memory, logs = outcome
@@ -389,6 +398,7 @@ class Broker:
             log(entry.text)
 
     def _check_resumed(self) -> None:
+        """Ask slurmctld if a person has resumed the node, before a job is refused for the broker's drain."""
         try:
             node = self.slurm.node()
         except InitError as error:
@@ -398,6 +408,7 @@ class Broker:
             self._remember(resumed(self.memory, clock()))
 
     def wait_s(self) -> float:
+        """Return the time until the next look is due."""
         now = clock()
         times = [at - now.steady for at in (self.memory.due, self.memory.recheck) if at]
         return max(SOON_S, min([LOOK_S, *times]))

@@ -1,7 +1,11 @@
 """Decide on the node's state in Slurm. Pure functions: verdicts, memory and policy in, one action out.
 
-Only lasting problems are raised, only raised problems drain, only a drain with our prefix is ever changed, and a check
-that fails on many nodes at once drains none of them.
+The flow, once a look: `observe` counts good and bad rounds of each check and raises lasting problems; `raised` lists
+the problems that stand; `unreleased` lists the parts of the posted reason that must stay; `decide` compares both with
+the node and returns an `Act`. `health.broker.step` calls them, and applies the guard and the rate limit.
+
+A reason in Slurm is a line of parts, `minivm: CHECK[CLASS]@COMMIT TEXT; ...`: `reason` writes it, `parts` reads it.
+Only raised problems drain, and only a drain with this prefix is ever changed.
 """
 
 from __future__ import annotations
@@ -28,13 +32,14 @@ _NAMED = re.compile(r"([\w.-]+)\[(\w+)\]@([0-9a-z]+)")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Memory of one check."""
+    """Memory of one check: its latest rounds, and its problem once raised."""
 
+    # Rounds in a row with a problem, and without one since.
     problems: int = 0
     oks: int = 0
     first_ok: float = 0.0
-    last_at: float = 0.0
-    raised_at: float = 0.0
+    last_at: float = 0.0  # of the newest verdict that counted
+    raised_at: float = 0.0  # 0: not raised
     class_: str = "node"
     reason: str = ""
     subject: str = "host"
@@ -151,6 +156,7 @@ def _believed(
 
 
 def _passed(seen: Seen, class_: str, policy: BrokerPolicy, now: float) -> bool:
+    """Tell if the check has passed often and long enough for its class; a negative wait means never by itself."""
     wait = policy.clear_wait_s.get(class_, 60.0)
     return wait >= 0 and seen.oks >= policy.clear_after and now - seen.first_ok >= wait
 
@@ -200,6 +206,7 @@ def asks_for_deep(node: BrokerNode) -> bool:
 
 
 def names(text: str) -> frozenset[str]:
+    """Return CHECK@COMMIT of each part of the broker's reason."""
     return frozenset(f"{check}@{commit}" for check, _, commit, _ in parts(text))
 
 

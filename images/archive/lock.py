@@ -1,4 +1,10 @@
-"""Resolve every package of every layer to a version and a checksum, on this host, with apt alone."""
+"""Resolve every package of every layer to a version and a checksum, on this host, with apt alone.
+
+`build.py lock` calls `resolve`: it lists what each layer requests (`list_wanted`), opens the archive with all their
+repositories (`open_archive`), and resolves the layers parents first (`resolve_in`); `write` stores one slice a layer. A
+build reads the slices, and refuses layers whose request has changed (`find_stale`) or whose packages the archive no
+longer has (`find_vanished`). `images.archive.locked` has the slices' form.
+"""
 
 from __future__ import annotations
 
@@ -101,16 +107,16 @@ class LockContext:
         return self.repository / "build/downloads"
 
 
-def layers_in_order(place: LockContext, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
+def layers_in_order(context: LockContext, names: Iterable[str]) -> list[tuple[Layer, tuple[str, ...]]]:
     """List every layer that the named ones need, as parent or for artifacts, parents first, with what lies below."""
     ordered: dict[str, tuple[Layer, tuple[str, ...]]] = {}
 
     def visit(name: str) -> None:
-        stacked = active_chain(place.definition, name, place.choice)
+        stacked = active_chain(context.definition, name, context.choice)
         for index, layer in enumerate(stacked):
             if layer.name in ordered:
                 continue
-            for artifact in layer.artifacts.of(place.choice):
+            for artifact in layer.artifacts.of(context.choice):
                 visit(artifact.layer)
             ordered[layer.name] = (layer, tuple(below.name for below in stacked[:index]))
 
@@ -119,33 +125,35 @@ def layers_in_order(place: LockContext, names: Iterable[str]) -> list[tuple[Laye
     return list(ordered.values())
 
 
-def wanted(place: LockContext, names: Iterable[str]) -> list[WantedPackages]:
+def list_wanted(context: LockContext, names: Iterable[str]) -> list[WantedPackages]:
     """List per layer its packages, the layer below, and the repositories enabled up to it."""
     result = []
-    for layer, below in layers_in_order(place, names):
+    for layer, below in layers_in_order(context, names):
         switched = [
-            source for name in (*below, layer.name) for source in place.definition.layers[name].sources.of(place.choice)
+            source
+            for name in (*below, layer.name)
+            for source in context.definition.layers[name].sources.of(context.choice)
         ]
-        base = place.base or f"{place.variant.suite} {' '.join(place.variant.components)}"
-        packages = tuple(sorted(set(layer.packages.of(place.choice))))
+        base = context.base or f"{context.variant.suite} {' '.join(context.variant.components)}"
+        packages = tuple(sorted(set(layer.packages.of(context.choice))))
         parent = below[-1] if below else ""
         result.append(WantedPackages(layer, below, LockRequest(packages, parent, (base, *sorted(set(switched))))))
     return result
 
 
-def read(place: LockContext) -> dict[str, Slice]:
+def read(context: LockContext) -> dict[str, Slice]:
     """Read the slices of this lock, over those of the lock that it shares layers with."""
-    shared = read(place.shared) if place.shared else {}
-    for path in sorted(place.directory.glob("*.json")):
-        slice_ = from_json(path.read_text(), place.shown(path))
+    shared = read(context.shared) if context.shared else {}
+    for path in sorted(context.directory.glob("*.json")):
+        slice_ = from_json(path.read_text(), context.shown(path))
         shared[slice_.layer] = slice_
     return shared
 
 
-def write(place: LockContext, slices: Iterable[Slice]) -> None:
-    below = read(place.shared) if place.shared else {}
+def write(context: LockContext, slices: Iterable[Slice]) -> None:
+    below = read(context.shared) if context.shared else {}
     for slice_ in slices:
-        target = place.directory / f"{slice_.layer}.json"
+        target = context.directory / f"{slice_.layer}.json"
         if below.get(slice_.layer) == slice_:
             target.unlink(missing_ok=True)  # one place for what two locks share: they cannot come apart
             continue
@@ -159,52 +167,53 @@ def write_changed(target: Path, text: str) -> None:
         write_whole(target, text)
 
 
-def stale(wants: Sequence[WantedPackages], slices: Mapping[str, Slice]) -> list[str]:
+def find_stale(wants: Sequence[WantedPackages], slices: Mapping[str, Slice]) -> list[str]:
     """List layers whose packages were never resolved, or for another request."""
     return [w.layer.name for w in wants if w.layer.name not in slices or slices[w.layer.name].request != w.request]
 
 
-def archive_origins(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
-    own = base.origins if base else apt.bootstrap_origins(place.variant, place.settings)
-    vendor = apt.vendor_sources(place.variant)
+def archive_origins(context: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Origin]:
+    own = base.origins if base else apt.bootstrap_origins(context.variant, context.settings)
+    vendor = apt.vendor_sources(context.variant)
     listed = [vendor[name] for name in dict.fromkeys(names)]
     return [*own, *(
-        apt.vendor_origin(s, place.definition, place.settings, place.downloads) if s.uri
+        apt.vendor_origin(s, context.definition, context.settings, context.downloads) if s.uri
         else apt.suite_of(s, own)
         for s in listed
     )]  # fmt: skip
 
 
 @contextmanager
-def open_archive(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> Iterator[Archive]:
+def open_archive(context: LockContext, base: BaseFiles | None, names: Iterable[str]) -> Iterator[Archive]:
     """Open an archive with every repository that these layers use, and fresh lists.
 
     It is exclusive to this build: another build with other repositories would make most packages look vanished.
     """
-    for name in place.settings.mirror_map:
-        apt.known_mirror(name, place.variant)
-    options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in place.settings.proxies.items()
+    for name in context.settings.mirror_map:
+        apt.known_mirror(name, context.variant)
+    options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in context.settings.proxies.items()
                if name != "no_proxy"}  # fmt: skip
-    if place.settings.ca_certificates:
-        options["Acquire::https::CaInfo"] = place.settings.ca_certificates
-    directory = place.repository / "build/apt" / place.directory.name
+    if context.settings.ca_certificates:
+        options["Acquire::https::CaInfo"] = context.settings.ca_certificates
+    directory = context.repository / "build/apt" / context.directory.name
     names = list(names)
-    vendor = apt.vendor_sources(place.variant)
+    vendor = apt.vendor_sources(context.variant)
     pins = {name: apt.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
-    with alone(directory):
-        archive = Archive(directory, place.choice.arch, options)
-        archive.use(archive_origins(place, base, names), pins)
+    with lock_directory(directory):
+        archive = Archive(directory, context.choice.arch, options)
+        archive.use(archive_origins(context, base, names), pins)
         archive.update()
         yield archive
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Keep other builds out of the directory, after waiting for one that has it."""
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY)
     try:
         if not locked(fd):
-            print(f"build: waiting for {holder(fd)}, which has {directory}", file=sys.stderr, flush=True)
+            print(f"build: waiting for {describe_holder(fd)}, which has {directory}", file=sys.stderr, flush=True)
         if not locked(fd, OTHERS_S):
             raise ImagesError("ask the archive", "another build of this tree has it, and does not end", file=directory)
         yield
@@ -212,7 +221,7 @@ def alone(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def holder(fd: int) -> str:
+def describe_holder(fd: int) -> str:
     """Name the process that holds the archive's lock, from /proc/locks.
 
     That list identifies a file by its inode number only: on an overlay or btrfs its device differs from the one that a
@@ -222,13 +231,17 @@ def holder(fd: int) -> str:
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             words = line.split()
-            if words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(own.st_ino) or not has(words[4], own):
+            if (
+                words[1] != "FLOCK"
+                or words[5].rpartition(":")[2] != str(own.st_ino)
+                or not has_open_file(words[4], own)
+            ):
                 continue
             return f"process {words[4]}, another build of this tree"
     return "another build of this tree"
 
 
-def has(pid: str, file: os.stat_result) -> bool:
+def has_open_file(pid: str, file: os.stat_result) -> bool:
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -237,18 +250,18 @@ def has(pid: str, file: os.stat_result) -> bool:
     return False
 
 
-def resolve(place: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
+def resolve(context: LockContext, base: BaseFiles | None, names: Iterable[str]) -> list[Slice]:
     """Resolve every slice again, from one view of the archive."""
-    wants = wanted(place, names)
-    switched = [name for w in wants for name in w.layer.sources.of(place.choice)]
-    with open_archive(place, base, switched) as archive:
-        return resolved(place, base, wants, archive)
+    wants = list_wanted(context, names)
+    switched = [name for w in wants for name in w.layer.sources.of(context.choice)]
+    with open_archive(context, base, switched) as archive:
+        return resolve_in(context, base, wants, archive)
 
 
-def resolved(
-    place: LockContext, base: BaseFiles | None, wants: Iterable[WantedPackages], archive: Archive
+def resolve_in(
+    context: LockContext, base: BaseFiles | None, wants: Iterable[WantedPackages], archive: Archive
 ) -> list[Slice]:
-    shared = read(place.shared) if place.shared else {}
+    shared = read(context.shared) if context.shared else {}
     stanzas: dict[str, list[str]] = {}
     slices: list[Slice] = []
     for want in wants:
@@ -258,7 +271,7 @@ def resolved(
             and same.request == want.request
             and all(shared.get(s.layer) == s for s in slices if s.layer in want.below)
         ):
-            stanzas[want.layer.name] = shared_stanzas(archive, same, place)
+            stanzas[want.layer.name] = shared_stanzas(archive, same, context)
             slices.append(same)
             continue
         installed = [base.status] if base else []
@@ -275,58 +288,58 @@ def resolved(
     return slices
 
 
-def shared_stanzas(archive: Archive, slice_: Slice, place: LockContext) -> list[str]:
+def shared_stanzas(archive: Archive, slice_: Slice, context: LockContext) -> list[str]:
     try:
         return archive.stanzas(slice_.packages)
     except ImagesError as error:
-        lock = place.shared.directory if place.shared else place.directory
-        option = "--layers" if place.settings.site else "--slurm"
-        raise ImagesError(f"share the layer {slice_.layer}", error.why, file=place.shown(lock),
+        lock = context.shared.directory if context.shared else context.directory
+        option = "--layers" if context.settings.site else "--slurm"
+        raise ImagesError(f"share the layer {slice_.layer}", error.why, file=context.shown(lock),
                           hint=f"`build.py lock` without {option} first: the archive moved on") from error  # fmt: skip
 
 
-def gone(place: LockContext, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
+def find_vanished(context: LockContext, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
     """List the packages of these slices that the archive no longer has."""
-    with open_archive(place, base, switched_on(place, [s.layer for s in slices])) as archive:
+    with open_archive(context, base, list_repositories(context, [s.layer for s in slices])) as archive:
         return vanished(slices, archive.versions())
 
 
-def switched_on(place: LockContext, names: Iterable[str]) -> list[str]:
+def list_repositories(context: LockContext, names: Iterable[str]) -> list[str]:
     """List the repositories of these layers and of all layers below, which stay enabled above."""
-    layers = (layer for layer, _ in layers_in_order(place, names))
-    return sorted({source for layer in layers for source in layer.sources.of(place.choice)})
+    layers = (layer for layer, _ in layers_in_order(context, names))
+    return sorted({source for layer in layers for source in layer.sources.of(context.choice)})
 
 
 # Trust on first use: fetch pinned files without a checksum once, and record the checksum.
 
 
-def unfilled(place: LockContext, layers: Iterable[str]) -> list[Pin]:
+def find_unfilled_pins(context: LockContext, layers: Iterable[str]) -> list[Pin]:
     """List the pins without a checksum that these layers use."""
-    pins, names = place.definition.versions.pins, list[str]()
-    vendor = apt.vendor_sources(place.variant)
-    for layer, _ in layers_in_order(place, layers):
-        names += layer.downloads.of(place.choice)
-        names += [vendor[name].key for name in layer.sources.of(place.choice) if name in vendor and vendor[name].key]
+    pins, names = context.definition.versions.pins, list[str]()
+    vendor = apt.vendor_sources(context.variant)
+    for layer, _ in layers_in_order(context, layers):
+        names += layer.downloads.of(context.choice)
+        names += [vendor[name].key for name in layer.sources.of(context.choice) if name in vendor and vendor[name].key]
     return [pins[name] for name in dict.fromkeys(names) if pins[name].sha256 == UNFILLED]
 
 
-def first(place: LockContext, pin: Pin) -> str:
+def trust_on_first_use(context: LockContext, pin: Pin) -> str:
     """Record the checksum of the file that the server serves today in versions.yaml; return a warning."""
-    digest = seen(pin, place)
-    record(place.repository / VERSIONS, pin, digest)
+    digest = download_pin(pin, context)
+    record_checksum(context.repository / VERSIONS, pin, digest)
     return (f"TRUSTED ON FIRST SIGHT: pins.{pin.name}.sha256 is {digest} from now on, as {pin.url} served it. Nobody"
             f" has compared it with its publisher's word: do, then commit {VERSIONS}")  # fmt: skip
 
 
-def seen(pin: Pin, place: LockContext) -> str:
+def download_pin(pin: Pin, context: LockContext) -> str:
     """Download a pin's file to where a build looks for it; return its checksum."""
     if urlsplit(pin.url).scheme not in ("https", ""):
         raise ImagesError("trust a file on first sight", f"{pin.url} is not https: the network may have changed"
                           " it", file=VERSIONS, field=f"pins.{pin.name}.url")  # fmt: skip
-    return download("trust a file on first sight", pin, place.downloads, place.settings).parent.name
+    return download("trust a file on first sight", pin, context.downloads, context.settings).parent.name
 
 
-def record(path: Path, pin: Pin, digest: str) -> None:
+def record_checksum(path: Path, pin: Pin, digest: str) -> None:
     """Write the checksum into the text of versions.yaml, keeping its comments and any other checksum."""
     text = path.read_text()
     block = re.compile(rf"(^  {re.escape(pin.name)}:\n(?:    .*\n)*?    sha256: ){re.escape(UNFILLED)}$", re.MULTILINE)

@@ -199,7 +199,7 @@ class Session:
     def stale_layers(self, targets: Iterable[str]) -> list[str]:
         """List the layers whose locked packages or wheels do not fit the definition."""
         layers = self.layers(targets)
-        return lock.stale(lock.wanted(self.place, layers), self.slices) + wheels.stale(self.place, layers)
+        return lock.find_stale(lock.list_wanted(self.place, layers), self.slices) + wheels.stale(self.place, layers)
 
     def require_lock(self, targets: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
         """Make sure that the lock fits every layer: resolve anew if `when_vanished` is RELOCK, else fail."""
@@ -253,7 +253,7 @@ class Session:
     def vanished_packages(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
         """List the packages of these images that the archive no longer has."""
         slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
-        return lock.gone(self.place, self.base(), slices) if slices else []
+        return lock.find_vanished(self.place, self.base(), slices) if slices else []
 
     def base(self) -> BaseFiles | None:
         """Read the base image's packages and repositories, if there is a base image."""

@@ -51,12 +51,12 @@ def test_a_build_that_waits_for_another_one_says_so_at_once(
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline() == b"\n"
-        with pytest.raises(ImagesError, match="another build"), lock.alone(tmp_path):
+        with pytest.raises(ImagesError, match="another build"), lock.lock_directory(tmp_path):
             pass
         other.communicate(b"\n")
     said = capsys.readouterr().err
     assert said == f"build: waiting for process {other.pid}, another build of this tree, which has {tmp_path}\n"
-    with lock.alone(tmp_path):
+    with lock.lock_directory(tmp_path):
         assert not capsys.readouterr().err
 
 
@@ -70,7 +70,7 @@ def test_who_has_another_file_of_the_same_number_is_not_who_is_waited_for() -> N
         assert stranger.stdout is not None and stranger.stdout.readline() == b"\n"
         fd = os.open(one, os.O_RDONLY)
         try:
-            assert lock.holder(fd) == "another build of this tree"
+            assert lock.describe_holder(fd) == "another build of this tree"
         finally:
             os.close(fd)
         stranger.communicate(b"\n")

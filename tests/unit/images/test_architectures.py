@@ -203,7 +203,7 @@ def test_every_layer_of_each_architecture_is_locked() -> None:
     for arch in architectures.KNOWN:
         here = place(arch)
         slices = lock.read(here)
-        assert not lock.stale(lock.wanted(here, list(DEFINITION.layers)), slices), arch
+        assert not lock.find_stale(lock.list_wanted(here, list(DEFINITION.layers)), slices), arch
         found = {package.arch for slice_ in slices.values() for package in slice_.packages}
         assert found == {"all", arch}
         versions[arch] = Composer(here, slices, read_yaml).slurm

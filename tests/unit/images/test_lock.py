@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from images.archive.apt import URI, unresolved
-from images.archive.lock import WantedPackages, stale
+from images.archive.lock import WantedPackages, find_stale
 from images.archive.locked import LockedPackage, LockRequest, Slice, changes, from_json, to_json, vanished
 from images.definition.spec import Layer
 from images.errors import ImagesError
@@ -58,9 +58,9 @@ def test_a_new_lock_is_told_by_package() -> None:
 
 def test_a_slice_that_was_resolved_for_another_request_is_stale() -> None:
     want = WantedPackages(Layer("os", "x", "root"), ("root",), REQUEST)
-    assert stale([want], {"os": SLICE}) == []
-    assert stale([want], {}) == ["os"]
-    assert stale([replace(want, request=replace(REQUEST, packages=("less", "more")))], {"os": SLICE}) == ["os"]
+    assert find_stale([want], {"os": SLICE}) == []
+    assert find_stale([want], {}) == ["os"]
+    assert find_stale([replace(want, request=replace(REQUEST, packages=("less", "more")))], {"os": SLICE}) == ["os"]
 
 
 def test_apt_is_understood() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from images.archive.fetch import fetch
-from images.archive.lock import LockContext, wanted
+from images.archive.lock import LockContext, list_wanted
 from images.archive.locked import Slice
 from images.definition.load import active_chain, capabilities, load, read_yaml
 from images.definition.spec import UNFILLED, BuildChoice, Definition, SlurmSource
@@ -37,7 +37,7 @@ def place() -> LockContext:
 @pytest.fixture(scope="module")
 def images(place: LockContext) -> Mapping[str, PlannedImage]:
     roles = [role.layer for role in place.definition.roles.values()]
-    slices = {want.layer.name: Slice(want.layer.name, want.request, ()) for want in wanted(place, roles)}
+    slices = {want.layer.name: Slice(want.layer.name, want.request, ()) for want in list_wanted(place, roles)}
     return Composer(place, slices, read_yaml).compose([f"layer:{layer}" for layer in roles]).images
 
 

@@ -176,8 +176,8 @@ def test_a_layer_is_looked_for_where_one_below_it_has_switched_on_to_look(tmp_pa
 
     A worker alone is updated: its slurmd is in the suite that slurm-common has switched on.
     """
-    assert lock.switched_on(place(tmp_path, "26.05"), ["worker"]) == ["newer-slurm"]
-    assert lock.switched_on(place(tmp_path, ""), ["worker"]) == []
+    assert lock.list_repositories(place(tmp_path, "26.05"), ["worker"]) == ["newer-slurm"]
+    assert lock.list_repositories(place(tmp_path, ""), ["worker"]) == []
 
 
 def slice_of(layer: str, version: str) -> Slice:
@@ -203,7 +203,7 @@ def test_the_projects_own_locks_are_whole_and_share_the_base() -> None:
         here = place(ROOT, wish)
         layers = [role.layer for role in DEFINITION.roles.values()]
         slices = lock.read(here)
-        assert lock.stale(lock.wanted(here, layers), slices) == []
+        assert lock.find_stale(lock.list_wanted(here, layers), slices) == []
         client = next(p for p in slices["slurm-common"].packages if p.name == "slurm-client")
         assert client.version.startswith(f"{wish}.")
         assert {"root", "os"}.isdisjoint(p.stem for p in here.directory.iterdir()) == (wish != "24.11")

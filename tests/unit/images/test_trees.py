@@ -156,10 +156,10 @@ def test_a_source_without_a_checksum_is_trusted_on_first_sight_as_any_file(pin: 
     unfilled = replace(pin, sha256=UNFILLED)
     with pytest.raises(ImagesError, match="has no checksum yet"):
         fetch(unfilled, place.downloads, place.settings)
-    assert lock.seen(unfilled, place) == pin.sha256
+    assert lock.download_pin(unfilled, place) == pin.sha256
     versions = tmp_path / "versions.yaml"
     versions.write_text(f"pins:\n  tool:\n    url: x\n    commit: {pin.commit}\n    sha256: {UNFILLED}\n")
-    lock.record(versions, unfilled, pin.sha256)
+    lock.record_checksum(versions, unfilled, pin.sha256)
     assert f"sha256: {pin.sha256}\n" in versions.read_text()
 
 

@@ -49,10 +49,10 @@ def text(place: LockContext) -> str:
 
 def test_what_is_served_first_is_what_every_later_build_insists_on(place: LockContext) -> None:
     before = text(place)
-    pins = lock.unfilled(place, ["worker"])
+    pins = lock.find_unfilled_pins(place, ["worker"])
     wanted = [pin.name for pin in pins]
     assert wanted, "some file of this variant has no checksum yet"
-    said = [lock.first(place, pin) for pin in pins]
+    said = [lock.trust_on_first_use(place, pin) for pin in pins]
     assert [line.split()[4].split(".")[1] for line in said] == wanted
     assert all("TRUSTED ON FIRST SIGHT" in line and "Nobody has compared it" in line for line in said)
     found = load_versions(place)
@@ -63,7 +63,7 @@ def test_what_is_served_first_is_what_every_later_build_insists_on(place: LockCo
     same = [line for line in before.splitlines() if "sha256: " not in line]
     assert same == [line for line in text(place).splitlines() if "sha256: " not in line]
     again = replace(place, definition=with_pins(place.definition, served(place, found)))
-    assert lock.unfilled(again, ["worker"]) == []
+    assert lock.find_unfilled_pins(again, ["worker"]) == []
     # The fetched file is kept for the build, and a different file in its place is refused.
     pin = again.definition.versions.pins[wanted[0]]
     assert fetch(pin, place.downloads, place.settings).read_text() == pin.name
@@ -84,10 +84,10 @@ def served(place: LockContext, found: dict[str, Pin]) -> dict[str, Pin]:
 
 
 def test_a_checksum_that_stands_there_is_never_written_over(place: LockContext) -> None:
-    assert "slurm" not in [pin.name for pin in lock.unfilled(place, ["slurm-build"])]
+    assert "slurm" not in [pin.name for pin in lock.find_unfilled_pins(place, ["slurm-build"])]
     pin = place.definition.versions.pins["slurm"]
     with pytest.raises(ImagesError, match="no line of its own says to-be-filled"):
-        lock.record(place.repository / "images/versions.yaml", pin, "0" * 64)
+        lock.record_checksum(place.repository / "images/versions.yaml", pin, "0" * 64)
     assert pin.sha256 in text(place)
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_trusted_leaves_everything_as_it_was(place: LockContext, 
     pins["hpcx"] = Pin("hpcx", "1", str(empty) if url == "EMPTY" else url, UNFILLED)
     before = text(place)
     with pytest.raises(ImagesError, match=why):
-        lock.seen(pins["hpcx"], place)
+        lock.download_pin(pins["hpcx"], place)
     assert text(place) == before and not [path for path in place.downloads.rglob("*") if path.is_file()]
 
 
@@ -165,8 +165,8 @@ def test_a_host_that_leads_to_a_way_without_encryption_is_not_trusted_on_first_s
     wanted = hashlib.sha256(b"a file").hexdigest()
     settings = BuildSettings(ca_certificates=str(hosts.certificate))
     here = replace(place, settings=settings)
-    assert lock.seen(Pin("hpcx", "1", f"{hosts.url('https')}/https", UNFILLED), here) == wanted
+    assert lock.download_pin(Pin("hpcx", "1", f"{hosts.url('https')}/https", UNFILLED), here) == wanted
     away = Pin("hpcx", "1", f"{hosts.url('https')}/http", UNFILLED)
     with pytest.raises(ImagesError, match=r"it leads to http://127\.0\.0\.1:\d+/file, which is not https"):
-        lock.seen(away, here)
+        lock.download_pin(away, here)
     assert fetch(replace(away, sha256=wanted), place.repository / "other", settings).read_text() == "a file"
