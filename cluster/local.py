@@ -17,14 +17,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan
 from cluster.change.pinning import Checkout, ImageChoice, Wish
-from cluster.change.plan import JobAtStake, PlanStep, RecordsCarrier, StepKind, UpPlan, in_roll_order, in_start_order
+from cluster.change.plan import (
+    MOST_THREADS,
+    JobAtStake,
+    PlanStep,
+    RecordsCarrier,
+    StepKind,
+    UpPlan,
+    in_roll_order,
+    in_start_order,
+)
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
@@ -40,7 +48,6 @@ from images.pins import EngineImage, Pins
 STATE = Path(__file__).resolve().parents[1] / "build" / "cluster"
 POLL = 0.1
 NO_WISH = Wish()
-MOST_THREADS = 8
 REFRESH_S = "30"
 
 Log = Callable[[str], None]
@@ -233,47 +240,39 @@ class LocalCluster:
         return desired.starting_from({name: image.id for name, image in choice.images.items()}), choice, pinned
 
     def plan(self, desired: Manifests, choice: ImageChoice, running: Mapping[str, RunningPod]) -> UpPlan:
-        """Plan `up`: the steps, and what users lose."""
+        """Plan `up`: the steps, what changes, and what users lose. Asks the pods and changes nothing."""
         before = stored(self.options.name, self.state.parent) if running else None
-        changes = plan.changed_settings(before, self.options) if before else []
-        with ThreadPoolExecutor(MOST_THREADS) as pool:
-            steps = [
-                step
-                for step in pool.map(lambda pod: self.step(pod, desired, running), in_roll_order(desired.pods))
-                if step
-            ]
-        wanted_names = {pod.name for pod in desired.pods}
-        steps = [PlanStep(StepKind.REMOVE, name) for name in sorted(running) if name not in wanted_names] + steps
+        steps = self.plan_steps(desired, running)
         present_pods = [pod for pod in desired.pods if pod.name in running]
-        changed = sorted(set().union(*(self.kubelet.changed_files(pod, desired) for pod in present_pods)))
-        changes += [f"files of {name}" for name in changed]
-        lost_partitions, refused = set[str](), list[str]()
-        if slurm_conf.CONFIG in changed:
-            before_files = slurm_conf.files_before(self.kubelet, desired)
-            lost_partitions = plan.partitions(before_files) - plan.partitions(slurm_conf.files(desired))
+        changed_files = sorted(set().union(*(self.kubelet.changed_files(pod, desired) for pod in present_pods)))
+        slurm = slurm_conf.NO_CHANGE
+        if slurm_conf.CONFIG in changed_files:
             controller = running.get(self.active_controller(running))
-            weighed = slurm_conf.weigh(self.kubelet, controller, slurm_conf.files(desired))
-            if controller is not None:
-                slurm_conf.refuse_objection(
-                    weighed.objection, controller, desired, self.slurm_in, file=self.options.values_file
-                )
-            changes += [f"slurm.conf: {line}" for line in weighed.changes]
-            refused += weighed.ended_jobs
-        with ThreadPoolExecutor(MOST_THREADS) as pool:
-            find_stake = partial(plan.find_stake, run_slurm=self.run_slurm, run=self.exec)
-            stakes = pool.map(find_stake, steps, [running.get(step.pod) for step in steps])
-            stakes_by_pod = {step.pod: stake for step, stake in zip(steps, stakes, strict=True)}
+            file = self.options.values_file
+            slurm = slurm_conf.plan_change(self.kubelet, desired, controller, self.slurm_in, file=file)
         clients = self.waiting_clients([pod for pod in present_pods if self.gets_another_slurm(pod, running)])
-        lost = plan.losses(steps, partitions=lost_partitions, stakes=stakes_by_pod, refused=refused, clients=clients)
-        lost += plan.lost_people(before, self.options)
-        auth_before = values.auth(before) if before else ""
-        moved = values.records_from(before, self.options) if before else ""
-        notes = (
-            *choice.notes,
-            *plan.notes_of_records(moved),
-            *(plan.notes_of_auth(auth_before) if auth_before == values.auth(self.options) else ()),
-        )
-        return UpPlan(tuple(steps), tuple(changes), notes, tuple(lost))
+        stakes = plan.find_stakes(steps, running, run_slurm=self.run_slurm, run=self.exec)
+        partitions = slurm.lost_partitions
+        lost = plan.losses(steps, partitions=partitions, stakes=stakes, refused=slurm.ended_jobs, clients=clients)
+        changes = [
+            *(plan.changed_settings(before, self.options) if before else ()),
+            *(f"files of {name}" for name in changed_files),
+            *(f"slurm.conf: {line}" for line in slurm.changes),
+        ]
+        notes = [*choice.notes]
+        if before:
+            notes += plan.notes_of_records(values.records_from(before, self.options))
+            if values.auth(before) == values.auth(self.options):
+                notes += plan.notes_of_auth(values.auth(before))
+        return UpPlan(tuple(steps), tuple(changes), tuple(notes), (*lost, *plan.lost_people(before, self.options)))
+
+    def plan_steps(self, desired: Manifests, running: Mapping[str, RunningPod]) -> list[PlanStep]:
+        """List what happens to each pod, in the order of the roll-out: removals first."""
+        wanted_names = {pod.name for pod in desired.pods}
+        removals = [PlanStep(StepKind.REMOVE, name) for name in sorted(running) if name not in wanted_names]
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            steps = pool.map(lambda pod: self.step(pod, desired, running), in_roll_order(desired.pods))
+            return [*removals, *filter(None, steps)]
 
     def gets_another_slurm(self, pod: PodSpec, running: Mapping[str, RunningPod]) -> bool:
         return self.slurm_in(running[pod.name].image) != self.slurm_in(pod.image)

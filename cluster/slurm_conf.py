@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cluster.change.plan import partitions
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
 from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod
@@ -149,6 +150,35 @@ def refuse_objection(
     if wanted != [controller.image]:
         hint += ", or, if only the new image takes them, let the cluster take that image first, with the old values"
     raise ClusterError("change slurm.conf", objection, file=file or None, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChange:
+    """Effects of a changed slurm.conf on a running cluster."""
+
+    changes: tuple[str, ...] = ()
+    ended_jobs: tuple[str, ...] = ()
+    lost_partitions: frozenset[str] = frozenset()
+
+
+NO_CHANGE = PlannedChange()
+
+
+def plan_change(
+    kubelet: Kubelet,
+    desired: Manifests,
+    controller: RunningPod | None,
+    slurm_in: Callable[[str], str],
+    *,
+    file: str,
+) -> PlannedChange:
+    """Ask the controller about a changed slurm.conf. ClusterError if it would refuse it."""
+    data = files(desired)
+    lost_partitions = partitions(files_before(kubelet, desired)) - partitions(data)
+    weighed_change = weigh(kubelet, controller, data)
+    if controller is not None:
+        refuse_objection(weighed_change.objection, controller, desired, slurm_in, file=file)
+    return PlannedChange(weighed_change.changes, weighed_change.ended_jobs, frozenset(lost_partitions))
 
 
 def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
