@@ -66,7 +66,7 @@ Report = Callable[[str], None]
 
 
 class Sink(Protocol):
-    """Where records are written to."""
+    """A stream that records are written to."""
 
     def write(self, data: bytes, /) -> object: ...
 
