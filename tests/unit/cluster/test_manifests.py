@@ -105,6 +105,7 @@ def test_the_controllers_state_is_a_claim_of_its_own_in_parts() -> None:
         ("/var/spool/slurmctld", "state-slurm-controller-0", "slurmctld"),
         ("/var/lib/minivm/slurm", "state-slurm-controller-0", "slurm-config"),
         ("/var/lib/minivm/backups", "state-slurm-controller-0", "backups"),
+        ("/var/lib/minivm/requeue", "state-slurm-controller-0", "requeue"),
         ("/var/lib/mysql", "state-slurm-controller-0", "mysql"),
         ("/var/lib/sss/db", "state-slurm-controller-0", "sssd"),
     }
