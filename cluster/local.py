@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
-from cluster.change import pinning, plan
+from cluster.change import pinning, plan, records
 from cluster.change.pinning import Checkout, ImageChoice, Wish
 from cluster.change.plan import (
     MOST_THREADS,
     JobAtStake,
     PlanStep,
-    RecordsCarrier,
     StepKind,
     UpPlan,
     in_roll_order,
@@ -69,7 +68,7 @@ class LocalCluster:
         self.kubelet = Kubelet(client, options.name, self.state)
         self.log = log
         self.stages = Stages(time.monotonic)
-        self.records = RecordsCarrier(self.kubelet, self.state, self.accounting_pod, log)
+        self.records = records.RecordsCarrier(self.kubelet, self.state, self.accounting_pod, log)
 
     @classmethod
     def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
@@ -525,7 +524,7 @@ class LocalCluster:
     def accounting_pod(self, mode: str) -> RunningPod | None:
         """Return the pod that has slurmdbd in this mode."""
         running = self.kubelet.running()
-        name = plan.POD[mode]
+        name = records.POD[mode]
         return running.get(self.active_controller(running) if name == CONTROLLER else name)
 
     def run_slurm(self, command: Iterable[str]) -> tuple[int, str]:

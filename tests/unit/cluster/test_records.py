@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.change import plan
-from cluster.change.plan import RecordsCarrier
+from cluster.change import records
+from cluster.change.records import RecordsCarrier
 from cluster.errors import ClusterError
 from cluster.pods import RunningPod
 
@@ -33,7 +33,7 @@ class Pods:
         self.placed: list[str] = []
 
     def find(self, mode: str) -> RunningPod | None:
-        name = plan.POD[mode]
+        name = records.POD[mode]
         if name not in self.running | self.stopped:
             return None
         return RunningPod(name, name, name in self.running, "", 0, 0, "", "", 1, ())
@@ -143,7 +143,7 @@ def test_a_pod_that_may_have_the_records_must_run(
 @pytest.mark.parametrize(
     ("answer", "history"),
     [
-        ((plan.NEVER_ARRIVED, ""), ["t1", "t2"]),  # its load was cut
+        ((records.NEVER_ARRIVED, ""), ["t1", "t2"]),  # its load was cut
         ((0, ""), ["t0"]),  # its load was refused: it has what an earlier move wrote
     ],
 )
@@ -173,7 +173,7 @@ def test_the_rename_outlives_a_power_failure(
     carrier: RecordsCarrier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     synced = []
-    monkeypatch.setattr(plan, "sync_directory", lambda path: synced.append(sorted(x.name for x in path.iterdir())))
+    monkeypatch.setattr(records, "sync_directory", lambda path: synced.append(sorted(x.name for x in path.iterdir())))
     carrier.move_out("embedded", "pod")
     assert synced == [[OLD]] and (tmp_path / OLD).exists()
 
