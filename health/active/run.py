@@ -144,11 +144,7 @@ def main(arguments: list[str]) -> int:
 def _tell_rate(job: str, rate: float) -> None:
     """Write the rate into the job's AdminComment, where the planner reads it; without it `minivm active` lacks it."""
     command = ["scontrol", "update", f"jobid={job}", f"admincomment=minivm: rate {rate:.1f} MB/s"]
-    environment = {key: os.environ[key] for key in ("PATH", *OF_THE_JOB) if key in os.environ}
-    try:
-        subprocess.run(command, env=environment, timeout=LATER_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"cannot tell the rate of {rate:.1f} MB/s: {error}", file=sys.stderr)
+    _run_in_job(command, f"tell the rate of {rate:.1f} MB/s")
 
 
 def _record_pass(check: str, peers: list[str], reason: str, period_s: float) -> None:
@@ -158,11 +154,16 @@ def _record_pass(check: str, peers: list[str], reason: str, period_s: float) -> 
         f"--nodelist={','.join(peers)}", sys.executable, "-I", "-m", "health.active.run", check,
         f"--passed={reason or 'passed'}", f"--period={period_s:g}",
     ]  # fmt: skip
+    _run_in_job(command, f"record the pass on {','.join(peers)}")
+
+
+def _run_in_job(command: list[str], what: str) -> None:
+    """Run one of Slurm's clients with what it may know of the job; the check's result does not depend on it."""
     environment = {key: os.environ[key] for key in ("PATH", *OF_THE_JOB) if key in os.environ}
     try:
         subprocess.run(command, env=environment, timeout=LATER_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"cannot record the pass on {','.join(peers)}: {error}", file=sys.stderr)
+        print(f"cannot {what}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

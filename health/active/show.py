@@ -7,78 +7,58 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from health.active.__main__ import MEMORY
 from health.active.culprit import Part
-from health.active.turn import CheckState, MachineResult, findings, is_at_fault, load_memory
+from health.active.turn import CheckState, findings, is_at_fault, load_memory
 from health.jobs.model import duration
 
 # The slowest of each check that are shown at least: one percent of a small cluster is no machine.
 AT_LEAST = 3
 
 
-@dataclass(frozen=True, slots=True)
-class MachineRate:
-    """A machine's last rate in one check, against the median of all machines."""
-
-    machine: str
-    rate: float
-    percent: float
-    at: float
-
-
-def slowest(results: Mapping[str, MachineResult], percent: float) -> list[MachineRate]:
-    """Return that share of the machines with a rate, the slowest first."""
-    rates = {name: item for name, item in results.items() if item.rate > 0}
-    if not rates:
-        return []
-    usual = median(item.rate for item in rates.values())
-    count = max(AT_LEAST, math.ceil(len(rates) * percent / 100))
-    ranked = sorted(rates.items(), key=lambda pair: (pair[1].rate, pair[0]))[:count]
-    return [MachineRate(name, item.rate, 100 * item.rate / usual, item.at) for name, item in ranked]
-
-
-def describe(check: str, state: CheckState, percent: float, now: float) -> dict[str, object]:
-    """Describe one check for programs."""
+def describe(check: str, state: CheckState, percent: float, now: float) -> dict[str, Any]:
+    """Describe one check for programs; `percent` of the machines with a rate are shown, the slowest first."""
     tested = {name: item for name, item in state.machines.items() if item.at}
-    rates = [item.rate for item in tested.values() if item.rate > 0]
+    ranked = sorted((item.rate, name) for name, item in tested.items() if item.rate > 0)
+    usual = median(rate for rate, _ in ranked) if ranked else None
+    count = max(AT_LEAST, math.ceil(len(ranked) * percent / 100))
     return {
         "check": check,
         "machines": len(tested),
+        "failed": sum(not item.passed for item in tested.values()),
         "oldest_s": max((now - item.at for item in tested.values()), default=0.0),
         "at_fault": is_at_fault(state),
         "culprits": [{"part": item.part, "name": item.name, "failures": item.failures} for item in findings(state)],
-        "median_mbs": median(rates) if rates else None,
+        "median_mbs": usual,
         "slowest": [
-            {"machine": item.machine, "mbs": item.rate, "percent": round(item.percent, 1), "age_s": now - item.at}
-            for item in slowest(tested, percent)
+            {"machine": name, "mbs": rate, "percent": round(100 * rate / (usual or rate), 1),
+             "age_s": now - tested[name].at}
+            for rate, name in ranked[:count]
         ],
-    }
+    }  # fmt: skip
 
 
-def lines(check: str, state: CheckState, percent: float, now: float) -> Iterable[str]:
+def lines(check: dict[str, Any]) -> Iterable[str]:
     """Describe one check for people."""
-    tested = {name: item for name, item in state.machines.items() if item.at}
-    if not tested:
-        yield f"{check}: no machine was tested yet"
+    if not check["machines"]:
+        yield f"{check['check']}: no machine was tested yet"
         return
-    failed = sum(not item.passed for item in tested.values())
-    oldest = duration(max(now - item.at for item in tested.values()))
-    rates = [item.rate for item in tested.values() if item.rate > 0]
-    usual = f", median {median(rates):.0f} MB/s" if rates else ""
-    yield f"{check}: {len(tested)} machines tested, {failed} failed last, oldest result {oldest} ago{usual}"
-    if is_at_fault(state):
+    usual = f", median {check['median_mbs']:.0f} MB/s" if check["median_mbs"] is not None else ""
+    counts = f"{check['machines']} machines tested, {check['failed']} failed last"
+    yield f"{check['check']}: {counts}, oldest result {duration(check['oldest_s'])} ago{usual}"
+    if check["at_fault"]:
         yield "  fails on most machines: inspect the check, not the machines"
-    for culprit in findings(state):
-        part = "leaf switch " if culprit.part is Part.LEAF else ""
-        yield f"  blamed: {part}{culprit.name}, {culprit.failures} failed tests"
-    for item in slowest(tested, percent):
-        share, age = f"{item.percent:.0f} % of the median", duration(now - item.at)
-        yield f"  slowest: {item.machine} {item.rate:.0f} MB/s, {share}, {age} ago"
+    for item in check["culprits"]:
+        part = "leaf switch " if item["part"] is Part.LEAF else ""
+        yield f"  blamed: {part}{item['name']}, {item['failures']} failed tests"
+    for item in check["slowest"]:
+        share = f"{item['percent']:.0f} % of the median"
+        yield f"  slowest: {item['machine']} {item['mbs']:.0f} MB/s, {share}, {duration(item['age_s'])} ago"
 
 
 def main(arguments: Sequence[str], file: Path = MEMORY) -> int:
@@ -99,12 +79,16 @@ def main(arguments: Sequence[str], file: Path = MEMORY) -> int:
             f"minivm: no active check {unknown[0]!r}; there are: {', '.join(sorted(known)) or 'none'}", file=sys.stderr
         )
         return 2
-    states = {name: state for name, state in sorted(known.items()) if name in (options.checks or known)}
+    checks = [
+        describe(name, state, options.slowest, now)
+        for name, state in sorted(known.items())
+        if name in (options.checks or known)
+    ]
     if options.json:
-        print(json.dumps([describe(name, state, options.slowest, now) for name, state in states.items()]))
+        print(json.dumps(checks))
     else:
-        for name, state in states.items():
-            print("\n".join(lines(name, state, options.slowest, now)))
+        for check in checks:
+            print("\n".join(lines(check)))
     return 0
 
 

@@ -29,6 +29,9 @@ from images.errors import ImagesError, nearest
 
 def load(root: Path, site: Path | None = None) -> Definition:
     """Load images/ under a repository root, and a site's own layers and roles, parsed and checked as a whole."""
+    if site and not any((site / folder).is_dir() for folder in ("layers", "roles")):
+        raise ImagesError("read a site's layers", "found neither layers/ nor roles/ in it", file=site, field="layers",
+                          hint="name a directory that holds layers/NAME.yaml and roles/NAME.yaml")  # fmt: skip
     images = root / "images"
     versions = parse.parse_versions(read_yaml(images / "versions.yaml", "images/versions.yaml"), "images/versions.yaml")
     # A definition that names no release of Slurm needs no facts of any.
@@ -57,9 +60,6 @@ def load(root: Path, site: Path | None = None) -> Definition:
 
 def _read_all(images: Path, site: Path | None, kind: str) -> dict[str, tuple[object, Path | None]]:
     """Read every file of layers/ or roles/: name -> its data, and the site's directory if it is the site's."""
-    if site and not any((site / folder).is_dir() for folder in ("layers", "roles")):
-        raise ImagesError("read a site's layers", "found neither layers/ nor roles/ in it", file=site, field="layers",
-                          hint="name a directory that holds layers/NAME.yaml and roles/NAME.yaml")  # fmt: skip
     read: dict[str, tuple[object, Path | None]] = {}
     for home in (None, site) if site else (None,):
         for path in sorted(((home or images) / kind).glob("*.yaml")):
