@@ -61,9 +61,9 @@ signal.pause()
 
 OLD = """
 import sys, time
-from init.pid1 import datagrams
+from init.pid1 import notify
 from init.pid1.start import end, main
-datagrams.SO_PASSRIGHTS = 1 << 20  # as on a kernel that does not know it
+notify.SO_PASSRIGHTS = 1 << 20  # as on a kernel that does not know it
 end(main(sys.argv[1:], time.monotonic()))
 """
 
