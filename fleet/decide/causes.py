@@ -15,6 +15,8 @@ from fleet.world.kubernetes import KubeNode, KubePod, is_true
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 
+# The causes of one worker's drain: a kind of `KINDS`, and the text for Slurm's reason.
+Causes = Mapping[str, str]
 # The annotation that requests a pod's departure; its value is the reason. Removing it withdraws the request.
 LEAVE = "minivm.io/leave"
 # The annotation of Slinky's operator that requests a drain of the pod's node, and its only value.
@@ -95,7 +97,7 @@ def cause(kind: str, *values: object) -> dict[str, str]:
     return {kind: TEXTS[kind].format(*values)}
 
 
-def find_causes(worker: Worker, policy: Policy, now: float) -> Mapping[str, str]:
+def find_causes(worker: Worker, policy: Policy, now: float) -> Causes:
     """Return the causes of a worker's Node and pod. `decide` adds those of goals, pools, fencing and lost pods."""
     causes_of_worker = dict(find_node_causes(worker.node, policy, now)) if worker.node else {}
     node = worker.slurm
@@ -122,7 +124,7 @@ def is_past_deadline(pod: KubePod, node: SlurmNode, kinds: Set[str], within: flo
     return "deadline" in node.kinds or now - node.since >= within
 
 
-def find_node_causes(node: KubeNode, policy: Policy, now: float) -> Mapping[str, str]:
+def find_node_causes(node: KubeNode, policy: Policy, now: float) -> Causes:
     """Return the causes of a Node."""
     node_causes: dict[str, str] = {}
     # The fleet's own cordon follows Slurm: counted as a cause, it would never be lifted.

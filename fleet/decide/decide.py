@@ -401,7 +401,7 @@ class Pass:
             if self.pools.pools_unknown or name in self.pools.maybe_claimed:
                 continue
             pods_away = missing.setdefault(worker.pod.pool, set())
-            room = self.pools.room(worker, len(pods_away) - (name in pods_away), self.policy)
+            room = self.pools.has_room(worker, len(pods_away) - (name in pods_away), self.policy)
             if (departure := leave(worker, self.slurm, causes, room)) is not None:
                 yield departure
                 if isinstance(departure, Evict):

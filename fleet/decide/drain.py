@@ -1,9 +1,14 @@
 """Drains of workers and of Slurm's nodes without pods, the budget that limits drains, and pods that Slurm lost.
 
-Never changes or lifts another author's drain.
+The reconciler's fast path calls `urgent_drains`; `decide` calls the rest, in this order:
 
-When a person lifts the fleet's drain while its cause remains, the fleet drains once more, since the person may not have
-known of the cause. A second lift is respected.
+1. `count_budget` and `admit_causes`: while too many machines are unwell, no further worker is drained for such signs.
+2. `decide_drain`: drain a worker with causes, or undrain it once they have ended.
+3. `awake_orphans` and `decide_orphan`: drain, set down or remove a node whose pod is gone.
+4. `restart_slurmd`, `lost_causes`, `remember_lost_pods`: restart, then replace, a ready pod that Slurm does not know.
+
+The fleet never changes or lifts another author's drain. When a person lifts the fleet's drain while its cause remains,
+the fleet drains once more, since the person may not have known of the cause. A second lift is respected.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from fleet.decide.actions import (
     backoff,
     change_key,
 )
-from fleet.decide.causes import LIMITED, MAY_SLEEP, ON_FAST_PATH, SETS_DOWN, cause
+from fleet.decide.causes import LIMITED, MAY_SLEEP, ON_FAST_PATH, SETS_DOWN, Causes, cause
 from fleet.policy import Policy
 from fleet.world import slurm
 from fleet.world.kubernetes import RESTART, KubePod
@@ -57,39 +62,43 @@ def urgent_drains(
                 yield action
 
 
-def decide_drain(worker: Worker, causes: Mapping[str, str], mark: slurm.Mark | None) -> DrainAction:
+def decide_drain(worker: Worker, causes: Causes, mark: slurm.Mark | None) -> DrainAction:
     """Decide the drain of one worker. `mark`: Slurm's, or the remembered one if a person uses the node's comment."""
     if worker.slurm is None:
         return None
     return _hold(worker.slurm, causes, mark) if causes else _release(worker, worker.slurm)
 
 
-def _hold(node: SlurmNode, causes: Mapping[str, str], mark: slurm.Mark | None) -> DrainAction:
+def _hold(node: SlurmNode, causes: Causes, mark: slurm.Mark | None) -> DrainAction:
+    """Drain a worker with causes, unless another author holds it or a person has lifted the drain twice."""
     if node.by_fleet:
-        if node.down:
-            # The reason keeps the cause of the down state, by which the fleet knows later that it set the node down.
-            causes = {**dict.fromkeys(node.kinds & SETS_DOWN, "and its jobs run elsewhere"), **causes}
-        kinds, down = frozenset(causes), not node.down and must_end_jobs(node, causes)
-        # Other texts for the same causes are not worth a new author and time in Slurm.
-        if node.kinds - SETS_DOWN == kinds - SETS_DOWN and not down:
-            return None
-        return drain(node, causes, mark.times if mark else 1, kinds, down=down)
+        return _update_drain(node, causes, mark)
     kinds, reason = frozenset(causes), slurm.drain_reason(causes)
     if node.drained or node.down:
         state = "drained" if node.drained else "down"
-        return Notice(
-            node.name, "held", f"{state} by another actor ({node.reason or 'no reason'}) and stays so; also: {reason}"
-        )
+        text = f"{state} by another actor ({node.reason or 'no reason'}) and stays so; also: {reason}"
+        return Notice(node.name, "held", text)
     if mark is None or not kinds <= mark.kinds:
         return drain(node, causes, 1, kinds)
     if mark.times >= MOST_DRAINS_PER_CAUSE:
-        return Notice(
-            node.name, "lifted", f"resumed by a person {mark.times} times, so it takes jobs in spite of {reason}"
-        )
+        text = f"resumed by a person {mark.times} times, so it takes jobs in spite of {reason}"
+        return Notice(node.name, "lifted", text)
     return drain(node, causes, mark.times + 1, mark.kinds)
 
 
-def must_end_jobs(node: SlurmNode, causes: Mapping[str, str]) -> bool:
+def _update_drain(node: SlurmNode, causes: Causes, mark: slurm.Mark | None) -> DrainAction:
+    """Change the fleet's own drain if its kinds of causes have changed, or if jobs must end now."""
+    if node.down:
+        # The reason keeps the cause of the down state, by which the fleet knows later that it set the node down.
+        causes = {**dict.fromkeys(node.kinds & SETS_DOWN, "and its jobs run elsewhere"), **causes}
+    kinds, down = frozenset(causes), not node.down and must_end_jobs(node, causes)
+    # Other texts for the same causes are not worth a new author and time in Slurm.
+    if node.kinds - SETS_DOWN == kinds - SETS_DOWN and not down:
+        return None
+    return drain(node, causes, mark.times if mark else 1, kinds, down=down)
+
+
+def must_end_jobs(node: SlurmNode, causes: Causes) -> bool:
     """Return whether to set the node down.
 
     A living slurmd registers again at once, so this is done while jobs run only.
@@ -97,32 +106,31 @@ def must_end_jobs(node: SlurmNode, causes: Mapping[str, str]) -> bool:
     return bool(causes.keys() & SETS_DOWN - {"deadline"}) or ("deadline" in causes and node.runs)
 
 
-def drain(
-    node: SlurmNode, causes: Mapping[str, str], times: int, kinds: frozenset[str], *, down: bool = False
-) -> Drain:
+def drain(node: SlurmNode, causes: Causes, times: int, kinds: frozenset[str], *, down: bool = False) -> Drain:
     comment = slurm.mark_comment(slurm.Mark(times, kinds)) if slurm.is_free_comment(node.comment) else None
     return Drain(node.name, slurm.drain_reason(causes, times), comment, node.precondition, down)
 
 
 def _release(worker: Worker, node: SlurmNode) -> DrainAction:
+    """Undrain a worker without causes once its pod is ready, or remove the mark of a drain that is lifted already."""
     pod, machine = worker.pod, worker.node
-    if node.by_fleet and machine is not None:
-        was_set_down = node.down and bool(node.kinds & SETS_DOWN)  # by the fleet, and no reason of Slurm's came since
+    if not node.by_fleet or machine is None:
+        # A person lifted the drain or replaced it with another: only the mark is the fleet's.
+        return Forget(node.name, node.precondition) if slurm.mark_in_comment(node.comment) else None
+    was_set_down = node.down and bool(node.kinds & SETS_DOWN)  # by the fleet, and no reason of Slurm's came since
+    if was_set_down:
         # A pod becomes ready when slurmctld has heard its slurmd at its address, so the record is this pod's. A younger
         # pod cannot become ready while the node is down, and a resumed node gets no job before its slurmd answers.
-        back = pod.ready or 0 < node.since < pod.created
-        if not (back if was_set_down else pod.ready and node.record.responds and not node.down):
-            return Notice(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
-        if pod.free:
-            return None  # still labelled as evictable: the label goes first
-        at = SeenVersions(pod.name, machine.name, pod.version, machine.version)
-        comment = "" if slurm.is_free_comment(node.comment) else None
-        return Undrain(node.name, comment, node.precondition, at, was_set_down)
-    # A person lifted the drain or replaced it with another: only the mark is the fleet's.
-    return Forget(node.name, node.precondition) if slurm.mark_in_comment(node.comment) else None
-
-
-Causes = Mapping[str, str]
+        may_return = pod.ready or 0 < node.since < pod.created
+    else:
+        may_return = pod.ready and node.record.responds and not node.down
+    if not may_return:
+        return Notice(node.name, "waits", f"is undrained once its pod is ready: {node.reason}")
+    if pod.free:
+        return None  # still labelled as evictable: the label goes first
+    seen = SeenVersions(pod.name, machine.name, pod.version, machine.version)
+    comment = "" if slurm.is_free_comment(node.comment) else None
+    return Undrain(node.name, comment, node.precondition, seen, was_set_down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +156,8 @@ def count_budget(
 ) -> Budget:
     """Count workers and nodes without pods. `silent`: those that are silent now, for any time."""
     counted = frozenset(name for name, (node, causes) in nodes.items() if _counts(node, causes))
-    soon = frozenset(name for name in silent if not _is_held(nodes[name][0]))
-    return Budget(counted, policy.most_unwell(len(nodes)), soon)
+    newly_silent = frozenset(name for name in silent if not _is_held(nodes[name][0]))
+    return Budget(counted, policy.most_unwell(len(nodes)), newly_silent)
 
 
 def _counts(node: SlurmNode | None, causes: Causes) -> bool:
@@ -166,10 +174,7 @@ def _is_held(node: SlurmNode | None) -> bool:
 
 
 def admit_causes(node: SlurmNode | None, causes: Causes, budget: Budget) -> Causes:
-    """Return the causes that count now.
-
-    During a pause, machine signs count only if the worker is drained for them already.
-    """
+    """Return the causes that count now: in a pause, a machine's signs only if its worker is drained for them."""
     if not budget.paused:
         return causes
     before = node.kinds if node else frozenset[str]()
@@ -192,8 +197,8 @@ def share_places(changes: Collection[Change], refused: Container[ChangeKey], mos
     changes would block the rest.
     """
     retries = [change for change in changes if change_key(change) in refused]
-    later = {change_key(change) for change in retries[most // 2 :]}
-    return sorted(changes, key=lambda change: change_key(change) in later)[:most]
+    postponed = {change_key(change) for change in retries[most // 2 :]}
+    return sorted(changes, key=lambda change: change_key(change) in postponed)[:most]
 
 
 # Orphans are nodes of Slurm without pods. The fleet drains them, sets them down, and removes those whose name will not
@@ -204,12 +209,13 @@ def awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
     """Yield the orphans, except those that an elastic pool released and those whose machines are lent."""
     kubernetes = snapshot.kubernetes
     for node in snapshot.orphans():
-        if isinstance(kubernetes, Unknown) or not (
-            is_asleep(node) and (kubernetes.is_elastic_name(node.name) or is_lent(node))
-        ):
+        if isinstance(kubernetes, Unknown):
             yield node
-        elif is_removable(node) and kubernetes.will_exist(node.name) is False:
-            yield node  # beyond the pool's maximum
+            continue
+        may_stay = is_asleep(node) and (kubernetes.is_elastic_name(node.name) or is_lent(node))
+        is_beyond_maximum = is_removable(node) and kubernetes.will_exist(node.name) is False
+        if not may_stay or is_beyond_maximum:
+            yield node
 
 
 def is_lent(node: SlurmNode) -> bool:
@@ -223,14 +229,12 @@ def is_asleep(node: SlurmNode) -> bool:
     return (node.drained or node.down) and not node.record.busy and (by_fleet or node.record.held_by_us)
 
 
-def orphan_causes(absent: float, policy: Policy) -> Mapping[str, str]:
-    """`absent`: seconds without a pod. A pod that is replaced is away for a moment."""
+def orphan_causes(absent: float, policy: Policy) -> Causes:
+    """Return the cause to drain an orphan. `absent`: seconds without a pod, since a replaced pod is away briefly."""
     return cause("gone") if absent >= policy.gone_s else {}
 
 
-def decide_orphan(
-    node: SlurmNode, slurm: SlurmView, counted: Mapping[str, str], *, will_exist: bool | None
-) -> Action | None:
+def decide_orphan(node: SlurmNode, slurm: SlurmView, counted: Causes, *, will_exist: bool | None) -> Action | None:
     """Drain an orphan, set it down, or remove it. `counted`: the causes that count.
 
     Down only if slurmd does not answer either: a list of pods can be wrong, and a running job is evidence against it.
@@ -264,35 +268,32 @@ MOST_PATIENCE_S = 3600.0
 MOST_DIGITS = 12
 
 
-def lost_causes(
-    worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
-) -> Mapping[str, str]:
+def lost_causes(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Causes:
     """Return the cause to replace a pod. The pod carries the time of the restart, so a new leader continues."""
-    requested_at = _asked_at(worker.pod)
+    requested_at = _restart_time(worker.pod)
     if not _is_unknown(worker, slurm) or requested_at is None or not _is_due(lost, now, policy):
         return {}
-    if (
-        0 <= now - requested_at < _patience_s(lost, policy)
-    ):  # a time in the future comes from a wrong clock and is ignored
+    # A time in the future comes from a wrong clock and is ignored.
+    if 0 <= now - requested_at < _patience_s(lost, policy):
         return {}
-    again = f" (replaced before: {lost.times})" if lost and lost.times else ""
-    return cause("lost", again)
+    earlier = f" (replaced before: {lost.times})" if lost and lost.times else ""
+    return cause("lost", earlier)
 
 
 def restart_slurmd(
     worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy
 ) -> Iterator[Action]:
-    pod, requested_at = worker.pod, _asked_at(worker.pod)
+    """Request a restart of a lost pod's slurmd, or withdraw the request once Slurm knows the pod."""
+    pod, requested_at = worker.pod, _restart_time(worker.pod)
     if pod.deleting:
         return
     if worker.slurm is not None and requested_at is not None:
         yield RestartSlurmd(*pod.identity, None, worker.slurm.precondition)
     elif _is_unknown(worker, slurm) and requested_at is not None:
-        yield Notice(
-            pod.name,
-            "lost",
-            "Slurm does not know it: the fleet asked its slurmd to restart, and replaces the pod if that does not help",
+        text = (
+            "Slurm does not know it: the fleet asked its slurmd to restart, and replaces the pod if that does not help"
         )
+        yield Notice(pod.name, "lost", text)
     elif _is_unknown(worker, slurm) and _is_due(lost, now, policy):
         yield RestartSlurmd(*pod.identity, str(int(now)), None)
 
@@ -301,10 +302,10 @@ def _is_unknown(worker: Worker, slurm: SlurmView) -> bool:
     return worker.slurm is None and worker.name not in slurm.unread
 
 
-def _asked_at(pod: KubePod) -> int | None:
+def _restart_time(pod: KubePod) -> int | None:
     """Return the time at which the fleet requested a restart of slurmd."""
-    word = pod.annotations.get(RESTART, "")
-    return int(word) if word.isascii() and word.isdigit() and len(word) <= MOST_DIGITS else None
+    text = pod.annotations.get(RESTART, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 
 def _patience_s(lost: LostPod | None, policy: Policy) -> float:

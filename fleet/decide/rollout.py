@@ -34,11 +34,11 @@ class TurnState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """A pod that should go: for which cause, and why."""
+    """A pod that should go, the kind of its cause, and the reason."""
 
     worker: Worker
     kind: str
-    why: str
+    reason: str
 
 
 def plan_turns(
@@ -62,7 +62,7 @@ def plan_turns(
             candidate.worker.name,
         ),
     ):
-        node, causes = candidate.worker.slurm, {candidate.kind: candidate.why}
+        node, causes = candidate.worker.slurm, {candidate.kind: candidate.reason}
         state = turn_state(candidate.worker, slurm)
         if node is not None and is_held_by_others(node, candidate.kind):
             causes_by_pod[candidate.worker.name] = causes
