@@ -67,7 +67,7 @@ class Contexts:
                 Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"bench-{image.name}-"))) / "context"
             )
             directory.mkdir()
-            maker.context(image, directory)
+            maker.write_context(image, directory)
             self.directories[image.key] = directory
 
 

@@ -1,6 +1,14 @@
 """Build one image: its base, its context, the build step, its configuration, and last its name.
 
-A build that is interrupted before the last line of `make` leaves an unnamed image, which is removed.
+The flow of `Maker.make`, which a session calls for each image that the engine does not have:
+
+1. `build_raw`: a bootstrapped image is imported as a tar. For any other the base is pulled, `write_context` writes the
+   Dockerfile with one tar of all files, and the engine's builder runs the step.
+2. `normalise`: put the layers under a configuration of our own, without the builder's dates and history.
+3. Tag the result. A build that is interrupted before leaves an unnamed image, which is removed.
+
+`explain_failures` turns a failed step into an error with advice. `read_base` reads a base image from a registry, and
+`build_concurrently` builds several images at a time.
 """
 
 from __future__ import annotations
@@ -45,6 +53,7 @@ NATIVE_PATH = f"{NATIVE_DIRECTORY}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:
 
 
 def native_tools(image: str) -> Tools:
+    """Return the helper programs of the image for the builder's steps."""
     return Tools(image, NATIVE_MOUNT, {"PATH": NATIVE_PATH, "APT_CONFIG": f"{NATIVE_DIRECTORY}/apt.conf"})
 
 
@@ -55,9 +64,9 @@ def pack_native(engine: DockerEngine, image: str, target: Path) -> Path:
         engine.read_path(container, NATIVE_DIRECTORY) as tar,
         target.open("wb") as copy,
     ):
-        whole = cast("IO[bytes]", tar.fileobj)  # it was opened from one
-        whole.seek(0)
-        shutil.copyfileobj(whole, copy)
+        source = cast("IO[bytes]", tar.fileobj)  # the engine opens the tar from a file
+        source.seek(0)
+        shutil.copyfileobj(source, copy)
     return target
 
 
@@ -69,7 +78,7 @@ STATUS = re.compile(r"(?:returned a non-zero code|exit code): (\d+)")
 
 
 @contextmanager
-def failures(image: PlannedImage, log: Path) -> Iterator[None]:
+def explain_failures(image: PlannedImage, log: Path) -> Iterator[None]:
     """Turn a failure into an error with the image, the step, the last lines and the log's path."""
     try:
         yield
@@ -81,7 +90,7 @@ def failures(image: PlannedImage, log: Path) -> Iterator[None]:
         status = STATUS.search(str(error))
         reason = f"status {status[1]}" if status else str(error)[:LONG]
         raise ImagesError(f"build {image.key}", f"step `{step}` failed: {reason}\n" + "\n".join(shown[-TAIL:]),
-                          hint=f"{advice(shown)}the whole log: {log}") from error  # fmt: skip
+                          hint=f"{advise(shown)}the whole log: {log}") from error  # fmt: skip
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -93,7 +102,8 @@ def failures(image: PlannedImage, log: Path) -> Iterator[None]:
         raise
 
 
-def advice(lines: Sequence[str]) -> str:
+def advise(lines: Sequence[str]) -> str:
+    """Return what to do about a failure that these lines of the log show; empty for an unknown one."""
     text = "\n".join(lines[-60:]).lower()
     if "no space left on device" in text:
         return "the engine's disk is full, see `docker system df`; "
@@ -109,8 +119,11 @@ def advice(lines: Sequence[str]) -> str:
 # Copy paths from one image into another.
 
 
-def taken(tar: Any, to: str, contents: bool, kept: Path) -> Iterator[Entry]:
-    """Yield an artifact's tar members at their new place. The first member is the path itself."""
+def moved_entries(tar: Any, to: str, contents: bool, directory: Path) -> Iterator[Entry]:
+    """Yield an artifact's tar members at their new path, with files copied to `directory`.
+
+    The first member is the artifact's path itself; `contents`: leave it out, and move what it holds.
+    """
     for index, member in enumerate(tar):
         inner = member.name.partition("/")[2]
         if index == 0 and member.isdir() and contents:
@@ -123,7 +136,7 @@ def taken(tar: Any, to: str, contents: bool, kept: Path) -> Iterator[Entry]:
             yield Entry(path, EntryKind.LINK, 0o777, link=member.linkname)
         elif member.isfile() or member.islnk():
             data = tar.extractfile(member)
-            target = kept / str(index)
+            target = directory / str(index)
             with target.open("wb") as copy:
                 shutil.copyfileobj(data, copy)
             yield Entry(path, EntryKind.FILE, mode, data=target)
@@ -136,28 +149,30 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    place: LockContext
+    """Build images of one lock with one engine."""
+
+    lock_context: LockContext
     composed: Composed
     engine: DockerEngine
     reporter: Reporter
     revision: str
-    shown_prefix: str = ""  # what labels call the images, where the names are those of a trial
-    tools: Tools | None = None  # of the engine's own machine, where the images are of another architecture
+    shown_prefix: str = ""  # the images' prefix in labels, while a trial names the images otherwise
+    tools: Tools | None = None  # the engine's own programs, if the images are for another architecture
 
     @property
     def work(self) -> Path:
-        return self.place.repository / "build"
+        return self.lock_context.repository / "build"
 
     def make(self, image: PlannedImage) -> float:
         """Build, normalise and name an image; return the seconds that it took."""
         began = time.monotonic()
-        log_path = self.work / "logs" / self.place.choice.flavour / f"{image.key.replace(':', '-')}.log"
+        log_path = self.work / "logs" / self.lock_context.choice.flavour / f"{image.key.replace(':', '-')}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("w") as log, failures(image, log_path):
-            raw = self.raw(image, log)
+        with log_path.open("w") as log, explain_failures(image, log_path):
+            raw = self.build_raw(image, log)
             named = False
             try:
-                built = self.normalised(image, raw)
+                built = self.normalise(image, raw)
                 self.engine.tag(built, image.reference)
                 named = True
             finally:
@@ -165,10 +180,10 @@ class Maker:
                     self.engine.discard(raw)
         return time.monotonic() - began
 
-    def raw(self, image: PlannedImage, log: TextIO) -> str:
+    def build_raw(self, image: PlannedImage, log: TextIO) -> str:
         """Run the builder; return an unnamed image that still has the builder's dates and history."""
 
-        def line(coloured: str) -> None:
+        def report(coloured: str) -> None:
             if not (text := COLOUR.sub("", coloured).rstrip()):
                 return
             log.write(text + "\n")
@@ -179,49 +194,52 @@ class Maker:
         with tempfile.TemporaryDirectory(dir=self.work / "context", prefix=f"{image.name}-") as directory:
             context = Path(directory)
             if image.bootstrapped:
-                target = context / "root.tar"
-                options, aid = image.dpkg_options, self.packed(context)
-                bootstrap.bootstrap(self.place, image.slices[-1], options, target, line, aid)
-                with target.open("rb") as data:
-                    return self.engine.import_root(data)
+                return self._bootstrap(image, context, report)
             if image.base:
                 if not self.engine.has(image.base):
-                    line(f"minivm: pull {image.base}")
-                pulled(self.engine, image.base, self.place.choice.arch)
-            self.context(image, context)
-            network = self.place.settings.network
-            return self.engine.builder.build(context, self.arguments(image), network, line, self.tools)
+                    report(f"minivm: pull {image.base}")
+                ensure_base(self.engine, image.base, self.lock_context.choice.arch)
+            self.write_context(image, context)
+            network = self.lock_context.settings.network
+            return self.engine.builder.build(context, self.build_arguments(image), network, report, self.tools)
 
-    def packed(self, directory: Path) -> bootstrap.Native | None:
+    def _bootstrap(self, image: PlannedImage, context: Path, report: Callable[[str], None]) -> str:
+        """Install the distribution into an empty root, and import it."""
+        root, helpers = context / "root.tar", self.pack_helpers(context)
+        bootstrap.bootstrap(self.lock_context, image.slices[-1], image.dpkg_options, root, report, helpers)
+        with root.open("rb") as data:
+            return self.engine.import_root(data)
+
+    def pack_helpers(self, directory: Path) -> bootstrap.Native | None:
         """Return the helper programs for a root, which no engine builds."""
         if self.tools is None:
             return None
         tar = pack_native(self.engine, self.tools.image, directory / "tar")
         return bootstrap.Native(tar, NATIVE_MOUNT, NATIVE_PATH)
 
-    def context(self, image: PlannedImage, directory: Path) -> None:
+    def write_context(self, image: PlannedImage, directory: Path) -> None:
         """Write the Dockerfile and its one tar."""
-        (directory / "Dockerfile").write_text(dockerfile(image.step, self.place.repository / "images/templates"))
+        (directory / "Dockerfile").write_text(dockerfile(image.step, self.lock_context.repository / "images/templates"))
         if not image.step.files:
             return
         artifacts = directory / ".artifacts"
         artifacts.mkdir()
         entries = [
             *image.entries,
-            *fetch_files(image, self.place),
-            *toolkit.entries(image.toolkit, self.place, artifacts),
-            *toolkit.library_entries(image.libraries, self.place, artifacts),
-            *self.artifacts(image, artifacts),
+            *fetch_files(image, self.lock_context),
+            *toolkit.entries(image.toolkit, self.lock_context, artifacts),
+            *toolkit.library_entries(image.libraries, self.lock_context, artifacts),
+            *self.artifact_entries(image, artifacts),
         ]
         if image.is_role:
             entries.append(content.file("usr/share/minivm/sbom.spdx.json", self.sbom(image)))
         with (directory / "layer.tar").open("wb") as target:
             content.write_tar(
-                target, content.complete(entries, image.directories), self.place.definition.versions.epoch
+                target, content.complete(entries, image.directories), self.lock_context.definition.versions.epoch
             )
         shutil.rmtree(artifacts)
 
-    def artifacts(self, image: PlannedImage, directory: Path) -> Iterator[Entry]:
+    def artifact_entries(self, image: PlannedImage, directory: Path) -> Iterator[Entry]:
         """Yield the paths taken from other images, unpacked beside the context."""
         for number, (artifact, key) in enumerate(image.artifacts):
             target = directory / str(number)
@@ -230,92 +248,94 @@ class Maker:
             with self.engine.container(self.composed.images[key].reference) as container:
                 tar = self.engine.read_path(container, source)
             with tar:
-                yield from taken(tar, artifact.to.strip("/"), artifact.source.endswith("/"), target)
+                yield from moved_entries(tar, artifact.to.strip("/"), artifact.source.endswith("/"), target)
 
-    def arguments(self, image: PlannedImage) -> dict[str, str]:
+    def build_arguments(self, image: PlannedImage) -> dict[str, str]:
         """Return the site's settings for the build step; none of them stays in the image."""
-        settings, values = self.place.settings, dict(self.place.settings.proxies)
+        settings, values = self.lock_context.settings, dict(self.lock_context.settings.proxies)
         if settings.mirrors:
-            values["MINIVM_SOURCES"] = self.sources(image).replace("\n", "\\n")
+            values["MINIVM_SOURCES"] = self.site_sources(image).replace("\n", "\\n")
         if settings.ca_certificates:
             values["MINIVM_CA"] = Path(settings.ca_certificates).read_text().replace("\n", "\\n")
         return values
 
-    def sources(self, image: PlannedImage) -> str:
+    def site_sources(self, image: PlannedImage) -> str:
         """Return Debian's repositories at the site's mirrors, with the image's paths of their keys."""
-        if self.place.base:
+        if self.lock_context.base:
             raise ImagesError("use the mirrors", "a base image names its own repositories", field="mirrors",
                               hint="use --set http_proxy, or a base whose sources are the site's")  # fmt: skip
-        mirrors, keyrings = self.place.settings.mirror_map, Path("/usr/share/keyrings")
-        own = [
+        mirrors, keyrings = self.lock_context.settings.mirror_map, Path("/usr/share/keyrings")
+        origins = [
             replace(origin, uri=mirrors.get(origin.name, origin.uri), keyring=keyrings / origin.keyring.name)
-            for origin in apt.default_origins(self.place.variant)
+            for origin in apt.default_origins(self.lock_context.variant)
         ]
-        own += [apt.suite_of(source, own) for source in self.suites(image)]
-        return "".join(origin.lines() for origin in own)
+        origins += [apt.suite_of(source, origins) for source in self.enabled_suites(image)]
+        return "".join(origin.lines() for origin in origins)
 
-    def suites(self, image: PlannedImage) -> list[AptSource]:
+    def enabled_suites(self, image: PlannedImage) -> list[AptSource]:
         """List the further suites of the base's archive that this image's layers enable."""
-        layers = (self.place.definition.layers[slice_.layer] for slice_ in image.slices)
-        return [source for layer in layers for source in enabled_sources(layer, self.place) if not source.uri]
+        layers = (self.lock_context.definition.layers[slice_.layer] for slice_ in image.slices)
+        return [source for layer in layers for source in enabled_sources(layer, self.lock_context) if not source.uri]
 
     def sbom(self, image: PlannedImage) -> bytes:
+        """Return the image's list of packages and files; keep a copy beside the build's logs."""
         packages = sbom.listed(
             image.slices,
-            self.downloads(image),
+            self.pinned_downloads(image),
             self.base_packages(),
-            {source.name for source in self.place.variant.sources},
+            {source.name for source in self.lock_context.variant.sources},
             image.wheels,
         )
         files = [sbom.File.of(entry.path, entry.read()) for entry in image.entries if entry.kind is EntryKind.FILE]
         document = sbom.document(
-            name=self.shown(image.repo),
+            name=self.shown_name(image.repo),
             version=image.tag,
             namespace=f"https://minivm.invalid/spdx/{image.name}/{image.hash}",
             packages=packages,
             files=files,
-            epoch=self.place.definition.versions.epoch,
-            distribution="ubuntu" if self.place.base else "debian",
-            suite=self.place.variant.suite,
+            epoch=self.lock_context.definition.versions.epoch,
+            distribution="ubuntu" if self.lock_context.base else "debian",
+            suite=self.lock_context.variant.suite,
         )
         data = sbom.to_json(document)
-        beside = self.work / "sbom" / f"{image.name}-{image.tag}.spdx.json"
-        beside.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
+        copy = self.work / "sbom" / f"{image.name}-{image.tag}.spdx.json"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(data)
         return data
 
-    def downloads(self, image: PlannedImage) -> list[Pin]:
+    def pinned_downloads(self, image: PlannedImage) -> list[Pin]:
         """List the pinned files that went into the layers below, and into the builders of their artifacts."""
-        todo, visited = [image.key], set[str]()
-        while todo:
-            key = todo.pop()
+        pending, visited = [image.key], set[str]()
+        while pending:
+            key = pending.pop()
             if key not in visited:
                 visited.add(key)
-                todo += self.composed.images[key].needs
-        layers = [self.place.definition.layers[key.removeprefix("layer:")] for key in sorted(visited - {image.key})]
-        available = pins(self.place)
-        names = {name for layer in layers for name in layer.downloads.of(self.place.choice)}
+                pending += self.composed.images[key].needs
+        layers = [
+            self.lock_context.definition.layers[key.removeprefix("layer:")] for key in sorted(visited - {image.key})
+        ]
+        available = pins(self.lock_context)
+        names = {name for layer in layers for name in layer.downloads.of(self.lock_context.choice)}
         return [available[name] for name in sorted(names)]
 
     def base_packages(self) -> Mapping[str, str]:
         """Return a base image's own packages, which no lock lists."""
-        if not self.place.base:
+        if not self.lock_context.base:
             return {}
+        return installed(
+            read_base(self.engine, self.lock_context.base, self.work / "base", self.lock_context.choice.arch).status
+        )
 
-        return installed(read_base(self.engine, self.place.base, self.work / "base", self.place.choice.arch).status)
-
-    def normalised(self, image: PlannedImage, raw: str) -> str:
+    def normalise(self, image: PlannedImage, raw: str) -> str:
         """Put the builder's layers under our configuration; return the engine's id of the result."""
         diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
-        below: Mapping[str, Any] = {}
-        if not image.bootstrapped:
-            below = self.engine.inspect(image.step.base)
-        under = list(below["RootFS"]["Layers"]) if below else []
-        if diff_ids[: len(under)] != under:
+        base: Mapping[str, Any] = {} if image.bootstrapped else self.engine.inspect(image.step.base)
+        base_ids = list(base["RootFS"]["Layers"]) if base else []
+        if diff_ids[: len(base_ids)] != base_ids:
             raise ImagesError("name the image", f"{image.key} is not built on {image.step.base}")
         config = store.config(
-            below.get("Config"),
-            len(under),
+            base.get("Config"),
+            len(base_ids),
             diff_ids,
             store.Additions(
                 env=dict(image.step.env),
@@ -323,35 +343,36 @@ class Maker:
                 entrypoint=image.step.entrypoint,
                 stop_signal=image.step.stop_signal,
                 user=image.step.user,
-                labels=self.labels(image, below),
+                labels=self.labels(image, base),
                 created_by=f"minivm {image.key} {image.hash[:12]}",
             ),
-            arch=self.place.choice.arch,
-            epoch=self.place.definition.versions.epoch,
+            arch=self.lock_context.choice.arch,
+            epoch=self.lock_context.definition.versions.epoch,
         )
         return self.engine.store.take_over(raw, config)
 
-    def shown(self, name: str) -> str:
-        prefix = self.place.settings.prefix
+    def shown_name(self, name: str) -> str:
+        """Return an image's name for labels."""
+        prefix = self.lock_context.settings.prefix
         return name.replace(prefix, self.shown_prefix, 1) if self.shown_prefix and name.startswith(prefix) else name
 
-    def labels(self, image: PlannedImage, below: Mapping[str, Any]) -> dict[str, str]:
+    def labels(self, image: PlannedImage, base: Mapping[str, Any]) -> dict[str, str]:
         labels = {
-            "org.opencontainers.image.title": self.shown(image.repo),
+            "org.opencontainers.image.title": self.shown_name(image.repo),
             "org.opencontainers.image.description": image.describe,
             "org.opencontainers.image.version": image.tag,
-            "org.opencontainers.image.source": self.place.definition.versions.source,
+            "org.opencontainers.image.source": self.lock_context.definition.versions.source,
             f"{LABEL}inputs": image.hash,
             f"{LABEL}capabilities": " ".join(image.provides),
             f"{LABEL}absent": json.dumps(dict(image.absent), sort_keys=True) if image.absent else "",
-            f"{LABEL}base": self.place.base or self.place.variant.suite,
+            f"{LABEL}base": self.lock_context.base or self.lock_context.variant.suite,
             f"{LABEL}wheels": " ".join(wheel.wanted for wheel in image.wheels),
         }
-        if below:
-            labels["org.opencontainers.image.base.name"] = self.shown(image.step.base)
+        if base:
+            labels["org.opencontainers.image.base.name"] = self.shown_name(image.step.base)
             labels["org.opencontainers.image.base.digest"] = self.engine.image_id(image.step.base)
         if image.is_role:
-            # On roles alone: a commit that changes nothing below must not give every layer another id.
+            # On roles only: a commit that changes no layer must not give every layer another id.
             labels["org.opencontainers.image.revision"] = self.revision
         return {name: value for name, value in labels.items() if value}
 
@@ -367,7 +388,7 @@ def git_revision(repository: Path) -> str:
 DEFAULT_KEYS = ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def pulled(engine: DockerEngine, base: str, arch: str) -> None:
+def ensure_base(engine: DockerEngine, base: str, arch: str) -> None:
     """Make sure that the base image is present and has the build's architecture."""
     if not engine.has(base):
         engine.pull(base, arch)
@@ -383,20 +404,20 @@ def read_base(engine: DockerEngine, base: str, directory: Path, arch: str) -> Ba
         raise ImagesError("use the base", f"{base} has no digest yet", file="images/versions.yaml",
                           field="variants", hint="`docker buildx imagetools inspect` shows the digest; compare it with"
                           " its publisher's, then write it there")  # fmt: skip
-    pulled(engine, base, arch)
+    ensure_base(engine, base, arch)
     with engine.container(base) as container:
         files: dict[str, bytes] = {}
         for path in ("/var/lib/dpkg/status", "/etc/apt", "/usr/share/keyrings"):
             try:
                 with engine.read_path(container, path) as tar:
-                    files |= members(tar, path.rpartition("/")[0])
+                    files |= read_members(tar, path.rpartition("/")[0])
             except ImagesError:
                 if path == "/var/lib/dpkg/status":
                     raise ImagesError("use the base", f"{base} is not a Debian or Ubuntu image") from None
-    return BaseFiles(files.pop("/var/lib/dpkg/status").decode(), tuple(origins(files, directory)))
+    return BaseFiles(files.pop("/var/lib/dpkg/status").decode(), tuple(read_origins(files, directory)))
 
 
-def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
+def read_members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
     """Return files by their path in the image; resolve links among them, such as trixie's keyrings."""
     contents: dict[str, bytes] = {}
     links: dict[str, str] = {}
@@ -412,27 +433,27 @@ def members(tar: tarfile.TarFile, parent: str) -> dict[str, bytes]:
     return contents
 
 
-def origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
+def read_origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
     """Return the base's repositories, from both of apt's formats."""
-    origins_found: list[Origin] = []
+    origins: list[Origin] = []
     for path, data in sorted(files.items()):
         if path == "/etc/apt/sources.list" or (path.startswith("/etc/apt/sources.list.d/") and path.endswith(".list")):
-            origins_found += one_line(data.decode())
+            origins += one_line(data.decode())
         elif path.startswith("/etc/apt/sources.list.d/") and path.endswith(".sources"):
-            origins_found += deb822(data.decode())
-    return [replace(origin, keyring=unpacked(origin.keyring, files, directory)) for origin in origins_found]
+            origins += deb822(data.decode())
+    return [replace(origin, keyring=unpack_key(origin.keyring, files, directory)) for origin in origins]
 
 
-def unpacked(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:
+def unpack_key(keyring: Path, files: dict[str, bytes], directory: Path) -> Path:
     """Unpack a repository's key; without a signed-by, the distribution's own."""
-    named = [str(keyring)] if keyring != Path() else list(DEFAULT_KEYS)
-    for name in named:
+    candidates = [str(keyring)] if keyring != Path() else list(DEFAULT_KEYS)
+    for name in candidates:
         if name in files:
             target = directory / Path(name).name
             directory.mkdir(parents=True, exist_ok=True)
             target.write_bytes(files[name])
             return target
-    raise ImagesError("use the base", f"no key {' or '.join(named)} in the image for its repositories")
+    raise ImagesError("use the base", f"no key {' or '.join(candidates)} in the image for its repositories")
 
 
 def build_concurrently(

@@ -451,7 +451,7 @@ def test_a_layer_that_does_not_stand_on_its_parent_is_never_named(small: Small, 
     other = engine.import_root(empty())
     try:
         with pytest.raises(ImagesError, match="is not built on"):
-            maker.normalised(composed.images["layer:two"], other)
+            maker.normalise(composed.images["layer:two"], other)
     finally:
         engine.remove(other)
 

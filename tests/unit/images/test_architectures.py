@@ -22,7 +22,7 @@ from images.engine.docker import DockerEngine
 from images.errors import ImagesError
 from images.host import OWN_ENGINE
 from images.make import build
-from images.make.build import advice, pulled
+from images.make.build import advise, ensure_base
 from images.make.compose import Composer
 from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import Plain
@@ -289,7 +289,7 @@ def test_a_build_that_cannot_run_is_refused_before_it_begins(monkeypatch: pytest
 
 
 def test_what_an_engine_could_not_run_is_told_by_its_own_words() -> None:
-    assert "cannot run programs of this architecture" in advice(["exec /bin/sh: exec format error"])
+    assert "cannot run programs of this architecture" in advise(["exec /bin/sh: exec format error"])
 
 
 def test_the_host_script_says_which_architectures_there_are() -> None:
@@ -325,9 +325,9 @@ def test_a_base_of_another_architecture_is_told() -> None:
             inspect=lambda name: {"Architecture": OTHER},
         ),
     )
-    pulled(engine, "base@sha256:1", OTHER)
+    ensure_base(engine, "base@sha256:1", OTHER)
     assert asked == [("base@sha256:1", OTHER)]
     with pytest.raises(ImagesError) as caught:
-        pulled(engine, "base@sha256:1", OWN)
+        ensure_base(engine, "base@sha256:1", OWN)
     assert f"base@sha256:1 is for {OTHER}, and this build for {OWN}" in str(caught.value)
     assert f"--arch {OTHER} builds on it" in str(caught.value)

@@ -14,7 +14,7 @@ from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, divided
 from images.errors import ImagesError
-from images.make.build import failures, taken
+from images.make.build import explain_failures, moved_entries
 from images.make.plan import DockerfileContent, PlannedImage, dockerfile, strict
 from images.make.progress import Plain
 
@@ -48,7 +48,7 @@ def test_a_failure_shows_the_step_the_last_lines_the_log_and_what_to_do(image: P
     log = tmp_path / "layer-x.log"
     noise = "Step 3/4 : RUN " + "x" * 1000
     log.write_text(f"{noise}\n ---> Running in abc\nminivm: packages\nE: Could not connect to m.invalid\n")
-    with pytest.raises(ImagesError) as caught, failures(image, log):
+    with pytest.raises(ImagesError) as caught, explain_failures(image, log):
         raise StepFailed("The command '/bin/sh -c ...' returned a non-zero code: 100")
     text = str(caught.value)
     assert text.startswith("cannot build layer:x: step `packages` failed: status 100\n")
@@ -60,9 +60,9 @@ def test_a_failure_shows_the_step_the_last_lines_the_log_and_what_to_do(image: P
 
 
 def test_no_space_is_no_traceback(image: PlannedImage, tmp_path: Path) -> None:
-    with pytest.raises(ImagesError, match="no space left on device for /here"), failures(image, tmp_path):
+    with pytest.raises(ImagesError, match="no space left on device for /here"), explain_failures(image, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", "/here")
-    with pytest.raises(OSError, match="bug"), failures(image, tmp_path):
+    with pytest.raises(OSError, match="bug"), explain_failures(image, tmp_path):
         raise OSError(errno.EINVAL, "bug", "/here")
 
 
@@ -131,5 +131,5 @@ def artifact() -> tarfile.TarFile:
 )
 def test_an_artifact_lands_where_it_says(contents: bool, expected: dict[str, EntryKind], tmp_path: Path) -> None:
     with artifact() as tar:
-        found = {entry.path: entry.kind for entry in taken(tar, "usr", contents, tmp_path)}
+        found = {entry.path: entry.kind for entry in moved_entries(tar, "usr", contents, tmp_path)}
     assert found == expected

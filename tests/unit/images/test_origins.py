@@ -12,7 +12,7 @@ from images.archive import apt
 from images.archive.apt import Origin, deb822, one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
 from images.errors import ImagesError
-from images.make.build import members
+from images.make.build import read_members
 from images.settings import BuildSettings
 
 KEY = Path("/usr/share/keyrings/archive.gpg")
@@ -106,5 +106,5 @@ def test_a_key_that_is_a_link_is_what_it_leads_to() -> None:
             tar.addfile(link)
     stream.seek(0)
     with tarfile.open(fileobj=stream) as tar:
-        found = members(tar, "/usr/share")
+        found = read_members(tar, "/usr/share")
     assert found == {"/usr/share/keyrings/archive.pgp": b"key", "/usr/share/keyrings/archive.gpg": b"key"}
