@@ -1,9 +1,15 @@
 """Drain of a login pod: refuse new logins, warn the users, wait, then end their `srun` and `salloc`.
 
-Those would leave their nodes allocated. A pod that keeps its sessions lets them stay for hours first (`Stay`).
+`drain` runs one of two ways, then `end_clients`:
+
+- `end_sessions`, by default: refuse logins with /run/nologin, warn the terminals, and wait for the sessions.
+- `Stay`, for a pod that keeps its sessions while another replaces it: wait up to the pod's grace period, follow the
+  pod's own object and people.yaml (`PeopleReader`), and name this pod in people's homes (`Records`).
+
+`end_clients` is needed because an srun or salloc that is killed with the pod would leave its nodes allocated.
 
 Process names are no proof, since any user can choose them: a session is a child of root's sshd, and messages go to
-terminals only.
+terminals only (`find_sessions`, `find_keepers`, `message_terminals`).
 """
 
 from __future__ import annotations
@@ -42,13 +48,13 @@ from init.pod.api_server import ApiServer
 MESSAGE = "This login pod is about to stop. Batch jobs are not affected. Log in again for a new pod.\n"
 LOOK_EVERY = 0.5
 # Part of the budget for interactive jobs to release their nodes.
-KEPT = 5.0
+RESERVE = 5.0
 CLIENTS = ("srun", "salloc")
 ADVICE = "Save your work and log out; srun and salloc end with it."
 
 
 def drain(controller: str, deadline: Deadline) -> None:
-    reserve = min(KEPT, deadline.left / 4)
+    reserve = min(RESERVE, deadline.left / 4)
     if is_wanted(os.environ):
         Stay(deadline, reserve, pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")).run()
     else:
@@ -56,21 +62,22 @@ def drain(controller: str, deadline: Deadline) -> None:
     end_clients(deadline)
 
 
-def end_sessions(deadline: Deadline, kept: float) -> None:
+def end_sessions(deadline: Deadline, reserve: float) -> None:
+    """Refuse new logins, warn the users, and wait for their sessions until `reserve` is left."""
     try:
         NOLOGIN.write_text(MESSAGE)
     except OSError as error:  # a user may have filled the disk: the sessions still get their time
         report(f"cannot refuse new logins: {error.strerror}")
     sessions = find_sessions()
-    if sessions:
-        count = len(tell(terminals(sessions), f"this pod stops in {deadline.left:.0f} s. {ADVICE}"))
-        report(f"warned {count} terminals of {len(sessions)} sessions")
-        # At the end of the budget sshd's own stop hangs up on the remaining sessions.
-        while (sessions := find_sessions()) and deadline.left > kept:
-            deadline.pause(min(LOOK_EVERY, deadline.left - kept))
-        report(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
-    else:
+    if not sessions:
         report("no sessions")
+        return
+    count = len(message_terminals(terminals(sessions), f"this pod stops in {deadline.left:.0f} s. {ADVICE}"))
+    report(f"warned {count} terminals of {len(sessions)} sessions")
+    # At the end of the budget sshd's own stop hangs up on the remaining sessions.
+    while (sessions := find_sessions()) and deadline.left > reserve:
+        deadline.pause(min(LOOK_EVERY, deadline.left - reserve))
+    report(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
 
 
 def resume(controller: str) -> None:
@@ -88,19 +95,17 @@ def end_clients(deadline: Deadline) -> None:
     clients = find_clients()
     if not clients:
         return
-    number = signal.SIGHUP
-    for limit in (deadline.left / 2, 1.0):
-        # A process started to survive its terminal ignores SIGHUP, so send SIGTERM next.
+    # A process started to survive its terminal ignores SIGHUP, so send SIGTERM next.
+    for number, limit in ((signal.SIGHUP, deadline.left / 2), (signal.SIGTERM, 1.0)):
         for pid in clients:
-            hang_up(pid, number)
+            signal_client(pid, number)
         while (clients := find_clients()) and deadline.left > limit:
             deadline.pause(0.1)
-        number = signal.SIGTERM
     report(f"{len(clients)} srun and salloc are left" if clients else "every srun and salloc has ended its job")
 
 
 def find_clients() -> list[int]:
-    """Find them by name, which is enough: another process of that name ends with the pod anyway."""
+    """Find srun and salloc by name, which is enough: another process of that name ends with the pod anyway."""
     return own_processes(_is_client)
 
 
@@ -108,7 +113,7 @@ def _is_client(status: Mapping[str, str]) -> bool:
     return status["Uid"].split()[0] != "0" and status["Name"] in CLIENTS
 
 
-def hang_up(pid: int, number: int) -> None:
+def signal_client(pid: int, number: int) -> None:
     """Signal by a pidfd: the number may belong to another process by now, even one of root."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
@@ -135,7 +140,7 @@ NOLOGIN = Path("/run/nologin")
 RETURNING = Path("/run/minivm/may-return")
 REFUSAL = "This login pod is being replaced. Log in again for a new pod.\n"
 ACCOUNT = Path("/mnt/minivm/secrets/api")
-# Until no proxy sends new connections here: a person who comes earlier is served.
+# Until no proxy sends new connections here: earlier logins are still served.
 SETTLE = 5.0
 STAY_LOOK_EVERY = 2.0
 ASK_EVERY = 10.0
@@ -175,13 +180,13 @@ def forget() -> None:
 class Stay:
     """One stay, from the drain's start to its end."""
 
-    def __init__(self, deadline: Deadline, kept: float, pod: str, address: str) -> None:
-        self.deadline, self.kept, self.pod = deadline, kept, pod
+    def __init__(self, deadline: Deadline, reserve: float, pod: str, address: str) -> None:
+        self.deadline, self.reserve, self.pod = deadline, reserve, pod
         self.grace = float("inf")
-        self.why = "is being replaced"
+        self.reason = "is being replaced"
         self.asked = float("-inf")
-        self.told: set[Path] = set()
-        self.returning: str | None = None
+        self.warned: set[Path] = set()  # terminals that have the last notice
+        self.returning: str | None = None  # names of people who may log in; None: all may
         self.records = Records(pod, address)
         self.people = PeopleReader(os.environ.get(PEOPLE, ""))
         self._plan_notices()
@@ -189,22 +194,18 @@ class Stay:
     def run(self) -> None:
         settled = time.monotonic() + SETTLE
         while self.left:
-            self._ask()
+            self._update_end()
             self.people.read(self.left)
             sessions, keepers = find_sessions(), find_keepers()
             is_settled = time.monotonic() >= settled
             if is_settled and not (sessions or keepers) and self.returning == "":
                 break  # no login succeeded meanwhile
-            people = {*keepers, *_owners(sessions)}
             if is_settled:
                 self._close(keepers)
-            self._tell([*terminals(sessions), *(DEV / f"pts/{number}" for windows in keepers.values()
-                                                for number in windows)])  # fmt: skip
+            windows = (DEV / f"pts/{number}" for numbers in keepers.values() for number in numbers)
+            self._warn([*terminals(sessions), *windows])
             self.records.follow(keepers, f"{self.until:.0f}")
-            if people:
-                count = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
-                unread = f"; {self.people.problem}" if self.people.problem else ""
-                report_change(f"{count} until {clock(self.until)}: this pod {self.why}{unread}")
+            self._report({*keepers, *_owners(sessions)})
             self.deadline.pause(min(STAY_LOOK_EVERY, self.left))
         sessions_left = len(find_sessions())
         report(f"{sessions_left} sessions are left" if sessions_left else "all sessions have ended")
@@ -212,14 +213,20 @@ class Stay:
 
     @property
     def left(self) -> float:
-        return max(0.0, self.deadline.left - self.kept)
+        return max(0.0, self.deadline.left - self.reserve)
+
+    def _report(self, people: Collection[int]) -> None:
+        if people:
+            count = "1 person stays" if len(people) == 1 else f"{len(people)} people stay"
+            unread = f"; {self.people.problem}" if self.people.problem else ""
+            report_change(f"{count} until {clock(self.until)}: this pod {self.reason}{unread}")
 
     def _plan_notices(self) -> None:
         """Compute the end in wall-clock time once: computed at each look it could flicker by a minute."""
         self.until = time.time() + self.left
-        self.notices = [seconds for seconds in NOTICES if seconds < self.left]
+        self.notices = [before_end for before_end in NOTICES if before_end < self.left]
 
-    def _ask(self) -> None:
+    def _update_end(self) -> None:
         """Learn from Kubernetes if the pod must end earlier, and if because of its machine."""
         if not may_ask(self.asked, self.left):
             return
@@ -228,30 +235,32 @@ class Stay:
             item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path_of(f"pods/{self.pod}"))
             metadata = item.get("metadata") or {}
             grace = metadata.get("deletionGracePeriodSeconds")
-            conditions = (item.get("status") or {}).get("conditions") or ()
-            reasons = {each.get("reason") for each in conditions
-                       if each.get("type") == "DisruptionTarget" and each.get("status") == "True"}  # fmt: skip
+            reasons = _disruption_reasons(item)
         except (InitError, OSError, AttributeError) as error:
             log_change(f"{error}")
             return
+        is_deleted = bool(metadata.get("deletionTimestamp"))
         if reasons:
-            self.why = "leaves its machine, which is being emptied"
+            self.reason = "leaves its machine, which is being emptied"
+        if not is_deleted:
+            self.reason = "must stop"
         # The kubelet's own ends leave the object's grace period as it is: a probe that failed, an eviction, a shutdown.
-        if not metadata.get("deletionTimestamp"):
-            self.why = "must stop"
-        if "TerminationByKubelet" in reasons or not metadata.get("deletionTimestamp"):
+        if "TerminationByKubelet" in reasons or not is_deleted:
             short = seconds(os.environ, "MINIVM_SHORT_GRACE_SECONDS", float("inf"))
             grace = min(short, grace) if isinstance(grace, int) else short
         # A full grace period is known already; `kubectl delete --grace-period` and evictions give less.
-        if isinstance(grace, int | float) and grace < min(
-            self.grace, seconds(os.environ, "MINIVM_GRACE_SECONDS", float("inf"))
-        ):
-            self.grace = grace
-            allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
-            self.deadline.shorten(allowed)
-            self.kept = min(self.kept, allowed / 4)
-            self.told.clear()
-            self._plan_notices()
+        full = seconds(os.environ, "MINIVM_GRACE_SECONDS", float("inf"))
+        if isinstance(grace, int | float) and grace < min(self.grace, full):
+            self._shorten(grace)
+
+    def _shorten(self, grace: float) -> None:
+        """End with this grace period, and warn all terminals of the new end."""
+        self.grace = grace
+        allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
+        self.deadline.shorten(allowed)
+        self.reserve = min(self.reserve, allowed / 4)
+        self.warned.clear()
+        self._plan_notices()
 
     def _close(self, keepers: Collection[int]) -> None:
         """Refuse new logins, but for people whose tmux or screen is here."""
@@ -265,16 +274,26 @@ class Stay:
             log_change(f"cannot refuse new logins: {error.strerror}")
         self.returning = names
 
-    def _tell(self, paths: Collection[Path]) -> None:
+    def _warn(self, paths: Collection[Path]) -> None:
+        """Warn each new terminal once, and all of them again when a notice is due."""
         if self.notices and self.left <= self.notices[0]:
-            self.told.clear()
-            self.notices = [seconds for seconds in self.notices if seconds < self.left]
-        self.told &= set(paths)
+            self.warned.clear()
+            self.notices = [before_end for before_end in self.notices if before_end < self.left]
+        self.warned &= set(paths)
         text = (
-            f"login pod {self.pod} {self.why}. You may stay until {clock(self.until)} (for {duration(self.left)}). "
+            f"login pod {self.pod} {self.reason}. You may stay until {clock(self.until)} (for {duration(self.left)}). "
             "New logins go to another pod. Save your work and log out; srun, salloc and tmux end with this pod."
         )
-        self.told.update(tell(sorted(set(paths) - self.told), text))
+        self.warned.update(message_terminals(sorted(set(paths) - self.warned), text))
+
+
+def _disruption_reasons(pod: Mapping[str, Any]) -> set[object]:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return {
+        condition.get("reason")
+        for condition in conditions
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+    }
 
 
 class PeopleReader:
@@ -363,6 +382,7 @@ class Records:
                     self.known[int(uid)] = PasswdEntry(name, int(uid), int(gid), home)
 
     def follow(self, uids: Collection[int], until: str) -> None:
+        """Write the record of each of these people, and remove all other records."""
         notices = {person.uid: f"{until} {self.address}" for person in self.people(uids)}
         self._reap()
         for uid in [uid for uid in self.written if uid not in notices]:
@@ -384,10 +404,10 @@ class Records:
         if len(self.writers) >= WRITERS or not self.address:
             return
         person = self.known[uid]
-        words = ["/bin/sh", "-c", RECORD, "sh", person.home, self.pod, text]
+        command = ["/bin/sh", "-c", RECORD, "sh", person.home, self.pod, text]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             child = subprocess.Popen(
-                words, user=person.uid, group=person.gid, extra_groups=[], cwd="/", env={"PATH": "/usr/bin:/bin"},
+                command, user=person.uid, group=person.gid, extra_groups=[], cwd="/", env={"PATH": "/usr/bin:/bin"},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             self.writers[child] = time.monotonic() + PATIENCE
@@ -416,7 +436,7 @@ _last = {"report": "", "log": ""}
 
 
 def report_change(text: str) -> None:
-    """Report what the line before did not say."""
+    """Report a text unless it was the last report."""
     if _last["report"] != text:
         _last["report"] = text
         report(text)
@@ -434,11 +454,14 @@ def clock(moment: float) -> str:
     return time.strftime("%H:%M %Z" if near else "%a %H:%M %Z", time.localtime(moment))
 
 
-def duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
+def duration(length_s: float) -> str:
+    minutes = round(length_s / 60)
+    if length_s < 90:
+        return f"{length_s:.0f} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# Sessions, and tmux or screen, as the kernel shows them.
 
 
 DEV = Path("/dev")
@@ -505,10 +528,10 @@ def find_keepers() -> dict[int, set[int]]:
     return keepers_by_user
 
 
-def tell(paths: Iterable[Path], text: str) -> list[Path]:
-    """Write to terminals like wall, which needs a utmp that containers lack; return those that took it.
+def message_terminals(paths: Iterable[Path], text: str) -> list[Path]:
+    """Write to terminals like wall, which needs a utmp that containers lack; return those that took the message.
 
-    A stopped terminal must not block us.
+    A stopped terminal must not block the drain.
     """
     message = f"\r\n*** minivm: {text} ***\r\n".encode()
     reached = []

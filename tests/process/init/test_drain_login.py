@@ -100,7 +100,7 @@ def test_a_word_goes_to_a_terminal_and_to_nothing_else(tmp_path: Path) -> None:
     directory.mkdir()
     try:
         paths = [file, fifo, link, directory, tmp_path / "absent", Path("/dev/null"), Path(os.ttyname(theirs))]
-        assert login.tell(paths, "this pod stops in 7 s") == [Path(os.ttyname(theirs))]
+        assert login.message_terminals(paths, "this pod stops in 7 s") == [Path(os.ttyname(theirs))]
         assert b"this pod stops in 7 s" in os.read(ours, 1000)
         assert file.read_text() == "whole"
         with contextlib.suppress(BlockingIOError):
@@ -117,7 +117,7 @@ def test_a_stopped_terminal_holds_nobody_up() -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(theirs, b"x" * 1000)
-        assert login.tell([Path(os.ttyname(theirs))], "stops") == []
+        assert login.message_terminals([Path(os.ttyname(theirs))], "stops") == []
     finally:
         os.close(ours)
         os.close(theirs)
@@ -155,7 +155,7 @@ class Looks:
         monkeypatch.setattr(login, "STAY_LOOK_EVERY", 0.05)
         monkeypatch.setattr(login, "find_sessions", self.sessions)
         monkeypatch.setattr(login, "find_keepers", lambda: {NOBODY: {9}} if keepers and self.stays() else {})
-        monkeypatch.setattr(login, "tell", self.tell)
+        monkeypatch.setattr(login, "message_terminals", self.tell)
 
     def stays(self) -> bool:
         return self.count <= self.last
@@ -239,7 +239,7 @@ def test_an_end_that_nobody_asked_kubernetes_for_is_short(
     monkeypatch.setenv("MINIVM_SHORT_GRACE_SECONDS", "60")
     deadline = drain.Deadline(43000.0)
     leaving = login.Stay(deadline, 5.0, "login-old", "")
-    leaving._ask()
+    leaving._update_end()
     assert (deadline.left < 60) is is_short
 
 
@@ -250,9 +250,9 @@ def test_a_silent_api_server_takes_no_time_of_the_interactive_jobs(
     Looks(monkeypatch, tmp_path, last=10**9, keepers=False)
     items = [deleted("EvictionByEvictionAPI")] * 2
     answering(monkeypatch, tmp_path, items)
-    login.Stay(drain.Deadline(14.9), 5.0, "login-old", "")._ask()
+    login.Stay(drain.Deadline(14.9), 5.0, "login-old", "")._update_end()
     assert len(items) == 2
-    login.Stay(drain.Deadline(30.0), 5.0, "login-old", "")._ask()
+    login.Stay(drain.Deadline(30.0), 5.0, "login-old", "")._update_end()
     assert len(items) == 1
 
 
