@@ -16,7 +16,7 @@ from cluster.values import local_values, merged
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import World
 from tests.pages import Block, blocks
-from tests.reader import ROOT, checkout, follow_all, programs
+from tests.reader import ROOT, checkout, follow, follow_all, programs
 from tests.slurm import version_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -95,3 +95,58 @@ def test_an_operators_page_can_be_followed(
             healthy.cluster.options = before
             healthy.cluster.up(timeout=240)
             healthy.manifests = healthy.cluster.manifests()
+
+
+def test_keys_and_the_authentication_change_as_the_pages_say(reader: Mapping[str, str], tmp_path: Path) -> None:
+    """Follow the pages on a cluster by munge with a running and a queued job; neither is lost."""
+    directory = checkout(tmp_path / "checkout")
+    (directory / "my-values.yaml").write_text(Path(reader["MINIVM_VALUES"]).read_text())
+
+    def type_in(text: str, user: str = "") -> str:
+        return follow(Block("typed here", 0, text, user=user), reader, directory)
+
+    def start_jobs() -> None:
+        """Start a job on both workers, and queue one behind it."""
+        script = "until test -e go; do sleep 1; done; srun true"
+        type_in(
+            f"rm -f go\nsbatch --parsable -N2 --mem=50 -o /dev/null --wrap '{script}' > runs\n"
+            "sbatch --parsable -N2 --mem=50 -o /dev/null -d afterok:$(cat runs) --wrap 'srun true' > waits\n"
+            "until squeue -h -j $(cat runs) -t R -o %i | grep .; do sleep 1; done",
+            "alice",
+        )
+
+    def end_jobs() -> None:
+        """Check that neither job was lost or requeued, and let the first one's last step find both nodes."""
+        type_in(
+            "squeue -h -j $(cat runs) -t R -o %i | grep .\nsqueue -h -j $(cat waits) -t PD -o %i | grep .\ntouch go\n"
+            "until sacct -nXP -j $(cat waits) -o state | grep COMPLETED; do sleep 1; done\n"
+            "sacct -nXP -j $(cat runs) -o state | grep COMPLETED\n"
+            "test $(scontrol -o show job $(cat runs) | grep -o 'Restarts=[0-9]*') = Restarts=0",
+            "alice",
+        )
+
+    def keys() -> dict[str, bytes]:
+        path = ROOT / "build/cluster" / reader["MINIVM_NAME"] / "keys"
+        return {file.name: file.read_bytes() for file in path.glob("*key")}
+
+    type_in(".venv/bin/python build.py up --workers 2 --auth munge")
+    start_jobs()
+    before = keys()
+    follow_all(blocks(HOW_TO / "rotate-keys.md"), reader, directory)
+    after = keys()
+    assert {name for name in before if before[name] != after[name]} == {
+        "ssh_host_ed25519_key", "worker_host_ed25519_key", "munge.key", "jwt_hs256.key",
+    }  # fmt: skip
+    end_jobs()
+
+    type_in("sbatch --parsable --hold -o /dev/null --wrap true > held", "alice")
+    change, *rotate = blocks(HOW_TO / "change-authentication.md")
+    assert "slurm-controller-0: gone" in follow(change, reader, directory)
+    type_in("squeue -h -j $(cat held) -t PD -o %i | grep .\nscontrol release $(cat held)", "alice")
+    type_in("until sacct -nXP -j $(cat held) -o state | grep COMPLETED; do sleep 1; done", "alice")
+    start_jobs()
+    follow_all(rotate, reader, directory)
+    mounted = type_in("kubectl exec slurm-worker-1 -- cat /etc/slurm/slurm.jwks")
+    assert mounted.strip() == (directory / "3.jwks").read_text().strip() and '"old"' not in mounted
+    end_jobs()
+    assert "slurm-worker-0\n" in type_in("srun -Q -N2 hostname", "alice")

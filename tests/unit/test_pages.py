@@ -30,7 +30,7 @@ BLOCKS = {
     "add-to-the-pods": {"values": 1},
     "air-gapped-build": {"needs a name": 1},
     "build-for-arm64": {"needs hardware": 1, "needs a name": 1},
-    "change-authentication": {"needs a name": 1, "needs kubernetes": 1, "shown": 1},
+    "change-authentication": {"runs": 3, "file": 1, "needs kubernetes": 1},
     "change-slurm-conf": {"runs": 4, "file": 1, "shown": 2, "needs a name": 1},
     "choose-a-profile": {"values": 1},
     "come-from-slinky": {"runs": 2, "needs kubernetes": 6},  # tests/unit/cluster/test_migrate.py
@@ -53,7 +53,7 @@ BLOCKS = {
     "restore-accounting": {"runs": 3, "needs a name": 1},  # tests/cluster/test_accounting.py
     "restore-the-controller": {"runs": 2},  # tests/container/init/test_state.py
     "roll-a-pool-by-the-fleet": {"values": 2, "needs kubernetes": 2},
-    "rotate-keys": {},
+    "rotate-keys": {"runs": 2},
     "run-containers": {"needs a name": 4, "values": 3, "shown": 1},  # tests/cluster/test_containers.py
     "run-under-slinky": {"runs": 1},  # tests/container/init/test_under_slinky.py
     "switch-on-the-fleet": {"values": 3, "needs kubernetes": 5},
