@@ -183,8 +183,10 @@ class LocalCluster:
         if changes_auth and self.changes_auth(running):
             # Daemons with different authentication cannot talk to each other.
             self.log("all pods start anew, with another authentication")
-            for pod in running.values():
-                self.retire(pod)
+            with ThreadPoolExecutor(MOST_THREADS) as pool:
+                # A worker's drain asks slurmctld, so the servers stop last.
+                for servers in (False, True):
+                    list(pool.map(self.retire, [pod for pod in running.values() if (pod.role in SERVERS) is servers]))
             running = {}
             planned = self.plan(desired, choice, running)
         pins.write(self.state, replace(pinned, images=choice.images))
