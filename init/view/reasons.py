@@ -41,10 +41,10 @@ def duration(seconds: float) -> str:
 def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str:
     """Return why this service itself is not ready, without its dependencies; "" if it is ready."""
     spent = duration(now - state.since)
-    cause = cause_text(state.last_failure, quoting=quoting)
+    cause = own_sentence(spec, state.last_failure) or cause_text(state.last_failure, quoting=quoting)
     match state.phase:
         case Phase.READY if is_failing(spec, state):
-            return f"last run {cause}"
+            return last_run(spec, state, quoting=quoting)
         case Phase.READY | Phase.DONE:
             return ""
         case Phase.STARTING if state.probe_status is not None:
@@ -157,7 +157,7 @@ def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, 
         if name in standing_by:
             continue
         if spec.kind is Kind.PERIODIC and state.last_failure is not None and not spec.required:
-            problems.append(f"{name}: last run {cause_text(state.last_failure, quoting=quoting)}")
+            problems.append(f"{name}: {last_run(spec, state, quoting=quoting)}")
         elif not spec.required and not is_satisfied(state) and state.phase is not Phase.STOPPED:
             for reason in service_reasons(engine, name, now, quoting=quoting):
                 problems.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
@@ -238,6 +238,21 @@ def cause_text(cause: Cause | None, *, quoting: bool) -> str:
     if cause is None:
         return ""
     return str(cause) if quoting or is_ours(cause.speaker) else cause.text(_system_error(cause.quoted))
+
+
+def own_sentence(spec: Service, cause: Cause | None) -> str:
+    """Return the reason that a check or step of minivm printed before it exited 1; "" for any other failure."""
+    if cause is None or cause.outcome != "exited 1" or spec.kind not in (Kind.ONESHOT, Kind.PERIODIC):
+        return ""
+    if not cause.quoted or not is_ours(cause.speaker):
+        return ""
+    return cause.quoted + (f"; {cause.verdict}" if cause.verdict else "")
+
+
+def last_run(spec: Service, state: State, *, quoting: bool) -> str:
+    """Return why a periodic service's last run failed."""
+    cause = state.last_failure
+    return own_sentence(spec, cause) or f"last run {cause_text(cause, quoting=quoting)}"
 
 
 def _system_error(line: str) -> str:

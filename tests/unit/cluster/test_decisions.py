@@ -405,7 +405,7 @@ def test_a_service_that_somebody_stopped_is_told_with_what_degrades_the_pod() ->
 
 def test_it_is_told_also_where_its_neighbour_complains_of_it_and_once() -> None:
     services = [{"name": "slurmdbd", "state": "stopped"}]
-    accounting = "accounting: last run exited 1: slurmdbd does not answer"
+    accounting = "accounting: slurmdbd does not answer"
     assert problems({"degraded": [accounting], "services": services}) == (accounting, "slurmdbd: stopped on request")
     waits = "slurmrestd waits for slurmdbd: stopped on request"
     assert problems({"degraded": [waits], "services": services}) == (waits,)

@@ -62,9 +62,9 @@ def test_why_adds_how_it_ended_and_when_it_is_tried_again() -> None:
 
 
 def test_a_check_that_the_pod_can_do_without_is_not_called_ready_when_it_found_something() -> None:
-    full = snapshot(view("room"), view("motd"), degraded=("room: last run exited 1: /var/spool/slurmctld is full",))
+    full = snapshot(view("room"), view("motd"), degraded=("room: /var/spool/slurmctld is full",))
     said = render_status.reasons("room", True, [], full)
-    assert said == "room is degraded:\n  room: last run exited 1: /var/spool/slurmctld is full"
+    assert said == "room is degraded:\n  room: /var/spool/slurmctld is full"
     assert render_status.reasons("motd", True, [], full) == "motd is ready"
     assert "w1 is ready\n  degraded: room" in render_status.reasons(None, True, [], full)
 

@@ -216,7 +216,7 @@ def test_a_required_check_that_fails_keeps_the_pod_from_being_ready() -> None:
     made.handle("check", Spawned(9, MAIN), 12.0)
     made.handle("check", Exited(9, 1, last_line="slurmctld is silent"), 12.0)
     made.handle("other", Exited(7, 1), 12.0)
-    assert reasons.pod_reasons(made, 13.0, quoting=False) == ("check: last run exited 1: slurmctld is silent",)
+    assert reasons.pod_reasons(made, 13.0, quoting=False) == ("check: slurmctld is silent",)
     shown = {view.name: (view.state, view.ready) for view in reasons.snapshot(made, "p", 13.0).services}
     assert shown["check"] == ("failing", False) and shown["other"] == ("ready", True)
     assert shown["daemon"] == shown["late"] == ("ready", True), "what needs the check goes on"
@@ -225,6 +225,22 @@ def test_a_required_check_that_fails_keeps_the_pod_from_being_ready() -> None:
     made.handle("check", Spawned(10, MAIN), 23.0)
     made.handle("check", Exited(10, 0), 23.0)
     assert reasons.pod_reasons(made, 23.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "end", "shown"),
+    [
+        (["/py", "-m", "init.helpers.keys"], (1, "the key is old"), "x: the key is old"),
+        (["/py", "-m", "init.helpers.keys"], (1, ""), "x: last run exited 1"),
+        (["/py", "-m", "init.helpers.keys"], (2, "usage: keys"), "x: last run exited 2: usage: keys"),
+        (["/site/check"], (1, "the key is old"), "x: last run exited 1: the key is old"),
+    ],
+)
+def test_a_check_of_minivm_gives_its_reason_itself(command: list[str], end: tuple[int, str], shown: str) -> None:
+    made = engine(x={"kind": "periodic", "every": 10, "command": command})
+    made.handle("x", Spawned(5, MAIN), 0.0)
+    made.handle("x", Exited(5, end[0], last_line=end[1]), 1.0)
+    assert reasons.degraded(made, 2.0) == (shown,)
 
 
 def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:
