@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 OPEN, CLOSED = ".run", ".jsonl"
 LARGEST = 64 * 1024
 LARGEST_LINE = 16 * 1024
+DEEPEST = 4  # lists and mappings in each other
 # Bounds of all files together.
 MOST_BYTES = 64 * 1024 * 1024
 MOST_FILES = 4096
@@ -180,14 +181,22 @@ def find(job: int, uid: int | None) -> bytes:
 
 
 def lines(text: bytes) -> list[dict[str, object]]:
-    """Parse a box: a line that was cut is left out."""
+    """Parse a box. A line that was cut, or that no node of minivm writes, is left out."""
     parsed: list[dict[str, object]] = []
     for line in text[: LARGEST + LARGEST_LINE].split(b"\n"):  # a node's answer has a line more
         with contextlib.suppress(ValueError, RecursionError):
             entry = json.loads(line)
-            if isinstance(entry, dict):
+            if isinstance(entry, dict) and _is_plain(entry):
                 parsed.append(entry)
     return parsed
+
+
+def _is_plain(value: object, levels: int = DEEPEST) -> bool:
+    """Tell if a value is not nested deeply and all its numbers are finite and of usual size."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_is_plain(part, levels - 1) for part in parts)
+    return not isinstance(value, int | float) or abs(value) < 1 << 63
 
 
 def _path(env: Mapping[str, str]) -> str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -36,7 +37,8 @@ STATES = ("FAILED", "NODE_FAIL")
 RECENT_S = 900.0  # age of a verdict; slurmctld forgets ended jobs after five minutes
 JUST_S = 120.0  # of a verdict after the job's end: a check of the node follows each failed job
 KEEP_S = 30 * 86400.0
-MOST_JOBS = 200  # in one turn: a machine with many small jobs
+MOST_JOBS = 200  # victims in one turn: a machine with many small jobs
+LONGEST_LIST = 4096  # of nodes that a job's user names
 Run = Callable[[Sequence[str]], str]
 
 
@@ -81,9 +83,11 @@ def obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done
     names = {node.name for node in guilty}
     if not job.requeues:
         return "it was submitted with --no-requeue"
+    if max(len(job.excluded), len(job.required)) > LONGEST_LIST:
+        return f"its list of nodes has more than {LONGEST_LIST} characters"
     if done >= most:
         return f"it was requeued {done} times already"
-    if names & set(expanded(job.required[:4096])):
+    if names & set(expanded(job.required)):
         return f"it requires {listed(sorted(names))} by --nodelist"
     if machines.judge(replace(job, excluded=excluding(job, names)), nodes).never:
         return "the other nodes cannot run it"
@@ -91,7 +95,17 @@ def obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done
 
 
 def excluding(job: Job, names: Iterable[str]) -> str:
-    return ",".join(dict.fromkeys([*expanded(job.excluded[:4096]), *sorted(names)]))
+    return ",".join(dict.fromkeys([*expanded(job.excluded), *sorted(names)]))
+
+
+def take_turns(jobs: Iterable[Job]) -> list[Job]:
+    """Order the jobs so that each user's first one comes before any user's second one."""
+    before: Counter[str] = Counter()
+    ordered = []
+    for job in jobs:
+        ordered.append((before[job.user], job))
+        before[job.user] += 1
+    return [job for _, job in sorted(ordered, key=lambda pair: pair[0])]
 
 
 class Requeuer:
@@ -109,12 +123,15 @@ class Requeuer:
             ids = ",".join(each.job for each in unfinished)
             jobs = {job.shown: job for job in self._queue("--states=all", f"--jobs={ids}")}
             for each in unfinished:
-                self._continue(each, jobs.get(each.job))
+                self._try_to_continue(each, jobs.get(each.job))
         if recent:
             names = ",".join(node.name for node in recent)
             dead = self._queue(f"--states={','.join(STATES)}", f"--nodelist={names}")
-            for job in dead[:MOST_JOBS]:
-                self._judge(job, nodes)
+            judged = 0
+            for job in take_turns(dead):
+                judged += self._judge(job, nodes)
+                if judged >= MOST_JOBS:
+                    break
 
     def _queue(self, *options: str) -> list[Job]:
         try:
@@ -124,14 +141,15 @@ class Requeuer:
                 return []
             raise
 
-    def _judge(self, job: Job, nodes: Sequence[JobNode]) -> None:
+    def _judge(self, job: Job, nodes: Sequence[JobNode]) -> bool:
+        """Decide about a job that no turn has decided about; return whether it is such a victim of a machine."""
         last = self.records.get(job.shown)
         guilty = guilty_nodes(job, nodes)
         is_known = last is not None and last.restarts == job.restarts and (
             last.step is not Step.PROPOSED or not self.acts
         )  # fmt: skip
         if not guilty or is_known or "COMPLETING" in job.states:
-            return
+            return False
         done = last.number if last is not None else 0
         names = ",".join(sorted(node.name for node in guilty))
         reason = safe("; ".join(f"{node.name}: {node.reason}" for node in guilty), 300)
@@ -145,7 +163,17 @@ class Requeuer:
         else:
             record = replace(record, number=done + 1, step=Step.RECORDED)
             self._save(record)
+            self._try_to_continue(record, job)
+        return True
+
+    def _try_to_continue(self, record: Requeue, job: Job | None) -> None:
+        """Do the steps that are left; after a refusal the next turn tries again, and the other jobs go on."""
+        try:
             self._continue(record, job)
+        except SlurmError as error:
+            if error.late:
+                raise
+            self.log(f"job {record.job} is not run again yet: {error.why}")
 
     def _continue(self, record: Requeue, job: Job | None) -> None:
         """Do the steps that are left."""
@@ -175,8 +203,13 @@ class Requeuer:
             self._save(over)
             return
         names = record.nodes.split(",")
-        if not set(names) <= set(expanded(job.excluded[:4096])):
-            self.run(change(job, excluding(job, names), comment(record, self.most)))
+        if not set(names) <= set(expanded(job.excluded[:LONGEST_LIST])):
+            try:
+                self.run(change(job, excluding(job, names), comment(record, self.most)))
+            except SlurmError as error:  # the job need not wait for that: its broken nodes are drained
+                if error.late:
+                    raise
+                self.log(f"job {job.shown} does not exclude {record.nodes}: {error.why}")
         if job.is_held:
             self.run((SCONTROL, "release", job.shown))
         self.log(f"job {job.shown} {comment(record, self.most).removeprefix(PREFIX).strip()}")

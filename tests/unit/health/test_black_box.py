@@ -8,14 +8,15 @@ import os
 import socket
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from health import black_box, credentials
-from health.jobs import boxes, parse
+from health.jobs import boxes, live, parse, ranks
 from health.jobs.boxes import Box
-from health.jobs.model import Job, JobNode
+from health.jobs.model import Answer, Job, JobCause, JobNode, World
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_UID": "1001"}
 
@@ -194,6 +195,25 @@ def test_a_damaged_or_hostile_box_reaches_no_terminal() -> None:
     ]
     assert len(boxes.explain([box(*odd)], ended())[0]) == 1
     assert black_box.lines(b"[" * 60000) == []
+
+
+@pytest.mark.parametrize("number", ["Infinity", "1e999", "NaN", "9" * 400])
+def test_a_number_of_a_hostile_node_breaks_no_page(number: str) -> None:
+    """Root of a worker signs its box."""
+    text = f"""{{"kind":"now","sampled":{number},"gpus":[[0,0,1,1,1.5]]}}
+        {{"kind":"begin"}}
+        {{"kind":"step","step":0,"tasks":2,"failed":[[{number},1,0,5]]}}
+        {{"kind":"end","grown":{{"oom_kills":{number}}}}}"""
+    hostile = (Box("w0", tuple(black_box.lines(text.encode()))),)
+    head = Answer("It runs.", JobCause.NONE)
+    running = replace(ended(), states=frozenset({"RUNNING"}))
+    assert live.add(head, hostile, running, World(), 1e9) == head
+    assert ranks.add(head, hostile, ended()) == head
+    assert boxes.explain(hostile, ended())[0] == []
+
+
+def test_a_deeply_nested_box_is_left_out_of_a_capsule() -> None:
+    assert black_box.lines(b'{"kind":"begin","x":' + b"[" * 900 + b"]" * 900 + b"}") == []
 
 
 def test_root_reads_the_node_s_own_box_where_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

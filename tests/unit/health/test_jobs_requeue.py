@@ -13,7 +13,7 @@ from ground.files import write_json
 from health.jobs import parse
 from health.jobs.explain import explain
 from health.jobs.model import World
-from health.jobs.requeue import Requeuer, guilty_nodes, load, told_of
+from health.jobs.requeue import MOST_JOBS, Requeuer, guilty_nodes, load, told_of
 from init.slurm.client import SlurmError
 
 NOW = 1_800_000_000
@@ -87,6 +87,8 @@ class Slurm:
             job |= {"state_reason": "BeginTime", "hold": False}
         elif ended:
             raise refused("Job has already finished")
+        elif any("[" in name or name == "gone" for name in words[2].partition("=")[2].split(",")):
+            raise refused("Invalid node name specified")
         else:
             pairs = dict(word.partition("=")[::2] for word in words[2:])
             job["excluded_nodes"] = pairs["excnodelist"]
@@ -249,6 +251,32 @@ def test_without_a_broken_machine_one_question_is_all(tmp_path: Path) -> None:
 
     Requeuer(run, True, 2, NOW, tmp_path / "jobs.json").turn()
     assert len(asked) == 1
+
+
+def test_a_refused_change_of_one_users_job_holds_up_no_other_job(tmp_path: Path) -> None:
+    """A job that its user changed meanwhile, or a node that was deleted: slurmctld refuses the exclusion for ever."""
+    slurm = Slurm(dead(12, excluded_nodes="gone"), dead(13, user_name="bob"))
+    lines = turn(slurm, tmp_path)
+    assert slurm.jobs["13"]["excluded_nodes"] == "w0" and slurm.jobs["13"]["state_reason"] == "BeginTime"
+    assert slurm.jobs["12"]["state_reason"] == "BeginTime", "it waits on no hold of the service"
+    assert "job 12 does not exclude w0: Invalid node name" in lines[0]
+
+
+def test_a_list_of_nodes_that_is_too_long_is_not_cut_in_the_middle_of_a_name(tmp_path: Path) -> None:
+    slurm = Slurm(dead(12, excluded_nodes="w7," * 1364 + "w[100-200]"), dead(13, user_name="bob"))
+    lines = turn(slurm, tmp_path)
+    assert "its list of nodes has more than 4096 characters" in lines[0]
+    assert slurm.jobs["12"]["job_state"] == ["FAILED"] and slurm.jobs["13"]["excluded_nodes"] == "w0"
+
+
+def test_one_users_many_failed_jobs_keep_no_other_user_s_job_from_its_second_run(tmp_path: Path) -> None:
+    many = [dead(number, user_name="mallory") for number in range(100, 100 + 2 * MOST_JOBS)]
+    slurm = Slurm(*many, dead(1000, user_name="bob"))
+    turn(slurm, tmp_path, acts=False)
+    records = load(tmp_path / "jobs.json")
+    assert "1000" in records and len(records) == MOST_JOBS
+    turn(slurm, tmp_path, acts=False)
+    assert len(load(tmp_path / "jobs.json")) == 2 * MOST_JOBS, "the next turn takes the next ones"
 
 
 def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
