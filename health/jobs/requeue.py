@@ -202,18 +202,22 @@ class Requeuer:
         if not job.is_pending:  # a person requeued it meanwhile, and it runs
             self._save(over)
             return
-        names = record.nodes.split(",")
-        if not set(names) <= set(expanded(job.excluded[:LONGEST_LIST])):
-            try:
-                self.run(change(job, excluding(job, names), comment(record, self.most)))
-            except SlurmError as error:  # the job need not wait for that: its broken nodes are drained
-                if error.late:
-                    raise
-                self.log(f"job {job.shown} does not exclude {record.nodes}: {error.why}")
+        self._exclude(record, job)
         if job.is_held:
             self.run((SCONTROL, "release", job.shown))
         self.log(f"job {job.shown} {comment(record, self.most).removeprefix(PREFIX).strip()}")
         self._save(replace(record, step=Step.RELEASED))
+
+    def _exclude(self, record: Requeue, job: Job) -> None:
+        names = record.nodes.split(",")
+        if set(names) <= set(expanded(job.excluded[:LONGEST_LIST])):
+            return
+        try:
+            self.run(change(job, excluding(job, names), comment(record, self.most)))
+        except SlurmError as error:  # the job need not wait for that: its broken nodes are drained
+            if error.late:
+                raise
+            self.log(f"job {job.shown} does not exclude {record.nodes}: {error.why}")
 
     def _tell(self, record: Requeue, job: Job) -> None:
         """Write into the output of the job's new run, once it runs."""

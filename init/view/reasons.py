@@ -226,11 +226,14 @@ def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> Serv
 # own programs, and the name of a system error at the end of a line.
 # Modules whose last line is always our own sentence.
 _OWN_MODULES = ("init.", "health.broker", "health.checks.builtin")
+# A mistake in people.yaml is told with the person's name.
+_NAMES_PEOPLE = "init.people.keep"
 
 
 def is_ours(command: tuple[str, ...]) -> bool:
-    """Tell if it is a step or program of init, whose output consists of its own sentences."""
-    return is_builtin(command) or ("-m" in command[:-1] and command[command.index("-m") + 1].startswith(_OWN_MODULES))
+    """Tell if it is a step or program of init, whose output consists of its own sentences and names no person."""
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+    return is_builtin(command) or (module.startswith(_OWN_MODULES) and module != _NAMES_PEOPLE)
 
 
 def cause_text(cause: Cause | None, *, quoting: bool) -> str:
