@@ -1,7 +1,7 @@
 """The `minivm jupyter` command: run the user's Jupyter in a job, and print how to reach it.
 
-The server listens on a socket file in the job's own directory, which only the user may enter: it needs no port, and no
-other user of the node can connect. ssh forwards a port of the user's machine to that file. A record in the home
+The server listens on a socket file in a new directory, which only the user may enter: it needs no port, and no other
+user of the node can connect, or listen in its place. ssh forwards a port of the user's machine to that file. A record in the home
 directory names the node, the socket and the token; the job writes it once the server listens.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import click
 
+from ground.files import read_plain
 from init.errors import InitError
 
 STATE = ".local/state/minivm"
@@ -36,12 +38,13 @@ STARTS_WITHIN_S = 180.0
 OVER = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
 SCRIPT = """#!/bin/bash
 umask 077
-socket=${{TMPDIR:-/tmp}}/jupyter.sock
+directory=$(mktemp -d) || exit
+socket=$directory/jupyter.sock
 record={record}/jupyter-$SLURM_JOB_ID.json
-rm -f "$socket"
+trap 'rm -rf "$directory" "$record"' EXIT
 export JUPYTER_TOKEN=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \\n')
 {server} --no-browser --ServerApp.sock="$socket" --ServerApp.sock_mode=0600 &
-trap 'kill $!; rm -f "$record"; wait' TERM
+trap 'kill $!; wait; exit 143' TERM
 until [ -S "$socket" ]; do
     kill -0 $! 2> /dev/null || {{ wait $!; exit; }}
     sleep 0.2
@@ -49,10 +52,10 @@ done
 printf '{{"node": "%s", "socket": "%s", "token": "%s", "page": "{page}"}}\\n' \\
     "$SLURMD_NODENAME" "$socket" "$JUPYTER_TOKEN" > "$record.new" && mv "$record.new" "$record"
 wait $!
-code=$?
-rm -f "$record"
-exit $code
 """
+# The record and a node's address come from a worker, and the user copies them into a shell.
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", re.ASCII)
+SOCKET = re.compile(r"/[A-Za-z0-9_./-]{1,106}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,10 @@ class JupyterServer:
 
 def state_directory() -> Path:
     directory = Path.home() / STATE
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InitError("start Jupyter", error.strerror or str(error), file=str(directory)) from error
     return directory
 
 
@@ -79,10 +85,14 @@ def record_of(job: str) -> Path:
 def read_server(job: str) -> JupyterServer | None:
     """Read the record of a job; None while there is none."""
     try:
-        data = json.loads(record_of(job).read_text())
-        return JupyterServer(job, *(str(data[key]) for key in ("node", "socket", "token", "page")))
-    except FileNotFoundError:
-        return None
+        if (text := read_plain(record_of(job), 4096)) is None:
+            return None
+        data = json.loads(text)
+        server = JupyterServer(job, *(str(data[key]) for key in ("node", "socket", "token", "page")))
+        words = (server.node, server.token, server.page or "tree")
+        if not SOCKET.fullmatch(server.socket) or not all(WORD.fullmatch(word) for word in words):
+            raise ValueError("found characters that a shell or a browser would change")
+        return server
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InitError("read the server's record", str(error), file=str(record_of(job)),
                         hint=f"end the job: scancel {job}") from error  # fmt: skip
@@ -161,7 +171,8 @@ def wait_for(job: str) -> JupyterServer:
 def address_of(node: str) -> str:
     """Return the name by which ssh reaches a node from the login pod."""
     shown = slurm("scontrol", "--oneliner", "show", "node", node)
-    return next((word.partition("=")[2] for word in shown.split() if word.startswith("NodeAddr=")), node)
+    address = next((word.partition("=")[2] for word in shown.split() if word.startswith("NodeAddr=")), "")
+    return address if WORD.fullmatch(address) else node
 
 
 def tell(server: JupyterServer) -> None:
