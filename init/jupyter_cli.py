@@ -1,8 +1,8 @@
 """The `minivm jupyter` command: run the user's Jupyter in a job, and print how to reach it.
 
 The server listens on a socket file in a new directory, which only the user may enter: it needs no port, and no other
-user of the node can connect, or listen in its place. ssh forwards a port of the user's machine to that file. A record in the home
-directory names the node, the socket and the token; the job writes it once the server listens.
+user of the node can connect, or listen in its place. ssh forwards a port of the user's machine to that file. A record
+in the home directory names the node, the socket and the token; the job writes it once the server listens.
 """
 
 from __future__ import annotations

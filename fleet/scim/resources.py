@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -163,7 +164,7 @@ def listed(page: list[Object], total: int, first: int = 1) -> Object:
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name, str(default))
-    if not text.lstrip("-").isdecimal() or len(text) > 12:
+    if not re.fullmatch(r"-?[0-9]{1,11}", text):
         raise ScimError(400, f"{name}: wanted a whole number, not {text[:20]!r}", "invalidValue")
     return int(text)
 

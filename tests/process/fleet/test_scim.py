@@ -275,6 +275,12 @@ def test_a_hostile_body_is_refused_in_words(scim: Scim, api: SecretServer, text:
     assert not api.puts
 
 
+@pytest.mark.parametrize("number", ["--1", "-", "", "1e9", "%EF%BC%95", "9" * 5000])
+def test_a_page_that_is_no_number_is_refused_in_words(scim: Scim, number: str) -> None:
+    answer = scim.ask("GET", f"Users?startIndex={number}")
+    assert answer.status == 400 and "wanted a whole number" in answer.json["detail"], answer
+
+
 def test_bytes_are_bounded(scim: Scim, api: SecretServer) -> None:
     assert scim.ask("POST", "Users", b" " * ((1 << 20) + 1)).status == 413
     assert scim.ask("POST", "Users", b"\x1f\x8b", Content_Encoding="gzip").status == 415
