@@ -2,7 +2,8 @@
 
 slurmstepd writes a line for each (SlurmdDebug=verbose). A user may bring line ends into the log, as in the name of a
 program, and so write lines of another job: a step counts only if its lines agree, from its start to each end, and
-forged ones beside the real ones do not.
+forged ones beside the real ones do not. A step that is forged as a whole is no step to accounting: `health.jobs.ranks`
+compares.
 """
 
 from __future__ import annotations

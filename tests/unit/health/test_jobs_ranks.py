@@ -11,7 +11,7 @@ import pytest
 from health import black_box, exits
 from health.jobs import ranks
 from health.jobs.boxes import Box, explain
-from health.jobs.model import Answer, Job, JobCause
+from health.jobs.model import Answer, Job, JobCause, JobStep
 
 NOW = 1_795_800_000.0
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_UID": "1001", "SLURM_JOB_EXIT_CODE": "256"}
@@ -66,6 +66,17 @@ def test_lines_that_a_user_forged_make_the_step_doubtful_and_name_no_task(log: P
     log.write_text(STARTS + forged + FAILS + KILLED)
     (entry,) = exits.failed_steps(12, NOW)
     assert entry["odd"] and "failed" not in entry
+
+
+def test_a_step_that_another_user_forged_as_a_whole_is_not_told(log: Path) -> None:
+    forged = (STARTS + FAILS).replace("[12.0]", "[12.7]")
+    log.write_text(STARTS + FAILS + KILLED + forged)
+    (_, entry) = exits.failed_steps(12, NOW)
+    assert entry["step"] == 7 and "odd" not in entry, "by its lines alone it looks like a step"
+    steps = json.loads(json.dumps(exits.failed_steps(12, NOW)))
+    boxes = [Box("w0", ({"kind": "begin"}, *steps, {"kind": "end"}), clock=(0.0, 0.01))]
+    found = ranks.find(boxes, ended(steps=(JobStep("12.batch", "FAILED", 7, 0), JobStep("12.0", "FAILED", 7, 0))))
+    assert found is not None and found.name == "12.0"
 
 
 def test_a_log_without_the_start_of_the_step_names_no_task(log: Path) -> None:
