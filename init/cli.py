@@ -411,7 +411,7 @@ passed_on("job", "health.jobs", (), "Why a job waits, how it runs, why it ended;
 passed_on("jupyter", "init.jupyter_cli", (), "Run Jupyter in a job, and print how to reach it.")
 passed_on("preflight", "health.active.preflight", (), "In a job: test its nodes; requeue it without bad ones.")
 passed_on("active", "health.active.show", (), "On the controller: the active checks' results and slowest machines.")
-passed_on("notify", "health.notify", (), "Mail and webhooks about jobs: status, test USER (see notify --help).")
+passed_on("notify", "health.notify", (), "Messages about jobs: check your settings; status, test USER (see --help).")
 passed_on("replay", HEALTH, ("replay",), "Run the checks again on a kept evidence capsule (see replay --help).")
 
 

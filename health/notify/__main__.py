@@ -7,21 +7,23 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from ground.files import write_if_possible
 from ground.sockets import notify
 from health.jobs.model import safe
-from health.notify import messages
+from health.notify import messages, own
 from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
 from health.notify.notices import NotifySpool, recipients
 from health.notify.service import DOWN, METRICS, Notifier, deliver, explainer
-from health.notify.settings import FILE, NotifySettings, load
+from health.notify.settings import FILE, OWN, NotifySettings, load
 from health.tell import tell
 from init.errors import InitError
 from init.pod.dirwatch import Watcher
 from init.slurm import client
 
-ABOUT = "Mail and webhooks that tell people of their jobs: what waits, and a test. As root on the controller."
+ABOUT = "Messages about jobs, by mail and webhooks. `check` is for all users, the rest for root on the controller."
 ASK = 5.0  # seconds for one of Slurm's clients
 MOST_ANSWER = 4 << 20  # bytes about jobs, so much that a user makes; a message about a larger array has no cause
 CONDITION = "notify"
@@ -33,9 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("status", help="show each channel and how many messages wait (the default)")
     test = commands.add_parser("test", help="send one message, and print what the server answers")
     test.add_argument("user", metavar="USER", help="a user, or an address")
+    check = commands.add_parser("check", help=f"check your own settings, ~/{own.FILE}")
+    check.add_argument("--for-submission", action="store_true", help="print them for the filter of sbatch")
     commands.add_parser("serve", help="run the service (PID 1 does)")
     options = parser.parse_args(arguments)
     try:
+        if options.command == "check":
+            return check_own(options.for_submission)
         if options.command == "serve":
             serve()
         if not FILE.exists():
@@ -52,6 +58,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def check_own(for_submission: bool) -> int:
+    """Check the settings of the user who calls. Root reads no file in a home, where a link may lead anywhere."""
+    if os.geteuid() == 0:
+        raise InitError(f"read {own.WHAT}", "root has none", hint="run it as the user: runuser -u USER")
+    lists = own.allowed()
+    if lists is None:
+        raise InitError(f"read {own.WHAT}", "this cluster sends no notifications")
+    settings = own.load(Path.home() / own.FILE, lists)
+    if for_submission:
+        settings = settings or own.OwnSettings()
+        print(f"{','.join(settings.events)}\n{settings.mail}\n{settings.as_line()}")
+        return 0
+    if settings is None:
+        print(f"You have no ~/{own.FILE}: jobs tell what --mail-type and --mail-user say.")
+        return 0
+    events = ", ".join(settings.events) or "what --mail-type says"
+    print(f"events: {events}\nmail: {settings.mail or 'your name at the cluster, or --mail-user'}")
+    print(f"webhook: {urlsplit(settings.webhook.url).hostname if settings.webhook else 'none'}")
+    print("Your next job brings them to the cluster.")
+    return 0
+
+
 def send_test(settings: NotifySettings, user: str) -> int:
     code = 0
     message = messages.of_test(user, settings.cluster)
@@ -60,6 +88,8 @@ def send_test(settings: NotifySettings, user: str) -> int:
         if channel == "mail" and not to:
             print(f"mail: {safe(user, 80)!r} is no user and no address of a domain in notifications.mail.domains")
             code = 1
+            continue
+        if channel == OWN and own.kept(user, settings.of_users) is None:
             continue
         data = {"subject": message.subject, "text": message.text, "fields": message.fields, "to": to}
         now = time.time()

@@ -161,7 +161,7 @@ def _refuse(code: int, reply: bytes | str) -> NoReturn:
     raise (MessageRefusedError if code >= 500 else MessageDeferredError)(_answer(code, reply))
 
 
-def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) -> str:
+def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any], within: float = DEADLINE) -> str:
     """Post a message; return the server's answer. A redirect is not followed."""
     parts = urlsplit(settings.url)
     headers = {"Content-Type": "application/json", "User-Agent": "minivm"}
@@ -172,7 +172,7 @@ def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any]) ->
     values = [part.partition("=")[2] for part in parts.query.split("&")]
     secrets = (parts.path, parts.query, parts.password or "", *parts.path.split("/"), *values)
     try:
-        with _deadline(DEADLINE):
+        with _deadline(within):
             if parts.scheme == "https":
                 way: http.client.HTTPConnection = http.client.HTTPSConnection(
                     host, parts.port, timeout=WAIT, context=tls(ca)

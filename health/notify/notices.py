@@ -7,6 +7,8 @@ slurmctld runs a small MailProg for each event; it writes one record into the sp
     new/         records of the MailProg, which slurmctld's user writes; `lost` has a byte for each that did not fit
     mail/        messages for the relay
     webhook/     messages for the webhook
+    users/       the webhook of each user that has one, which slurmctld's user writes
+    own/         messages for these
     limits.json  how many messages each user got this hour
 
 A message is removed once the server took it. A service that is killed between two steps may send a message twice; it
@@ -113,6 +115,7 @@ def _is_number(text: str, max_digits: int = 10) -> bool:
 # The spool.
 
 DIRECTORY = Path("/var/lib/minivm/notify")
+USERS = DIRECTORY / "users"
 LOST = "lost"
 MOST_QUEUED = 2000
 STALE_S = 600.0  # age of an unfinished record whose MailProg must be gone
@@ -124,6 +127,7 @@ class NotifySpool:
     def __init__(self, directory: Path = DIRECTORY) -> None:
         self.directory = directory
         self.new = directory / "new"
+        self.users = directory / "users"
 
     def records(self, now: float) -> list[str]:
         """Return the names of finished records, oldest first; remove those that a killed MailProg left unfinished."""

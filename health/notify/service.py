@@ -12,8 +12,9 @@ from ground.metrics import family
 from health.jobs import requeue
 from health.jobs.ask import Asker, look
 from health.jobs.model import Page, duration, safe
-from health.notify import messages
+from health.notify import messages, own
 from health.notify.channels import (
+    DEADLINE,
     ChannelDownError,
     MessageDeferredError,
     MessageRefusedError,
@@ -22,8 +23,8 @@ from health.notify.channels import (
     send_webhook,
 )
 from health.notify.messages import JobMessage, MessageLimits
-from health.notify.notices import JobNotice, NotifySpool, parse, recipients
-from health.notify.settings import NotifySettings
+from health.notify.notices import USERS, JobNotice, NotifySpool, parse, recipients
+from health.notify.settings import OWN, NotifySettings
 from init.errors import InitError
 from init.slurm.client import SlurmError
 
@@ -35,6 +36,7 @@ PATIENCE = 20.0  # seconds for one kind of work, for the other kinds wait
 FIRST_BACKOFF, MOST_BACKOFF = 15.0, 900.0
 KEEP = 3 * 86400.0
 MOST_DOWNS = 3
+WITHIN_OWN = 8.0  # seconds for a user's webhook: all other messages wait
 MOST_TRIES = 4  # of a message that a relay took without an answer, or that the service cannot send
 Explain = Callable[[str, str], Page | None]
 Send = Callable[[NotifySettings, str, dict[str, Any]], str]
@@ -48,6 +50,7 @@ class ChannelState:
     deferred: dict[str, float] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
     downs: dict[str, int] = field(default_factory=dict)  # how often the channel was down for a message
+    paused: dict[str, float] = field(default_factory=dict)  # users whose own webhook failed, until then
     sent: int = 0
     refused: int = 0
     dropped: int = 0
@@ -174,6 +177,8 @@ class Notifier:
         data = {**asdict(message), "at": now, "to": []}
         for channel in settings.channels():
             state = self._state(channel)
+            if channel == OWN and own.kept(user, settings.of_users, self.spool.users) is None:
+                continue
             if channel == "mail" and settings.mail is not None:
                 data["to"] = recipients(to, settings.mail.domain, settings.mail.domains)
                 if not data["to"]:
@@ -211,6 +216,10 @@ class Notifier:
         """Send a message; False if the channel is down."""
         data = dict(self.spool.get(channel, name))
         place = settings.place(channel)
+        user = str((data.get("fields") or {}).get("user")) if channel == OWN else ""
+        if state.paused.get(user, 0.0) > now:
+            state.deferred[name] = state.paused[user]
+            return True
         try:
             if now - _number(data.get("at")) > KEEP:
                 raise MessageRefusedError(f"it waited {duration(KEEP)}")
@@ -226,6 +235,10 @@ class Notifier:
             self.log(f"{channel}: {place} wants a message later: {error}")
             return True
         except ChannelDownError as error:
+            if channel == OWN:  # one user's fault must not hold the messages of other users
+                state.paused = {each: until for each, until in state.paused.items() if until > now}
+                state.paused[user] = now + MOST_BACKOFF
+                return self._try_again(channel, state, name, now, f"the webhook of {user}: {error}")
             state.backoff = min(MOST_BACKOFF, max(FIRST_BACKOFF, 2 * state.backoff))
             state.retry_at = now + max(state.backoff, error.after)
             if state.problem != error.kind:
@@ -290,25 +303,28 @@ class Notifier:
         return "\n".join(lines) + "\n"
 
 
-def deliver(settings: NotifySettings, channel: str, data: dict[str, Any]) -> str:
+def deliver(settings: NotifySettings, channel: str, data: dict[str, Any], users: Path = USERS) -> str:
     """Send a queued message by one channel; return the server's answer."""
     if channel in settings.problems:
         raise ChannelDownError(settings.problems[channel], "wrong settings")
     to: tuple[str, ...] = ()
+    within, webhook = DEADLINE, settings.webhook
     try:
         message = JobMessage(data["subject"], data["text"], dict(data["fields"]))
         if channel == "mail" and settings.mail is not None:
             to = tuple(data["to"])
             mail = messages.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
-        elif settings.webhook is not None:
-            body = messages.payload(message, settings.webhook.format)
+        if channel == OWN:
+            within, webhook = WITHIN_OWN, own.kept(message.fields["user"], settings.of_users, users)
+        if channel != "mail" and webhook is not None:
+            body = messages.payload(message, webhook.format)
     except Exception as error:  # a user's text may cause any error: only this message fails
         raise MessageRefusedError(f"it cannot be written: {safe(repr(error), 200)}") from None
     if channel == "mail" and settings.mail is not None:
         return send_mail(settings.mail, settings.ca, to, mail)
-    if settings.webhook is None:
+    if webhook is None:
         raise MessageRefusedError("there is no such channel any more")
-    return send_webhook(settings.webhook, settings.ca, body)
+    return send_webhook(webhook, settings.ca, body, within)
 
 
 def _number(value: object) -> float:

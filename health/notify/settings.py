@@ -18,6 +18,7 @@ FILE = Path("/mnt/minivm/config/slurm/notify.json")
 SECRET = Path("/mnt/minivm/secrets/notify")
 MOST = 1 << 20
 RELAY = re.compile(r"(smtp|starttls|smtps)://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?", re.ASCII)
+OWN = "own"  # the channel of users' webhooks
 PORTS = {"smtp": 25, "starttls": 587, "smtps": 465}
 
 
@@ -53,18 +54,22 @@ class NotifySettings:
     mail: MailSettings | None
     webhook: WebhookSettings | None
     ca: str = ""
+    of_users: tuple[str, ...] = ()  # what the URLs of users' webhooks begin with
     per_user: int = 20  # messages an hour
     total: int = 500
     problems: Mapping[str, str] = field(default_factory=dict)  # of a channel whose settings are wrong: messages wait
 
     def channels(self) -> tuple[str, ...]:
         parts = {"mail": self.mail, "webhook": self.webhook}
-        return tuple(name for name, part in parts.items() if part is not None or name in self.problems)
+        names = tuple(name for name, part in parts.items() if part is not None or name in self.problems)
+        return (*names, OWN) if self.of_users else names
 
     def place(self, channel: str) -> str:
         """Name a channel's server for people, without credentials."""
         if channel == "mail" and self.mail is not None:
             return f"relay {self.mail.host}:{self.mail.port}"
+        if channel == OWN:
+            return "the user's webhook"
         if self.webhook is not None:
             return f"webhook {urlsplit(self.webhook.url).hostname}"
         return channel
@@ -78,7 +83,7 @@ def load(file: Path = FILE, secret: Path = SECRET) -> NotifySettings:
     if not isinstance(data, dict):
         raise ConfigError("read the settings of notifications", "wanted a JSON object", file=str(file))
     root = Reader(data, "the settings of notifications", str(file))
-    root.only("cluster", "mail", "webhook", "ca", "perUser", "total", "secret")
+    root.only("cluster", "mail", "webhook", "ofUsers", "ca", "perUser", "total", "secret")
     if (name := root.text("secret")) and not any(_secret(secret, key) for key in ("user", "password", "url")):
         reason = f"the Secret {name} is missing or has none of the keys user, password and url"
         raise ConfigError("read the settings of notifications", reason, hint="create it in the cluster's namespace")
@@ -95,6 +100,7 @@ def load(file: Path = FILE, secret: Path = SECRET) -> NotifySettings:
         mail,
         webhook,
         root.text("ca"),
+        root.texts("ofUsers"),
         root.number("perUser", 20, least=1),
         root.number("total", 500, least=1),
         problems,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -34,6 +35,7 @@ class Told:
     world: World
     inbox: Inbox
     hook: type[Hook]
+    place: str
 
     def wait_for(self, subject: str) -> str:
         """Wait for the mail and return its text."""
@@ -55,7 +57,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
                 "relay": f"starttls://{host}:{inbox.port}", "user": USER, "password": PASSWORD,
                 "domains": ["example.net"],
             },
-            "webhook": {"url": f"http://{place}/T0K3N"},
+            "webhook": {"url": f"http://{place}/T0K3N", "ofUsers": [f"http://{place}/own/"]},
             "ca": cert.read_text(),
         }  # fmt: skip
         (written,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.kind == "values"]
@@ -63,7 +65,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         values = merged(written, {"notifications": here})
         with small_cluster(engine, f"{NAME}-told", root, values) as cluster:
             cluster.up(timeout=240)
-            yield Told(World(cluster), inbox, hook)
+            yield Told(World(cluster), inbox, hook, place)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,39 @@ def test_an_operator_sends_a_test_and_a_relay_that_is_away_is_told_but_loses_not
     until(
         lambda: [text for text in told.inbox.subjects() if "(away)" in text], "the mail comes", seen=told.inbox.subjects
     )
+
+
+def test_a_user_s_own_file_chooses_events_and_a_webhook_that_no_other_user_sees(told: Told) -> None:
+    bob = Researcher(told.world, "bob")
+
+    def write(text: str) -> None:
+        done = bob.try_(f"mkdir -p .config/minivm && cat > .config/minivm/notify.toml <<'END'\n{text}\nEND")
+        assert not done.returncode, done
+
+    write(f'events = ["FAIL"]\nwebhook = {{url = "http://{told.place}/T0K3N"}}')
+    wrong = bob.try_("minivm", "notify", "check")
+    assert wrong.returncode == 1 and f"it begins with http://{told.place}/own/" in wrong.stderr, wrong
+    job = bob.try_("sbatch", *QUIET, "--hold", "--wrap", "true")
+    assert not job.returncode and "this cluster calls no such address" in job.stderr, job
+
+    write(f'events = ["FAIL"]\nwebhook = {{url = "http://{told.place}/own/B0B"}}')
+    assert "events: FAIL" in bob.try_("minivm", "notify", "check").stdout
+    failed = bob.submit("-J", "own", *QUIET, script="exit 4")
+
+    def own() -> list[dict[str, Any]]:
+        return [body for path, body, _ in tuple(told.hook.got) if path == "/own/B0B"]
+
+    until(own, "bob's webhook hears of the job", seen=lambda: told.hook.got)
+    assert "exit code 4" in told.wait_for(f"Job {failed} (own) on minivm: Failed")
+    held = bob.submit("--hold", "-J", "held", *QUIET, script="true")
+    shown = told.world.slurm("scontrol", "show", "job", held)
+    assert "B0B" not in shown and "MailType=FAIL" in shown and "minivm-notify" not in shown
+    assert "B0B" not in told.world.run(CONTROLLER, "minivm", "logs", "notify")
+    assert [(body["user"], body["job"]) for body in own()] == [("bob", failed)]
+
+    done = bob.try_("rm .config/minivm/notify.toml && sbatch --hold --wrap true")
+    assert not done.returncode and not done.stderr, done
+    assert "bob" not in told.world.run(CONTROLLER, "ls", "/var/lib/minivm/notify/users")
 
 
 def test_a_time_limit_is_told_with_what_to_do(told: Told, slow: str) -> None:

@@ -37,7 +37,7 @@ BLOCKS = {
     "contain-jobs-and-people": {"runs": 1, "values": 1, "shown": 1},
     "drain": {"runs": 2, "needs kubernetes": 1},
     "first-hour-for-researchers": {"runs": 6, "shown": 1},
-    "get-told": {"values": 1, "runs": 1},  # tests/cluster/test_notifications.py
+    "get-told": {"values": 1, "runs": 1, "file": 1},  # tests/cluster/test_notifications.py
     "gitops": {"runs": 2, "file": 1, "needs kubernetes": 2},  # this file
     "install-on-kubernetes": {"runs": 3, "values": 5, "needs kubernetes": 2},
     "keep-logins": {"values": 1, "shown": 1, "needs kubernetes": 1},  # tests/kubernetes/test_logins.py

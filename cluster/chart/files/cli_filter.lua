@@ -117,6 +117,19 @@ function slurm_cli_setup_defaults(options, early_pass)
     return slurm.SUCCESS
 end
 
+-- The user's own settings, ~/.config/minivm/notify.toml, are defaults of --mail-type and --mail-user. Slurm does not tell an
+-- option NONE from none. The webhook is a secret: job_submit.lua takes it out of the job.
+local OWN = '[ -f "$HOME/.config/minivm/notify.toml" ] && [ "$(/usr/bin/id -u)" != 0 ] && exec /usr/bin/minivm notify check --for-submission'
+local function read_own_settings(options)
+    local pipe = io.popen(OWN) -- its errors go to the user
+    local events, mail, webhook = pipe:read("*l"), pipe:read("*l"), pipe:read("*l")
+    pipe:close()
+    local kind = options["mail-type"]
+    if events and events ~= "" and (kind == nil or kind == "" or kind == "NONE") then options["mail-type"] = events end
+    if mail and mail ~= "" and (options["mail-user"] or "") == "" then options["mail-user"] = mail end
+    return webhook
+end
+
 -- job_submit.lua takes them out again and keeps them beside the job's script. Slurm's own text has no line break.
 local function send_options(options)
     local made, text = pcall(slurm.json_cli_options, options)
@@ -142,6 +155,7 @@ function slurm_cli_pre_submit(options, component)
     if options["test-only"] == "set" then
         slurm.log_info("minivm: --test-only: a start in a far year means after a running job that has no --time")
     end
+    local webhook = has.webhooks and read_own_settings(options)
     local mail = options["mail-type"]
     local is_wanted = mail ~= nil and mail ~= "" and mail ~= "NONE"
     if is_wanted and not has.mail then
@@ -154,6 +168,9 @@ function slurm_cli_pre_submit(options, component)
         return slurm.ERROR
     end
     if has.brings_back and options["type"] == "sbatch" then send_options(options) end
+    if has.webhooks and #has.webhooks > 0 then
+        options["extra"] = "minivm-notify:" .. (webhook or "") .. "\n" .. (options["extra"] or "")
+    end
     return slurm.SUCCESS
 end
 

@@ -40,6 +40,29 @@ local function keep_submission(job)
   env["MINIVM_JOB_OPTIONS"] = job.het_job_offset == slurm.NO_VAL and options and #options <= LONGEST and options or ""
 end
 
+-- A user's own webhook comes with each of his submissions, and the service `notify` reads the last one. slurmctld waits for
+-- this function: it writes only what has changed.
+local OWN = "/var/lib/minivm/notify/users/"
+
+local function keep_webhook(job, uid)
+  local text, extra = (job.extra or ""):match("^minivm%-notify:([^\n]*)\n?(.*)$")
+  if not text then return end
+  job.extra = extra
+  local name = job.user_name or ""
+  if not has.webhooks or uid ~= job.user_id or uid == 0 or #text > 2048 then return end
+  if #name > 64 or not name:find("^[%w_][%w._-]*$") then return end
+  local file = io.open(OWN .. name)
+  local before = file and file:read("*a") or ""
+  if file then file:close() end
+  if text == before then return end
+  if text == "" then os.remove(OWN .. name) return end
+  local unfinished = OWN .. ":" .. name
+  file = io.open(unfinished, "w")
+  if not file then return end
+  local is_written = file:write(text)
+  if file:close() and is_written then os.rename(unfinished, OWN .. name) else os.remove(unfinished) end
+end
+
 local SHELLS = {bash = true, dash = true, ksh = true, sh = true, zsh = true}
 -- 86: the job is requeued. After any other end of the test the job runs, also under `sh -e`.
 local PREFLIGHT = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || [ $? -ne 86 ] || exit 1\n"
@@ -99,6 +122,7 @@ function slurm_job_submit(job, partitions, uid)
   end
   explain_no_account(job)
   test_nodes_first(job)
+  keep_webhook(job, uid)
   keep_submission(job)
   return slurm.SUCCESS
 end

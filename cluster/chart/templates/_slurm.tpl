@@ -213,7 +213,8 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{- $said := include "minivm.slurm.says" (dict "key" "JobSubmitPlugins" "lines" dict "root" .) -}}
 {{- $site := or (hasKey .Values.slurm.files "job_submit.lua") $said (hasKey (include "minivm.slurm.site" . | fromJson) "jobsubmitplugins") -}}
 {{- if and $site .Values.activeChecks.preflight.enabled }}{{ include "minivm.mistake" (list $ "activeChecks.preflight.enabled: the chart's job_submit.lua puts the test into jobs, and yours replaces it: disable preflight, and add `minivm preflight || [ $? -ne 86 ] || exit 1` to scripts in your own") }}{{ end -}}
-{{- if and (or .Values.slurm.bringBackJobs .Values.activeChecks.preflight.enabled (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
+{{- if and $site .Values.notifications.webhook.ofUsers }}{{ include "minivm.mistake" (list $ "notifications.webhook.ofUsers: the chart's job_submit.lua takes users' webhooks out of their jobs, and yours replaces it: empty ofUsers, or remove yours") }}{{ end -}}
+{{- if and (or .Values.slurm.bringBackJobs .Values.activeChecks.preflight.enabled .Values.notifications.webhook.ofUsers (eq (index $facts "user-env") "job_submit")) (not $site) }}yes{{ end -}}
 {{- end -}}
 
 {{/* Whether slurmctld refuses jobs of users without an account. */}}
@@ -225,7 +226,7 @@ image's tag, or the default; of a release that is not there, what is known of th
 {{/* What job_submit.lua asks of the cluster, as a line of Lua. */}}
 {{- define "minivm.jobFilterHas" -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}{{ if .Values.activeChecks.preflight.enabled }}, preflight = {{ .Values.activeChecks.preflight.nodes }}{{ end }}{{ if include "minivm.enforces" . }}, enforces = true{{ end }}}
+local has = {brings_back = {{ .Values.slurm.bringBackJobs }}, hides_user_env = {{ eq (index $facts "user-env") "job_submit" }}{{ if .Values.activeChecks.preflight.enabled }}, preflight = {{ .Values.activeChecks.preflight.nodes }}{{ end }}{{ if include "minivm.enforces" . }}, enforces = true{{ end }}{{ if .Values.notifications.webhook.ofUsers }}, webhooks = true{{ end }}}
 {{- end -}}
 
 {{/* slurmd mounts a job's own /tmp itself: without the right to, it takes jobs, and every one of them fails. */}}
@@ -343,8 +344,11 @@ yes
 {{/* Whether people are told of their jobs by mail or a webhook. */}}
 {{- define "minivm.notifies" -}}
 {{- $n := .Values.notifications -}}
-{{- if or $n.mail.relay $n.webhook.format -}}
-{{- if include "minivm.slurm.says" (dict "key" "MailProg" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) }}{{ include "minivm.mistake" (list $ "notifications: slurm.config or slurm.extraConfig sets MailProg, which would send none of them: remove the line, or mail.relay and webhook.format") }}{{ end -}}
+{{- if or $n.mail.relay $n.webhook.format $n.webhook.ofUsers -}}
+{{- range $n.webhook.ofUsers -}}
+  {{- if not (regexMatch "^https?://[a-z0-9.-]+(:[0-9]{1,5})?/[A-Za-z0-9._~/@:+=-]*$" .) }}{{ include "minivm.mistake" (list $ (printf "notifications.webhook.ofUsers: %q is not how a URL begins: https://HOST/ in small letters, and a part of the path" .)) }}{{ end -}}
+{{- end -}}
+{{- if include "minivm.slurm.says" (dict "key" "MailProg" "lines" (include "minivm.slurm.site" . | fromJson) "root" .) }}{{ include "minivm.mistake" (list $ "notifications: slurm.config or slurm.extraConfig sets MailProg, which would send none of them: remove the line, or mail.relay, webhook.format and webhook.ofUsers") }}{{ end -}}
 {{- if and $n.mail.relay (not $n.mail.from) }}{{ include "minivm.mistake" (list $ "notifications.mail.from is empty: set the sender's address, as slurm@example.org") }}{{ end -}}
 {{- if $n.mail.relay -}}
   {{- if and $n.mail.from (not (regexMatch "^[A-Za-z0-9_][A-Za-z0-9._+-]*@[A-Za-z0-9][A-Za-z0-9.-]*$" $n.mail.from)) }}{{ include "minivm.mistake" (list $ (printf "notifications.mail.from is %q: set an address, as slurm@example.org" $n.mail.from)) }}{{ end -}}
@@ -374,6 +378,7 @@ yes
 {{- $file := dict "cluster" .Values.clusterName "ca" $n.ca "perUser" (int $n.perUser) "total" (int $n.total) -}}
 {{- if $n.mail.relay }}{{ $_ := set $file "mail" (dict "relay" $n.mail.relay "from" $n.mail.from "domain" $n.mail.domain "domains" $n.mail.domains) }}{{ end -}}
 {{- if $n.webhook.format }}{{ $_ := set $file "webhook" (dict "format" $n.webhook.format) }}{{ end -}}
+{{- with $n.webhook.ofUsers }}{{ $_ := set $file "ofUsers" . }}{{ end -}}
 {{- if $n.existingSecret }}{{ $_ := set $file "secret" $n.existingSecret }}{{ end -}}
 {{- $file | toJson -}}
 {{- end -}}
@@ -385,7 +390,7 @@ yes
 {{- $store := include "minivm.slurm.says" (dict "key" "AccountingStorageType" "lines" $site "root" .) -}}
 {{- $accounting := ternary (ne .Values.accounting.mode "none") (contains "slurmdbd" $store) (eq $store "") -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}{{ if .Values.notifications.mail.relay }}, domains = {"{{ join "\", \"" (append .Values.notifications.mail.domains (or .Values.notifications.mail.domain (last (splitList "@" .Values.notifications.mail.from)))) }}"}{{ end }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}, enforces = {{ eq (include "minivm.enforces" .) "yes" }}}
+local has = {containers = {{ or .Values.containers.enabled (hasKey .Values.slurm.files "oci.conf") }}, accounting = {{ $accounting }}, mail = {{ or (ne $mail "") (eq (include "minivm.notifies" .) "yes") }}, addresses = {{ and (eq (include "minivm.notifies" .) "yes") (ne .Values.notifications.mail.relay "") }}{{ if .Values.notifications.mail.relay }}, domains = {"{{ join "\", \"" (append .Values.notifications.mail.domains (or .Values.notifications.mail.domain (last (splitList "@" .Values.notifications.mail.from)))) }}"}{{ end }}{{ if include "minivm.notifies" . }}, webhooks = {{ "{" }}{{ range $i, $url := .Values.notifications.webhook.ofUsers }}{{ if $i }}, {{ end }}"{{ $url }}"{{ end }}{{ "}" }}{{ end }}, mpi = {"{{ join "\", \"" $facts.mpi }}"}, release = "{{ $facts.release }}", brings_back = {{ and .Values.slurm.bringBackJobs (ne (include "minivm.filtersJobs" .) "") }}, enforces = {{ eq (include "minivm.enforces" .) "yes" }}}
 {{- end -}}
 
 {{- define "minivm.poolCounts" -}}

@@ -81,6 +81,63 @@ def test_what_marks_a_job_that_is_back_does_not_reach_the_jobs_that_it_submits()
     assert said("job_submit.lua", lua) == ["true\t0027\t8", "true\t9 8", "nil\t0077\t[]"]
 
 
+OF_USERS = {"notifications": {"webhook": {"ofUsers": ["https://hooks.example.org/u/"]}}}
+
+
+def test_a_webhook_is_taken_out_of_the_job_and_kept_under_its_authenticated_user_alone() -> None:
+    lua = (
+        JOB
+        + """
+    os.execute("mkdir -p /var/lib/minivm/notify/users")
+    local function kept(name) local f = io.open("/var/lib/minivm/notify/users/" .. name) return f and f:read("*a") end
+    local function submit(text, name, uid)
+        job.user_name, job.extra, job.environment = name, "minivm-notify:" .. text .. "\\nminivm:-J x\\nmine", {}
+        slurm_job_submit(job, nil, uid)
+        print(job.extra, job.environment.MINIVM_JOB_OPTIONS, kept("alice"))
+    end
+    submit("{1}", "alice", 5)
+    submit("{2}", "alice", 6) -- root, or an operator, for alice
+    submit(("x"):rep(3000), "alice", 5)
+    submit("{3}", "../alice", 5)
+    submit("{4}", "alice", 5)
+    submit("", "alice", 5)
+    submit("", "alice", 5)
+    print(io.popen("ls -A /var/lib/minivm/notify/users /var/lib/minivm/notify"):read("*a"))
+    """
+    )
+    kept = [line.split("\t") for line in said("job_submit.lua", lua, OF_USERS)]
+    assert [line[:2] for line in kept[:7]] == [["mine", "-J x"]] * 7
+    assert [line[2] for line in kept[:7]] == ["{1}", "{1}", "{1}", "{1}", "{4}", "nil", "nil"]
+    assert "alice" not in str(kept[7:])
+
+
+def test_a_user_s_own_settings_are_defaults_and_the_webhook_goes_first() -> None:
+    lua = """
+    local asked, answer = {}, "FAIL,END\\nalice@x.org\\n{hook}\\n"
+    io.popen = function(line)
+        asked[#asked + 1] = line
+        local file = io.tmpfile(); file:write(answer); file:seek("set"); return file
+    end
+    sent = "-J x"
+    for _, o in ipairs({{type = "sbatch", extra = "mine"}, {type = "sbatch", ["mail-type"] = "NONE"},
+                        {type = "salloc", ["mail-type"] = "BEGIN", ["mail-user"] = "bob"}}) do
+        print(slurm_cli_pre_submit(o, 0), o["mail-type"], o["mail-user"], (o.extra:gsub("\\n", "|")))
+    end
+    answer = ""
+    local o = {type = "sbatch"}
+    print(slurm_cli_pre_submit(o, 0), o["mail-type"], o["mail-user"], (o.extra:gsub("\\n", "|")))
+    print(#asked)
+    """
+    assert said("cli_filter.lua", lua, OF_USERS) == [
+        "0\tFAIL,END\talice@x.org\tminivm-notify:{hook}|minivm:-J x|mine",
+        "0\tFAIL,END\talice@x.org\tminivm-notify:{hook}|minivm:-J x|",
+        "0\tBEGIN\tbob\tminivm-notify:{hook}|",
+        "0\tnil\tnil\tminivm-notify:|minivm:-J x|",
+        "4",
+    ]
+    assert said("cli_filter.lua", "io.popen = nil; o = {}; print(slurm_cli_pre_submit(o, 0), o.extra)") == ["0\tnil"]
+
+
 LINE = "[ ! -x /usr/bin/minivm ] || /usr/bin/minivm preflight || [ $? -ne 86 ] || exit 1"
 
 

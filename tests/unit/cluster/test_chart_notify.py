@@ -13,6 +13,7 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.pods import Kubelet, description
 from cluster.values import Options
+from health.notify.own import Allowed, allowed
 from health.notify.settings import load
 from tests.support.rendered_chart import local, render
 
@@ -24,6 +25,7 @@ MAIL = {
     "domains": ["x.org"],
 }
 HOOK = {"format": "slack", "url": "https://hooks.example.org/T0K3N"}
+OF_USERS = ["https://hooks.slack.com/services/", "http://chat.example.org:8065/hooks/"]
 ON = {"mail": MAIL, "webhook": HOOK, "ca": "PEM\n", "perUser": 7}
 
 
@@ -37,6 +39,7 @@ def test_by_default_slurm_sends_nothing_and_says_so() -> None:
     config = found["ConfigMap", "slurm-config"]["data"]
     assert "MailProg" not in config["slurm.conf"] and "notify.json" not in config
     assert "mail = false, addresses = false" in config["cli_filter.lua"]
+    assert "webhooks" not in config["cli_filter.lua"].split("\n")[0] + config["job_submit.lua"].split("\n")[0]
     assert ("Secret", "slurm-notify") not in found
     assert "notify" not in json.dumps(found["StatefulSet", "slurm-controller"])
 
@@ -74,6 +77,22 @@ def test_a_secret_of_the_site_is_mounted_and_a_relay_without_a_password_needs_no
     assert not [volume for volume in volumes if volume["name"] == "notify"]
 
 
+def test_webhooks_of_users_alone_switch_notifications_on_and_both_filters_know_them(tmp_path: Path) -> None:
+    config = objects({"notifications": {"webhook": {"ofUsers": OF_USERS}}, "slurm": {"bringBackJobs": False}})[
+        "ConfigMap", "slurm-config"
+    ]["data"]
+    assert "MailProg=/usr/libexec/minivm/mail\n" in config["slurm.conf"]
+    assert "JobSubmitPlugins=lua\n" in config["slurm.conf"] and "webhooks = true" in config["job_submit.lua"]
+    (tmp_path / "notify.json").write_text(config["notify.json"])
+    settings = load(tmp_path / "notify.json", tmp_path)
+    assert settings.channels() == ("own",) and settings.of_users == tuple(OF_USERS)
+    (tmp_path / "cli_filter.lua").write_text(config["cli_filter.lua"])
+    assert allowed((tmp_path / "cli_filter.lua",)) == Allowed((), tuple(OF_USERS))
+    config = objects({"notifications": ON})["ConfigMap", "slurm-config"]["data"]
+    (tmp_path / "cli_filter.lua").write_text(config["cli_filter.lua"])
+    assert allowed((tmp_path / "cli_filter.lua",)) == Allowed(("x.org", "example.org"), ())
+
+
 def test_no_network_policy_keeps_the_controller_from_the_relay() -> None:
     deny = {"egressDeny": ["10.0.0.0/8"]}
     for (kind, _), item in objects({"notifications": ON, "networkPolicy": deny}).items():
@@ -96,6 +115,12 @@ def test_no_network_policy_keeps_the_controller_from_the_relay() -> None:
         ({"notifications": {"webhook": {"format": "irc", "url": "https://x"}}}, "format"),
         ({"notifications": {"webhook": {"format": "json", "url": "file:///etc/passwd"}}}, "url"),
         ({"notifications": {"webhook": {"format": "json", "url": "https://x\nfile://y z"}}}, "url"),
+        ({"notifications": {"webhook": {"ofUsers": ["https://hooks.slack.com"]}}}, "is not how a URL begins"),
+        ({"notifications": {"webhook": {"ofUsers": ['https://x/"}, y = {"']}}}, "is not how a URL begins"),
+        (
+            {"notifications": {"webhook": {"ofUsers": OF_USERS}}, "slurm": {"files": {"job_submit.lua": "x"}}},
+            "empty ofUsers, or remove yours",
+        ),
         ({"notifications": {"mail": {**MAIL, "domains": ['x"}, y = {"']}}}, "is no domain"),
         ({"notifications": {"mail": {**MAIL, "domain": "*"}}}, "name one domain"),
     ],
