@@ -19,7 +19,7 @@ from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
 from tests.pages import blocks
-from tests.reader import ROOT, follow_all, programs
+from tests.reader import ROOT, checkout, follow_all, programs
 from tests.support.mail_relay import PASSWORD, USER, Hook, Inbox, certificate, context, receiver, relay
 from tests.waiting import until
 
@@ -115,7 +115,7 @@ def test_each_event_is_told_with_its_cause(told: Told, alice: Researcher, slow: 
 def test_the_page_s_commands_send_a_test(told: Told, tmp_path: Path) -> None:
     env = os.environ | {"MINIVM_NAME": told.world.cluster.options.name}
     env["PATH"] = f"{programs(tmp_path / 'bin')}:{env['PATH']}"
-    said = "".join(follow_all(blocks(PAGE), env, ROOT).values())
+    said = "".join(follow_all(blocks(PAGE), env, checkout(tmp_path / "minivm")).values())
     assert "0 messages wait" in said and "alice@example.org: 250" in said and "HTTP 200 OK" in said, said
     told.wait_for("Test of notifications on minivm")
 

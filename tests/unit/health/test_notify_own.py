@@ -95,7 +95,8 @@ def test_a_wrong_file_is_told_to_its_user(tmp_path: Path, text: str | bytes, rea
 def test_a_url_outside_the_operator_s_list_is_refused_by_the_check_and_by_the_service(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(SLACK)) as caught:
         settings_of(f"webhook.url = {json.dumps(url)}", tmp_path)
-    assert not url or url not in str(caught.value)
+    if url:
+        assert url not in str(caught.value)
     (tmp_path / "alice").write_text(json.dumps({"format": "json", "url": url}))
     assert kept("alice", (SLACK,), tmp_path) is None
 
