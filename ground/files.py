@@ -35,6 +35,13 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644, owner: tuple[i
         raise
 
 
+def remove_temporaries(path: Path) -> None:
+    """Remove the temporaries that killed writers of this file left. No other process may write it at the same time."""
+    for temporary in path.parent.glob(f".{path.name}.*"):
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and removals in the directory outlive a power failure."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
-from ground.files import write_json
+from ground.files import remove_temporaries, write_json
 from health.active.culprit import GroupTest, Part, PlacedMachine
 from health.active.turn import (
     ActiveInputs,
@@ -28,6 +28,7 @@ from health.active.turn import (
     JobResult,
     Submission,
     Turn,
+    complaint,
     decide,
     findings,
     is_at_fault,
@@ -192,7 +193,7 @@ def wrong_account(account: str, user: str, accounts: Sequence[str]) -> ConfigErr
 
 def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs:
     with lease.hold() as held:
-        declared = list_active_checks(held.path)
+        declared, commit = list_active_checks(held.path), held.commit
     shape = "jobid:|,statecompact:|,exit_code:|,submittime:|,admin_comment:|,comment:|"
     # Another user's job may name the partition too, and carry any comment.
     user = pwd.getpwuid(os.geteuid()).pw_name
@@ -209,6 +210,7 @@ def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs
         tuple(parse_node(node, now) for node in inside),
         awaited(waiting.splitlines(), nodes, now),
         settings(env),
+        commit,
     )
 
 
@@ -254,8 +256,8 @@ def sentence(turn: Turn) -> str:
     """Return the reason for the pod's degraded state; "" if no check blames anything."""
     words = []
     for name, state in sorted(turn.memory.checks.items()):
-        if is_at_fault(state):
-            words.append(f"the active check {name} fails on most machines: inspect the check, not the machines")
+        if text := complaint(name, state):
+            words.append(text)
         for item in findings(state)[:5]:
             part = "the leaf switch " if item.part is Part.LEAF else ""
             words.append(f"active check {name}: {part}{item.name} failed {item.failures} of {item.failures} tests")
@@ -268,6 +270,7 @@ def main() -> int:
         turn = decide(load_memory(MEMORY), observe(os.environ, controller, now), now)
         # The jobs' comments prove what was submitted, so the order of these steps does not matter to a kill.
         save_memory(MEMORY, turn.memory)
+        remove_temporaries(REPORT)
         write_json(REPORT, report(turn))
         if turn.cancel:
             client.run([client.SCANCEL, *turn.cancel], controller)

@@ -20,7 +20,7 @@ from typing import Any
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
-from ground.files import read_json, write_json
+from ground.files import read_json, remove_temporaries, write_json
 from health.api import CheckModule, Result
 from health.checks.active_checks import ACTIVE
 from health.checks.collect import collect
@@ -78,7 +78,10 @@ def after(before: ActiveRecord, judged: Judged, job: str, period_s: float) -> Ac
 
 
 def save(record: ActiveRecord, directory: Path = RESULTS) -> None:
-    write_json(directory / f"{record.check}.json", asdict(record))
+    file = directory / f"{record.check}.json"
+    # One active check at a time runs on a node.
+    remove_temporaries(file)
+    write_json(file, asdict(record))
 
 
 def run_check(

@@ -14,7 +14,7 @@ from typing import Any
 
 from health.active.__main__ import MEMORY
 from health.active.culprit import Part
-from health.active.turn import CheckState, findings, is_at_fault, load_memory
+from health.active.turn import CheckState, complaint, findings, is_at_fault, load_memory
 from health.jobs.model import duration
 
 # The slowest of each check that are shown at least: one percent of a small cluster is no machine.
@@ -32,7 +32,9 @@ def describe(check: str, state: CheckState, percent: float, now: float) -> dict[
         "machines": len(tested),
         "failed": sum(not item.passed for item in tested.values()),
         "oldest_s": max((now - item.at for item in tested.values()), default=0.0),
+        "commit": state.commit,
         "at_fault": is_at_fault(state),
+        "complaint": complaint(check, state),
         "culprits": [{"part": item.part, "name": item.name, "failures": item.failures} for item in findings(state)],
         "median_mbs": usual,
         "slowest": [
@@ -47,12 +49,16 @@ def lines(check: dict[str, Any]) -> Iterable[str]:
     """Describe one check for people."""
     if not check["machines"]:
         yield f"{check['check']}: no machine was tested yet"
-        return
+    else:
+        yield from tested_lines(check)
+    if check["complaint"]:
+        yield f"  {check['complaint']}"
+
+
+def tested_lines(check: dict[str, Any]) -> Iterable[str]:
     usual = f", median {check['median_mbs']:.0f} MB/s" if check["median_mbs"] is not None else ""
     counts = f"{check['machines']} machines tested, {check['failed']} failed last"
     yield f"{check['check']}: {counts}, oldest result {duration(check['oldest_s'])} ago{usual}"
-    if check["at_fault"]:
-        yield "  fails on most machines: inspect the check, not the machines"
     for item in check["culprits"]:
         part = "leaf switch " if item["part"] is Part.LEAF else ""
         yield f"  blamed: {part}{item['name']}, {item['failures']} failed tests"

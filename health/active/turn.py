@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from ground.files import read_plain, write_json
+from ground.files import read_plain, remove_temporaries, write_json
 from health.active.culprit import Culprit, GroupResult, GroupTest, Part, PlacedMachine, admit, diagnose, sweep
 from health.checks.active_checks import Needs
 
@@ -55,6 +55,8 @@ class CheckState:
     # Attempts in a row that gave no result and were not cancelled, and the time of the last one.
     broken: int = 0
     broken_at: float = 0.0
+    # The scripts' commit at which its tests began.
+    commit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def load_memory(path: Path) -> PlanMemory:
 
 
 def save_memory(path: Path, memory: PlanMemory) -> None:
+    remove_temporaries(path)
     write_json(path, {"checks": {name: asdict(item) for name, item in memory.checks.items()},
                       "taken": sorted(memory.taken)})  # fmt: skip
 
@@ -117,7 +120,7 @@ def _parse_test(data: Mapping[str, object]) -> GroupTest:
 SWEEP_S = 4 * 3600.0
 # After an attempt without a result: the node was taken, or the check is broken.
 RETRY_S = 600.0
-# Attempts in a row without a result after which the check rests, and for how long.
+# Attempts in a row without a result after which the check rests, and for how long it does so, also when at fault.
 BROKEN, REST_S = 3, 6 * 3600.0
 # A job that does not start at once has lost its node.
 START_S = 30.0
@@ -178,6 +181,7 @@ class ActiveInputs:
     # Nodes for which users' jobs wait that may start soon.
     awaited: frozenset[str] = frozenset()
     settings: ActiveSettings = ActiveSettings()
+    commit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
         if job.id not in memory.taken:
             memory = _take(memory, job, now)
     flying = [job for job in inputs.jobs if job.result is JobResult.IN_FLIGHT]
-    memory = _by_this_clock(memory, now)
+    memory = _by_this_commit(_by_this_clock(memory, now), inputs)
     memory = replace(
         memory,
         # What slurmctld has forgotten cannot come again.
@@ -256,6 +260,17 @@ def _by_this_clock(memory: PlanMemory, now: float) -> PlanMemory:
     return memory
 
 
+def _by_this_commit(memory: PlanMemory, inputs: ActiveInputs) -> PlanMemory:
+    """Forget the results of a check that was at fault or broken at another commit: the new one may have mended it."""
+    for check in inputs.checks:
+        state = memory.of(check)
+        if state.commit and state.commit != inputs.commit and (is_at_fault(state) or is_broken(state)):
+            state = CheckState(number=state.number)
+        if state.commit != inputs.commit:
+            memory = memory.with_check(check, replace(state, commit=inputs.commit))
+    return memory
+
+
 def _current(memory: PlanMemory, checks: Mapping[str, Needs], places: list[PlacedMachine], now: float) -> PlanMemory:
     """Forget machines that slurmctld no longer knows, and end verdicts that are older than the check's period."""
     names = {machine.name for machine in places} | {machine.leaf for machine in places}
@@ -284,7 +299,10 @@ def _of(jobs: Iterable[ActiveJob], check: str) -> list[GroupTest]:
 
 
 def _rests(state: CheckState, now: float) -> bool:
-    return state.broken >= BROKEN and now - state.broken_at < REST_S
+    """Tell if the check is in quarantine: it gives no results, or fails on most machines."""
+    if is_broken(state) and now - state.broken_at < REST_S:
+        return True
+    return is_at_fault(state) and now - max(item.at for item in state.machines.values()) < REST_S
 
 
 def _take(memory: PlanMemory, job: ActiveJob, now: float) -> PlanMemory:
@@ -396,3 +414,20 @@ def is_at_fault(state: CheckState) -> bool:
     bad |= {item.name for item in state.culprits if item.part is Part.MACHINE}
     tested = {name for name, item in state.machines.items() if item.at} | bad
     return len(bad) >= MANY and len(bad) > MOST * len(tested)
+
+
+def is_broken(state: CheckState) -> bool:
+    """Tell if the check gave no result so many times in a row that it rests."""
+    return state.broken >= BROKEN
+
+
+def complaint(check: str, state: CheckState) -> str:
+    """Return why the check rests at this commit; "" if it does not."""
+    at = f" at commit {state.commit[:12]}" if state.commit else ""
+    what = (
+        "fails on most machines" if is_at_fault(state)
+        else f"gave no result {state.broken} times in a row" if is_broken(state)
+        else ""
+    )  # fmt: skip
+    until = f"for {REST_S / 3600:.0f} h or until another commit"
+    return f"the active check {check} {what}{at} and rests {until}: inspect the check, not the machines" if what else ""

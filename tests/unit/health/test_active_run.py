@@ -6,13 +6,19 @@ import ast
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gitsync.errors import GitsyncError
 from health.active import measure
-from health.active.run import ActiveRecord, after, read_record, save
+from health.active.run import ActiveRecord, after, read_record, run_check, save
+from health.active.turn import PlanMemory, load_memory, save_memory
 from health.api import Capture, Class, Command, Result
 from health.checks.active_checks import Needs, active_metrics, active_results, list_active_checks, read_needs
 from health.checks.cases import examine
@@ -115,6 +121,22 @@ def test_only_a_measured_result_counts_or_clears_a_failure() -> None:
         assert record.failures == failures
 
 
+@pytest.mark.parametrize(
+    "program",
+    [("sleep", "600"), ("yes", "cpu0 1.0 MB/s"), ("false",), ("sh", "-c", "yes >&2"), ("no-such-program",)],
+    ids=["hangs", "floods", "fails", "floods its log", "is absent"],
+)
+def test_a_check_whose_program_is_broken_says_nothing_about_the_node(program: tuple[str, ...]) -> None:
+    cpu = CHECKS["cpu"]
+    check = replace(cpu.CHECK, sources=(Command("cpu_rates", program, deadline_s=1.0),))
+    module = SimpleNamespace(CHECK=check, parse=cpu.parse, judge=cpu.judge)
+    before = ActiveRecord("cpu", failures=1)
+    done = run_check(module, TREE, "c", before, {})
+    assert done.verdict.result is Result.UNKNOWN, done.verdict.reason
+    assert len(done.verdict.reason) < 1000
+    assert after(before, done, "7", DAY).failures == 1
+
+
 def test_a_record_is_read_back_and_a_damaged_one_is_none(tmp_path: Path) -> None:
     record = after(ActiveRecord("cpu"), judged(Result.PROBLEM, {"rates": [1.0]}), "7", 3600.0)
     save(record, tmp_path)
@@ -122,6 +144,37 @@ def test_a_record_is_read_back_and_a_damaged_one_is_none(tmp_path: Path) -> None
     for text in ("", "[]", "{}", '{"at": "x", "failures": 1}', '{"at": 1e999, "failures": 1}', "[" * 100_000):
         (tmp_path / "cpu.json").write_text(text)
         assert read_record("cpu", tmp_path) == ActiveRecord("cpu")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from health.active.run import ActiveRecord, save
+from health.active.turn import PlanMemory, save_memory
+def kill(event, _):
+    if event == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+if sys.argv[2] == "cpu.json":
+    save(ActiveRecord("cpu", at=2.0), Path(sys.argv[3]))
+else:
+    save_memory(Path(sys.argv[3]) / "plan.json", PlanMemory(taken=frozenset({"2"})))
+"""
+
+
+@pytest.mark.parametrize("name", ["cpu.json", "plan.json"])
+@pytest.mark.parametrize("step", ["open", "os.rename"])
+def test_a_writer_that_is_killed_leaves_the_earlier_file_and_no_rest(step: str, name: str, tmp_path: Path) -> None:
+    before, plan = ActiveRecord("cpu", at=1.0), PlanMemory(taken=frozenset({"1"}))
+    save(before, tmp_path)
+    save_memory(tmp_path / "plan.json", plan)
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", KILLED, step, name, str(tmp_path)], cwd=root, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert (read_record("cpu", tmp_path), load_memory(tmp_path / "plan.json")) == (before, plan)
+    save(before, tmp_path)
+    save_memory(tmp_path / "plan.json", plan)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.json", "plan.json"]
 
 
 def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from health.active.turn import (
     MachineResult,
     PlanMemory,
     Submission,
+    Turn,
     decide,
     findings,
     is_at_fault,
@@ -54,6 +55,8 @@ class Simulation:
     awaited: frozenset[str] = frozenset()
     # Submissions of a killed planner that reach slurmctld after the next planner has asked for the jobs.
     late: list[Submission] = field(default_factory=list)
+    commit: str = "first"
+    settings: ActiveSettings = SETTINGS
     ran: list[Submission] = field(default_factory=list)
     waiting: dict[str, tuple[Submission, float]] = field(default_factory=dict)
     count: int = 0
@@ -74,7 +77,7 @@ class Simulation:
             ActiveJob(id_, item.check, item.test, JobResult.IN_FLIGHT, waits_s=self.now - since)
             for id_, (item, since) in self.waiting.items()
         )
-        return ActiveInputs(CHECKS, jobs + waiting, nodes, self.awaited, SETTINGS)
+        return ActiveInputs(CHECKS, jobs + waiting, nodes, self.awaited, self.settings, self.commit)
 
     def start_waiting(self) -> None:
         for id_, (item, _) in list(self.waiting.items()):
@@ -180,6 +183,36 @@ def test_a_check_that_fails_everywhere_blames_no_machine() -> None:
     assert findings(slurm.memory.of("tcp")) == ()
 
 
+def test_a_check_that_always_fails_rests_until_another_commit() -> None:
+    slurm = Simulation(names(64), {"cpu": set(names(64))}, settings=replace(SETTINGS, share=0.1))
+    for _ in range(800):
+        slurm.turn()
+    cpu = slurm.memory.of("cpu")
+    assert 64 < [item.check for item in slurm.ran].count("cpu") <= 64 * 1.7, "it rests once most machines have failed"
+    assert findings(cpu) == ()
+    told = "the active check cpu fails on most machines at commit first and rests for 6 h or until another commit"
+    assert told in service.sentence(Turn(slurm.memory))
+    slurm.commit, slurm.bad = "second", {"cpu": {"n05"}}
+    slurm.ran.clear()
+    for _ in range(800):
+        slurm.turn()
+    assert {name for item in slurm.ran if item.check == "cpu" for name in item.test.machines} == set(names(64))
+    assert [item.name for item in findings(slurm.memory.of("cpu"))] == ["n05"]
+    assert service.sentence(Turn(slurm.memory)) == "active check cpu: n05 failed 2 of 2 tests"
+
+
+def test_another_commit_keeps_the_results_of_a_check_that_works() -> None:
+    slurm = Simulation(names(8), {"cpu": {"n05"}})
+    for _ in range(200):
+        slurm.turn()
+    slurm.commit = "second"
+    slurm.ran.clear()
+    for _ in range(100):
+        slurm.turn()
+    assert not slurm.ran
+    assert [item.name for item in findings(slurm.memory.of("cpu"))] == ["n05"]
+
+
 def test_on_a_node_for_which_a_users_job_waits_no_check_starts() -> None:
     slurm = Simulation(names(8), awaited=frozenset(names(4)))
     for _ in range(60):
@@ -246,6 +279,9 @@ def test_a_broken_check_rests() -> None:
         memory = decide(memory, ActiveInputs({"cpu": Needs()}, (job,), nodes), now).memory
         now += 3600
     assert decide(memory, ActiveInputs({"cpu": Needs()}, (), nodes), now).submit == ()
+    assert "the active check cpu gave no result 3 times in a row" in service.sentence(Turn(memory))
+    assert decide(replace(memory, checks={"cpu": replace(memory.of("cpu"), commit="a")}),
+                  ActiveInputs({"cpu": Needs()}, (), nodes, commit="b"), now).submit  # fmt: skip
     assert decide(memory, ActiveInputs({"cpu": Needs()}, (), nodes), now + 7 * 3600).submit
 
 
