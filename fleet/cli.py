@@ -137,6 +137,9 @@ def _machine(machine: MachineObject) -> Iterator[str]:
     status = machine.status
     explanation = f": {line(status.why, LONG)}" if status.why else ""
     yield f"machine {machine.name}: goal {status.goal}, {status.state}{explanation}"
+    for entry in status.active_checks:
+        passed = f"passed {rfc3339(entry.passed_at)}" if entry.passed_at else "never passed"
+        yield line(f"{machine.name}: active check {entry.check}: {passed}; last results {entry.results}", LONG)
     for event in status.history:
         yield f"{machine.name}: {rfc3339(event.at)} {event.what} {line(event.text)}".rstrip()
 

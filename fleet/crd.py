@@ -16,6 +16,8 @@ STATES = (
 )
 # The limits of entries, GPUs and letters; the writer cuts what is longer.
 EVENTS, GPUS, TEXT = 32, 64, 256
+# Active checks of a machine, and the results of each.
+CHECKS, RESULTS = 16, 16
 # CEL rules, for API servers from 1.25 on; the chart leaves them out before.
 RULES = [
     {
@@ -98,6 +100,18 @@ STATUS = mapping(
             at=time_("When it happened."),
             what=text("The kind of event.", 32),
             text=text("Details."),
+        ),
+    ),
+    activeChecks=array(
+        "The last results of each active check on the machine.",
+        CHECKS,
+        mapping(
+            "",
+            ("check", "at", "results"),
+            check=text("The check.", 64),
+            at=time_("When it last passed or failed."),
+            passedAt=time_("When it last passed; absent: never."),
+            results=text("Its last results, the latest last. P: passed, F: failed.", RESULTS),
         ),
     ),
     remedy={

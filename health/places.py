@@ -57,6 +57,11 @@ class Places:
         )
 
     @property
+    def active(self) -> Path:
+        """Last result of each active check, for the pod's page (init/view/conditions.py)."""
+        return self.state / "active/said.json"
+
+    @property
     def index(self) -> Path:
         """The index of the last round's checks (`health.rounds`)."""
         return self.state / "index.json"

@@ -17,8 +17,8 @@ from fleet import crd
 from fleet.decide.actions import Make, Notice
 from fleet.decide.conditions import WORST, condition
 from fleet.world.kubernetes import KubeNode, KubernetesView
-from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus
-from fleet.world.pod_page import GPUS
+from fleet.world.machine import ActiveHistory, HistoryEntry, MachineObject, MachineStatus
+from fleet.world.pod_page import ACTIVE_CHECKS, GPUS
 from fleet.world.slurm import SlurmNode
 from fleet.world.snapshot import Worker
 from ground.errors import one_line
@@ -27,6 +27,9 @@ _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,59}")
 # As the broker posts it: "minivm: NAME[CLASS]@COMMIT words; ..." with the heaviest first.
 _POSTED = "minivm: "
 _VERDICT = re.compile(r"([\w.-]{1,80})\[(\w{1,16})\]@([0-9a-z]{1,40}).*", re.DOTALL)
+# As a pod reports its active checks: "CHECK passed|failed TIME; ..." (init/view/conditions.py).
+_ACTIVE_RESULT = re.compile(r"(?:^|; )([A-Za-z0-9_.-]{1,64}) (passed|failed) ([0-9]{1,11})(?=;|$)")
+AHEAD_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,7 @@ def update_status(
         gpus=tuple(sorted(host.gpus)) or before.gpus,
         worker=" ".join(worker.name for worker in host.workers)[:2048],
         state=host_state(host),
+        active_checks=add_active_results(before.active_checks, host.workers, now),
     )
     if before.node_uid != node.uid:
         after = add_history(after, now, "node", node.name)
@@ -244,6 +248,26 @@ def update_status(
     if machine.goal == "up" and any(entry.what in ("verdict", "reboot", "failed") for entry in since_forgiven(after)):
         after = add_history(after, now, "forgiven", machine.reason)
     return replace(after, repeats=count(after, "verdict", now, window_s))
+
+
+def add_active_results(
+    known: Sequence[ActiveHistory], workers: Sequence[Worker], now: float
+) -> tuple[ActiveHistory, ...]:
+    """Add what the pods report of active checks: the machine's results outlive them. A report decides nothing.
+
+    A result counts once, by its time. One of a clock that is ahead does not count, since none after it would.
+    """
+    by_check = {entry.check: entry for entry in known}
+    reports = (worker.pod.conditions.get(ACTIVE_CHECKS) for worker in workers)
+    results = _ACTIVE_RESULT.findall("; ".join(report.message for report in reports if report))
+    for check, result, at in sorted(results, key=lambda item: int(item[2]))[-crd.CHECKS * len(workers) :]:
+        entry = by_check.get(check, ActiveHistory(check, 0))
+        if entry.at < int(at) <= now + AHEAD_S:
+            passed_at = int(at) if result == "passed" else entry.passed_at
+            letters = (entry.results + ("P" if result == "passed" else "F"))[-crd.RESULTS :]
+            by_check[check] = ActiveHistory(check, int(at), passed_at, letters)
+    latest = sorted(by_check.values(), key=lambda entry: entry.at)[-crd.CHECKS :]
+    return tuple(sorted(latest, key=lambda entry: entry.check))
 
 
 def check_name(text: str) -> str:

@@ -195,6 +195,10 @@ function drawOne(one) {
   entry(list, "evidence", machine.verdict);
   entry(list, "verdicts", machine.repeats || "");
   entry(list, "in treatment", machine.remedy && `${machine.remedy.goal}, since ${machine.remedy.at}`);
+  for (const check of machine.activeChecks || []) {
+    const passed = check.passedAt ? `passed ${check.passedAt}` : "never passed";
+    entry(list, `active check ${check.check}`, `${passed}; last results ${check.results}`);
+  }
   entry(list, "GPUs", (machine.gpus || []).join(" "));
   const signs = (one.signs || []).map((sign) => `${sign.type} ${sign.status} ${sign.text}`.trim());
   const past = (machine.history || []).map((event) => `${event.at} ${event.what} ${event.text || ""}`.trim()).reverse();

@@ -17,6 +17,16 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveHistory:
+    """Last results of one active check on a machine."""
+
+    check: str
+    at: int
+    passed_at: int = 0  # 0: never
+    results: str = ""  # P: passed, F: failed; the latest last
+
+
+@dataclass(frozen=True, slots=True)
 class Remedy:
     """A remedy in progress. The fleet records it before it performs it, so that the next leader knows of it."""
 
@@ -42,6 +52,7 @@ class MachineStatus:
     ill: bool = False
     repeats: int = 0
     history: tuple[HistoryEntry, ...] = ()
+    active_checks: tuple[ActiveHistory, ...] = ()
     remedy: Remedy | None = None
     remedies: int = 0
     fulfilled: int = 0
@@ -96,10 +107,16 @@ def _parse_status(status: Fields) -> MachineStatus:
             HistoryEntry(int(entry.moment("at")), entry.text("what", needed=True), entry.text("text"))
             for entry in status.subs("history")
         ),
+        active_checks=tuple(_parse_active(entry) for entry in status.subs("activeChecks")),
         remedy=_parse_remedy(remedy) if remedy.data else None,
         remedies=status.number("remedies"),
         fulfilled=status.number("fulfilled"),
     )
+
+
+def _parse_active(entry: Fields) -> ActiveHistory:
+    passed_at = int(entry.moment("passedAt")) if entry.text("passedAt") else 0
+    return ActiveHistory(entry.text("check", needed=True), int(entry.moment("at")), passed_at, entry.text("results"))
 
 
 def _parse_remedy(remedy: Fields) -> Remedy:
@@ -130,6 +147,17 @@ def machine_status_json(status: MachineStatus) -> dict[str, object]:
         "history": [
             _without_empty({"at": rfc3339(entry.at), "what": entry.what, "text": entry.text})
             for entry in status.history
+        ],
+        "activeChecks": [
+            _without_empty(
+                {
+                    "check": entry.check,
+                    "at": rfc3339(entry.at),
+                    "passedAt": rfc3339(entry.passed_at) if entry.passed_at else "",
+                    "results": entry.results,
+                }
+            )
+            for entry in status.active_checks
         ],
         "remedies": status.remedies,
         "fulfilled": status.fulfilled,

@@ -1,6 +1,6 @@
 """Reports of pods about themselves: their page `/conditions`, deep checks, and which controller acts.
 
-Root in a pod can show anything on its page. So only these three types count, in a form and length that Kubernetes
+Root in a pod can show anything on its page. So only these four types count, in a form and length that Kubernetes
 accepts; any other page counts as no answer.
 
 Each controller pod says in the message of `minivm.io/Ready` whether it acts or stands by (init/view/conditions.py). The
@@ -72,7 +72,8 @@ def _worker_result(worker: Worker, boot: str, has_gpus: bool) -> DeepResult:
 
 READY = "minivm.io/Ready"
 GPUS = "minivm.io/Gpus"
-TYPES = (READY, GPUS, CONDITION)
+ACTIVE_CHECKS = "minivm.io/ActiveChecks"
+TYPES = (READY, GPUS, CONDITION, ACTIVE_CHECKS)
 STATUSES = ("True", "False", "Unknown")
 MOST_BYTES = 65536
 # 64 UUIDs of GPUs are 2.6 KB.

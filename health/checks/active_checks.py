@@ -18,7 +18,7 @@ from gitsync.errors import GitsyncError
 from ground.errors import nearest
 from ground.files import read_plain
 from ground.metrics import family
-from health.api import Capture
+from health.api import Capture, Result
 
 ACTIVE = "active.d"
 LARGEST_FILE = 256 * 1024
@@ -107,6 +107,15 @@ def active_results(directory: Path = DIRECTORY) -> Capture:
     """Print the last result of each active check as one line of JSON; a file that is none shows as `null`."""
     lines = [json.dumps({**data, "check": name} if data else None) for name, data in records(directory)]
     return Capture("\n".join([f"active results {len(lines)}", *lines, "end", ""]))
+
+
+def active_summary(directory: Path = DIRECTORY) -> Mapping[str, tuple[int, bool]]:
+    """Return when each active check last passed or failed here, and if it passed."""
+    return {
+        name: (int(data["at"]), data["result"] == Result.OK)
+        for name, data in records(directory)
+        if data.get("result") in (Result.OK, Result.PROBLEM) and _is_number(data.get("at"))
+    }
 
 
 def active_metrics(directory: Path = DIRECTORY) -> str:

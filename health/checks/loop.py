@@ -23,11 +23,11 @@ from types import FrameType
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
-from ground.files import write_if_possible
+from ground.files import read_json, write_if_possible
 from ground.sockets import notify
 from health.api import When
 from health.ask import ask_broker
-from health.checks.active_checks import active_metrics
+from health.checks.active_checks import active_metrics, active_summary
 from health.checks.load import CheckSelection, due
 from health.places import Places, boot_id
 from health.policy import share
@@ -136,8 +136,16 @@ def report(shown: str, now: float) -> str:
     places = Places.from_environment()
     verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
     write_if_possible(places.metrics, metrics(verdicts, now) + active_metrics())
+    write_active(places.active)
     text = sentence(verdicts, now)
     return text if text == shown or tell(text) else shown
+
+
+def write_active(file: Path) -> None:
+    """Write the last results of active checks for the pod's page, if they changed: a reader watches the file."""
+    summary = {name: list(result) for name, result in active_summary().items()}
+    if summary != read_json(file):
+        write_if_possible(file, json.dumps(summary))
 
 
 def _run_logged(when: str, limit_s: float) -> str:

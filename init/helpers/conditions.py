@@ -2,8 +2,9 @@
 
 A service of its own that runs if the pod has a service account's token. It follows PID 1 and patches the pod's status;
 if that is forbidden, it logs so once and retries now and then, and nothing else breaks. It also reports, once, the
-pod's GPUs, and the results of deep checks since the machine's boot. Without a token the fleet reads all that from the
-pod's page; then `python3 -m init.helpers.conditions gpus` writes the list of GPUs into a file for that page, and ends.
+pod's GPUs, and the results of deep checks since the machine's boot and of active checks. Without a token the fleet
+reads all that from the pod's page; then `python3 -m init.helpers.conditions gpus` writes the list of GPUs into a file
+for that page, and ends.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from init.pod.client import SOCKET, Client
 from init.pod.dirwatch import Watcher
 from init.pod.pod import Pod
 from init.view.conditions import (
+    ACTIVE_NAME,
     BOOT_ID,
     DEEP_NAME,
     GPU_NAME,
     TYPE,
+    active_condition,
     deep_condition,
     gpu_condition,
     read_boot,
-    read_deep,
+    read_results,
     ready_condition,
 )
 
@@ -167,11 +170,17 @@ def write_gpus(look: Callable[[], tuple[str, ...]], file: Path = RUN / GPU_NAME,
 
 
 def tell_deep(api: Api, file: Path = DEEP_FILE, boot: Path = BOOT_ID, pause: float = GPUS_PAUSE) -> None:
-    """Report each new result of deep checks once. Nothing polls: the kernel reports changes."""
+    tell_results(api, file, lambda data: deep_condition(data, read_boot(boot)), pause)
+
+
+def tell_results(
+    api: Api, file: Path, build: Callable[[dict[str, Any]], dict[str, Any] | None], pause: float = GPUS_PAUSE
+) -> None:
+    """Report each new result in the file once. Nothing polls: the kernel reports changes."""
     watcher, reported = Watcher(), None
     while True:
         watcher.watch(file.parent)
-        item = deep_condition(read_deep(file), read_boot(boot))
+        item = build(read_results(file))
         if item is not None and item != reported:
             try:
                 api.patch({**item, "lastTransitionTime": _now()})
@@ -200,6 +209,7 @@ def main(arguments: list[str]) -> int:
     if pod.gpus:
         threading.Thread(target=tell_gpus, args=(api, lambda: gpu_uuids(pod)), daemon=True).start()
     threading.Thread(target=tell_deep, args=(api,), daemon=True).start()
+    threading.Thread(target=tell_results, args=(api, RUN / ACTIVE_NAME, active_condition), daemon=True).start()
     return run(api)
 
 

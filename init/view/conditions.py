@@ -1,4 +1,4 @@
-"""The pod's conditions in Kubernetes: readiness with reasons, its GPUs, the result of deep checks.
+"""The pod's conditions in Kubernetes: readiness with reasons, its GPUs, the results of deep and active checks.
 
 The service `conditions` patches them into the pod's status. Where the fleet runs, it reads the page `/conditions` and
 writes them: then no pod has a token (docs/decisions/fleet-writes-pod-conditions.md).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from ground.errors import one_line
@@ -52,7 +53,8 @@ DEEP_STATES = {
 }
 
 
-def read_deep(file: Path) -> dict[str, Any]:
+def read_results(file: Path) -> dict[str, Any]:
+    """Read a file of the health service; empty if it is absent, no plain file, too long or no JSON object."""
     try:
         data = json.loads(read_plain(file, MOST_BYTES) or b"{}")
     except (ValueError, RecursionError):
@@ -72,6 +74,33 @@ def deep_condition(data: dict[str, Any], boot: str) -> dict[str, Any] | None:
         return None
     message = f"{boot} {ran} {one_line(str(data.get('said', '')))[:SAID]}".strip()
     return {"type": DEEP_TYPE, "status": status, "reason": reason, "message": message}
+
+
+# Last result of each active check on this node: the fleet keeps them with the machine. The health service writes the
+# file: check -> [time, if it passed].
+ACTIVE_TYPE = "minivm.io/ActiveChecks"
+ACTIVE_NAME = "health/active/said.json"
+ACTIVE_CHECK = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MOST_ACTIVE, LATEST = 16, 10**11
+
+
+def active_condition(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Build the condition without its time; None without a result. The message has "CHECK passed|failed TIME; ..."."""
+    results = [
+        (name, at, passed)
+        for name, (at, passed) in sorted((name, item) for name, item in data.items() if _is_pair(item))
+        if ACTIVE_CHECK.fullmatch(name) and type(at) is int and 0 < at < LATEST and type(passed) is bool
+    ][:MOST_ACTIVE]
+    if not results:
+        return None
+    passed = all(passed for _, _, passed in results)
+    message = "; ".join(f"{name} {'passed' if passed else 'failed'} {at}" for name, at, passed in results)
+    status, reason = ("True", "Passed") if passed else ("False", "Failed")
+    return {"type": ACTIVE_TYPE, "status": status, "reason": reason, "message": message}
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, list) and len(item) == 2
 
 
 # The pod's GPUs by UUID: the fleet identifies a machine by them (docs/fleet.md). The service `gpus` writes the file,
@@ -94,8 +123,10 @@ def read_conditions(engine: Engine, now: float, run: str) -> list[dict[str, Any]
     directory = Path(run)
     if ids := (read_plain(directory / GPU_NAME, MOST_BYTES) or b"").decode("ascii", "replace").split():
         conditions.append(gpu_condition(ids))
-    if (data := read_deep(directory / DEEP_NAME)) and (deep := deep_condition(data, read_boot())):
+    if (data := read_results(directory / DEEP_NAME)) and (deep := deep_condition(data, read_boot())):
         conditions.append(deep)
+    if active := active_condition(read_results(directory / ACTIVE_NAME)):
+        conditions.append(active)
     return conditions
 
 

@@ -64,7 +64,7 @@ def boots(both: Both, name: str, boot: str) -> None:
 
 
 DEEP = """import json; from init.helpers import conditions as c
-print(json.dumps(c.deep_condition(c.read_deep(c.DEEP_FILE), {boot!r})))"""
+print(json.dumps(c.deep_condition(c.read_results(c.DEEP_FILE), {boot!r})))"""
 # A check of the site's own; what it says stands in a file.
 CHECK = """#!/bin/sh
 # minivm-check: {"about": "a stand-in", "class": "manual", "when": ["deep"]}

@@ -504,6 +504,9 @@ def test_the_fleet_reads_the_conditions_on_the_pods_page(pod: World) -> None:
     deep.parent.mkdir(parents=True)
     deep.write_text(json.dumps({"boot_id": boot, "state": "ok", "ran": 2, "said": "dcgm_diag"}))
     gpus.write_text("GPU-1\nGPU-2\n")
+    active = pod.run / "health/active/said.json"
+    active.parent.mkdir(parents=True)
+    active.write_text(json.dumps({"cpu": [1000, True]}))
 
     def read() -> list[tuple[str, str, str]]:
         status, text = pod.get("/conditions")
@@ -516,8 +519,11 @@ def test_the_fleet_reads_the_conditions_on_the_pods_page(pod: World) -> None:
         ready,
         ("minivm.io/Gpus", "Known", "GPU-1 GPU-2"),
         ("minivm.io/DeepCheck", "Passed", f"{boot} 2 dcgm_diag"),
+        ("minivm.io/ActiveChecks", "Passed", "cpu passed 1000"),
     ]
     deep.write_text("[" * 60_000)
+    active.unlink()
+    active.symlink_to("/dev/zero")
     gpus.unlink()
     os.mkfifo(gpus)
     assert read() == [ready]

@@ -15,7 +15,15 @@ from fleet import crd
 from fleet.decide.actions import Make, Record
 from fleet.errors import FleetError
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus, Remedy, machine_status_json, parse_machine
+from fleet.world.machine import (
+    ActiveHistory,
+    HistoryEntry,
+    MachineObject,
+    MachineStatus,
+    Remedy,
+    machine_status_json,
+    parse_machine,
+)
 from tests.fleet_world import Node, Worlds
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -295,9 +303,37 @@ def test_history_is_bounded(worlds: Worlds) -> None:
     assert status.history[-1].text.isprintable()
 
 
+def reports_active(worlds: Worlds, *results: str) -> tuple[ActiveHistory, ...]:
+    worlds.pods["w0"].states["minivm.io/ActiveChecks"] = ("True", "; ".join(results))
+    worlds.settle_in()
+    return worlds.status("n0").active_checks
+
+
+def test_results_of_active_checks_count_once_and_outlive_the_pod(worlds: Worlds) -> None:
+    first, second = int(worlds.now) - 9000, int(worlds.now) - 100
+    known = (ActiveHistory("cpu", first, first, "P"), ActiveHistory("tcp", first, 0, "F"))
+    for _ in range(2):
+        assert reports_active(worlds, f"cpu passed {first}", f"tcp failed {first}") == known
+    assert reports_active(worlds, f"cpu failed {second}")[0] == ActiveHistory("cpu", second, first, "PF")
+    worlds.replace("w0")
+    worlds.settle_in()
+    assert worlds.status("n0").active_checks == (ActiveHistory("cpu", second, first, "PF"), known[1])
+    # An older result, a pod whose clock is ahead, and what no pod writes.
+    odd = (f"cpu passed {first}", f"cpu passed {int(worlds.now) + 9000}", "x", "cpu maybe 5", "cpu passed 1 2", "a b")
+    assert reports_active(worlds, *odd)[0] == ActiveHistory("cpu", second, first, "PF")
+
+
+def test_results_of_active_checks_are_bounded(worlds: Worlds) -> None:
+    for number in range(crd.RESULTS + 5):
+        results = reports_active(worlds, *(f"c{check} passed {1000 + number}" for check in range(30)))
+    assert len(results) == crd.CHECKS and {entry.results for entry in results} == {"P" * crd.RESULTS}
+    assert not jsonschema_errors(worlds.status("n0"))
+
+
 def jsonschema_errors(status: MachineStatus) -> list[str]:
     schema = json.loads(json.dumps(crd.STATUS))
-    for place in (schema, schema["properties"]["remedy"], schema["properties"]["history"]["items"]):
+    lists = (schema["properties"][name]["items"] for name in ("history", "activeChecks"))
+    for place in (schema, schema["properties"]["remedy"], *lists):
         place["additionalProperties"] = False
     return [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(machine_status_json(status))]
 
@@ -305,6 +341,7 @@ def jsonschema_errors(status: MachineStatus) -> list[str]:
 WORD = st.text(max_size=8)
 AT = st.integers(0, 4_000_000_000)
 EVENTS = st.builds(HistoryEntry, AT, st.text(min_size=1, max_size=8), WORD)
+ACTIVE = st.builds(ActiveHistory, st.text(min_size=1, max_size=8), AT, AT, st.text("PF", min_size=1, max_size=16))
 REMEDIES = st.builds(Remedy, st.sampled_from(crd.GOALS), st.integers(0, 9), AT, WORD, st.booleans())
 
 
@@ -317,6 +354,7 @@ REMEDIES = st.builds(Remedy, st.sampled_from(crd.GOALS), st.integers(0, 9), AT, 
         gpus=st.lists(st.sampled_from([*A, *B]), unique=True).map(tuple),
         ill=st.booleans(),
         history=st.lists(EVENTS, max_size=3).map(tuple),
+        active_checks=st.lists(ACTIVE, max_size=3).map(tuple),
         remedy=st.none() | REMEDIES,
     )
 )

@@ -16,14 +16,17 @@ from typing import Any
 import pytest
 
 from fleet import crd
-from fleet.decide.machines import find_hosts
+from fleet.decide.machines import add_active_results, find_hosts
 from fleet.decide.remediation import evidence
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.kubernetes import parse_pod as read_pod
+from fleet.world.machine import ActiveHistory
 from fleet.world.pod_page import deep_result as fleet_deep
 from fleet.world.snapshot import Worker
 from ground.files import write_json
 from health import rounds as health_rounds
+from health.checks import loop
+from health.checks.active_checks import active_summary
 from health.verdict import Class, Result, Verdict
 from init.helpers import conditions
 from init.helpers import conditions as kubernetes
@@ -397,11 +400,44 @@ def test_what_is_of_another_boot_or_form_is_not_told(found: dict[str, Any]) -> N
     assert page.deep_condition({"boot_id": "", "state": "ok", "ran": 1, "said": ""}, "") is None
 
 
+def test_the_fleet_reads_the_active_results_that_the_health_service_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The health service, the pod and the fleet share the form of the results and no code."""
+    for name, result in (("cpu", Result.OK), ("tcp", Result.PROBLEM), ("disk_write", Result.UNKNOWN)):
+        write_json(tmp_path / f"{name}.json", {"at": 1000.5, "result": result.value, "failures": 0, "period_s": 1})
+    monkeypatch.setattr(loop, "active_summary", lambda: active_summary(tmp_path))
+    file = tmp_path / "run/said.json"
+    loop.write_active(file)
+    written = file.stat()
+    loop.write_active(file)
+    assert file.stat() == written, "the pod watches the file"
+    told = page.active_condition(page.read_results(file))
+    assert told is not None and (told["status"], told["message"]) == ("False", "cpu passed 1000; tcp failed 1000")
+    item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
+    worker = Worker("w1", read_pod(item), KubeNode("n1", "u"), None)
+    assert add_active_results((), [worker], 2000.0) == (
+        ActiveHistory("cpu", 1000, 1000, "P"),
+        ActiveHistory("tcp", 1000, 0, "F"),
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {}, {"cpu": 1}, {"cpu": [1]}, {"cpu": [1, 2]}, {"cpu": [1.5, True]}, {"cpu": [-1, True]}, {"a b": [1, True]},
+        {"cpu": [10**12, True]}, {"c" * 65: [1, True]},
+    ],
+)  # fmt: skip
+def test_active_results_of_another_form_are_not_told(data: dict[str, Any]) -> None:
+    assert page.active_condition(data) is None
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\xff"])
 def test_a_word_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "said.json").write_text(text, encoding="latin-1")
-    assert page.read_deep(tmp_path / "said.json") == {}
-    assert page.read_deep(tmp_path / "none") == {}
+    assert page.read_results(tmp_path / "said.json") == {}
+    assert page.read_results(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -413,7 +449,7 @@ def test_the_fleet_reads_what_the_health_service_keeps_and_the_pod_tells(
     """The fleet parses what the health service stores and the pod reports; the three share no code."""
     found = [Verdict("dcgm_diag", Result(one), Class.MANUAL, "x; y", commit="9f2c0011") for one in verdicts]
     health_rounds.write_deep(tmp_path / "said.json", health_rounds.summarise(found, [], "b1", {"dcgm_diag"}))
-    told = page.deep_condition(page.read_deep(tmp_path / "said.json"), "b1")
+    told = page.deep_condition(page.read_results(tmp_path / "said.json"), "b1")
     item = {"metadata": {"name": "w1", "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"conditions": [told]}}
     here = KubernetesView({"n1": KubeNode("n1", "u", boot="b1")}, {"w1": read_pod(item)})
     (place,) = find_hosts(here, [Worker("w1", here.pods["w1"], here.nodes["n1"], None)]).values()
