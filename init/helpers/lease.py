@@ -1,16 +1,21 @@
-"""Hold the lease on the right to act as the controller, or stand by. A service of a controller that is one of several.
+"""Service `lease`: contend for the right to act as the controller, hold it, or stand by. For one of two controllers.
 
-PID 1 starts slurmctld while this service is ready, and kills it as soon as it is not: after `STANDBY=1`, after its end,
-and when the watchdog hears of no renewal. This service kills slurmctld itself first, so that a stopped PID 1 does not
-matter; and PID 1's watchdog ends a stopped service, so that this one does not matter either. Where both are stopped, as
-on a suspended machine, slurmctld is stopped too: after waking it lives until the first of the two has looked at its
-clock, and writes only into the directory of its own, former term (`init.state.lease`).
+Four threads share the work, since the volume may hang:
 
-The volume may hang: one thread reads and writes the lease, another copies the state for a new term, a third tells the
-other controllers of this pod's readiness (`init.state.hand_over`). The main one looks at the clock.
+- `Keeper` reads and writes the lease on the volume: it renews this pod's term, or claims the next one.
+- `TermBuilder` copies the state for a new term.
+- `PodReporter` tells the other controllers of this pod's readiness (`init.state.hand_over`).
+- `LeaseKeeper`, the main thread, looks at the clock. It makes this pod active once its term has begun, and ends that
+  before the term does.
 
-A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes it into its term, and releases
-the term to that pod once PID 1 has stopped slurmctld and then this service.
+PID 1 starts slurmctld while this service is ready, and kills slurmctld when the service is not: after `STANDBY=1`,
+after its end, and when the watchdog hears of no renewal. This service kills slurmctld itself first. So one of the two
+may be stopped. If both are stopped, as on a suspended machine, slurmctld is stopped too: after waking it lives until
+the first of the two has looked at its clock, and writes only into the directory of its own, former term
+(`init.state.lease`).
+
+A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes the heir into its term, and
+releases the term to that pod once PID 1 has stopped slurmctld and then this service.
 """
 
 from __future__ import annotations
@@ -55,6 +60,8 @@ INTERFACE = "eth0"
 
 
 class MovingAddress:
+    """The address of the active controller, on one interface of this pod."""
+
     def __init__(self, address: str, interface: str = INTERFACE) -> None:
         self.address, self.interface = socket.inet_aton(address), interface
 
@@ -76,14 +83,14 @@ class MovingAddress:
 
     def _change(self, kind: int, flags: int, harmless: int) -> None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
-            kernel.send(request(kind, flags, socket.if_nametoindex(self.interface), self.address))
+            kernel.send(address_request(kind, flags, socket.if_nametoindex(self.interface), self.address))
             answer = kernel.recv(4096)
         code = -struct.unpack_from("=i", answer, 16)[0] if struct.unpack_from("=H", answer, 4)[0] == ERROR else 0
         if code not in (0, harmless):
             raise OSError(code, f"{self.interface}: {strerror(code)}")
 
 
-def request(kind: int, flags: int, interface: int, address: bytes) -> bytes:
+def address_request(kind: int, flags: int, interface: int, address: bytes) -> bytes:
     body = struct.pack("=BBBBI", socket.AF_INET, HOST_BITS, 0, 0, interface)
     body += b"".join(struct.pack("=HH4s", 8, name, address) for name in (LOCAL, ADDRESS))
     return struct.pack("=IHHII", 16 + len(body), kind, REQUEST | ACKNOWLEDGE | flags, 1, 0) + body
@@ -95,10 +102,9 @@ def announcement(own: bytes, address: bytes) -> bytes:
     return head + own + address + bytes(6) + address
 
 
-LOOK_S = 0.5  # between two looks of a contender
-HEIR_LOOK_S = 0.05  # the same, of a pod that is to take over
-BEGUN_S = 0.1  # between two looks if the slurmctld of a new term is ready
-TICK_S = 0.1  # between two looks at the clock
+# Pauses: between two looks of a contender at the lease, of the heir at the lease, of a new holder at its slurmctld's
+# readiness, and of the main thread at the clock.
+LOOK_S, HEIR_LOOK_S, BEGUN_S, TICK_S = 0.5, 0.05, 0.1, 0.1
 GONE_S = 2.0  # for slurmctld to be gone after KILL
 DAEMONS = ("slurmctld", "slurmscriptd")
 # `holder`: the holder takes the address of the controller's name itself. `endpointslice`: `init.state.address` does.
@@ -245,11 +251,11 @@ class LeaseKeeper:
     ) -> None:
         self.keeper, self.held, self.address, self.request = keeper, held, address, request
         self.active = 0  # the term
-        self.begun: tuple[int, str] = (0, "")  # a term, and how it began, once its slurmctld is ready
+        self.begun: tuple[int, str] = (0, "")  # a term, and the way it began, once its slurmctld is ready
         self.turned = threading.Event()  # a term has begun
         self.builder: TermBuilder | None = None
         self._until = lease.NEVER
-        self._told = ""
+        self._last_notice = ""
 
     def tick(self) -> bool:
         """Look at the clock once; False if this pod cannot act, or contends no more: another pod must."""
@@ -282,7 +288,7 @@ class LeaseKeeper:
         return self.keeper.is_alive()
 
     def is_built(self, term: int) -> bool:
-        """Tell if the term's state directory is there; begin to make it."""
+        """Tell if the term's state directory exists; otherwise begin to make it."""
         if self.builder is None or self.builder.term != term:
             keeper = self.keeper
             self.builder = TermBuilder(
@@ -336,9 +342,10 @@ class LeaseKeeper:
                 log(f"the address stays: {error}")
 
     def tell(self, text: str) -> None:
-        if text != self._told:
+        """Notify PID 1 of a change."""
+        if text != self._last_notice:
             notify(text)
-        self._told = text
+        self._last_notice = text
 
 
 class PodReporter(threading.Thread):
@@ -354,7 +361,7 @@ class PodReporter(threading.Thread):
         while True:
             try:
                 pause = self.turn()
-            except OSError:  # the volume's; the keeper's thread says it
+            except OSError:  # of the volume; the keeper's thread reports it
                 pause = hand_over.REPORT_S
             self.service.turned.wait(pause)
             self.service.turned.clear()
@@ -402,7 +409,7 @@ def _daemons() -> list[int]:
 
 
 def own_life(run: Path) -> str:
-    """Return the name of this container's life, made once: what a former process of this service held is its own."""
+    """Return the name of this container's life, made once, so that a restarted service keeps its term."""
     file = run / "lease-life"
     with suppress(OSError):
         if life := file.read_text():
@@ -419,6 +426,7 @@ def moving_address(pod: Pod) -> MovingAddress | None:
 
 
 def serve(service: LeaseKeeper, reporter: PodReporter) -> int:
+    """Contend until the service must stop (0), or until another pod must act (1)."""
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     service.keeper.start()
@@ -443,7 +451,7 @@ def main(words: list[str]) -> int:
         service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), lease_file, address, request)
         release = known(pod)
         reporter = PodReporter(service, pod.setting("MINIVM_HTTP"), release.protocol if release else 0)
-        # What a former process of this service left: it may have been killed before it could kill slurmctld.
+        # A former process of this service may have been killed before it could kill slurmctld.
         if not kill_daemons():
             log("a slurmctld of this pod does not die")
             return 1

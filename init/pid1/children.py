@@ -1,4 +1,15 @@
-"""PID 1's children: started as the engine decided, signalled one by one, followed to another pid, reaped."""
+"""PID 1's children: start them as the engine decided, signal them one by one, follow them and reap them.
+
+The flow, from the loop's calls:
+
+1. `Children.start` spawns a service's process and remembers its owner. `run_helper` and `run_own` start processes of no
+   service: probes and reloads.
+2. `reap`, after SIGCHLD, first reads $NOTIFY_SOCKET, since a dying process may have sent its last notification. Each
+   death becomes the event `Exited` for the engine, or the callback of a helper.
+3. `follow` watches a main process by a pidfd if another process is its parent, after `MAINPID=`.
+
+Every event goes to the engine through `Core.handle`. `Sockets` opens the sockets on which processes write to PID 1.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +39,11 @@ if TYPE_CHECKING:
     from init.plan.service import Service
 
 
-# Sockets on which the pod's processes write to PID 1, and the child that closes attached descriptors.
-
-
 class Sockets:
-    """Each socket is opened, and its module loaded, on first use."""
+    """Sockets on which the pod's processes write to PID 1, and the child that closes attached descriptors.
+
+    Each socket is opened, and its module loaded, on first use.
+    """
 
     def __init__(self, core: Core, owners: Owners, notified: Callable[[str, Notified], None]) -> None:
         self._core, self._owners, self._notified = core, owners, notified
@@ -48,17 +59,18 @@ class Sockets:
             core = self._core
             path = f"{core.settings.run}/notify.sock"
             self.notify = Notify(
-                path, core.poller, self._owners, core.engine.known, self._notified, core.log, self._closes
+                path, core.poller, self._owners, core.engine.known, self._notified, core.log, self._open_closer
             )
         return self.notify
 
     def open_syslog(self) -> None:
+        """Open /dev/log."""
         from init.pid1.syslog import Syslog
 
         core = self._core
-        self.syslog = Syslog(core.settings.syslog, core.poller, self._owners, core.logs, self._closes)
+        self.syslog = Syslog(core.settings.syslog, core.poller, self._owners, core.logs, self._open_closer)
 
-    def _closes(self) -> Closer:
+    def _open_closer(self) -> Closer:
         """Create the closer for the first message with a descriptor."""
         from init.pid1.spawn.closer import Closer
 
@@ -69,8 +81,8 @@ class Sockets:
         return self._closer
 
 
-POSTPONED = 1.0  # seconds that a death may wait for earlier notifications: on a busy node a fork takes time
-DEAF = 3.0  # the same while PID 1 cannot read notifications: a MAINPID of a successor must not come too late
+MOST_WAIT_S = 1.0  # a death may wait so long for earlier notifications: on a busy node a fork takes time
+MOST_DEAF_WAIT_S = 3.0  # while PID 1 cannot read notifications: a successor's MAINPID must not come too late
 
 
 class Children:
@@ -82,12 +94,12 @@ class Children:
         self._sockets: Sockets | None = None
         self.reaped = 0
         self.childless = False
-        self._postponed = 0.0  # time since which there is something to reap
-        self._deaf = False
+        self._postponed_at = 0.0  # since when reaping waits for notifications; 0: it does not
+        self._deaf = False  # notifications cannot be read now
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        # children that are no service's process (probes, reloads), and the callback for their end
-        self._waits: dict[int, Callable[[str], None]] = {}
-        self._pidfds: dict[int, int] = {}  # main processes that are not our children
+        # Children that are no service's process (probes, reloads), and the callback for their end.
+        self._helpers: dict[int, Callable[[str], None]] = {}
+        self._pidfds: dict[int, int] = {}  # main processes that are not PID 1's children
         self._sessions: dict[str, int] = {}  # each service's first process, the leader of its session
 
     # Starting.
@@ -102,23 +114,23 @@ class Children:
         try:
             pid = self._spawn(spec, step)
         except ORDINARY as error:
-            self._not_started(spec, step, error)
+            self._handle_failed_start(spec, step, error)
             return
         self.owners.add(pid, name)
         if step == MAIN:
             self._sessions[name] = pid
         core.handle(name, Spawned(pid, step))
 
-    def _start_again(self, name: str, step: int) -> None:
+    def _retry_start(self, name: str, step: int) -> None:
         state = self._core.engine.states.get(name)
         if state is not None and state.spawning:  # still the same start
             self.start(name, step)
 
     def _spawn(self, spec: Service, step: int) -> int:
         command = spec.command if step == MAIN else spec.stop.command if step == STOPPER else spec.prepare[step]
-        out, err = self._core.logs.streams(spec.name, spec.log.value)
+        stdout, stderr = self._core.logs.streams(spec.name, spec.log.value)
         env = self._environment(spec, step)
-        return procs.spawn(spec, command, env, Streams(self._null, out, err), root=step not in (MAIN, STOPPER))
+        return procs.spawn(spec, command, env, Streams(self._null, stdout, stderr), root=step not in (MAIN, STOPPER))
 
     def _environment(self, spec: Service, step: int) -> dict[str, str]:
         """Return the pod's environment, plus PID 1's addresses for the service."""
@@ -133,7 +145,7 @@ class Children:
                 env["WATCHDOG_USEC"] = str(int(spec.watchdog * 1e6))
         return env
 
-    def _not_started(self, spec: Service, step: int, error: BaseException) -> None:
+    def _handle_failed_start(self, spec: Service, step: int, error: BaseException) -> None:
         failed = SpawnFailed(f"cannot start {spec.name}: {in_words(error)}")
         if isinstance(error, CannotStart):
             failed = SpawnFailed(error.why, error.quoted)
@@ -141,7 +153,7 @@ class Children:
             # A drain runs once, so retry: a job that filled the pod with processes must not cost the other jobs their
             # drain.
             self._core.troubled(failed.why)
-            self._core.poller.after(AGAIN, lambda: self._start_again(spec.name, step))
+            self._core.poller.after(AGAIN, lambda: self._retry_start(spec.name, step))
             return
         elif spec.name in self._core.engine.specs:
             # A resource that the machine refused is no failure of the service and uses up none of its restarts.
@@ -156,23 +168,23 @@ class Children:
         """Run a short command for a service (a probe, a reload); `ended` gets "exited 0" or another end."""
         core = self._core
         spec = core.engine.spec(name)
-        out, err = core.logs.streams(name, spec.log.value)
-        streams = Streams(self._null, out if output is None else output, err if output is None else output)
+        stdout, stderr = core.logs.streams(name, spec.log.value)
+        streams = Streams(self._null, stdout if output is None else output, stderr if output is None else output)
         env = dict(core.settings.env) | {"MAINPID": str(core.engine.states[name].pid)}
         pid = procs.spawn(spec, command, env, streams, root=True)
-        self._waits[pid] = ended
+        self._helpers[pid] = ended
         return pid
 
     def run_own(self, function: Callable[[], None], output: int) -> int:
-        """Run a function that may block in a child, outside of PID 1."""
+        """Run a function that may block, in a child of its own."""
         pid = procs.fork_own(function, Streams(self._null, output, 2), "probe")
-        self._waits[pid] = lambda _: None
+        self._helpers[pid] = lambda _: None
         return pid
 
     # Signalling.
 
     def kill(self, pid: int, name: str) -> None:
-        """Signal one process, never a group. A pid that we have not reaped yet cannot belong to another process."""
+        """Signal one process, never a group. A pid that PID 1 has not reaped yet cannot belong to another process."""
         number = getattr(signal, f"SIG{name}")
         if pid <= 0:
             return  # the kernel would signal a group
@@ -186,26 +198,26 @@ class Children:
         except OSError as error:
             owner = self.owners.pids.get(pid) or "a helper"
             self._core.troubled(f"cannot send {name} to {owner} (pid {pid}): {in_words(error)}")
-            if pid in self.owners.pids or pid in self._waits:  # otherwise its end would be awaited in vain
-                self._core.poller.after(AGAIN, lambda: self._kill_again(pid, name))
+            if pid in self.owners.pids or pid in self._helpers:  # otherwise its end would be awaited in vain
+                self._core.poller.after(AGAIN, lambda: self._retry_kill(pid, name))
 
-    def _kill_again(self, pid: int, name: str) -> None:
-        if pid in self.owners.pids or pid in self._waits:  # not reaped yet, so still this process
+    def _retry_kill(self, pid: int, name: str) -> None:
+        if pid in self.owners.pids or pid in self._helpers:  # not reaped yet, so still this process
             self.kill(pid, name)
 
     def kill_helper(self, pid: int) -> None:
-        if pid in self._waits:  # not reaped yet, so still this process
+        if pid in self._helpers:  # not reaped yet, so still this process
             self.kill(pid, "KILL")
 
     # Reaping.
 
     def reap(self) -> bool:
         """Reap everything that ended. Earlier notifications come first; False: some are not read yet."""
-        if not self._read_notifications() and self._postpones():
+        if not self._read_notifications() and self._may_postpone():
             return False
-        self._postponed = 0.0
+        self._postponed_at = 0.0
         ended: list[tuple[int, int]] = []
-        waitpid, own_pids, waits, count = os.waitpid, self.owners.pids, self._waits, 0
+        waitpid, own_pids, helpers, count = os.waitpid, self.owners.pids, self._helpers, 0
         self.childless = False
         try:
             while True:
@@ -213,7 +225,7 @@ class Children:
                 if not pid:
                     break
                 count += 1
-                if pid in own_pids or pid in waits:
+                if pid in own_pids or pid in helpers:
                     ended.append((pid, status))
         except ChildProcessError:
             self.childless = True
@@ -236,31 +248,31 @@ class Children:
         except ORDINARY as error:
             self._deaf = True
             self._core.troubled(f"notifications: {in_words(error)}")
-            self._core.poller.after(POSTPONED, self.reap)
+            self._core.poller.after(MOST_WAIT_S, self.reap)
             return False
 
-    def _postpones(self) -> bool:
-        """Postpone reaping, but briefly: no process may delay it by attaching descriptors to its messages."""
+    def _may_postpone(self) -> bool:
+        """Return whether reaping may wait: briefly, so that no process delays it by descriptors in its messages."""
         now = self._core.poller.now()
-        self._postponed = self._postponed or now
-        return now - self._postponed < (DEAF if self._deaf else POSTPONED)
+        self._postponed_at = self._postponed_at or now
+        return now - self._postponed_at < (MOST_DEAF_WAIT_S if self._deaf else MOST_WAIT_S)
 
     def _ended(self, pid: int, status: int) -> None:
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killer else os.WEXITSTATUS(status)
-        wait = self._waits.pop(pid, None)
+        helper_ended = self._helpers.pop(pid, None)
         core = self._core
-        if wait is not None:
+        if helper_ended is not None:
             try:
-                wait(Exited(pid, code, killer).text())
+                helper_ended(Exited(pid, code, killer).text())
             except ORDINARY as error:  # the owner gets it through a scope of its own
                 core.troubled(f"the end of a helper: {in_words(error)}")
             return
         name = self._forget(pid)
         state = core.engine.states.get(name)
-        main = state is not None and state.pid == pid
+        is_main = state is not None and state.pid == pid
         session = self._sessions.get(name, 0)
-        heirs = self._heirs(name, session) if main and code == 0 and not killer and session else ()
+        heirs = self._heirs(name, session) if is_main and code == 0 and not killer and session else ()
         core.handle(name, Exited(pid, code, killer, self._last_line(name), heirs))
 
     def _last_line(self, name: str) -> str:
@@ -272,6 +284,7 @@ class Children:
             return ""
 
     def _heirs(self, name: str, session: int) -> tuple[int, ...]:
+        """Return the remaining processes of the service's session, one of which may become its main process."""
         try:
             return self.owners.heirs(session)
         except OSError as error:
@@ -298,7 +311,7 @@ class Children:
     # Following.
 
     def follow(self, name: str, pid: int) -> None:
-        """Follow a main process that is not our child: notice its end even if another process may reap it."""
+        """Follow a main process that is not PID 1's child: notice its end even if another process may reap it."""
         self.owners.follow(pid, name)
         self._watch(pid)
 
@@ -322,7 +335,7 @@ class Children:
     def _foreign_end(self, pid: int) -> None:
         if not self.reap():
             if pid not in self._pidfds:  # no other event will report it
-                self._core.poller.after(POSTPONED, lambda: self._foreign_end(pid))
+                self._core.poller.after(MOST_WAIT_S, lambda: self._foreign_end(pid))
             return
         if pid in self.owners.pids:  # PID 1 does not reap it: its parent is or was alive
             name = self._forget(pid)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from health.api import Builtin, Unreadable
 
 KERNEL_LOG = Builtin("kernel_log", evidence=True)
-NAME_MAX = 15
 WARNING = 4
 
 _FIRST = re.compile(r"# kernel log, now=(\d+\.\d+)")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from init.errors import ConfigError
-from init.helpers.lease import Keeper, LeaseKeeper, announcement, request
+from init.helpers.lease import Keeper, LeaseKeeper, address_request, announcement
 from init.lean import replace
 from init.pod.pod import Pod
 from init.slurm import place
@@ -306,4 +306,4 @@ def test_without_a_term_nothing_changes(tmp_path: Path) -> None:
 def test_the_address_is_announced_to_everybody() -> None:
     frame = announcement(bytes(range(6)), bytes([10, 0, 0, 9]))
     assert len(frame) == 42 and frame[:6] == b"\xff" * 6 and frame.count(bytes([10, 0, 0, 9])) == 2
-    assert len(request(20, 0x600, 2, bytes([10, 0, 0, 9]))) == 40
+    assert len(address_request(20, 0x600, 2, bytes([10, 0, 0, 9]))) == 40
