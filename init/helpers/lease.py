@@ -11,8 +11,7 @@ Four threads share the work, since the volume may hang:
 PID 1 starts slurmctld while this service is ready, and kills slurmctld when the service is not: after `STANDBY=1`,
 after its end, and when the watchdog hears of no renewal. This service kills slurmctld itself first. So one of the two
 may be stopped. If both are stopped, as on a suspended machine, slurmctld is stopped too: after waking it lives until
-the first of the two has looked at its clock, and writes only into the directory of its own, former term
-(`init.state.lease`).
+the first of the two has looked at its clock, and finds the directory of its former term closed (`init.state.lease`).
 
 A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes the heir into its term, and
 releases the term to that pod once PID 1 has stopped slurmctld and then this service.

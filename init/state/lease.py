@@ -198,8 +198,9 @@ def _content(
 
 # slurmctld's state, a directory for each term of leadership: `term-N` below the mounted StateSaveLocation.
 #
-# The new holder copies the newest term into its own and publishes the copy by rename; its slurmctld alone uses that
-# path. A former slurmctld that was stopped and wakes up writes into a directory that no controller reads any more.
+# The new holder closes the newest term, copies it into its own and publishes the copy by rename; its slurmctld alone
+# uses that path. A former slurmctld that was stopped and wakes up finds submissions in its sockets. It can accept none
+# that the copy lacks: it makes a job's directory before it answers, and may not any more.
 #
 # Scripts and environments of jobs are written once and never changed: they are linked, which costs no room. slurmctld
 # rewrites every other file, some of them in place (`clustername`, `dbd.messages`, `crontab/*`): those are copied.
@@ -238,18 +239,32 @@ def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -
     source = of_term(parent, before[-1]) if before else parent
     partial = parent / f".term-{term}.{os.urandom(4).hex()}"
     try:
+        _check_held(partial, is_held)
+        if before:
+            _set_mode(source, 0o500)  # its slurmctld makes no file any more, and refuses submissions
         copied, linked = _copy(source, partial, is_held, outermost=not before)
         _sync_all(parent)
         _check_held(partial, is_held)
         partial.rename(target)
         sync_directory(parent)
+        if before:
+            source.chmod(0)  # a slurmctld that wakes up launches no job: it reads the script first
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise StateError(f"make {target}", error.strerror or str(error), hint="it is tried again") from error
     for old in terms(parent)[:-KEPT_STATES]:
+        with suppress(OSError):
+            _set_mode(of_term(parent, old), 0o700)
         shutil.rmtree(of_term(parent, old), ignore_errors=True)
     took = f"{copied} files copied, {linked} linked in {time.monotonic() - began:.1f} s"
     return f"{target} from {source}: {took}"
+
+
+def _set_mode(state: Path, mode: int) -> None:
+    state.chmod(mode)
+    for digit in range(10):
+        with suppress(FileNotFoundError):
+            (state / f"hash.{digit}").chmod(mode)
 
 
 def _check_held(partial: Path, is_held: Callable[[], bool]) -> None:

@@ -5,122 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from init.state.lease import Terms
-from tests.process.init_world import World, python, world
+from tests.process.init_two import STAND_IN, Two, answer, connect, now, of_host, processes
 from tests.waiting import until
 
 pytestmark = pytest.mark.root
-
-# In slurmctld's place: it writes its term and the time, without an end.
-WRITER = """
-import json
-open("/proc/self/comm", "w").write("slurmctld")
-term = json.load(open(os.environ["HELD"]))["term"]
-out = os.open(os.environ["OUT"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-tell("READY=1")
-while True:
-    assert os.path.isdir(os.environ["BASE"] + f"/term-{term}")
-    os.write(out, b"%d %.4f\\n" % (term, time.clock_gettime(time.CLOCK_BOOTTIME)))
-    time.sleep(0.01)
-"""
-
-
-class Two:
-    """Two pods that share a volume."""
-
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.base, self.out = directory / "volume", directory / "writes"
-        self.base.mkdir()
-        (self.base / "job_state").write_text("jobs")
-        self.pods = []
-        for number in (0, 1):
-            (directory / f"{number}/own").mkdir(parents=True)
-            self.pods.append(stack.enter_context(world(directory / str(number))))
-
-    def start(self, number: int) -> World:
-        own = self.pods[number].directory / "own"
-        held = str(own / "lease.json")
-        module = [sys.executable, "-I", "-m"]
-        services: dict[str, dict[str, Any]] = {
-            "lease": {
-                "command": [*module, "init.helpers.lease", str(self.base), str(own)],
-                "ready": "notify", "watchdog": "4s", "restart": {"delay": "500ms"}, "stop": {"grace": "5s"},
-            },
-            "slurmctld": {"command": python(WRITER), "ready": "notify", "bound-to": ["lease"]},
-        }  # fmt: skip
-        return self.pods[number].start(
-            services, MINIVM_POD_NAME=f"slurm-controller-{number}", HELD=held, OUT=str(self.out), BASE=str(self.base)
-        )
-
-    def writes(self) -> dict[int, list[float]]:
-        """Return the times at which each term was written."""
-        found: dict[int, list[float]] = {}
-        for line in self.out.read_text().splitlines() if self.out.exists() else ():
-            term, _, at = line.partition(" ")
-            found.setdefault(int(term), []).append(float(at))
-        return found
-
-    def until_written(self, term: int) -> None:
-        until(lambda: len(self.writes().get(term, ())) > 20, f"term {term} writes", seen=self.seen)
-
-    def turns(self) -> list[str]:
-        """Return what each pod is: its term while it is active, or standby."""
-        return [pod.snapshot().turn.partition(":")[0] for pod in self.pods]
-
-    def seen(self) -> str:
-        return "".join(f"\n{pod.output()[-2000:]}" for pod in self.pods if pod.out.exists())
-
-    def overlaps(self) -> list[tuple[int, float]]:
-        """Return the writes of each term that came after the first one of a later term."""
-        writes = self.writes()
-        return [
-            (term, at) for term, times in writes.items() for at in times
-            if any(later > term and at > min(others) for later, others in writes.items())
-        ]  # fmt: skip
-
-    def started(self) -> Two:
-        self.start(0).until_ready()
-        self.until_written(1)
-        self.start(1)
-        self.pods[1].until(lambda: self.pods[1].snapshot().turn.startswith("standby"), "pod 1 stands by")
-        return self
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
     with ExitStack() as stack:
         yield Two(tmp_path, stack).started()
-
-
-def now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def processes(pod: World) -> list[int]:
-    """Return PID 1 and everything below it, the parents first."""
-    found, todo = [], [pod.pid]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return found
-
-
-def of_host(pod: World, service: str) -> int:
-    """Return a service's process as this side numbers it."""
-    inside = pod.service(service).pid
-    lines = {pid: Path(f"/proc/{pid}/status").read_text() for pid in processes(pod)}
-    return next(pid for pid, text in lines.items() if f"NSpid:\t{pid}\t{inside}\n" in text)
 
 
 def test_the_standby_is_ready_and_says_for_whom_it_waits(two: Two) -> None:
@@ -235,3 +137,26 @@ def test_a_cluster_that_starts_anew_begins_with_its_newest_term(two: Two) -> Non
     two.start(1)
     two.until_written(2)
     assert two.overlaps() == []
+
+
+def test_a_controller_that_wakes_accepts_no_job_that_the_next_one_lacks(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        two = Two(tmp_path, stack, STAND_IN)
+        two.start(0).until_ready()
+        first = two.submit(0, "first")
+        two.until_saved("first")
+        two.start(1)
+        two.pods[1].until(lambda: two.pods[1].snapshot().turn.startswith("standby"), "pod 1 stands by")
+        stopped = processes(two.pods[0])
+        slurmctld = of_host(two.pods[0], "slurmctld")
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        waiting = connect(two.address(0), "waits in the socket of a stopped controller")
+        two.pods[1].until(lambda: two.pods[1].snapshot().turn.startswith("active"), "pod 1 acts")
+        os.kill(slurmctld, signal.SIGCONT)
+        assert answer(waiting) == 0, "it is refused"
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        second = two.submit(1, "second")
+        two.until_saved("second")
+        assert two.jobs() == {first: ("first", 0), second: ("second", 0)}

@@ -186,9 +186,11 @@ def test_each_term_begins_with_the_last_one_and_three_stay(tmp_path: Path) -> No
     assert lease.terms(tmp_path) == [3, 4, 5]
     lease.build(tmp_path, 9)
     assert (tmp_path / "term-9/job_state").read_text() == "written in term 5"
-    # A former controller that wakes up writes where no controller reads any more.
-    (tmp_path / "term-5/job_state").write_text("late")
-    assert (tmp_path / "term-9/job_state").read_text() == "written in term 5"
+    # A former controller that wakes up finds its directory closed, also by an NFS client that knows its way there.
+    assert [(tmp_path / f"term-{number}").stat().st_mode & 0o777 for number in (4, 5, 9)] == [0, 0, 0o700]
+    (tmp_path / "term-5").chmod(0o700)
+    assert (tmp_path / "term-5/hash.3").stat().st_mode & 0o777 == 0o500
+    assert (tmp_path / "term-9/hash.3").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_copy_that_was_cut_is_made_again_and_a_made_one_is_left(tmp_path: Path) -> None:
