@@ -38,6 +38,7 @@ RECENT_S = 900.0  # age of a verdict; slurmctld forgets ended jobs after five mi
 JUST_S = 120.0  # of a verdict after the job's end: a check of the node follows each failed job
 KEEP_S = 30 * 86400.0
 MOST_JOBS = 200  # victims in one turn: a machine with many small jobs
+MOST_LOOKED = 1000  # ended jobs in one turn: each costs squeue and this program 20 KiB
 LONGEST_LIST = 4096  # of nodes that a job's user names
 Run = Callable[[Sequence[str]], str]
 
@@ -98,13 +99,13 @@ def excluding(job: Job, names: Iterable[str]) -> str:
     return ",".join(dict.fromkeys([*expanded(job.excluded), *sorted(names)]))
 
 
-def take_turns(jobs: Iterable[Job]) -> list[Job]:
-    """Order the jobs so that each user's first one comes before any user's second one."""
+def take_turns(jobs: Iterable[tuple[str, str]]) -> list[str]:
+    """Order jobs, given with their users, so that each user's first one comes before any user's second one."""
     before: Counter[str] = Counter()
     ordered = []
-    for job in jobs:
-        ordered.append((before[job.user], job))
-        before[job.user] += 1
+    for job, user in jobs:
+        ordered.append((before[user], job))
+        before[user] += 1
     return [job for _, job in sorted(ordered, key=lambda pair: pair[0])]
 
 
@@ -125,13 +126,27 @@ class Requeuer:
             for each in unfinished:
                 self._try_to_continue(each, jobs.get(each.job))
         if recent:
-            names = ",".join(node.name for node in recent)
-            dead = self._queue(f"--states={','.join(STATES)}", f"--nodelist={names}")
+            dead_ids = self._dead(",".join(node.name for node in recent))
+            place = {job: number for number, job in enumerate(dead_ids)}
+            dead = self._queue("--states=all", f"--jobs={','.join(dead_ids)}") if dead_ids else []
             judged = 0
-            for job in take_turns(dead):
+            for job in sorted(dead, key=lambda job: place.get(job.shown, len(place))):
                 judged += self._judge(job, nodes)
                 if judged >= MOST_JOBS:
                     break
+
+    def _dead(self, names: str) -> list[str]:
+        """Return jobs that died on these nodes and that no turn has decided about, in the users' turns."""
+        shape = "--Format=jobarrayid:|,username:|,restartcnt:|"
+        text = self.run((SQUEUE, "--noheader", f"--states={','.join(STATES)}", f"--nodelist={names}", shape))
+        rows = [[field.strip() for field in line.split("|")] for line in text.splitlines()]
+        jobs = ((row[0], row[1]) for row in rows if len(row) >= 3 and not self._is_known(row[0], row[2]))
+        return take_turns(jobs)[:MOST_LOOKED]
+
+    def _is_known(self, job: str, restarts: str) -> bool:
+        """Tell if a turn has decided about this run of the job."""
+        last = self.records.get(job)
+        return last is not None and str(last.restarts) == restarts and not (last.step is Step.PROPOSED and self.acts)
 
     def _queue(self, *options: str) -> list[Job]:
         try:
@@ -145,10 +160,7 @@ class Requeuer:
         """Decide about a job that no turn has decided about; return whether it is such a victim of a machine."""
         last = self.records.get(job.shown)
         guilty = guilty_nodes(job, nodes)
-        is_known = last is not None and last.restarts == job.restarts and (
-            last.step is not Step.PROPOSED or not self.acts
-        )  # fmt: skip
-        if not guilty or is_known or "COMPLETING" in job.states:
+        if not guilty or self._is_known(job.shown, str(job.restarts)) or "COMPLETING" in job.states:
             return False
         done = last.number if last is not None else 0
         names = ",".join(sorted(node.name for node in guilty))

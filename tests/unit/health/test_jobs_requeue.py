@@ -13,7 +13,7 @@ from ground.files import write_json
 from health.jobs import parse
 from health.jobs.explain import explain
 from health.jobs.model import World
-from health.jobs.requeue import MOST_JOBS, Requeuer, guilty_nodes, load, told_of
+from health.jobs.requeue import MOST_JOBS, MOST_LOOKED, Requeuer, guilty_nodes, load, told_of
 from init.slurm.client import SlurmError
 
 NOW = 1_800_000_000
@@ -48,13 +48,19 @@ class Slurm:
         self.changes: list[tuple[str, ...]] = []
         self.notes: list[str] = []
         self.killed_after = -1  # changes
+        self.shown = 0  # jobs in JSON
 
     def __call__(self, argv: Sequence[str]) -> str:
         words = list(argv[1:])
         if words[:3] == ["--json", "show", "nodes"]:
             return json.dumps({"nodes": self.nodes})
         if argv[0].endswith("squeue"):
-            return json.dumps({"jobs": self.queue(words)})
+            jobs = self.queue(words)
+            if "--noheader" in words:
+                assert "--Format=jobarrayid:|,username:|,restartcnt:|" in words
+                return "".join(f"{job['job_id']}|{job['user_name']}|{job['restart_cnt']}|\n" for job in jobs)
+            self.shown += len(jobs)
+            return json.dumps({"jobs": jobs})
         if len(self.changes) == self.killed_after:
             raise Killed
         self.change(words)
@@ -270,11 +276,11 @@ def test_a_list_of_nodes_that_is_too_long_is_not_cut_in_the_middle_of_a_name(tmp
 
 
 def test_one_users_many_failed_jobs_keep_no_other_user_s_job_from_its_second_run(tmp_path: Path) -> None:
-    many = [dead(number, user_name="mallory") for number in range(100, 100 + 2 * MOST_JOBS)]
+    many = [dead(number, user_name="mallory") for number in range(10_000, 10_000 + 2 * MOST_LOOKED)]
     slurm = Slurm(*many, dead(1000, user_name="bob"))
     turn(slurm, tmp_path, acts=False)
     records = load(tmp_path / "jobs.json")
-    assert "1000" in records and len(records) == MOST_JOBS
+    assert "1000" in records and len(records) == MOST_JOBS and slurm.shown == MOST_LOOKED
     turn(slurm, tmp_path, acts=False)
     assert len(load(tmp_path / "jobs.json")) == 2 * MOST_JOBS, "the next turn takes the next ones"
 
