@@ -57,6 +57,7 @@ def world(home: SharedHome) -> Iterator[World]:
         "scripts": {"policy": {"policy.json": json.dumps(HASTY)}},
         # On a busy machine a task of one second takes many, and no drain here waits for a long job.
         "workers": {"defaults": {"graceSeconds": 75, "drainSeconds": 60}},
+        "controller": {"env": {"MINIVM_SLURMRESTD": "0.0.0.0:6820"}},
     }
     options = Options(name=NAME, workers=2, repository=IMAGES, port=free_port(22300), overrides=overrides)
     # Its state lies where the command line looks, so that a test can be an operator: build.py ... --name test

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 
 import pytest
 
@@ -16,6 +18,12 @@ IDLE, BUSY = 4000, 20
 HANGS = "serving: slurmctld does not answer authenticated requests within 5 s"
 # Of the other user for one command, also on a busy machine; the flood lasts longer than all of them.
 PATIENCE = "timeout 60"
+
+ASK = """
+import json, sys, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={"X-SLURM-USER-TOKEN": sys.argv[2]})
+print([job["job_id"] for job in json.load(urllib.request.urlopen(request, timeout=60))["jobs"]])
+"""
 
 
 def not_accepted(world: World, port: int) -> int:
@@ -51,6 +59,24 @@ def test_a_login_user_s_connections_to_slurmdbd_stop_no_job_and_no_look_at_the_q
         job = alice.submit("-o", "/dev/null", script="true")
         alice.wait_for(job, "COMPLETED")
     until(lambda: "COMPLETED" in alice(f"sacct -nX -j {job} -o state"), "accounting has the job's end")
+
+
+def test_a_login_user_s_connections_to_slurmrestd_keep_no_other_user_waiting(
+    alice: Researcher, bob: Researcher
+) -> None:
+    """No network policy stands between them here."""
+    address = f"{bob.world.running('slurm-controller-0').address}:6820"
+    token = bob.world.slurm("scontrol", "token", "username=alice", "lifespan=900").strip().partition("=")[2]
+    ask = f"{PATIENCE} python3 -c {shlex.quote(ASK)} http://{address}/slurm/v0.0.40/jobs/ {token}"
+    job = alice.submit("-o", "/dev/null", script="sleep 3000")
+    assert int(job) in json.loads(alice(ask))
+    with flood(bob, address, IDLE, BUSY) as held:
+        assert held >= 100
+        until(lambda: not_accepted(bob.world, 6820) <= BUSY, "slurmrestd has accepted the flood")
+        for _ in range(5):
+            assert int(job) in json.loads(alice(ask))
+        alice(f"{PATIENCE} squeue >/dev/null")
+    alice(f"scancel {job}")
 
 
 def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob: Researcher) -> None:
