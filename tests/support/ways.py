@@ -223,8 +223,8 @@ def pattern(way: Way, names: Mapping[str, str]) -> str:
 
 def table() -> str:
     """Write the table of docs/reference/forty-ways.md."""
-    lines = ["| it | because | nodes | cause | `minivm job` says |", "|---|---|---|---|---|"]
+    lines = ["| it | because | cause | `minivm job` says |", "|---|---|---|---|"]
     for way in (*WAITING, *RUNNING, *DEAD):
         says = re.sub(r"\{[a-z-]+\}", "N", way.says.replace("{node}", "NODE"))
-        lines.append(f"| {way.group} | {way.title} | {way.nodes} | {way.cause} | {says} |")
+        lines.append(f"| {way.group} | {way.title} | {way.cause} | {says} |")
     return "\n".join(lines) + "\n"
