@@ -112,23 +112,25 @@ def home_problem(directory: str) -> str:
 
 
 def check_reserved_ids() -> str:
-    users = list(_users_with_reserved_ids())
-    if not users:
+    """Return the ids without the users' names: the pod's public page shows the line."""
+    used = list(_used_reserved_ids())
+    if not used:
         return ""
-    shown = ", ".join(users[:SHOWN]) + (f" and {len(users) - SHOWN} more" if len(users) > SHOWN else "")
+    shown = ", ".join(used[:SHOWN]) + (f" and {len(used) - SHOWN} more" if len(used) > SHOWN else "")
     ids = f"{RESERVED[0]} to {RESERVED[-1]}"
     return f"the directory has users with ids that minivm reserves ({ids}): {shown}; give them other ids"
 
 
-def _users_with_reserved_ids() -> Iterator[str]:
+def _used_reserved_ids() -> Iterator[str]:
     until = time.monotonic() + PATIENCE
     for number in RESERVED:
         if time.monotonic() > until:
             return
         try:
-            yield f"{pwd.getpwuid(number).pw_name} ({number})"
+            pwd.getpwuid(number)
         except KeyError:
             continue
+        yield str(number)
 
 
 def main(arguments: list[str]) -> int:
