@@ -88,7 +88,8 @@ def measure(cluster: LocalCluster, profile: str) -> None:
 
 # `minivm job`
 
-CONTROLLER = "slurm-controller-0"
+CONTROLLER, WORKER = "slurm-controller-0", "slurm-worker-0"
+BOXES = "/var/log/minivm/boxes"
 HISTORY = 100_000
 WHY_TURNS = 9
 PEOPLE, JOBS, EVERY, SECONDS = 200, 20, 10, 60
@@ -155,6 +156,7 @@ def measure_job_command(cluster: LocalCluster) -> None:
     job = ssh(cluster, "sbatch --parsable --wait -o /dev/null --wrap 'exit 3' || true").strip()
     ssh(cluster, f"until sacct -X -n -P -j {job} -o state | grep -qx FAILED; do sleep 0.2; done")
     count, last = on_controller(cluster, COPIES, job, str(HISTORY)).split()
+    measure_black_boxes(cluster)
     ids = ssh(cluster, f"for i in $(seq {JOBS}); do sbatch --parsable -H --wrap true; done").split()
     print(f"{count} jobs of history, load {os.getloadavg()[0]:.1f}", flush=True)
     for what, subject in (("an ended job of the history", last), ("a waiting job", ids[0]), ("the list", "")):
@@ -162,6 +164,20 @@ def measure_job_command(cluster: LocalCluster) -> None:
         print_row(f"minivm job, {what}, s", statistics.median(times), "median; target 0.3")
     measure_people(cluster, "shared", PEOPLE, ids)
     measure_people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would saturate two cores
+
+
+def measure_black_boxes(cluster: LocalCluster) -> None:
+    """Report the bytes that a job leaves on its node, of jobs that end well and of jobs that fail."""
+    for what, script in (("that ends well", "true"), ("that fails", "srun false")):
+        line = f"sbatch --parsable --wait -o /dev/null --array=1-{JOBS} --wrap '{script}' || true"
+        array = ssh(cluster, line).split()[0]
+        ids = ssh(cluster, f"squeue -h -t all -j {array} -o %A").split()
+        code, output = cluster.exec(
+            WORKER, ["sh", "-c", f"cd {BOXES} && wc -c {' '.join(f'{id_}.*.jsonl' for id_ in ids)}"]
+        )
+        assert code == 0, output
+        sizes = [int(row.split()[0]) for row in output.splitlines() if not row.endswith(" total")]
+        print_row(f"black box of a job {what}, bytes", statistics.median(sizes), f"median of {len(sizes)}; most 65536")
 
 
 def measure_people(cluster: LocalCluster, how: str, number: int, ids: list[str]) -> None:

@@ -29,6 +29,7 @@ from ground.errors import one_line
 from ground.files import read_json, write_json
 from health.api import Capture, Failure
 from health.checks.active_checks import active_results
+from health.checks.failed_jobs import failed_jobs
 
 KMSG_LIMIT = 1024 * 1024
 KMSG_RECORDS = 200_000
@@ -429,6 +430,7 @@ BUILTINS: dict[str, Callable[[], Capture]] = {
     "munge": identity,
     "nccl_log": nccl_log,
     "active_results": active_results,
+    "failed_jobs": failed_jobs,
 }
 
 

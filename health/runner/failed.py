@@ -19,7 +19,7 @@ import signal
 import stat
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from ground.files import write_if_possible
 from ground.metrics import family
+from health.checks import failed_jobs
 from health.places import Places
 from health.policy import broker_policy_of, read_broker_policy
 from health.runner import record
@@ -58,6 +59,8 @@ SERIES = (
 )  # fmt: skip
 MOST_SERIES = 40
 OTHER = ("OTHER", "not known")
+MAYBE_THE_MACHINE = frozenset({"your code", "not known", "the machine"})
+MOST_ANSWER = 4 << 20
 FAILED_TOTAL, UNEXPLAINED_TOTAL = "minivm_jobs_failed_total", "minivm_jobs_unexplained_total"
 _SAMPLE = re.compile(
     rf'{FAILED_TOTAL}\{{state="([A-Z_]{{1,40}})",cause="([a-z ]{{1,40}})"\}} ([0-9]{{1,15}})', re.ASCII
@@ -164,6 +167,28 @@ def tell(jobs: list[EndedJob], places: Places, dropped: int = 0) -> None:
     entry: dict[str, object] = {"at": round(time.time(), 3), "kind": "note", "job": "", "result": "ok", "told": done}
     record.append({**entry, "skipped": skipped} if skipped else entry)
     count(metrics_path(places), jobs, ended_jobs, beside, dropped)
+    with suppress(OSError):
+        note_failures(jobs, ended_jobs, places.state / failed_jobs.FILE.name)
+
+
+def note_failures(
+    jobs: list[EndedJob], ended_jobs: Mapping[int, Job], path: Path, run: failed_jobs.Run | None = None
+) -> str:
+    """Note jobs that failed for what may be their code or this node, for the check `failing_jobs`."""
+    failures: list[failed_jobs.FailedJob] = []
+    for ended in jobs:
+        job = ended_jobs.get(ended.id)
+        state, cause = (job and classify(job, time.time())) or ("", "")
+        if job is not None and state == "FAILED" and cause in MAYBE_THE_MACHINE:
+            failures.append(failed_jobs.FailedJob(job.user, job.name, job.shown, ended.at))
+            node = (expanded(job.nodes[:65536]) or [""])[0]
+    return failed_jobs.note(failures, node, time.time(), run or _ask_accounting, path) if failures else ""
+
+
+def _ask_accounting(argv: Sequence[str]) -> str:
+    from init.slurm import client
+
+    return client.run(argv, client.address(os.environ), within=ASK_S, most=MOST_ANSWER)
 
 
 def metrics_path(places: Places) -> Path:

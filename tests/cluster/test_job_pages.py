@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.researcher import Researcher
+from images.engine.docker import DockerEngine
+from tests.cluster.conftest import NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -240,3 +245,42 @@ def test_the_first_task_that_failed_is_named_with_its_node(alice: Researcher) ->
     failed("exit code 7", "exit 7")
     failed("killed by SIGSEGV", "kill -SEGV $$")
     alice("rm rank-0 rank-1")
+
+
+def test_jobs_of_three_users_that_fail_on_one_node_alone_are_its_problem_and_drain_nothing(tmp_path: Path) -> None:
+    """The same jobs end well on the other node, as accounting knows; one user's failures are nobody else's."""
+    script = "#!/bin/bash\n[ ! -e /opt/broken ] || exit 1\n"
+    values = {"demo": {"users": {"carol": "ssh-ed25519 AAAA"}}}
+    with small_cluster(DockerEngine().client, f"{NAME}-three", tmp_path, values, workers=2) as cluster:
+        cluster.up(timeout=240)
+        slurm = World(cluster)
+        slurm.run(FIRST, "touch", "/opt/broken")
+
+        def run_jobs(node: str, user: str, number: int) -> None:
+            line = f"sbatch -Q --parsable --mem=20M -J train -o /dev/null -w {node} <<< {shlex.quote(script)}"
+            loop = f"cd /tmp; for i in $(seq {number}); do {line}; done"
+            slurm.run("slurm-login-0", "runuser", "-u", user, "--", "bash", "-ec", loop)
+
+        def waiting() -> str:
+            return slurm.slurm("squeue", "-h", "-o", "%i %u %T %N").strip()
+
+        def says(node: str) -> dict[str, Any]:
+            _, text = cluster.exec(node, ["minivm", "health", "failing_jobs", "--run", "--json"])
+            (verdict,) = json.loads(text)
+            return dict(verdict)
+
+        users = ("alice", "bob", "carol")
+        for user in users:
+            run_jobs(SECOND, user, 4)
+        until(lambda: not waiting(), "the good jobs have ended", within=60, seen=waiting)
+        for user in users[:2]:
+            run_jobs(FIRST, user, 2)
+        until(lambda: "of 2 users" in says(FIRST)["reason"], "two users prove nothing", seen=lambda: says(FIRST))
+        assert says(FIRST)["result"] == "ok"
+        run_jobs(FIRST, "carol", 2)
+        found = until(
+            lambda: says(FIRST)["result"] == "problem" and says(FIRST), "the node is named", seen=lambda: says(FIRST)
+        )
+        assert "jobs of 3 users failed here" in found["reason"] and "12 like them" in found["reason"], found
+        assert says(SECOND)["result"] == "ok"
+        assert set(slurm.node_states().values()) == {"idle"}
