@@ -139,7 +139,15 @@ def test_root_reads_no_file_of_a_home(tmp_path: Path) -> None:
 def test_what_slurmctld_kept_is_checked_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "alice").write_text(text)
     assert kept("alice", (SLACK,), tmp_path) is None
-    assert kept("../alice", (SLACK,), tmp_path) is None and kept(":alice", (SLACK,), tmp_path) is None
+
+
+def test_a_user_s_name_leads_to_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "users").mkdir()
+    good = json.dumps({"format": "json", "url": f"{SLACK}x"})
+    for path in (tmp_path / "secret", tmp_path / "users/:alice", tmp_path / "users/alice"):
+        path.write_text(good)
+    users = ("../secret", ":alice", str(tmp_path / "secret"), "", ".", "alice\0", "alice")
+    assert [user for user in users if kept(user, (SLACK,), tmp_path / "users")] == ["alice"]
 
 
 # The service.
