@@ -152,6 +152,9 @@ HEARD_S, ASK_AGAIN_S = 240.0, 90.0
 SAVED_S = 15.0
 
 
+JOBS = Path("/var/spool/slurmctld/job_state")  # on the controller alone
+
+
 class Fault(Enum):
     NONE = "none"
     SILENT = "silent"  # no answer in time: a restart may help
@@ -177,6 +180,7 @@ class CheckHistory:
     proven: float = 0.0
     saved: bool = False  # slurmctld knew the node when it must have saved the record
     reason: str = ""
+    backfilled: str = ""  # the counts of backfilled jobs when slurmctld last was made to save
 
 
 def judge(before: CheckHistory, finding: AnswerCheck, now: float) -> tuple[CheckHistory, str, bool]:
@@ -272,6 +276,20 @@ def ask_whether_saved(controller: str, memory: CheckHistory) -> tuple[CheckHisto
     return replace(memory, saved=True), AnswerCheck()
 
 
+def save_backfilled(controller: str, memory: CheckHistory) -> CheckHistory:
+    """Let slurmctld save the jobs that sched/backfill has started since the last run.
+
+    A slurmctld that is killed before would start such a job a second time, and lose the run that goes on.
+    """
+    with contextlib.suppress(client.SlurmError):  # tried again in the next run
+        counts = client.read_backfilled(client.run([client.SDIAG], controller, within=ANSWER_S))
+        if counts != memory.backfilled:
+            if counts:
+                client.save_jobs(controller)
+            memory = replace(memory, backfilled=counts)
+    return memory
+
+
 def load(file: Path = FILE) -> CheckHistory:
     try:
         return CheckHistory(**read_json(file))
@@ -309,6 +327,8 @@ def main() -> int:
     else:
         daemons = ("slurmctld",)
         finding = ask_as_user(controller, host_and_port(controller)[1])
+        if finding.fault is Fault.NONE and JOBS.exists():
+            memory = save_backfilled(controller, memory)
     memory, reason, restart = judge(memory, finding, now)
     cause, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
     if finding.fault is Fault.FORGOTTEN:

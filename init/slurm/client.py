@@ -20,6 +20,8 @@ from init.slurm.node import Node, parse
 SCONTROL = "/usr/bin/scontrol"
 SQUEUE = "/usr/bin/squeue"
 SCANCEL = "/usr/bin/scancel"
+SDIAG = "/usr/bin/sdiag"
+BACKFILLED = re.compile(r"^Data since .*\((\d+)\)|^\s*Total backfilled .*: (\d+)$", re.MULTILINE)
 KEY_REJECTED = ("Protocol authentication error", "Invalid authentication credential")
 NOT_REACHED = ("Unable to contact slurm controller", "Connection refused", "connect failure", "timed out")
 FETCHED = "/run/slurm/conf/slurm.conf"
@@ -77,6 +79,25 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0, most: int
         failed.output = text
         raise failed
     return done.stdout
+
+
+def read_backfilled(text: str) -> str:
+    """Return sdiag's counts of backfilled jobs and the time since which it counts; "" if there are none yet."""
+    since, *counts = [begin or count for begin, count in BACKFILLED.findall(text)] or [""]
+    return " ".join([since, *counts]) if any(map(int, counts)) else ""
+
+
+def save_jobs(controller: str) -> None:
+    """Let slurmctld save its jobs within 5 s.
+
+    It saves them after each request to requeue, also for a number that no job has. Jobs that the main scheduler starts
+    are saved by themselves. Those of sched/backfill are saved with the next change of another job, or after 5 minutes.
+    """
+    try:
+        run([SCONTROL, "requeue", "0"], controller)
+    except SlurmError as error:
+        if "Invalid job id" not in error.output:
+            raise
 
 
 def _text(output: bytes | str | None) -> str:

@@ -136,6 +136,8 @@ def _fill(
     before = _listing()
     rows = _accounted(pod, cluster)
     if before is not None:
+        with contextlib.suppress(SlurmError):
+            client.save_jobs(client.address(os.environ))
         pause(SETTLE)
     files: dict[str, str] = {}
     with contextlib.ExitStack() as stack:

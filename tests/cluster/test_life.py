@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cluster.local import stored
 from cluster.names import free_port
 from cluster.report import table
 from cluster.values import merged
+from init.slurm.client import read_backfilled
 from tests.callers import calling
 from tests.cluster.researcher import Researcher, World
 from tests.waiting import until
@@ -140,6 +142,34 @@ def test_the_controller_restarts_under_fifty_queued_and_two_running_jobs(healthy
         return alice(f"sacct -n -X -P -j {array} -o state")
 
     until(lambda: completed().split().count("COMPLETED") == 10, "ten are completed", seen=completed)
+
+
+def test_a_job_that_backfill_started_goes_on_when_slurmctld_is_killed(healthy: World, alice: Researcher) -> None:
+    """slurmctld saves no job that sched/backfill starts, until another job changes or five minutes have passed."""
+    controller = "slurm-controller-0"
+    healthy.wait_idle()
+    alice.wait_for(alice.submit("-w", "slurm-worker-0", "-o", "/dev/null", script="sleep 3000"), "RUNNING")
+    alice.submit("-N2", "--exclusive", "-o", "/dev/null", script="true")
+    job = alice.submit("-w", "slurm-worker-1", "-o", "/dev/null", script="sleep 3000")
+    alice.wait_for(job, "RUNNING")
+    assert read_backfilled(healthy.slurm("sdiag")), "the main scheduler waits for the job of two nodes"
+
+    def shown() -> str:
+        return healthy.slurm("squeue", "-h", "-j", job, "-o", "%T %S")
+
+    before = shown()
+    started = datetime.fromisoformat(f"{before.split()[1]}+00:00").timestamp()
+    until(
+        lambda: float(healthy.run(controller, "stat", "-c", "%Y", "/var/spool/slurmctld/job_state")) > started + 1,
+        "slurmctld has saved the job",
+    )
+    healthy.run(controller, "pkill", "-KILL", "-x", "slurmctld")
+    until(lambda: shown() == before, "the job runs on", seen=lambda: healthy.slurm("squeue"))
+    healthy.wait_ready()
+    # Its node has registered by then, and ends a job that slurmctld does not know as running.
+    until(lambda: healthy.node_states()["slurm-worker-1"] in ("mixed", "allocated"), "the node has the job")
+    assert shown() == before
+    alice("scancel --user=alice")
 
 
 SUBMITS = r"""

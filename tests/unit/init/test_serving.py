@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -172,3 +173,36 @@ def test_the_kernel_s_own_table_is_read() -> None:
         until(lambda: crowd_at(port) == whole, "all are counted", seen=lambda: crowd_at(port))
         for stream in held:
             stream.close()
+
+
+SDIAG = """Data since      Sat Nov 28 08:34:51 2026 (1795854891)
+Jobs started:   {}
+Backfilling stats
+\tTotal backfilled jobs (since last slurm start): {}
+\tTotal backfilled jobs (since last stats cycle start): {}
+\tTotal backfilled heterogeneous job components: 0
+"""
+
+
+def test_slurmctld_saves_once_for_the_jobs_that_backfill_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: Iterator[str] = iter(())
+    saved: list[str] = []
+    monkeypatch.setattr(client, "run", lambda *_, **__: next(texts))
+    monkeypatch.setattr(client, "save_jobs", saved.append)
+    texts = iter(SDIAG.format(*counts) for counts in [(3, 0, 0), (9, 2, 2), (9, 2, 2), (12, 3, 1), (0, 0, 0)])
+    memory = CheckHistory()
+    for expected in (0, 1, 1, 2, 2):
+        memory = serving.save_backfilled("ctl:6817", memory)
+        assert len(saved) == expected
+    texts = iter([SDIAG.format(1, 3, 1).replace("1795854891", "1795859999")])
+    assert serving.save_backfilled("ctl:6817", memory).backfilled.startswith("1795859999 3"), "another slurmctld counts"
+    assert len(saved) == 3
+
+
+def test_a_slurmctld_that_does_not_save_now_is_asked_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise client.SlurmError("ask slurmctld", "no answer")
+
+    monkeypatch.setattr(client, "run", lambda *_, **__: SDIAG.format(9, 2, 2))
+    monkeypatch.setattr(client, "save_jobs", refuse)
+    assert serving.save_backfilled("ctl:6817", CheckHistory()) == CheckHistory()
