@@ -39,6 +39,8 @@ NOT_STARTED = 125  # of a container, as with docker (images/src/containers/conta
 SHELL = {126: "a command could not be executed", 127: "a command was not found"}
 MEMORY_COMMENT = "memory limit"
 AGAIN = f"{PREFIX} runs again without"  # of `health.jobs.requeue`: it is about the run before
+# Comments that end no job: also of `init.state.bring_back` and `health.active.run`.
+ENDS_NOTHING = re.compile(rf"{AGAIN}|{PREFIX} job \d+ again,|{PREFIX} rate ", re.ASCII)
 SHOWN_STEPS = 4
 
 
@@ -49,7 +51,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
     if job.state == "CANCELLED" and (job.killer not in ("", "root", "slurm") or (ran_before and not job.nodes)):
         comment = ""
     handler = HANDLERS.get(job.state, _unknown)
-    is_commented = comment and job.state != "COMPLETED" and not comment.startswith(AGAIN)
+    is_commented = comment and job.state != "COMPLETED" and not ENDS_NOTHING.match(comment)
     answer = _commented(job, comment) if is_commented else handler(job, world)
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
     facts = [Fact(f"state {safe(job.state, 40)}, {code}", job.source)]

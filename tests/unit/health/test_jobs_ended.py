@@ -155,6 +155,20 @@ def test_a_site_s_own_comment_is_not_for_users() -> None:
     assert "Ann" not in facts(answer) + answer.headline
 
 
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "minivm: job 7 again, after a kill of slurmctld",
+        "minivm: runs again without w3 (requeue 1)",
+        "minivm: rate 9.5 MB/s",
+    ],
+)
+def test_a_comment_that_ended_no_job_does_not_replace_the_cause(comment: str) -> None:
+    """A job that minivm submitted again and that fails by its own code is not the cluster's fault."""
+    assert ended("FAILED", exit_code=3, admin_comment=comment).cause is JobCause.CODE
+    assert ended("FAILED", World(nodes=(SICK,)), exit_code=3, admin_comment=comment).cause is JobCause.MACHINE
+
+
 def test_the_timeline_has_earlier_runs() -> None:
     run = replace(
         JOB, states=frozenset({"NODE_FAIL"}), submitted=NOW - 5000, started=NOW - 4900, ended=NOW - 4001, nodes="w1",
