@@ -312,13 +312,13 @@ class Reconciler:
 
     async def _pass(self, snapshot: FleetSnapshot) -> int:
         """Decide on a snapshot and act; return the number of changes made. After a bug the fast path is disabled."""
-        mistake = self.backoff.why
+        mistake = self.backoff.mistake
         self.fast_path.update(Unknown(mistake) if mistake else snapshot.slurm)
         self.memory = FleetMemory() if self.api.clocks.was_reset() else self.memory
         self.claims.next_pass()
         changed = await self.act(snapshot)
-        if self.backoff.why:
-            self.fast_path.update(Unknown(self.backoff.why))
+        if self.backoff.mistake:
+            self.fast_path.update(Unknown(self.backoff.mistake))
         return changed
 
     async def _wait(self, most: float) -> None:
@@ -339,7 +339,7 @@ class Reconciler:
         decision = await asyncio.to_thread(decide_safely, snapshot, self.memory, now, self.policy)
         self.memory = decision.memory
         self.backoff.update(decision, time.monotonic())
-        self.stats.update(snapshot, decision.notices, self.backoff.why)
+        self.stats.update(snapshot, decision.notices, self.backoff.mistake)
         self.page.update(snapshot, decision)
         self.webhooks.keep(change for change in decision.changes if isinstance(change, CallHook))
         for notice in decision.news:

@@ -544,11 +544,11 @@ class Backoff:
 
     times: int = 0
     until: float = 0.0
-    why: str = ""
+    mistake: str = ""
 
     def update(self, decision: Decision, now: float) -> None:
-        self.why = mistake_text(decision)
-        if not self.why:
+        self.mistake = mistake_text(decision)
+        if not self.mistake:
             self.times, self.until = 0, 0.0
             return
         self.until = now + backoff(RETRY_S, self.times, LONGEST_RETRY_S)

@@ -75,7 +75,7 @@ class SweepState:
 
 @dataclass(frozen=True, slots=True)
 class CheckState:
-    """What the planner remembers of one check."""
+    """Memory of one check."""
 
     machines: Mapping[str, MachineResult] = field(default_factory=dict)
     sweep: SweepState | None = None

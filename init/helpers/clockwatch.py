@@ -32,7 +32,7 @@ FAR = 2**33
 
 @record(frozen=True, slots=True)
 class Clock:
-    """How far the wall clock has moved since the start, and how far at the last proof of the key."""
+    """Shift of the wall clock since the start, and at the last proof of the key."""
 
     offset: float  # between the wall clock and the boot clock, which is never set
     moved: float = 0.0

@@ -42,12 +42,12 @@ def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> No
     patience, now, pauses = decide_module.Backoff(), 0.0, []
     for _ in range(8):
         patience.update(wrong, now)
-        assert patience.why == "nothing is decided: x"
+        assert patience.mistake == "nothing is decided: x"
         assert patience.waits(patience.until - 0.001) and not patience.waits(patience.until)
         pauses.append(patience.until - now)
         now = patience.until
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     patience.update(Decision((), (), (), FleetMemory()), now)
-    assert patience.why == "" and not patience.waits(now)
+    assert patience.mistake == "" and not patience.waits(now)
     patience.update(wrong, now)
     assert patience.until - now == 1.0
