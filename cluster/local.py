@@ -75,6 +75,8 @@ class LocalCluster:
         """Load the cluster with its last options."""
         options = stored(name, root)
         if options is None:
+            if client is not None:
+                names.own(client.api, name, root / name, f"find the cluster {name}")
             hint = names.hint(names.saved(root)) or "make up"
             raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
         return cls(client, options, root=root, log=log)

@@ -51,6 +51,18 @@ def test_a_cluster_of_another_directory_is_left_alone(tmp_path: Path) -> None:
     names.own(engine, "local", mine, "stop the cluster")
 
 
+def test_a_cluster_of_another_directory_is_not_said_to_be_down(tmp_path: Path) -> None:
+    hers = tmp_path / "hers" / "local"
+    hers.mkdir(parents=True)
+    (hers / "options.json").write_text("{}")
+
+    class Client:
+        api = Engine({LABEL: "local", STATE_LABEL: str(hers)})
+
+    with pytest.raises(ClusterError, match=r"cannot find the cluster local: .* from another directory"):
+        LocalCluster.saved(Client(), "local", root=tmp_path / "mine")
+
+
 def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
     state = tmp_path / "local"
     state.mkdir()
