@@ -209,14 +209,16 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
             click.echo("start it: minivm start slurmdbd")
             return
         state = state_of(pod)
-        _check_stopped(name, "slurmctld", *(["slurmdbd"] if with_accounting or restore.with_accounting(state) else []))
+        replaces_records = with_accounting or restore.with_accounting(state)  # of a restore that was cut
+        _check_stopped(name, "slurmctld", *(["slurmdbd"] if replaces_records else []))
         since = restore.since(pod, manifest)  # before the database may be the copy's
         if not since.answered:
             click.echo(NO_ANSWER)
         steps = restore.restore(pod, state, directory, manifest, with_accounting=with_accounting, highest=since.highest)
         for line in steps:
             click.echo(line)
-    click.echo(f"{_jobs(manifest)}; start it: minivm start slurmctld")
+    both = "start both: minivm start slurmdbd, then minivm start slurmctld"
+    click.echo(f"{_jobs(manifest)}; {both if replaces_records else 'start it: minivm start slurmctld'}")
     if since.ended:
         click.echo(restore.warning(since.ended))
 

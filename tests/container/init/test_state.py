@@ -181,6 +181,7 @@ def test_the_accounting_comes_back_with_the_state(cluster: Cluster, copy: str, j
         pod.run("minivm", "stop", service)
     said = pod.run("minivm", "state", "restore", copy, "--with-accounting")
     assert "slurm_acct_db_before_" in said
+    assert "start both: minivm start slurmdbd, then minivm start slurmctld" in said
     pod.run("minivm", "start", "slurmdbd")
     cluster.start()
     until(lambda: cluster.jobs() == jobs, "the same jobs are there", seen=lambda: str(cluster.jobs()))
