@@ -8,12 +8,15 @@ also kept in a file, which the health check `active_checks` judges. A job that i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +95,38 @@ def run_check(
     return judge(module, captures, lambda name: load_limits(tree, name), setting, before.state)
 
 
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@contextlib.contextmanager
+def outliving_children() -> Iterator[None]:
+    """End at SIGTERM only after all processes of the check.
+
+    Where one of them outlives the job's first process, Slurm looks again after a second, and the user's job waits.
+    """
+
+    def end(number: int, _: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except SystemExit:
+        # `collect` has killed them.
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        raise
+
+
 def main(arguments: list[str]) -> int:
+    with outliving_children():
+        return run(arguments)
+
+
+def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="health.active.run")
     parser.add_argument("check")
     parser.add_argument("--group", default="", help="the machines under test, this node first")

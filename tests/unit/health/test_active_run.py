@@ -26,6 +26,7 @@ from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
 from health.verdict import Verdict
 from init.view.metrics import open_metrics
+from tests.waiting import until
 
 TREE = Path(__file__).resolve().parents[3] / "scripts"
 CHECKS = load_checks(TREE, kind="active.d").checks
@@ -175,6 +176,33 @@ def test_a_writer_that_is_killed_leaves_the_earlier_file_and_no_rest(step: str, 
     save(before, tmp_path)
     save_memory(tmp_path / "plan.json", plan)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.json", "plan.json"]
+
+
+PREEMPTED = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from dataclasses import replace
+from health.active.run import ActiveRecord, outliving_children, run_check
+from health.api import Command
+from health.checks.load import load_checks
+cpu = load_checks(Path(sys.argv[1]), ["cpu"], "active.d").checks["cpu"]
+program = "trap '' TERM; echo $$ > $0.pid; sleep 60 & echo $! >> $0.pid; mv $0.pid $0; wait; sleep 60"
+check = replace(cpu.CHECK, sources=(Command("cpu_rates", ("sh", "-c", program, sys.argv[2])),))
+module = SimpleNamespace(CHECK=check, parse=cpu.parse, judge=cpu.judge)
+with outliving_children():
+    run_check(module, Path(sys.argv[1]), "c", ActiveRecord("cpu"), {})
+"""
+
+
+def test_a_check_that_makes_room_ends_after_all_its_processes(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM; a process that outlives the job's first one costs the user's job a second and more."""
+    pids = tmp_path / "pids"
+    with subprocess.Popen([sys.executable, "-c", PREEMPTED, str(TREE), str(pids)], cwd=TREE.parent) as process:
+        until(pids.exists, "the check's program runs")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not [pid for pid in pids.read_text().split() if Path("/proc", pid).exists()]
 
 
 def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:
