@@ -10,10 +10,12 @@ import sys
 
 AREAS = (
     "images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
-    "kubernetes", "controller", "fleet", "why", "active",
+    "kubernetes", "controller", "fleet", "why", "active", "make-room",
 )  # fmt: skip
 # The module and function of an area; by default `main` of the module of its name.
-ELSEWHERE = {"controller": ("kubernetes", "controller"), "why": ("waits", "why")}
+ELSEWHERE = {
+    "controller": ("kubernetes", "controller"), "why": ("waits", "why"), "make-room": ("active", "make_room"),
+}  # fmt: skip
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 

@@ -1,7 +1,11 @@
-"""Simulate active checks of a large fleet with the real planner: rounds, minutes of a sweep, share of the fleet busy.
+"""Simulate active checks of a large fleet (`active`), and measure how they delay a user's job (`make-room`).
 
-`python -m bench active`: 10,000 machines, 32 below a leaf switch, 8 rails with one check each, two bad links a rail and
-one bad leaf switch. Nothing runs: each turn gives `health.active.turn.decide` what Slurm would show.
+`active`: 10,000 machines, 32 below a leaf switch, 8 rails with one check each, two bad links a rail and one bad leaf
+switch. Nothing runs: each turn gives `health.active.turn.decide` what Slurm would show. Prints rounds, minutes of a
+sweep and the share of the fleet that is busy.
+
+`make-room`: a cluster of three workers, all of which run a check when a user submits a job on all of them. Prints the
+time until the job starts, with checks and without.
 """
 
 from __future__ import annotations
@@ -9,10 +13,20 @@ from __future__ import annotations
 import math
 import os
 import random
+import shlex
+import statistics
+import subprocess
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from bench.cluster import ssh
+from cluster.local import LocalCluster
+from cluster.names import free_port
+from cluster.values import Options
 from health.active.culprit import Part, PlacedMachine, rounds
 from health.active.turn import (
     ActiveInputs,
@@ -26,6 +40,7 @@ from health.active.turn import (
     findings,
 )
 from health.checks.active_checks import Needs
+from images.engine.docker import DockerEngine
 
 TURN_S, TEST_S, SBATCH_S, SUBMIT_S, FORGOTTEN_S = 20.0, 60.0, 0.03, 60.0, 300.0
 Fault = tuple[str, Part, str]
@@ -147,3 +162,122 @@ def main() -> int:
     print(f"tests beyond the pairs: at most {further} a rail; bound {bound:.0f}")
     print(f"slowest turn of the planner: {fabric.slowest_s:.1f} s")
     return int(share > fabric.settings.share or reported != fabric.faults or further > bound)
+
+
+# A user's job on nodes that run checks
+
+CONTROLLER, WORKERS = "slurm-controller-0", 3
+MOST_DELAY_S = 2.0
+# A user's job meets a check at any of its steps: it is submitted at any time within the first of its seconds.
+PHASE_S = 2.0
+# A turn without checks after so many with them.
+EVERY = 4
+# The planner's own function submits each CHECK:NODES, as the user slurm.
+SUBMIT = """
+import os, sys
+from health.active.__main__ import submit
+from health.active.culprit import GroupTest
+from health.active.turn import Submission
+from health.checks.active_checks import Needs
+from init.slurm import client
+for word in sys.argv[1:]:
+    check, _, nodes = word.partition(":")
+    test = GroupTest(tuple(nodes.split(",")))
+    submit(Submission(check, Needs(nodes=len(test.machines)), test), "", client.address(os.environ))
+"""
+AS_SLURM = "setpriv --reuid=slurm --regid=slurm --init-groups /opt/minivm/bin/python3 -I -c"
+RUNNING = "squeue --all --noheader --partition=minivm-active --states=R --format=%i"
+STATES = "squeue --all --noheader --partition=minivm-active --states=all --format=%T"
+IDLE = "sinfo --noheader --Node --states=idle --format=%N | sort -u | wc -l"
+NONE = 'until [ -z "$(squeue --all --noheader)" ]; do sleep 0.1; done'
+
+
+class UserShell:
+    """A user's shell on the login pod, so that a turn spends no time on a login."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.process = subprocess.Popen(
+            cluster.ssh_command("alice", "bash"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, command: str) -> str:
+        """Run a command that prints one line."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{command} < /dev/null\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value that so many percent of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def make_room() -> int:
+    turns = int(os.environ.get("MINIVM_BENCH_TURNS", "100"))
+    options = Options(
+        name="bench-active", workers=WORKERS, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"),
+        overrides={"activeChecks": {"enabled": True, "idleSeconds": 86400}},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
+        cluster.down()
+        try:
+            cluster.up(port=free_port(22400))
+            ssh(cluster, f"srun -N{WORKERS} true")
+            return measure_delay(cluster, turns)
+        finally:
+            cluster.down()
+
+
+def measure_delay(cluster: LocalCluster, turns: int) -> int:
+    """Measure a job on all nodes, mostly while each of them runs a check; return 1 if it starts too late."""
+    dice, user = random.Random(1), UserShell(cluster)
+    job = f"t=$(date +%s%N); s=$(srun -Q -N{WORKERS} date +%s%N | sort | tail -1); echo $((s - t))"
+    busy: list[float] = []
+    free: list[float] = []
+    ended: Counter[str] = Counter()
+    try:
+        for turn in range(turns):
+            on_controller(cluster, f"{NONE}; until [ $({IDLE}) = {WORKERS} ]; do sleep 0.1; done")
+            if turn % EVERY == 0:
+                free.append(int(user.run(job)) / 1e9)
+                continue
+            before = Counter(on_controller(cluster, STATES).split())
+            start_checks(cluster)
+            time.sleep(dice.uniform(0, PHASE_S))
+            seconds = int(user.run(job)) / 1e9
+            cancelled = (Counter(on_controller(cluster, STATES).split()) - before)["PREEMPTED"]
+            ended["cancelled" if cancelled else "over before"] += 1
+            busy.append(seconds)
+    finally:
+        user.close()
+    return print_delay(busy, free, ended)
+
+
+def start_checks(cluster: LocalCluster) -> None:
+    """Start TCP between two workers and hashing on the third one; return when Slurm has started both jobs."""
+    first, second, third = (f"slurm-worker-{number}" for number in range(WORKERS))
+    submit = f"{AS_SLURM} {shlex.quote(SUBMIT)} tcp:{first},{second} cpu:{third}"
+    on_controller(cluster, f"{submit} && until [ $({RUNNING} | wc -l) = 2 ]; do sleep 0.05; done")
+
+
+def on_controller(cluster: LocalCluster, script: str) -> str:
+    code, output = cluster.exec(CONTROLLER, ["timeout", "120", "sh", "-c", script])
+    assert code == 0, output
+    return output
+
+
+def print_delay(busy: Sequence[float], free: Sequence[float], ended: Counter[str]) -> int:
+    usual = statistics.median(free)
+    delay = percentile(busy, 99) - usual
+    for what, values in ((f"no checks, {len(free)} jobs", free), (f"a check on each node, {len(busy)} jobs", busy)):
+        middle, late = percentile(values, 50), percentile(values, 99)
+        print(f"{what:<40} p50 {middle:5.2f} s  p99 {late:5.2f} s  ({middle / usual:.1f} and {late / usual:.1f} times)")
+    print(f"delay at p99: {delay:.2f} s, at most {MOST_DELAY_S:.0f} s; load {os.getloadavg()[0]:.1f}")
+    print("checks that " + ", ".join(f"were {how}: {count}" for how, count in sorted(ended.items())))
+    return int(delay > MOST_DELAY_S)

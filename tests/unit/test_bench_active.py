@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
-from bench.active import SimulatedFabric, break_some, placed
+from bench.active import SimulatedFabric, break_some, percentile, placed, print_delay
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -27,3 +28,13 @@ def test_a_healthy_fabric_is_swept_once_and_blames_nothing() -> None:
     fabric.sweep()
     assert not fabric.reported()
     assert fabric.tests == dict.fromkeys(fabric.checks, 32)
+
+
+@pytest.mark.parametrize(("slowest", "code"), [(2.9, 0), (3.2, 1)])
+def test_a_job_that_starts_too_late_fails_the_bench(
+    slowest: float, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, free = [1.5] * 98 + [slowest, slowest], [1.0, 1.0, 4.0]
+    assert print_delay(busy, free, Counter({"cancelled": 100})) == code
+    assert f"delay at p99: {slowest - 1:.2f} s, at most 2 s" in capsys.readouterr().out
+    assert [percentile(range(1, 101), percent) for percent in (1, 50, 99, 100)] == [1, 50, 99, 100]
