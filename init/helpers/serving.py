@@ -152,7 +152,7 @@ HEARD_S, ASK_AGAIN_S = 240.0, 90.0
 SAVED_S = 15.0
 
 
-JOBS = Path("/var/spool/slurmctld/job_state")  # on the controller alone
+SLURMCTLD = Path("/usr/sbin/slurmctld")  # the images of other roles have none
 
 
 class Fault(Enum):
@@ -327,7 +327,7 @@ def main() -> int:
     else:
         daemons = ("slurmctld",)
         finding = ask_as_user(controller, host_and_port(controller)[1])
-        if finding.fault is Fault.NONE and JOBS.exists():
+        if finding.fault is Fault.NONE and SLURMCTLD.exists():
             memory = save_backfilled(controller, memory)
     memory, reason, restart = judge(memory, finding, now)
     cause, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
