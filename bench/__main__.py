@@ -9,7 +9,7 @@ import signal
 import sys
 
 AREAS = (
-    "images", "init", "faults", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
+    "images", "init", "faults", "lease", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
     "kubernetes", "controller", "fleet", "why", "active", "make-room",
 )  # fmt: skip
 # The module and function of an area; by default `main` of the module of its name.

@@ -64,7 +64,7 @@ class Two:
         """`slurmctld`: the command in its place; by default one that only writes."""
         self.slurmctld = slurmctld or python(WRITER)
         self.base, self.out = directory / "volume", directory / "writes"
-        self.base.mkdir()
+        self.base.mkdir(exist_ok=True)
         (self.base / "job_state").write_text("jobs")
         self.pods = []
         for number in (0, 1):

@@ -90,10 +90,12 @@ class Slurmctld:
         os.write(self.out, f"{self.term} {time.clock_gettime(time.CLOCK_BOOTTIME):.4f} {self.pod}\n".encode())
 
     def listen(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
+        listener.bind(str(partial))
         listener.listen(LISTEN)
+        partial.rename(path)
         threading.Thread(target=self.accept, args=(listener,), daemon=True).start()
 
     def accept(self, listener: socket.socket) -> None:
