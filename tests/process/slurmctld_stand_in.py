@@ -55,6 +55,7 @@ class Slurmctld:
         self.jobs = {int(number): (token, again) for number, (token, again) in records.items()}
         self.saved_jobs = len(self.jobs)
         self.following = max(following, accepted_job(self.state) + 1)
+        self.save()  # as `saved-state` writes the raised number, before slurmctld removes what it does not know
         for number, place in list(submitted_jobs(self.state)):
             if number not in self.jobs:
                 shutil.rmtree(self.state / place)
