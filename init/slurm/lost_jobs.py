@@ -70,7 +70,13 @@ class LostJob:
     owner: int = -1  # a user id; -1: slurmctld did not tell
 
     def put(self, state: str, back_as: int = 0, why: str = "") -> LostJob:
-        """Write the ledger before the step that it names."""
+        """Write the ledger before the step that it names, unless the job is back; return what the ledger has then.
+
+        A controller that was frozen and wakes up may go on with this while the next one has brought the job back.
+        """
+        before = read_json(self.place / LEDGER)
+        if before.get("state") == "back" and isinstance(before.get("backAs"), int):
+            return replace(self, state="back", back_as=before["backAs"], why="")
         data = {"job": self.job, "state": state, "backAs": back_as, "why": why[:500], "time": time.time()}
         write_json(self.place / LEDGER, data | {"owner": self.owner}, 0o600)
         return replace(self, state=state, back_as=back_as, why=why)

@@ -187,8 +187,16 @@ class Bringer:
             return self._end(lost, 0, "it is a job of root")
         if submission.gid not in os.getgrouplist(owner.pw_name, owner.pw_gid):
             return self._refused(lost, f"{owner.pw_name} is not (any more) in group {submission.gid}")
+        return self._start(lost, pairs, submission, owner)
+
+    def _start(
+        self, lost: LostJob, pairs: Sequence[bytes], submission: OwnedSubmission, owner: pwd.struct_passwd
+    ) -> bool:
+        started = lost.put("submitting", why=lost.why)
+        if started.state == "back":
+            return self._end(lost, started.back_as)
         try:
-            number_, problem = self._submit(lost.put("submitting", why=lost.why), pairs, submission, owner)
+            number_, problem = self._submit(started, pairs, submission, owner)
         except subprocess.TimeoutExpired:
             return self._unclear(lost, submission, f"{NO_ANSWER} within {WITHIN_S:g} s")
         except UnclearError as error:
@@ -223,7 +231,9 @@ class Bringer:
             lost.put("back", number_).drop_files()
             log(f"job {lost.job} is back as job {number_}, held")
         else:
-            lost.put("refused", why=why)
+            ended = lost.put("refused", why=why)
+            if ended.state == "back":
+                return self._end(lost, ended.back_as)
             log(f"lost job {lost.job} is not brought back: {why}; its script is in {lost.place}")
         return True
 

@@ -324,6 +324,21 @@ def test_a_submission_whose_answer_was_cut_is_not_repeated(slurm: Slurm) -> None
     assert slurm.submitted == [8, 9]
 
 
+def test_a_controller_that_wakes_up_leaves_what_the_next_one_brought_back(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(_: bring_back.Bringer, lost: lost_jobs.LostJob, *__: object) -> tuple[int, str]:
+        """Refuse after a sleep in which the next controller brought two jobs back."""
+        slurm.submitted.append(lost.job)
+        for other in entries(slurm.pod.path(lost_jobs.LOST))[:2]:
+            other.put("back", other.job + 40)
+        return 0, "this controller's term is over"
+
+    monkeypatch.setattr(bring_back.Bringer, "_submit", submit)
+    assert slurm.run()[:2] == [(8, "back", 48), (9, "back", 49)]
+    assert slurm.submitted == [8]
+
+
 def test_a_submission_that_hangs_keeps_no_other_up_and_is_given_up(slurm: Slurm) -> None:
     slow = subprocess.TimeoutExpired("sbatch", 40)
     slurm.answers = [slow, (109, ""), slow]
