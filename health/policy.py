@@ -23,6 +23,8 @@ KINDS = ("prolog", "epilog", "task_prolog", "health")
 BROKEN = ("continue", "fail")
 UNCONFIRMED = ("pass", "fail")
 LONGEST_S = 3600.0
+# Checks that only propose: users together can feign the one, and a fault of the test itself fails the other.
+PROPOSALS: Mapping[str, str] = {"active_checks": "never", "failing_jobs": "never"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class BrokerPolicy:
     rate_per_s: float = 600.0
     offender_incidents: int = 3
     offender_days: float = 30.0
-    # check -> "never": the check is shown and drains nothing.
-    checks: Mapping[str, str] = field(default_factory=dict)
+    # check -> "never": the check is shown and drains nothing; "drain" lets one of PROPOSALS drain.
+    checks: Mapping[str, str] = field(default_factory=lambda: PROPOSALS)
 
 
 def read_runner_policy(tree: Path, operators: Path = OPERATORS_POLICY) -> RunnerPolicy:
@@ -190,8 +192,8 @@ def broker_policy(data: Mapping[str, object], file: str) -> BrokerPolicy:
     _only(rate, "actions", "per_s")
     _only(offender, "incidents", "days")
     for check, value in checks.data.items():
-        if value != "never":
-            checks.fail(str(check), f"wanted 'never', not {value!r}")
+        if value not in ("never", "drain"):
+            checks.fail(str(check), f"wanted 'never' or 'drain', not {value!r}")
     return BrokerPolicy(
         {key: raise_after.number(key, default.raise_after.get(key, 1)) for key in Class},
         root.number("clear_after", default.clear_after, least=1),
@@ -206,7 +208,7 @@ def broker_policy(data: Mapping[str, object], file: str) -> BrokerPolicy:
         rate.seconds("per_s", default.rate_per_s),
         offender.number("incidents", default.offender_incidents, least=1),
         offender.real("days", default.offender_days, most=3650),
-        {str(check): str(value) for check, value in checks.data.items()},
+        {**PROPOSALS, **{str(check): str(value) for check, value in checks.data.items()}},
     )
 
 

@@ -30,7 +30,7 @@ from ground.files import write_if_possible
 from ground.metrics import family
 from health.checks import failed_jobs
 from health.places import Places
-from health.policy import broker_policy_of, read_broker_policy
+from health.policy import PROPOSALS, broker_policy_of, read_broker_policy
 from health.runner import record
 from health.verdict import Class, Result, read_verdicts
 from init.errors import InitError
@@ -249,7 +249,7 @@ def suspicion(places: Places, now: float) -> str:
     try:
         ignored = (broker_policy_of(places.policy) or read_broker_policy(places.scripts)).checks
     except InitError:
-        ignored = {}
+        ignored = PROPOSALS
     problems = [
         verdict
         for verdict in read_verdicts(places.verdicts).values()

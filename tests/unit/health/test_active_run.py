@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import shutil
 import signal
@@ -283,11 +282,6 @@ def test_a_result_that_is_no_plain_file_stops_no_reader(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("{" + " " * 100_000)
     assert active_metrics(tmp_path) == ""
     assert active_results(tmp_path).text.splitlines()[1:-1] == ["null"] * 3
-
-
-def test_by_default_the_broker_shows_active_checks_and_drains_nothing() -> None:
-    policy = json.loads((TREE / "lib/policy.json").read_text())
-    assert policy["broker"]["checks"]["active_checks"] == "never"
 
 
 def test_measuring_imports_the_standard_library_only() -> None:

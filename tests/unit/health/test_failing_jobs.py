@@ -15,7 +15,6 @@ from health.checks.cases import Case, judge_case
 from health.checks.failed_jobs import ASK_AGAIN_S, MOST_OF_A_USER, SACCT, WITHIN_S, FailedJob, failed_jobs, note
 from health.checks.load import load_checks
 from health.jobs.model import Job
-from health.policy import read_broker_policy
 from health.runner.failed import EndedJob, note_failures
 from health.verdict import Verdict
 
@@ -81,9 +80,6 @@ def test_jobs_of_three_users_that_fail_here_alone_are_the_machine_s_matter(tmp_p
     assert found.reason == (
         "jobs of 3 users failed here within an hour (0, 1, 6, 7, 12); 12 like them ended well elsewhere"
     )
-    assert read_broker_policy(Path("/nowhere")).checks == {}
-    policy = json.loads((TREE / "lib/policy.json").read_text())
-    assert policy["broker"]["checks"]["failing_jobs"] == "never", "it drains nothing by default"
     assert verdict(tmp_path / "x", NOW + WITHIN_S + 60).result is Result.OK
 
 

@@ -74,11 +74,12 @@ def test_the_heaviest_problem_that_may_drain_the_node_is_the_suspect(tmp_path: P
     write_verdict(places.verdicts, problem("gpu_ecc", Class.RMA))
     write_verdict(places.verdicts, problem("disk", Class.USER))
     write_verdict(places.verdicts, problem("old", Class.RMA, expires=NOW - 1))
+    write_verdict(places.verdicts, problem("failing_jobs", Class.RMA))
     assert failed.suspicion(places, NOW) == "gpu_ecc: it is broken"
     places.policy.write_text('{"broker": {"checks": {"gpu_ecc": "never", "dns": "never"}}}')
     assert failed.suspicion(places, NOW) == ""
     places.policy.write_text("{")
-    assert failed.suspicion(places, NOW) == "gpu_ecc: it is broken", "an unusable policy ignores no check"
+    assert failed.suspicion(places, NOW) == "gpu_ecc: it is broken", "an unusable policy ignores only proposals"
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "RUNNING", "PENDING"])

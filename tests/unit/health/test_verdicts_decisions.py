@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from health.broker.decide import BrokerNode, Other, Seen, decide, names, observe
 from health.broker.step import find_widespread, is_within_rate
 from health.policy import BrokerPolicy, broker_policy
 from health.verdict import Class, Result, Verdict
+from init.errors import ConfigError
 
 BOOT = "boot-1"
 NOW = 1000.0
@@ -124,6 +127,24 @@ def test_a_part_to_be_replaced_is_never_over_by_itself() -> None:
 def test_policy_can_keep_a_check_from_draining() -> None:
     policy = replace(POLICY, checks={"gpu_ecc": "never"})
     assert not raised(observe({}, [verdict()], policy, NOW, BOOT))
+
+
+@pytest.mark.parametrize("check", ["active_checks", "failing_jobs"])
+def test_a_proposing_check_drains_only_where_a_policy_says_so(check: str) -> None:
+    def drains(data: dict[str, Any] | None) -> bool:
+        policy = BrokerPolicy() if data is None else broker_policy(data, "policy.json")
+        return bool(raised(observe({}, [verdict(check=check, class_=Class.MANUAL)], policy, NOW, BOOT)))
+
+    tree = json.loads((Path(__file__).resolve().parents[3] / "scripts/lib/policy.json").read_text())
+    silent: tuple[dict[str, Any], ...] = (
+        {},
+        {"broker": {"checks": {"gpu_ecc": "never"}}},
+        {"broker": {"checks": {check: "never"}}},
+    )
+    assert not any(map(drains, (None, tree, *silent))), "an own policy that does not name it lets it drain nothing"
+    assert drains({"broker": {"checks": {check: "drain"}}})
+    with pytest.raises(ConfigError, match="wanted 'never' or 'drain', not 'always'"):
+        drains({"broker": {"checks": {check: "always"}}})
 
 
 def test_a_reason_names_check_class_commit_and_what_a_person_needs() -> None:
@@ -288,11 +309,6 @@ def test_changes_are_limited_in_number() -> None:
 
 
 def test_the_default_tree_s_policy_is_read_and_a_typo_is_refused() -> None:
-    import json
-    from pathlib import Path
-
-    from init.errors import ConfigError
-
     path = Path(__file__).resolve().parents[3] / "scripts/lib/policy.json"
     data = json.loads(path.read_text())
     assert broker_policy(data, str(path)).clear_wait_s["rma"] == -1
