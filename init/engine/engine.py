@@ -30,6 +30,7 @@ from init.engine.states import (
 from init.lean import record, replace
 from init.plan import service
 from init.plan.compile import compare
+from init.plan.service import Kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,9 +165,13 @@ class Engine(Services):
     # Consequences.
 
     def _advance(self, name: str, event: Event, now: float) -> Todo:
-        """Advance one service, and handle what concerns the pod's end."""
+        """Advance one service, and handle what concerns the pod's end and the checks of this service."""
         todo: Todo = []
-        for source, action in self.advance(name, event, now):
+        was_satisfied = name in self.states and is_satisfied(self.states[name])
+        actions = self.advance(name, event, now)
+        if not was_satisfied and name in self.states and is_satisfied(self.states[name]):
+            self._run_failing_checks(name, now)
+        for source, action in actions:
             if isinstance(action, EndPod):
                 if self.phase in (PodPhase.BOOT, PodPhase.RUNNING):
                     cause = replace(action.why, outcome=f"{source} {action.why.outcome}")
@@ -176,6 +181,14 @@ class Engine(Services):
                 self.ending.killed()
             todo.append((source, action))
         return todo
+
+    def _run_failing_checks(self, name: str, now: float) -> None:
+        """Run failing periodic services that come after this one at once: its start may have ended their reason."""
+        for other, spec in self.specs.items():
+            state = self.states[other]
+            is_scheduled = spec.kind is Kind.PERIODIC and state.phase is Phase.READY and is_idle(state)
+            if is_scheduled and state.last_failure is not None and name in (*spec.needs, *spec.after):
+                self.states[other] = replace(state, deadline=now)
 
     def converge(self, now: float) -> Todo:
         """Apply all consequences of the last event, until nothing changes."""

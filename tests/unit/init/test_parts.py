@@ -227,6 +227,31 @@ def test_a_required_check_that_fails_keeps_the_pod_from_being_ready() -> None:
     assert reasons.pod_reasons(made, 23.0) == ()
 
 
+def test_a_failing_check_runs_again_at_once_when_a_service_before_it_is_ready_again() -> None:
+    made = engine(
+        daemon={}, stranger={}, keys={"kind": "periodic", "every": 45, "after": ["daemon"]},
+        good={"kind": "periodic", "every": 45, "after": ["daemon"]},
+    )  # fmt: skip
+    for pid, name in enumerate(("daemon", "stranger", "keys", "good"), 5):
+        made.handle(name, Spawned(pid, MAIN), 0.0)
+    made.handle("keys", Exited(7, 1, last_line="the key is old"), 1.0)
+    made.handle("good", Exited(8, 0), 1.0)
+
+    def runs_after_a_restart_of(name: str, pid: int, now: float) -> set[str]:
+        made.again(name, now)
+        made.handle(name, Exited(made.states[name].pid, 0), now)
+        made.handle(name, Spawned(pid, MAIN), now)
+        wake = made.next_wake()
+        return {other for other, _ in made.tick(now)} if wake is not None and wake <= now else set()
+
+    assert runs_after_a_restart_of("stranger", 20, 2.0) == set()
+    assert runs_after_a_restart_of("daemon", 21, 3.0) == {"keys"}
+    made.handle("keys", Spawned(22, MAIN), 3.0)
+    assert runs_after_a_restart_of("daemon", 23, 4.0) == set(), "it runs already"
+    made.handle("keys", Exited(22, 0), 4.0)
+    assert reasons.degraded(made, 4.0) == () and runs_after_a_restart_of("daemon", 24, 5.0) == set()
+
+
 @pytest.mark.parametrize(
     ("command", "end", "shown"),
     [
