@@ -244,7 +244,7 @@ STORIES: dict[str, tuple[list[tuple[Callable[[Both], object], Callable[[Both], b
         ["reboot", "rebooted"],
     ),
     "down": (
-        [(partial(asks, "down"), partial(treated, why="it is out of service")), (partial(asks, "up"), back)],
+        [(partial(asks, "down"), partial(treated, why="is out of service")), (partial(asks, "up"), back)],
         ["down", "withdrawn"],
     ),
     "replace": (
@@ -304,13 +304,13 @@ def test_a_webhook_whose_answer_nobody_heard_is_called_again_with_its_key_and_th
 
         both.hears(kills)
         wants(both, "w2", "down", "fan 3")
-        until(partial(settled, both, fleet, partial(treated, why="it is out of service")), "it is done", seen=both.log)
+        until(partial(settled, both, fleet, partial(treated, why="is out of service")), "it is done", seen=both.log)
         assert fleet.killed == 1
         assert [noted for _, noted in both.called] == [False, False], both.log()
         assert len({key for key, _ in both.called}) == 1
     before = len(both.log())
     with both.running():
-        until(lambda: "it is out of service" in both.log()[before:], "a third one has looked at it", seen=both.log)
+        until(lambda: "is out of service" in both.log()[before:], "a third one has looked at it", seen=both.log)
         wants(both, "w2", "up", "fan 4")
         until(lambda: back(both), "all is lifted", seen=both.log)
     assert len(both.called) == 2, "once it is noted nobody is called"
