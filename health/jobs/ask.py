@@ -23,6 +23,7 @@ from init.slurm.conf import expanded
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
 MOST = 10
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
+STEP = re.compile(r"(\d{1,10}(?:[_+]\d{1,10})?)\.(?:\d{1,10}|batch|extern|interactive)", re.ASCII)
 NO_ACCOUNTING = ("accounting storage is disabled", "accounting_storage/none")
 SAMPLED = 60.0  # slurmstepd's figures are nonsense before its second sample
 NAMED_DAYS = 7
@@ -99,6 +100,8 @@ def mine(asker: Asker) -> list[Page]:
 
 def look(asker: Asker, wanted: str) -> list[Page]:
     """Explain one job, or list the jobs that the id or the name means."""
+    if step := STEP.fullmatch(wanted):  # as sacct and error messages name it: its job is meant
+        wanted = step[1]
     match = IDENTITY.fullmatch(wanted)
     jobs = _by_id(asker, wanted, match[1]) if match else _by_name(asker, wanted)
     if not jobs:

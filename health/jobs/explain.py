@@ -86,8 +86,9 @@ def withhold(job: Job) -> Page:
 
 
 def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
-    events = [Event(min([run.submitted for run in world.history if run.submitted] or [job.submitted]), "submitted")]
-    if world.history:
+    first = min([run.submitted for run in world.history if run.submitted] or [job.submitted])
+    events = [Event(first, "submitted")]
+    if world.history and job.submitted > first:
         events.append(Event(job.submitted, "queued again"))  # slurmctld counts from each requeue
     if job.submitted + 1 < job.eligible <= (job.ended if job.has_ended else now):
         events.append(Event(job.eligible, "eligible to start"))

@@ -314,6 +314,10 @@ def explain_held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
 
 def explain_queue(job: Job, fit: Fit | None) -> Answer:
     """Explain a wait in the queue: the job fits, and other jobs run or are before it."""
+    if "COMPLETING" in job.states:  # requeued: slurmctld still counts the nodes of its last run
+        where = f" on {safe(job.nodes, 120)}" if job.nodes else ""
+        headline = f"It is queued again, and waits until its last run is cleaned up{where}."
+        return Answer(headline, JobCause.CLUSTER, advice=("ask again in a minute",))
     evidence: list[Fact] = []
     if fit is not None:
         evidence.append(

@@ -93,6 +93,8 @@ def invalid() -> SlurmError:
                   queued(13, het_job_id=number(12), het_job_offset=number(1))], ["12+1"]),
         ("12", [queued(12, het_job_id=number(12), het_job_offset=number(0)),
                 queued(13, het_job_id=number(12), het_job_offset=number(1))], ["12+0", "12+1"]),
+        ("12.0", [queued(12)], ["12"]),
+        ("12_3.batch", [queued(15, "RUNNING", array_job_id=number(12), array_task_id=number(3))], ["12_3"]),
         ("train", [queued(12), queued(13, name="other")], ["12"]),
         ("train", [queued(12), queued(13)], ["12", "13"]),
     ],

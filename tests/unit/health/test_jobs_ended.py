@@ -181,6 +181,8 @@ def test_the_timeline_has_earlier_runs() -> None:
     ]  # fmt: skip
     assert item.timeline[0].at == NOW - 5000 and "the pod of node w1 was replaced" in facts(item.answer)
     waits = replace(JOB, states=frozenset({"PENDING"}), reason="BeginTime", restarts=1)
+    cleaned = replace(waits, submitted=run.submitted)  # slurmctld counts anew once the nodes are cleaned up
+    assert "queued again" not in [event.text for event in explain(cleaned, World(history=(run,)), NOW).timeline]
     assert "the pod of node w1 was replaced" in facts(explain(waits, World(history=(run,)), NOW).answer)
 
 

@@ -339,6 +339,13 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
         ("JobArrayTaskLimit", {"task_limit": 2}, World(), "limits how many run (2 at a time)", JobCause.REQUEST),
         ("Priority", {}, World(nodes=(NODE,)), "higher priority", JobCause.CLUSTER),
         ("None", {}, World(nodes=(NODE,)), "has not looked", JobCause.CLUSTER),
+        (
+            "None",
+            {"states": frozenset({"PENDING", "COMPLETING"}), "nodes": "w1"},
+            World(nodes=(NODE,)),
+            "until its last run is cleaned up on w1",
+            JobCause.CLUSTER,
+        ),
         ("InvalidQOS", {}, World(), "its QOS does not exist", JobCause.REQUEST),
     ],
 )
