@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from cluster.publish import write_private
+from cluster.pods import write_private
 
 
 @dataclass(frozen=True, slots=True)

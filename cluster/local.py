@@ -34,8 +34,7 @@ from cluster.change.plan import (
 )
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec
-from cluster.pods import Kubelet, RunningPod, description, fingerprint, published
-from cluster.publish import write_private
+from cluster.pods import Kubelet, RunningPod, description, fingerprint, published, write_private
 from cluster.render import render
 from cluster.report import Row, Stages
 from cluster.roles import SERVERS

@@ -1,8 +1,12 @@
 """Pods as containers: what a kubelet does for a pod's description, through docker's API.
 
 One pod is one container, labelled with the cluster and the pod. `description` is all of a pod that its container is
-made of; a label holds its hash (`fingerprint`), so that `up` sees which pods changed. ConfigMaps and Secrets are
-directories (`publish.py`), claims are docker volumes, and a pod's own cgroups are in `cgroups.py`.
+made of; a label holds its hash (`fingerprint`), so that `up` sees which pods changed. Claims are docker volumes, and a
+pod's own cgroups are in `cgroups.py`. ConfigMaps and Secrets are directories, updated like a kubelet does:
+
+..2026_11_20T10_00_00.123456/slurm.conf   the content, a new directory for every change
+..data -> ..2026_11_20T10_00_00.123456    swapped by rename: a reader sees all old or all new
+slurm.conf -> ..data/slurm.conf
 """
 
 from __future__ import annotations
@@ -10,19 +14,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from cluster import cgroups, manifests, publish
+from cluster import cgroups, manifests
 from cluster.errors import ClusterError
 from cluster.manifests import CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
 from cluster.render import CHART
-from ground.files import read_json
+from ground.files import read_json, write_whole
 
 LABEL = "minivm.cluster"
 POD_LABEL = "minivm.pod"
@@ -191,7 +197,7 @@ class Kubelet:
         """Write the pod's ConfigMaps and Secrets as directories; return whether a running pod sees a change."""
         changed = False
         for volume, files in self.files(pod, known):
-            changed |= publish.publish(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
+            changed |= publish_files(self.volume_directory(pod, volume.name), files.data, mode=volume.mode)
         return changed
 
     def changed_files(self, pod: PodSpec, known: Manifests) -> set[str]:
@@ -199,7 +205,7 @@ class Kubelet:
         return {
             volume.of
             for volume, files in self.files(pod, known)
-            if publish.published(self.volume_directory(pod, volume.name)) != dict(files.data)
+            if published_files(self.volume_directory(pod, volume.name)) != dict(files.data)
         }
 
     def files(self, pod: PodSpec, known: Manifests) -> Iterator[tuple[Volume, MountedFiles]]:
@@ -255,7 +261,7 @@ class Kubelet:
         self.publish_files(pod, known)
         termination = self.termination_log(pod.name)
         termination.write_text("")
-        publish.write_private(self.description_file(pod.name), json.dumps(described).encode())
+        write_private(self.description_file(pod.name), json.dumps(described).encode())
         shm = manifests.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
@@ -389,3 +395,48 @@ class Kubelet:
     def remove_network(self) -> None:
         for network in self.api.networks(filters={"label": f"{LABEL}={self.cluster}"}):
             self.api.remove_network(network["Id"])
+
+
+DATA = "..data"
+
+
+def published_files(directory: Path) -> dict[str, bytes]:
+    """Return the files that a reader of the directory sees now."""
+    data = directory / DATA
+    return {path.name: path.read_bytes() for path in data.iterdir()} if data.is_symlink() else {}
+
+
+def publish_files(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
+    """Let the directory show exactly these files; return whether anything changed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if (directory / DATA).is_symlink() and published_files(directory) == dict(files):
+        return False
+    fresh = directory / f"..{uuid.uuid4().hex}"
+    fresh.mkdir(mode=0o755)
+    for name, content in files.items():
+        write_whole(fresh / name, content, mode)  # a key is at no moment readable by other users
+    old = directory / DATA
+    previous = directory / old.readlink() if old.is_symlink() else None
+    point(old, fresh.name)
+    for name in files:
+        if not (directory / name).is_symlink():
+            point(directory / name, f"{DATA}/{name}")
+    for link in directory.iterdir():
+        if link.is_symlink() and link.name != DATA and link.name not in files:
+            link.unlink()
+    if previous is not None:
+        shutil.rmtree(previous, ignore_errors=True)
+    return True
+
+
+def point(link: Path, target: str) -> None:
+    """Create a symbolic link, moved into place by rename."""
+    temporary = link.with_name(f"..{uuid.uuid4().hex}")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file atomically that only its owner can ever read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content, 0o600)

@@ -15,8 +15,7 @@ from typing import Any
 from cluster.change.plan import partitions
 from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
-from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod
-from cluster.publish import publish, published, write_private
+from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod, publish_files, published_files, write_private
 from cluster.values import CONTROLLER, RELEASE, Options, dump
 
 CONFIG = f"{RELEASE}-config"
@@ -91,7 +90,7 @@ def files_before(kubelet: Kubelet, desired: Manifests) -> Mapping[str, bytes]:
     """Return the files that the controller's pod sees now."""
     (pod,) = [pod for pod in desired.pods if pod.name == CONTROLLER]
     volumes = [mount.volume for mount in pod.mounts if mount.volume.of == CONFIG]
-    return published(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
+    return published_files(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
 
 
 def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
@@ -215,7 +214,7 @@ def check_drop_ins(kubelet: Kubelet, desired: Manifests) -> None:
 
 def _has_changed(kubelet: Kubelet, pod: PodSpec, mount: VolumeMount, desired: Manifests) -> bool:
     files = _drop_ins_in(mount, desired)
-    return bool(files) and published(kubelet.volume_directory(pod, mount.volume.name)) != files
+    return bool(files) and published_files(kubelet.volume_directory(pod, mount.volume.name)) != files
 
 
 def _drop_ins_in(mount: VolumeMount, desired: Manifests) -> dict[str, bytes]:
@@ -229,7 +228,7 @@ def _refusal_of(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], desir
     binds: list[dict[str, Any]] = []
     for mount in mounts:
         directory = root / pod.role / mount.volume.name
-        publish(directory, _drop_ins_in(mount, desired), mode=mount.volume.mode)
+        publish_files(directory, _drop_ins_in(mount, desired), mode=mount.volume.mode)
         binds.append({"Type": "bind", "Source": str(directory), "Target": mount.path, "ReadOnly": True})
     api = kubelet.api
     host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")

@@ -64,7 +64,7 @@
   {{- $_ := set $lines "Prolog" "/usr/libexec/minivm/prolog" -}}
   {{- $_ := set $lines "Epilog" "/usr/libexec/minivm/epilog" -}}
   {{- $_ := set $lines "TaskProlog" "/usr/libexec/minivm/task_prolog" -}}
-  {{- /* From this log come the ends of tasks in jobs' black boxes (health/exits.py). */ -}}
+  {{- /* From this log come the ends of tasks in jobs' black boxes (health/black_box.py). */ -}}
   {{- $_ := set $lines "SlurmdDebug" "verbose" -}}
   {{- $_ := set $lines "SlurmdLogFile" "/var/log/minivm/slurmd.log" -}}
   {{- if $cgroup }}{{ $_ := set $lines "TaskEpilog" "/usr/libexec/minivm/task_epilog" }}{{ end -}}

@@ -22,7 +22,7 @@ from cluster.errors import ClusterError
 from cluster.keys import known_hosts, load_or_make
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose, free_port
-from cluster.publish import publish, published, write_private
+from cluster.pods import publish_files, published_files, write_private
 from cluster.render import read_overrides
 from cluster.report import Row, problems
 from cluster.roles import ROLES
@@ -67,26 +67,26 @@ def test_services_of_a_small_network_share_no_address_and_the_last_has_none() ->
 
 def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:
     directory = tmp_path / "config"
-    assert publish(directory, {"slurm.conf": b"a", "gres.conf": b"b"}, mode=0o644)
+    assert publish_files(directory, {"slurm.conf": b"a", "gres.conf": b"b"}, mode=0o644)
     assert (directory / "slurm.conf").read_bytes() == b"a"
-    assert publish(directory, {"slurm.conf": b"c"}, mode=0o644)
-    assert published(directory) == {"slurm.conf": b"c"}
+    assert publish_files(directory, {"slurm.conf": b"c"}, mode=0o644)
+    assert published_files(directory) == {"slurm.conf": b"c"}
     assert not (directory / "gres.conf").is_symlink()
     # Only one version is left, not one for each change.
     assert len([path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
 
 
 def test_publishing_the_same_again_changes_nothing(tmp_path: Path) -> None:
-    publish(tmp_path, {"a": b"1"}, mode=0o644)
+    publish_files(tmp_path, {"a": b"1"}, mode=0o644)
     before = (tmp_path / "..data").readlink()
-    assert not publish(tmp_path, {"a": b"1"}, mode=0o644)
+    assert not publish_files(tmp_path, {"a": b"1"}, mode=0o644)
     assert (tmp_path / "..data").readlink() == before
 
 
 def test_a_secret_is_never_readable_by_others(tmp_path: Path) -> None:
     umask = os.umask(0o000)
     try:
-        publish(tmp_path, {"munge.key": b"k"}, mode=0o400)
+        publish_files(tmp_path, {"munge.key": b"k"}, mode=0o400)
         write_private(tmp_path / "options.json", b"{}")
     finally:
         os.umask(umask)
@@ -99,7 +99,7 @@ def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
 
     Two files that must agree change many times while a reader goes through one version.
     """
-    publish(tmp_path, {"a": b"0", "b": b"0"}, mode=0o644)
+    publish_files(tmp_path, {"a": b"0", "b": b"0"}, mode=0o644)
     mixed, done = [], threading.Event()
 
     def read() -> None:
@@ -117,7 +117,7 @@ def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(200):
-        publish(tmp_path, dict.fromkeys("ab", str(number).encode()), mode=0o644)
+        publish_files(tmp_path, dict.fromkeys("ab", str(number).encode()), mode=0o644)
     done.set()
     reader.join()
     assert not mixed
