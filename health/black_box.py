@@ -3,6 +3,11 @@
 A line of JSON each: `begin` from the prolog, `step` with failed tasks and `end` with the counters' differences from the
 epilog, `seen` from the broker. A counter is the node's: other jobs, and on a shared machine other pods, may have moved
 it. The files are root's alone. A run that was cut has no `end`, and nothing here ever fails a job.
+
+`failed_steps` reads the ends of tasks from slurmd's log: slurmstepd writes a line for each (SlurmdDebug=verbose). A
+user may bring line ends into the log, as in the name of a program, and so write lines of another job: a step counts
+only if its lines agree, from its start to each end, and forged ones beside the real ones do not. A step that is forged
+as a whole is no step to accounting: `health.jobs.boxes` compares.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -127,9 +133,9 @@ def end(env: Mapping[str, str], now: float) -> None:
             began = started[-1].get("at")
             # A job that ended well pays nothing for the log.
             if env.get("SLURM_JOB_EXIT_CODE", "") != "0" and isinstance(began, float | int):
-                from health import exits  # a run without the resident runner pays for each import
+                # a run without the resident runner pays for each import
 
-                for step in exits.failed_steps(int(env["SLURM_JOB_ID"]), began):
+                for step in failed_steps(int(env["SLURM_JOB_ID"]), began):
                     _append(path + OPEN, step)
             entry: dict[str, object] = {"kind": "end", "at": round(now, 1)}
             entry["grown"] = grown(before if isinstance(before, dict) else {}, counters())
@@ -295,3 +301,107 @@ def port() -> int:
 def question(job: int, node: str, word: str = "") -> str:
     """Return the question; `word`: what the node said first, where credentials can be sent again (auth/slurm)."""
     return f"minivm-box 1 {job} {node}" + (f" {word}" if word else "")
+
+
+LARGEST_SLURMD_LOG = 1 << 20  # of the log; beyond that its last half stays
+MOST_STEPS = 16
+MOST_FAILED = 16  # tasks of a step
+OUT_OF_MEMORY = 253  # Slurm's own "signal"
+_LINE = re.compile(
+    rb"\[([0-9-]{10}T[0-9:]{8})(\.\d{3})?\] \[\d+\.(\d{1,10})(?:\+\d+)?\] "
+    rb"(?:starting (?P<tasks>\d{1,7}) tasks"
+    rb"|task (?P<rank>\d{1,7}) \((?P<pid>\d{1,10})\) "
+    rb"(?:(?P<started>started) |exited with exit code (?P<code>\d{1,3})\."
+    rb"|exited\. Killed by signal (?P<signal>\d{1,3})|(?P<memory>Out Of Memory)))"
+)
+
+
+def slurmd_log() -> str:
+    return f"{os.environ.get('MINIVM_LOG', '/var/log/minivm')}/slurmd.log"
+
+
+class _StepEnds:
+    def __init__(self) -> None:
+        self.tasks: list[int] = []  # of each line that tells how many start
+        self.started: dict[int, int] = {}
+        self.ended: set[int] = set()
+        self.failed: list[tuple[int, int, int, float]] = []
+        self.is_odd = False
+
+    def add(self, match: re.Match[bytes]) -> None:
+        if match["tasks"]:
+            self.tasks.append(int(match["tasks"]))
+            return
+        rank, pid = int(match["rank"]), int(match["pid"])
+        if match["started"]:
+            self.is_odd |= rank in self.started
+            self.started[rank] = pid
+            return
+        self.is_odd |= rank in self.ended or self.started.get(rank) != pid
+        self.ended.add(rank)
+        code, signal = int(match["code"] or 0), int(match["signal"] or 0) or (OUT_OF_MEMORY if match["memory"] else 0)
+        if (code or signal) and len(self.failed) < MOST_FAILED:
+            self.failed.append((rank, code, signal, _time(match)))
+
+    @property
+    def agrees(self) -> bool:
+        return not self.is_odd and self.tasks == [len(self.started)]
+
+
+def failed_steps(job: int, since: float) -> list[Mapping[str, object]]:
+    """Return the job's last steps with failed tasks, as entries for a box: tasks are rank, code, signal, time."""
+    # Local time as in the log: its lines are compared as texts, and a requeued job numbers its steps again.
+    earliest = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since)).encode()
+    steps: dict[int, _StepEnds] = {}
+    for line in _lines(_read_slurmd_log(), b"] [%d." % job):
+        if (match := _LINE.match(line)) and match[1] >= earliest:
+            steps.setdefault(int(match[3]), _StepEnds()).add(match)
+    entries: list[Mapping[str, object]] = []
+    for number in sorted(steps):
+        step = steps[number]
+        if step.failed:
+            entry = {"kind": "step", "step": number, "tasks": len(step.started)}
+            entries.append(entry | ({"failed": step.failed} if step.agrees else {"odd": True}))
+    return entries[-MOST_STEPS:]
+
+
+def trim_slurmd_log() -> None:
+    """Keep the last half of a log that became large. slurmd appends, so that it goes on at the new end."""
+    with contextlib.suppress(OSError):
+        if os.stat(slurmd_log()).st_size > LARGEST_SLURMD_LOG:  # noqa: PTH116
+            kept = _read_slurmd_log()[-LARGEST_SLURMD_LOG // 2 :]
+            os.truncate(slurmd_log(), 0)
+            fd = os.open(slurmd_log(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.write(fd, kept[kept.find(b"\n") + 1 :])
+            finally:
+                os.close(fd)
+
+
+def _lines(text: bytes, part: bytes) -> Iterator[bytes]:
+    at = 0
+    while (at := text.find(part, at)) >= 0:
+        end = text.find(b"\n", at)
+        end = end if end >= 0 else len(text)
+        yield text[text.rfind(b"\n", 0, at) + 1 : end]
+        at = end
+
+
+def _read_slurmd_log() -> bytes:
+    try:
+        fd = os.open(slurmd_log(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, 2 * LARGEST_SLURMD_LOG, max(0, size - 2 * LARGEST_SLURMD_LOG))
+    finally:
+        os.close(fd)
+
+
+def _time(match: re.Match[bytes]) -> float:
+    try:
+        whole = time.mktime(time.strptime(match[1].decode(), "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return 0.0
+    return round(whole + float(match[2] or 0), 3)

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from ground.files import write_whole
 from health import black_box
-from health.broker import dead_steps
+from health.broker import slurm_drains
 from health.broker.decide import Act, BrokerNode, Enter, Fleet, Other, asks_for_deep, read_gpus, reason
 from health.broker.slurm_drains import Remains, Unkilled, cause_of
 from health.broker.step import (
@@ -355,26 +355,26 @@ class Broker:
     def end_dead_jobs(self) -> None:
         """Cancel the jobs whose slurmstepd the kernel killed because the job's memory stays full."""
         now = clock().steady
-        if now - self._dead_looked < dead_steps.LOOK_S:
+        if now - self._dead_looked < slurm_drains.DEAD_LOOK_S:
             return
         self._dead_looked = now
-        dead = dead_steps.dead_jobs(self.places.spool, self.slurm.name)
-        self._dead = {job: self._dead.get(job, now + dead_steps.DEAD_S) for job in dead}
+        dead = slurm_drains.dead_jobs(self.places.spool, self.slurm.name)
+        self._dead = {job: self._dead.get(job, now + slurm_drains.DEAD_S) for job in dead}
         for job in [job for job, due in self._dead.items() if now >= due]:
-            self._dead[job] = now + dead_steps.AGAIN_S
-            if not (limit := dead_steps.held_memory(job, self.places.cgroups)):
+            self._dead[job] = now + slurm_drains.DEAD_AGAIN_S
+            if not (limit := slurm_drains.held_memory(job, self.places.cgroups)):
                 continue
-            text = dead_steps.reason(limit)
+            text = slurm_drains.dead_reason(limit)
             try:
                 cancelled = self.slurm.cancel(job, text)
             except InitError as error:
                 log(f"job {job} is not cancelled: {error.why}")
                 return
-            self._dead[job] = now + dead_steps.OVER_S
+            self._dead[job] = now + slurm_drains.DEAD_OVER_S
             if cancelled:
                 log(f"cancelled job {job}: {text}")
             if dead[job].alone:
-                dead_steps.end_processes(job, self.places.cgroups)
+                slurm_drains.end_processes(job, self.places.cgroups)
 
     def _wants_deep_checks(self) -> bool | None:
         """Decide if deep checks are wanted; None while unknown.

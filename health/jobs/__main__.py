@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from health import black_box
-from health.jobs import boxes, render
+from health.jobs import boxes, explain
 from health.jobs.ask import Asker, is_visible, look, mine
 from health.jobs.model import Page, listed, safe
 from health.jobs.shared import Shared
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    _print(render.as_json(pages[0]) if options.json and options.job and len(pages) == 1 else None, pages, options)
+    _print(explain.as_json(pages[0]) if options.json and options.job and len(pages) == 1 else None, pages, options)
     return 0
 
 
@@ -76,12 +76,12 @@ def _pack(asker: Asker, pages: Sequence[Page], name: str) -> None:
 def _print(single: object, pages: Sequence[Page], options: argparse.Namespace) -> None:
     try:
         if options.json:
-            print(json.dumps(single or [render.as_json(page) for page in pages], indent=1))
+            print(json.dumps(single or [explain.as_json(page) for page in pages], indent=1))
         elif options.job and len(pages) == 1:
-            print(render.page(pages[0]))
+            print(explain.page_text(pages[0]))
         else:
             print(
-                render.table(pages)
+                explain.table_text(pages)
                 if pages
                 else "You have no jobs in the queue. `minivm job JOBID` explains ended ones."
             )

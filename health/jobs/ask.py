@@ -2,19 +2,34 @@
 
 At most ten commands a page, usually three; a list takes one. Each is a client that people run themselves, with the
 caller's rights. The pod's job snapshot may answer some of them: such an answer never proves that something is absent.
+`add_node_reports` adds what the nodes of a running job say now: the use of its GPUs, and problems that checks found.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from health.jobs import boxes, live, output, parse, pending, ranks
-from health.jobs import limits as limit_reasons
+from health.jobs import boxes, output, parse, pending
 from health.jobs.explain import explain, withhold
-from health.jobs.model import ENDED, Job, JobNode, Page, Partition, World, listed
+from health.jobs.model import (
+    ENDED,
+    Answer,
+    Fact,
+    Job,
+    JobCause,
+    JobNode,
+    Page,
+    Partition,
+    Sure,
+    World,
+    duration,
+    listed,
+    safe,
+    size,
+)
 from health.jobs.shared import Shared, is_unknown_job
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
@@ -141,7 +156,9 @@ def page(asker: Asker, job: Job) -> Page:
     facts, unknown = boxes.explain(asker.fetched, job)
     if not job.has_ended or job.state == "COMPLETED":
         unknown = []  # only of a job that failed do people miss what a node recorded
-    answer = live.add(ranks.add(shown.answer, asker.fetched, job), asker.fetched, job, world, asker.now)
+    answer = add_node_reports(
+        boxes.add_failures(shown.answer, asker.fetched, job), asker.fetched, job, world, asker.now
+    )
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
     return replace(shown, answer=answer)
 
@@ -294,7 +311,7 @@ def _pending(asker: Asker, job: Job) -> World:
     world = replace(world, partitions=partitions)
     if job.restarts:
         world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
-    if limit_reasons.named(job.reason):
+    if pending.named_limit(job.reason):
         qos = sorted({job.qos, *(each.qos for each in world.partitions or () if each.name in job.partition)} - {""})
         argv = [SCONTROL, "show", "assoc_mgr", "flags=assoc,qos", f"accounts={job.account}"]
         argv += [f"qos={','.join(qos)}"] if qos else []
@@ -366,3 +383,73 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
         reason=job.reason if job.reason not in ("", "None") else last.reason,
     )
     return combined, world
+
+
+HUNG_S = 600.0  # without output and with unused GPUs
+MOST_GPUS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    minor: int
+    use: int
+    memory: int
+    room: int
+    idle: float  # seconds for which each sample saw it unused
+
+
+def add_node_reports(answer: Answer, fetched: Sequence[boxes.Box], job: Job, world: World, now: float) -> Answer:
+    """Add to the answer of a running job what its nodes say."""
+    if "RUNNING" not in job.states:
+        return answer
+    nodes = {box.node: tuple(_uses(box)) for box in fetched}
+    facts = [_fact(node, uses) for node, uses in nodes.items() if uses]
+    answer = replace(answer, evidence=(*answer.evidence, *facts))
+    problems = [f"{safe(box.node, 80)}: {safe(text, 160)}" for box in fetched for text in _problems(box)]
+    # A node that does not answer is worse than a problem on another.
+    if problems and answer.cause is not JobCause.MACHINE:
+        head = f"{answer.headline} A check found a problem while it ran: {listed(problems, 2)}."
+        answer = replace(answer, headline=head, cause=JobCause.MACHINE, sure=Sure.POSSIBLE)
+    used = [gpu for uses in nodes.values() for gpu in uses]
+    idle = min((gpu.idle for gpu in used), default=0.0)
+    if idle < HUNG_S:
+        return answer
+    silent = min(idle, world.output_age or 0.0)
+    if silent >= HUNG_S and all(nodes.values()):
+        head = f"{answer.headline} No output and 0 % of its GPUs for {duration(silent)}: hung?"
+        cause = JobCause.UNKNOWN if answer.cause is JobCause.NONE else answer.cause
+        return replace(answer, headline=head, cause=cause, sure=Sure.POSSIBLE)
+    advice = f"its GPUs were unused for {duration(idle)}: see if it waits for data, or does not use them at all"
+    return replace(answer, advice=(*answer.advice, advice))
+
+
+def _uses(box: boxes.Box) -> Iterator[GpuUse]:
+    entry = box.entries[0] if box.entries and box.entries[0].get("kind") == "now" else {}
+    rows, sampled = entry.get("gpus"), entry.get("sampled")
+    if not isinstance(rows, list) or not isinstance(sampled, int | float):
+        return
+    for row in rows[:MOST_GPUS]:
+        if isinstance(row, list) and len(row) == 5 and all(isinstance(part, int | float) for part in row):
+            minor, use, memory, room, since = row
+            if all(0 <= part < 1 << 40 for part in row):
+                # Both times are the node's own.
+                yield GpuUse(int(minor), int(use), int(memory), int(room), max(0.0, sampled - since) if since else 0.0)
+
+
+def _fact(node: str, uses: Sequence[GpuUse]) -> Fact:
+    shown = listed((f"GPU {gpu.minor} {gpu.use} %, {size(gpu.memory)} of {size(gpu.room)}" for gpu in uses), 8)
+    return Fact(f"on {safe(node, 80)} it uses {shown}", "nvidia-smi")
+
+
+def _problems(box: boxes.Box) -> list[str]:
+    """Return the problems that came while the job ran and have not gone, by the broker's words in the box."""
+    standing: dict[str, str] = {}
+    for entry in box.last_run:
+        text = entry.get("text")
+        if entry.get("kind") != "seen" or not isinstance(text, str):
+            continue
+        if text.startswith("no longer: "):
+            standing.pop(text.removeprefix("no longer: "), None)
+        elif not text.startswith("drained by the broker") and ": " in text:
+            standing[text.partition(": ")[0]] = text
+    return list(standing.values())

@@ -1,16 +1,16 @@
 """Explain why a job waits, from Slurm's reason and the nodes, limits and jobs that it depends on. Pure.
 
 `explain` finds the answer by Slurm's reason: by a handler that looks at more (`HANDLERS`), by a sentence (`PLAIN`), or
-as a limit (`health.jobs.limits`). Then it adds what is known of any waiting job: the expected start, earlier runs.
+as a limit (`named_limit`: QOSMaxCpuPerUserLimit, AssocGrpGRES). Then it adds what is known of any waiting job: the
+expected start, earlier runs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from health.jobs import limits as limit_reasons
 from health.jobs import machines
 from health.jobs.ended import describe_run
 from health.jobs.model import (
@@ -21,6 +21,7 @@ from health.jobs.model import (
     JobCause,
     Partition,
     Sure,
+    UsageLimit,
     World,
     count,
     duration,
@@ -28,6 +29,7 @@ from health.jobs.model import (
     minutes,
     moment,
     safe,
+    size,
 )
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
@@ -129,10 +131,10 @@ def _explain_reason(job: Job, world: World, now: float) -> Answer:
     if plain := PLAIN.get(job.reason):
         sentence, cause, advice = plain
         return Answer(f"It waits: {sentence}.", cause, advice=tuple(text.format(id=job.shown) for text in advice))
-    if limit := limit_reasons.named(job.reason):
+    if limit := named_limit(job.reason):
         return _explain_limit(job, world, limit)
-    if job.reason in limit_reasons.OLD:
-        return Answer(f"It waits: {limit_reasons.OLD[job.reason]}.", JobCause.LIMIT, unknown=("which limit it is",))
+    if job.reason in OLD_REASONS:
+        return Answer(f"It waits: {OLD_REASONS[job.reason]}.", JobCause.LIMIT, unknown=("which limit it is",))
     return Answer(
         f"It waits, for a reason that minivm does not know: {safe(job.reason, 60)}.",
         JobCause.UNKNOWN,
@@ -140,9 +142,9 @@ def _explain_reason(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _explain_limit(job: Job, world: World, limit: limit_reasons.Named) -> Answer:
-    matches = limit_reasons.matching(limit, job, world.limits or ())
-    facts = tuple(Fact(limit_reasons.words(match, job), "scontrol show assoc_mgr") for match in matches[:3])
+def _explain_limit(job: Job, world: World, limit: Named) -> Answer:
+    matches = matching_limits(limit, job, world.limits or ())
+    facts = tuple(Fact(limit_words(match, job), "scontrol show assoc_mgr") for match in matches[:3])
     unknown = () if matches else ("the limit's number: Slurm does not show it, or a parent account has it",)
     if limit.key == "MinTRESPJ" or limit.is_of_one_job:
         headline = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
@@ -473,3 +475,100 @@ HANDLERS: dict[str, Handler] = {
     "Licenses": _licenses,
     "JobArrayTaskLimit": _array,
 }
+
+
+LIMITED_RESOURCES = {
+    "cpu": "CPUs", "mem": "memory", "memory": "memory", "node": "nodes", "gres": "GPUs or other generic resources",
+    "license": "licences", "bb": "burst buffer", "energy": "energy", "billing": "billing units",
+    "unknown": "a resource",
+    "jobs": "running jobs", "submitjobs": "submitted jobs", "submitjob": "submitted jobs", "wall": "wall time",
+    "wallduration": "wall time",
+}  # fmt: skip
+_REASON = re.compile(
+    r"(?P<by>QOS|Assoc|)(?P<kind>Grp|Max|Min)"
+    r"(?P<what>Cpu|CPU|Memory|Mem|Node|GRES|License|BB|Energy|Billing|Unknown|SubmitJobs|SubmitJob|Jobs|WallDuration|Wall)"
+    r"(?P<run>RunMinutes|RunMins|Minutes)?(?P<per>PerJob|PerUser|PerNode|PerAccount)?(?:Limit|NotSatisfied)?"
+)
+_OF = {"PerJob": "for one job", "PerUser": "for one user", "PerNode": "on one node", "PerAccount": "for one account"}
+_KEYS = {"PerUser": "PU", "PerAccount": "PA", "PerJob": "PJ", "PerNode": "PN", "": ""}
+_TRES = {"cpu": "cpu", "mem": "mem", "memory": "mem", "node": "node", "gres": "gres", "license": "license", "bb": "bb",
+         "energy": "energy", "billing": "billing"}  # fmt: skip
+OLD_REASONS = {
+    "AssociationJobLimit": "the account's limit of jobs is reached",
+    "AssociationResourceLimit": "a limit of the account is reached",
+    "AssociationTimeLimit": "the account's limit of time is reached",
+    "QOSJobLimit": "the QOS's limit of jobs is reached",
+    "QOSResourceLimit": "a limit of the QOS is reached",
+    "QOSTimeLimit": "the QOS's limit of time is reached",
+    "QOSUsageThreshold": "the account's usage is above what the QOS allows",
+    "AccountingPolicy": "the accounting database refuses the job",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A limit that a reason names."""
+
+    holder: str  # QOS, Assoc, ""
+    key: str  # GrpTRES, MaxTRESPU, MaxJobsPU, MaxWallPJ
+    resource: str  # cpu, gres; "" for counts and wall time
+    sentence: str
+    is_of_one_job: bool  # the job alone exceeds it: it never starts as it is
+
+
+def named_limit(reason: str) -> Named | None:
+    """Parse a reason; None if it names no limit."""
+    match = _REASON.fullmatch(reason)
+    if match is None:
+        return None
+    holder, kind, per, run = match["by"], match["kind"], match["per"] or "", match["run"] or ""
+    what = match["what"].lower()
+    by = {"QOS": "the QOS", "Assoc": "the account", "": "the QOS"}[holder]
+    thing = LIMITED_RESOURCES[what]
+    if run:
+        thing = f"minutes of {thing}" if run == "Minutes" else f"minutes of {thing} that running jobs have left"
+    if kind == "Min":
+        return Named(
+            "QOS", "MinTRESPJ", _TRES.get(what, ""), f"the QOS requires more {thing} than the job asks for", True
+        )
+    whose = "all jobs together" if kind == "Grp" else _OF.get(per, "one user")
+    sentence = f"the limit that {by} sets on {thing} {whose if whose.startswith(('for', 'on')) else f'for {whose}'}"
+    return Named(holder, _key(kind, what, run, per), _TRES.get(what, ""), sentence, per in ("PerJob", "PerNode"))
+
+
+def _key(kind: str, what: str, run: str, per: str) -> str:
+    """Return the limit's name in `scontrol show assoc_mgr`."""
+    suffix = _KEYS[per] if kind == "Max" else ""
+    if what in ("jobs", "submitjobs", "submitjob"):
+        return f"{kind}{'Jobs' if what == 'jobs' else 'SubmitJobs'}{suffix}"
+    if what.startswith("wall"):
+        return f"{kind}Wall{suffix}"
+    return f"{kind}TRES{'RunMins' if run.startswith('Run') else 'Mins' if run else ''}{suffix}"
+
+
+def matching_limits(limit: Named, job: Job, limits: Sequence[UsageLimit]) -> list[UsageLimit]:
+    """Return the limits that the reason may mean, those that are reached or exceeded first."""
+    candidates = [
+        each
+        for each in limits
+        if each.key == limit.key
+        and (each.resource == limit.resource or each.resource.startswith(f"{limit.resource}/"))
+        and each.holder.startswith("QOS" if limit.holder != "Assoc" else ("user", "account"))
+    ]
+    return sorted(candidates, key=lambda each: (each.used is None, each.limit - (each.used or 0)))
+
+
+def limit_words(limit: UsageLimit, job: Job) -> str:
+    """Describe a limit in numbers: "QOS normal: GrpTRES cpu 4, in use 4; the job asks for 2"."""
+    amount = size if limit.resource == "mem" else minutes if "Wall" in limit.key else str
+    what = f"{limit.key}{f' {safe(limit.resource, 40)}' if limit.resource else ''}"
+    used = "" if limit.used is None else f", in use {amount(limit.used)}"
+    return f"{safe(limit.holder, 120)}: {what} is {amount(limit.limit)}{used}{_asked(limit, job)}"
+
+
+def _asked(limit: UsageLimit, job: Job) -> str:
+    if "Wall" in limit.key:
+        return f"; the job asks for {minutes(job.limit)}"
+    requested = {"cpu": str(job.cpus or ""), "node": str(job.node_count or ""), "mem": job.memory}
+    text = "" if "Mins" in limit.key else requested.get(limit.resource, "")
+    return f"; the job asks for {safe(text, 40)}" if text else ""

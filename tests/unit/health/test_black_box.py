@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from health import black_box, credentials
-from health.jobs import boxes, live, parse, ranks
+from health.jobs import ask, boxes, parse
 from health.jobs.boxes import Box
 from health.jobs.model import Answer, Job, JobCause, JobNode, World
 
@@ -207,8 +207,8 @@ def test_a_number_of_a_hostile_node_breaks_no_page(number: str) -> None:
     hostile = (Box("w0", tuple(black_box.lines(text.encode()))),)
     head = Answer("It runs.", JobCause.NONE)
     running = replace(ended(), states=frozenset({"RUNNING"}))
-    assert live.add(head, hostile, running, World(), 1e9) == head
-    assert ranks.add(head, hostile, ended()) == head
+    assert ask.add_node_reports(head, hostile, running, World(), 1e9) == head
+    assert boxes.add_failures(head, hostile, ended()) == head
     assert boxes.explain(hostile, ended())[0] == []
 
 

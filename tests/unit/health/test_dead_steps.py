@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from health.broker import broker as module
-from health.broker import dead_steps
-from health.broker.dead_steps import Dead, dead_jobs, held_memory
+from health.broker import slurm_drains
+from health.broker.slurm_drains import Dead, dead_jobs, held_memory
 from health.broker.step import Now
 from init.slurm.client import SlurmError
 from tests.support.broker import Desk
 
 NODE = "worker-7"
-BATCH, EXTERN = dead_steps.BATCH, dead_steps.EXTERN
+BATCH, EXTERN = slurm_drains.BATCH, slurm_drains.EXTERN
 MIB = 1 << 20
 
 
@@ -140,13 +140,13 @@ def test_the_broker_cancels_such_a_job_once_and_ends_what_is_left(
         now += 6.0
         desk.broker.end_dead_jobs()
         assert asked == []
-        now += dead_steps.DEAD_S
+        now += slurm_drains.DEAD_S
         desk.broker.end_dead_jobs()
         assert len(asked) == 1 and left.poll() is None, "nothing is killed before slurmctld has answered"
-        now += dead_steps.AGAIN_S
+        now += slurm_drains.DEAD_AGAIN_S
         desk.broker.end_dead_jobs()
         assert left.wait(timeout=60) == -9
-        now += dead_steps.AGAIN_S
+        now += slurm_drains.DEAD_AGAIN_S
         desk.broker.end_dead_jobs()
-    assert asked == [(7, dead_steps.reason(200 * MIB))] * 2
+    assert asked == [(7, slurm_drains.dead_reason(200 * MIB))] * 2
     assert "200 MiB" in asked[0][1] and "--mem" in asked[0][1]

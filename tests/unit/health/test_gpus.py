@@ -12,7 +12,7 @@ from health import black_box, gpus
 from health.api import When
 from health.checks import collect, round
 from health.checks.load import CheckSelection
-from health.jobs import boxes, live
+from health.jobs import ask, boxes
 from health.jobs.boxes import Box
 from health.jobs.model import Answer, Job, JobCause, World
 from health.places import Places
@@ -137,7 +137,7 @@ def box(node: str, idle: float, use: int = 0, *seen: str) -> Box:
 
 
 def page(*given: Box, silent: float | None = None, cause: JobCause = JobCause.NONE) -> Answer:
-    return live.add(Answer("It runs.", cause), given, running(), World(output_age=silent), NOW)
+    return ask.add_node_reports(Answer("It runs.", cause), given, running(), World(output_age=silent), NOW)
 
 
 def test_a_job_without_output_and_with_unused_gpus_may_hang() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from health.jobs import output, parse
 from health.jobs.ask import MOST, Asker, look, mine
+from health.jobs.explain import page_text
 from health.jobs.model import JobCause
-from health.jobs.render import page
 from init.errors import InitError
 from init.slurm.client import SlurmError
 
@@ -137,14 +137,14 @@ def test_another_user_s_job_is_withheld_unless_the_caller_is_an_operator() -> No
     secret = queued(12, user_name="bob", name="secret", admin_comment="minivm: x", standard_output="/home/bob/secret")
     slurm = Slurm(squeue=[secret], sacctmgr="None\n")
     (item,) = look(asker(slurm), "12")
-    assert "secret" not in page(item) and "bob" in page(item)
+    assert "secret" not in page_text(item) and "bob" in page_text(item)
     assert not slurm.asked("sacct") and not slurm.asked("scontrol")
-    assert "secret" in page(look(asker(Slurm(squeue=[secret], sacctmgr="Operator\n")), "12")[0])
-    assert "secret" in page(look(asker(Slurm(squeue=[secret]), "root", True), "12")[0])
+    assert "secret" in page_text(look(asker(Slurm(squeue=[secret], sacctmgr="Operator\n")), "12")[0])
+    assert "secret" in page_text(look(asker(Slurm(squeue=[secret]), "root", True), "12")[0])
     # Without accounting nobody but root is an operator.
-    assert "secret" not in page(look(asker(Slurm(squeue=[secret], sacctmgr=SlurmError("a", "b"))), "12")[0])
+    assert "secret" not in page_text(look(asker(Slurm(squeue=[secret], sacctmgr=SlurmError("a", "b"))), "12")[0])
     ended = recorded(12, "FAILED", user="bob", name="secret")
-    assert "secret" not in page(look(asker(Slurm(squeue=invalid(), sacct=[ended], sacctmgr="")), "12")[0])
+    assert "secret" not in page_text(look(asker(Slurm(squeue=invalid(), sacct=[ended], sacctmgr="")), "12")[0])
     assert [each.job.name for each in mine(asker(Slurm(squeue=[secret, queued(13)])))] == ["train"]
 
 
@@ -166,17 +166,17 @@ def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it
 def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -> None:
     """A killed slurmctld forgets what it accepted in its last seconds; accounting never learns of an end."""
     (item,) = look(asker(slurm := Slurm(squeue=invalid(), sacct=[recorded(12, state)])), "12")
-    text = page(item)
+    text = page_text(item)
     assert "Job 12 (train): LOST" in text and "Slurm has lost it" in text and "nothing is wrong" not in text
     assert "submit it again" in text and len(slurm.calls) == 3
     (item,) = look(asker(Slurm(squeue=[], sacct=[recorded(12, state)])), "train")
-    assert "Job 12 (train): LOST" in page(item), "also by its name"
+    assert "Job 12 (train): LOST" in page_text(item), "also by its name"
     # Without an answer from slurmctld nothing is known of that.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
     (item,) = look(asker(slurm := Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
-    assert "LOST" not in page(item) and "slurm-controller cannot be reached" in page(item)
+    assert "LOST" not in page_text(item) and "slurm-controller cannot be reached" in page_text(item)
     if state == "PENDING":
-        text = page(item)
+        text = page_text(item)
         assert "slurmctld, which knows what it waits for, does not answer" in text and "scheduler" not in text
         assert "[squeue]" not in text, "accounting said it"
         assert len(slurm.calls) == 2, "a page of a slurmctld that hangs waits for it once"
@@ -200,7 +200,7 @@ def test_a_lost_job_that_was_submitted_again_is_shown_by_its_old_number(
             return super().__call__(argv)
 
     (item,) = look(asker(Back(sacct=records)), "12")
-    assert item.job.shown == "34" and again in page(item)
+    assert item.job.shown == "34" and again in page_text(item)
     if records:
         (item,) = look(asker(Back(sacct=[recorded(12, "COMPLETED")])), "12")
         assert item.job.shown == "12", "that one has ended"
@@ -217,7 +217,7 @@ def test_a_job_that_was_cancelled_before_it_started_had_no_run() -> None:
     record = recorded(12, "CANCELLED", kill_request_user="alice", nodes="None assigned", time=never)
     (item,) = look(asker(Slurm(squeue=[queued(12, "CANCELLED", start_time=number(0))], sacct=[record])), "12")
     assert [event.text for event in item.timeline] == ["submitted", "ended: CANCELLED"]
-    assert "requeued" not in page(item)
+    assert "requeued" not in page_text(item)
 
 
 def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array() -> None:
@@ -285,7 +285,7 @@ def test_only_idle_nodes_have_room_for_an_exclusive_job() -> None:
     nodes = json.dumps({"nodes": [node("w0", 1), node("w1", 0)]})
     for shared, room in (([], 2), (["none"], 1), (["user"], 2)):
         (item,) = look(asker(Slurm(squeue=[queued(12, shared=shared)], nodes=nodes)), "12")
-        assert f"2 nodes can run it and {room} have room for it now" in page(item)
+        assert f"2 nodes can run it and {room} have room for it now" in page_text(item)
 
 
 def test_no_accounting_and_no_controller_are_said() -> None:

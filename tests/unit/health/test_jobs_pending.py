@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from health.jobs.explain import explain
+from health.jobs.explain import explain, page_text
 from health.jobs.model import Answer, Job, JobCause, JobNode, License, Partition, Reservation, Sure, UsageLimit, World
-from health.jobs.render import page
 
 NOW = 1_800_000_000.0
 # Every reason of Slurm 24.11 and 26.05 (job_state_reason.c) but those for invalid numbers.
@@ -399,7 +398,7 @@ def test_hostile_text_reaches_no_terminal() -> None:
     )
     node = replace(DRAINED, name="w0", reason=bad, author=bad)
     for reason in REASONS:
-        shown = page(explain(replace(job, reason=reason), World(nodes=(node,), partitions=(MAIN,)), NOW))
+        shown = page_text(explain(replace(job, reason=reason), World(nodes=(node,), partitions=(MAIN,)), NOW))
         assert all(letter.isprintable() or letter == "\n" for letter in shown)
         assert len(shown) < 10_000 and shown.count("\n  Cause: ") == 1
 

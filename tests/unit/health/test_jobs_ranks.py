@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from health import black_box, exits
-from health.jobs import ranks
-from health.jobs.boxes import Box, explain
+from health import black_box
+from health.jobs.boxes import Box, add_failures, explain, find_failed_step
 from health.jobs.model import Answer, Job, JobCause, JobStep
 
 NOW = 1_795_800_000.0
@@ -39,18 +38,18 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_failed_tasks_of_each_step_are_read(log: Path) -> None:
-    assert exits.failed_steps(12, NOW) == []
+    assert black_box.failed_steps(12, NOW) == []
     good = line(3, "starting 1 tasks", "12.1") + line(3, "task 0 (60) started x", "12.1")
     good += line(3, "task 0 (60) exited with exit code 0.", "12.1")
     oom = line(4, "starting 1 tasks", "12.2") + line(4, "task 0 (70) started x", "12.2")
     oom += line(4, "task 0 (70) Out Of Memory (OOM)", "12.2")
     log.write_text(STARTS + "junk\n" + FAILS + KILLED + good + oom + FAILS.replace("[12.0]", "[121.0]"))
     first = [[3, 7, 0, NOW + 1.5], [2, 0, 15, NOW + 2.25]]
-    assert json.loads(json.dumps(exits.failed_steps(12, NOW))) == [
+    assert json.loads(json.dumps(black_box.failed_steps(12, NOW))) == [
         {"kind": "step", "step": 0, "tasks": 2, "failed": first},
-        {"kind": "step", "step": 2, "tasks": 1, "failed": [[0, 0, exits.OUT_OF_MEMORY, NOW + 4]]},
+        {"kind": "step", "step": 2, "tasks": 1, "failed": [[0, 0, black_box.OUT_OF_MEMORY, NOW + 4]]},
     ]
-    assert exits.failed_steps(12, NOW + 10) == [], "an earlier run of a requeued job does not count"
+    assert black_box.failed_steps(12, NOW + 10) == [], "an earlier run of a requeued job does not count"
 
 
 @pytest.mark.parametrize(
@@ -64,39 +63,39 @@ def test_failed_tasks_of_each_step_are_read(log: Path) -> None:
 )
 def test_lines_that_a_user_forged_make_the_step_doubtful_and_name_no_task(log: Path, forged: str) -> None:
     log.write_text(STARTS + forged + FAILS + KILLED)
-    (entry,) = exits.failed_steps(12, NOW)
+    (entry,) = black_box.failed_steps(12, NOW)
     assert entry["odd"] and "failed" not in entry
 
 
 def test_a_step_that_another_user_forged_as_a_whole_is_not_told(log: Path) -> None:
     forged = (STARTS + FAILS).replace("[12.0]", "[12.7]")
     log.write_text(STARTS + FAILS + KILLED + forged)
-    (_, entry) = exits.failed_steps(12, NOW)
+    (_, entry) = black_box.failed_steps(12, NOW)
     assert entry["step"] == 7 and "odd" not in entry, "by its lines alone it looks like a step"
-    steps = json.loads(json.dumps(exits.failed_steps(12, NOW)))
+    steps = json.loads(json.dumps(black_box.failed_steps(12, NOW)))
     boxes = [Box("w0", ({"kind": "begin"}, *steps, {"kind": "end"}), clock=(0.0, 0.01))]
-    found = ranks.find(boxes, ended(steps=(JobStep("12.batch", "FAILED", 7, 0), JobStep("12.0", "FAILED", 7, 0))))
+    found = find_failed_step(boxes, ended(steps=(JobStep("12.batch", "FAILED", 7, 0), JobStep("12.0", "FAILED", 7, 0))))
     assert found is not None and found.name == "12.0"
 
 
 def test_a_log_without_the_start_of_the_step_names_no_task(log: Path) -> None:
     log.write_text(FAILS + KILLED)
-    (entry,) = exits.failed_steps(12, NOW)
+    (entry,) = black_box.failed_steps(12, NOW)
     assert entry["odd"]
 
 
 def test_a_large_log_keeps_its_end_in_whole_lines(log: Path) -> None:
-    exits.trim()
+    black_box.trim_slurmd_log()
     log.write_text(STARTS + FAILS)
-    exits.trim()
+    black_box.trim_slurmd_log()
     assert log.read_text() == STARTS + FAILS
     with log.open("a") as slurmd:
-        slurmd.write(FAILS * (exits.LARGEST // len(FAILS) + 1))
+        slurmd.write(FAILS * (black_box.LARGEST_SLURMD_LOG // len(FAILS) + 1))
         slurmd.flush()
-        exits.trim()
+        black_box.trim_slurmd_log()
         slurmd.write("next\n")
     text = log.read_text()
-    assert len(text) <= exits.LARGEST // 2 + 5
+    assert len(text) <= black_box.LARGEST_SLURMD_LOG // 2 + 5
     assert text.startswith(FAILS) and text.endswith(FAILS + "next\n")
 
 
@@ -125,7 +124,7 @@ HEAD = "Its own program ended with exit code 7."
 
 
 def page(*boxes: Box, job: Job | None = None, cause: JobCause = JobCause.CODE) -> Answer:
-    return ranks.add(Answer(HEAD, cause), boxes, job or ended())
+    return add_failures(Answer(HEAD, cause), boxes, job or ended())
 
 
 def test_the_first_failure_is_named_among_its_consequences() -> None:
