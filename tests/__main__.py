@@ -1,8 +1,8 @@
-"""`python -m tests`: every test, in two runs side by side; with arguments pytest's own, one run.
+"""`python -m tests`: every test, in three runs side by side; with arguments pytest's own, one run.
 
-What computes and what waits for whole clusters: one after the other, half of a machine's processors has nothing to do
-for most of the time. Tests of what images hold come after those that compute, so that the two runs take about as long.
-The first run is shown as it goes, the other from its beginning once the first is over.
+What computes, what waits for containers and what waits for whole clusters: one after the other, a machine's processors
+have nothing to do for most of the time. The runs take about as long on two processors.
+The first run is shown as it goes, each other from its beginning once those before it are over.
 """
 
 from __future__ import annotations
@@ -15,36 +15,45 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parents[1]
 # The slowest tests are listed at the end, as the place to begin when the run becomes too long.
 PYTEST = (sys.executable, "-m", "pytest", "--durations=150", "--durations-min=5")
-# The first ones say within seconds that a rule is broken.
-FIRST = (
-    *("tests/unit", "tests/process"),
-    *(f"tests/container/{part}" for part in ("images", "gitsync", "health")),
-    *(f"tests/kubernetes/{name}.py" for name in ("test_core", "test_configuration", "test_policies")),
-    # Parts of a folder whose other modules are in the second run.
-    *(
-        f"tests/container/init/{name}.py"
-        for name in ("test_returns", "test_slurm_conf", "test_state", "test_killed_early")
+# The first ones say within seconds that a rule is broken. Every other path of pytest's `testpaths` is in the last run.
+RUNS = (
+    ("tests/unit", "tests/process"),
+    (
+        *(f"tests/container/{part}" for part in ("images", "gitsync", "health", "init")),
+        *(f"tests/kubernetes/{name}.py" for name in ("test_core", "test_configuration", "test_policies")),
     ),
 )
 
 
-def side_by_side(first: Sequence[str], second: Sequence[str]) -> int:
-    """Run both commands to their end and return the exit code of the first that failed."""
-    with tempfile.TemporaryFile() as kept:
-        other = subprocess.Popen(second, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=kept, stderr=subprocess.STDOUT)
-        try:
-            code = subprocess.run(first, cwd=ROOT, check=False).returncode
-            show_until_over(other, kept.fileno())
-        finally:
-            if other.poll() is None:
-                other.send_signal(signal.SIGINT)  # it takes its pods away
-                other.wait()
-        return code or other.returncode
+def side_by_side(*commands: Sequence[str]) -> int:
+    """Run all commands to their end and return the exit code of the first that failed."""
+    with ExitStack() as kept:
+        others = [start(command, kept) for command in commands[1:]]
+        code = subprocess.run(commands[0], cwd=ROOT, check=False).returncode
+        for process, output in others:
+            show_until_over(process, output.fileno())
+            code = code or process.returncode
+        return code
+
+
+def start(command: Sequence[str], kept: ExitStack) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    output = kept.enter_context(tempfile.TemporaryFile())
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    kept.callback(end, process)
+    return process, output
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)  # it takes its pods away
+        process.wait()
 
 
 def show_until_over(process: subprocess.Popen[bytes], output: int) -> None:
@@ -60,18 +69,19 @@ def show_until_over(process: subprocess.Popen[bytes], output: int) -> None:
         time.sleep(0.2)
 
 
-def second(paths: Sequence[str]) -> list[str]:
-    """Return pytest's arguments for the tests of these paths that are not in the first run."""
-    rest = [path for path in paths if path not in FIRST]
-    parts = [path for path in FIRST if any(path.startswith(f"{folder}/") for folder in rest)]
-    return [*rest, *(f"--ignore={path}" for path in parts)]
+def runs(paths: Sequence[str]) -> list[list[str]]:
+    """Return each run's arguments of pytest for the tests of these paths."""
+    named = [path for run in RUNS for path in run]
+    rest = [path for path in paths if path not in named]
+    parts = [path for path in named if any(path.startswith(f"{folder}/") for folder in rest)]
+    return [*map(list, RUNS), [*rest, *(f"--ignore={path}" for path in parts)]]
 
 
 def main(arguments: Sequence[str]) -> int:
     if arguments:
         return subprocess.run([*PYTEST, *arguments], cwd=ROOT, check=False).returncode
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    return side_by_side([*PYTEST, *FIRST], [*PYTEST, *second(settings["testpaths"])])
+    return side_by_side(*([*PYTEST, *run] for run in runs(settings["testpaths"])))
 
 
 if __name__ == "__main__":

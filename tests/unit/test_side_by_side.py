@@ -1,4 +1,4 @@
-"""`make test` runs two suites at once: neither waits for the other, both report in full, and one failure fails both."""
+"""`make test` runs its suites at once: none waits for another, all report in full, and one failure fails all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import FIRST, ROOT, second
+from tests.__main__ import ROOT, RUNS, runs
 
-# Each process announces itself, and continues only once the other has done so.
+# Each process announces itself, and continues only once the others have done so.
 MEET = """
 import pathlib, sys, time
-here, mine, other, code = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+here, mine, code = pathlib.Path(sys.argv[1]), *sys.argv[2:]
 (here / mine).touch()
 end = time.monotonic() + 30
-while not (here / other).exists():
+while len(list(here.iterdir())) < 3:
     assert time.monotonic() < end, "alone"
     time.sleep(0.01)
 print(mine, "is told", flush=True)
@@ -25,23 +25,29 @@ raise SystemExit(int(code))
 """
 
 
-@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (3, 2, 3)])
-def test_both_run_at_once_and_both_are_told(tmp_path: Path, first: int, second: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 2, 0), 2), ((0, 0, 4), 4), ((3, 2, 4), 3)]
+)
+def test_all_run_at_once_and_all_are_told(tmp_path: Path, codes: tuple[int, ...], code: int) -> None:
     lines = [
-        [sys.executable, "-c", MEET, str(tmp_path), mine, other, str(wanted)]
-        for mine, other, wanted in (("a", "b", first), ("b", "a", second))
+        [sys.executable, "-c", MEET, str(tmp_path), mine, str(wanted)]
+        for mine, wanted in zip("abc", codes, strict=True)
     ]
-    program = f"import sys; from tests.__main__ import side_by_side; sys.exit(side_by_side({lines[0]!r}, {lines[1]!r}))"
+    program = f"import sys; from tests.__main__ import side_by_side; sys.exit(side_by_side(*{lines!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (code, "")
-    assert done.stdout.splitlines() == ["a is told", "b is told"]
+    assert done.stdout.splitlines() == ["a is told", "b is told", "c is told"]
 
 
-def test_no_test_is_in_neither_run() -> None:
+def test_each_test_is_in_one_run() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     paths = settings["tool"]["pytest"]["ini_options"]["testpaths"]
-    assert all((ROOT / path).exists() for path in FIRST)
-    parts = [path for path in FIRST if path not in paths]
-    assert second(paths) == [*(path for path in paths if path not in FIRST), *(f"--ignore={path}" for path in parts)]
+    named = [path for run in RUNS for path in run]
+    assert len(set(named)) == len(named)
+    assert all((ROOT / path).exists() for path in named)
+    *firsts, last = runs(paths)
+    assert firsts == [list(run) for run in RUNS]
+    parts = [path for path in named if path not in paths]
+    assert last == [*(path for path in paths if path not in named), *(f"--ignore={path}" for path in parts)]
     found = {test.parent.relative_to(ROOT).as_posix() for test in (ROOT / "tests/container").rglob("test_*.py")}
     assert sorted(found) == sorted(path for path in paths if path.startswith("tests/container"))
