@@ -14,10 +14,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parents[1]
 # The slowest tests are listed at the end, as the place to begin when the run becomes too long.
@@ -34,26 +33,26 @@ RUNS = (
 
 def side_by_side(*commands: Sequence[str]) -> int:
     """Run all commands to their end and return the exit code of the first that failed."""
-    with ExitStack() as kept:
-        others = [start(command, kept) for command in commands[1:]]
+    with ExitStack() as stack:
+        others = [stack.enter_context(started(command)) for command in commands[1:]]
         code = subprocess.run(commands[0], cwd=ROOT, check=False).returncode
         for process, output in others:
-            show_until_over(process, output.fileno())
+            show_until_over(process, output)
             code = code or process.returncode
         return code
 
 
-def start(command: Sequence[str], kept: ExitStack) -> tuple[subprocess.Popen[bytes], BinaryIO]:
-    output = kept.enter_context(tempfile.TemporaryFile())
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-    kept.callback(end, process)
-    return process, output
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)  # it takes its pods away
-        process.wait()
+@contextmanager
+def started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Yield the process and the descriptor of its output."""
+    with tempfile.TemporaryFile() as kept:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=kept, stderr=subprocess.STDOUT)
+        try:
+            yield process, kept.fileno()
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)  # it takes its pods away
+                process.wait()
 
 
 def show_until_over(process: subprocess.Popen[bytes], output: int) -> None:

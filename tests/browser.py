@@ -83,10 +83,19 @@ class Browser:
         if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
             self.said.append(f"{event['params']['entry']['text']} {event['params']['entry'].get('url', '')}")
 
-    def open(self, url: str, *, dark: bool = False) -> None:
+    def open(self, url: str) -> None:
+        self.scheme(dark=False)
+        self.tell("Page.navigate", url=url)
+
+    def scheme(self, *, dark: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.tell("Emulation.setEmulatedMedia", features=[scheme])
-        self.tell("Page.navigate", url=url)
+
+    def clear(self) -> None:
+        """Leave the page, its size and what it said."""
+        self.tell("Emulation.clearDeviceMetricsOverride")
+        self.tell("Page.navigate", url="about:blank")
+        self.said.clear()
 
     def value(self, expression: str) -> Any:
         found = self.tell("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -1,4 +1,4 @@
-"""Cutting cycles while a reader looks: what the tests of cuts share, and the thousand cuts themselves."""
+"""Cutting cycles while a reader looks: what the tests of cuts share, and many cuts in a row."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def whole(world: World, commit: str, serials: dict[str, int]) -> None:
     assert not list(world.layout.repository.rglob("*.lock"))
 
 
-def thousand_cuts(folder: Path, count: int) -> dict[str, int]:
+def many_cuts(folder: Path, count: int) -> dict[str, int]:
     """Each cut at a random moment or a random step of whatever the cycle has to do after the cuts before it."""
     world = World.make(folder)
     world.settings = replace(world.settings, keep=2, backward=Backward.ALLOW)
@@ -216,4 +216,4 @@ def _wait(pid: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(thousand_cuts(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(many_cuts(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,7 +1,7 @@
 """slurmctld may be killed at any moment of its life, the first minutes too: it starts again with the jobs it had saved.
 
 A preload kills it before each change of its state directory in turn (every one with MINIVM_TEST_KILLS=1, else one in
-`STEP`), in a life that begins with nothing and in one that begins with saved state.
+`STEP`, and others with each release), in a life that begins with nothing and in one that begins with saved state.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from tests.container.init_pods import IMAGES, PYTHON, ROOT, Pod, slurm_conf, wor
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-STEP = 1 if os.environ.get("MINIVM_TEST_KILLS") else 7
+STEP = 1 if os.environ.get("MINIVM_TEST_KILLS") else 14
+# The first change that each release is killed at.
+FIRST = {"24.11": 0, "26.05": STEP // 2}
 HERE = Path(__file__).parents[1]
 # Jobs need a node that fits them, and no node that answers.
 NODE = "NodeName=n1 NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 State=DOWN"
 
 
-@pytest.fixture(scope="module", params=["24.11", "26.05"])
-def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+@pytest.fixture(scope="module", params=FIRST)
+def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, int]]:
     """Run a controller with accounting whose slurmctld has the preload and restarts at once, however often it dies."""
     directory = tmp_path_factory.mktemp("killed")
     preload = directory / "killed_at.so"
@@ -53,12 +55,15 @@ def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             "controller", "slurm-controller", image=f"{IMAGES}/controller:{tag}", extra_mounts=mounts, env=env
         ).wait_ready()
         pod.add_user()
-        yield pod
+        yield pod, FIRST[request.param]
 
 
 @pytest.mark.parametrize("kind", ["fresh", "grown"])
-def test_a_slurmctld_that_is_killed_at_any_change_of_its_state_comes_back(controller: Pod, kind: str) -> None:
-    said = controller.run(PYTHON, "/killed_lives.py", "0", str(STEP), kind)
+def test_a_slurmctld_that_is_killed_at_any_change_of_its_state_comes_back(
+    controller: tuple[Pod, int], kind: str
+) -> None:
+    pod, first = controller
+    said = pod.run(PYTHON, "/killed_lives.py", str(first), str(STEP), kind)
     lives: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
     killed = [life for life in lives if life["killed"]]
     print(f"{kind}: {len(killed)} kills, {sum(life['saved'] for life in killed)} after the job was saved")

@@ -35,7 +35,6 @@ TOOK = """(() => { const [drawn] = performance.getEntriesByName("drawn"),
     return [performance.getEntriesByName("first-paint")[0].startTime, drawn.startTime - data.responseEnd]; })()"""
 # Where pictures are drawn to be looked at; the documentation's are those of docs/pictures.
 PICTURES = os.environ.get("MINIVM_PICTURES", "")
-LIGHT_AND_DARK = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
 
 @dataclass
@@ -257,14 +256,20 @@ def test_who_does_not_act_looks_for_himself_now_and_then_and_asks_for_jobs_no_mo
 # In a browser.
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def shared_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not browsers.program():
         pytest.skip(
             "no chromium here: `make .venv/ready; python3 images/host.py test-tools` installs it where there is one"
         )
-    with browser(tmp_path) as found:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
         yield found
+
+
+@pytest.fixture
+def page(shared_browser: Browser) -> Browser:
+    shared_browser.clear()
+    return shared_browser
 
 
 def site(size: int = 360) -> Worlds:
@@ -303,8 +308,8 @@ def incident() -> Worlds:
     return worlds
 
 
-def shown(page: Browser, served: Served, many: int, *, dark: bool = False) -> None:
-    page.open(served.url, dark=dark)
+def shown(page: Browser, served: Served, many: int) -> None:
+    page.open(served.url)
     page.until(f"document.querySelectorAll('button.cell').length === {many}", "every machine is a cell")
 
 
@@ -314,11 +319,13 @@ def counts(page: Browser, kind: str) -> int:
     return found
 
 
-def drawn(page: Browser, directory: Path, scene: str, *, dark: bool) -> None:
-    page.picture((Path(PICTURES) if PICTURES else directory) / f"fleet-{scene}{'-dark' if dark else ''}.png")
+def drawn(page: Browser, directory: Path, scene: str) -> None:
+    """Draw the page light and dark."""
+    for dark in (False, True):
+        page.scheme(dark=dark)
+        page.picture((Path(PICTURES) if PICTURES else directory) / f"fleet-{scene}{'-dark' if dark else ''}.png")
 
 
-@LIGHT_AND_DARK
 @pytest.mark.parametrize(
     ("scene", "wanted"),
     [
@@ -328,10 +335,10 @@ def drawn(page: Browser, directory: Path, scene: str, *, dark: bool) -> None:
     ],
 )
 def test_a_fleet_is_seen_as_it_is(
-    page: Browser, served: Serve, tmp_path: Path, scene: Callable[[], Worlds], dark: bool, wanted: dict[str, int]
+    page: Browser, served: Serve, tmp_path: Path, scene: Callable[[], Worlds], wanted: dict[str, int]
 ) -> None:
     worlds = scene()
-    shown(page, served(worlds), 360, dark=dark)
+    shown(page, served(worlds), 360)
     assert {kind: counts(page, kind) for kind in wanted} == wanted
     said = page.value("document.body.innerText")
     assert "360 workers, this fleet acts" in said
@@ -340,7 +347,7 @@ def test_a_fleet_is_seen_as_it_is(
     if scene is incident:
         page.value("document.querySelector('[data-name=w37]').click()")
         page.until("document.getElementById('one').innerText.includes('gpu_lost')", "the evidence is there")
-    drawn(page, tmp_path, scene.__name__, dark=dark)
+    drawn(page, tmp_path, scene.__name__)
     assert page.said == []
 
 
@@ -357,13 +364,12 @@ def small() -> Worlds:
     return worlds
 
 
-@LIGHT_AND_DARK
 @pytest.mark.parametrize("away", [False, True], ids=["small", "outage"])
 def test_a_small_fleet_has_names_and_reasons_in_its_cells(
-    page: Browser, served: Serve, tmp_path: Path, away: bool, dark: bool
+    page: Browser, served: Serve, tmp_path: Path, away: bool
 ) -> None:
     here = served(small())
-    shown(page, here, 6, dark=dark)
+    shown(page, here, 6)
     page.until("document.getElementById('pools').innerText.includes('see ticket 4711')", "the reason is in the cell")
     texts = page.value("[...document.querySelectorAll('button.cell')].map((one) => one.innerText)")
     assert [name for name in ("w0", "w1", "w2", "w3", "w4") if not any(name in text for text in texts)] == []
@@ -375,32 +381,30 @@ def test_a_small_fleet_has_names_and_reasons_in_its_cells(
     page.value("[...document.querySelectorAll('button.cell')].at(-1).querySelector('.name').click()")
     page.until("!document.getElementById('one').hidden", "a click on the text opens the details")
     assert "undefined" not in page.value("document.body.innerText")
-    drawn(page, tmp_path, "outage" if away else "small", dark=dark)
+    drawn(page, tmp_path, "outage" if away else "small")
 
 
-@LIGHT_AND_DARK
-def test_a_hundred_and_fifty_cells_have_their_names(page: Browser, served: Serve, tmp_path: Path, dark: bool) -> None:
+def test_a_hundred_and_fifty_cells_have_their_names(page: Browser, served: Serve, tmp_path: Path) -> None:
     worlds = site(150)
     worlds.person_drains("w3")
     worlds.cordon("n7")
     worlds.settle_in(200)
-    shown(page, served(worlds), 150, dark=dark)
+    shown(page, served(worlds), 150)
     texts = "[...document.querySelectorAll('button.cell')].slice(0, 6).map((one) => one.innerText).join('|')"
     page.until(f"{texts} === 'w0|w1|w2|D w3|w4|w5'", "the names are in the cells")
     cut = "[...document.querySelectorAll('button.cell')].filter((one) => one.scrollWidth > one.clientWidth).length"
     assert page.value(cut) == 0, "a name fits into its cell"
-    drawn(page, tmp_path, "medium", dark=dark)
+    drawn(page, tmp_path, "medium")
 
 
-@LIGHT_AND_DARK
-def test_three_machines_have_cards(page: Browser, served: Serve, tmp_path: Path, dark: bool) -> None:
+def test_three_machines_have_cards(page: Browser, served: Serve, tmp_path: Path) -> None:
     worlds = fleet(3)
     worlds.person_drains("w1")
     worlds.slurm["w1"].reason = "fan 3 is loud, see ticket 4711"
-    shown(page, served(worlds), 3, dark=dark)
+    shown(page, served(worlds), 3)
     page.until("document.getElementById('pools').innerText.includes('see ticket 4711')", "the reason is in the cell")
     assert page.value("document.querySelectorAll('button.cell')[0].getBoundingClientRect().width") > 150
-    drawn(page, tmp_path, "three", dark=dark)
+    drawn(page, tmp_path, "three")
 
 
 def test_on_a_narrow_screen_nothing_is_squeezed(page: Browser, served: Serve, tmp_path: Path) -> None:
@@ -413,7 +417,7 @@ def test_on_a_narrow_screen_nothing_is_squeezed(page: Browser, served: Serve, tm
     assert wide > 350, "it has a line of its own"
     assert high < 50, "which is one, or two"
     assert page.value("document.documentElement.scrollWidth") <= 420, "nothing is beside the screen"
-    drawn(page, tmp_path, "narrow", dark=False)
+    drawn(page, tmp_path, "narrow")
 
 
 def test_it_is_used_by_keys_alone(page: Browser, served: Serve) -> None:
@@ -473,14 +477,11 @@ def test_what_changes_is_seen_without_a_reload_and_what_is_not_known_is_said(pag
     assert page.value("window.mine") == 1
 
 
-@LIGHT_AND_DARK
-def test_five_thousand_cells_are_drawn_found_and_walked(
-    page: Browser, served: Serve, tmp_path: Path, dark: bool
-) -> None:
+def test_five_thousand_cells_are_drawn_found_and_walked(page: Browser, served: Serve, tmp_path: Path) -> None:
     worlds = Worlds(5000)
     worlds.person_drains("w4711")
-    shown(page, served(worlds), 5000, dark=dark)
-    drawn(page, tmp_path, "five-thousand", dark=dark)
+    shown(page, served(worlds), 5000)
+    drawn(page, tmp_path, "five-thousand")
     page.value("(() => { const find = document.getElementById('find'); find.value = 'fan 3';"
                " find.dispatchEvent(new Event('input')); })()")  # fmt: skip
     assert page.value("document.querySelectorAll('button.cell:not(.not)').length") == 1

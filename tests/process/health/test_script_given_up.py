@@ -14,7 +14,7 @@ import pytest
 from tests.process.living import alive
 from tests.waiting import until
 
-ROUNDS = 900
+ROUNDS = 300  # each delay once
 
 # One thread, as the runner is: in a second one a blocked signal would still be heard.
 GIVEN_UP = """

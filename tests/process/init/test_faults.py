@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,8 @@ def calls() -> dict[str, int]:
 
 
 def lives(faults: list[Fault]) -> Iterator[Outcome]:
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    # A life waits for most of its time.
+    with ThreadPoolExecutor(6) as pool:
         yield from pool.map(live, faults)
 
 
