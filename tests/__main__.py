@@ -1,7 +1,7 @@
 """`python -m tests`: every test, in three runs side by side; with arguments pytest's own, one run.
 
-What computes, what waits for containers and what waits for whole clusters: one after the other, a machine's processors
-have nothing to do for most of the time. The runs take about as long on two processors.
+What computes, what waits for pods and what waits for whole clusters: one after the other, a machine's processors have
+nothing to do for most of the time. The runs take about as long on two processors.
 The first run is shown as it goes, each other from its beginning once those before it are over.
 """
 
@@ -23,10 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "--durations=150", "--durations-min=5")
 # The first ones say within seconds that a rule is broken. Every other path of pytest's `testpaths` is in the last run.
 RUNS = (
-    ("tests/unit", "tests/process"),
+    ("tests/unit", "tests/process", *(f"tests/container/{part}" for part in ("images", "gitsync", "health"))),
     (
-        *(f"tests/container/{part}" for part in ("images", "gitsync", "health", "init")),
+        "tests/container/init",
         *(f"tests/kubernetes/{name}.py" for name in ("test_core", "test_configuration", "test_policies")),
+        # Parts of a folder whose other modules are in the last run; these do not use the cluster that those share.
+        *(f"tests/cluster/{name}.py" for name in ("test_two_controllers", "test_releases")),
     ),
 )
 

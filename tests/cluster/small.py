@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local import LocalCluster
-from cluster.names import free_port
 from cluster.values import AUTHS, Options
 from tests.cluster.conftest import IMAGES
+from tests.support.ports import free_port
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def small_cluster(
         workers=workers,
         controllers=controllers,
         repository=IMAGES,
-        port=free_port(22500),
+        port=free_port(),
         auth=auth,
         overrides=values,
     )

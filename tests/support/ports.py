@@ -7,7 +7,7 @@ import os
 import socket
 
 # Below the ports that the kernel gives to outgoing connections, one of which may have such a port before its server
-# starts, and apart from those of the clusters that tests make.
+# starts, and apart from those that a cluster takes by itself.
 FIRST, COUNT = 24_000, 8_000
 _turns = itertools.count(os.getpid() * 61)
 
