@@ -218,7 +218,9 @@ class TestWhileAJobRuns:
         self.the_job_runs_on(cluster, long_job)
         cluster.wait_ready()
 
-    def test_a_slurmd_whose_successor_hangs_is_restarted(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
+    def test_a_slurmd_and_a_sackd_whose_successors_hang_are_restarted(
+        self, cluster: Cluster, long_job: tuple[str, str]
+    ) -> None:
         worker = cluster.workers[0]
         # slurmctld requeues the job of a node that is silent for longer, whatever the pod does.
         before = worker.service("slurmd")
@@ -226,57 +228,62 @@ class TestWhileAJobRuns:
         limit = re.compile(r"^SlurmdTimeout\s+= 600 sec", re.MULTILINE)
         until(lambda: limit.search(cluster.login.code("scontrol", "show", "config")[1]), "slurmctld waits for longer")
         _under_a_new_pid(worker, "slurmd", int(before["pid"]))
-        after = self.ends_a_hand_over(cluster, worker, "slurmd")
+        daemons = {"slurmd": worker, "sackd": cluster.login}
+        after = self.end_hand_overs(cluster, daemons)
         self.everything_is_well(cluster, long_job)
         until(lambda: cluster.slurm("sinfo", "-h", "-n", "w1", "-o", "%T")[:5] in ("mixed", "alloc"), "w1 serves")
         run = ("srun", "--overlap", "--jobid", long_job[0], "-w", "w1", "-N1", "-n1", "hostname")
         assert cluster.login.run(*run, user="demo").strip() == "w1", "slurmd starts steps"
-        sackd = cluster.login.service("sackd")
         cluster.world.configure({"slurm.conf": slurm_conf()})
-        _under_a_new_pid(worker, "slurmd", int(after["pid"]))
-        _under_a_new_pid(cluster.login, "sackd", int(sackd["pid"]))
+        for name, pod in daemons.items():
+            _under_a_new_pid(pod, name, after[name])
 
-    def test_a_sackd_whose_successor_hangs_is_restarted(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
-        self.ends_a_hand_over(cluster, cluster.login, "sackd")
-        self.everything_is_well(cluster, long_job)
+    def end_hand_overs(self, cluster: Cluster, daemons: dict[str, Pod]) -> dict[str, int]:
+        """Freeze the successors, for which the old processes wait without limit; return the restarted daemons' pids."""
 
-    def ends_a_hand_over(self, cluster: Cluster, pod: Pod, name: str) -> dict[str, Any]:
-        """Freeze the successor, for which the old process waits without limit; return the restarted daemon."""
+        def told(name: str) -> bool:
+            texts = daemons[name].status()["degraded"]
+            return any(text.startswith(name) and "did not hand over to its successor" in text for text in texts)
 
-        def told() -> bool:
-            return any("did not hand over to its successor" in text for text in pod.status()["degraded"])
+        def is_over(name: str, old: int) -> bool:
+            return int(daemons[name].service(name)["pid"]) != old or told(name)
 
-        def replaced(old: int) -> bool:
-            return int(pod.service(name)["pid"]) != old
-
+        after: dict[str, int] = {}
         for _ in range(10):
-            before = pod.service(name)
-            frozen = self.freeze_successor(cluster, pod, int(before["pid"]))
+            olds = {name: int(pod.service(name)["pid"]) for name, pod in daemons.items() if name not in after}
+            frozen = self.freeze_successors(cluster, {name: daemons[name] for name in olds}, olds)
             # The pod tells first and restarts then: a new pid without the text is a hand-over that was not stopped.
-            until(
-                lambda old=int(before["pid"]): replaced(old) or told(),  # type: ignore[misc]
-                "the pod says that the hand-over hung",
-                within=300,
-                seen=pod.account,
-            )
-            if told():
-                break
-            # On a busy machine the freeze comes after the last word of the successor, which serves by now.
-            pod.run("kill", "-CONT", frozen)
-        else:
-            raise AssertionError(f"ten successors of {name} took over before the test froze them\n{pod.account()}")
-        after = _under_a_new_pid(pod, name, int(before["pid"]))
-        until(lambda: pids(pod, name) == [str(after["pid"])], "and no other is left", seen=pod.account)
-        return after
+            for name, old in olds.items():
+                pod = daemons[name]
+                until(
+                    lambda name=name, old=old: is_over(name, old),  # type: ignore[misc]
+                    f"the pod says that the hand-over of {name} hung",
+                    within=300,
+                    seen=pod.account,
+                )
+                if told(name):
+                    after[name] = int(_under_a_new_pid(pod, name, old)["pid"])
+                    alone = [str(after[name])]
+                    until(lambda name=name, pod=pod, alone=alone: pids(pod, name) == alone, "no other is left")  # type: ignore[misc]
+                else:
+                    # On a busy machine the freeze comes after the last word of the successor, which serves by now.
+                    pod.run("kill", "-CONT", frozen[name])
+            if len(after) == len(daemons):
+                return after
+        raise AssertionError(f"ten successors took over before the test froze them: {daemons.keys() - after.keys()}")
 
-    def freeze_successor(self, cluster: Cluster, pod: Pod, old: int) -> str:
-        """Reconfigure the cluster and stop the process that the daemon of this pid starts for it; return its pid."""
-        pod.run("rm", "-f", "/tmp/watching", "/tmp/frozen")
-        pod.container.exec_run([PYTHON, "-I", "-c", FREEZE, str(old)], detach=True)
-        until(lambda: pod.code("test", "-e", "/tmp/watching")[0] == 0, "the test watches for the successor")
-        cluster.controller.run("scontrol", "reconfigure")
-        until(lambda: pod.code("test", "-e", "/tmp/frozen")[0] == 0, "the successor is frozen")
-        return pod.run("cat", "/tmp/frozen").strip()
+    def freeze_successors(self, cluster: Cluster, daemons: dict[str, Pod], olds: dict[str, int]) -> dict[str, str]:
+        """Reconfigure the cluster and stop the process that each daemon starts for it; return their pids."""
+        for name, pod in daemons.items():
+            pod.run("rm", "-f", "/tmp/watching", "/tmp/frozen")
+            pod.container.exec_run([PYTHON, "-I", "-c", FREEZE, str(olds[name])], detach=True)
+        for file, what in (("watching", "the test watches for the successors"), ("frozen", "they are frozen")):
+            for pod in daemons.values():
+                path = f"/tmp/{file}"
+                until(lambda pod=pod, path=path: pod.code("test", "-e", path)[0] == 0, what)  # type: ignore[misc]
+            if file == "watching":
+                cluster.controller.run("scontrol", "reconfigure")
+        return {name: pod.run("cat", "/tmp/frozen").strip() for name, pod in daemons.items()}
 
     def test_a_slurmctld_that_hangs_is_restarted_and_takes_the_new_configuration(
         self, cluster: Cluster, long_job: tuple[str, str]
