@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ RUN = str(os.getpid())
 PREFIX = f"minivm-test-init-{RUN}"
 LABELS = {"minivm-test": "init", "minivm-test-run": RUN}
 PYTHON = "/opt/minivm/bin/python3"
+PROBES = 8650
 
 
 def image_of(role: str) -> str:
@@ -70,7 +72,18 @@ class Pod:
         self.container.reload()
         if self.container.status != "running":
             raise AssertionError(f"{self.name} has ended:\n{self.logs()}")
-        return self.code("minivm", "ready")[0] == 0
+        status = self.probe()
+        return status == 200 if status else self.code("minivm", "ready")[0] == 0
+
+    def probe(self) -> int:
+        """Return what the readiness probe answers, 0 without an answer; `minivm ready` costs 0.3 s of a processor."""
+        for network in self.container.attrs["NetworkSettings"]["Networks"].values():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection(network["IPAddress"], PROBES, timeout=5)
+                with contextlib.closing(connection):
+                    connection.request("GET", "/readyz")
+                    return connection.getresponse().status
+        return 0
 
     def why(self) -> str:
         return self.code("minivm", "ready")[1].strip()
