@@ -56,6 +56,9 @@ def test_the_pod_is_not_ready_without_its_database_and_says_why(apart: LocalClus
 def test_the_controller_starts_and_schedules_while_the_pod_is_away(apart: LocalCluster) -> None:
     small = World(apart)
     bob = Researcher(small, "bob")
+    asked = ["sacct", "-n", "-a", "-X", "-P", "-S", "2000-01-01", "-o", "jobid,state"]
+    before = set(apart.exec(CONTROLLER, asked)[1].split())
+    assert before
     container = apart.kubelet.running()[ACCOUNTING].container
     apart.kubelet.api.stop(container, timeout=40)
     apart.delete(CONTROLLER)
@@ -70,6 +73,7 @@ def test_the_controller_starts_and_schedules_while_the_pod_is_away(apart: LocalC
     )
     apart.up(timeout=240)
     until(lambda: accounted(apart, job) == "COMPLETED", "it is accounted late", seen=lambda: accounted(apart, job))
+    assert before <= set(apart.exec(CONTROLLER, asked)[1].split())
 
 
 def test_up_refuses_another_mode_and_changes_nothing(apart: LocalCluster) -> None:

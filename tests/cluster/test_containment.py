@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
-LOGIN, WORKER = "slurm-login-0", "slurm-worker-0"
+LOGIN, WORKER, OTHER = "slurm-login-0", "slurm-worker-0", "slurm-worker-1"
 PROCESSES = 800
 Change = Callable[[dict[str, Any]], None]
 # Forks until it may not, then stays, as a person's runaway script does.
@@ -101,18 +101,23 @@ def end_of(world: World, job: str) -> str:
 def test_a_job_that_fills_dev_shm_over_its_memory_ends_with_the_reason(contained: World, alice: Researcher) -> None:
     """The kernel kills the job's slurmstepds too, which report nothing: without the broker the job stays RUNNING."""
     fill = "while :; do dd if=/dev/zero of=/dev/shm/full-$RANDOM bs=1M count=150; done"
-    job = alice.submit("--mem=200M", "-o", "/dev/null", script=fill)
-    ended = until(
-        lambda: end_of(contained, job), "it ends", seen=lambda: contained.slurm("scontrol", "show", "job", job)
-    )
-    assert "limit of 200 MiB" in ended and "--mem" in ended
-    with subprocess.Popen(alice.command(f"srun --mem=200M bash -c '{fill}' 2>&1"), stdout=subprocess.PIPE) as srun:
+    job = alice.submit("-w", WORKER, "--mem=200M", "-o", "/dev/null", script=fill)
+    step = alice.command(f"srun -w {OTHER} --mem=200M bash -c '{fill}' 2>&1")
+    with subprocess.Popen(step, stdout=subprocess.PIPE) as srun:
         try:
+            ended = until(
+                lambda: end_of(contained, job), "it ends", seen=lambda: contained.slurm("scontrol", "show", "job", job)
+            )
+            assert "limit of 200 MiB" in ended and "--mem" in ended
             until(lambda: srun.poll() is not None, "srun ends too", seen=lambda: contained.slurm("squeue"))
             assert srun.stdout and b"limit of 200 MiB" in srun.stdout.read()
         finally:
             srun.kill()
-    until(lambda: "sleep 100000000" not in contained.cluster.exec(WORKER, ["ps", "-eo", "args"])[1], "nothing is left")
+
+    def processes() -> str:
+        return "\n".join(contained.run(worker, "ps", "-eo", "args") for worker in (WORKER, OTHER))
+
+    until(lambda: "sleep 100000000" not in processes(), "nothing is left", seen=processes)
 
 
 def test_what_a_job_leaves_behind_ends_with_it(contained: World, alice: Researcher) -> None:

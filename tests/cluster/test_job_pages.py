@@ -1,12 +1,14 @@
-"""`minivm job` on real jobs: each way to wait and to end is made to happen, and the page says which it was."""
+"""`minivm job` on real jobs: what each user sees, and what a failed job leaves in its output.
+
+tests/cluster/test_forty_ways.py makes each way to wait and to end happen.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,71 +41,24 @@ def says(person: Researcher, job: str, *words: str, cause: str) -> dict[str, Any
     return until(said, f"the page of job {job} says {words}, {cause}", seen=lambda: person(f"minivm job {job}"))
 
 
-@contextmanager
-def drained(person: Researcher, node: str, reason: str) -> Iterator[None]:
-    person.world.slurm("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
-    try:
-        yield
-    finally:
-        person.world.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+@dataclass(frozen=True)
+class Late:
+    """A job with a time limit of one minute, and how many failed jobs the nodes had counted before it."""
+
+    job: str
+    code: int
+    limit: int
 
 
-def test_why_a_job_waits(alice: Researcher) -> None:
-    slurm = alice.world.slurm
-    held = alice.submit("-H", "--mem=100M", script="sleep 1")
-    says(alice, held, "held by its user (alice)", cause="a person")
-    huge = alice.submit("-H", "--mem=100M", script="sleep 1")
-    slurm("scontrol", "update", f"jobid={huge}", "minmemorynode=90000000")
-    slurm("scontrol", "release", huge)
-    page = says(alice, huge, "can ever run it", "the job needs 85.83 TiB", cause="the request")
-    assert any("--mem=" in text for text in page["advice"]), page
-    failed = alice.submit("--mem=100M", "-o", "/dev/null", script="exit 3")
-    late = alice.submit("--mem=100M", "-d", f"afterok:{failed}", script="true")
-    says(alice, late, "It can never start", f"afterok:{failed}", cause="the request")
-    later = alice.submit("--mem=100M", "--begin=now+2hours", script="true")
-    says(alice, later, "because of --begin", cause="the request")
-    with drained(alice, FIRST, "new disk on Monday"):
-        stuck = alice.submit("--mem=100M", "-w", FIRST, script="true")
-        says(alice, stuck, "nodes that take no jobs", f"{FIRST} is drained: new disk on Monday", cause="a person")
-
-        def listed() -> set[str]:
-            return {line.split()[0] for line in alice("minivm job").splitlines() if line.strip()}
-
-        until(lambda: {held, huge, late, later, stuck} <= listed(), "each has its line", seen=listed)
-    alice(f"scancel {held} {huge} {late} {later}")
-    alice.wait_for(stuck, "COMPLETED")
-
-
-def test_why_a_job_ended(alice: Researcher) -> None:
-    slurm = alice.world.slurm
-    late = alice.submit("--time=1", "--mem=100M", "-w", FIRST, "-o", "/dev/null", script="sleep 600")
-    three = alice.submit("--mem=100M", "-o", "/dev/null", "-J", "three", script="exit 3")
-    says(alice, three, "exit code 3", cause="your code")
-    assert explained(alice, "three")["job"]["shown"] == three
-    full = alice.submit(
-        "--mem=60M",
-        "-o",
-        "/dev/null",
-        script="python3 -c 'x = bytearray(400 << 20); x[::4096] = b\"x\" * len(x[::4096])'",
-    )
-    says(alice, full, "all of its memory, 60M", cause="the request")
-    none = alice.submit("--mem=100M", "-o", "/nowhere/at/all", script="true")
-    says(alice, none, "could not open its output file", cause="the request")
-    ended = alice.submit("--mem=100M", "-o", "/dev/null", script="sleep 600")
-    alice.wait_for(ended, "RUNNING")
-    says(alice, ended, "It runs on slurm-worker-", cause="nothing is wrong")
-    slurm("scancel", ended)
-    says(alice, ended, "cancelled it while it ran", cause="a person")
-    array = alice.submit("--mem=100M", "-o", "/dev/null", "--array=1-2", script="exit $SLURM_ARRAY_TASK_ID")
-    says(alice, f"{array}_2", "exit code 2", cause="your code")
-    lost = alice.submit("--mem=100M", "--no-requeue", "-w", SECOND, "-o", "/dev/null", script="sleep 600")
-    alice.wait_for(lost, "RUNNING")
-    # slurmd registers again, and the node is back by itself (ReturnToService).
-    slurm("scontrol", "update", f"nodename={SECOND}", "state=down", "reason=test of a lost node")
-    says(alice, lost, f"slurmctld lost {SECOND}", cause="the machine")
-    says(alice, late, "It reached its time limit of 1 min", cause="a limit")
-    assert "Cause: a limit" in alice(f"minivm job {late}")
-    alice.world.wait_idle()
+@pytest.fixture(scope="module", autouse=True)
+def late(world: World) -> Late:
+    """Begin with what takes longest: the other tests run meanwhile."""
+    world.wait_ready()
+    alice = Researcher(world, "alice")
+    code, limit = count_failed(alice, "FAILED", "your code"), count_failed(alice, "TIMEOUT", "a limit")
+    alice("mkdir -p notes")
+    job = alice.submit("--time=1", "--mem=100M", "-o", "notes/late", script="sleep 600")
+    return Late(job, code, limit)
 
 
 def test_another_user_sees_what_squeue_shows(alice: Researcher) -> None:
@@ -117,7 +72,19 @@ def test_another_user_sees_what_squeue_shows(alice: Researcher) -> None:
     bad = alice.submit("-H", "--mem=100M", "-J", "'\x1b[31mred\x1b]0;x\x07'", script="true")
     text = alice(f"minivm job {bad}") + alice("minivm job")
     assert "red" in text and all(letter.isprintable() or letter == "\n" for letter in text)
-    alice(f"scancel {job} {bad}")
+    huge = alice.submit("-H", "--mem=100M", script="true")
+    alice.world.slurm("scontrol", "update", f"jobid={huge}", "minmemorynode=90000000")
+    alice.world.slurm("scontrol", "release", huge)
+    page = says(alice, huge, "can ever run it", "the job needs 85.83 TiB", cause="the request")
+    assert any("--mem=" in text for text in page["advice"]), page
+
+    def listed() -> set[str]:
+        return {line.split()[0] for line in alice("minivm job").splitlines() if line.strip()}
+
+    until(lambda: {job, bad, huge} <= listed(), "each has its line", seen=listed)
+    assert explained(alice, "secret")["job"]["shown"] == job, "the name is as good as the number"
+    assert "Cause: a person" in alice(f"minivm job {job}")
+    alice(f"scancel {job} {bad} {huge}")
     cancelled = "Its own user, alice, cancelled it before it started"
     assert cancelled in says(alice, job, cancelled, cause="a person")["headline"]
     done = alice.try_("minivm job 4000000")
@@ -173,50 +140,6 @@ def count_failed(person: Researcher, state: str, cause: str) -> int:
     return total
 
 
-def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher) -> None:
-    code, limit = count_failed(alice, "FAILED", "your code"), count_failed(alice, "TIMEOUT", "a limit")
-
-    def noted(path: str, job: str, *words: str) -> str:
-        last = f"minivm: evidence and what to do: minivm job {job}\n"
-
-        def output() -> str:
-            return alice(f"cat {path} 2>/dev/null || true")
-
-        until(lambda: output().endswith(last), f"{path} ends with the note", seen=output)
-        text = output()
-        assert text.count("minivm: ") == 2, text
-        assert all(part in text.splitlines()[-2] for part in (f"minivm: job {job} failed: ", *words)), text
-        return text
-
-    alice("mkdir -p notes && echo mine > notes/target && ln -s target notes/link")
-    # Its deadline first: the others end meanwhile.
-    late = alice.submit("--time=1", "--mem=100M", "-o", "notes/late", script="sleep 600")
-    plain = alice.submit("--mem=100M", "-o", "notes/%x", "-J", "$'z[1]\\e[31m'", script="printf unfinished; exit 3")
-    array = alice.submit("--mem=100M", "--array=1-2", "-o", "notes/%A-%a", script="exit 4")
-    apart = alice.submit("--mem=100M", "-o", "notes/out", "-e", "notes/err", script="echo fine; echo bad >&2; exit 5")
-    linked = alice.submit("--mem=100M", "-o", "notes/link", "--open-mode=append", script="kill -SEGV $$")
-    well = alice.submit("--mem=100M", "-o", "notes/well", script="echo fine")
-    away = alice.submit("--mem=100M", "-o", "notes/away", script="rm notes/away; exit 6")
-    both = alice("sbatch --parsable --mem=100M -n1 -o notes/both : --mem=100M -n1 --wrap 'exit 7'").strip()
-    text = noted("notes/z*", plain, "Its own program ended with exit code 3. Cause: your code, or one of its steps.")
-    assert text.startswith("unfinished\nminivm: job")
-    for task in (1, 2):
-        noted(f"notes/{array}-{task}", f"{array}_{task}", "exit code 4")
-    noted("notes/err", apart, "exit code 5")
-    noted("notes/target", linked, "SIGSEGV")
-    assert alice("cat notes/target").startswith("mine\n")
-    noted("notes/both", f"{both}+0", "exit code 7")
-    noted("notes/late", late, "It reached its time limit of 1 min")
-    alice.wait_for(well, "COMPLETED")
-    alice.wait_for(away, "FAILED")
-    assert alice("cat notes/out notes/well") == "fine\nfine\n"
-    assert "away" not in alice("ls notes")
-    alice("rm -r notes")
-    # Seven jobs ended by their own code, one at its time limit; jobs of other tests may be counted late.
-    until(lambda: count_failed(alice, "FAILED", "your code") >= code + 7, "the nodes count the causes")
-    until(lambda: count_failed(alice, "TIMEOUT", "a limit") >= limit + 1, "the nodes count the time limit")
-
-
 def test_a_page_has_the_black_boxes_of_the_job_s_nodes_by_slurm_s_own_credentials(alice: Researcher) -> None:
     bob = Researcher(alice.world, "bob")
     assert "auth/slurm" in alice.world.slurm("scontrol", "show", "config")
@@ -245,6 +168,46 @@ def test_the_first_task_that_failed_is_named_with_its_node(alice: Researcher) ->
     failed("exit code 7", "exit 7")
     failed("killed by SIGSEGV", "kill -SEGV $$")
     alice("rm rank-0 rank-1")
+
+
+def test_a_failed_batch_job_says_why_at_the_end_of_its_output(alice: Researcher, late: Late) -> None:
+    def noted(path: str, job: str, *words: str) -> str:
+        last = f"minivm: evidence and what to do: minivm job {job}\n"
+
+        def output() -> str:
+            return alice(f"cat {path} 2>/dev/null || true")
+
+        until(lambda: output().endswith(last), f"{path} ends with the note", seen=output)
+        text = output()
+        assert text.count("minivm: ") == 2, text
+        assert all(part in text.splitlines()[-2] for part in (f"minivm: job {job} failed: ", *words)), text
+        return text
+
+    alice("echo mine > notes/target && ln -s target notes/link")
+    plain = alice.submit("--mem=100M", "-o", "notes/%x", "-J", "$'z[1]\\e[31m'", script="printf unfinished; exit 3")
+    array = alice.submit("--mem=100M", "--array=1-2", "-o", "notes/%A-%a", script="exit 4")
+    apart = alice.submit("--mem=100M", "-o", "notes/out", "-e", "notes/err", script="echo fine; echo bad >&2; exit 5")
+    linked = alice.submit("--mem=100M", "-o", "notes/link", "--open-mode=append", script="kill -SEGV $$")
+    well = alice.submit("--mem=100M", "-o", "notes/well", script="echo fine")
+    away = alice.submit("--mem=100M", "-o", "notes/away", script="rm notes/away; exit 6")
+    both = alice("sbatch --parsable --mem=100M -n1 -o notes/both : --mem=100M -n1 --wrap 'exit 7'").strip()
+    text = noted("notes/z*", plain, "Its own program ended with exit code 3. Cause: your code, or one of its steps.")
+    assert text.startswith("unfinished\nminivm: job")
+    for task in (1, 2):
+        noted(f"notes/{array}-{task}", f"{array}_{task}", "exit code 4")
+    noted("notes/err", apart, "exit code 5")
+    noted("notes/target", linked, "SIGSEGV")
+    assert alice("cat notes/target").startswith("mine\n")
+    noted("notes/both", f"{both}+0", "exit code 7")
+    noted("notes/late", late.job, "It reached its time limit of 1 min")
+    alice.wait_for(well, "COMPLETED")
+    alice.wait_for(away, "FAILED")
+    assert alice("cat notes/out notes/well") == "fine\nfine\n"
+    assert "away" not in alice("ls notes")
+    alice("rm -r notes")
+    # Seven jobs ended by their own code, one at its time limit; jobs of other tests may be counted late.
+    until(lambda: count_failed(alice, "FAILED", "your code") >= late.code + 7, "the nodes count the causes")
+    until(lambda: count_failed(alice, "TIMEOUT", "a limit") >= late.limit + 1, "the nodes count the time limit")
 
 
 def test_jobs_of_three_users_that_fail_on_one_node_alone_are_its_problem_and_drain_nothing(tmp_path: Path) -> None:

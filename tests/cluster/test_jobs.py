@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -409,25 +408,21 @@ def read(path: Path) -> str:
         return ""
 
 
-@pytest.fixture
-def impatient(plain: World) -> Iterator[World]:
-    """Slurm gives a step 5 s to end, and not 180."""
+@pytest.fixture(scope="module")
+def impatient(plain: World) -> World:
+    """Give a step 5 s to end, and not 180, for the last tests of the module."""
     if release_of(f"{IMAGES}/worker:latest").name == "26.05":
         pytest.skip("a step that scancel has signalled has no deadline there: its node stays COMPLETING")
     before = plain.cluster.options
     overrides = {"slurm": {"config": {"UnkillableStepTimeout": "5", "KillWait": "2"}}}
-
-    def up(values: dict[str, Any], wanted: str) -> None:
-        plain.cluster.options = replace(before, overrides=merged(before.overrides, values))
-        plain.cluster.up(timeout=240)
-        until(lambda: wanted in plain.slurm("scontrol", "show", "config"), "slurmctld has it")
-        # slurmd fetches it at the reconfiguration, and a step has slurmd's.
-        plain.run(WORKER, "minivm", "restart", "slurmd")
-        plain.wait_ready()
-
-    up(overrides, "UnkillableStepTimeout   = 5 sec")
-    yield plain
-    up({}, "UnkillableStepTimeout   = 180 sec")
+    plain.cluster.options = replace(before, overrides=merged(before.overrides, overrides))
+    plain.cluster.up(timeout=240)
+    limit = "UnkillableStepTimeout   = 5 sec"
+    until(lambda: limit in plain.slurm("scontrol", "show", "config"), "slurmctld has it")
+    # slurmd fetches it at the reconfiguration, and a step has slurmd's.
+    plain.run(WORKER, "minivm", "restart", "slurmd")
+    plain.wait_ready()
+    return plain
 
 
 def output(world: World, *command: str) -> str:
