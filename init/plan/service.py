@@ -217,6 +217,7 @@ STEPS = {
     "state-guard": ("saved_state", "guard"),
     "stale": ("boot", "remove_stale"),
     "user-limits": ("user_limits", "run"),
+    "users": ("boot", "number_users"),
 }
 
 

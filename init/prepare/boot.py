@@ -1,5 +1,6 @@
 """First steps of each boot, for the service `pod`, in the order of its service file.
 
+- `users`: give Slurm's own user the number that the cluster has for it
 - `directories`: those that daemons require, with the owner and mode without which they exit
 - `stale`: remove what a killed container left behind
 - `identity`: publish the pod's name and addresses
@@ -16,10 +17,46 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from init.errors import ConfigError
+from init.fields import number
 from init.pod.addresses import joined
 from init.pod.pod import Pod, PrepareError, user, writable, write
 
 TABLE = Path(__file__).with_name("directories.conf")
+SLURM_UID = "MINIVM_SLURM_UID"
+SLURM_HOME = "/var/lib/slurm"
+
+
+def number_users(pod: Pod) -> str:
+    """Give the user slurm the uid and gid of MINIVM_SLURM_UID, for a cluster whose other pods have that number.
+
+    A slurmd obeys the uid of its own user slurm alone, and a state on a volume belongs to it. Only SLURM_HOME keeps the
+    number of the image: the other directories are repaired in `directories`.
+    """
+    wanted = pod.setting(SLURM_UID)
+    if not wanted:
+        return "as in the image"
+    import re
+
+    uid = number(wanted)
+    if uid is None or not 0 < uid < 60000:
+        raise ConfigError("number the user slurm", f"{SLURM_UID} is {wanted!r}, expected 1 to 59999")
+    before = user("slurm")
+    if before == (uid, uid):
+        return f"slurm is {uid} already"
+    ids = {"/etc/group": rf"{uid}", "/etc/passwd": rf"{uid}:{uid}"}
+    texts = {file: pod.text(file) or "" for file in ids}
+    for file, text in texts.items():
+        if taken := re.search(rf"^((?!slurm:)[^:]+):[^:]*:{uid}:", text, re.MULTILINE):
+            raise ConfigError("number the user slurm", f"{uid} is {taken[1]} in {file}", hint=f"change {SLURM_UID}")
+    for file, text in texts.items():
+        old = r":\d+" * len(ids[file].split(":"))
+        changed = re.sub(rf"^(slurm:[^:]*){old}", rf"\g<1>:{ids[file]}", text, flags=re.MULTILINE)
+        write(pod.path(file), changed.encode(), mode=0o644, owner=(0, 0))
+    for path in [pod.path(SLURM_HOME), *pod.path(SLURM_HOME).rglob("*")]:
+        if path.lstat().st_uid == before[0]:
+            os.chown(path, uid, uid, follow_symlinks=False)
+    return f"slurm is {uid}, was {before[0]}"
 
 
 def make_directories(pod: Pod) -> str:

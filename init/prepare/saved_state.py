@@ -51,14 +51,17 @@ from init.slurm.place import (
 START = "start slurmctld"
 # The pod's own claim, where the state is on another one.
 OWN_STATE = "/mnt/minivm/own-state"
-# What moving the state leaves behind (docs/how-to/two-controllers.md).
+# What moving the state leaves behind (docs/how-to/two-controllers.md, come-from-slinky.md).
 MOVED = "moved-to-another-claim"
+# The top of a claim that another operator's slurmctld has its state on; this cluster's is in a directory below.
+CLAIM = "/mnt/minivm/claim"
 
 
 def guard(pod: Pod) -> str:
     """Refuse to start slurmctld with a state that would lose the jobs which another one has."""
     conf = pod.text(CONFIGURATION) or ""
     state = state_of(pod)
+    _check_others(pod)
     if not state.is_dir():
         return "there is no state yet"
     if os.path.lexists(state / JOURNAL):
@@ -69,6 +72,15 @@ def guard(pod: Pod) -> str:
     cluster = setting(conf, "ClusterName")
     _check_cluster(pod, state, cluster)
     return _check_jobs(pod, state, cluster)
+
+
+def _check_others(pod: Pod) -> None:
+    """Refuse a claim with the state of another operator's slurmctld: it may be running, or its jobs did not move."""
+    top = pod.path(CLAIM)
+    if _has_jobs(top):
+        problem = "another operator's slurmctld has its state at the top of the claim"
+        hint = "two controllers lose jobs: end that one, and move its state (docs/how-to/come-from-slinky.md, move.sh)"
+        raise ConfigError(START, problem, file=str(top / JOBS), hint=hint)
 
 
 def _check_cluster(pod: Pod, state: Path, cluster: str) -> None:
@@ -111,8 +123,11 @@ def _check_claim(pod: Pod, state: Path) -> None:
     """Refuse an empty state on one claim while the jobs are on another. The chart cannot see it without a cluster."""
     for directory in (state, state.parent):  # of several controllers each term has a directory below
         if os.path.lexists(directory / MOVED):
-            problem = "the state was moved to another claim"
-            hint = "name it in controller.persistence.existingClaim; or to start without any job: remove that file"
+            problem = "the state was moved to another claim, or back to another operator"
+            hint = (
+                "name the claim in controller.persistence.existingClaim, or come over again (move.sh over); "
+                "or to start without any job: remove that file"
+            )
             raise ConfigError(START, problem, file=str(directory / MOVED), hint=hint)
     own = pod.path(OWN_STATE)
     if _has_jobs(own):

@@ -251,6 +251,9 @@ What the chart once wrote it goes on writing: Helm takes away what the last rele
 {{- if ne (include "minivm.auth" .root) "munge" }}
 - {name: MINIVM_AUTH, value: {{ include "minivm.auth" .root }}}
 {{- end }}
+{{- with .root.Values.slurm.uid }}
+- {name: MINIVM_SLURM_UID, value: {{ int . | quote }}}
+{{- end }}
 - {name: MINIVM_GRACE_SECONDS, value: {{ .grace | quote }}}
 - {name: MINIVM_HTTP, value: {{ printf "0.0.0.0:%d" (int .http) | quote }}}
 - {name: MINIVM_PROBES, value: {{ printf "0.0.0.0:%d" (int .probes) | quote }}}

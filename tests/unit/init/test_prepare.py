@@ -24,6 +24,43 @@ ROOT = Path(__file__).resolve().parents[3]
 ME = (os.getuid(), os.getgid())
 
 
+PASSWD = "root:x:0:0:root:/root:/bin/bash\nslurm:x:64030:64030::/var/lib/slurm:/usr/sbin/nologin\nada:x:500:500::/:\n"
+
+
+@pytest.fixture
+def numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the root of an image whose user slurm is its own number."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text(PASSWD)
+    (tmp_path / "etc/group").write_text("root:x:0:\nslurm:x:64030:ada\nlab:x:500:\n")
+    (tmp_path / "var/lib/slurm/slurmd").mkdir(parents=True)
+    os.chown(tmp_path / "var/lib/slurm/slurmd", 64030, 64030)
+    (tmp_path / "var/lib/slurm/other").touch()
+    monkeypatch.setattr(boot, "user", lambda name: (64030, 64030))
+    return tmp_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it gives files to others")
+def test_the_user_slurm_gets_the_number_of_the_cluster(numbered: Path) -> None:
+    def told(uid: str) -> str:
+        return boot.number_users(Pod({"MINIVM_SLURM_UID": uid}, numbered))
+
+    assert told("") == "as in the image"
+    assert (numbered / "etc/passwd").read_text() == PASSWD
+    assert told("401") == "slurm is 401, was 64030"
+    assert (numbered / "etc/passwd").read_text() == PASSWD.replace("64030:64030", "401:401")
+    assert (numbered / "etc/group").read_text() == "root:x:0:\nslurm:x:401:ada\nlab:x:500:\n"
+    owned = [(numbered / "var/lib/slurm" / name).stat().st_uid for name in ("slurmd", "other")]
+    assert owned == [401, 0]
+
+
+@pytest.mark.parametrize(("uid", "why"), [("500", "500 is"), ("0", "expected 1 to 59999"), ("x", "expected 1 to")])
+def test_a_number_that_slurm_cannot_have_is_refused(numbered: Path, uid: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        boot.number_users(Pod({"MINIVM_SLURM_UID": uid}, numbered))
+    assert (numbered / "etc/passwd").read_text() == PASSWD
+
+
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the lookup of the image's users, which do not exist on every machine that runs the tests."""

@@ -110,6 +110,18 @@ def test_an_empty_claim_beside_the_pod_s_own_with_jobs_is_refused(here: Here, na
     assert "as an operator accepted" in here.guard()
 
 
+@pytest.mark.parametrize("name", ["job_state", "job_state.old"])
+def test_a_claim_with_another_operators_state_at_the_top_is_refused(here: Here, name: str) -> None:
+    top = here.root / "mnt/minivm/claim"
+    (top / "slurmctld").mkdir(parents=True)
+    (top / "clustername").touch()
+    assert here.guard() == "the state is this cluster's"
+    (top / name).write_bytes(job_state(8))
+    with pytest.raises(ConfigError, match="another operator's slurmctld has its state") as refused:
+        here.guard()
+    assert "move.sh" in refused.value.hint
+
+
 @pytest.mark.parametrize("where", ["", "term-3"])
 def test_what_moving_the_state_left_behind_is_no_new_cluster(here: Here, where: str) -> None:
     """A roll-back of the chart mounts the former claim again."""
