@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from cluster.migrate.objects import WHAT, Object, read, shown
 from cluster.render import render
 from ground.errors import one_line
 
+MOVE = Path(__file__).with_name("move.sh")
 OPERATORS = ("slinky", "soperator")
 RELEASE = "minivm"
 POOL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -45,6 +48,8 @@ def make(
         if item not in mine:
             leave(plan, item, module.GROUP)
     finish(plan, chosen)
+    if operator == "slinky":
+        plan.move = move_script(plan, chosen)
     return plan
 
 
@@ -183,6 +188,39 @@ def finish(plan: Migration, chosen: Object) -> None:
         check_pod(document)
 
 
+def move_script(plan: Migration, chosen: Object) -> str:
+    """Return move.sh for this cluster; empty if its state is on no claim, since then there is nothing to move."""
+    claim = plan.values.get("controller", {}).get("persistence", {}).get("existingClaim")
+    if not claim:
+        return ""
+    settings = {
+        "namespace": chosen.namespace,
+        "controller": chosen.name,
+        "release": plan.values["fullnameOverride"],
+        "claim": claim,
+        "uid": str(slinky.SLURM_UID),
+        "pull_secrets": json.dumps(plan.values.get("image", {}).get("pullSecrets", [])),
+        "operator_namespace": "slinky",
+        "operator": "slurm-operator",
+    }
+    lines = [
+        "#!/bin/sh",
+        f"# Moves the cluster {plan.values['clusterName']} from Slinky to minivm, or back. Read it before you run it.",
+        "set -eu",
+        *(f"{name}={shlex.quote(value)}" for name, value in settings.items()),
+        "",
+        "secrets() { # keys that the chart reads under another name",
+        *(
+            f'    [ -n "$(kubectl -n "$namespace" get secret {copy} --ignore-not-found -o name)" ] || {command}'
+            for copy, command in plan.secrets.items()
+        ),
+        "    :",
+        "}",
+        "",
+    ]
+    return "\n".join(lines) + MOVE.read_text()
+
+
 def partitions(plan: Migration, chosen: Object) -> None:
     """Take away the chart's built-in partitions that the old cluster did not have."""
     made = plan.values["slurm"].get("partitions")
@@ -240,12 +278,13 @@ def report(plan: Migration, operator: str) -> str:
 
 
 def write(plan: Migration, operator: str, out: Path) -> list[Path]:
-    """Write values.yaml, report.txt and the scripts into a new directory."""
+    """Write values.yaml, report.txt, move.sh and the scripts into a new directory."""
     head = f"# Made by `build.py migrate plan --from {operator}`. Read report.txt beside it before you install it.\n"
     files = {
         "values.yaml": head
         + yaml.dump(plan.values, Dumper=WithoutAliases, sort_keys=False, allow_unicode=True, width=120),
         "report.txt": report(plan, operator),
+        **({"move.sh": plan.move} if plan.move else {}),
         **{f"scripts/{name}": text for name, text in plan.scripts.items()},
     }
     written = []

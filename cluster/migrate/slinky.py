@@ -13,6 +13,8 @@ from cluster.migrate.objects import NAME, WHAT, Object
 from cluster.migrate.parts import ENVIRONMENT, NODE, NOT_IN_CHART, RESOURCES, SLURM_CONF, keep, secret
 
 GROUP = "slinky.slurm.net"
+# The user slurm in its images and pods: a slurmd obeys a controller of its own user alone.
+SLURM_UID = 401
 FILE = re.compile(r"[a-z_]+\.(conf|lua)")
 SCRIPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 BY_MINIVM = "minivm's own is used"
@@ -395,7 +397,7 @@ def read(plan: Migration, objects: Sequence[Object], controller: Object, pools: 
         problem = f"{controller}: slurmctld is outside Kubernetes"
         raise ClusterError(WHAT, problem, file=controller.file, field="spec.external", hint=hint)
     plan.values |= {
-        "slurm": {"auth": "slurm", "proctrack": "cgroup"},
+        "slurm": {"auth": "slurm", "uid": SLURM_UID, "proctrack": "cgroup"},
         "workers": {"defaults": {"cgroup": True}, "pools": {}},
         "home": {"enabled": False},
     }

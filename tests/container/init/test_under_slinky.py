@@ -18,7 +18,6 @@ from docker.types import Mount  # type: ignore[import-untyped]  # it carries no 
 from cluster.change.pinning import newest_here
 from images.engine.docker import DockerEngine
 from tests.container.init_pods import IMAGES, LABELS, PYTHON, ROOT, Pod, World, image_of, slurm_conf, world
-from tests.pages import blocks
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -47,7 +46,7 @@ SelectType=select/cons_tres
 MaxNodeCount=1024
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
-PartitionName=all Nodes=ALL Default=YES
+PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:4
 """
 WORKER = ["-Z", "--conf-server", f"{CONTROLLER}:6817", "--conf", "'Features=blue Topology='\"$SLINKY_TOPOLOGY\"''"]
 PRE_STOP = "scontrol update nodename=$(hostname) state=down reason='slurm-operator: Pod is terminating'"
@@ -244,48 +243,53 @@ def test_the_controllers_image_has_what_the_operator_starts(slinky: Slinky, comm
         container.remove(force=True)
 
 
-# From there to minivm's own controller and back, by the commands of come-from-slinky.md
+# From there to minivm's own controller and back, by the commands of cluster/migrate/move.sh
 
 
 class Move:
-    """One claim, and the controller and the worker that have it: Slinky's, or minivm's."""
+    """One claim, the controller that has it, and workers of both: Slinky's and minivm's."""
 
     def __init__(self, slinky: Slinky, claim: Path, tags: dict[str, str]) -> None:
         self.slinky, self.world, self.claim, self.tags = slinky, slinky.world, claim, tags
         secrets = self.world.mounts / "secrets/slurm-key"
         secrets.mkdir()
         (secrets / "slurm.key").write_bytes(slinky.key)
-        conf = slurm_conf(accounting=False, auth="slurm").replace("ClusterName=minivm", "ClusterName=slinky")
-        # Slurm ends the jobs of a partition that is gone, so the plan keeps their names.
-        conf = conf.replace("PartitionName=main", "PartitionName=all")
+        (self.world.mounts / "claim").mkdir()
+        # As the chart's: paths that Slinky's images do not have.
+        own = ["SlurmdLogFile=/var/log/minivm/slurmd.log", "Epilog=/usr/libexec/minivm/epilog"]
+        conf = slurm_conf(*own, accounting=False, auth="slurm").replace("ClusterName=minivm", "ClusterName=slinky")
+        # Slurm ends the jobs of a partition that is gone, so the plan keeps their names. Its nodes are minivm's alone.
+        conf = conf.replace("PartitionName=main Nodes=ALL", "NodeSet=pool Feature=pool\nPartitionName=all Nodes=pool")
         self.world.configure({"slurm.conf": conf})
 
-    def theirs(self) -> tuple[Pod, Pod]:
-        controller = self.slinky.controller(self.claim).wait_ready()
-        worker = self.slinky.worker("blue-0").wait_ready()
-        worker.add_user()
-        return controller, worker
+    def ours(self, role: str, host: str) -> Pod:
+        """Start a pod of the chart; of the controller's claim it has a directory, and sees the top."""
+        env = {"MINIVM_AUTH": "slurm", "MINIVM_ACCOUNTING": "none", "MINIVM_BACKUP_EVERY": "0",
+               "MINIVM_SLURM_UID": str(SLURM_UID), "MINIVM_NODE_FEATURES": "pool"}  # fmt: skip
+        mounts = []
+        if role == "controller":
+            (self.claim / "slurmctld").mkdir(exist_ok=True)  # as the kubelet does for a subPath
+            mounts = [
+                Mount("/var/spool/slurmctld", str(self.claim / "slurmctld"), type="bind"),
+                Mount("/mnt/minivm/claim", str(self.claim), type="bind", read_only=True),
+            ]
+        image = f"{IMAGES}/{role}:{self.tags[role]}"
+        return self.world.pod(role, host, image=image, env=env, extra_mounts=mounts)
 
-    def ours(self) -> tuple[Pod, Pod]:
-        env = {"MINIVM_AUTH": "slurm", "MINIVM_ACCOUNTING": "none", "MINIVM_BACKUP_EVERY": "0"}
-        pods = []
-        for role, host in (("controller", CONTROLLER), ("worker", "minivm-blue-0")):
-            mounts = []
-            if role == "controller":
-                mounts = [Mount("/var/spool/slurmctld", str(self.claim / "slurmctld"), type="bind")]
-            image = f"{IMAGES}/{role}:{self.tags[role]}"
-            pods.append(self.world.pod(role, host, image=image, env=env, extra_mounts=mounts).wait_ready())
-            pods[-1].add_user()
-        return pods[0], pods[1]
-
-    def copy(self, job: str) -> None:
-        """Run the command of the page's Job of this name on the claim."""
-        page = "".join(block.text for block in blocks(ROOT / "docs/how-to/come-from-slinky.md"))
-        (script,) = re.findall(rf"name: {job}}}.*?command: \[sh, -ec, \"(.*?)\"\]", page, re.DOTALL)
-        self.world.client.containers.run(
-            f"{IMAGES}/controller:{self.tags['controller']}", ["-ec", script], entrypoint="sh", remove=True,
-            mounts=[Mount("/claim", str(self.claim), type="bind")], labels=LABELS, network_mode="none",
+    def state(self, way: str) -> tuple[int, str]:
+        """Run the script of the Job that moves the state, as the user that Slinky's slurmctld is."""
+        text = (ROOT / "cluster/migrate/move.sh").read_text()
+        (script,) = re.findall(rf"^state_{way}='(.*?)'$", text, re.DOTALL | re.MULTILINE)
+        container = self.world.client.containers.create(
+            f"{IMAGES}/controller:{self.tags['controller']}", ["-euc", script], entrypoint="sh",
+            user=f"{SLURM_UID}:{SLURM_UID}", mounts=[Mount("/claim", str(self.claim), type="bind")], labels=LABELS,
+            network_mode="none", cap_drop=["ALL"],
         )  # fmt: skip
+        try:
+            container.start()
+            return int(container.wait()["StatusCode"]), container.logs().decode()
+        finally:
+            container.remove(force=True)
 
 
 @pytest.fixture
@@ -303,38 +307,78 @@ def move(tmp_path: Path) -> Iterator[Move]:
         cluster.close()
 
 
-def stopped(*pods: Pod) -> None:
-    for pod in pods:
-        pod.container.stop(timeout=60)
-        pod.remove()
+def stopped(pod: Pod) -> None:
+    pod.container.stop(timeout=60)
+    pod.remove()
 
 
-def submitted(worker: Pod, name: str) -> str:
-    words = ["--parsable", "--chdir=/tmp", "--begin=now+10hours", f"--job-name={name}", "--wrap", "true"]
-    return worker.run("sbatch", *words, user="demo").strip()
+def submitted(worker: Pod, *options: str) -> str:
+    """Submit a job that runs until its file is there, and return its number."""
+    wait = "until test -e /tmp/end.$SLURM_JOB_ID; do sleep 0.1; done"
+    return worker.run("sbatch", "--parsable", "--chdir=/tmp", "--mem=50", *options, "--wrap", wait, user="demo").strip()
 
 
-def waiting(worker: Pod) -> dict[str, str]:
-    return dict(line.split() for line in worker.run("squeue", "-h", "-t", "pending", "-o", "%i %j").splitlines())
+def jobs(worker: Pod) -> dict[str, str]:
+    """Return the state of each job and the node on which it runs."""
+    listed = worker.run("squeue", "-h", "-o", "%i %T %N").splitlines()
+    return {job: " ".join(rest) for job, *rest in map(str.split, listed)}
 
 
-def test_waiting_jobs_go_over_to_minivm_and_back(move: Move) -> None:
-    theirs, worker = move.theirs()
-    first, second = submitted(worker, "first"), submitted(worker, "second")
-    stopped(worker, theirs)
+def ends(worker: Pod, job: str, asked_pod: Pod | None = None) -> None:
+    worker.run("touch", f"/tmp/end.{job}")
+    until(
+        lambda: "JobState=COMPLETED" in (asked_pod or worker).run("scontrol", "show", "job", job), f"job {job} is done"
+    )
 
-    move.copy("copy-state")
-    ours, worker = move.ours()
-    assert waiting(worker) == {first: "first", second: "second"}
+
+def test_running_and_waiting_jobs_go_over_to_minivm_and_back(move: Move) -> None:
+    theirs = move.slinky.controller(move.claim).wait_ready()
+    old = move.slinky.worker("blue-0").wait_ready()
+    old.add_user()
+    later = "--begin=now+10hours"
+    runs, cancelled = submitted(old), submitted(old)
+    first, second = submitted(old, later), submitted(old, later)
+    until(lambda: list(jobs(old).values()).count("RUNNING blue-0") == 2, "two jobs run", seen=lambda: jobs(old))
+    asked(theirs, "scontrol", "update", "nodename=blue-0", "state=drain", "reason=moved to minivm")
+
+    # minivm's controller refuses the claim on which Slinky's slurmctld has its state, which may be running.
+    move.ours("controller", "refused").wait_reason("another operator's slurmctld has its state")
+    move.world.pods[-1].remove()
+    stopped(theirs)
+    assert move.state("over") == (0, "the state is at slurmctld/\n")
+    assert move.state("over") == (0, "the state is at slurmctld/\n"), "a second time changes nothing"
+    # Slinky's slurmctld, if the operator comes back by mistake, refuses the claim, and writes no state there.
+    mistaken = move.slinky.controller(move.claim)
+    until(lambda: "CLUSTER NAME MISMATCH" in mistaken.logs(), "it refuses", seen=mistaken.logs)
+    mistaken.remove()
+    assert move.state("over")[0] == 0
+
+    ours = move.ours("controller", CONTROLLER).wait_ready()
+    new = move.ours("worker", "minivm-blue-0").wait_ready()
+    for pod in (ours, new):
+        pod.add_user()
+    assert jobs(new) == {
+        runs: "RUNNING blue-0", cancelled: "RUNNING blue-0", first: "PENDING", second: "PENDING",
+    }  # fmt: skip
+    # Slinky's slurmd obeys minivm's slurmctld: the user slurm has the same number.
+    old.run("rm", "-rf", "/var/log/minivm", "/usr/libexec/minivm")
+    ours.run("scontrol", "reconfigure")
+    new.run("scancel", cancelled, user="demo")
+    until(lambda: cancelled not in jobs(new), "the job on Slinky's worker is ended")
+    ends(old, runs, new)
+    stopped(old)
     ours.run("scontrol", "delete", "nodename=blue-0")
-    worker.run("scontrol", "update", f"jobid={first}", "starttime=now", user="demo")
-    until(lambda: "COMPLETED" in worker.run("scontrol", "show", "job", first), "the job runs on minivm's worker")
-    third = submitted(worker, "third")
+    new.run("scontrol", "update", f"jobid={first}", "starttime=now", user="demo")
+    until(lambda: jobs(new)[first] == "RUNNING minivm-blue-0", "the waiting job runs on minivm's worker")
+    third = submitted(new, later)
     assert int(third) > int(second), "job numbers go on"
-    stopped(worker, ours)
+    ours.run("scontrol", "update", "nodename=minivm-blue-0", "state=drain", "reason=moved to Slinky")
+    stopped(ours)
 
-    move.copy("state-back")
-    theirs, worker = move.theirs()
-    assert waiting(worker) == {second: "second", third: "third"}
-    asked(theirs, "scontrol", "delete", "nodename=minivm-blue-0")
-    stopped(worker, theirs)
+    assert move.state("back") == (0, "the state is at the top of the claim\n")
+    assert move.state("back") == (0, "the state is at the top of the claim\n")
+    theirs = move.slinky.controller(move.claim).wait_ready()
+    assert jobs(new) == {first: "RUNNING minivm-blue-0", second: "PENDING", third: "PENDING"}
+    ends(new, first)
+    fourth = submitted(new, later)
+    assert int(fourth) > int(third)

@@ -478,6 +478,118 @@ def test_a_longer_rule_wins_and_a_pattern_fits_one_part() -> None:
                      "look for its like in docs/reference/chart.md"}  # fmt: skip
 
 
+# The script that moves the cluster. The move of the state itself: tests/container/init/test_under_slinky.py
+
+# Stand-ins that write down each call; kubectl answers from files of the directory WORLD.
+KUBECTL = """#!/bin/sh
+cd "$WORLD"
+echo "$*" >> calls
+case "$*" in
+    *"get statefulset slurm-controller"*readyReplicas*) cat ready-slurm ;;
+    *"get statefulset minivm-controller"*readyReplicas*) cat ready-minivm ;;
+    *"get statefulset"*"-o name") echo statefulset ;;
+    *"get pods -o jsonpath"*) cat claims ;;
+    *"get pods -l app.kubernetes.io/name=slurmd"*"{range"*) echo "slurm-worker-gpu-0/gpu-0 slurm-worker-gpu-1/gpu-1 " ;;
+    *"get pods -l app.kubernetes.io/name=slurmd"*) echo gpu-0 gpu-1 ;;
+    *squeue*--nodelist=gpu-0*) cat jobs ;;
+    *"get job move-state"*succeeded*) echo 1 ;;
+    *"apply -f -"*) cat >> calls ;;
+esac
+"""
+HELM = """#!/bin/sh
+echo "helm $1" >> "$WORLD/calls"
+"""
+
+
+class Mover:
+    """move.sh of the fixture's cluster, and a cluster of files."""
+
+    def __init__(self, directory: Path) -> None:
+        made = plan.make("slinky", [str(FIXTURES / "slinky")])
+        plan.write(made, "slinky", directory / "migration")
+        self.world, self.script = directory, directory / "migration/move.sh"
+        self.tell("ready-slurm", "1")
+        self.tell("ready-minivm", "")
+        self.tell("claims", "slurm-login-slinky-7 shared-home\n")
+        self.tell("jobs", "")
+        (directory / "bin").mkdir()
+        for name, text in (("kubectl", KUBECTL), ("helm", HELM), ("sleep", "#!/bin/sh\n")):
+            (directory / "bin" / name).write_text(text)
+            (directory / "bin" / name).chmod(0o755)
+
+    def tell(self, name: str, text: str) -> None:
+        (self.world / name).write_text(text)
+
+    def run(self, *words: str) -> tuple[int, str, list[str]]:
+        """Return the exit status, what the script says, and the calls that change something, in order."""
+        (self.world / "calls").write_text("")
+        env = os.environ | {"PATH": f"{self.world}/bin:{os.environ['PATH']}", "WORLD": str(self.world)}
+        done = subprocess.run(["sh", self.script, *words], env=env, capture_output=True, text=True, check=False)
+        calls = (self.world / "calls").read_text().splitlines()
+        wanted = ("scale ", "drain", "kind: ", "helm upgrade", "delete pod", "patch service", "create secret")
+        return done.returncode, done.stderr, [call for call in calls if any(word in call for word in wanted)]
+
+
+@pytest.fixture
+def mover(tmp_path: Path) -> Mover:
+    return Mover(tmp_path)
+
+
+def places(calls: list[str], *wanted: str) -> list[int]:
+    return [next(index for index, call in enumerate(calls) if words in call) for words in wanted]
+
+
+def test_the_old_controller_ends_before_its_state_moves_and_minivm_starts(mover: Mover) -> None:
+    mover.tell("jobs", "17\n")
+    status, told, calls = mover.run("over", "chart")
+    assert status == 0, told
+    order = places(
+        calls, "scale deployment slurm-operator --replicas=0", "nodename=gpu-0,gpu-1 state=drain",
+        "scale statefulset slurm-controller --replicas=0", "kind: Job", "helm upgrade",
+        "patch service slurm-controller",
+    )  # fmt: skip
+    assert order == sorted(order), calls
+    assert "gpu-0 (17)" in told and "run this again" in told
+    assert [call for call in calls if "delete pod" in call] == ["-n hpc delete pod slurm-worker-gpu-1"]
+
+
+def test_a_second_run_moves_no_state_and_ends_the_last_worker(mover: Mover) -> None:
+    mover.tell("ready-slurm", "")
+    mover.tell("ready-minivm", "1")
+    status, told, calls = mover.run("over", "chart")
+    assert status == 0, told
+    assert "kind: Job" not in calls and not any("drain" in call for call in calls)
+    assert "-n hpc delete pod slurm-worker-gpu-0" in calls
+    assert "minivm runs all jobs" in told
+
+
+@pytest.mark.parametrize(("way", "ready"), [(("over", "chart"), "1"), (("back",), "")])
+def test_a_claim_that_a_pod_uses_is_not_touched(mover: Mover, way: tuple[str, ...], ready: str) -> None:
+    mover.tell("ready-slurm", ready)
+    mover.tell("claims", "move-state-x statesave-slurm-controller-0\nother-0 home statesave-slurm-controller-0\n")
+    status, told, calls = mover.run(*way)
+    assert status == 1
+    assert "the claim statesave-slurm-controller-0 is used by other-0: a controller runs there" in told
+    assert "kind: Job" not in calls and "helm upgrade" not in calls
+
+
+def test_the_way_back_ends_minivms_controller_before_the_operator_starts(mover: Mover) -> None:
+    mover.tell("ready-slurm", "")
+    mover.tell("ready-minivm", "1")
+    status, told, calls = mover.run("back")
+    assert status == 0, told
+    order = places(
+        calls, "scale statefulset minivm-controller --replicas=0", "kind: Job", "patch service minivm-slurmctld",
+        "scale deployment slurm-operator --replicas=1",
+    )  # fmt: skip
+    assert order == sorted(order), calls
+
+
+def test_without_a_claim_there_is_no_state_to_move(tmp_path: Path) -> None:
+    off = {"persistence": {"enabled": False}}
+    assert changed(tmp_path, lambda items: find(items, "Controller")["spec"].update(off)).move == ""
+
+
 # The command
 
 
