@@ -99,7 +99,7 @@ class Migration:
     config_maps: list[Object] = field(default_factory=list)
     used_maps: set[Object] = field(default_factory=set)
     move: str = ""  # the script that moves the cluster and its running jobs, and back
-    secrets: dict[str, str] = field(default_factory=dict)  # copy of a Secret -> the command that makes it
+    secrets: dict[str, tuple[str, str]] = field(default_factory=dict)  # copy -> the Secret, and the command
     pools: dict[str, str] = field(default_factory=dict)  # Slurm name of the old node set -> pool
     fates: dict[tuple[Object, Fields], tuple[FieldFate, str]] = field(default_factory=dict)
     reported: list[Item] = field(default_factory=list)

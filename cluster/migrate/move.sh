@@ -62,6 +62,12 @@ our_workers="app.kubernetes.io/name=minivm,app.kubernetes.io/instance=$release,a
 
 operator() { kubectl -n "$operator_namespace" scale deployment "$operator" --replicas="$1"; }
 
+scale() { # SELECTOR REPLICAS: kubectl scale -l fails where nothing has the label
+    for object in $(k get deployment,statefulset -l "$1" -o name); do
+        k scale "$object" --replicas="$2"
+    done
+}
+
 stop() { # SELECTOR STATEFULSET: end a controller, and wait for its pod
     [ -z "$(k get statefulset "$2" --ignore-not-found -o name)" ] || k scale statefulset "$2" --replicas=0
     for _ in $(seq 90); do
@@ -158,18 +164,18 @@ ready() { k get statefulset "$1-controller" --ignore-not-found -o jsonpath='{.st
 over() {
     [ $# = 1 ] || refuse "name the directory of minivm's chart: sh $0 over cluster/chart"
     helm template "$release" "$1" -n "$namespace" -f "$here/values.yaml" > /dev/null || refuse "the chart does not take values.yaml"
+    secrets
     operator 0
     if [ -n "$(ready "$controller")" ]; then
         drain "$controller-controller-0" "moved to minivm" $(k get pods -l "$workers" -o 'jsonpath={.items[*].spec.hostname}')
     fi
     stop "$theirs" "$controller-controller"
-    k scale deployment,statefulset -l 'app.kubernetes.io/name in (slurmdbd, slurmrestd)' --replicas=0
+    scale 'app.kubernetes.io/name in (slurmdbd, slurmrestd)' 0
     if [ -z "$(ready "$release")" ]; then
         stop "$ours" "$release-controller"
         claim_is_free
         on_the_claim "$state_over"
     fi
-    secrets
     let_in
     helm upgrade --install "$release" "$1" -n "$namespace" -f "$here/values.yaml"
     serve "$controller-controller" "{\"app.kubernetes.io/name\": \"minivm\", \"app.kubernetes.io/instance\": \"$release\", \"app.kubernetes.io/component\": \"controller\"}"
@@ -179,7 +185,7 @@ over() {
 }
 
 back() {
-    k scale deployment -l "app.kubernetes.io/instance=$release,app.kubernetes.io/component=fleet" --replicas=0
+    scale "app.kubernetes.io/instance=$release,app.kubernetes.io/component=fleet" 0
     if [ -n "$(ready "$release")" ]; then
         drain "$release-controller-0" "moved to Slinky" $(k get pods -l "$our_workers" -o 'jsonpath={.items[*].metadata.name}')
     fi
@@ -193,7 +199,7 @@ back() {
     for service in "$release-slurmctld" "$controller-controller"; do
         serve "$service" "{\"app.kubernetes.io/name\": \"slurmctld\", \"app.kubernetes.io/instance\": \"$controller\"}"
     done
-    k scale deployment,statefulset -l 'app.kubernetes.io/name in (slurmctld, slurmdbd, slurmrestd, login)' --replicas=1
+    scale 'app.kubernetes.io/name in (slurmctld, slurmdbd)' 1
     operator 1
     k rollout status statefulset "$controller-controller" --timeout=300s
     # Without their owner the pods that end do not come back.

@@ -82,7 +82,7 @@ def secret(name: str, wanted: str) -> Use:
             )
             found = f"the key {key} of the Secret {existing}; the chart reads the key {wanted}"
             reading.plan.note(reading.item, shown(reading.at), found, f"copy it: {command}")
-            reading.plan.secrets[copy] = command
+            reading.plan.secrets[copy] = existing, command
 
     return Use(read)
 

@@ -211,8 +211,9 @@ def move_script(plan: Migration, chosen: Object) -> str:
         "",
         "secrets() { # keys that the chart reads under another name",
         *(
-            f'    [ -n "$(kubectl -n "$namespace" get secret {copy} --ignore-not-found -o name)" ] || {command}'
-            for copy, command in plan.secrets.items()
+            f'    if [ -z "$(k get secret {copy} --ignore-not-found -o name)" ]; then\n'
+            f"        k get secret {existing} -o name\n        {command}\n    fi"
+            for copy, (existing, command) in plan.secrets.items()
         ),
         "    :",
         "}",
