@@ -152,7 +152,17 @@ def test_a_single_controller_may_have_its_state_on_the_claim_that_two_will_share
     # By which the pod sees a state that was not moved to the claim.
     (own,) = [item for item in spec["containers"][0]["volumeMounts"] if item["mountPath"] == "/mnt/minivm/own-state"]
     assert own == {"name": "state", "mountPath": "/mnt/minivm/own-state", "subPath": "slurmctld", "readOnly": True}
+    # By which it sees the state of another operator's controller.
+    (top,) = [item for item in spec["containers"][0]["volumeMounts"] if item["mountPath"] == "/mnt/minivm/claim"]
+    assert top == {"name": "shared", "mountPath": "/mnt/minivm/claim", "readOnly": True}
     assert "affinity" not in spec and "/mnt/minivm/secrets/api" not in mounts
+
+
+@pytest.mark.parametrize("uid", [None, 401])
+def test_slurms_user_has_one_number_in_all_pods(uid: int | None) -> None:
+    documents = render({"slurm": {"uid": uid}}, release="slurm", namespace="hpc")
+    pods = [item for kind_ in ("StatefulSet", "Deployment") for item in kind(documents, kind_)]
+    assert {env(item).get("MINIVM_SLURM_UID") for item in pods} == {None if uid is None else str(uid)}
 
 
 @pytest.mark.parametrize(
