@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,18 @@ def answer(connection: socket.socket) -> int:
 class Two:
     """Two pods that share a volume."""
 
-    def __init__(self, directory: Path, stack: ExitStack, slurmctld: list[str] | None = None) -> None:
-        """`slurmctld`: the command in its place; by default one that only writes."""
+    def __init__(
+        self, directory: Path, stack: ExitStack, slurmctld: list[str] | None = None, *, base: Path | None = None,
+        ways: list[Path] | None = None, booted: Sequence[int] = (0, 0),
+    ) -> None:  # fmt: skip
+        """`slurmctld`: the command in its place; by default one that only writes.
+
+        `base` is the volume, `ways` are the paths by which the pods reach it, and `booted` is added to their boot
+        clocks.
+        """
         self.slurmctld = slurmctld or python(WRITER)
-        self.base, self.out = directory / "volume", directory / "writes"
+        self.base, self.out = base or directory / "volume", directory / "writes"
+        self.ways, self.booted = ways or [self.base, self.base], booted
         self.base.mkdir(exist_ok=True)
         (self.base / "job_state").write_text("jobs")
         self.pods = []
@@ -73,11 +82,11 @@ class Two:
 
     def start(self, number: int) -> World:
         own = self.pods[number].directory / "own"
-        held = str(own / "lease.json")
+        held, way = str(own / "lease.json"), str(self.ways[number])
         module = [sys.executable, "-I", "-m"]
         services: dict[str, dict[str, Any]] = {
             "lease": {
-                "command": [*module, "init.helpers.lease", str(self.base), str(own)],
+                "command": [*module, "init.helpers.lease", way, str(own)],
                 "ready": "notify", "watchdog": "4s", "restart": {"delay": "500ms"}, "stop": {"grace": "5s"},
                 "capabilities": [],  # root's may write where a file's mode forbids it
             },
@@ -85,9 +94,13 @@ class Two:
                           "restart": {"delay": "100ms"}},
         }  # fmt: skip
         return self.pods[number].start(
-            services, MINIVM_POD_NAME=f"slurm-controller-{number}", HELD=held, OUT=str(self.out), BASE=str(self.base),
-            SOCKET=str(self.address(number)),
+            services, MINIVM_POD_NAME=f"slurm-controller-{number}", HELD=held, OUT=str(self.out), BASE=way,
+            SOCKET=str(self.address(number)), booted=self.booted[number],
         )  # fmt: skip
+
+    def clock(self, number: int) -> float:
+        """Return the pod's boot clock."""
+        return now() + self.booted[number]
 
     def address(self, number: int) -> Path:
         return self.pods[number].run / "slurmctld"

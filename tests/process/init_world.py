@@ -80,11 +80,13 @@ class World:
         stdout: Any = None,
         entry: list[str] | None = None,
         network: bool = False,
+        booted: int = 0,
         **env: str,
     ) -> World:
         if services is not None:
             self.write_plan(services, drain)
         unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *(["--net"] if network else [])]
+        unshare += ["--time", f"--boottime={booted}"] if booted else []
         command = [*unshare, sys.executable, *(entry or ["-I", "-m", "init"]), "--plan", str(self.plan)]
         own = {
             "PATH": os.environ["PATH"],

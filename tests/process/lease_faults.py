@@ -1,7 +1,8 @@
 """Two controllers under load and a random sequence of faults, from a seed; then a check of what they acknowledged.
 
 Clients submit to the stand-ins for slurmctld of both pods all the time. The faults overlap: a frozen pod, a stopped or
-killed process, a pod that dies or ends, a hand-over, and, where a file system can be mounted, a volume that hangs.
+killed process, a pod that dies or ends, both pods at once, a hand-over, a cut network. The boot clocks of the pods
+differ by days. Where file systems can be mounted, the volume hangs, for both pods or for one, or is full.
 """
 
 from __future__ import annotations
@@ -24,17 +25,22 @@ from pathlib import Path
 from init.errors import InitError
 from init.slurm import lost_jobs
 from init.state import hand_over, lease
-from tests.process.init_two import STAND_IN, Two, answer, connect, now, of_host, processes
+from tests.process.init_two import STAND_IN, Two, answer, connect, of_host, processes
 from tests.waiting import until
 
 PROBLEMS = ("lost", "twice", "reused", "two writers", "stuck")
-KINDS = ("freeze", "freeze", "freeze", "stop", "kill", "pod dies", "pod ends", "hand over", "volume hangs")
-ACTS = -1  # the pod that acts when the fault begins
-PODS = (ACTS, ACTS, 0, 1)
+# A pod whose network is cut does not reach the volume; of a submission either the request or the answer is lost.
+NETWORK = ("requests cut", "answers cut")
+OF_VOLUME = ("volume hangs", "volume full", *NETWORK)
+KINDS = ("freeze", "freeze", "freeze", "stop", "kill", "pod dies", "pod ends", "hand over", *OF_VOLUME)
+ACTS, BOTH = -1, 2  # the pod that acts when the fault begins; both
+PODS = (ACTS, ACTS, 0, 1, BOTH)
 SERVICES = ("pid 1", "lease", "slurmctld")
 CLIENTS = 3  # of each pod
 TIMELINE_S = 12.0
-LASTS_S = ((0.2, 7.0), (8.0, 14.0))  # shorter than a lease, or longer, and shorter than a client waits
+# Shorter than a lease; longer, and shorter than a client waits; longer than that.
+LASTS_S = ((0.2, 7.0), (8.0, 14.0), (21.0, 24.0))
+BOOTED_S = (0, 500_000)  # before the start of each pod, by its boot clock
 WAKES_S = 0.1  # from one process to the next
 VOLUME = 512 << 20  # sparse; lost jobs are kept while 256 MiB are free
 # A pod may be where none of this can be done: its processes have ended, or do not answer.
@@ -72,7 +78,7 @@ def sequence(seed: int, *, hangs: bool) -> list[Fault]:
         )
         for _ in range(numbers.randint(2, 4))
     ]  # fmt: skip
-    return sorted((each for each in faults if hangs or each.kind != "volume hangs"), key=lambda each: each.at)
+    return sorted((each for each in faults if hangs or each.kind not in OF_VOLUME), key=lambda each: each.at)
 
 
 def can_mount() -> bool:
@@ -82,18 +88,54 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def volume(directory: Path) -> Iterator[Path]:
-    """Mount a file system of its own, which can be frozen."""
-    image, mounted = directory / "image", directory / "volume"
-    mounted.mkdir()
+def volume(directory: Path) -> Iterator[Volume]:
+    """Mount a file system of its own, which can be frozen, and for each pod a way to it, which can be stopped."""
+    image, mounted = directory / "image", directory / "mounted"
     with image.open("wb") as stream:
         stream.truncate(VOLUME)
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(mounted)], check=True, capture_output=True)
-    try:
-        yield mounted
-    finally:
-        subprocess.run(["umount", "--lazy", str(mounted)], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True, capture_output=True)
+    with ExitStack() as stack:
+        stack.enter_context(mount(mounted, "mount", "-o", "loop", str(image)))
+        state = mounted / "state"
+        state.mkdir()
+        ways = [directory / f"way-{pod}" for pod in (0, 1)]
+        servers = [stack.enter_context(mount(way, "bindfs", "-f", "--multithreaded", str(state))) for way in ways]
+        yield Volume(mounted, state, ways, [server.pid for server in servers])
+
+
+@contextmanager
+def mount(place: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    place.mkdir()
+    with subprocess.Popen([*command, str(place)], stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: place.is_mount() or process.poll(), f"{command[0]} mounts {place}", within=20)
+            if not place.is_mount():
+                raise OSError(f"{command[0]} cannot mount {place}")
+            yield process
+        finally:
+            subprocess.run(["umount", "--lazy", str(place)], check=False, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Volume:
+    mounted: Path
+    state: Path
+    ways: list[Path]  # of each pod
+    servers: list[int]  # the process behind each way
+
+    def freeze(self) -> None:
+        subprocess.run(["fsfreeze", "-f", str(self.mounted)], check=False, capture_output=True)
+
+    def thaw(self) -> None:
+        subprocess.run(["fsfreeze", "-u", str(self.mounted)], check=False, capture_output=True)
+
+    def fill(self) -> None:
+        with (self.mounted / "full").open("wb") as stream:
+            room = os.fstatvfs(stream.fileno())
+            os.posix_fallocate(stream.fileno(), 0, room.f_bavail * room.f_frsize)
+
+    def empty(self) -> None:
+        (self.mounted / "full").unlink(missing_ok=True)
 
 
 class Sequence:
@@ -102,11 +144,13 @@ class Sequence:
     def __init__(self, seed: int, directory: Path, stack: ExitStack, *, hangs: bool) -> None:
         self.outcome = Outcome(seed, sequence(seed, hangs=hangs))
         self.order = random.Random(seed)
-        if hangs:
-            stack.enter_context(volume(directory))
-        self.two = Two(directory, stack, STAND_IN)
-        self.hangs = 0
+        self.volume = stack.enter_context(volume(directory)) if hangs else None
+        state, ways = (self.volume.state, self.volume.ways) if self.volume else (None, None)
+        booted = [self.order.randint(*BOOTED_S) for _ in (0, 1)]
+        self.two = Two(directory, stack, STAND_IN, base=state, ways=ways, booted=booted)
+        self.lasting: Counter[tuple[str, int]] = Counter()  # faults of the volume and of the network, by pod
         self.enough = threading.Event()
+        stack.callback(self.enough.set)
         self.lock = threading.Lock()
         self.acknowledged: list[tuple[str, int]] = []
         stack.callback(self.heal)
@@ -140,8 +184,12 @@ class Sequence:
             number += 1
             text = f"{pod}-{client}-{number}"
             with suppress(OSError):
+                if self.lasting["requests cut", pod]:
+                    raise ConnectionError("cut")
                 job = answer(connect(self.two.address(pod), text))
                 with self.lock:
+                    if self.lasting["answers cut", pod]:
+                        continue
                     if job:
                         self.acknowledged.append((text, job))
                     else:
@@ -164,30 +212,49 @@ class Sequence:
 
     def begin(self, fault: Fault) -> list[tuple[float, Callable[[], None]]]:
         """Begin a fault, and return what ends it."""
+        if fault.pod == BOTH:
+            return [end for pod in (0, 1) for end in self.begin(replace(fault, pod=pod))]
         ends = fault.at + fault.lasts
         if fault.pod == ACTS:
             newest = lease.Terms(self.two.base).newest()
             fault = replace(fault, pod=int(newest is not None and newest.holder.endswith("-1")))
+        with suppress(*GONE):
+            return [(ends, end) for end in self.breaks(fault)]
+        return []
+
+    def breaks(self, fault: Fault) -> list[Callable[[], None]]:
         pod = self.two.pods[fault.pod]
+        if fault.kind in OF_VOLUME:
+            self.spoil(fault.kind, fault.pod, begins=True)
+            return [lambda: self.spoil(fault.kind, fault.pod, begins=False)]
         if fault.kind in ("freeze", "stop"):
             pids = processes(pod) if fault.kind == "freeze" else [self.process(fault)]
             signal_all(pids, signal.SIGSTOP)
-            return [(ends, lambda: self.wake(pids))]
+            return [lambda: self.wake(pids)]
         if fault.kind == "kill" and fault.service != "pid 1":
             os.kill(self.process(fault), signal.SIGKILL)
         elif fault.kind in ("kill", "pod dies"):
             self.end_pod(fault.pod)
-            return [(ends, lambda: self.start_pod(fault.pod))]
+            return [lambda: self.start_pod(fault.pod)]
         elif fault.kind == "pod ends":
             pod.term()
-            return [(ends, lambda: self.start_pod(fault.pod))]
+            return [lambda: self.start_pod(fault.pod)]
         elif fault.kind == "hand over":
             self.hand_over(fault.pod)
-        elif fault.kind == "volume hangs":
-            self.hangs += 1
-            subprocess.run(["fsfreeze", "-f", str(self.two.base)], check=False, capture_output=True)
-            return [(ends, self.end_hang)]
         return []
+
+    def spoil(self, kind: str, pod: int, *, begins: bool) -> None:
+        """Begin or end a fault of the volume or the network; several may last at once."""
+        self.lasting[kind, pod] += 1 if begins else -1
+        assert self.volume
+        if kind in NETWORK:
+            cut = any(self.lasting[each, pod] for each in NETWORK)
+            signal_all([self.volume.servers[pod]], signal.SIGSTOP if cut else signal.SIGCONT)
+        elif any(self.lasting[kind, each] for each in (0, 1)) is begins:
+            hangs = kind == "volume hangs"
+            act = (self.volume.freeze if begins else self.volume.thaw) if hangs else (
+                self.volume.fill if begins else self.volume.empty)  # fmt: skip
+            act()
 
     def wake(self, pids: list[int]) -> None:
         """Wake processes in any order, as on a busy machine."""
@@ -199,11 +266,6 @@ class Sequence:
     def process(self, fault: Fault) -> int:
         pod = self.two.pods[fault.pod]
         return pid_1(pod) if fault.service == "pid 1" else of_host(pod, fault.service)
-
-    def end_hang(self) -> None:
-        self.hangs -= 1
-        if not self.hangs:
-            subprocess.run(["fsfreeze", "-u", str(self.two.base)], check=False, capture_output=True)
 
     def end_pod(self, number: int) -> None:
         process = self.two.pods[number].process
@@ -225,7 +287,7 @@ class Sequence:
         newest = lease.Terms(self.two.base).newest()
         assert newest is not None
         heir = f"slurm-controller-{1 - number}"
-        request = {"heir": heir, "term": newest.number, "until": now() + 10}
+        request = {"heir": heir, "term": newest.number, "until": self.two.clock(number) + 10}
         (self.two.pods[number].directory / "own" / Path(hand_over.REQUEST).name).write_text(json.dumps(request))
         threading.Thread(target=self.restart_lease, args=(number,), daemon=True).start()
 
@@ -236,8 +298,9 @@ class Sequence:
 
     def heal(self) -> None:
         """End every fault. Safe to repeat."""
-        while self.hangs:
-            self.end_hang()
+        for (kind, pod), count in list(self.lasting.items()):
+            for _ in range(count):
+                self.spoil(kind, pod, begins=False)
         for number, pod in enumerate(self.two.pods):
             if pod.process is None:
                 continue
