@@ -10,8 +10,8 @@ Four threads share the work, since the volume may hang:
 
 PID 1 starts slurmctld while this service is ready, and kills slurmctld when the service is not: after `STANDBY=1`,
 after its end, and when the watchdog hears of no renewal. This service kills slurmctld itself first. So one of the two
-may be stopped. If both are stopped, as on a suspended machine, slurmctld is stopped too: after waking it lives until
-the first of the two has looked at its clock, and finds the directory of its former term closed (`init.state.lease`).
+may be stopped. If both are stopped, the kernel kills slurmctld (`KernelKill`). Where all processes are frozen, it does
+so as soon as they wake, beside slurmctld, which finds the directory of its former term closed (`init.state.lease`).
 
 A hand-over (`init.state.hand_over`) names its heir in a file of root. The holder writes the heir into its term, and
 releases the term to that pod once PID 1 has stopped slurmctld and then this service.
@@ -19,6 +19,8 @@ releases the term to that pod once PID 1 has stopped slurmctld and then this ser
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -109,6 +111,10 @@ DAEMONS = ("slurmctld", "slurmscriptd")
 # `holder`: the holder takes the address of the controller's name itself. `endpointslice`: `init.state.address` does.
 MOVES = "MINIVM_LEASE_ADDRESS"
 PROC = Path("/proc")
+# time.h, signal.h. The kernel kills this long after the term's end: this service comes first where it runs.
+BOOT_CLOCK, TIMER_ABSTIME, SIGEV_SIGNAL = time.CLOCK_BOOTTIME, 1, 0
+LATE_S = 0.5
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @record(frozen=True, slots=True)
@@ -242,13 +248,58 @@ class TermBuilder(threading.Thread):
                 time.sleep(LOOK_S)
 
 
+class KernelKill:
+    """Have the kernel kill slurmctld at the end of its term, where PID 1 and this service are stopped.
+
+    SIGKILL also ends a process that is stopped. A timer of the kernel sends it to this service, unless this service
+    looks at its clock in time. Its end closes a pipe, whose other end a child keeps, and for that the kernel sends it
+    to slurmctld.
+    """
+
+    def __init__(self) -> None:
+        """Call it before the first thread starts: it forks."""
+        self.target = 0
+        self._timer = ctypes.c_void_p()
+        event = ctypes.create_string_buffer(struct.pack("=QiI", 0, signal.SIGKILL, SIGEV_SIGNAL), 64)
+        _check(LIBC.timer_create(BOOT_CLOCK, event, ctypes.byref(self._timer)))
+        self.reading, self.writing = os.pipe()
+        if not os.fork():
+            os.close(self.writing)
+            os.read(self.reading, 1)
+            os._exit(0)
+        fcntl.fcntl(self.reading, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(self.reading, fcntl.F_SETFL, os.O_ASYNC)
+
+    def arm(self, until: float) -> None:
+        """Set the end of the term; 0: this pod has none."""
+        seconds = until + LATE_S if until else 0.0
+        times = struct.pack("=qqqq", 0, 0, int(seconds), int(seconds % 1 * 1e9))
+        _check(LIBC.timer_settime(self._timer, TIMER_ABSTIME, times, None))
+
+    def aim(self) -> None:
+        """Follow slurmctld, which `scontrol reconfigure` replaces by another process."""
+        with suppress(OSError):
+            if self.target and _daemon(self.target) == DAEMONS[0]:
+                return
+            self.target = next((pid for pid in _daemons() if _daemon(pid) == DAEMONS[0]), 0)
+            fcntl.fcntl(self.reading, fcntl.F_SETOWN, self.target)
+
+
+def _check(failed: int) -> None:
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, f"a timer of the boot clock: {strerror(code)}")
+
+
 class LeaseKeeper:
     """The thread that looks at the clock: it makes this pod active, and ends that in time."""
 
     def __init__(
-        self, keeper: Keeper, held: Path, address: MovingAddress | None, request: Path = Path(hand_over.REQUEST)
-    ) -> None:
+        self, keeper: Keeper, held: Path, address: MovingAddress | None, request: Path = Path(hand_over.REQUEST),
+        kernel: KernelKill | None = None,
+    ) -> None:  # fmt: skip
         self.keeper, self.held, self.address, self.request = keeper, held, address, request
+        self.kernel = kernel
         self.active = 0  # the term
         self.begun: tuple[int, str] = (0, "")  # a term, and the way it began, once its slurmctld is ready
         self.turned = threading.Event()  # a term has begun
@@ -270,10 +321,13 @@ class LeaseKeeper:
             if self.is_built(contest.mine) and not self.begin(contest):
                 return False
         elif holds and contest.until != self._until:
+            self.arm(contest.until)
             notify("WATCHDOG=1")
             if self.address:
                 self.address.announce()
         self._until = contest.until
+        if self.active and self.kernel:
+            self.kernel.aim()
         if self.active and self.begun[0] == self.active and self.begun[1]:
             self.tell(f"STATUS=active, term {self.active}: {self.begun[1]}")
         if not self.active:
@@ -308,6 +362,7 @@ class LeaseKeeper:
             log(f"term {contest.mine} cannot begin: {error.strerror or error}")
             return False
         self.active = contest.mine
+        self.arm(contest.until)
         self.turned.set()
         log(f"active, term {self.active}")
         self.tell(f"READY=1\nSTATUS=active, term {self.active}")
@@ -315,6 +370,8 @@ class LeaseKeeper:
 
     def lose(self) -> None:
         """Kill slurmctld before another pod may act, then tell PID 1."""
+        kill_daemons(within=0)
+        self.arm(0.0)
         killed = kill_daemons()
         log(f"term {self.active} is lost: {'slurmctld is killed' if killed else 'slurmctld does not die'}")
         self.active = 0
@@ -332,6 +389,10 @@ class LeaseKeeper:
             self.keeper.leaving.set()
             self.keeper.nudge()
             self.keeper.join(lease.WITHIN_S)
+
+    def arm(self, until: float) -> None:
+        if self.kernel:
+            self.kernel.arm(until)
 
     def leave_address(self) -> None:
         if self.address:
@@ -383,9 +444,9 @@ class PodReporter(threading.Thread):
         return BEGUN_S
 
 
-def kill_daemons() -> bool:
+def kill_daemons(within: float = GONE_S) -> bool:
     """Kill every slurmctld of this pod, also one that a reload has just started; tell if they are gone."""
-    end = time.monotonic() + GONE_S
+    end = time.monotonic() + within
     while running := _daemons():
         for pid in running:
             with suppress(OSError):
@@ -397,14 +458,15 @@ def kill_daemons() -> bool:
 
 
 def _daemons() -> list[int]:
-    daemons = []
-    for entry in PROC.iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                name, state = (entry / "stat").read_text().partition("(")[2].rsplit(")", 1)
-                if name in DAEMONS and state.split()[0] not in "ZX":
-                    daemons.append(int(entry.name))
-    return daemons
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal() and _daemon(int(entry.name))]
+
+
+def _daemon(pid: int) -> str:
+    """Return the name of a daemon of Slurm's controller that has not ended; "" of any other process."""
+    with suppress(OSError):
+        name, state = (PROC / str(pid) / "stat").read_text().partition("(")[2].rsplit(")", 1)
+        return name if name in DAEMONS and state.split()[0] not in "ZX" else ""
+    return ""
 
 
 def own_life(run: Path) -> str:
@@ -447,7 +509,8 @@ def main(words: list[str]) -> int:
         life = own_life(lease_file.parent)
         address = moving_address(pod)
         request = lease_file.parent / Path(hand_over.REQUEST).name if words else pod.path(hand_over.REQUEST)
-        service = LeaseKeeper(Keeper(Terms(parent), pod.name, life), lease_file, address, request)
+        keeper = Keeper(Terms(parent), pod.name, life)
+        service = LeaseKeeper(keeper, lease_file, address, request, KernelKill())
         release = known(pod)
         reporter = PodReporter(service, pod.setting("MINIVM_HTTP"), release.protocol if release else 0)
         # A former process of this service may have been killed before it could kill slurmctld.

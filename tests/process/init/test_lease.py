@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -139,24 +140,38 @@ def test_a_cluster_that_starts_anew_begins_with_its_newest_term(two: Two) -> Non
     assert two.overlaps() == []
 
 
-def test_a_controller_that_wakes_accepts_no_job_that_the_next_one_lacks(tmp_path: Path) -> None:
+def test_a_controller_that_is_stopped_is_dead_before_it_wakes(tmp_path: Path) -> None:
     with ExitStack() as stack:
         two = Two(tmp_path, stack, STAND_IN)
         two.start(0).until_ready()
         first = two.submit(0, "first")
         two.until_saved("first")
+        former = of_host(two.pods[0], "slurmctld")
+        os.kill(former, signal.SIGKILL)
+        two.pods[0].until(lambda: two.pods[0].service("slurmctld").starts == 2, "it is started again, in the same term")
+        two.pods[0].until_ready()
+        until_looked(of_host(two.pods[0], "lease"))
         two.start(1)
         two.pods[1].until(lambda: two.pods[1].snapshot().turn.startswith("standby"), "pod 1 stands by")
-        stopped = processes(two.pods[0])
         slurmctld = of_host(two.pods[0], "slurmctld")
-        for pid in stopped:
+        for pid in processes(two.pods[0]):
             os.kill(pid, signal.SIGSTOP)
         waiting = connect(two.address(0), "waits in the socket of a stopped controller")
         two.pods[1].until(lambda: two.pods[1].snapshot().turn.startswith("active"), "pod 1 acts")
-        os.kill(slurmctld, signal.SIGCONT)
-        assert answer(waiting) == 0, "it is refused"
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        assert Path(f"/proc/{slurmctld}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        with pytest.raises(ConnectionError):
+            answer(waiting)
         second = two.submit(1, "second")
         two.until_saved("second")
         assert two.jobs() == {first: ("first", 0), second: ("second", 0)}
+
+
+def until_looked(lease: int) -> None:
+    """Wait until the main thread of `lease` has looked at its clock, and so at slurmctld's process."""
+
+    def pauses() -> int:
+        text = Path(f"/proc/{lease}/status").read_text()
+        return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.MULTILINE)[0])
+
+    begun = pauses()
+    until(lambda: pauses() > begun + 3, "lease looks at its clock")
