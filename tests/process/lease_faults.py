@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from init.errors import InitError
@@ -61,6 +62,7 @@ class Outcome:
     seed: int
     faults: list[Fault]
     terms: int = 0
+    gap: float = 0.0  # the longest time without a submission
     acknowledged: dict[str, int] = field(default_factory=dict)  # text -> number
     brought_back: int = 0
     refused: int = 0
@@ -114,6 +116,8 @@ def mount(place: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             subprocess.run(["umount", "--lazy", str(place)], check=False, capture_output=True)
+            # The pods of other sequences have this mount, too, and it would last as long as they do.
+            process.kill()
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ class Volume:
     def fill(self) -> None:
         with (self.mounted / "full").open("wb") as stream:
             room = os.fstatvfs(stream.fileno())
-            os.posix_fallocate(stream.fileno(), 0, room.f_bavail * room.f_frsize)
+            with suppress(OSError):  # for the file's own blocks there is no room
+                os.posix_fallocate(stream.fileno(), 0, room.f_bavail * room.f_frsize)
 
     def empty(self) -> None:
         (self.mounted / "full").unlink(missing_ok=True)
@@ -141,8 +146,10 @@ class Volume:
 class Sequence:
     """One sequence of faults."""
 
-    def __init__(self, seed: int, directory: Path, stack: ExitStack, *, hangs: bool) -> None:
-        self.outcome = Outcome(seed, sequence(seed, hangs=hangs))
+    def __init__(
+        self, seed: int, directory: Path, stack: ExitStack, faults: list[Fault], *, hangs: bool
+    ) -> None:  # fmt: skip
+        self.outcome = Outcome(seed, faults)
         self.order = random.Random(seed)
         self.volume = stack.enter_context(volume(directory)) if hangs else None
         state, ways = (self.volume.state, self.volume.ways) if self.volume else (None, None)
@@ -153,6 +160,7 @@ class Sequence:
         stack.callback(self.enough.set)
         self.lock = threading.Lock()
         self.acknowledged: list[tuple[str, int]] = []
+        self.times: list[float] = []
         stack.callback(self.heal)
 
     def run(self) -> Outcome:
@@ -192,6 +200,7 @@ class Sequence:
                         continue
                     if job:
                         self.acknowledged.append((text, job))
+                        self.times.append(time.monotonic())
                     else:
                         self.outcome.refused += 1
             time.sleep(0.05)
@@ -241,7 +250,7 @@ class Sequence:
             return [lambda: self.start_pod(fault.pod)]
         elif fault.kind == "hand over":
             self.hand_over(fault.pod)
-        return []
+        return [lambda: None]  # the clients go on meanwhile
 
     def spoil(self, kind: str, pod: int, *, begins: bool) -> None:
         """Begin or end a fault of the volume or the network; several may last at once."""
@@ -298,9 +307,9 @@ class Sequence:
 
     def heal(self) -> None:
         """End every fault. Safe to repeat."""
-        for (kind, pod), count in list(self.lasting.items()):
+        for (kind, of_pod), count in list(self.lasting.items()):
             for _ in range(count):
-                self.spoil(kind, pod, begins=False)
+                self.spoil(kind, of_pod, begins=False)
         for number, pod in enumerate(self.two.pods):
             if pod.process is None:
                 continue
@@ -329,6 +338,7 @@ class Sequence:
     def check(self) -> None:
         outcome, records = self.outcome, self.two.jobs()
         outcome.acknowledged = dict(self.acknowledged)
+        outcome.gap = max((later - earlier for earlier, later in pairwise(self.times)), default=0.0)
         outcome.terms = lease.terms(self.two.base / "lease")[-1]
         outcome.brought_back = sum(bool(again) for _, again in records.values())
         texts = Counter(text for text, _ in records.values() if text != "probe")
@@ -361,12 +371,14 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def run(seed: int, *, hangs: bool) -> Outcome:
+def run(seed: int, *, hangs: bool, faults: list[Fault] | None = None) -> Outcome:
+    """Run the faults, by default those of the seed."""
+    faults = sequence(seed, hangs=hangs) if faults is None else faults
     directory = Path(tempfile.mkdtemp(prefix="minivm-faults-"))
     try:
         with ExitStack() as stack:
-            return Sequence(seed, directory, stack, hangs=hangs).run()
+            return Sequence(seed, directory, stack, faults, hangs=hangs).run()
     except (AssertionError, OSError) as error:
-        return Outcome(seed, sequence(seed, hangs=hangs), problems=[str(error)], counts=Counter(stuck=1))
+        return Outcome(seed, faults, problems=[str(error)], counts=Counter(stuck=1))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
