@@ -127,20 +127,20 @@ class Volume:
     ways: list[Path]  # of each pod
     servers: list[int]  # the process behind each way
 
-    def freeze(self) -> None:
-        subprocess.run(["fsfreeze", "-f", str(self.mounted)], check=False, capture_output=True)
+    def put(self, *, full: bool, hangs: bool) -> None:
+        """Fill or empty the volume, which needs one that does not hang, then have it hang or not."""
+        self._freeze("-u")
+        if full:
+            with (self.mounted / "full").open("ab") as stream, suppress(OSError):
+                room = os.fstatvfs(stream.fileno())  # for the file's own blocks there is no room
+                os.posix_fallocate(stream.fileno(), stream.tell(), room.f_bavail * room.f_frsize)
+        else:
+            (self.mounted / "full").unlink(missing_ok=True)
+        if hangs:
+            self._freeze("-f")
 
-    def thaw(self) -> None:
-        subprocess.run(["fsfreeze", "-u", str(self.mounted)], check=False, capture_output=True)
-
-    def fill(self) -> None:
-        with (self.mounted / "full").open("wb") as stream:
-            room = os.fstatvfs(stream.fileno())
-            with suppress(OSError):  # for the file's own blocks there is no room
-                os.posix_fallocate(stream.fileno(), 0, room.f_bavail * room.f_frsize)
-
-    def empty(self) -> None:
-        (self.mounted / "full").unlink(missing_ok=True)
+    def _freeze(self, how: str) -> None:
+        subprocess.run(["fsfreeze", how, str(self.mounted)], check=False, capture_output=True)
 
 
 class Sequence:
@@ -259,11 +259,9 @@ class Sequence:
         if kind in NETWORK:
             cut = any(self.lasting[each, pod] for each in NETWORK)
             signal_all([self.volume.servers[pod]], signal.SIGSTOP if cut else signal.SIGCONT)
-        elif any(self.lasting[kind, each] for each in (0, 1)) is begins:
-            hangs = kind == "volume hangs"
-            act = (self.volume.freeze if begins else self.volume.thaw) if hangs else (
-                self.volume.fill if begins else self.volume.empty)  # fmt: skip
-            act()
+        else:
+            full, hangs = (any(self.lasting[each, of] for of in (0, 1)) for each in ("volume full", "volume hangs"))
+            self.volume.put(full=full, hangs=hangs)
 
     def wake(self, pids: list[int]) -> None:
         """Wake processes in any order, as on a busy machine."""

@@ -63,14 +63,18 @@ class Slurmctld:
     def submit(self, text: str, again: int = 0, first: int = 0) -> int:
         with self.lock:
             number = self.following
+            self.following += 1
             place = self.state / f"hash.{number % 10}/job.{number}"
             place.parent.mkdir(mode=0o700, exist_ok=True)
             place.mkdir(mode=0o700)
             pairs = [f"MINIVM_JOB_OWNER={OWNER}", f"MINIVM_JOB_AGAIN={again or ''}{f' {first}' if first else ''}"]
             data = b"".join(pair.encode() + b"\0" for pair in pairs)
-            (place / "environment").write_bytes(len(pairs).to_bytes(4, sys.byteorder) + data)
-            (place / "script").write_bytes(text.encode() + b"\0")
-            self.following += 1
+            try:
+                (place / "environment").write_bytes(len(pairs).to_bytes(4, sys.byteorder) + data)
+                (place / "script").write_bytes(text.encode() + b"\0")
+            except OSError:  # of a full volume
+                shutil.rmtree(place, ignore_errors=True)
+                raise
             self.jobs[number] = (text, again)
             return number
 
