@@ -94,6 +94,7 @@ def _check_cluster(pod: Pod, state: Path, cluster: str) -> None:
 
 def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
     file = state / JOBS
+    _check_owner(file)
     head = read_plain(file, WHOLE_HEAD)
     if head is None and _has_jobs(state):
         return "slurmctld reads the state that was saved before"
@@ -117,6 +118,17 @@ def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
         )
         raise ConfigError(START, problem, file=str(file), hint=hint)
     return "there are no jobs yet"
+
+
+def _check_owner(file: Path) -> None:
+    """Refuse jobs that slurmctld may not read: it would start without them."""
+    try:
+        status = file.lstat()
+    except OSError:
+        return
+    if status.st_uid != (uid := user("slurm")[0]) and not status.st_mode & 0o004:
+        hint = f"set slurm.uid: {status.st_uid} if another operator's pods have that number, or chown it to {uid}"
+        raise ConfigError(START, f"its jobs are uid {status.st_uid}'s, and slurm is {uid}", file=str(file), hint=hint)
 
 
 def _check_claim(pod: Pod, state: Path) -> None:

@@ -91,7 +91,8 @@ class Here:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     me = pwd.getpwuid(os.getuid())
-    monkeypatch.setattr(restore, "user", lambda name: (me.pw_uid, me.pw_gid))
+    for module in (restore, saved_state):
+        monkeypatch.setattr(module, "user", lambda name: (me.pw_uid, me.pw_gid))
     return Here(tmp_path)
 
 
@@ -108,6 +109,16 @@ def test_an_empty_claim_beside_the_pod_s_own_with_jobs_is_refused(here: Here, na
     assert "move the state (docs/how-to/two-controllers.md)" in refused.value.hint
     (here.state / ACCEPTED).touch()
     assert "as an operator accepted" in here.guard()
+
+
+def test_jobs_that_slurmctld_may_not_read_are_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start without any job."""
+    (here.state / "job_state").chmod(0o600)
+    assert here.guard() == "the state is this cluster's"
+    monkeypatch.setattr(saved_state, "user", lambda name: (os.getuid() + 401, 401))
+    with pytest.raises(ConfigError, match="its jobs are uid") as refused:
+        here.guard()
+    assert f"slurm.uid: {os.getuid()}" in refused.value.hint
 
 
 @pytest.mark.parametrize("name", ["job_state", "job_state.old"])
