@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ground.version import VERSION
+from init.command import PASSED_ON, pass_on
 from init.errors import ConfigError, InitError, ManyErrors, RequestError, nearest
 from init.places import PLAN, SOCKET, pod_name
 from init.slurm import client
@@ -368,51 +369,18 @@ def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     click.echo(order(selected, colour=sys.stdout.isatty()))
 
 
-def passed_on(name: str, module: str, before: tuple[str, ...], about: str) -> None:
+def passed_on(name: str) -> None:
     """Define a command of another package, with its own options."""
     settings: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
-    @main.command(name, help=about, context_settings=settings)
+    @main.command(name, help=PASSED_ON[name][2], context_settings=settings)
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def run(arguments: tuple[str, ...]) -> None:
-        run_module(module, (*before, *arguments))
+        pass_on(name, arguments)
 
 
-def run_module(module: str, arguments: tuple[str, ...]) -> None:
-    """Replace this process by another package's command line: neither imports the other."""
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])
-
-
-passed_on("config", "init.config_cli", (), "The cluster's slurm.conf: status, diff, check, accept (see config --help).")
-passed_on(
-    "state",
-    "init.state_cli",
-    (),
-    "Copies of the controller's state: save, list, verify, rehearse, restore (see --help).",
-)
-passed_on("people", "init.people_cli", (), "Users of a file: check, show, diff, forget (see people --help).")
-passed_on(
-    "accounts", "init.accounts_cli", (), "Accounts, users, QOS and limits by a file: plan, apply, drift (see --help)."
-)
-passed_on(
-    "accounting",
-    "init.accounting_cli",
-    (),
-    "The accounting database: move-out, move-in, reopen (see --help).",
-)
-passed_on("drift", "init.helpers.drift", (), "Check that the machine fits this image. Exit 0 when it does.")
-HEALTH = "health.cli"
-passed_on(
-    "gitsync", "gitsync.cli", (), "The scripts' repository: once, status, why, now, rollback, pin (see gitsync --help)."
-)
-passed_on("health", HEALTH, ("health",), "The health checks and their verdicts (see health --help).")
-passed_on("job", "health.jobs", (), "Why a job waits, how it runs, why it ended; without a JOB, your jobs.")
-passed_on("jupyter", "init.jupyter_cli", (), "Run Jupyter in a job, and print how to reach it.")
-passed_on("preflight", "health.active.preflight", (), "In a job: test its nodes; requeue it without bad ones.")
-passed_on("active", "health.active.show", (), "On the controller: the active checks' results and slowest machines.")
-passed_on("notify", "health.notify", (), "Messages about jobs: check your settings; status, test USER (see --help).")
-passed_on("replay", HEALTH, ("replay",), "Run the checks again on a kept evidence capsule (see replay --help).")
+for command in PASSED_ON:
+    passed_on(command)
 
 
 @main.command()

@@ -10,14 +10,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from health import black_box
-from health.jobs import boxes, explain
+from health.jobs import explain
 from health.jobs.ask import Asker, is_visible, look, mine
-from health.jobs.model import Page, listed, safe
+from health.jobs.model import Job, JobNode, Page, listed, safe
 from health.jobs.shared import Shared
 from init.errors import InitError
 from init.slurm import client
+
+if TYPE_CHECKING:
+    from health.jobs.boxes import Box
 
 ABOUT = """Say why a job waits, how it runs, or why it ended: the cause, whose it is, the evidence, and what to do.
 
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     asker = Asker(run=direct if is_root else Shared(direct), user=_user(), is_root=is_root, now=time.time())
     asker.reads_output = options.capsule is None
-    asker.fetch = None if not black_box.port() else boxes.fetch
+    asker.fetch = None if not black_box.port() else _fetch
     try:
         pages = look(asker, options.job) if options.job else mine(asker)
         if options.capsule is not None:
@@ -62,12 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
+    from health.jobs.boxes import fetch  # imported late: a list and a waiting job have no boxes
+
+    return fetch(job, nodes)
+
+
 def _pack(asker: Asker, pages: Sequence[Page], name: str) -> None:
     if len(pages) > 1:
         ids = listed(page.job.shown for page in pages)
         raise InitError("write a capsule", f"one has one job, and these are several: {ids}; name one of them")
     if not is_visible(asker, pages[0].job):
         raise InitError("write a capsule", f"this is a job of {pages[0].job.user}; its user or an operator can")
+    from health.jobs import boxes
+
     path = Path(name or boxes.capsule_name(pages[0]))
     boxes.write_capsule(path, pages[0], asker.fetched, time.time())
     print(f"written: {safe(str(path), 1000)}")

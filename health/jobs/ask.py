@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from health.jobs import boxes, output, parse, pending
+from health.jobs import parse, pending
 from health.jobs.explain import explain, withhold
 from health.jobs.model import (
     ENDED,
@@ -34,6 +34,9 @@ from health.jobs.shared import Shared, is_unknown_job
 from init.errors import InitError
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 from init.slurm.conf import expanded
+
+if TYPE_CHECKING:
+    from health.jobs import boxes
 
 SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
 MOST = 10
@@ -60,6 +63,7 @@ class Asker:
     age: float = 0.0  # seconds since slurmctld answered the last question about jobs
     nodes_age: float = 0.0  # the same for nodes and partitions
     missing: list[str] = field(default_factory=list)
+    records: list[Job] = field(default_factory=list)  # accounting's last answer
     fetch: boxes.Fetch | None = None  # reads the black boxes of a job's nodes
     fetched: tuple[boxes.Box, ...] = ()  # of the job that was explained last
     reads_output: bool = True  # False for a capsule: it goes to other people
@@ -149,9 +153,13 @@ def page(asker: Asker, job: Job) -> Page:
         world = _running(asker, job)
     shown = explain(job, replace(world, missing=tuple(asker.missing)), asker.now)
     if asker.reads_output and job.has_ended and job.state != "COMPLETED" and job.user == asker.user:
+        from health.jobs import output  # imported late, as below: its patterns cost a list of jobs more than squeue
+
         shown = replace(shown, answer=output.add(shown.answer, output.read(job), job))
     if asker.fetch is None or job.is_pending or job.is_lost or not job.nodes:
         return shown
+    from health.jobs import boxes
+
     asker.fetched = asker.fetch(job, world.nodes or ())
     facts, unknown = boxes.explain(asker.fetched, job)
     if not job.has_ended or job.state == "COMPLETED":
@@ -255,7 +263,8 @@ def _accounting(asker: Asker, *options: str) -> list[Job]:
     records = asker.optional("its records", parse.accounted, SACCT, "--json", "--duplicates", *options)
     if asker.missing and any(words in asker.missing[-1] for words in NO_ACCOUNTING):
         asker.missing[-1] = "its records: this cluster keeps no accounting, so ended jobs are forgotten after minutes"
-    return records or []
+    asker.records = records or []
+    return asker.records
 
 
 def _latest(runs: Sequence[Job], wanted: str) -> list[Job]:
@@ -357,13 +366,15 @@ def _running(asker: Asker, job: Job) -> World:
         argv = [SSTAT, "--allsteps", "-nP", "--noconvert", f"--jobs={job.id}", "--format=JobID,TRESUsageInTot"]
         world = replace(world, usage=asker.optional("what it uses", parse.usage, *argv))
     if job.user == asker.user and job.output:
+        from health.jobs import output
+
         world = replace(world, output_age=output.age(job.output, job.started, asker.now))
     return world
 
 
 def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
     """Prefer accounting's record, which has steps and the user that cancelled; slurmdbd may lag behind slurmctld."""
-    runs = [] if job.steps or job.killer else _accounting(asker, f"--jobs={job.shown}")
+    runs = asker.records if job.source == "sacct" else _accounting(asker, f"--jobs={job.shown}")
     records = [run for run in runs if run.id == job.id]
     world = replace(_nodes(asker, job), history=_earlier(records, job))
     if "PREEMPTED" in job.states:

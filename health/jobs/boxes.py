@@ -14,17 +14,15 @@ import json
 import os
 import re
 import socket
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ground.sockets import read_line
 from ground.version import VERSION
-from health import black_box, credentials, gpus
+from health import black_box, credentials
 from health.black_box import OUT_OF_MEMORY
 from health.jobs.explain import as_json
 from health.jobs.model import (
@@ -91,6 +89,10 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
     asked = [name for name in wanted[:MOST_NODES] if name]
     if not asked:
         return ()
+    if len(asked) == 1:
+        return (_fetch_one(job.id, asked[0], addresses.get(asked[0], "")),)
+    from concurrent.futures import ThreadPoolExecutor  # imported late: it costs a page of one node more than its box
+
     with ThreadPoolExecutor(len(asked)) as pool:
         boxes = tuple(pool.map(lambda name: _fetch_one(job.id, name, addresses.get(name, "")), asked))
     if len(wanted) > MOST_NODES:
@@ -100,6 +102,8 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
 
 def _fetch_one(job: int, node: str, address: str) -> Box:
     if os.geteuid() == 0 and node == os.environ.get("MINIVM_POD_NAME"):
+        from health import gpus  # imported late: a page of one's own node alone needs it
+
         box = black_box.find(job, None)
         box = gpus.now_of(box, Places.from_environment().gpus, time.time()) + box
         return Box(node, tuple(black_box.lines(box)), clock=(0.0, 0.0))
@@ -216,6 +220,8 @@ def capsule_name(page: Page) -> str:
 
 def write_capsule(path: Path, page: Page, boxes: Iterable[Box], now: float) -> None:
     """Write a new archive for its owner alone; a file that exists is left as it is."""
+    import tarfile  # imported late: a page needs none
+
     folder = capsule_name(page).removesuffix(".tar.gz")
     about = {
         "minivm": VERSION,

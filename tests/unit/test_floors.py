@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Modules in a package's own folder that may use all of the package.
 ROOF = {
-    "init.__main__", "init.cli", "init.accounting_cli", "init.accounts_cli", "init.config_cli",
+    "init.__main__", "init.cli", "init.command", "init.accounting_cli", "init.accounts_cli", "init.config_cli",
     "init.people_cli", "init.state_cli",
     "health.cli", "gitsync.cli", "fleet.__main__", "fleet.cli",
     "fleet.reconciler",
