@@ -126,6 +126,28 @@ def test_an_answer_serves_for_some_seconds_and_no_longer() -> None:
     run(ask())
 
 
+def test_jobs_that_are_asked_for_often_are_read_anew_together() -> None:
+    slurm, now = Slurm(*map(job, range(1, 21))), [0.0]
+    ids = [str(number) for number in range(1, 21)]
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0])
+        worker = asyncio.create_task(shared_jobs.work())
+        for at, asked in ((0.0, ids), (FRESH_S, ids), (FRESH_S + 1, ["1"]), (FRESH_S + 2, ids), (FRESH_S + 3, ids)):
+            now[0] = at
+            await asyncio.gather(*(reply(shared_jobs, ALICE, wants(id_)) for id_ in asked))
+        now[0] = 3 * FRESH_S
+        await reply(shared_jobs, ALICE, wants("1"))
+        now[0] = 5 * FRESH_S
+        await reply(shared_jobs, ALICE, wants("1"))
+        worker.cancel()
+
+    run(ask())
+    asked = [set(call.rpartition("=")[2].split(",")) for call, _ in slurm.calls]
+    assert asked[:3] == [set(ids)] * 3, "one question renews the answers that others use"
+    assert asked[3:] == [{"1"}], "what serves no question is not read again"
+
+
 def test_commands_are_apart_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm, now, slept = Slurm(), [0.0], list[float]()
     real = asyncio.sleep
@@ -439,6 +461,22 @@ def test_a_job_that_is_too_long_is_put_aside_alone(monkeypatch: pytest.MonkeyPat
 
     run(ask())
     assert len(slurm.calls) <= 20
+
+
+def test_a_job_that_is_too_long_spoils_no_question_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm, now = Large(job(1)), [0.0]
+
+    async def ask() -> None:
+        shared_jobs = JobSnapshot(slurm, lambda: now[0])
+        worker = asyncio.create_task(shared_jobs.work())
+        await reply(shared_jobs, ALICE, wants("1"))
+        shared_jobs._served.add(("jobs", "7"))  # it has grown since it was served
+        now[0] = FRESH_S + 1
+        assert "jobs" in await reply(shared_jobs, ALICE, wants("1"))
+        worker.cancel()
+
+    run(ask())
+    assert [call.rpartition("=")[2] for call, _ in slurm.calls] == ["1", "1,7", "1"]
 
 
 def test_a_long_queue_is_not_loaded_for_each_batch() -> None:
