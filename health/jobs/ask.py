@@ -151,11 +151,12 @@ def page(asker: Asker, job: Job) -> Page:
         world = _pending(asker, job)
     else:
         world = _running(asker, job)
-    shown = explain(job, replace(world, missing=tuple(asker.missing)), asker.now)
+    shown, said = explain(job, replace(world, missing=tuple(asker.missing)), asker.now), None
     if asker.reads_output and job.has_ended and job.state != "COMPLETED" and job.user == asker.user:
         from health.jobs import output  # imported late, as below: its patterns cost a list of jobs more than squeue
 
-        shown = replace(shown, answer=output.add(shown.answer, output.read(job), job))
+        said = output.read(job)
+        shown = replace(shown, answer=output.add(shown.answer, said, job))
     if asker.fetch is None or job.is_pending or job.is_lost or not job.nodes:
         return shown
     from health.jobs import boxes
@@ -167,6 +168,8 @@ def page(asker: Asker, job: Job) -> Page:
     answer = add_node_reports(
         boxes.add_failures(shown.answer, asker.fetched, job), asker.fetched, job, world, asker.now
     )
+    if said is not None and said.is_about_a_network:
+        answer = boxes.add_links(answer, asker.fetched)
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
     return replace(shown, answer=answer)
 

@@ -274,6 +274,7 @@ TERM = 15  # by which Slurm and MPI end the other tasks: never the first failure
 CLOSE_S = 0.05  # of two tasks on one node: slurmstepd collects their ends one after the other
 CLOCKS_S = 0.5  # by which clocks may have moved since, at least
 UNKNOWN_CLOCK_S = 10.0
+LINKS = frozenset({"link_losses", "link_downed"})
 BLAMED = frozenset({JobCause.CODE, JobCause.REQUEST, JobCause.LIMIT, JobCause.UNKNOWN, JobCause.MACHINE})
 
 
@@ -397,3 +398,22 @@ def add_failures(answer: Answer, boxes: Sequence[Box], job: Job) -> Answer:
     if answer.cause is JobCause.UNKNOWN and step.first.code and step.is_whole and not step.rivals:
         answer = replace(answer, cause=JobCause.CODE, sure=Sure.LIKELY)
     return answer
+
+
+def add_links(answer: Answer, boxes: Iterable[Box]) -> Answer:
+    """Blame a machine, with doubt, where a link was lost and no more than a network's error is known."""
+    lost = [
+        box.node
+        for box in boxes
+        for entry in box.last_run
+        if entry.get("kind") == "end" and isinstance(grown := entry.get("grown"), dict)
+        and any(str(key).rpartition("/")[2] in LINKS and isinstance(n, int) and n > 0 for key, n in grown.items())
+    ]  # fmt: skip
+    if not lost or answer.cause not in (JobCause.CODE, JobCause.UNKNOWN):
+        return answer
+    head = f"{answer.headline} A machine's fault is possible too: {listed(lost)} lost a link while it ran."
+    advice = (
+        f"submit it again without what lost one: sbatch --exclude={safe(','.join(lost[:4]), 200)}",
+        *answer.advice,
+    )
+    return replace(answer, headline=head, cause=JobCause.MACHINE, sure=Sure.POSSIBLE, advice=advice)

@@ -43,6 +43,11 @@ class Said:
     rank: int | None = None
     node: str = ""
 
+    @property
+    def is_about_a_network(self) -> bool:
+        """True if a link that was lost would explain the line, as the end of another rank does."""
+        return self.rule.is_consequence and self.rule.cause is JobCause.UNKNOWN
+
 
 def _rule(
     pattern: str,
@@ -87,8 +92,8 @@ RULES = (
     _rule(
         r"NCCL WARN NET/IB|Got completion from peer .* with (?:status|error)|ibv_\w+ failed|Network is unreachable"
         r"|No route to host",
-        "the network between its nodes failed, or another rank ended first",
-        JobCause.MACHINE,
+        "another rank ended first, or the network between its nodes failed",
+        JobCause.UNKNOWN,
         "see what the nodes counted on their ports, and tell an operator if it happens again",
         sure=Sure.POSSIBLE,
         is_consequence=True,
