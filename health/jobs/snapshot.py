@@ -83,6 +83,8 @@ class JobSnapshot:
         self._waiting: dict[str, Batch] = {}
         self._halves: deque[tuple[str, Batch]] = deque()  # of commands whose answer was too long
         self._kept: dict[tuple[str, str], TimedJobs] = {}
+        self._coming: Batch = {}  # of the command under way, which has one kind
+        self._coming_kind = ""
         self._served: set[tuple[str, str]] = set()  # kept answers that served another question
         self._woken = asyncio.Event()
         self._tokens, self._filled = float(BURST), clock()
@@ -97,6 +99,8 @@ class JobSnapshot:
         if answer is not None and now - answer[0] <= _fresh(kind):
             self._served.add((kind, key))
             return answer
+        if kind == self._coming_kind and key in self._coming:
+            return await asyncio.shield(self._coming[key])
         names = ((kind, key), (ASKER, str(uid))) if kind not in PUBLIC else ()
         if any(self._aside.get(name, now) > now for name in names):
             raise DirectError
@@ -145,8 +149,12 @@ class JobSnapshot:
             if rest := {key: waiting[key] for key in waiting if key not in batch}:
                 self._waiting[kind] = rest
             # Keys that are asked for often are read anew together: one command serves them for the same seconds.
-            served = [key for served_kind, key in self._served if served_kind == kind and key not in batch]
-            await self._answer(kind, batch, () if together == 1 else served[: TOGETHER - len(batch)])
+            served = [key for each, key in self._served if each == kind and key not in {*batch, *rest}]
+            for key in served[: TOGETHER - len(batch)] if together > 1 else ():
+                batch[key] = asyncio.get_running_loop().create_future()
+            self._coming_kind, self._coming = kind, batch
+            await self._answer(kind, batch)
+            self._coming = {}
 
     async def _wait_for_token(self) -> None:
         while True:
@@ -158,39 +166,34 @@ class JobSnapshot:
                 return
             await asyncio.sleep((1 - self._tokens) * EACH_S)
 
-    async def _answer(self, kind: str, batch: Batch, more: Sequence[str] = ()) -> None:
-        """Ask for the keys of the batch, and for more keys that no question waits for."""
-        used, keys = self._cpu(), [*batch, *more]
-        self._served.difference_update((kind, key) for key in keys)
+    async def _answer(self, kind: str, batch: Batch) -> None:
+        used = self._cpu()
+        self._served.difference_update((kind, key) for key in batch)
         try:
             if len(batch) > 1 and self._apart_until > self._clock():
                 raise DirectError
-            answers = await asyncio.to_thread(self._read, kind, keys)
+            answers = await asyncio.to_thread(self._read, kind, list(batch))
         except Exception as error:  # a defect must not end the service
-            self._fail(kind, batch, more, error)
+            self._fail(kind, batch, error)
             return
         now = self._clock()
         if kind not in PUBLIC and self._cpu() - used > DEAR_S:
-            sizes = {key: sum(len(text) for _, text in answers[key]) for key in keys}
-            large = [key for key in keys if len(keys) == 1 or sizes[key] > LARGE]
+            sizes = {key: sum(len(text) for _, text in answers[key]) for key in batch}
+            large = [key for key in batch if len(batch) == 1 or sizes[key] > LARGE]
             for key in large:
                 self._put_aside(kind, key)
             if not large:  # the queue is long
                 self._apart_until = now + APART_S
-        for key in keys:
+        for key, future in batch.items():
+            self._askers.pop((kind, key), None)
             self._kept.pop((kind, key), None)
             if answers[key]:  # a job that is submitted next must be seen
                 self._kept[kind, key] = now, answers[key]
-        for key, future in batch.items():
-            self._askers.pop((kind, key), None)
             future.set_result((now, answers[key]))
         self._drop(now)
 
-    def _fail(self, kind: str, batch: Batch, more: Sequence[str], error: Exception) -> None:
+    def _fail(self, kind: str, batch: Batch, error: Exception) -> None:
         """Ask for fewer keys next where an answer was too long; else give the error to the questions."""
-        if isinstance(error, TooLongError) and more:
-            self._halves.append((kind, batch))
-            return
         if isinstance(error, TooLongError) and len(batch) > 1:
             keys = list(batch)
             middle = len(keys) // 2
@@ -198,7 +201,7 @@ class JobSnapshot:
             return
         if isinstance(error, TooLongError):
             self._put_aside(kind, next(iter(batch)))
-        elif isinstance(error, SlurmError) and error.late and len(batch) + len(more) > 1:
+        elif isinstance(error, SlurmError) and error.late and len(batch) > 1:
             self._apart_until = self._clock() + APART_S
             error = DirectError()
         for key, future in batch.items():

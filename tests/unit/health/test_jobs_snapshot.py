@@ -476,7 +476,7 @@ def test_a_job_that_is_too_long_spoils_no_question_beside_it(monkeypatch: pytest
         worker.cancel()
 
     run(ask())
-    assert [call.rpartition("=")[2] for call, _ in slurm.calls] == ["1", "1,7", "1"]
+    assert [call.rpartition("=")[2] for call, _ in slurm.calls] == ["1", "1,7", "1", "7"]
 
 
 def test_a_long_queue_is_not_loaded_for_each_batch() -> None:
