@@ -27,11 +27,13 @@ from tests.waiting import until
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 CONTROLLER, LOGIN, FIRST, SECOND = "slurm-controller-0", "slurm-login-0", "slurm-worker-0", "slurm-worker-1"
+SCRIPT = "prolog.d/50-way"
 BY_KEY = {way.key: way for way in WAYS}
 VALUES = {
-    "scripts": {"policy": {"policy.json": json.dumps(HASTY)}},
+    "scripts": {"policy": {"policy.json": json.dumps({**HASTY, "runner": {"scripts": {SCRIPT: {"broken": "fail"}}}})}},
     "workers": {"defaults": {"gres": ["nvme:2"]}},
     "slurm": {
+        "requeue": {"guiltyNode": "act"},
         "config": {
             "AccountingStorageEnforce": "limits,qos",
             "Licenses": "matlab:1",
@@ -67,7 +69,11 @@ FABRIC = r"""cat > health.d/fabric.sh <<'END'
 # minivm-check: {"about": "the link is up", "class": "node", "period_s": 5, "when": ["background"]}
 [ ! -e /run/minivm/fabric-gone ] || { echo "the fabric is gone"; exit "$MINIVM_UNFIT"; }
 END
-chmod 755 health.d/fabric.sh"""
+cat > prolog.d/50-way <<'END'
+#!/bin/sh
+[ ! -e /run/minivm/prolog-fails ]
+END
+chmod 755 health.d/fabric.sh prolog.d/50-way"""
 OPERATOR = """
 scontrol hold {admin}
 scontrol update jobid={memory} minmemorynode=90000000
@@ -239,11 +245,21 @@ def drained(trial: Trial) -> None:
     trial.submit([BY_KEY["drained"]])
     trial.look("goes-on", "drained")
     trial.cancel("drained")
+    # A job that does not require the second node starts there.
+    trial.as_root(f"scontrol update nodename={FIRST} state=drain reason=test")
     trial.as_root(f"scontrol update nodename={SECOND} state=resume")
+    trial.submit([BY_KEY["again"]])
+    trial.wait_for("again", "RUNNING")
+    trial.as_root(f"scontrol update nodename={FIRST} state=resume")
     trial.world.run(SECOND, "touch", "/run/minivm/fabric-gone")
     until(lambda: "drain" in trial.world.node_states()[SECOND], "the broker drains it", within=60)
+    trial.as_user("alice", "touch die")
     trial.submit([BY_KEY["unfit"]])
     trial.look("sick", "unfit", within=60)
+    trial.world.cluster.exec(CONTROLLER, ["minivm", "restart", "requeue"])  # it comes each minute
+    trial.look("again", within=75)
+    assert f"ExcNodeList={SECOND} " in trial.as_root("scontrol -o show job {again}")
+    trial.cancel("again")
     trial.cancel("sick", "unfit")
     trial.world.run(SECOND, "rm", "/run/minivm/fabric-gone")
 
@@ -269,6 +285,16 @@ def preempted(trial: Trial) -> None:
     trial.cancel("preemptor")
 
 
+def prolog(trial: Trial) -> None:
+    trial.wait_usable(SECOND)
+    trial.world.run(SECOND, "touch", "/run/minivm/prolog-fails")
+    trial.submit([BY_KEY["prolog"]])
+    trial.look("prolog")
+    trial.world.run(SECOND, "rm", "/run/minivm/prolog-fails")
+    trial.cancel("prolog")
+    trial.as_root(f"scontrol update nodename={SECOND} state=resume || true")
+
+
 def lost(trial: Trial) -> None:
     trial.wait_usable(SECOND)
     trial.submit([BY_KEY["node-down"], BY_KEY["nodes-down"]])
@@ -289,9 +315,10 @@ STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (start, tuple(way.key for way in WAYS if way.stage == "start")),
     (busy, ("array", "resources", "priority", "het")),
     (reserved, ("reserved",)),
-    (drained, ("goes-on", "drained", "sick", "unfit")),
+    (drained, ("goes-on", "drained", "sick", "unfit", "again")),
     (running, ("well", "hung", "suspended", "requeued")),
     (preempted, ("preempted",)),
+    (prolog, ("prolog",)),
     (lost, ("node-down", "nodes-down", "pod-replaced")),
 )
 

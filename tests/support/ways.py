@@ -41,6 +41,9 @@ fi
 exec sleep 300
 END
 srun -K -N2 -n2 bash {name}.sh"""
+LOSES_IT = """trap 'sleep 2; echo "$SLURMD_NODENAME:1:2 [0] NCCL WARN NET/IB : no completion"; exit 1' TERM
+sleep 300 &
+wait"""
 SEGFAULT = """import ctypes
 ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL).MPI_Init(None, None)
 ctypes.string_at(0xdead0)"""
@@ -112,6 +115,12 @@ WAITING = (
     Way("unfit", WAITS, "a check found its node broken", MACHINE,
         "nodes that take no jobs ... slurm-worker-1 is drained: minivm: ... the fabric is gone", "-w slurm-worker-1",
         "true", stage="broken"),
+    Way("prolog", WAITS, "the prolog of its node failed", MACHINE,
+        "held because its launch failed on slurm-worker-1 ... slurm-worker-1 is drained: Prolog error",
+        "-w slurm-worker-1", "true", stage="prolog"),
+    Way("again", WAITS, "it died by its machine, and `slurm.requeue` runs it again without that node", CLUSTER,
+        "It was requeued and waits ... runs again without slurm-worker-1 (requeue 1 ... the fabric is gone",
+        "--requeue", "until [ -e die ]; do sleep 0.2; done; exit 1", stage="broken"),
     Way("requeued", WAITS, "an operator requeued it", CLUSTER, "It was requeued and waits", "", "sleep 600",
         stage="requeued"),
 )  # fmt: skip
@@ -165,6 +174,9 @@ DEAD = (
         "cat input"),
     Way("disk-full", ENDED, "a file system is full", LIMIT, "It wrote: ... No space left on device", "",
         "echo result > /dev/full"),
+    Way("quota", ENDED, "a quota is used up (stand-in)", LIMIT,
+        "It wrote: ... Disk quota exceeded ... (your quota of a file system is used up)", "",
+        PYTHON.format("import errno, os\nraise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), 'model.pt')")),
     Way("gpu-memory", ENDED, "a GPU's memory is full (stand-in)", REQUEST,
         "It wrote: ... OutOfMemoryError: CUDA out of memory", "",
         PYTHON.format("class OutOfMemoryError(RuntimeError): pass\n"
@@ -199,6 +211,9 @@ DEAD = (
         "print(f'[rank{rank}]: Traceback (most recent call last):', file=sys.stderr)\n"
         "print(f'[rank{rank}]: {error}', file=sys.stderr)\nsys.exit(1)\nEND\nsrun -N2 -n2 python3 train.py",
         nodes=2, first="task"),
+    Way("rank-network", ENDED, "one rank ends without a word, and NCCL loses it in the other (stand-in)", CODE,
+        "First failed task 1 on {node} ... NCCL WARN NET/IB", "-N2 -n2",
+        ranks("rank-network", "sleep 1; exit 3").replace("exec sleep 300", LOSES_IT), nodes=2, first="task"),
     Way("preempted", ENDED, "a job of a higher priority took its place", CLUSTER,
         "took its place ... job ... of alice", "-p low -w slurm-worker-0 --exclusive --no-requeue", "sleep 600",
         stage="preempted"),
