@@ -76,8 +76,8 @@ def confirm_values(
     except RefusedSlurmConf as refused:
         if before is None or before.overrides == options.overrides or refused.can_pass_later:
             raise
-        kept = replace(options, overrides=before.overrides, values_file=before.values_file)
-        write_private(stored, dump(kept))
+        rendered = replace(options, overrides=before.overrides, values_file=before.values_file)
+        write_private(stored, dump(rendered))
         raise refused.forgotten(options.values_file) from None
 
 

@@ -58,9 +58,9 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
     machines, pools = kubernetes.machines or {}, kubernetes.pools or {}
     stated = {notice.about for notice in decision.notices}
     names_of_objects = [*workers, *kubernetes.nodes, *kubernetes.others, *machines, *pools, *(kubernetes.sets or {})]
-    unread = {key: why for key, why in kubernetes.unread.items() if key.partition("/")[2] == name}
-    for key, why in unread.items():
-        yield f"{key} {line(why, LONG)}: the fleet changes nothing of it until you correct it"
+    unread = {key: reason for key, reason in kubernetes.unread.items() if key.partition("/")[2] == name}
+    for key, reason in unread.items():
+        yield f"{key} {line(reason, LONG)}: the fleet changes nothing of it until you correct it"
     if names_of_objects and name not in {*names_of_objects, *stated, *WHOLE} and not unread:
         raise FleetError(
             "explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*names_of_objects, "fleet"])

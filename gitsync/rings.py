@@ -222,11 +222,11 @@ class Board:
             self._records = {}
 
     def _save(self) -> None:
-        kept = {
+        entries = {
             commit: {"first_seen": each.first_seen, "good": sorted(each.good), "failed": each.failed}
             for commit, each in self._records.items()
         }
-        write_whole(self._path, json.dumps(kept))
+        write_whole(self._path, json.dumps(entries))
 
     def _record(self, commit: str) -> CommitReports:
         if commit not in self._records:

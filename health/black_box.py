@@ -74,7 +74,7 @@ def _network(root: str) -> dict[str, int]:
         # veth: another pod's end, where the node has its machine's network.
         if name == "lo" or name.startswith("veth") or len(numbers) < 12:
             continue
-        counts |= {f"net/{name}/{what}": int(numbers[place]) for what, place in NETWORK}
+        counts |= {f"net/{name}/{counter}": int(numbers[place]) for counter, place in NETWORK}
         if (losses := _number(f"{root}/sys/class/net/{name}/carrier_down_count")) is not None:
             counts[f"net/{name}/link_losses"] = losses
     return counts
@@ -369,11 +369,11 @@ def trim_slurmd_log() -> None:
     """Keep the last half of a log that became large. slurmd appends, so that it goes on at the new end."""
     with contextlib.suppress(OSError):
         if os.stat(slurmd_log()).st_size > LARGEST_SLURMD_LOG:  # noqa: PTH116
-            kept = _read_slurmd_log()[-LARGEST_SLURMD_LOG // 2 :]
+            tail = _read_slurmd_log()[-LARGEST_SLURMD_LOG // 2 :]
             os.truncate(slurmd_log(), 0)
             fd = os.open(slurmd_log(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                os.write(fd, kept[kept.find(b"\n") + 1 :])
+                os.write(fd, tail[tail.find(b"\n") + 1 :])
             finally:
                 os.close(fd)
 

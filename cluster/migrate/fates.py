@@ -111,7 +111,7 @@ class Migration:
             self.notes.append(Item(item.file, str(item), name, found, text))
 
     def count(self, fate: FieldFate) -> int:
-        return sum(1 for found, _ in self.fates.values() if found is fate)
+        return sum(1 for each, _ in self.fates.values() if each is fate)
 
 
 class Reading:
@@ -271,8 +271,8 @@ class Patterns:
 
 def only(value: Any, path: Fields, mine: Mapping[Fields, Any]) -> Any:
     if isinstance(value, Mapping) and value:
-        kept = {key: only(below, (*path, str(key)), mine) for key, below in value.items()}
-        return {key: below for key, below in kept.items() if below is not MISSING} or MISSING
+        trimmed = {key: only(below, (*path, str(key)), mine) for key, below in value.items()}
+        return {key: below for key, below in trimmed.items() if below is not MISSING} or MISSING
     if isinstance(value, list) and value:
         return [only(below, (*path, str(index)), mine) for index, below in enumerate(value)]
     return value if path in mine else MISSING

@@ -106,13 +106,13 @@ class KindWatch:
     async def _list_and_watch(self) -> None:
         version = await self.list()
         while True:
-            async for what, item in self.api.watch(self.kind, version):
+            async for change, item in self.api.watch(self.kind, version):
                 version = str(item.get("metadata", {}).get("resourceVersion", version))
-                news, name = what == "DELETED", kubernetes.name_of(item)
+                news, name = change == "DELETED", kubernetes.name_of(item)
                 if news:
                     self.now.drop(name)
                     self.touched.discard(name)
-                elif what != "BOOKMARK" and (news := self.now.take(item)):
+                elif change != "BOOKMARK" and (news := self.now.take(item)):
                     self.touched.add(name)
                 self._hear(news=news)
             self._hear(news=False)
@@ -169,8 +169,8 @@ class WatchCache:
 
     def world(self) -> KubernetesView | Unknown:
         """Kubernetes' side now."""
-        if why := self.unknown():
-            return Unknown(why)
+        if reason := self.unknown():
+            return Unknown(reason)
         nodes, pods, sets = self.nodes.now, self.pods.now, self.sets.now
         # StatefulSets may be unknown: the fleet may lack the right to list them.
         sets_by_name = None if self.sets.unknown() or sets.unread else dict(sets.objects)
@@ -195,7 +195,7 @@ class WatchCache:
 
     def _guests(self, unread: dict[str, str]) -> tuple[tuple[Guest, ...] | None, frozenset[str]]:
         """Return the guests of the known namespaces, and the unknown namespaces. An unreadable guest gets nothing."""
-        silent = {kind.kind: why for kind in self.guests if (why := kind.unknown())}
+        silent = {kind.kind: reason for kind in self.guests if (reason := kind.unknown())}
         unread |= {kind.kind: _first(kind.now.unread) for kind in self.guests if kind.now.unread} | silent
         heard = [kind for kind in self.guests if kind.kind not in silent]
         guests = tuple(guest for kind in heard for guest in kind.now.objects.values())

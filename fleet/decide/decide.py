@@ -526,10 +526,10 @@ def decide_safely(snapshot: FleetSnapshot, memory: FleetMemory, now: float, poli
         return decide(snapshot, memory, now, policy)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__, -FRAMES)
-        what = one_line(f"{type(error).__name__}: {error}")[:MOST_ERROR]
+        error_text = one_line(f"{type(error).__name__}: {error}")[:MOST_ERROR]
         last = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
-        text = f"nothing is decided: {what} ({last}): a bug of the fleet; report the traceback in its log"
-        trace = "".join(traceback.format_list(frames)) + what
+        text = f"nothing is decided: {error_text} ({last}): a bug of the fleet; report the traceback in its log"
+        trace = "".join(traceback.format_list(frames)) + error_text
         return finish(memory, [Notice("fleet", MISTAKE, text)], (), FleetMemory(), now, mistake=trace)
 
 

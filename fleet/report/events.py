@@ -123,7 +123,7 @@ class EventRateLimit:
             since, times = now, 0
         if times >= MOST_NEWS:
             return False
-        self._written = {key: kept for key, kept in self._written.items() if now - kept[0] < MINUTE_S}
+        self._written = {key: written for key, written in self._written.items() if now - written[0] < MINUTE_S}
         self._written[uid] = since, times + 1
         return True
 

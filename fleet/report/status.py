@@ -160,8 +160,8 @@ def state_in_slurm(worker: Mapping[str, Any], *, known: bool) -> str:
 
 def lines(data: Mapping[str, Any]) -> Iterator[str]:
     """Format the report for a terminal: count the machines that take jobs, and name the rest."""
-    for side, why in data["unknown"].items():
-        yield f"{side.capitalize()} does not answer: {why['why']}"
+    for side, reason in data["unknown"].items():
+        yield f"{side.capitalize()} does not answer: {reason['why']}"
     for controller in data["controllers"]:
         # A single controller that is ready needs no line.
         if len(data["controllers"]) > 1 or not controller["ready"]:

@@ -98,10 +98,10 @@ class _Parser:
         return self.tokens.pop(0)
 
     def whole(self) -> Filter:
-        found = self.either(0)
+        expression = self.either(0)
         if self.tokens:
             self.fail(f"nothing may follow at {self.tokens[0][:40]!r}")
-        return found
+        return expression
 
     def either(self, depth: int) -> Filter:
         if depth > DEEPEST:

@@ -71,14 +71,14 @@ def schemas() -> list[Object]:
 
 
 def resource_types() -> list[Object]:
-    found: list[Object] = [
+    types: list[Object] = [
         {"schemas": [f"{CORE}ResourceType"], "id": SCHEMAS[key][0], "name": SCHEMAS[key][0], "endpoint": f"/{kind}",
          "description": SCHEMAS[key][1], "schema": key,
          "meta": {"resourceType": "ResourceType", "location": f"{BASE}/ResourceTypes/{SCHEMAS[key][0]}"}}
         for kind, key in KINDS.items()
     ]  # fmt: skip
-    found[0]["schemaExtensions"] = [{"schema": EXTENSION, "required": False}]
-    return found
+    types[0]["schemaExtensions"] = [{"schema": EXTENSION, "required": False}]
+    return types
 
 
 def provider(largest: int) -> Object:
@@ -110,13 +110,13 @@ def describer(roster: Roster, kind: str, now: int) -> Callable[[str], Object]:
             if name != roster.rules.group
         ]
         keys = [f"{item.line} {item.comment}".strip() for item in person.keys]
-        found = _head(roster, key, USER) | {"userName": roster.records[key].given}
-        found |= {"displayName": person.gecos} if person.gecos else {}
-        found |= {"active": has_access(person, now)} | ({"groups": groups} if groups else {})
-        return found | {EXTENSION: {"uid": person.uid} | ({"sshKeys": keys} if keys else {})}
+        resource = _head(roster, key, USER) | {"userName": roster.records[key].given}
+        resource |= {"displayName": person.gecos} if person.gecos else {}
+        resource |= {"active": has_access(person, now)} | ({"groups": groups} if groups else {})
+        return resource | {EXTENSION: {"uid": person.uid} | ({"sshKeys": keys} if keys else {})}
 
     def group(key: str) -> Object:
-        listed = [{"value": one, "$ref": f"{BASE}/Users/{one}"} for one in members[roster.groups[key].name]]
+        listed = [{"value": member, "$ref": f"{BASE}/Users/{member}"} for member in members[roster.groups[key].name]]
         return _head(roster, key, GROUP) | {"displayName": roster.records[key].given} | (
             {"members": listed} if listed else {}
         )  # fmt: skip
@@ -146,15 +146,15 @@ def with_meta(roster: Roster, kind: str, resource: Object) -> Object:
 def find(roster: Roster, kind: str, query: Mapping[str, str], now: int) -> Object:
     """Answer a query: a filter, and a page of what it matches."""
     describe = describer(roster, kind, now)
-    found = [describe(key) for key in keys_of(roster, kind)]
+    described = [describe(key) for key in keys_of(roster, kind)]
     if "filter" in query:
         matches = parse_filter(query["filter"])
-        found = [resource for resource in found if matches(with_meta(roster, kind, resource) if "meta" in
+        described = [resource for resource in described if matches(with_meta(roster, kind, resource) if "meta" in
                  query["filter"].lower() else resource)]  # fmt: skip
     first = max(1, _number(query, "startIndex", 1))
     count = min(MOST, max(0, _number(query, "count", MOST)))
-    page = [select(with_meta(roster, kind, resource), query) for resource in found[first - 1 : first - 1 + count]]
-    return listed(page, len(found), first)
+    page = [select(with_meta(roster, kind, resource), query) for resource in described[first - 1 : first - 1 + count]]
+    return listed(page, len(described), first)
 
 
 def listed(page: list[Object], total: int, first: int = 1) -> Object:
@@ -176,9 +176,9 @@ def select(resource: Object, query: Mapping[str, str]) -> Object:
         if name in query:
             paths = [attribute(text) for text in query[name].split(",")]
             resource = {
-                key: kept
+                key: selected
                 for key, value in resource.items()
-                if (kept := value if key in always else _selected(key, value, paths, keeps)) not in (None, {}, [])
+                if (selected := value if key in always else _selected(key, value, paths, keeps)) not in (None, {}, [])
             }
     return resource
 
@@ -200,7 +200,7 @@ def wanted(data: Mapping[str, Any], kind: str, *, creates: bool) -> Requested:
     if kind == "Groups":
         members = None
         if "members" in item:
-            members = tuple(text(one, "value") for one in _mappings(item, "members"))
+            members = tuple(text(member, "value") for member in _mappings(item, "members"))
         return Requested(text(item, "displayName"), external, members=members)
     more = known(_mapping(item, EXTENSION), EXTENSION)
     keys = _lines(more["sshKeys"]) if "sshKeys" in more else None
@@ -345,5 +345,5 @@ def _change_members(resource: Object, path: Path, name: str, value: Any) -> None
         # Entra lists the members to remove beside the path; without a list all go.
         resource["members"] = [item for item in members if given and item["value"] not in given]
     else:
-        kept = {item["value"]: item for item in members} if name == "add" else {}
-        resource["members"] = [*(kept | given).values()]
+        by_value = {item["value"]: item for item in members} if name == "add" else {}
+        resource["members"] = [*(by_value | given).values()]

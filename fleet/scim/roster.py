@@ -79,11 +79,11 @@ class Roster:
 
     def members(self) -> dict[str, list[str]]:
         """Return the ids of each group's members, by the group's name."""
-        found: dict[str, list[str]] = {group.name: [] for group in self.groups.values()}
+        by_group: dict[str, list[str]] = {group.name: [] for group in self.groups.values()}
         for key, person in self.users.items():
             for name in (person.group, *person.groups):
-                found[name].append(key)
-        return found
+                by_group[name].append(key)
+        return by_group
 
     def put_user(self, key: str, wanted: Requested, now: int) -> str:
         """Create a user (key: "") or replace what the request says of one; return the id."""
@@ -147,8 +147,8 @@ class Roster:
             if {person.group, *person.groups} & names.keys():
                 group = names.get(person.group, person.group)
                 groups = dict.fromkeys(names.get(name, name) for name in person.groups)
-                kept = tuple(name for name in groups if name not in (group, self.rules.group))
-                self.users[key] = replace(person, group=group, groups=kept)
+                remaining = tuple(name for name in groups if name not in (group, self.rules.group))
+                self.users[key] = replace(person, group=group, groups=remaining)
 
     def _common_group(self) -> str:
         if all(group.name != self.rules.group for group in self.groups.values()):
@@ -171,8 +171,8 @@ class Roster:
             if owner not in ("", key) and not self.records[owner].deleted:
                 raise ScimError(409, f"{name} is the name of {owner}", "uniqueness")
             found = self.records[key]
-            kept = found.external if wanted.external is None else external
-            return key, replace(found, name=name, given=given, external=kept, created=found.created or now)
+            external_id = found.external if wanted.external is None else external
+            return key, replace(found, name=name, given=given, external=external_id, created=found.created or now)
         if owner:
             found = self.records[owner]
             if found.created and not found.deleted:
@@ -219,15 +219,15 @@ def _text(value: str, where: str) -> str:
 def _keys(lines: Iterable[str], before: tuple[PersonKey, ...]) -> tuple[PersonKey, ...]:
     """Parse ssh keys; one that was there keeps its time of expiry."""
     expiry = {key.line: key.expires for key in before}
-    found = {}
+    keys = {}
     for text in lines:
         try:
             line, comment = read.parse_key(text)
         except read.KeyProblem as problem:
             hint = f"; {problem.hint}" if problem.hint else ""
             raise ScimError(400, f"sshKeys: {problem.why}{hint}", "invalidValue") from None
-        found[line] = PersonKey(line, comment, expiry.get(line, 0))
-    return tuple(found.values())
+        keys[line] = PersonKey(line, comment, expiry.get(line, 0))
+    return tuple(keys.values())
 
 
 def load(data: Mapping[str, bytes], rules: Rules, now: int) -> Roster:

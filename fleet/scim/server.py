@@ -316,11 +316,11 @@ class Receiver:
             return _answer(resources.provider(LARGEST))
         if "filter" in request.query:
             raise ScimError(403, "what is discovered is not filtered")
-        found = resources.schemas() if kind == "Schemas" else resources.resource_types()
+        items = resources.schemas() if kind == "Schemas" else resources.resource_types()
         if not key:
-            return _answer(resources.listed(found, len(found)))
-        one = next((item for item in found if item["id"].lower() == key.lower()), None)
-        return _answer(one) if one else _refusal(404, "there is none of this id")
+            return _answer(resources.listed(items, len(items)))
+        match = next((item for item in items if item["id"].lower() == key.lower()), None)
+        return _answer(match) if match else _refusal(404, "there is none of this id")
 
     async def _query(self, request: web.Request) -> web.Response:
         kind, key = request.match_info["kind"], request.match_info.get("id")

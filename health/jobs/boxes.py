@@ -187,9 +187,9 @@ def _is_about(text: str, gpus: object) -> bool:
 def _grown(values: object) -> list[str]:
     texts = []
     for key, number in values.items() if isinstance(values, dict) else ():
-        *name, what = str(key).split("/")
-        if what in WORDS and isinstance(number, int) and number > 0:
-            texts.append(WORDS[what].format(number, name=safe("/".join(name[1:]), 60)))
+        *name, counter = str(key).split("/")
+        if counter in WORDS and isinstance(number, int) and number > 0:
+            texts.append(WORDS[counter].format(number, name=safe("/".join(name[1:]), 60)))
     return texts
 
 

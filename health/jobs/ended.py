@@ -194,10 +194,10 @@ def _failed_job(job: Job, world: World) -> Answer:
         )
     if job.signal or job.exit_code > 128:
         return _doubt(job, world, _signalled(job))
-    what = SHELL.get(job.exit_code, "")
+    meaning = SHELL.get(job.exit_code, "")
     last = next((step for step in _failed(job) if not step.id.endswith((".batch", ".extern"))), None)
     where = f", first in step {safe(_step_name(job, last), 40)}" if last else ""
-    head = f"Its own program ended with exit code {job.exit_code}{where}{f': {what}' if what else ''}."
+    head = f"Its own program ended with exit code {job.exit_code}{where}{f': {meaning}' if meaning else ''}."
     return _doubt(job, world, Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job)))
 
 
@@ -359,10 +359,10 @@ def _preempted(job: Job, world: World) -> Answer:
         return Answer(
             "A job of a higher priority took its place (preemption).", JobCause.CLUSTER, advice=advice, unknown=unknown
         )
-    who = f"job {safe(taker.shown, 40)} of {safe(taker.user, 40)} in partition {safe(taker.partition, 80)}"
-    start = f"{who} started on {safe(taker.nodes, 80)} {duration(taker.started - job.ended)} after its end"
+    preemptor = f"job {safe(taker.shown, 40)} of {safe(taker.user, 40)} in partition {safe(taker.partition, 80)}"
+    start = f"{preemptor} started on {safe(taker.nodes, 80)} {duration(taker.started - job.ended)} after its end"
     return Answer(
-        f"A job of a higher priority took its place (preemption): most likely {who}.",
+        f"A job of a higher priority took its place (preemption): most likely {preemptor}.",
         JobCause.CLUSTER,
         evidence=(Fact(start, "squeue"),),
         advice=advice,

@@ -298,9 +298,9 @@ def signal_name(number: int) -> str:
 
 def listed(names: Iterable[str], most: int = SHOWN) -> str:
     """List a few names and count the rest: a, b and 3 more."""
-    kept = list(names)
-    shown = ", ".join(safe(name, 80) for name in kept[:most])
-    return f"{shown} and {len(kept) - most} more" if len(kept) > most else shown
+    texts = list(names)
+    shown = ", ".join(safe(name, 80) for name in texts[:most])
+    return f"{shown} and {len(texts) - most} more" if len(texts) > most else shown
 
 
 def count(number: int, thing: str) -> str:

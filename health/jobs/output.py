@@ -182,8 +182,8 @@ _NEXT_RUN = re.compile(
 def read(job: Job) -> Said | None:
     """Return the error that the caller's own job names in its output or its errors."""
     paths = tuple(dict.fromkeys(path for path in (job.errors, job.output) if path and path != "/dev/null"))
-    found = within(lambda: [said for path in paths if (said := find(_end_of(path, job.started), path, job))])
-    return min(found or (), key=lambda said: said.rule.is_consequence, default=None)
+    errors = within(lambda: [said for path in paths if (said := find(_end_of(path, job.started), path, job))])
+    return min(errors or (), key=lambda said: said.rule.is_consequence, default=None)
 
 
 def age(path: str, started: float, now: float) -> float | None:
@@ -240,10 +240,10 @@ def _end_of(path: str, started: float) -> str:
 def find(text: str, path: str, job: Job) -> Said | None:
     """Return the last error of the rank that names one first; of a job without ranks in its output the last one."""
     last: dict[int | None, tuple[int, Said]] = {}
-    for place, said in enumerate(_errors(text, path, job)):
-        kept = last.get(said.rank)
-        if kept is None or kept[1].rule.is_consequence or not said.rule.is_consequence:
-            last[said.rank] = place, said
+    for place, error in enumerate(_errors(text, path, job)):
+        earlier = last.get(error.rank)
+        if earlier is None or earlier[1].rule.is_consequence or not error.rule.is_consequence:
+            last[error.rank] = place, error
     ordered = sorted(last.values(), key=lambda each: (each[1].rule.is_consequence, each[0]))
     return ordered[0][1] if ordered else None
 

@@ -176,9 +176,9 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
     for _, number, *_ in parts[:6] if world.others is not None else ():
         facts.append(_depended(number, world.others or ()))
     if job.reason == "DependencyNeverSatisfied" or failed:
-        what = f" ({listed(failed)})" if failed else ""
+        failed_text = f" ({listed(failed)})" if failed else ""
         return Answer(
-            f"It can never start: a job that it depends on did not end as required{what}.",
+            f"It can never start: a job that it depends on did not end as required{failed_text}.",
             JobCause.REQUEST,
             evidence=tuple(facts),
             advice=(
@@ -522,18 +522,20 @@ def named_limit(reason: str) -> Named | None:
     if match is None:
         return None
     holder, kind, per, run = match["by"], match["kind"], match["per"] or "", match["run"] or ""
-    what = match["what"].lower()
+    resource = match["what"].lower()
     by = {"QOS": "the QOS", "Assoc": "the account", "": "the QOS"}[holder]
-    thing = LIMITED_RESOURCES[what]
+    thing = LIMITED_RESOURCES[resource]
     if run:
         thing = f"minutes of {thing}" if run == "Minutes" else f"minutes of {thing} that running jobs have left"
     if kind == "Min":
         return Named(
-            "QOS", "MinTRESPJ", _TRES.get(what, ""), f"the QOS requires more {thing} than the job asks for", True
+            "QOS", "MinTRESPJ", _TRES.get(resource, ""), f"the QOS requires more {thing} than the job asks for", True
         )
-    whose = "all jobs together" if kind == "Grp" else _OF.get(per, "one user")
-    sentence = f"the limit that {by} sets on {thing} {whose if whose.startswith(('for', 'on')) else f'for {whose}'}"
-    return Named(holder, _key(kind, what, run, per), _TRES.get(what, ""), sentence, per in ("PerJob", "PerNode"))
+    owner = "all jobs together" if kind == "Grp" else _OF.get(per, "one user")
+    sentence = f"the limit that {by} sets on {thing} {owner if owner.startswith(('for', 'on')) else f'for {owner}'}"
+    return Named(
+        holder, _key(kind, resource, run, per), _TRES.get(resource, ""), sentence, per in ("PerJob", "PerNode")
+    )
 
 
 def _key(kind: str, what: str, run: str, per: str) -> str:
@@ -561,9 +563,9 @@ def matching_limits(limit: Named, job: Job, limits: Sequence[UsageLimit]) -> lis
 def limit_words(limit: UsageLimit, job: Job) -> str:
     """Describe a limit in numbers: "QOS normal: GrpTRES cpu 4, in use 4; the job asks for 2"."""
     amount = size if limit.resource == "mem" else minutes if "Wall" in limit.key else str
-    what = f"{limit.key}{f' {safe(limit.resource, 40)}' if limit.resource else ''}"
+    limit_name = f"{limit.key}{f' {safe(limit.resource, 40)}' if limit.resource else ''}"
     used = "" if limit.used is None else f", in use {amount(limit.used)}"
-    return f"{safe(limit.holder, 120)}: {what} is {amount(limit.limit)}{used}{_asked(limit, job)}"
+    return f"{safe(limit.holder, 120)}: {limit_name} is {amount(limit.limit)}{used}{_asked(limit, job)}"
 
 
 def _asked(limit: UsageLimit, job: Job) -> str:

@@ -68,7 +68,7 @@ def guilty_nodes(job: Job, nodes: Iterable[JobNode]) -> tuple[JobNode, ...]:
     if not job.batch or job.state not in STATES or "+" in job.shown or not job.started:
         return ()
     hosts = set(expanded(job.nodes[:65536]))
-    found = tuple(
+    guilty = tuple(
         node
         for node in nodes
         if node.name in hosts
@@ -76,7 +76,7 @@ def guilty_nodes(job: Job, nodes: Iterable[JobNode]) -> tuple[JobNode, ...]:
         and machines.has_verdict(node)
         and job.started <= node.since <= job.ended + JUST_S
     )
-    return found if found and ended.explain(job, World(nodes=found), job.ended).cause is JobCause.MACHINE else ()
+    return guilty if guilty and ended.explain(job, World(nodes=guilty), job.ended).cause is JobCause.MACHINE else ()
 
 
 def obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done: int, most: int) -> str:
@@ -243,8 +243,8 @@ class Requeuer:
 
     def _save(self, record: Requeue) -> None:
         self.records[record.job] = record
-        kept = {name: asdict(each) for name, each in self.records.items() if self.now - each.at <= KEEP_S}
-        write_json(self.file, kept, 0o600)
+        recent = {name: asdict(each) for name, each in self.records.items() if self.now - each.at <= KEEP_S}
+        write_json(self.file, recent, 0o600)
 
 
 def change(job: Job, excluded: str, text: str) -> tuple[str, ...]:

@@ -204,8 +204,8 @@ def email(message: JobMessage, settings: MailSettings, to: tuple[str, ...], id_:
 
 def payload(message: JobMessage, kind: WebhookFormat) -> dict[str, Any]:
     """Return the body of a webhook; mentions and formatting in users' texts have no effect."""
-    who = message.fields.get("user", "")
-    text = f"{who}: {message.text}" if who else message.text
+    user = message.fields.get("user", "")
+    text = f"{user}: {message.text}" if user else message.text
     if kind is WebhookFormat.SLACK:
         quiet = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", QUIET_AT)
         return {"text": quiet, "mrkdwn": False, "link_names": False}

@@ -139,14 +139,14 @@ def changes(before: LockedWheels | None, after: LockedWheels) -> list[str]:
     """List what a new lock changed, one line a wheel and architecture."""
     old = {(wheel.name, wheel.arch): wheel for wheel in (before.wheels if before else ())}
     new = {(wheel.name, wheel.arch): wheel for wheel in after.wheels}
-    lines, what = [], f"cuda {after.name}" if after.name[:1].isdigit() else after.name
+    lines, title = [], f"cuda {after.name}" if after.name[:1].isdigit() else after.name
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
         if was and now and was.version == now.version and was.sha256 != now.sha256:
-            lines.append(f"{what}: {key[0]} {now.version} ({key[1]}) is another file than it was")
+            lines.append(f"{title}: {key[0]} {now.version} ({key[1]}) is another file than it was")
         elif (was.version if was else "") != (now.version if now else ""):
             text = f"{was.version if was else 'not there'} -> {now.version if now else 'not there'}"
-            lines.append(f"{what}: {key[0]} {text} ({key[1]})")
+            lines.append(f"{title}: {key[0]} {text} ({key[1]})")
     return lines
 
 

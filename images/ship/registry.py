@@ -202,8 +202,8 @@ class Registry:
         try:
             return parse_manifest(data)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            why = f"{reference} is not an image manifest of schema 2"
-            raise RegistryError(self.what("read back"), why) from error
+            reason = f"{reference} is not an image manifest of schema 2"
+            raise RegistryError(self.what("read back"), reason) from error
 
     def config(self, blob: Blob) -> Mapping[str, Any]:
         value: Mapping[str, Any] = json.loads(self.named(f"/blobs/{blob.digest}", blob.digest))
@@ -334,8 +334,8 @@ class Registry:
                 )
             return RegistryError(what, f"it refuses the password of user {self.login.user!r}", status=401)
         if error.code == 403:
-            who = f"user {self.login.user!r}" if self.login else "a user without login"
-            return RegistryError(what, f"{who} may not do that there", status=403)
+            account = f"user {self.login.user!r}" if self.login else "a user without login"
+            return RegistryError(what, f"{account} may not do that there", status=403)
         return RegistryError(what, reason(error.code, error.read(1 << 16)), status=error.code)
 
     def _silence(self, error: Exception) -> RegistryError:
@@ -374,8 +374,8 @@ def trust(host: str) -> ssl.SSLContext:
         try:
             context.load_verify_locations(path)
         except OSError as error:  # SSLError is one
-            why = f"no certificate that can be read: {error.strerror or error}"
-            raise ImagesError(f"trust {host}", why, file=path) from error
+            reason = f"no certificate that can be read: {error.strerror or error}"
+            raise ImagesError(f"trust {host}", reason, file=path) from error
     return context
 
 

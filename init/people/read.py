@@ -253,9 +253,9 @@ def _repeated(at: Reader, where: str, key: str, values: Mapping[int, object]) ->
     errors = []
     for index, value in values.items():
         if value in first:
-            why = f"{value} is also that of {where}[{first[value]}]"
+            reason = f"{value} is also that of {where}[{first[value]}]"
             field = f"{where}[{index}].{key}"
-            errors.append(ConfigError(WHAT, why, file=at.file, field=field, hint="give it another one"))
+            errors.append(ConfigError(WHAT, reason, file=at.file, field=field, hint="give it another one"))
         first.setdefault(value, index)
     return errors
 

@@ -187,8 +187,8 @@ def look(pod: Pod, now: float) -> tuple[Losses, int]:
             write_record(pod, losses)
     for uid, loss in losses.people.items():
         if not before or uid not in before.people:
-            kept = "; the jobs stay until `minivm people confirm`" if loss.waits else ""
-            log(f"{loss.name} ({uid}) has no access any more{kept}")
+            consequence = "; the jobs stay until `minivm people confirm`" if loss.waits else ""
+            log(f"{loss.name} ({uid}) has no access any more{consequence}")
     return losses, len(present)
 
 

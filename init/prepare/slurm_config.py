@@ -107,8 +107,8 @@ def _with_slurmdbd_of(mounted: Mapping[str, bytes], good: Mapping[str, bytes]) -
         old, new = before.value(key), after.value(key)
         if old and new and old != new:
             line = rf"^(\s*{key}\s*=\s*){re.escape(old)}(?=[\s#]|$)".encode()
-            found = re.search(line, text, re.IGNORECASE | re.MULTILINE)
-            text = text[: found.end(1)] + new.encode() + text[found.end() :] if found else text
+            match = re.search(line, text, re.IGNORECASE | re.MULTILINE)
+            text = text[: match.end(1)] + new.encode() + text[match.end() :] if match else text
     return {**good, "slurm.conf": text}
 
 

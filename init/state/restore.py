@@ -210,8 +210,8 @@ def restore(
     if journal["phase"] == "accounting":
         cut("accounting")
         if journal["accounting"]:
-            kept = _load_accounting(directory / manifest.name / ACCOUNTING, str(journal["aside"]), cut)
-            yield f"the accounting database is the copy's; the present one is the database {kept}"
+            accounting_kept = _load_accounting(directory / manifest.name / ACCOUNTING, str(journal["aside"]), cut)
+            yield f"the accounting database is the copy's; the present one is the database {accounting_kept}"
         journal["phase"] = "aside"
         _write_journal(state, journal)
     if journal["phase"] == "aside":

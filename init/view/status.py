@@ -155,7 +155,7 @@ def table(snapshot: Snapshot, *, colour: bool, width: int = 100) -> str:
 
 
 def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: Snapshot) -> str:
-    what = service or snapshot.pod or "the pod"
+    subject = service or snapshot.pod or "the pod"
     view = next((view for view in snapshot.services if view.name == service), None)
     if ready:
         # An optional periodic service is ready even after a failed run.
@@ -166,8 +166,8 @@ def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: S
         # The last line of a finished preparation tells what it learnt about this pod.
         extra += [f"  {view.last_line}"] if view and view.state == "done" and view.last_line else []
         state = "is degraded:" if service and service in _degraded(snapshot) else "is ready"
-        return "\n".join([f"{what} {state}", *extra])
-    lines = [f"{what} is not ready:"] + [f"  {reason}" for reason in causes or ("no reason is known",)]
+        return "\n".join([f"{subject} {state}", *extra])
+    lines = [f"{subject} is not ready:"] + [f"  {reason}" for reason in causes or ("no reason is known",)]
     if view is not None:
         if view.last_exit:
             line = f": {view.last_line}" if view.last_line else ""

@@ -15,13 +15,13 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def opened(name: str, above: int) -> int:
     """Open a directory of the user with any mode; never follow a link."""
-    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         with contextlib.suppress(OSError):
-            os.chmod(f"/proc/self/fd/{found}", stat.S_IRWXU)
-        return os.open(".", DIRECTORY, dir_fd=found)
+            os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IRWXU)
+        return os.open(".", DIRECTORY, dir_fd=descriptor)
     finally:
-        os.close(found)
+        os.close(descriptor)
 
 
 def sweep(top: int, patience: int) -> Iterable[object]:
