@@ -18,10 +18,10 @@ if __name__ == "__main__" and sys.prefix == sys.base_prefix:
 
 import click
 
-from ground.errors import Problem
+from ground.errors import Problem, nearest
 from ground.version import VERSION
+from images import ImagesError
 from images.cli.publish import AS_JSON, open_session, open_sessions
-from images.errors import ImagesError, nearest
 
 if TYPE_CHECKING:
     from images.cli.session import Session

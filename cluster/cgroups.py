@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.manifests import PodSpec
 from cluster.roles import HIERARCHIES
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import click
 
-from cluster import names, slurm_conf
+from cluster import ClusterError, names, slurm_conf
 from cluster.change.pinning import Checkout, Wish, chosen, newest_here
 from cluster.change.plan import UpPlan
-from cluster.errors import ClusterError
 from cluster.local import STATE, LocalCluster, stored
 from cluster.render import read_overrides
 from cluster.report import table

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.pods import write_private
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import cgroups, keys, manifests, names, report, slurm_conf, values
+from cluster import ClusterError, cgroups, keys, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan, records
 from cluster.change.pinning import Checkout, ImageChoice, Wish
 from cluster.change.plan import (
@@ -32,7 +32,6 @@ from cluster.change.plan import (
     in_roll_order,
     in_start_order,
 )
-from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published, write_private
 from cluster.render import render

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 
 CLUSTER_DOMAIN = "svc.cluster.local"
 # Kinds of objects that have no effect on one machine.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.pods import LABEL, STATE_LABEL
 
 

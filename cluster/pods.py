@@ -24,8 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from cluster import cgroups, manifests
-from cluster.errors import ClusterError
+from cluster import ClusterError, cgroups, manifests
 from cluster.manifests import CONTAINERS, Manifests, MountedFiles, PodSpec, Volume, VolumeMount, VolumeSource
 from cluster.render import CHART
 from ground.files import read_json, write_whole

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from images.definition.load import UniqueLoader, read_yaml
 
 CHART = Path(__file__).resolve().parent / "chart"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.manifests import PodSpec
 from cluster.pods import CORRECT, RunningPod
 from images.pins import EngineImage

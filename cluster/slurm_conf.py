@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cluster import ClusterError
 from cluster.change.plan import partitions
-from cluster.errors import ClusterError
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
 from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod, publish_files, published_files, write_private
 from cluster.values import CONTROLLER, RELEASE, Options, dump

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from cluster import cgroups
-from cluster.errors import ClusterError
+from cluster import ClusterError, cgroups
 from cluster.keys import Keys
 
 RELEASE = "slurm"

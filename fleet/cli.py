@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import click
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient, KubernetesError
 from fleet.crd import definition, pool_definition
 from fleet.decide.actions import object_name
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.decide.topology import blocks, conf
-from fleet.errors import FleetError
 from fleet.policy import STATE, Topology, read_settings
 from fleet.reconciler import Reconciler
 from fleet.report.events import in_words

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from fleet.errors import FleetError
+from fleet import FleetError
 from init.errors import ConfigError, nearest
 from init.fields import Reader
 

@@ -21,6 +21,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from math import inf
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient, steady
 from fleet.act.changes import apply_change
 from fleet.act.leader_election import Leader, LeaderElection, Log, NoElection
@@ -45,7 +46,6 @@ from fleet.decide.actions import (
 )
 from fleet.decide.decide import MANY, Backoff, Decision, decide_safely
 from fleet.decide.drain import urgent_drains
-from fleet.errors import FleetError
 from fleet.policy import FleetSettings, Policy, read_policy
 from fleet.report.events import EventRateLimit, events, in_words
 from fleet.report.status import Report, report

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from images.errors import ImagesError, nearest
+from ground.errors import nearest
+from images import ImagesError
 
 BOTH = "both"
 

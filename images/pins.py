@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ground.files import write_json
-from images.errors import ImagesError
+from images import ImagesError
 
 FILE = "images.json"
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from images.errors import ImagesError, nearest
+from ground.errors import nearest
+from images import ImagesError
 
 PREFIX = "MINIVM_BUILD_"
 

@@ -19,7 +19,7 @@ import helm_python
 import yaml
 from helm_python import _native
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.render import CHART, render_texts
 from cluster.values import merged
 from tests.support.rendered_chart import new

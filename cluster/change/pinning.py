@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.manifests import PodSpec
 from cluster.report import VERSION_LABEL
 from cluster.roles import CLIENTS, MORE_IMAGES, OPTIONAL, ROLES
 from ground.commands import ran
-from images import settings
+from images import ImagesError, settings
 from images.cli.session import Session
-from images.errors import ImagesError
 from images.make.build import git_revision
 from images.pins import EngineImage, Pins, release
 

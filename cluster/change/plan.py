@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from cluster import values
-from cluster.errors import ClusterError
+from cluster import ClusterError, values
 from cluster.manifests import PodSpec
 from cluster.pods import RunningPod
 from cluster.roles import ROLES

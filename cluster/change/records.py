@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.pods import Kubelet, RunningPod
 from ground.errors import one_line
 from ground.files import sync_directory

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from ground.errors import one_line
 from images.definition.load import Loader, UniqueLoader
 

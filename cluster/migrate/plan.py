@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.migrate import slinky, soperator
 from cluster.migrate.fates import FieldFate, Ignore, Migration, Reading, Use
 from cluster.migrate.objects import WHAT, Object, read, shown

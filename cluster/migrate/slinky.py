@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.migrate import parts
 from cluster.migrate.fates import READ, Default, Ignore, Migration, Reading, Report, Rules, Use
 from cluster.migrate.objects import NAME, WHAT, Object

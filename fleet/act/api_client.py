@@ -22,9 +22,8 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
-from fleet import crd
+from fleet import FleetError, crd
 from fleet.decide.actions import SeenVersions
-from fleet.errors import FleetError
 from fleet.world.fields import Fields
 from fleet.world.kubernetes import LABEL, WORKER, make_fleet_mark
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient, KubernetesError, Object
-from fleet.errors import FleetError
 from fleet.world.fields import Fields
 
 # A Lease that has not changed for this time is free. Never change the value: an upgrade runs two versions at once.

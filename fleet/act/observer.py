@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
+from fleet import FleetError
 from fleet.act.api_client import SLURM, ApiClient, Object, steady
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
@@ -27,7 +28,6 @@ from fleet.decide.conditions import without_durations
 from fleet.decide.drain import is_removable
 from fleet.decide.fencing import find_suspects, pods_on
 from fleet.decide.remediation import ACTED
-from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.fields import Fields
 from fleet.world.kubernetes import COMPONENTS, WITH_PAGE, KubeCondition, KubeNode, KubePod, KubernetesView, is_true

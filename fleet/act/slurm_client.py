@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from fleet import FleetError
 from fleet.decide.actions import Drain, Forget, Place, Remove, Undrain
-from fleet.errors import FleetError
 from fleet.world import slurm
 from fleet.world.fields import Fields, Object, iterate_items
 from fleet.world.slurm import LIFTED, Precondition, SlurmNode, SlurmView, words_in

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fleet import FleetError
 from fleet.act.api_client import GUESTS, WATCH_S, ApiClient, KubernetesError
 from fleet.decide.causes import silent_for
-from fleet.errors import FleetError
 from fleet.world import kubernetes
 from fleet.world.fields import Object
 from fleet.world.guests import Guest, parse_guest

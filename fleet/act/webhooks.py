@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet import FleetError
 from fleet.decide.actions import CallHook
-from fleet.errors import FleetError
 from fleet.policy import Webhook
 
 # For the whole call, with name resolution and TLS.

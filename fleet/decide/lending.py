@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 
+from fleet import FleetError
 from fleet.decide.actions import Notice, first_of
 from fleet.decide.causes import LEAVE, cause, is_past_deadline, takes_new_pods
 from fleet.decide.drain import is_lent
 from fleet.decide.rollout import is_held_by_others
-from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.fields import Fields
 from fleet.world.guests import Amounts, Guest, covers, requests, subtract

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient
 from fleet.act.leader_election import Leader
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, FleetMemory, Notice
 from fleet.decide.decide import Decision, decide_safely
-from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.report.status import Jobs, detail, picture
 from fleet.world.pod_page import ACTIVE, ControllerPod, controllers

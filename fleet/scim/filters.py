@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from fleet.errors import FleetError
+from fleet import FleetError
 
 Resource = Mapping[str, Any]
 Filter = Callable[[Resource], bool]

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import click
 from aiohttp import web
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient, KubernetesError
-from fleet.errors import FleetError
 from fleet.report.web import HttpServer
 from fleet.scim import resources
 from fleet.scim.filters import ScimError

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NoReturn
 
-from fleet.errors import FleetError
+from fleet import FleetError
 
 Object = Mapping[str, object]
 BITS = 64

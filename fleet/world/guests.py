@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from fleet.errors import FleetError
+from fleet import FleetError
 from fleet.world.fields import Fields, Object
 
 # By resource, in thousandths.

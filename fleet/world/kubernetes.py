@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fleet.errors import FleetError
+from fleet import FleetError
 from fleet.world import guests
 from fleet.world.fields import Fields, Object
 from fleet.world.guests import ENDED, Amounts, Guest

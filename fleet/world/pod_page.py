@@ -15,8 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet import crd
-from fleet.errors import FleetError
+from fleet import FleetError, crd
 from fleet.world.fields import Fields
 from fleet.world.kubernetes import CONTROLLER, KubeCondition, KubePod, KubernetesView, is_true
 from fleet.world.snapshot import Worker

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from fleet.errors import FleetError
+from fleet import FleetError
 from fleet.world.fields import Fields, Object
 from ground.errors import one_line
 from init.slurm import node as record

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from fleet import crd
-from fleet.errors import FleetError
+from fleet import FleetError, crd
 from fleet.world.fields import Fields, Object
 from fleet.world.machine import rfc3339
 from fleet.world.slurm import UNKNOWN_OFFER, Offer, gpus

@@ -15,10 +15,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ground.commands import ran
+from ground.errors import nearest
+from images import ImagesError
 from images.archive.fetch import fetch
 from images.archive.locked import LockedPackage
 from images.definition.spec import AptSource, Definition, Pin, Variant
-from images.errors import ImagesError, nearest
 from images.settings import BuildSettings, stanzas
 
 URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")

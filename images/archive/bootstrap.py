@@ -18,11 +18,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import architectures
+from images import ImagesError, architectures
 from images.archive import apt
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
-from images.errors import ImagesError
 from images.settings import installed
 
 # mmdebstrap cleans after itself; this is what it leaves. /etc/resolv.conf and the like must exist, empty: an engine

@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from ground.commands import ran
+from images import ImagesError
 from images.definition.spec import UNFILLED, Pin
-from images.errors import ImagesError
 from images.settings import BuildSettings
 
 # Sources pinned by content, from a git repository, an archive or a directory, whichever is available.

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ground.files import locked, write_whole
-from images import architectures
+from images import ImagesError, architectures
 from images.archive import apt
 from images.archive.apt import Archive, BaseFiles, Origin
 from images.archive.fetch import VERSIONS, download
@@ -34,7 +34,6 @@ from images.definition.spec import (
     cuda_selector,
     own_directory,
 )
-from images.errors import ImagesError
 from images.settings import BuildSettings
 
 # How long another build of this tree may take to read the lists of its repositories and resolve every layer.

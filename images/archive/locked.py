@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from images.errors import ImagesError
+from images import ImagesError
 
 FORMAT = 1
 

@@ -18,11 +18,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from ground.commands import ran
-from images import architectures
+from images import ImagesError, architectures
 from images.archive.lock import LockContext, layers_in_order, write_changed
 from images.archive.locked import RELOCK, lock_text
 from images.definition.spec import PACKAGED, Cuda, Layer, Libraries, Selected
-from images.errors import ImagesError
 from images.settings import BuildSettings
 
 FORMAT = 1

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from images import pins
+from images import ImagesError, pins
 from images.cli.publish import AS_JSON, open_session, open_sessions
 from images.cli.session import Session, build_tools
 from images.engine.docker import DockerEngine
-from images.errors import ImagesError
 from images.make.build import Maker, git_revision
 from images.make.plan import Composed, PlannedImage
 from images.make.progress import Reporter

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from images.errors import ImagesError
+from images import ImagesError
 
 if TYPE_CHECKING:
     from images.cli.session import Session

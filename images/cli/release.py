@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ground.files import write_whole
+from images import ImagesError
 from images.cli.publish import login_to, open_sessions, push_roles
 from images.engine.store import MANIFEST, descriptor
-from images.errors import ImagesError
 from images.ship import provenance
 from images.ship.registry import Registry, RegistryError
 

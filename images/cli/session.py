@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from images import architectures
+from ground.errors import nearest
+from images import ImagesError, architectures
 from images.archive import lock, locked, wheels
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
@@ -28,7 +29,6 @@ from images.definition import load
 from images.definition.load import choose_build, known_cuda
 from images.definition.spec import PACKAGED, Definition
 from images.engine import store
-from images.errors import ImagesError, nearest
 from images.host import OWN_ENGINE
 from images.make.compose import Composer
 from images.make.plan import (

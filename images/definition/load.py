@@ -13,6 +13,8 @@ from pathlib import Path
 
 import yaml
 
+from ground.errors import nearest
+from images import ImagesError
 from images.definition import parse
 from images.definition.spec import (
     PACKAGED,
@@ -24,7 +26,6 @@ from images.definition.spec import (
     Variant,
     definition_file,
 )
-from images.errors import ImagesError, nearest
 
 
 def load(root: Path, site: Path | None = None) -> Definition:

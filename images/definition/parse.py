@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from images import architectures
+from ground.errors import nearest
+from images import ImagesError, architectures
 from images.definition import spec
 from images.definition.spec import Cuda, Libraries, Selected
-from images.errors import ImagesError, nearest
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from images.errors import ImagesError
+from images import ImagesError
 
 Line = Callable[[str], None]
 RUNNING = " ---> Running in "

@@ -21,9 +21,9 @@ import docker.errors  # type: ignore[import-untyped]  # it has no types
 import requests.exceptions
 
 from ground.files import locked
+from images import ImagesError
 from images.engine.builder import Builder
 from images.engine.store import ListedImage, Store, parse_images, store_of
-from images.errors import ImagesError
 from images.host import HostError, chosen_engine
 
 # Ownership of build containers, also after an interrupted build: each has its build's mark as a label.

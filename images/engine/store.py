@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from images.errors import ImagesError
+from images import ImagesError
 from images.host import HostError, chosen_engine
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from ground.commands import ran
+from images import ImagesError
 from images.archive import apt, bootstrap
 from images.archive.apt import BaseFiles, Origin, deb822, one_line
 from images.archive.lock import LockContext
@@ -36,7 +37,6 @@ from images.definition.spec import UNFILLED, AptSource, EntryKind, Pin
 from images.engine import store
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
-from images.errors import ImagesError
 from images.make import content, sbom, toolkit
 from images.make.compose import enabled_sources, fetch_files, pins
 from images.make.content import Entry

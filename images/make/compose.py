@@ -16,7 +16,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from images import architectures
+from ground.errors import nearest
+from images import ImagesError, architectures
 from images.archive import apt
 from images.archive.bootstrap import CLEAN
 from images.archive.fetch import fetch, file_name
@@ -36,7 +37,6 @@ from images.definition.spec import (
     Versions,
     own_directory,
 )
-from images.errors import ImagesError, nearest
 from images.make import content, plan, toolkit
 from images.make.content import Entry
 from images.make.plan import LAYER, Composed, PlannedImage, Rendered, digest

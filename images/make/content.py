@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from ground.errors import nearest
+from images import ImagesError
 from images.definition.spec import BuildChoice, Definition, EntryKind, FileEntry, Role, User
-from images.errors import ImagesError, nearest
 from init.errors import InitError
 from init.plan.compile import compile_plan, plan_to_json
 from init.plan.service import Service

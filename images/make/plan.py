@@ -20,11 +20,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ground.errors import nearest
 from ground.files import locked, write_whole
+from images import ImagesError
 from images.archive.locked import Slice
 from images.archive.wheels import Wheel
 from images.definition.spec import Artifact, User
-from images.errors import ImagesError, nearest
 from images.make.content import Entry
 from images.make.toolkit import ToolkitWheels
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from images import ImagesError
 from images.archive import wheels as archive
 from images.archive.bootstrap import Member, unpack
 from images.archive.lock import LockContext
 from images.archive.locked import RELOCK
 from images.archive.wheels import Wheel
 from images.definition.spec import EntryKind, Layer
-from images.errors import ImagesError
 from images.make import content
 from images.make.content import Entry
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import IO, Any
 
+from images import ImagesError
 from images.engine.store import Chunks
-from images.errors import ImagesError
 from images.settings import installed
 
 DPKG_STATUS = "var/lib/dpkg/status"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from images import ImagesError
 from images.engine.store import MANIFEST, descriptor
-from images.errors import ImagesError
 from images.ship.registry import DIGEST, LARGEST, MANIFEST_TYPES, Registry, RegistryError
 
 TYPE = "application/vnd.in-toto+json"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from images import ImagesError
 from images.engine.store import descriptor
-from images.errors import ImagesError
 from images.ship import provenance
 from images.ship.provenance import INDEX, Descriptor
 from images.ship.registry import Blob, Login, Registry, RegistryError, RegistryPath

@@ -25,7 +25,7 @@ from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any
 
-from images.errors import ImagesError
+from images import ImagesError
 
 # Credentials for a registry: from standard input, the environment, or docker's configuration. Never from argv.
 USER, PASSWORD = "MINIVM_REGISTRY_USER", "MINIVM_REGISTRY_PASSWORD"

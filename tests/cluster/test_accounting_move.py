@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.local import LocalCluster
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from cluster import ClusterError
 from cluster.change.plan import UpPlan
-from cluster.errors import ClusterError
 from cluster.local import LocalCluster, stored
 from cluster.values import UpRequest, auth, merged, settle
 from images.engine.docker import DockerEngine

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.values import merged
 from tests.cluster.researcher import World
 from tests.waiting import until

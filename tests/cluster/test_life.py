@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.local import stored
 from cluster.names import free_port
 from cluster.report import table

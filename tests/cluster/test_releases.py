@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster import ClusterError
 from cluster.change.pinning import Wish, newest_here
-from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.pods import LABEL
 from images.engine.docker import DockerEngine

@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 
-from fleet import crd
+from fleet import FleetError, crd
 from fleet.act import changes
 from fleet.act.api_client import ApiClient
 from fleet.decide.actions import Annotate, Cordon, Fence, Make, Protect, Record, ShowOnNode, StartJob, Withdraw
-from fleet.errors import FleetError
 from fleet.report.events import EventRateLimit, events
 from fleet.world.kubernetes import KubeCondition, KubernetesView
 from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus, Remedy, parse_machine

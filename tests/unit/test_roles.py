@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.roles import MORE_IMAGES, ROLES, TABLE
 from fleet.world.kubernetes import COMPONENTS, RETURNING, WITH_PAGE
 from tests.support.rendered_chart import render

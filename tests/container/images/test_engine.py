@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from images import pins
+from images import ImagesError, pins
 from images.archive.lock import LockContext, open_archive
 from images.archive.locked import LockRequest, Slice, to_json
 from images.cli.check import build_twice, candidates, pinned
@@ -24,7 +24,6 @@ from images.definition.spec import BuildChoice, SlurmSource
 from images.engine import store
 from images.engine.docker import LABEL, DockerEngine
 from images.engine.store import Chunks
-from images.errors import ImagesError
 from images.make import content
 from images.make.build import Maker
 from images.make.plan import BuildResult, Planned

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from images import ImagesError
 from images.archive.locked import LockRequest, Slice
 from images.cli.session import Session
 from images.engine.docker import DockerEngine
-from images.errors import ImagesError
 from images.settings import BuildSettings
 from tests.container import definition
 from tests.container.dockerd import SmallEngine

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive.locked import find
 from images.cli.session import Session
 from images.engine.store import Chunks
-from images.errors import ImagesError
 from images.make.build import Maker
 from images.make.plan import Composed
 from images.make.progress import Plain

@@ -25,10 +25,10 @@ import pytest
 import yaml
 
 from ground.version import VERSION
+from images import ImagesError
 from images.cli.release import CHANGELOG, CHART, STATED, followers
 from images.cli.session import Session
 from images.engine.docker import DockerEngine
-from images.errors import ImagesError
 from images.settings import BuildSettings
 from images.ship.provenance import NAMESPACE
 from images.ship.push import Event, Pushed, push

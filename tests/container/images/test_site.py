@@ -19,10 +19,10 @@ from urllib.parse import unquote
 
 import pytest
 
+from images import ImagesError
 from images.archive import apt
 from images.archive.locked import LockedPackage, Slice
 from images.cli.session import Session
-from images.errors import ImagesError
 from images.make.plan import Composed
 from images.settings import BuildSettings
 from tests.container import definition

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.cli.session import Session
 from images.engine.store import Chunks
-from images.errors import ImagesError
 from images.make.plan import Composed
 from images.settings import BuildSettings
 from images.ship.diff import Contents, read

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient
-from fleet.errors import FleetError
 from tests import kube_api
 
 LIST = {"items": [{"metadata": {"name": "n0", "uid": "u"}}], "metadata": {"resourceVersion": "1"}}

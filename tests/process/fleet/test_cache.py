@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio import client
 
+from fleet import FleetError
 from fleet.act import api_client as adapter
 from fleet.act import watch_cache as cache_module
 from fleet.act.api_client import ApiClient, KubernetesError
@@ -18,7 +19,6 @@ from fleet.act.changes import apply_change
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Cordon, Evict, Free, HideOnNode, Protect, SeenVersions, ShowOnPod
 from fleet.decide.causes import silent_for
-from fleet.errors import FleetError
 from fleet.world.kubernetes import KubeCondition, KubernetesView
 from fleet.world.slurm import Precondition
 from fleet.world.snapshot import Unknown

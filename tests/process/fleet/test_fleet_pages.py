@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from fleet import FleetError
 from fleet.decide.actions import Notice
-from fleet.errors import FleetError
 from fleet.report import web as adapter
 from fleet.report.web import HANGS_S, HttpServer, LoopStats
 from fleet.world.kubernetes import KubernetesView

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from fleet import FleetError
 from fleet.decide.decide import Decision
-from fleet.errors import FleetError
 from fleet.policy import Machines, Policy
 from fleet.report import web as adapter
 from fleet.report.status import CELLS, Jobs, detail, picture

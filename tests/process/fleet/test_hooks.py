@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet import FleetError
 from fleet.act import webhooks
 from fleet.act.webhooks import WebhookCaller
 from fleet.decide.actions import CallHook
-from fleet.errors import FleetError
 from tests.kube_api import _certificate
 from tests.support.watch_server import until
 from tests.support.webhook_receiver import OK, SICK, TAKES, Answers, Receiver, call, says

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet import FleetError
 from fleet.act import slurm_client as adapter
 from fleet.act.slurm_client import SlurmClient, token
 from fleet.decide.actions import Drain, Forget, Remove, SeenVersions, Undrain
-from fleet.errors import FleetError
 from fleet.world.slurm import Precondition
 from tests.support.slurm_rest import NODE, SECRET, Answer, Rest, nodes
 from tests.waiting import PATIENCE, until

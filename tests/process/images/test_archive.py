@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive import lock
-from images.errors import ImagesError
 
 ROOT = Path(__file__).resolve().parents[3]
 # What a build asks with, for long enough to meet the other's; no repository is needed for it.

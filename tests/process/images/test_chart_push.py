@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import build
+from images import ImagesError
 from images.cli import release
-from images.errors import ImagesError
 from images.ship import provenance
 from images.ship.registry import Registry
 from tests.container.registryd import PUSHER, Registryd

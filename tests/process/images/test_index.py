@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from images import ImagesError
 from images.cli.publish import push_index
 from images.engine.store import MANIFEST
-from images.errors import ImagesError
 from images.ship import provenance, push
 from images.ship.provenance import Build
 from images.ship.push import Pushed

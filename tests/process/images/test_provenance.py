@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from images import architectures
+from images import ImagesError, architectures
 from images.cli.publish import attach_provenance
 from images.cli.session import Session
 from images.engine.store import MANIFEST
-from images.errors import ImagesError
 from images.settings import BuildSettings
 from images.ship import provenance
 from images.ship.provenance import Build

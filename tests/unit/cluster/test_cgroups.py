@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster import cgroups, values
+from cluster import ClusterError, cgroups, values
 from cluster.cgroups import RUNTIME_CLASS
-from cluster.errors import ClusterError
 from cluster.roles import HIERARCHIES
 from cluster.values import Options
 from tests.support.rendered_chart import KEYS, local

@@ -14,18 +14,16 @@ import yaml
 from click.testing import CliRunner
 
 from build import main
-from cluster import cli, values
+from cluster import ClusterError, cli, values
 from cluster.change import plan
 from cluster.change.pinning import Checkout, ReleaseFit, Wish, check_releases, choose
 from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
-from cluster.errors import ClusterError
 from cluster.local import LocalCluster
 from cluster.manifests import Manifests, PodSpec
 from cluster.pods import Kubelet, RunningPod
 from cluster.roles import OPTIONAL, ROLES
 from cluster.values import Options, UpRequest, settle
-from images import pins
-from images.errors import ImagesError
+from images import ImagesError, pins
 from images.pins import EngineImage, Pins
 from tests.support.rendered_chart import KEYS
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import values
-from cluster.errors import ClusterError
+from cluster import ClusterError, values
 from cluster.render import CHART, Document
 from cluster.values import Options
 from tests.support.rendered_chart import render

@@ -10,7 +10,7 @@ import helm_python
 import pytest
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.render import CHART, render_texts
 from tests.support.kube_objects import Object, cluster_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.render import CHART, Document
 from init.plan.spec import KEYS
 from tests.support.rendered_chart import render

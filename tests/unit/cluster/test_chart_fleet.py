@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.render import CHART, Document
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
 from fleet.policy import KEYS, OF_MACHINES, WEBHOOK_FILES, Policy, Webhook, policy_from_json, read_settings

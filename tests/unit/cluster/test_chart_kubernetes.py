@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.render import CHART, Document
 from images.definition.load import UniqueLoader
 from tests.helm import rendered_for

@@ -12,9 +12,8 @@ import helm_python
 import pytest
 import yaml
 
-from cluster import manifests
+from cluster import ClusterError, manifests
 from cluster import render as chart_render
-from cluster.errors import ClusterError
 from cluster.pods import Kubelet
 from cluster.render import CHART, Document
 from cluster.values import NAMESPACE, RELEASE, Options, local_values, merged

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.pods import Kubelet, description
 from cluster.values import Options
 from health.notify.own import Allowed, allowed

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ClusterError
-from fleet.errors import FleetError
+from cluster import ClusterError
+from fleet import FleetError
 from fleet.scim.roster import Rules
 from fleet.scim.server import PORT, PROBES, read_settings
 from init.people.read import parse

@@ -17,8 +17,8 @@ import kubernetes_validate  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import yaml
 
+from cluster import ClusterError
 from cluster import render as chart_render
-from cluster.errors import ClusterError
 from cluster.render import CHART, Document
 from gitsync.settings import PREFIX, GitsyncSettings
 from health.policy import broker_policy

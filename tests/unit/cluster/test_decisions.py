@@ -15,10 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from build import main
-from cluster import names, report, values
+from cluster import ClusterError, names, report, values
 from cluster.change import pinning
 from cluster.change.pinning import Checkout
-from cluster.errors import ClusterError
 from cluster.keys import known_hosts, load_or_make
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose, free_port
@@ -27,7 +26,7 @@ from cluster.render import read_overrides
 from cluster.report import Row, problems
 from cluster.roles import ROLES
 from cluster.values import Options
-from images.errors import ImagesError
+from images import ImagesError
 from tests.reader import ROOT
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import docker  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
-from cluster import pods
-from cluster.errors import ClusterError
+from cluster import ClusterError, pods
 from cluster.pods import FRAME, Kubelet
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\nConnection: close\r\n\r\n"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import manifests
-from cluster.errors import ClusterError
+from cluster import ClusterError, manifests
 from cluster.manifests import VolumeSource
 from cluster.pods import description, fingerprint, security
 from cluster.render import CHART, Document

@@ -19,7 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import build
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.migrate import objects, parts, plan, slinky, soperator
 from cluster.migrate.fates import EMPTY, READ, FieldFate, Ignore, Migration, Reading, Rules
 from cluster.migrate.objects import Object

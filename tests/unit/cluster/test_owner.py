@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from build import main
-from cluster import cli, names
-from cluster.errors import ClusterError
+from cluster import ClusterError, cli, names
 from cluster.local import LocalCluster
 from cluster.manifests import PodSpec
 from cluster.pods import LABEL, STATE_LABEL, Kubelet, RunningPod

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from cluster import ClusterError
 from cluster.change import records
 from cluster.change.records import RecordsCarrier
-from cluster.errors import ClusterError
 from cluster.pods import RunningPod
 
 OLD, NEW = "records-from-embedded.tar", "records-from-pod.tar"

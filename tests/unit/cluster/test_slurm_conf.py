@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ClusterError
+from cluster import ClusterError
 from cluster.slurm_conf import Weighed, confirm, confirm_values, packed, weighed
 from cluster.values import CONTROLLER, Options, dump, load
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fleet import FleetError
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, FleetMemory, Remove, Undrain
 from fleet.decide.pools import refusals
-from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import Offer, PendingJob, gpus, mismatch, nodes_needed, parse_slurm, pending_jobs, tasks

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from fleet import FleetError
 from fleet.act.api_client import ApiClient
 from fleet.act.watch_cache import WatchCache
-from fleet.errors import FleetError
 from fleet.world.fields import Fields
 from fleet.world.guests import amount, parse_guest, requests
 from fleet.world.kubernetes import KubernetesView

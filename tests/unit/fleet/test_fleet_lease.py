@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet import FleetError
 from fleet.act import leader_election
 from fleet.act.leader_election import HOLDS_S, LASTS_S, LeaseRecord, LeaseState, after_read, after_write, should_write
-from fleet.errors import FleetError
 
 
 def test_a_free_lease_is_taken_and_one_that_is_renewed_is_not() -> None:

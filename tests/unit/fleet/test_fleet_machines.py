@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import crd
+from fleet import FleetError, crd
 from fleet.decide.actions import Make, Record
-from fleet.errors import FleetError
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import (
     ActiveHistory,

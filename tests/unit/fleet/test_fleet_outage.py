@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fleet import FleetError
 from fleet.cli import explain
-from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.report.status import detail, lines, picture, report
 from fleet.world.kubernetes import KubernetesView

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from fleet import FleetError
 from fleet.act.observer import LATER_S, SOON_S, PodPages, can_answer, read_page
 from fleet.decide.actions import ShowOnPod
 from fleet.decide.conditions import show_pages
-from fleet.errors import FleetError
 from fleet.report.events import in_words
 from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView, parse_pod
 from fleet.world.pod_page import CONDITION as DEEP

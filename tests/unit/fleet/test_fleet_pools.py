@@ -12,12 +12,11 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # none are there
 import pytest
 
-from fleet import crd
+from fleet import FleetError, crd
 from fleet.act.changes import pod_of
 from fleet.cli import explain
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, FleetMemory, NotePool, Undrain
 from fleet.decide.pools import refusals
-from fleet.errors import FleetError
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubeNode, assemble
 from fleet.world.worker_pool import parse_pool, pod_name, pool_status_json

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import FleetError
+from fleet import FleetError
 from fleet.policy import Policy, policy, policy_from_json
 from fleet.world import kubernetes, slurm
 from fleet.world.fields import iterate_items

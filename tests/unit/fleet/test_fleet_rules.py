@@ -13,8 +13,7 @@ import jsonschema  # type: ignore[import-untyped]  # none are there
 import pytest
 from cel_expr_python import cel  # type: ignore[import-untyped]  # none are there
 
-from fleet import crd
-from fleet.errors import FleetError
+from fleet import FleetError, crd
 from fleet.world.machine import parse_machine
 from fleet.world.worker_pool import parse_pool
 from tests.fleet_pools_world import template

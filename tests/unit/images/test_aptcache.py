@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive.fetch import cache
-from images.errors import ImagesError
 
 PACKAGE = b"package " * 1000
 

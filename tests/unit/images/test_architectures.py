@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from images import architectures, host
+from images import ImagesError, architectures, host
 from images.archive import apt, bootstrap, lock
 from images.archive.lock import LockContext
 from images.archive.locked import LockRequest, Slice
@@ -19,7 +19,6 @@ from images.cli.session import Session, build_tools
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.docker import DockerEngine
-from images.errors import ImagesError
 from images.host import OWN_ENGINE
 from images.make import build
 from images.make.build import advise, ensure_base

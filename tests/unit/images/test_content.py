@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.definition.spec import EntryKind, FileEntry, User
-from images.errors import ImagesError
 from images.make import content
 from images.make.content import Entry
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from images.errors import ImagesError
+from images import ImagesError
 from images.ship.registry import PASSWORD, USER, Login, find
 
 HOST = "registry.site:5000"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.definition.load import active_chain, capabilities, load
 from images.definition.spec import BuildChoice, SlurmSource
-from images.errors import ImagesError
 
 ROOT = Path(__file__).resolve().parents[3]
 DEBIAN = BuildChoice("debian", SlurmSource.PACKAGE)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from images import ImagesError
 from images.engine.store import Chunks
-from images.errors import ImagesError
 from images.ship.diff import Contents, PathKind, as_data, compare, human, lines, read
 
 STATUS = "var/lib/dpkg/status"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive import wheels
 from images.archive.lock import LockContext
 from images.archive.wheels import Wheel
 from images.definition.load import load
 from images.definition.spec import BuildChoice, Libraries, Selected, SlurmSource
-from images.errors import ImagesError
 from images.make import toolkit
 from images.settings import BuildSettings
 from tests.support.wheel_files import index, locked_wheel, made

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from images import ImagesError
 from images.archive.apt import URI, unresolved
 from images.archive.lock import WantedPackages, find_stale
 from images.archive.locked import LockedPackage, LockRequest, Slice, changes, from_json, to_json, vanished
 from images.definition.spec import Layer
-from images.errors import ImagesError
 
 REQUEST = LockRequest(("less",), "root", ("trixie main",))
 LESS = LockedPackage("less", "668-1", "amd64", 10, "a" * 64, "debian", "pool/main/l/less/less_668-1_amd64.deb")

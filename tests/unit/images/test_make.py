@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive import bootstrap
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, divided
-from images.errors import ImagesError
 from images.make.build import explain_failures, moved_entries
 from images.make.plan import DockerfileContent, PlannedImage, dockerfile, strict
 from images.make.progress import Plain

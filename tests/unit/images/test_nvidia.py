@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive.fetch import fetch
 from images.archive.lock import LockContext, list_wanted
 from images.archive.locked import Slice
 from images.definition.load import active_chain, capabilities, load, read_yaml
 from images.definition.spec import UNFILLED, BuildChoice, Definition, SlurmSource
-from images.errors import ImagesError
 from images.make import plan
 from images.make.compose import Composer, fetch_files
 from images.make.plan import PlannedImage

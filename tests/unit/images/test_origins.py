@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive import apt
 from images.archive.apt import Origin, deb822, one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
-from images.errors import ImagesError
 from images.make.build import read_members
 from images.settings import BuildSettings
 

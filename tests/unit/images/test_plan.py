@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from images import ImagesError
 from images.archive.lock import LockContext
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.store import Additions, config
-from images.errors import ImagesError
 from images.make.compose import Composer
 from images.make.content import Entry, entrypoint
 from images.make.plan import Composed, PlannedImage, changed

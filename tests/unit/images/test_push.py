@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from images.errors import ImagesError
+from images import ImagesError
 from images.ship.push import Event, LayerState, Progress
 from images.ship.registry import RegistryPath, reason
 

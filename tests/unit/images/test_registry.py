@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from images.errors import ImagesError
+from images import ImagesError
 from images.ship import provenance
 from images.ship.registry import CHUNK, LARGEST, Blob, Login, Registry, RegistryPath, inflated, trust
 

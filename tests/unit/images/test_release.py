@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import build
 from ground.version import VERSION
+from images import ImagesError
 from images.cli import release
 from images.cli.release import (
     CHANGELOG,
@@ -29,7 +30,6 @@ from images.cli.release import (
     with_section,
     with_version,
 )
-from images.errors import ImagesError
 
 ROOT = Path(__file__).resolve().parents[3]
 DAY, LATER = date(2027, 1, 31), date(2027, 2, 1)

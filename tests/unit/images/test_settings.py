@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from images.errors import ImagesError
+from images import ImagesError
 from images.settings import check_certificates, read
 
 

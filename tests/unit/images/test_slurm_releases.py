@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from images import ImagesError
 from images.archive import apt, lock
 from images.archive.apt import Origin
 from images.archive.fetch import fetch
@@ -20,7 +21,6 @@ from images.definition import parse
 from images.definition.load import capabilities, choose_build, load, read_yaml
 from images.definition.parse import DefinitionFields
 from images.definition.spec import AptSource, BuildChoice, Definition, SlurmSource
-from images.errors import ImagesError
 from images.make import compose, content
 from images.settings import BuildSettings
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from images import ImagesError
 from images.engine.store import Config, ContentStore, GraphDriver, read, store_of
-from images.errors import ImagesError
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings/docker"
 CONTENT_STORES = sorted(path.stem.removeprefix("save-") for path in RECORDINGS.glob("save-*-containerd.tar"))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive.fetch import fetch, packed
 from images.definition.load import load
 from images.definition.spec import UNFILLED, Pin
-from images.errors import ImagesError
 from images.settings import BuildSettings, read
 
 ROOT = Path(__file__).resolve().parents[3]

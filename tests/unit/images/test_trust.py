@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from images import ImagesError
 from images.archive import lock
 from images.archive.fetch import fetch
 from images.archive.lock import LockContext
 from images.definition.load import load
 from images.definition.spec import UNFILLED, BuildChoice, Definition, Pin, SlurmSource
-from images.errors import ImagesError
 from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from images import ImagesError
 from images.archive import bootstrap, wheels
 from images.archive.bootstrap import unpack
 from images.archive.lock import LockContext
 from images.archive.wheels import LockedWheels, Wheel
 from images.definition.load import load
 from images.definition.spec import BuildChoice, Cuda, EntryKind, SlurmSource
-from images.errors import ImagesError
 from images.make import toolkit
 from images.make.content import Entry
 from images.make.sbom import listed, purl

@@ -1,9 +1,0 @@
-"""This package's error: cannot X: why."""
-
-from __future__ import annotations
-
-from ground.errors import Problem
-
-
-class ClusterError(Problem):
-    """The cluster cannot be made; the command line prints the message with its hint, and nothing else."""
