@@ -93,10 +93,11 @@ def status(error: OSError) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
 
 
-def _frames(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the engine's frames of stdout and stderr until the stream ends: one byte of kind, then the size."""
+def read_frames(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the kind and content of the engine's frames until the stream ends: stdout is 1, stderr 2."""
     while len(header := stream.read(FRAME.size)) == FRAME.size:
-        yield stream.read(FRAME.unpack(header)[1])
+        kind, size = FRAME.unpack(header)
+        yield kind, stream.read(size)
 
 
 def security(pod: PodSpec) -> list[str]:
@@ -359,7 +360,7 @@ class Kubelet:
         request = {"Detach": False, "Tty": False}
         with self.api.post(url, json=request, stream=True, timeout=None) as answer:  # a command may be silent for long
             answer.raise_for_status()
-            output = b"".join(_frames(answer.raw))
+            output = b"".join(content for _, content in read_frames(answer.raw))
         return self._exit_code(started), output.decode(errors="replace")
 
     def _exit_code(self, started: str) -> int:

@@ -25,7 +25,8 @@ from init.slurm.change import (
     objections,
     weigh,
 )
-from init.slurm.daemon import PROGRAM, Slurmctld
+from init.slurm.client import is_slurmctld_installed
+from init.slurm.daemon import Slurmctld
 from init.slurm.files import MAIN, LastGoodConfig, SlurmFiles, digest, of_config_map, read
 from init.slurm.place import placed
 
@@ -43,7 +44,7 @@ def main(context: click.Context, socket: Path | None) -> None:
     """Look at the cluster's slurm.conf, in the controller's pod."""
     from init.pod.client import control_socket
 
-    if not PROGRAM.exists():
+    if not is_slurmctld_installed():
         raise SlurmConfigError(
             "look at slurm.conf", "this pod runs no slurmctld", hint="run this in the controller's pod"
         )

@@ -17,7 +17,7 @@ from init.errors import ConfigError
 from init.pod.client import Client, control_socket, service
 from init.pod.pod import Pod, user
 from init.prepare import saved_state
-from init.slurm.daemon import PROGRAM
+from init.slurm.client import is_slurmctld_installed
 from init.slurm.place import ACCEPTED, BACKUPS, state_of
 from init.state import copies, prove, rehearse, restore, save
 from init.state.copies import CopyError, Manifest
@@ -48,7 +48,7 @@ def main() -> None:
 
     In the accounting pod the same of its records.
     """
-    if not PROGRAM.exists():
+    if not is_slurmctld_installed():
         raise CopyError(
             "look at the state",
             "this pod runs no slurmctld",

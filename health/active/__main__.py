@@ -45,8 +45,6 @@ from init.slurm.node import Node, parse
 PARTITION = "minivm-active"
 MEMORY = Path("/var/lib/minivm/active/plan.json")
 REPORT = Path("/var/lib/minivm/active/report.json")
-SBATCH = "/usr/bin/sbatch"
-SACCTMGR = "/usr/bin/sacctmgr"
 SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
@@ -145,7 +143,7 @@ def job_command(submission: Submission) -> str:
 def submit(submission: Submission, account: str, controller: str) -> None:
     machines = submission.test.machines
     command = [
-        SBATCH, "--parsable", f"--partition={PARTITION}", "--exclusive", f"--nodes={len(machines)}",
+        client.SBATCH, "--parsable", f"--partition={PARTITION}", "--exclusive", f"--nodes={len(machines)}",
         f"--nodelist={','.join(machines)}", "--ntasks-per-node=1", "--mem=0", "--no-requeue", "--chdir=/",
         "--output=/dev/null", f"--time={submission.needs.minutes}", f"--job-name=active-{submission.check}",
         f"--comment={comment_of(submission)}", *([f"--account={account}"] if account else []),
@@ -174,7 +172,7 @@ def explain(error: Exception, account: str, controller: str) -> str:
     if not any(words in output for words in ("Invalid account", "minivm: --account=")):
         return str(error)
     user = pwd.getpwuid(os.geteuid()).pw_name
-    command = [SACCTMGR, "-nP", "show", "associations", "where", f"user={user}", "format=account"]
+    command = [client.SACCTMGR, "-nP", "show", "associations", "where", f"user={user}", "format=account"]
     try:
         accounts = sorted(set(client.run(command, controller).split()))
     except (InitError, OSError):

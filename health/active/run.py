@@ -25,14 +25,13 @@ from gitsync import lease
 from gitsync.errors import GitsyncError
 from ground.files import read_json, remove_temporaries, write_json
 from health.api import CheckModule, Result
-from health.checks.active_checks import ACTIVE
+from health.checks.active_checks import ACTIVE, DIRECTORY
 from health.checks.collect import collect
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
 from health.places import boot_id
 from health.script import UNFIT
 
-RESULTS = Path("/var/lib/minivm/active")
 # What a check's programs may know of their job: enough to start a step in it.
 OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_LAUNCH_NODE_IPADDR", "SLURMD_NODENAME")
 LATER_S = 60.0
@@ -56,7 +55,7 @@ class ActiveRecord:
     state: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_record(check: str, directory: Path = RESULTS) -> ActiveRecord:
+def read_record(check: str, directory: Path = DIRECTORY) -> ActiveRecord:
     """Read the last result; an absent or damaged file is no result."""
     data = read_json(directory / f"{check}.json")
     try:
@@ -80,7 +79,7 @@ def after(before: ActiveRecord, judged: Judged, job: str, period_s: float) -> Ac
     )  # fmt: skip
 
 
-def save(record: ActiveRecord, directory: Path = RESULTS) -> None:
+def save(record: ActiveRecord, directory: Path = DIRECTORY) -> None:
     file = directory / f"{record.check}.json"
     # One active check at a time runs on a node.
     remove_temporaries(file)

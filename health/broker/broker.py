@@ -54,7 +54,6 @@ from init.slurm import client
 from init.slurm.client import SlurmError
 
 # The broker's calls to the controller, each with a deadline.
-SINFO = "/usr/bin/sinfo"
 
 
 def others(text: str, own: str) -> tuple[list[Other], int]:
@@ -94,7 +93,7 @@ class Slurm:
 
     def others(self) -> tuple[list[Other], int]:
         """Return the reasons of the other nodes, and the number of nodes."""
-        text = client.run([SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
+        text = client.run([client.SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
         return others(text, self.name)
 
     def survey(self) -> Fleet:

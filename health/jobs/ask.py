@@ -32,13 +32,13 @@ from health.jobs.model import (
 )
 from health.jobs.shared import Shared, is_unknown_job
 from init.errors import InitError
-from init.slurm.client import SCONTROL, SQUEUE, SlurmError
+from init.slurm.client import SACCTMGR, SCONTROL, SQUEUE, SlurmError
 from init.slurm.conf import expanded
 
 if TYPE_CHECKING:
     from health.jobs import boxes
 
-SACCT, SACCTMGR, SSTAT = "/usr/bin/sacct", "/usr/bin/sacctmgr", "/usr/bin/sstat"
+SACCT, SSTAT = "/usr/bin/sacct", "/usr/bin/sstat"
 MOST = 10
 IDENTITY = re.compile(r"(\d{1,10})(?:([_+])(\d{1,10}))?", re.ASCII)
 STEP = re.compile(r"(\d{1,10}(?:[_+]\d{1,10})?)\.(?:\d{1,10}|batch|extern|interactive)", re.ASCII)

@@ -30,7 +30,6 @@ from init.pod.addresses import CONTROLLER
 from init.slurm import client
 from init.slurm.conf import setting
 
-SACCTMGR = "/usr/bin/sacctmgr"
 WITHIN = 120.0  # for a call of 200 users, on a loaded machine
 CONFIGURATIONS = ("/etc/slurm/slurm.conf", client.FETCHED)
 # What sacctmgr says, with an error, where a call that was cut had done its work already.
@@ -59,7 +58,7 @@ def cluster_name() -> str:
 
 def sacctmgr(*arguments: str) -> str:
     """Run sacctmgr and return its output; AccountsError with its own words."""
-    argv = [SACCTMGR, *arguments]
+    argv = [client.SACCTMGR, *arguments]
     what = f"run {' '.join(arguments)[:200]}"
     try:
         done = ran(argv, within=WITHIN, env=client.environment(CONTROLLER))

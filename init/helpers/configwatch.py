@@ -40,7 +40,8 @@ from init.slurm.change import (
     save_judgement,
     weigh,
 )
-from init.slurm.daemon import PROGRAM, ReconfigureAnswer, ReconfigureOutcome, Slurmctld
+from init.slurm.client import is_slurmctld_installed
+from init.slurm.daemon import ReconfigureAnswer, ReconfigureOutcome, Slurmctld
 from init.slurm.files import LastGoodConfig, SlurmFiles, digest
 
 # The directory in which Kubernetes shows the annotation, and the file with the request.
@@ -330,7 +331,7 @@ def main(control: Path = SOCKET) -> int:
     watcher = Watcher()
     watches: list[SlurmWatch | DropInWatch | RestartRequestWatch] = []
     directories = list(DROPINS)
-    if PROGRAM.exists():
+    if is_slurmctld_installed():
         pod = Pod(os.environ)
         files, last_good = SlurmFiles(pod), LastGoodConfig(pod)
         directories += [files.mounted, last_good.directory]

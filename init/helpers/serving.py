@@ -152,9 +152,6 @@ HEARD_S, ASK_AGAIN_S = 240.0, 90.0
 SAVED_S = 15.0
 
 
-SLURMCTLD = Path("/usr/sbin/slurmctld")  # the images of other roles have none
-
-
 class Fault(Enum):
     NONE = "none"
     SILENT = "silent"  # no answer in time: a restart may help
@@ -327,7 +324,7 @@ def main() -> int:
     else:
         daemons = ("slurmctld",)
         finding = ask_as_user(controller, host_and_port(controller)[1])
-        if finding.fault is Fault.NONE and SLURMCTLD.exists():
+        if finding.fault is Fault.NONE and client.is_slurmctld_installed():
             memory = save_backfilled(controller, memory)
     memory, reason, restart = judge(memory, finding, now)
     cause, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S

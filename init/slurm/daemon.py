@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ground.commands import ran
 from init.pod.client import Client, service
-from init.slurm.client import SCONTROL, SQUEUE
+from init.slurm.client import SCONTROL, SLURMCTLD, SQUEUE
 from init.slurm.conf import expanded, words
 from init.view.status import ServiceView
 
@@ -141,7 +141,6 @@ def tidy(text: str, directory: str = "") -> str:
 
 
 PROC = Path("/proc")
-PROGRAM = Path("/usr/sbin/slurmctld")
 SERVICE = "slurmctld"
 DOWN = ("failed", "backoff", "stopped")
 READ_WITHIN = 60.0  # for a client that reads a candidate and then contacts the controller that it names
@@ -276,7 +275,7 @@ def kill_others_of_its_session(pid: int) -> None:
         session = os.getsid(pid)
         for other in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()):
             with suppress(OSError):
-                if other != pid and os.getsid(other) == session and _name(other) == PROGRAM.name:
+                if other != pid and os.getsid(other) == session and _name(other) == Path(SLURMCTLD).name:
                     os.kill(other, signal.SIGKILL)
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from init.slurm.node import Node
 
 POOLS = "/mnt/minivm/config/slurm/pools.json"
-SINFO = "/usr/bin/sinfo"
 
 
 @record(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def main() -> int:
     controller = client.address(os.environ)
     try:
         pools = read_pools()
-        listed = client.run([SINFO, "--noheader", "--Node", "--format", "%N|%t"], controller)
+        listed = client.run([client.SINFO, "--noheader", "--Node", "--format", "%N|%t"], controller)
         for node in client.nodes(candidates(listed, pools), controller):
             look_after(node, pools, controller)
     except SlurmError as error:

@@ -31,7 +31,6 @@ from init.pod.pod import Pod
 from init.slurm import client, lost_jobs
 from init.slurm.lost_jobs import ENVIRONMENT, LARGEST_FILE, LOST, SCRIPT, LostJob, OwnedSubmission
 
-SBATCH = "/usr/bin/sbatch"
 WORK = "/run/minivm/lost-jobs"
 WITHIN_S = 40.0
 TRIED_S = 2 * 3600.0  # a refusal is final then: the directory of users or an account may have been away
@@ -255,7 +254,7 @@ class Bringer:
             complete = options is not None and not unknown
             environment = environment_for(pairs, lost.job, submission.first or submission.again, complete=complete)
             write_whole(work / "environment", environment, 0o400, ids)
-            argv = [SBATCH, "--parsable", "--hold", f"--export-file={work / 'environment'}", *accepted,
+            argv = [client.SBATCH, "--parsable", "--hold", f"--export-file={work / 'environment'}", *accepted,
                     "--export=ALL",  # without it Slurm 26.05 leaves the file's variables out
                     f"--chdir={submission.directory or '/'}"]  # fmt: skip
             argv += [f"--job-name={submission.name}"] if submission.name else []

@@ -6,14 +6,13 @@ sends together with the response's header is in that buffer, and lost: on a busy
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 from docker.api.client import APIClient  # type: ignore[import-untyped]  # it carries no types
 from docker.utils.socket import consume_socket_output, demux_adaptor  # type: ignore[import-untyped]  # it has no types
 
-HEADER = struct.Struct(">BxxxL")  # of a frame: stdout is 1, stderr 2; and the size of what follows
+from cluster.pods import read_frames
 
 
 def read_whole() -> None:
@@ -38,6 +37,4 @@ def _frames(reader: Any, tty: bool) -> Iterator[tuple[int, bytes]]:
         while data := reader.read1():
             yield 1, data
         return
-    while len(header := reader.read(HEADER.size)) == HEADER.size:
-        kind, size = HEADER.unpack(header)
-        yield kind, reader.read(size)
+    yield from read_frames(reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cluster.manifests import Manifests
 from cluster.render import CHART, Document
 from cluster.values import NAMESPACE, RELEASE, Options, merged
 
+PROMTOOL = shutil.which("promtool") or str(Path(__file__).resolve().parents[2] / "build/tools/promtool")
 KEYS = Keys(
     ring="cmlu" * 12,
     slurm="c2x1" * 12,

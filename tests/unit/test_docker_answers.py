@@ -8,7 +8,8 @@ from pathlib import Path
 
 from docker.api.client import APIClient  # type: ignore[import-untyped]  # it carries no types
 
-from tests.support.docker_answers import HEADER, read_whole
+from cluster.pods import FRAME
+from tests.support.docker_answers import read_whole
 
 HEAD = b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\nConnection: Upgrade\r\n\r\n"
 
@@ -16,7 +17,7 @@ HEAD = b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-strea
 def test_what_comes_together_with_the_header_is_not_lost(tmp_path: Path) -> None:
     read_whole()
     frames = b"".join(
-        HEADER.pack(kind, len(data)) + data for kind, data in ((1, b"one\n"), (2, b"bad\n"), (1, b"two\n"))
+        FRAME.pack(kind, len(data)) + data for kind, data in ((1, b"one\n"), (2, b"bad\n"), (1, b"two\n"))
     )
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "engine"))

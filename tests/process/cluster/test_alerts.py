@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 import yaml
 
 from tests.reader import ROOT
-from tests.support.rendered_chart import render
+from tests.support.rendered_chart import PROMTOOL, render
 
-PROMTOOL = shutil.which("promtool") or str(ROOT / "build" / "tools" / "promtool")
 NAMESPACE = "hpc"
 LABELS = 'namespace="hpc",app_kubernetes_io_instance="slurm",pod="slurm-x-0"'
 READY = "minivm_ready{" + LABELS + ',app_kubernetes_io_component="%s",minivm_io_pool="gpu"}'

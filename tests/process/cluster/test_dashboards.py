@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 import yaml
 
 from tests.reader import ROOT
-from tests.support.rendered_chart import render
+from tests.support.rendered_chart import PROMTOOL, render
 
-PROMTOOL = shutil.which("promtool") or str(ROOT / "build" / "tools" / "promtool")
 RECORDED = ROOT / "tests" / "recordings" / "slurm-metrics" / "26.05.txt"
 OPERATORS, CAPACITY, RESEARCHERS = "minivm.json", "minivm-capacity.json", "minivm-researchers.json"
 # The recording's cluster has no GPU, and nobody's jobs use one.

@@ -127,7 +127,7 @@ esac
     )
     for name in ("sinfo", "scontrol"):
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(node_records, "SINFO", str(tmp_path / "sinfo"))
+    monkeypatch.setattr(client, "SINFO", str(tmp_path / "sinfo"))
     monkeypatch.setattr(client, "SCONTROL", str(tmp_path / "scontrol"))
     monkeypatch.setattr(node_records, "read_pools", lambda: POOLS)
     assert node_records.main() == 0
