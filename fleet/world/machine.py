@@ -1,4 +1,8 @@
-"""The Machine object: the goal that people set, and the status with the fleet's observations and actions."""
+"""The Machine object: the goal that people set, and the status with the fleet's observations and actions.
+
+To add a field to the status, add it to `MachineStatus`, `_parse_status` and `machine_status_json`, its schema to
+fleet/crd.py and the chart's copy (`fleet crd` prints it), and its value to fleet/decide/machines.py.
+"""
 
 from __future__ import annotations
 
