@@ -30,6 +30,7 @@ from cluster.render import CHART
 from ground.files import read_json, write_whole
 
 LABEL = "minivm.cluster"
+CHECK_LABEL = "minivm.check"  # of a container that tries an image for the cluster, and is none of its pods
 POD_LABEL = "minivm.pod"
 SPEC_LABEL = "minivm.spec"
 ROLE_LABEL = "minivm.role"
@@ -393,6 +394,9 @@ class Kubelet:
         return self.api.inspect_network(created["Id"])  # type: ignore[no-any-return]  # docker's own types
 
     def remove_network(self) -> None:
+        """Remove the network, after the checks in it that a killed command left behind."""
+        for check in self.api.containers(all=True, filters={"label": f"{CHECK_LABEL}={self.cluster}"}):
+            self.api.remove_container(check["Id"], force=True, v=True)
         for network in self.api.networks(filters={"label": f"{LABEL}={self.cluster}"}):
             self.api.remove_network(network["Id"])
 

@@ -15,7 +15,7 @@ from typing import Any
 from cluster import ClusterError
 from cluster.change.plan import partitions
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
-from cluster.pods import CORRECT, LABEL, Kubelet, RunningPod, publish_files, published_files, write_private
+from cluster.pods import CHECK_LABEL, CORRECT, Kubelet, RunningPod, publish_files, published_files, write_private
 from cluster.values import CONTROLLER, RELEASE, Options, dump
 
 CONFIG = f"{RELEASE}-config"
@@ -233,7 +233,7 @@ def _refusal_of(kubelet: Kubelet, pod: PodSpec, mounts: list[VolumeMount], desir
     api = kubelet.api
     host = api.create_host_config(mounts=binds, cap_drop=["ALL"], network_mode="none")
     env = resolve_env(pod, address="127.0.0.1")
-    labels = {LABEL: f"{kubelet.cluster}-check"}
+    labels = {CHECK_LABEL: kubelet.cluster}
     container = api.create_container(
         pod.image, ["check"], entrypoint=["/usr/bin/minivm"], environment=env, host_config=host, labels=labels
     )["Id"]
@@ -272,7 +272,7 @@ def rehearse(kubelet: Kubelet, controller: RunningPod, image: str, conf: Mapping
         ["state", "rehearse", name, "--config", f"/tmp/{directory}"],
         entrypoint=["/usr/bin/minivm"],
         host_config=host,
-        labels={LABEL: f"{kubelet.cluster}-check"},
+        labels={CHECK_LABEL: kubelet.cluster},
     )["Id"]
     try:
         api.put_archive(container, "/tmp", tar)

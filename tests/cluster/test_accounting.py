@@ -241,7 +241,15 @@ def test_up_starts_again_what_hangs_and_what_somebody_stopped(unaccounted: Local
 def test_down_leaves_nothing_behind(unaccounted: LocalCluster) -> None:
     api, name = unaccounted.kubelet.api, unaccounted.options.name
     assert unaccounted.kubelet.volumes()
+    check = {"label": f"minivm.check={name}"}  # as a killed `up --rehearse` leaves it, running in the network
+    host = api.create_host_config(network_mode=unaccounted.kubelet.network)
+    image = unaccounted.kubelet.running()["slurm-login-0"].image
+    api.start(
+        api.create_container(image, ["600"], entrypoint=["/bin/sleep"], host_config=host, labels={"minivm.check": name})
+    )
+    assert api.containers(filters=check)
     unaccounted.down()
+    assert not api.containers(all=True, filters=check)
     assert not unaccounted.kubelet.running()
     assert not unaccounted.kubelet.volumes()
     assert not api.networks(filters={"label": f"minivm.cluster={name}"})
