@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
+from fleet import cli as fleet_cli
+from init import cli
 from tests.pages import blocks
 from tests.reader import ROOT, checkout, follow_all, programs
 from tests.support.rendered_chart import render
@@ -66,6 +69,16 @@ BLOCKS = {
 
 def test_every_page_is_counted() -> None:
     assert [page.stem for page in PAGES] == list(BLOCKS)
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    """A reader who types what stands in backticks, or in a block, reaches a command of that program."""
+    context = click.Context(click.Group())
+    commands = {"minivm": cli.main.list_commands(context), "fleet": fleet_cli.main.list_commands(context)}
+    named = re.compile(r"(?:`|-- )(minivm|fleet) ([a-z][a-z-]*)")
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    found = [(page.name, *match) for page in pages for match in named.findall(page.read_text())]
+    assert len(found) > 100 and not [item for item in found if item[2] not in commands[item[1]]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
