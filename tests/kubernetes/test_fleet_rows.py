@@ -140,7 +140,7 @@ def test_a_pod_whose_jobs_had_their_time_and_that_may_stay_takes_jobs_again(rows
     with rows.running():
         rows.leave()
         until(lambda: rows.job(job) == "PD", "its job waits for the next", seen=rows.log)
-        until(lambda: "waits for the other pods of its pool" in rows.log(), "none may be away", seen=rows.log)
+        until(lambda: "waits until fewer pods of its pool are away" in rows.log(), "none may be away", seen=rows.log)
         rows.leave(None)
         until(rows.takes_jobs, "and undrained", seen=rows.log)
     assert rows.there()
