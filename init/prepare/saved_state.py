@@ -25,7 +25,7 @@ from ground.files import read_plain, write_whole
 from init.errors import ConfigError, InitError
 from init.fields import number
 from init.pod import release as slurm
-from init.pod.pod import Pod, user
+from init.pod.pod import Pod, run_as, user
 from init.pod.release import Release
 from init.slurm import lost_jobs
 from init.slurm.conf import setting
@@ -55,6 +55,7 @@ OWN_STATE = "/mnt/minivm/own-state"
 MOVED = "moved-to-another-claim"
 # The top of a claim that another operator's slurmctld has its state on; this cluster's is in a directory below.
 CLAIM = "/mnt/minivm/claim"
+OPENED_S = 10
 
 
 def guard(pod: Pod) -> str:
@@ -126,9 +127,28 @@ def _check_owner(file: Path) -> None:
         status = file.lstat()
     except OSError:
         return
-    if status.st_uid != (uid := user("slurm")[0]) and not status.st_mode & 0o004:
+    uid, group = user("slurm")
+    if status.st_uid != uid and not _readable_by(uid, group, file):
         hint = f"set slurm.uid: {status.st_uid} if another operator's pods have that number, or chown it to {uid}"
         raise ConfigError(START, f"its jobs are uid {status.st_uid}'s, and slurm is {uid}", file=str(file), hint=hint)
+
+
+def _readable_by(uid: int, group: int, file: Path) -> bool:
+    """Open the file as that user. Its mode does not tell: a server of NFS may map all users to one."""
+    if os.geteuid():
+        return os.access(file, os.R_OK)
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        os.close(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+        os.write(writing, b"1")
+
+    try:
+        run_as(uid, group, read, unused=uid, within=OPENED_S)
+    finally:
+        os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        return answer.read() == b"1"
 
 
 def _check_claim(pod: Pod, state: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -111,14 +112,21 @@ def test_an_empty_claim_beside_the_pod_s_own_with_jobs_is_refused(here: Here, na
     assert "as an operator accepted" in here.guard()
 
 
-def test_jobs_that_slurmctld_may_not_read_are_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_slurmctld_may_not_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would start without any job."""
-    (here.state / "job_state").chmod(0o600)
-    assert here.guard() == "the state is this cluster's"
-    monkeypatch.setattr(saved_state, "user", lambda name: (os.getuid() + 401, 401))
-    with pytest.raises(ConfigError, match="its jobs are uid") as refused:
-        here.guard()
-    assert f"slurm.uid: {os.getuid()}" in refused.value.hint
+    with TemporaryDirectory() as root:  # which other users may enter, unlike pytest's
+        Path(root).chmod(0o755)
+        here = Here(Path(root))
+        job_state = here.state / "job_state"
+        job_state.chmod(0o600)
+        monkeypatch.setattr(saved_state, "user", lambda name: (os.getuid(), os.getgid()))
+        assert here.guard() == "the state is this cluster's"
+        monkeypatch.setattr(saved_state, "user", lambda name: (os.getuid() + 401, os.getgid()))
+        with pytest.raises(ConfigError, match="its jobs are uid") as refused:
+            here.guard()
+        assert f"slurm.uid: {os.getuid()}" in refused.value.hint
+        job_state.chmod(0o640)
+        assert here.guard() == "the state is this cluster's", "its group may read it"
 
 
 @pytest.mark.parametrize("name", ["job_state", "job_state.old"])
