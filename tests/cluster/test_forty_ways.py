@@ -206,9 +206,12 @@ def prepare(trial: Trial) -> None:
 def start(trial: Trial) -> None:
     """Submit what needs no turn, and ask about all of it."""
     ways = [way for way in (*DEAD, *WAITING) if way.stage == "start"]
+    trial.submit([Way("licensed", "", "", "", "", "-L matlab:1", "sleep 600")])
+    trial.wait_for("licensed", "RUNNING")
     trial.submit(ways)
     trial.as_root(OPERATOR)
-    trial.look("licence")  # while the job with the time limit has it
+    trial.look("licence")
+    trial.cancel("licensed")
     trial.as_user("bob", f"scancel {trial.jobs['cancelled-by']}")
     trial.as_user("alice", f"scancel {trial.jobs['cancelled-early']}")
     for way in ways:

@@ -140,7 +140,7 @@ RUNNING = (
 )  # fmt: skip
 DEAD = (
     Way("time", ENDED, "it reached its time limit", LIMIT, "reached its time limit of 1 min",
-        "--time=1 -L matlab:1 -w slurm-worker-0", "sleep 600"),
+        "--time=1 -w slurm-worker-0", "sleep 600"),
     Way("code", ENDED, "its program ended with an exit code", CODE, "Its own program ended with exit code 3", "",
         "exit 3"),
     Way("command", ENDED, "a command is missing", CODE,
