@@ -95,7 +95,7 @@ STATUS = mapping(
         "The last events of the machine, the latest last.",
         EVENTS,
         mapping(
-            "",
+            "An event.",
             ("at", "what"),
             at=time_("When it happened."),
             what=text("The kind of event.", 32),
@@ -106,7 +106,7 @@ STATUS = mapping(
         "The last results of each active check on the machine.",
         CHECKS,
         mapping(
-            "",
+            "A check's last results.",
             ("check", "at", "results"),
             check=text("The check.", 64),
             at=time_("When it last passed or failed."),
@@ -252,7 +252,9 @@ POOL_SPEC = {
                 default=DEFAULTS["step"],
             ),
             partitions=array(
-                "The Slurm partitions whose jobs the pool serves. Empty: those of its nodes.", 64, text("", 64)
+                "The Slurm partitions whose jobs the pool serves. Empty: those of its nodes.",
+                64,
+                text("A partition.", 64),
             ),
         ),
         update=mapping(
@@ -305,7 +307,7 @@ POOL_STATUS = mapping(
         "pool: no machine of it is lent, and no guest pod wants one.",
         8,
         mapping(
-            "",
+            "A condition.",
             ("type", "status", "reason", "lastTransitionTime"),
             type=text("The type of the condition.", 64),
             status=choice("Whether it holds.", ("True", "False")),
@@ -323,7 +325,7 @@ POOL_STATUS = mapping(
         "Pods that ended. The fleet replaces each, after a longer pause each time.",
         MOST_ENDED,
         mapping(
-            "",
+            "The ends of the pods of one name.",
             ("name", "uid", "times", "since"),
             name=text("The pod's name.", 64),
             uid=text("The uid of the last pod of that name.", 64),

@@ -95,7 +95,7 @@ POOLS = {**MACHINES, "plural": crd.POOL_PLURAL}
 PAGE = 500
 GUESTS = "Guest in "  # followed by a namespace: the kind of guest pods
 NO_SUCH_KIND = "404 page not found"  # what an API server answers without the kind's definition
-BRING_KINDS = "kubectl apply --server-side -f cluster/chart/charts/crds/crds/"
+BRING_KINDS = "kubectl apply --server-side --force-conflicts -f cluster/chart/charts/crds/crds/"
 # The API server ends a watch after this time; the fleet then resumes it.
 WATCH_S = 30
 WITHIN_S = 15.0

@@ -385,3 +385,8 @@ def test_the_charts_definition_is_the_one_that_is_written_here() -> None:
     assert text == json.dumps(crd.definition(), indent=2) + "\n", (
         "fleet crd > cluster/chart/charts/crds/crds/machine.json"
     )
+
+
+def test_the_definitions_have_nothing_that_an_api_server_drops() -> None:
+    """Lists of versions are atomic: server-side apply by a second tool would conflict with an unchanged definition."""
+    assert '"description": ""' not in json.dumps([crd.definition(), crd.pool_definition()])
