@@ -64,7 +64,9 @@ def number(cluster: LocalCluster) -> str:
 
 
 def run_job(cluster: LocalCluster) -> str:
-    bob = Researcher(World(cluster), "bob")
+    world = World(cluster)
+    world.slurm("sinfo")  # on a busy machine a slurmctld that has just started may answer after the client has given up
+    bob = Researcher(world, "bob")
     job = bob.submit("-o", "/dev/null", script="true")
     bob.wait_for(job, "COMPLETED")
     return f"{job}|bob|COMPLETED"
