@@ -113,7 +113,7 @@ def test_an_empty_claim_beside_the_pod_s_own_with_jobs_is_refused(here: Here, na
 
 
 def test_jobs_that_slurmctld_may_not_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would start without any job."""
+    """Without a refusal slurmctld would start without any job."""
     with TemporaryDirectory() as root:  # which other users may enter, unlike pytest's
         Path(root).chmod(0o755)
         here = Here(Path(root))
