@@ -44,7 +44,7 @@ def number_users(pod: Pod) -> str:
     before = user("slurm")
     if before == (uid, uid):
         return f"slurm is {uid} already"
-    ids = {"/etc/group": rf"{uid}", "/etc/passwd": rf"{uid}:{uid}"}
+    ids = {"/etc/group": f"{uid}", "/etc/passwd": f"{uid}:{uid}"}
     texts = {file: pod.text(file) or "" for file in ids}
     for file, text in texts.items():
         if taken := re.search(rf"^((?!slurm:)[^:]+):[^:]*:{uid}:", text, re.MULTILINE):
