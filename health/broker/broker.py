@@ -40,6 +40,7 @@ from health.broker.step import (
     describe_check,
     expect_drain,
     forget,
+    is_due,
     is_restless,
     resumed,
     step,
@@ -315,9 +316,13 @@ class Broker:
         if ask not in QUESTIONS:
             return {"error": f"unknown request {ask!r}; known: {', '.join(QUESTIONS)}"}
         if ask in ("failed", "ended"):
-            # After jobs' ends ask slurmctld seldom: a thousand nodes have many.
-            if ask == "failed" or clock().steady - self.memory.node_read_at >= ENDED_S:
-                self.memory = expect_drain(self.memory, clock())
+            # After jobs' ends ask slurmctld seldom, since a thousand nodes have many, but never skip the last end: a
+            # node that Slurm has drained has no further job whose end could ask.
+            now, next_look = clock(), self.memory.node_read_at + ENDED_S
+            if ask == "failed" or now.steady >= next_look:
+                self.memory = expect_drain(self.memory, now)
+            else:
+                self.memory = replace(self.memory, jobs_look=next_look)
             return {}
         if ask == "unkillable":
             job = request.get("job")
@@ -409,7 +414,7 @@ class Broker:
     def wait_s(self) -> float:
         """Return the time until the next look is due."""
         now = clock()
-        times = [at - now.steady for at in (self.memory.due, self.memory.recheck) if at]
+        times = [at - now.steady for at in (self.memory.due, self.memory.recheck, self.memory.jobs_look) if at]
         return max(SOON_S, min([LOOK_S, *times]))
 
     def changed(self) -> bool:
@@ -419,7 +424,7 @@ class Broker:
         except OSError:
             at = 0
         changed, self._changed_at = at != self._changed_at, at
-        return changed or is_restless(self.memory)
+        return changed or is_restless(self.memory) or is_due(self.memory.jobs_look, clock())
 
     def _save(self) -> None:
         """Write the broker's state for people; nothing reads it back, and it may be lost."""

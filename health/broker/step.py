@@ -64,6 +64,8 @@ class Memory:
     # When to act, and when to look at the fleet again, by the steady clock; 0: never.
     due: float = 0.0
     recheck: float = 0.0
+    # When to look for a drain of Slurm's own, after jobs that ended soon after a look; 0: none has.
+    jobs_look: float = 0.0
     failures: int = 0
     # Drains that Slurm set itself, the text about the present one in the pod's status, and until when one is expected.
     slurm: SlurmDrainWatch = field(default_factory=SlurmDrainWatch)
@@ -247,6 +249,8 @@ def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
         for incident in incidents
     }
     after = replace(after, seen={**after.seen, **counted})
+    if is_due(after.jobs_look, now):
+        after = expect_drain(replace(after, jobs_look=0.0), now)
     if not after.due and _differs_from_last_act(after, inputs, now):
         after = replace(after, due=now.steady + _spread(after, inputs, now))
     if is_due(after.due, now):

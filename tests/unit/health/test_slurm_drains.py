@@ -15,7 +15,18 @@ from health.broker import broker
 from health.broker.decide import Act, BrokerNode, Fleet
 from health.broker.slurm_drains import MOST, Remains, Unkilled, cause_of, judge, plain
 from health.broker.slurm_drains import SlurmDrainWatch as Watch
-from health.broker.step import ApplyAct, AskNode, AskRemains, BrokerInputs, Failed, Log, Memory, Now, expect_drain, step
+from health.broker.step import (
+    ApplyAct,
+    AskNode,
+    AskRemains,
+    BrokerInputs,
+    Failed,
+    Log,
+    Memory,
+    Now,
+    expect_drain,
+    step,
+)
 from health.policy import BrokerPolicy
 from tests.support.broker import Desk
 from tests.waiting import until
@@ -191,6 +202,36 @@ def test_after_jobs_slurmctld_is_asked_seldom_and_after_a_failed_script_soon(tmp
     desk.broker.memory = replace(desk.broker.memory, due=0.0, node_read_at=desk.broker.memory.node_read_at - 301.0)
     desk.broker.answer({"ask": "ended"})
     assert desk.broker.memory.due
+
+
+def test_the_last_jobs_end_before_slurms_drain_is_never_skipped(tmp_path: Path) -> None:
+    """A drained node has no further job whose end could ask: the drain would stand for ever."""
+    desk = Desk(tmp_path)
+    desk.say("ok")
+    desk.calls()
+    desk.slurm.state = drain("Duplicate jobid", "slurm", since=time.time())
+    desk.broker.answer({"ask": "ended"})
+    desk.say("ok")
+    desk.broker.changed()
+    assert desk.calls() == [] and not desk.broker.changed(), "slurmctld was asked a moment ago"
+    memory, began = desk.broker.memory, broker.clock().steady
+    desk.broker.memory = replace(memory, jobs_look=began)
+    assert desk.broker.changed(), "time alone is a cause to look"
+    memory, _ = lives(memory, Now(WALL, began + broker.ENDED_S))
+    assert not memory.jobs_look and memory.due, "once"
+    memory, asked = lives(memory, Now(WALL, memory.due))
+    assert asked == [AskNode()]
+    memory, _ = lives(memory, Now(WALL, memory.due), node=desk.slurm.state, remains=Remains())
+    _, asked = lives(memory, Now(WALL, memory.due + 1), node=desk.slurm.state, remains=Remains())
+    assert [type(action) for action in asked] == [ApplyAct], "a clean node is lifted"
+
+
+def test_a_look_after_jobs_delays_no_drain_for_a_problem(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.say("ok")
+    desk.broker.answer({"ask": "ended"})
+    desk.say("problem")
+    assert desk.slurm.state.drained
 
 
 def test_a_process_counts_until_it_has_ended_and_no_other_of_its_number_does(tmp_path: Path) -> None:
