@@ -49,7 +49,7 @@ def standing(snapshot: Snapshot) -> str:
 def words(node: Node) -> str:
     """Describe the author, the time and the reason, and how a person can undo it."""
     if not (node.held_by_us or node.held_by_others):
-        return "" if node.responds else "the node does not answer slurmctld, so no jobs come"
+        return "" if node.responds else f"the node does not answer slurmctld at {node.address}, so no jobs come"
     user, _, since = node.author.partition("@")
     by = f" by {user} since {since}" if user else ""
     state = "drained" if "DRAIN" in node.flags else "down"

@@ -30,7 +30,7 @@ from init.places import pod_name
 from init.pod.addresses import crowd_at, host_and_port
 from init.pod.client import SOCKET, Client, condition, log, service
 from init.slurm import client
-from init.slurm.node import unproven
+from init.slurm.node import has_stale_address, unproven
 from init.slurm.proof import WORKER
 
 # End a hand-over of slurmd or sackd that hangs.
@@ -156,7 +156,8 @@ class Fault(Enum):
     NONE = "none"
     SILENT = "silent"  # no answer in time: a restart may help
     REFUSED = "refused"  # an invalid answer: a restart does not help
-    # slurmctld was killed before it saved the node's record: slurmd registers only when it starts.
+    # slurmctld was killed before it saved the node's record, or its state was restored from before this pod: slurmd
+    # registers only when it starts.
     FORGOTTEN = "forgotten"
 
 
@@ -251,8 +252,10 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
     name, own = pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")
     try:
         node = client.node(name, controller, within=ANSWER_S)
-        fault = Fault.FORGOTTEN if node is None else Fault.REFUSED
-        reason = unproven(node, name, [own] if own else [])
+        addresses = [own] if own else []
+        is_forgotten = node is None or has_stale_address(node, addresses)
+        fault = Fault.FORGOTTEN if is_forgotten else Fault.REFUSED
+        reason = unproven(node, name, addresses)
     except client.SlurmError as error:
         fault, reason = Fault.REFUSED, error.why
     if reason:

@@ -3,6 +3,7 @@
 - `parse` reads the line into a `Node`, which says who holds it: init itself, or a person, the broker or the fleet.
 - `plan_fresh_start` plans what a new pod changes in its node's record before slurmd starts (`init.slurm.fresh`).
 - `unproven` says why slurmctld does not know this pod's slurmd (`init.slurm.proof`).
+- `has_stale_address` tells if this pod's slurmd must register again (`init.helpers.serving`).
 """
 
 from __future__ import annotations
@@ -128,6 +129,18 @@ def born_held(node: Node) -> str:
     return f'State={"DRAIN" if "DRAIN" in node.flags else "DOWN"} Reason="{reason}{author}"'
 
 
+def has_stale_address(node: Node, addresses: Sequence[str]) -> bool:
+    """Tell if a record has the address of an earlier pod, as after a restore of slurmctld's state.
+
+    A node that answers at another address is a second pod of this name, from which registering would take it.
+    """
+    return node.dynamic and not node.responds and bool(addresses) and _is_elsewhere(node, addresses)
+
+
+def _is_elsewhere(node: Node, addresses: Sequence[str]) -> bool:
+    return bool(re.fullmatch(r"[0-9.]+|[0-9a-f:]+", node.address)) and node.address not in addresses
+
+
 def unproven(node: Node | None, name: str, addresses: Sequence[str]) -> str:
     """Return why slurmctld does not know this pod's slurmd correctly, else ""."""
     if node is None:
@@ -135,9 +148,9 @@ def unproven(node: Node | None, name: str, addresses: Sequence[str]) -> str:
     if node.started in ("None", "", "Unknown"):
         return f"slurmd of {name} is not registered"
     if not node.responds:
-        return f"slurmctld gets no answer from {name} at {node.address}"
-    is_literal_address = re.fullmatch(r"[0-9.]+|[0-9a-f:]+", node.address)
-    if addresses and is_literal_address and node.address not in addresses:
+        own = f", and the pod has {', '.join(addresses)}" if addresses and _is_elsewhere(node, addresses) else ""
+        return f"slurmctld gets no answer from {name} at {node.address}{own}"
+    if addresses and _is_elsewhere(node, addresses):
         return f"slurmctld has the address {node.address} for {name}, and the pod has {', '.join(addresses)}"
     if "DOWN" in node.flags:
         return f"{name} is down in Slurm: {node.reason or 'no reason given'}"

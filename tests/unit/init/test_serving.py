@@ -13,6 +13,7 @@ from init.helpers import serving
 from init.helpers.serving import HEARD_S, REST_S, SILENT_S, AnswerCheck, CheckHistory, Fault, heard, judge
 from init.pod.addresses import FEW, crowd, crowd_at, sources
 from init.slurm import client
+from init.slurm.node import Node
 from tests.waiting import until
 
 SILENT = AnswerCheck(Fault.SILENT, "slurmctld does not answer authenticated requests within 5 s")
@@ -72,7 +73,15 @@ def test_a_worker_knows_the_age_of_its_slurmd() -> None:
     assert (serving.started(text, now), serving.started("Boot time = NONE", now)) == (20.0, 0.0)
 
 
-def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str], age: float = 0.0) -> list[str]:
+def worker(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ago: float,
+    answers: list[str],
+    age: float = 0.0,
+    state: str = "IDLE+DYNAMIC_NORM",
+    address: str = "10.0.0.1",
+) -> list[str]:
     """Fake a worker whose slurmd heard from slurmctld `ago` seconds ago; return the queries made to slurmctld."""
     asked: list[str] = []
 
@@ -83,7 +92,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str], a
         asked.append(name)
         if answers and answers[0] == "away":
             raise client.SlurmError("ask", answers.pop(0))
-        return None if answers and answers[0] == "forgotten" else object()
+        return None if answers and answers[0] == "forgotten" else Node("w1", state, address, "", "2026-11-24T14:00", 0)
 
     monkeypatch.setattr(serving, "ran", lambda *_, **__: Done)
     monkeypatch.setattr(serving, "heard", lambda *_: ago)
@@ -91,6 +100,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, *, ago: float, answers: list[str], a
     monkeypatch.setattr(client, "node", node)
     monkeypatch.setattr(serving, "unproven", lambda *_: answers.pop(0))
     monkeypatch.setenv("MINIVM_POD_NAME", "w1")
+    monkeypatch.setenv("MINIVM_POD_IP", "10.0.0.1")
     return asked
 
 
@@ -118,6 +128,26 @@ def test_a_worker_that_slurmctld_has_forgotten_registers_again(monkeypatch: pyte
     again = CheckHistory(restarted=1000.0)
     assert run((1000.0 + HEARD_S - 1, finding), memory=again)[2] == [], "it may not have registered yet"
     assert run((1000.0 + HEARD_S, finding), memory=again)[2] == [1000.0 + HEARD_S]
+
+
+@pytest.mark.parametrize(
+    ("state", "address", "fault"),
+    [
+        ("IDLE+DYNAMIC_NORM+NOT_RESPONDING", "10.0.0.9", Fault.FORGOTTEN),
+        ("DOWN+DYNAMIC_NORM*", "10.0.0.9", Fault.FORGOTTEN),
+        ("IDLE+DYNAMIC_NORM", "10.0.0.9", Fault.REFUSED),  # a second pod of this name answers there
+        ("DOWN+DYNAMIC_NORM*", "10.0.0.1", Fault.REFUSED),  # the network between them
+        ("DOWN*", "10.0.0.9", Fault.REFUSED),  # a static node's address comes from slurm.conf
+        ("DOWN+DYNAMIC_NORM*", "w1.site", Fault.REFUSED),
+    ],
+)
+def test_a_worker_whose_record_is_from_before_its_pod_registers_again(
+    monkeypatch: pytest.MonkeyPatch, state: str, address: str, fault: Fault
+) -> None:
+    """A restore of slurmctld's state brings back the addresses of that time, and no node answers there."""
+    worker(monkeypatch, ago=HEARD_S + 1, answers=["no answer"], state=state, address=address)
+    _, finding = serving.ask_as_worker("ctl:6817", CheckHistory(), 1000.0)
+    assert finding.fault is fault
 
 
 def test_a_new_worker_asks_once_whether_slurmctld_has_saved_its_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_a_drain_that_is_carried_over_names_its_author_and_cannot_break_out_of_i
         ("MIXED+DRAIN", "fan is loud", "no jobs come: the node is drained in Slurm by ann since 2026: fan is loud"),
         ("DOWN", "power is off", "no jobs come: the node is down in Slurm by ann since 2026: power is off"),
         ("IDLE+DRAIN", STOPPING, f"no jobs come: the node is drained in Slurm by ann since 2026: {STOPPING}"),
-        ("IDLE+NOT_RESPONDING", "", "the node does not answer slurmctld, so no jobs come"),
+        ("IDLE+NOT_RESPONDING", "", "the node does not answer slurmctld at 10.0.0.1, so no jobs come"),
     ],
 )
 def test_why_no_jobs_come_is_told_with_who_and_when(state: str, reason: str, said: str) -> None:
@@ -187,6 +187,7 @@ def test_generic_resources_are_compared_by_what_they_count(shown: str, offer: st
         (Node("w1", "UNKNOWN", "10.0.0.1", "", "None", 0), "not registered"),
         (node("IDLE*"), "gets no answer from w1 at 10.0.0.1"),
         (node("IDLE+NOT_RESPONDING"), "gets no answer"),
+        (node("IDLE*", address="10.0.0.9"), "gets no answer from w1 at 10.0.0.9, and the pod has 10.0.0.1"),
         (node(address="10.0.0.9"), "has the address 10.0.0.9 for w1, and the pod has 10.0.0.1"),
         (node("DOWN", reason="Not responding"), "down in Slurm: Not responding"),
         (node("IDLE+DRAIN", reason="fan"), ""),  # a known drain: the pod is ready without jobs
