@@ -159,7 +159,13 @@ def measure_job_command(cluster: LocalCluster) -> None:
     measure_black_boxes(cluster)
     ids = ssh(cluster, f"for i in $(seq {JOBS}); do sbatch --parsable -H --wrap true; done").split()
     print(f"{count} jobs of history, load {os.getloadavg()[0]:.1f}", flush=True)
-    for what, subject in (("an ended job of the history", last), ("a waiting job", ids[0]), ("the list", "")):
+    subjects = {
+        "an ended job of the history": last,
+        "each time another ended job": f"$(({last} - $i))",  # the login pod asks slurmctld for each
+        "a waiting job": ids[0],
+        "the list": "",
+    }
+    for what, subject in subjects.items():
         times = [int(line) / 1e9 for line in ssh(cluster, TIMES.format(turns=WHY_TURNS, job=subject)).split()]
         print_row(f"minivm job, {what}, s", statistics.median(times), "median; target 0.3")
     measure_people(cluster, "shared", PEOPLE, ids)

@@ -355,7 +355,10 @@ def _came_to(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
 
 def _others(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
     try:
-        return tuple(asker.queue(f"--jobs={','.join(numbers)}"))
+        others = asker.queue(f"--jobs={','.join(numbers)}")
+        if asker.is_old and (absent := [number for number in numbers if not pending.jobs_of(number, others)]):
+            others += asker.queue(f"--jobs={','.join(absent)}", directly=True)
+        return tuple(others)
     except SlurmError as error:
         asker.missing.append(f"the jobs that it depends on: {error.why}")
         return None

@@ -8,7 +8,7 @@ expected start, earlier runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from health.jobs import machines
@@ -203,9 +203,14 @@ def _awaited(kind: str, number: str, delay: str) -> str:
     return f"{minutes(int(delay))} after the start of job {number}" if delay else f"the start of job {number}"
 
 
+def jobs_of(number: str, jobs: Iterable[Job]) -> list[Job]:
+    """Return the job, or the tasks of the array, with this number."""
+    return [job for job in jobs if str(job.id) == number or job.shown.partition("_")[0] == number]
+
+
 def _depended(number: str, others: Sequence[Job]) -> Fact:
     """Describe a job that another one depends on; of an array the task that did not end well."""
-    jobs = [other for other in others if str(other.id) == number or other.shown.partition("_")[0] == number]
+    jobs = jobs_of(number, others)
     bad = [other for other in jobs if other.has_ended and other.state != "COMPLETED"]
     for other in (bad or jobs)[:1]:
         code = f" with exit code {other.exit_code}" if bad and other.exit_code else ""

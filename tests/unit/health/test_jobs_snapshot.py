@@ -31,6 +31,7 @@ from health.jobs.snapshot import (
     TooLongError,
     without_notes,
 )  # fmt: skip
+from init.errors import InitError
 from init.slurm.client import SlurmError
 from tests.waiting import until
 
@@ -195,7 +196,7 @@ def test_a_list_has_only_the_askers_jobs_by_the_kernels_word() -> None:
     slurm = Slurm(job(1), job(2, BOB))
     found = replies(slurm, (ALICE, {"ask": "mine"}), (BOB, {"ask": "mine", "user": "alice"}), (1, {"ask": "mine"}))
     assert [[each["job_id"] for each in reply.get("jobs", [])] for reply in found] == [[1], [2], []]
-    assert slurm.calls == [(f"/usr/bin/squeue --json --states=all --users={ALICE},{BOB},1", False)]
+    assert slurm.calls == [(f"/usr/bin/squeue --local --json --states=all --users={ALICE},{BOB},1", False)]
 
 
 def test_a_comment_for_operators_stays_with_them() -> None:
@@ -300,14 +301,18 @@ def test_the_snapshot_is_asked_for_jobs_nodes_and_partitions_alone() -> None:
         assert question((f"/usr/bin/{words[0]}", *words[1:])) is None
 
 
-def test_an_answer_that_shows_nothing_is_not_kept() -> None:
-    slurm = Slurm()
+def test_an_answer_that_shows_nothing_is_kept_for_as_long() -> None:
+    """A user who asks for an ended job again and again waits for no further command."""
+    slurm, now = Slurm(), [0.0]
 
     async def ask() -> None:
-        shared_jobs = JobSnapshot(slurm, lambda: 0.0)
+        shared_jobs = JobSnapshot(slurm, lambda: now[0])
         worker = asyncio.create_task(shared_jobs.work())
-        assert await reply(shared_jobs, ALICE, wants("1")) == {"jobs": []}
+        for _ in range(BURST):
+            assert await reply(shared_jobs, ALICE, wants("1")) == {"jobs": []}
+        assert len(slurm.calls) == 1
         slurm.jobs = (job(1),)
+        now[0] = FRESH_S + 1
         assert (await reply(shared_jobs, ALICE, wants("1")))["jobs"]
         worker.cancel()
 
@@ -351,8 +356,22 @@ def test_a_job_that_was_submitted_after_the_kept_answer_is_not_lost(tmp_path: Pa
         assert "lost" not in direct.look(tmp_path / "jobs.sock", "new")
         assert direct.calls.count("squeue") == 1, "slurmctld was asked once more"
         slurm.jobs = (queued(42, name="new"),)
-        assert "lost" not in direct.look(tmp_path / "jobs.sock", "42"), "an empty answer is not kept"
+        assert "lost" not in direct.look(tmp_path / "jobs.sock", "42")
         assert direct.calls.count("squeue") == 1
+
+
+def test_a_job_that_was_asked_for_before_it_was_submitted_is_found(tmp_path: Path) -> None:
+    """A kept answer that showed nothing hides neither the job nor one that depends on it."""
+    slurm, direct, path = Slurm(), Directly(), tmp_path / "jobs.sock"
+    with served(path, slurm):
+        with pytest.raises(InitError):
+            direct.look(path, "42")
+        slurm.jobs = (queued(43, state_reason="Dependency", dependency="afterok:42(unfulfilled)"),)
+        direct.answers["squeue"] = [queued(42)]
+        (page,) = look(Asker(Shared(direct, path), "alice", False, time.time()), "43")
+        assert any("job 42 is pending" in fact.text for fact in page.answer.evidence), page.answer
+        slurm.jobs = ()
+        assert "lost" not in direct.look(path, "42")
 
 
 def test_a_page_has_the_age_of_the_kept_answer(tmp_path: Path) -> None:
