@@ -31,10 +31,15 @@ from health.checks.judge import Judged, Setting, judge
 from health.checks.load import load_checks, load_limits
 from health.places import boot_id
 from health.script import UNFIT
+from init.errors import InitError
+from init.slurm import client
 
 # What a check's programs may know of their job: enough to start a step in it.
 OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_LAUNCH_NODE_IPADDR", "SLURMD_NODENAME")
 LATER_S = 60.0
+# An srun that is killed cannot hear of its step's end: the step's node tries to tell it for seconds, and the user's job
+# waits. An srun that is told to end takes 0.2 s.
+END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def save(record: ActiveRecord, directory: Path = DIRECTORY) -> None:
 def run_check(
     module: CheckModule, tree: Path, commit: str, before: ActiveRecord, environment: Mapping[str, str]
 ) -> Judged:
-    captures = collect(module.CHECK.sources, environment, at_once=1)
+    captures = collect(module.CHECK.sources, environment, at_once=1, grace_s=END_S)
     setting = Setting(commit, boot_id(), time.time(), {})
     return judge(module, captures, lambda name: load_limits(tree, name), setting, before.state)
 
@@ -113,7 +118,7 @@ def outliving_children() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        # `collect` has killed them.
+        # `collect` has ended them.
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
@@ -140,6 +145,9 @@ def run(arguments: list[str]) -> int:
     if options.on and node != options.on:
         print(f"{options.check}: unknown: srun started the test on {node} and not on {options.on}", flush=True)
         return 1
+    if job and is_ending(job):
+        print(f"{options.check}: unknown: job {job} was ended before it began", flush=True)
+        return 128 + signal.SIGTERM
     before = read_record(options.check)
     if options.passed:
         reason = options.passed[:300]
@@ -175,6 +183,15 @@ def run(arguments: list[str]) -> int:
         _record_pass(options.check, peers, judged.verdict.reason, module.CHECK.period_s)
     print(f"{options.check}: {judged.verdict.result}: {judged.verdict.reason}", flush=True)
     return {Result.OK: 0, Result.PROBLEM: UNFIT, Result.UNKNOWN: 1}[judged.verdict.result]
+
+
+def is_ending(job: str) -> bool:
+    """Tell if Slurm has ended the job: a SIGTERM that is sent before the job's first process exists is lost."""
+    try:
+        command = [client.SQUEUE, "--local", "--noheader", "--states=all", f"--jobs={job}", "--format=%t"]
+        return client.run(command, "slurmctld", within=LATER_S).strip() == "CG"
+    except InitError:
+        return False
 
 
 def _tell_rate(job: str, rate: float) -> None:

@@ -45,10 +45,12 @@ def collect(
     abandoned: Path | None = None,
     *,
     at_once: int = AT_ONCE,
+    grace_s: float = 0.0,
 ) -> dict[str, Capture]:
     """Read every source, by name.
 
     `abandoned` records, over runs, the programs that could not be killed. `at_once` is the number of parallel programs.
+    Where the round is cut, its programs get SIGTERM, and after `grace_s` SIGKILL.
     """
     by_name = {source.name: source for source in sources}
     readings: dict[str, Capture] = {}
@@ -67,7 +69,7 @@ def collect(
             for target in targets:
                 commands.append((name, target, source, (program, *source.argv[1:], *([target] if target else []))))
     stuck = _stuck(abandoned)
-    for name, label, capture in _run_all(commands, env, stuck, at_once):
+    for name, label, capture in _run_all(commands, env, stuck, at_once, grace_s):
         parts.setdefault(name, []).append((label, capture))
     _remember(abandoned, stuck)
     for name, captured in parts.items():
@@ -121,11 +123,12 @@ def _run_all(
     env: Mapping[str, str],
     stuck: dict[str, int],
     at_once: int,
+    grace_s: float,
 ) -> list[tuple[str, str, Capture]]:
     done: list[tuple[str, str, Capture]] = []
     waiting = list(reversed(commands))
     running: dict[int, _Running] = {}
-    with selectors.DefaultSelector() as selector, _ended_with_us(running):
+    with selectors.DefaultSelector() as selector, _ended_with_us(running, grace_s):
         while waiting or running:
             while waiting and len(running) < at_once:
                 name, label, command, argv = waiting.pop()
@@ -170,14 +173,30 @@ def _run_all(
 
 
 @contextlib.contextmanager
-def _ended_with_us(running: Mapping[int, _Running]) -> Iterator[None]:
-    """Kill the running programs on exit: a round may be cut before their deadlines, and each has its own session."""
+def _ended_with_us(running: Mapping[int, _Running], grace_s: float) -> Iterator[None]:
+    """End the running programs on exit: a round may be cut before their deadlines, and each has its own session."""
     try:
         yield
     finally:
-        for entry in running.values():
-            if entry.process.returncode is None:
-                _kill(entry.process.pid)
+        groups = [entry.process.pid for entry in running.values() if entry.process.returncode is None]
+        if grace_s and groups:
+            _terminate(groups, grace_s)
+        for group in groups:
+            _kill(group)
+
+
+def _terminate(groups: Iterable[int], grace_s: float) -> None:
+    """Let the children of these groups end, also adopted ones."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    until = time.monotonic() + grace_s
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM)
+    for group in groups:
+        with contextlib.suppress(ChildProcessError):
+            while (remaining := until - time.monotonic()) > 0:
+                if not os.waitpid(-group, os.WNOHANG)[0]:
+                    signal.sigtimedwait({signal.SIGCHLD}, remaining)
 
 
 def _kill(group: int) -> None:

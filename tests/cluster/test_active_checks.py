@@ -91,6 +91,7 @@ def test_a_check_that_is_killed_at_any_step_leaves_nothing(tmp_path: Path) -> No
             code, output = world.cluster.exec(worker, ["timeout", "60", "sh", "-c", kill, process])
             assert code == 0, f"{step}: no process {process} on {worker}: {output}"
             assert_nothing_is_left(world, step)
+        assert_a_late_check_ends(world)
         waiting = "squeue --all --noheader --states=PD"
         Researcher(world, "alice").submit("--exclusive", "-N2", "--output=/dev/null", script="sleep 300")
         until(lambda: set(world.node_states().values()) == {"allocated"}, "a user's job runs", seen=world.node_states)
@@ -101,6 +102,21 @@ def test_a_check_that_is_killed_at_any_step_leaves_nothing(tmp_path: Path) -> No
         assert not world.slurm(*waiting.split())
         world.slurm("scancel", "--user=alice")
         assert_nothing_is_left(world, "it waits")
+
+
+def assert_a_late_check_ends(world: World) -> None:
+    """Assert that a check does not measure whose job was ended before it began: such a SIGTERM is lost."""
+    late = "trap 'exec /opt/minivm/bin/python3 -I -m health.active.run cpu' TERM; sleep 300 & wait"
+    as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups")
+    where = ("--partition=minivm-active", f"--nodelist={WORKERS[0]}", "--output=/dev/null", "--chdir=/")
+    job = world.run(CONTROLLER, *as_slurm, "sbatch", "--parsable", *where, f"--wrap={late}").strip()
+    begun = ("timeout", "60", "sh", "-c", "until pgrep -f 'sleep [3]00'; do :; done")
+    code, output = world.cluster.exec(WORKERS[0], list(begun))
+    assert code == 0, output
+    world.slurm("scancel", job)
+    assert_nothing_is_left(world, "it is late")
+    shown = until(lambda: world.slurm("sacct", "-nP", "-j", f"{job}.batch", "-o", "exitcode"), "it is accounted")
+    assert shown.strip() == "15:0"
 
 
 def assert_nothing_is_left(world: World, step: str) -> None:

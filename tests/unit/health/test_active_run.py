@@ -186,22 +186,30 @@ from health.active.run import ActiveRecord, outliving_children, run_check
 from health.api import Command
 from health.checks.load import load_checks
 cpu = load_checks(Path(sys.argv[1]), ["cpu"], "active.d").checks["cpu"]
-program = "trap '' TERM; echo $$ > $0.pid; sleep 60 & echo $! >> $0.pid; mv $0.pid $0; wait; sleep 60"
-check = replace(cpu.CHECK, sources=(Command("cpu_rates", ("sh", "-c", program, sys.argv[2])),))
+check = replace(cpu.CHECK, sources=(Command("cpu_rates", ("sh", "-c", sys.argv[3], sys.argv[2])),))
 module = SimpleNamespace(CHECK=check, parse=cpu.parse, judge=cpu.judge)
 with outliving_children():
     run_check(module, Path(sys.argv[1]), "c", ActiveRecord("cpu"), {})
 """
 
 
-def test_a_check_that_makes_room_ends_after_all_its_processes(tmp_path: Path) -> None:
+DEAF = "trap '' TERM; echo $$ > $0.pid; sleep 60 & echo $! >> $0.pid; mv $0.pid $0; wait; sleep 60"
+# As the program that measures and its srun: the first ends at once, its child afterwards.
+LATE = """sh -c 'trap "while [ -e /proc/$PPID/exe ]; do sleep 0.01; done; echo > $0.told; exit" TERM
+echo $PPID $$ > $0.pid; mv $0.pid $0; while :; do sleep 0.01; done' $0 & wait"""
+
+
+@pytest.mark.parametrize(("program", "is_told"), [(DEAF, False), (LATE, True)], ids=["deaf", "late"])
+def test_a_check_that_makes_room_ends_after_all_its_processes(program: str, is_told: bool, tmp_path: Path) -> None:
     """Slurm sends SIGTERM; a process that outlives the job's first one costs the user's job a second and more."""
     pids = tmp_path / "pids"
-    with subprocess.Popen([sys.executable, "-c", PREEMPTED, str(TREE), str(pids)], cwd=TREE.parent) as process:
+    command = [sys.executable, "-c", PREEMPTED, str(TREE), str(pids), program]
+    with subprocess.Popen(command, cwd=TREE.parent) as process:
         until(pids.exists, "the check's program runs")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert not [pid for pid in pids.read_text().split() if Path("/proc", pid).exists()]
+    assert (tmp_path / "pids.told").exists() == is_told
 
 
 def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:
