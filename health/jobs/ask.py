@@ -30,7 +30,7 @@ from health.jobs.model import (
     safe,
     size,
 )
-from health.jobs.shared import Shared, is_unknown_job
+from health.jobs.shared import WAITING_JOBS, Shared, is_unknown_job
 from init.errors import InitError
 from init.slurm.client import SACCTMGR, SCONTROL, SQUEUE, SlurmError
 from init.slurm.conf import expanded
@@ -323,6 +323,8 @@ def _pending(asker: Asker, job: Job) -> World:
     world = replace(world, partitions=partitions)
     if job.restarts:
         world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
+    if job.reason == "Priority":
+        return _waiting(asker, world)
     if pending.named_limit(job.reason):
         qos = sorted({job.qos, *(each.qos for each in world.partitions or () if each.name in job.partition)} - {""})
         argv = [SCONTROL, "show", "assoc_mgr", "flags=assoc,qos", f"accounts={job.account}"]
@@ -342,6 +344,15 @@ def _pending(asker: Asker, job: Job) -> World:
         argv = [SCONTROL, "--json", "show", "licenses"]
         return replace(world, licenses=asker.optional("the licences", parse.licenses, *argv))
     return world
+
+
+def _waiting(asker: Asker, world: World) -> World:
+    """Add all jobs that wait: from the snapshot for users, for whom slurmctld would pack its whole queue each."""
+    if not isinstance(asker.run, Shared):
+        waiting = asker.optional("the waiting jobs", parse.waiting, *WAITING_JOBS) if asker.is_root else None
+        return replace(world, waiting=waiting)
+    answer = asker.run.ask_for_all(WAITING_JOBS)
+    return replace(world, waiting=parse.waiting(answer[0]), waiting_age=answer[1]) if answer is not None else world
 
 
 def _came_to(asker: Asker, nodes: str) -> tuple[Job, ...] | None:

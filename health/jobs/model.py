@@ -200,6 +200,17 @@ class UsageLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A line of the queue, as squeue shows it to any user."""
+
+    id: int
+    shown: str
+    priority: int
+    partitions: frozenset[str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """The cluster around the job, as Slurm's clients show it. None: not requested, or no answer."""
 
@@ -209,6 +220,8 @@ class World:
     licenses: tuple[License, ...] | None = None
     limits: tuple[UsageLimit, ...] | None = None
     accounts: tuple[str, ...] | None = None  # that the job's user may use
+    waiting: tuple[WaitingJob, ...] | None = None  # all that wait, for a job that waits for its turn
+    waiting_age: float = 0.0  # seconds since slurmctld listed them
     others: tuple[Job, ...] | None = None  # on which the job depends; of a preempted one those that came to its nodes
     usage: tuple[tuple[str, int, float], ...] | None = None  # step, bytes of memory, CPU seconds
     output_age: float | None = None  # seconds since the last write to the output

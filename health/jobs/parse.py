@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from health.jobs.model import Job, JobNode, JobStep, License, Partition, Reservation, UsageLimit
+from health.jobs.model import Job, JobNode, JobStep, License, Partition, Reservation, UsageLimit, WaitingJob
 
 _GRES = re.compile(r"(?:gres[/:])?([A-Za-z_]\w*)(?::([A-Za-z_][\w.-]*))?(?:[:=](\d{1,9}))?(?:\(.*\))?", re.ASCII)
 _LIMIT = re.compile(r"(\d+)(?:\((\d+)(?:\.\d+)?\))?", re.ASCII)  # "4(2)", "60(12.50)", "4"; "N" is no limit
@@ -80,6 +80,9 @@ def document(text: str) -> Mapped:
     return Mapped(data)
 
 
+_WAITING = re.compile(r"^(\d{1,10})\|([^|\n]*)\|(\d{1,10})\|([^|\n]*)\|([^|\n]*)$", re.ASCII | re.MULTILINE)
+
+
 def queue(text: str) -> list[Job]:
     return [_queued(item) for item in document(text).objects("jobs")]
 
@@ -108,6 +111,14 @@ def partitions(text: str) -> tuple[Partition, ...]:
             allowed_qos=item.text("qos", "allowed"),
         )
         for item in document(text).objects("partitions")
+    )
+
+
+def waiting(text: str) -> tuple[WaitingJob, ...]:
+    """Parse squeue's lines ID|SHOWN|PRIORITY|PARTITIONS|REASON; another line is left out."""
+    return tuple(
+        WaitingJob(int(match[1]), match[2], int(match[3]), frozenset(match[4].split(",")), match[5])
+        for match in _WAITING.finditer(text)
     )
 
 

@@ -92,7 +92,9 @@ OF_ACCOUNTS = {
     "AccountNotAllowed": "the partition does not take its account",
 }
 # Reasons about nodes, or none yet.
-BY_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "None", "")
+BY_NODES = ("Resources", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "None", "")
+# Reasons of jobs that start when it is their turn: no limit, dependency or hold keeps them.
+WAIT_FOR_TURN = ("Priority", "Resources", "None")
 
 
 def dependencies(job: Job) -> list[str]:
@@ -167,6 +169,31 @@ def _wait_for_nodes(job: Job, world: World, now: float) -> Answer:
     if world.reservations and not machines.lacks_named_nodes(job, world.nodes):
         return _reservation(job, world, now)
     return machines.explain_wait_for_nodes(job, world.nodes)
+
+
+def _turn(job: Job, world: World, now: float) -> Answer:
+    """Explain a wait behind jobs of a higher priority: how many, the next one and the first one."""
+    answer = _wait_for_nodes(job, world, now)
+    own = next((each for each in world.waiting or () if each.id == job.id), None)
+    if own is None:
+        hidden = "which jobs are before it: the list of waiting jobs does not have it yet, or is hidden from users"
+        return replace(answer, unknown=(*answer.unknown, hidden)) if world.waiting is not None else answer
+    rivals = (each for each in world.waiting or () if each.reason in WAIT_FOR_TURN and each.partitions & own.partitions)
+    # Of two with the same priority Slurm takes the earlier one first.
+    before = sorted((each.priority, -each.id, safe(each.shown, 40)) for each in rivals)
+    before = [each for each in before if each[:2] > (own.priority, -own.id)]
+    where = f"in partition {safe(job.partition, 80)}"
+    if not before:
+        return replace(answer, unknown=(*answer.unknown, f"which jobs are before it: none that waits {where}"))
+    (near, _, nearest), (high, _, first) = before[0], before[-1]
+    text = f"{where} {count(len(before), 'waiting job')} {'is' if len(before) == 1 else 'are'} before it: "
+    text += f"the next is {nearest} with priority {near}"
+    text += f", the first {first} with {high}" if len(before) > 1 else ""
+    text += f"; its own is {own.priority}"
+    source = f"{SQUEUE}, {duration(world.waiting_age)} ago" if world.waiting_age >= 1 else SQUEUE
+    if any("[" in shown for _, _, shown in before):
+        text += " (an array counts as one job)"
+    return replace(answer, evidence=(*answer.evidence, Fact(text, source)))
 
 
 def _dependency(job: Job, world: World, now: float) -> Answer:
@@ -465,6 +492,7 @@ def _account(job: Job, world: World, now: float) -> Answer:
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(OF_ACCOUNTS, _account),
     **dict.fromkeys(BY_NODES, _wait_for_nodes),
+    "Priority": _turn,
     "Dependency": _dependency,
     "DependencyNeverSatisfied": _dependency,
     "JobHeldUser": _held,

@@ -15,7 +15,10 @@ from ground.sockets import ask
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 
 SOCKET = Path("/run/minivm/jobs.sock")
-PUBLIC = ("nodes", "partitions")
+WAITING = "waiting"
+PUBLIC = ("nodes", "partitions", WAITING)
+# All waiting jobs, as any user may list them.
+WAITING_JOBS = (SQUEUE, "--local", "--noheader", "--states=PENDING", "--format=%A|%i|%Q|%P|%r")
 WITHIN = 5.0
 LONGEST = 1 << 28
 _IDS = re.compile(r"--jobs=(\d{1,10}(?:,\d{1,10}){0,63})", re.ASCII)
@@ -38,7 +41,7 @@ def question(argv: Sequence[str]) -> dict[str, Any] | None:
             return {"ask": "jobs", "ids": match[1].split(",")}
     if words[:3] == (SCONTROL, "--json", "show") and len(words) == 4 and words[3] in PUBLIC:
         return {"ask": words[3]}
-    return None
+    return {"ask": WAITING} if words == WAITING_JOBS else None
 
 
 class Shared:
@@ -60,6 +63,14 @@ class Shared:
         if "why" in reply:
             raise SlurmError("ask slurmctld", str(reply["why"]))
         return json.dumps({"jobs": reply["jobs"]}) if "jobs" in reply else str(reply["text"])
+
+    def ask_for_all(self, argv: Sequence[str]) -> tuple[str, float] | None:
+        """Return the snapshot's answer, and its age, to a question that is too dear to be asked for one user."""
+        request = None if self._is_silent else question(argv)
+        reply = self._ask(request) if request else None
+        if reply is None or "text" not in reply:
+            return None
+        return str(reply["text"]), float(reply.get("age", 0.0))
 
     def ask_directly(self, argv: Sequence[str]) -> str:
         self.is_old, self.age = False, 0.0

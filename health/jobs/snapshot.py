@@ -1,10 +1,10 @@
 """Service `job-snapshot` of login pods: asks slurmctld for all users of `minivm job`, one request a second at most.
 
 Questions that wait are put together into one command, and an answer serves for some seconds. The kernel names the
-asker of a connection. A user gets own jobs in full. The user nobody reads nodes and partitions: what PrivateData hides
-stays hidden. For all else, and whenever an answer is late, large or dear, the command asks slurmctld itself, with the
-user's rights. One user's huge array is put aside alone. In a long queue, which squeue loads whole for several ids, some
-questions at a time get a command of their own.
+asker of a connection. A user gets own jobs in full. The user nobody reads nodes, partitions and the list of all waiting
+jobs: what PrivateData hides stays hidden. For all else, and whenever an answer is late, large or dear, the command asks
+slurmctld itself, with the user's rights. One user's huge array is put aside alone. In a long queue, which squeue loads
+whole for several ids, some questions at a time get a command of their own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from ground.sockets import notify
-from health.jobs.shared import PUBLIC, SOCKET, is_unknown_job
+from health.jobs.shared import PUBLIC, SOCKET, WAITING, WAITING_JOBS, is_unknown_job
 from init.slurm import client
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
 from init.slurm.node import PREFIX
 
 FRESH_S = 5.0
 FRESH_PUBLIC_S = 15.0  # nodes and partitions, whose answers are large
+FRESH_WAITING_S = 60.0  # slurmctld packs its whole queue for it
 ASK_S = 10.0
 PATIENCE_S = 4.0  # of a question; the command waits a second longer, then asks slurmctld itself
 HEAR_S = 4.0
@@ -224,7 +225,8 @@ class JobSnapshot:
     def _read(self, kind: str, keys: Sequence[str]) -> dict[str, list[OwnedJob]]:
         """Ask slurmctld, and encode the answer: this runs in a thread, and the loop only sends."""
         if kind in PUBLIC:
-            text = self._execute((SCONTROL, "--json", "show", kind), True)
+            argv = WAITING_JOBS if kind == WAITING else (SCONTROL, "--json", "show", kind)
+            text = self._execute(argv, True)
             return {keys[0]: [(None, json.dumps({"text": text}).encode()[1:] + b"\n")]}
         option = f"--{'jobs' if kind == 'jobs' else 'users'}={','.join(keys)}"
         try:
@@ -273,6 +275,8 @@ class JobSnapshot:
 
 
 def _fresh(kind: str) -> float:
+    if kind == WAITING:
+        return FRESH_WAITING_S
     return FRESH_PUBLIC_S if kind in PUBLIC else FRESH_S
 
 

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from health.jobs.explain import explain, page_text
-from health.jobs.model import Answer, Job, JobCause, JobNode, License, Partition, Reservation, Sure, UsageLimit, World
+from health.jobs.model import (
+    Answer,
+    Job,
+    JobCause,
+    JobNode,
+    License,
+    Partition,
+    Reservation,
+    Sure,
+    UsageLimit,
+    WaitingJob,
+    World,
+)
+from health.jobs.parse import waiting
 
 NOW = 1_800_000_000.0
 # Every reason of Slurm 24.11 and 26.05 (job_state_reason.c) but those for invalid numbers.
@@ -353,6 +366,32 @@ def test_each_other_way_to_wait(
 ) -> None:
     answer = why(reason, world, **changes)
     assert words in answer.headline and answer.cause is cause, answer
+
+
+def waits(number: int, priority: int, partitions: str = "main", reason: str = "Priority") -> WaitingJob:
+    return WaitingJob(number, str(number), priority, frozenset(partitions.split(",")), reason)
+
+
+def test_the_jobs_before_one_are_those_that_slurm_takes_first() -> None:
+    before = (waits(3, 100), waits(20, 70, reason="Resources"), waits(11, 50, "big,main"), waits(13, 90, "other"))
+    behind = (waits(13, 50), waits(2, 10), waits(4, 900, reason="Dependency"), waits(5, 0, reason="JobHeldUser"))
+    world = World(nodes=(NODE,), waiting=(*behind, waits(12, 50), *before))
+    text = "3 waiting jobs are before it: the next is 11 with priority 50, the first 3 with 100; its own is 50"
+    assert text in facts(why("Priority", world))
+    alone = why("Priority", replace(world, waiting=(waits(12, 50), *behind)))
+    assert "which jobs are before it: none that waits in partition main" in alone.unknown
+    # As where PrivateData hides jobs, or of a job that is younger than the list.
+    for hidden in ((), before):
+        answer = why("Priority", replace(world, waiting=hidden))
+        assert "before it:" not in facts(answer) and any("hidden" in text for text in answer.unknown)
+    assert not [text for text in why("Priority", replace(world, waiting=None)).unknown if "before it" in text]
+
+
+def test_hostile_lines_of_the_queue_are_left_out_or_harmless() -> None:
+    lines = ["12|12|50|main|Priority", "7|7_[\x1b[31m]|60|main|Priority", "x|1|1|main|Priority", "8|8|9|main", "|" * 9]
+    listed = waiting("\n".join(lines))
+    assert [job.id for job in listed] == [12, 7]
+    assert "\x1b" not in facts(why("Priority", World(nodes=(NODE,), waiting=listed)))
 
 
 def test_what_minivm_noted_is_shown_and_a_site_s_own_comment_is_not() -> None:

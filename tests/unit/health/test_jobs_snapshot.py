@@ -17,13 +17,14 @@ import pytest
 
 from health.jobs import snapshot
 from health.jobs.ask import Asker, look
-from health.jobs.shared import PUBLIC, Shared, question
+from health.jobs.shared import PUBLIC, WAITING_JOBS, Shared, question
 from health.jobs.snapshot import (
     APART_S,
     BURST,
     DEAR_S,
     EACH_S,
     FRESH_S,
+    FRESH_WAITING_S,
     LARGE,
     MOST_OF_A_USER,
     MOST_SENT,
@@ -57,7 +58,7 @@ class Slurm:
         self.calls.append((" ".join(argv), as_nobody))
         if self.error:
             raise self.error
-        if not argv[0].endswith("squeue"):
+        if not argv[0].endswith("squeue") or tuple(argv) == WAITING_JOBS:
             return self.text or f"text of {argv[-1]}"
         keys = set(argv[-1].partition("=")[2].split(","))
         if len(keys) > 1:
@@ -208,7 +209,7 @@ def test_what_all_may_see_is_read_as_nobody_and_jobs_as_root() -> None:
     slurm = Slurm(job(1))
     replies(slurm, (ALICE, wants("1")), *((ALICE, {"ask": kind}) for kind in PUBLIC))
     assert {(call.split()[0].rpartition("/")[2], as_nobody) for call, as_nobody in slurm.calls} == {
-        ("squeue", False), ("scontrol", True),
+        ("squeue", False), ("scontrol", True), ("squeue", True),
     }  # fmt: skip
 
 
@@ -372,6 +373,24 @@ def test_a_job_that_was_asked_for_before_it_was_submitted_is_found(tmp_path: Pat
         assert any("job 42 is pending" in fact.text for fact in page.answer.evidence), page.answer
         slurm.jobs = ()
         assert "lost" not in direct.look(path, "42")
+
+
+def test_the_jobs_before_one_are_read_once_a_minute_for_all(tmp_path: Path) -> None:
+    """slurmctld packs its whole queue for them, so a command whose snapshot has no list does without."""
+    slurm, direct, path, now = Slurm(queued(41)), Directly(nodes=[]), tmp_path / "jobs.sock", [0.0]
+    slurm.text = "40|40_[1-9]|5|main|Priority\n41|41|3|main|Priority\n"
+    with served(path, slurm, now):
+        for at in (0.0, FRESH_WAITING_S - 1):
+            now[0] = at
+            (page,) = look(Asker(Shared(direct, path), "alice", False, time.time()), "41")
+            (fact,) = [fact for fact in page.answer.evidence if "before it" in fact.text]
+            assert "1 waiting job is before it: the next is 40_[1-9] with priority 5" in fact.text
+            assert fact.source == ("squeue, 59 s ago" if at else "squeue")
+        assert [as_nobody for call, as_nobody in slurm.calls if "--states=PENDING" in call] == [True]
+        assert not [call for call in direct.calls if call == "squeue"]
+    direct.answers["squeue"] = [queued(41)]
+    direct.look(tmp_path / "nobody-listens.sock", "41")
+    assert direct.calls.count("squeue") == 1, "the job itself, and no list"
 
 
 def test_a_page_has_the_age_of_the_kept_answer(tmp_path: Path) -> None:
