@@ -19,6 +19,7 @@ from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
 from tests.support.flood import flood
+from tests.support.orders import check_orders_are_refused
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -92,6 +93,10 @@ def test_users_work_by_munge(older: World, ann: Researcher) -> None:
     older.cluster.delete("slurm-worker-0")
     older.wait_ready("slurm-worker-0")
     assert ann("srun -Q -w slurm-worker-0 hostname") == "slurm-worker-0\n"
+
+
+def test_a_user_orders_no_daemon_to_end_or_change(ann: Researcher, bob: Researcher) -> None:
+    check_orders_are_refused(ann, bob, "slurm-worker-0", "munge")
 
 
 ASK = """/opt/minivm/bin/python3 -I - {job} {node} {address} <<'END'

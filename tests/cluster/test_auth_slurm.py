@@ -19,6 +19,7 @@ from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
 from tests.cluster.small import small_cluster
 from tests.support.flood import flood
+from tests.support.orders import check_orders_are_refused
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -87,6 +88,10 @@ def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, a
         # The node has two processors: this step waits for the job's.
         assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
         assert signed.row("slurm-worker-0").ready
+
+
+def test_a_user_orders_no_daemon_to_end_or_change(signed: World, ann: Researcher) -> None:
+    check_orders_are_refused(ann, Researcher(signed, "bob"), "slurm-worker-0", "slurm")
 
 
 def keys(**default: bool) -> str:
