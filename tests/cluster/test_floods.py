@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 IDLE, BUSY = 4000, 20
+TOO_MANY = "held too many connections to"
 HANGS = "serving: slurmctld does not answer authenticated requests within 5 s"
 # Of the other user for one command, also on a busy machine; the flood lasts longer than all of them.
 PATIENCE = "timeout 60"
@@ -38,27 +40,63 @@ def bob(healthy: World) -> Researcher:
     return Researcher(healthy, "bob")
 
 
-def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(alice: Researcher, bob: Researcher) -> None:
-    address = bob.world.running("slurm-controller-0").address
-    with flood(bob, f"{address}:6817", IDLE, BUSY) as held:
-        assert held >= 100
-        # A burst delays whoever comes right behind it; what is shown here is that held connections do not.
-        until(lambda: not_accepted(bob.world, 6817) <= BUSY, "slurmctld has accepted the flood")
-        alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
-        assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
+@pytest.fixture(params=["", "srun -Q -n1 -w slurm-worker-0"], ids=["login", "job"])
+def place(request: pytest.FixtureRequest, healthy: World) -> Iterator[str]:
+    """Yield the words that start a flood on the login pod or in a job, and end the guard's watch of its user."""
+    yield request.param
+    for pod in ("slurm-login-0", "slurm-worker-0"):
+        healthy.run(pod, "minivm", "restart", "port-guard")
 
 
-def test_a_login_user_s_connections_to_slurmdbd_stop_no_job_and_no_look_at_the_queue(
-    alice: Researcher, bob: Researcher
+# Fewer than the guard of the pod leaves a user, and more.
+@pytest.mark.parametrize("idle", [900, IDLE])
+def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(
+    idle: int, alice: Researcher, bob: Researcher
 ) -> None:
-    """slurmdbd takes 100 connections, so `sacct` waits while one user holds them. slurmctld keeps its own."""
     address = bob.world.running("slurm-controller-0").address
-    with flood(bob, f"{address}:6819", IDLE, BUSY) as held:
+    try:
+        with flood(bob, f"{address}:6817", idle, BUSY) as held:
+            assert held >= 100
+            # A burst delays whoever comes right behind it; what is shown here is that held connections do not.
+            until(lambda: not_accepted(bob.world, 6817) <= BUSY, "slurmctld has accepted the flood")
+            alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
+            assert alice(f"{PATIENCE} srun -n1 id -un") == "alice\n"
+    finally:
+        bob.world.run("slurm-login-0", "minivm", "restart", "port-guard")
+
+
+def test_one_users_connections_to_slurmdbd_keep_no_other_user_from_accounting(
+    place: str, alice: Researcher, bob: Researcher
+) -> None:
+    """slurmdbd takes 100 connections. Without the guard `sacct` waits for as long as one user holds them."""
+    address = bob.world.running("slurm-controller-0").address
+    with flood(bob, f"{address}:6819", IDLE, BUSY, within=place) as held:
         assert held >= 100
         alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
         job = alice.submit("-o", "/dev/null", script="true")
         alice.wait_for(job, "COMPLETED")
-    until(lambda: "COMPLETED" in alice(f"sacct -nX -j {job} -o state"), "accounting has the job's end")
+        until(lambda: "COMPLETED" in alice(f"{PATIENCE} sacct -nX -j {job} -o state"), "accounting has the job's end")
+        bob.world.wait_for_reason("slurm-worker-0" if place else "slurm-login-0", TOO_MANY)
+
+
+def test_one_users_connections_to_a_worker_keep_no_other_user_from_black_boxes(
+    place: str, alice: Researcher, bob: Researcher
+) -> None:
+    """A worker answers four silent askers at a time, each for two seconds."""
+    worker = "slurm-worker-1"
+    job = alice.submit("-w", worker, "-o", "/dev/null", script="exit 3")
+    alice.wait_for(job, "FAILED")
+
+    def unknown() -> list[str]:
+        texts = json.loads(alice(f"{PATIENCE} minivm job {job} --json"))["unknown"]
+        return [text for text in texts if f"what {worker}" in text]
+
+    until(lambda: not unknown(), "the page has the black box", seen=unknown)
+    with flood(bob, f"{bob.world.running(worker).address}:8652", 300, within=place) as held:
+        assert held >= 10
+        bob.world.wait_for_reason("slurm-worker-0" if place else "slurm-login-0", TOO_MANY)
+        until(lambda: not unknown(), "the page has the black box again", seen=unknown)
+        assert not unknown()
 
 
 def test_a_login_user_s_connections_to_slurmrestd_keep_no_other_user_waiting(

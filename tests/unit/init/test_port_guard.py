@@ -1,0 +1,65 @@
+"""The guard of the ports of Slurm's daemons: whose connections it counts, and whom it finds over the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from init.helpers.port_guard import BOXES, LIMITS, LOOKS, SLURMCTLD, SLURMDBD, WATCHED_S, Peer, PortGuard, held
+
+ROOT, ANN, BOB = 0, 1001, 1002
+DBD, OTHER = (b"0100007F", SLURMDBD), (b"0200007F", SLURMDBD)
+HEAD = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+ROW = b"%4d: 0100007F:CA12 %s:%04X %02X 00000000:00000000 00:00000000 00000000 %5d        0 %d 1 0000 20 4 30 10 -1\n"
+
+
+def sockets(counts: Mapping[tuple[int, Peer], int]) -> dict[tuple[int, Peer], set[int]]:
+    return {key: set(range(count)) for key, count in counts.items()}
+
+
+def looks(guard: PortGuard, *counts: Mapping[tuple[int, Peer], int]) -> list[list[tuple[int, Peer]]]:
+    return [guard.look(sockets(count), float(second)) for second, count in enumerate(counts)]
+
+
+def test_connections_are_counted_by_user_and_by_where_they_lead() -> None:
+    established, syn_sent, close_wait = 1, 2, 8
+    table = HEAD + b"".join([
+        ROW % (1, *DBD, established, BOB, 11),
+        ROW % (2, *DBD, syn_sent, BOB, 12),
+        ROW % (3, *DBD, close_wait, BOB, 13),
+        ROW % (4, DBD[0], 22, established, BOB, 14),
+        ROW % (5, *DBD, established, ANN, 15),
+    ])  # fmt: skip
+    mapped = HEAD + ROW % (1, b"0000000000000000FFFF0000" + DBD[0], SLURMDBD, established, BOB, 16)
+    assert held([table, mapped]) == {(BOB, DBD): {11, 12, 16}, (ANN, DBD): {15}}
+    assert held([HEAD, b"", b"1: nonsense"]) == {}
+
+
+def test_a_user_over_the_limit_is_found_at_the_third_look_and_at_once_after_it() -> None:
+    assert LOOKS == 3
+    many, few = {(BOB, DBD): LIMITS[SLURMDBD] + 1}, {(BOB, DBD): LIMITS[SLURMDBD] // 4 + 1}
+    guard = PortGuard(frozenset())
+    assert looks(guard, many, many, many, few) == [[], [], [(BOB, DBD)], [(BOB, DBD)]]
+    assert guard.expire(4 + WATCHED_S) and not guard.watched
+    assert looks(guard, many, few, many, many) == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {(BOB, DBD): LIMITS[SLURMDBD]},
+        {(ROOT, DBD): 1000},
+        # Connections to many daemons are no flood of one: `minivm job` asks each node of a job.
+        {(BOB, (b"%08X" % node, BOXES)): 4 for node in range(16)},
+        {(BOB, DBD): LIMITS[SLURMDBD] - 1, (BOB, OTHER): LIMITS[SLURMDBD] - 1},
+        {(BOB, (b"0100007F", SLURMCTLD)): 300},
+    ],
+)
+def test_ordinary_and_trusted_use_is_left(counts: Mapping[tuple[int, Peer], int]) -> None:
+    assert looks(PortGuard(frozenset([ROOT])), *[counts] * 9) == [[]] * 9
+
+
+def test_each_user_over_the_limit_is_found_and_no_other() -> None:
+    counts = {(BOB, DBD): 50, (ANN, DBD): 2, (ANN + 5, OTHER): 50}
+    assert looks(PortGuard(frozenset()), *[counts] * 3)[2] == [(BOB, DBD), (ANN + 5, OTHER)]
