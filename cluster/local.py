@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster import ClusterError, cgroups, keys, manifests, names, report, slurm_conf, values
+from cluster.addresses import Addresses
 from cluster.change import pinning, plan, records
-from cluster.change.pinning import Checkout, ImageChoice, Wish
+from cluster.change.pinning import Checkout, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import (
     MOST_THREADS,
     JobAtStake,
@@ -64,6 +65,7 @@ class LocalCluster:
         self.checkout = checkout
         self.state = root / options.name
         self.kubelet = Kubelet(client, options.name, self.state)
+        self.addresses = Addresses(self.kubelet, self.state)
         self.log = log
         self.stages = Stages(time.monotonic)
         self.records = records.RecordsCarrier(self.kubelet, self.state, self.accounting_pod, log)
@@ -226,12 +228,12 @@ class LocalCluster:
         """Choose the images and render the chart; ClusterError for images that this cluster cannot use."""
         pinned = self.pins(running)
         reference = self.options.image("controller")
-        controller = pinning.choose([reference], pinned.images, self.find_image, wish)
-        desired = self.rendered(controller.images)
-        image = controller.images[reference]
-        fit = pinning.release_fit(
-            self.kubelet.client, desired.pods, image, self.kubelet.labels(image.id), self.find_image, self.checkout
-        )
+        # Without a request a cluster stays at its state's release, also under another repository's `latest`.
+        state = "" if wish.renews(reference) else pins.release(pinned.state)
+        kept = self.release_fit([reference], state, pinning.image_of("controller", pinned.images))
+        image = pinning.choose([reference], pinned.images, self.find_image, wish, kept).images[reference]
+        desired = self.rendered({reference: image})
+        fit = self.release_fit([pod.image for pod in desired.pods], image.release, image)
         choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.find_image, wish, fit)
         pinning.check_releases(desired.pods, choice.images, pinned)
         if self.checkout is not None:
@@ -239,6 +241,10 @@ class LocalCluster:
             foreign = pinning.foreign_builds(new_images, self.kubelet.labels, self.checkout)
             choice = replace(choice, notes=(*choice.notes, *pinning.foreign_notes(foreign)))
         return desired.starting_from({name: image.id for name, image in choice.images.items()}), choice, pinned
+
+    def release_fit(self, references: Iterable[str], release: str, like: EngineImage | None) -> ReleaseFit:
+        labels = self.kubelet.labels(like.id) if like else {}
+        return pinning.release_fit(self.kubelet.client, references, release, labels, self.find_image, self.checkout)
 
     def plan(self, desired: Manifests, choice: ImageChoice, running: Mapping[str, RunningPod]) -> UpPlan:
         """Plan `up`: the steps, what changes, and what users lose. Asks the pods and changes nothing."""
@@ -383,30 +389,14 @@ class LocalCluster:
         missing = list(pods)
         if not missing:
             return
-        kept_addresses = self.kept_addresses(desired)
-        without_service = [pod for pod in missing if pod.name not in kept_addresses]
-        assigned = dict(
-            zip(
-                (pod.name for pod in without_service),
-                self.new_addresses(
-                    len(without_service), [*kept_addresses.values(), *self.moving_addresses(desired).values()]
-                ),
-                strict=True,
-            )
-        )
-        starts = [pool.submit(self.launch, pod, desired, kept_addresses | assigned) for pod in missing]
+        assigned = self.addresses.assign(missing, desired)
+        starts = [pool.submit(self.launch, pod, desired, assigned) for pod in missing]
         for start in starts:
             start.result()
 
     def launch(self, pod: PodSpec, desired: Manifests, assigned: Mapping[str, str]) -> None:
         aliases, address = manifests.aliases(pod, desired.services), assigned[pod.name]
-        addresses = self.moving_addresses(desired) | {
-            service.name: assigned[pod_name]
-            for pod_name, service in manifests.stable_services(desired.pods, desired.services).items()
-        }
-        hosts = {
-            name: addresses[service] for service in addresses for name in manifests.host_names(service, pod.namespace)
-        }
+        hosts = self.addresses.hosts(pod, desired, assigned)
         described = self.describe(pod, desired)
         container = self.kubelet.create(
             pod, desired, address=address, described=described, aliases=aliases, hosts=hosts
@@ -420,39 +410,6 @@ class LocalCluster:
             pins.write(self.state, replace(pinned, records=max(pinned.records, self.slurm_in(described["image"]))))
         self.kubelet.start(pod, container)
         self.log(f"{pod.name}: started at {address}")
-
-    def service_addresses(self, desired: Manifests) -> dict[str, str]:
-        """Map every Service with an address of its own to it."""
-        subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
-        stable = manifests.stable_services(desired.pods, desired.services).values()
-        moving = manifests.moving_services(desired.services)
-        return names.service_addresses(subnet, {service.name for service in (*stable, *moving)})
-
-    def kept_addresses(self, desired: Manifests) -> dict[str, str]:
-        """Map pods to the address of the Service in front of them, which outlives the pod."""
-        by_service = self.service_addresses(desired)
-        stable = manifests.stable_services(desired.pods, desired.services)
-        return {pod: by_service[service.name] for pod, service in stable.items()}
-
-    def moving_addresses(self, desired: Manifests) -> dict[str, str]:
-        """Map Services to the address that the active one of several pods takes."""
-        by_service = self.service_addresses(desired)
-        return {service.name: by_service[service.name] for service in manifests.moving_services(desired.services)}
-
-    def new_addresses(self, count: int, reserved: Iterable[str] = ()) -> list[str]:
-        """Return addresses that neither present nor previous pods have, so that no peer reaches a wrong pod."""
-        if not count:
-            return []
-        network = self.kubelet.ensure_network()
-        config = network["IPAM"]["Config"][0]
-        last_file = self.state / "last-address"
-        # Includes containers that a person attached to the network, such as a database.
-        used = [str(item["IPv4Address"]).partition("/")[0] for item in network["Containers"].values()]
-        used += reserved
-        last = last_file.read_text() if last_file.exists() else ""
-        allocated = names.allocate(config["Subnet"], gateway=config["Gateway"], used=used, last=last, count=count)
-        write_private(last_file, allocated[-1].encode())
-        return allocated
 
     def wait_ready(self, desired: Manifests, *, timeout: float, only: str = "") -> None:
         """Wait until every pod is ready; log each one."""

@@ -45,9 +45,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFit:
-    """The release of workers and logins without a user's request: the controller's.
+    """The release of an image that the cluster is not pinned to, without a user's request.
 
-    `latest` may be of another release, above all for a role that `make images` does not build.
+    It is the state's for the controller, and the controller's for the others. `latest` may be of another release: for a
+    role that `make images` does not build, or under another repository's name.
     """
 
     release: str
@@ -73,6 +74,10 @@ class ImageChoice:
 def role_of(reference: str) -> str:
     """Return an image's role: "worker" of registry:5000/minivm/worker:latest."""
     return reference.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def image_of(role: str, images: Mapping[str, EngineImage]) -> EngineImage | None:
+    return next((image for reference, image in images.items() if role_of(reference) == role), None)
 
 
 def choose(
@@ -424,21 +429,24 @@ class Checkout:
 
 def release_fit(
     client: Any,
-    pods: Iterable[PodSpec],
-    controller: EngineImage,
+    references: Iterable[str],
+    release: str,
     labels: Mapping[str, str],
     look: Callable[[str], EngineImage | None],
     checkout: Checkout | None,
 ) -> ReleaseFit:
-    """Return the rule that keeps workers and logins at the controller's release, regardless of `latest`."""
+    """Return the rule that keeps these references at a release, regardless of `latest`.
+
+    `labels` are those of an image that has the release: its variant counts too.
+    """
     tag = TAG.fullmatch(labels.get(VERSION_LABEL, ""))
     variant = tag["variant"] if tag else ""
 
     def newest_image(reference: str) -> EngineImage | None:
-        newest = newest_beside(client, reference, slurm=controller.release, variant=variant, builder=checkout)
+        newest = newest_beside(client, reference, slurm=release, variant=variant, builder=checkout)
         return look(newest) if newest else None
 
-    return ReleaseFit(controller.release, frozenset(pod.image for pod in pods if pod.role in CLIENTS), newest_image)
+    return ReleaseFit(release, frozenset(references), newest_image)
 
 
 def foreign_builds(

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from build import main
 from cluster import ClusterError, cli, values
-from cluster.change import plan
+from cluster.change import pinning, plan
 from cluster.change.pinning import Checkout, ReleaseFit, Wish, check_releases, choose
 from cluster.change.plan import JobAtStake, PlanStep, Stake, StepKind, UpPlan, in_roll_order
 from cluster.local import LocalCluster
@@ -183,6 +183,38 @@ def test_a_role_that_the_cluster_did_not_have_gets_the_cluster_s_slurm(
     with pytest.raises(ClusterError, match=f"cannot start from {CONTAINERS}: .*{said}") as caught:
         cluster.decide({}, wish)
     assert str(caught.value).endswith("\nhint: `build.py --slurm 26.05 build worker-containers` builds it")
+
+
+LATEST = {f"other/{role}:latest": f"{OF_NEW}3" for role in ROLES}
+BESIDE = {f"other/{role}:{OF_OLD}2": f"{OF_OLD}2" for role in ROLES}
+PINNED = {f"minivm/{role}:latest": f"{OF_OLD}1" for role in ROLES}
+
+
+@pytest.mark.parametrize(
+    ("there", "wish", "tag", "chosen"),
+    [
+        (LATEST | BESIDE, Wish(), "latest", f"{OF_OLD}2"),
+        (LATEST | BESIDE, TAKEN, "latest", "latest"),  # its user named this tag
+        (LATEST | BESIDE, Wish(), f"{OF_OLD}2", f"{OF_OLD}2"),
+        (LATEST, Wish(), "latest", ""),
+    ],
+)
+@pytest.mark.parametrize("mode", ["embedded", "pod"])
+def test_another_repository_is_no_request_for_another_slurm(
+    tmp_path: Path, there: dict[str, str], wish: Wish, tag: str, chosen: str, mode: str
+) -> None:
+    """Its `latest` may be of another release, and Slurm has no way back."""
+    options = Options("mine", overrides={"accounting": {"mode": mode}}, repository="other", tag=tag, own_cgroups=False)
+    cluster = LocalCluster(Machine(PINNED | there), options, root=tmp_path)
+    pins.write(tmp_path / "mine", Pins({name: EngineImage(f"sha256:{name}", "24.11.5") for name in PINNED}, "24.11.5"))
+    if chosen:
+        _, choice, _ = cluster.decide({}, wish)
+        by_role = {pinning.role_of(name): image.id for name, image in choice.images.items()}
+        assert by_role == {role: f"sha256:other/{role}:{chosen}" for role in by_role}
+        assert ("accounting" in by_role) is (mode == "pod")
+        return
+    with pytest.raises(ClusterError, match=r"cluster has Slurm 24\.11, and there is no image of that; no pod was"):
+        cluster.decide({}, wish)
 
 
 class OneBuildCheckout:
