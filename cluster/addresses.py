@@ -13,6 +13,8 @@ from cluster import manifests, names
 from cluster.manifests import Manifests, PodSpec
 from cluster.pods import Kubelet, write_private
 
+DIRECTORY = "demo"
+
 
 class Addresses:
     def __init__(self, kubelet: Kubelet, state: Path) -> None:
@@ -42,10 +44,20 @@ class Addresses:
         return names.service_addresses(subnet, {service.name for service in (*stable, *moving)})
 
     def _kept(self, desired: Manifests) -> dict[str, str]:
-        """Map pods to the address of the Service in front of them, which outlives the pod."""
+        """Map pods to the address of the Service in front of them, which outlives the pod.
+
+        The directory's pod too: docker's DNS gives names a lifetime of ten minutes, and sssd uses the old address so
+        long. Every pod without a cache would know no user meanwhile.
+        """
         by_service = self._of_services(desired)
         stable = manifests.stable_services(desired.pods, desired.services)
-        return {pod: by_service[service.name] for pod, service in stable.items()}
+        kept = {pod: by_service[service.name] for pod, service in stable.items()}
+        subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
+        for pod in desired.pods:
+            address = names.service_addresses(subnet, [pod.subdomain])[pod.subdomain]
+            if pod.role == DIRECTORY and address not in by_service.values():
+                kept[pod.name] = address
+        return kept
 
     def _moving(self, desired: Manifests) -> dict[str, str]:
         """Map Services to the address that the active one of several pods takes."""

@@ -217,6 +217,21 @@ def test_another_repository_is_no_request_for_another_slurm(
         cluster.decide({}, wish)
 
 
+def test_the_directory_keeps_its_address_and_a_new_worker_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sssd uses the address of a replaced directory for ten minutes, and knows no user meanwhile."""
+    options = Options("mine", tags=dict.fromkeys(ROLES, f"{OF_NEW}1"), own_cgroups=False)
+    cluster = LocalCluster(Machine(HAS), options, root=tmp_path)
+    desired, _, _ = cluster.decide({}, Wish())
+    network = {"IPAM": {"Config": [{"Subnet": "172.19.0.0/16", "Gateway": "172.19.0.1"}]}, "Containers": {}}
+    monkeypatch.setattr(cluster.kubelet, "ensure_network", lambda: network)
+    before, after = (cluster.addresses.assign(desired.pods, desired) for _ in range(2))
+    kept = {name for name, address in before.items() if after[name] == address}
+    assert kept == {"slurm-controller-0", "slurm-demo-0"} and len({*after.values()}) == len(desired.pods)
+    assert "slurm-demo" not in cluster.addresses.hosts(desired.pod("slurm-login-0"), desired, after), "DNS knows it"
+
+
 class OneBuildCheckout:
     """A checkout that would build one tag of each role."""
 
