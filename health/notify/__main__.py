@@ -13,11 +13,22 @@ from urllib.parse import urlsplit
 from ground.files import write_if_possible
 from ground.sockets import notify
 from health.jobs.model import safe
-from health.notify import messages, own
+from health.notify import messages
 from health.notify.channels import ChannelDownError, MessageDeferredError, MessageRefusedError
 from health.notify.notices import NotifySpool, recipients
 from health.notify.service import DOWN, METRICS, Notifier, deliver, explainer
-from health.notify.settings import FILE, OWN, NotifySettings, load
+from health.notify.settings import (
+    FILE,
+    OWN,
+    OWN_FILE,
+    OWN_SUBJECT,
+    NotifySettings,
+    OwnSettings,
+    allowed_for_users,
+    load,
+    load_own,
+    submitted_webhook,
+)
 from health.tell import tell
 from init.errors import InitError
 from init.pod.dirwatch import Watcher
@@ -35,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("status", help="show each channel and how many messages wait (the default)")
     test = commands.add_parser("test", help="send one message, and print what the server answers")
     test.add_argument("user", metavar="USER", help="a user, or an address")
-    check = commands.add_parser("check", help=f"check your own settings, ~/{own.FILE}")
+    check = commands.add_parser("check", help=f"check your own settings, ~/{OWN_FILE}")
     check.add_argument("--for-submission", action="store_true", help="print them for the filter of sbatch")
     commands.add_parser("serve", help="run the service (PID 1 does)")
     options = parser.parse_args(arguments)
@@ -61,17 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_own(for_submission: bool) -> int:
     """Check the settings of the user who calls. Root reads no file in a home, where a link may lead anywhere."""
     if os.geteuid() == 0:
-        raise InitError(f"read {own.WHAT}", "root has none", hint="run it as the user: runuser -u USER")
-    lists = own.allowed()
+        raise InitError(f"read {OWN_SUBJECT}", "root has none", hint="run it as the user: runuser -u USER")
+    lists = allowed_for_users()
     if lists is None:
-        raise InitError(f"read {own.WHAT}", "this cluster sends no notifications")
-    settings = own.load(Path.home() / own.FILE, lists)
+        raise InitError(f"read {OWN_SUBJECT}", "this cluster sends no notifications")
+    settings = load_own(Path.home() / OWN_FILE, lists)
     if for_submission:
-        settings = settings or own.OwnSettings()
+        settings = settings or OwnSettings()
         print(f"{','.join(settings.events)}\n{settings.mail}\n{settings.as_line()}")
         return 0
     if settings is None:
-        print(f"You have no ~/{own.FILE}: jobs tell what --mail-type and --mail-user say.")
+        print(f"You have no ~/{OWN_FILE}: jobs tell what --mail-type and --mail-user say.")
         return 0
     events = ", ".join(settings.events) or "what --mail-type says"
     print(f"events: {events}\nmail: {settings.mail or 'your name at the cluster, or --mail-user'}")
@@ -89,7 +100,7 @@ def send_test(settings: NotifySettings, user: str) -> int:
             print(f"mail: {safe(user, 80)!r} is no user and no address of a domain in notifications.mail.domains")
             code = 1
             continue
-        if channel == OWN and own.kept(user, settings.of_users) is None:
+        if channel == OWN and submitted_webhook(user, settings.of_users) is None:
             continue
         data = {"subject": message.subject, "text": message.text, "fields": message.fields, "to": to}
         now = time.time()

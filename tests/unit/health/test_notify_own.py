@@ -15,9 +15,16 @@ import pytest
 from health.jobs.model import Page
 from health.notify.channels import ChannelDownError, MessageRefusedError
 from health.notify.notices import NotifySpool
-from health.notify.own import LARGEST, Allowed, kept, load
 from health.notify.service import MOST_BACKOFF, MOST_TRIES, Notifier, deliver
-from health.notify.settings import NotifySettings, WebhookFormat, WebhookSettings
+from health.notify.settings import (
+    LARGEST,
+    Allowed,
+    NotifySettings,
+    WebhookFormat,
+    WebhookSettings,
+    load_own,
+    submitted_webhook,
+)
 from init.errors import ConfigError
 from tests.pages import blocks
 from tests.reader import ROOT
@@ -36,17 +43,17 @@ webhook = {{format = "slack", url = "{SLACK}T0/B0/s3cr3t"}}
 def settings_of(text: str | bytes, directory: Path, lists: Allowed = LISTS) -> Any:
     path = directory / "notify.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load(path, lists)
+    return load_own(path, lists)
 
 
 def test_a_file_has_events_an_address_and_a_webhook(tmp_path: Path) -> None:
-    assert load(tmp_path / "none.toml", LISTS) is None
+    assert load_own(tmp_path / "none.toml", LISTS) is None
     own = settings_of(WHOLE, tmp_path)
     assert (own.events, own.mail) == (("FAIL", "TIME_LIMIT"), "alice@x.org")
     assert own.webhook == WebhookSettings(WebhookFormat.SLACK, f"{SLACK}T0/B0/s3cr3t")
     assert "s3cr3t" not in repr(own)
     (tmp_path / "alice").write_text(own.as_line())
-    assert kept("alice", LISTS.webhooks, tmp_path) == own.webhook
+    assert submitted_webhook("alice", LISTS.webhooks, tmp_path) == own.webhook
 
 
 def test_the_page_s_example_is_right(tmp_path: Path) -> None:
@@ -98,7 +105,7 @@ def test_a_url_outside_the_operator_s_list_is_refused_by_the_check_and_by_the_se
     if url:
         assert url not in str(caught.value)
     (tmp_path / "alice").write_text(json.dumps({"format": "json", "url": url}))
-    assert kept("alice", (SLACK,), tmp_path) is None
+    assert submitted_webhook("alice", (SLACK,), tmp_path) is None
 
 
 def test_without_a_list_no_webhook_and_without_a_relay_no_mail(tmp_path: Path) -> None:
@@ -118,7 +125,7 @@ def test_a_fifo_a_device_and_a_directory_are_refused_at_once(tmp_path: Path) -> 
         else:
             path.symlink_to("/dev/zero")
         with pytest.raises(ConfigError, match="it is no plain file"):
-            load(path, LISTS)
+            load_own(path, LISTS)
         path.rmdir() if path.is_dir() else path.unlink()
 
 
@@ -138,7 +145,7 @@ def test_root_reads_no_file_of_a_home(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"url": 3}', '{"url": "http://10.0.0.1/"}', "[" * 9999])
 def test_what_slurmctld_kept_is_checked_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "alice").write_text(text)
-    assert kept("alice", (SLACK,), tmp_path) is None
+    assert submitted_webhook("alice", (SLACK,), tmp_path) is None
 
 
 def test_a_user_s_name_leads_to_no_other_file(tmp_path: Path) -> None:
@@ -147,7 +154,7 @@ def test_a_user_s_name_leads_to_no_other_file(tmp_path: Path) -> None:
     for path in (tmp_path / "secret", tmp_path / "users/:alice", tmp_path / "users/alice"):
         path.write_text(good)
     users = ("../secret", ":alice", str(tmp_path / "secret"), "", ".", "alice\0", "alice")
-    assert [user for user in users if kept(user, (SLACK,), tmp_path / "users")] == ["alice"]
+    assert [user for user in users if submitted_webhook(user, (SLACK,), tmp_path / "users")] == ["alice"]
 
 
 # The service.
