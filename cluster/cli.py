@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from cluster import ClusterError, names, slurm_conf
-from cluster.change.pinning import Checkout, Wish, chosen, newest_here
+from cluster.change.pinning import Checkout, Wish, newest_here, parse_tags
 from cluster.change.plan import UpPlan
 from cluster.local import STATE, LocalCluster, stored
 from cluster.render import read_overrides
@@ -205,7 +205,7 @@ def up(
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
     from images import settings
 
-    every, single = chosen(given_tags)
+    every, single = parse_tags(given_tags)
     stored_options = stored(name)
     prefix = settings.read(assignments=root.obj.assignments).prefix
     prefix_is_given = os.environ.get("MINIVM_BUILD_PREFIX") or any(

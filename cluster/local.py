@@ -76,7 +76,7 @@ class LocalCluster:
         options = stored(name, root)
         if options is None:
             if client is not None:
-                names.own(client.api, name, root / name, f"find the cluster {name}")
+                names.check_owner(client.api, name, root / name, f"find the cluster {name}")
             hint = names.hint(names.saved(root)) or "make up"
             raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
         return cls(client, options, root=root, log=log)
@@ -84,10 +84,10 @@ class LocalCluster:
     @contextlib.contextmanager
     def changing(self, cannot: str, *, make: bool = False) -> Iterator[LocalCluster]:
         """Hold the cluster for a change: it belongs to this directory, and no other command changes it meanwhile."""
-        names.own(self.kubelet.api, self.options.name, self.state, cannot)
+        names.check_owner(self.kubelet.api, self.options.name, self.state, cannot)
         if make:
             self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with names.alone(self.state, cannot):
+        with names.locked(self.state, cannot):
             yield self
 
     # Desired state
@@ -215,13 +215,13 @@ class LocalCluster:
 
     def with_this_machine(self, requested: int, running: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
-        port = names.choose(requested, default=self.options.port, own=self.saved_port() if running else 0)
+        port = names.choose_port(requested, default=self.options.port, own=self.saved_port() if running else 0)
         if requested not in (0, port):
             self.log(f"port {requested} of 127.0.0.1 is taken, using {port}")
-        no_cgroups = self.no_cgroups()
-        options = replace(self.options, port=port, own_cgroups=not no_cgroups)
-        if no_cgroups and values.proctrack(options) == "cgroup":
-            raise ClusterError("hold jobs in cgroups", no_cgroups, hint="slurm.proctrack: linuxproc")
+        cgroups_refusal = self.cgroups_refusal()
+        options = replace(self.options, port=port, own_cgroups=not cgroups_refusal)
+        if cgroups_refusal and values.proctrack(options) == "cgroup":
+            raise ClusterError("hold jobs in cgroups", cgroups_refusal, hint="slurm.proctrack: linuxproc")
         return options
 
     def decide(self, running: Mapping[str, RunningPod], wish: Wish) -> tuple[Manifests, ImageChoice, Pins]:
@@ -422,7 +422,7 @@ class LocalCluster:
                     self.log(f"{name}: ready after {time.monotonic() - begun:.1f} s")
                     del waiting[name]
                 else:
-                    report.check_hope(pod, running.get(name))
+                    report.refuse_hopeless(pod, running.get(name))
             if not waiting:
                 return
             if time.monotonic() - begun > timeout:
@@ -456,7 +456,7 @@ class LocalCluster:
         """Raise ClusterError if the pod's image was removed: the running pod is better than none."""
         for reference, image in pins.read(self.state).images.items():
             if image.id == pod.image and self.find_image(image.id) is None:
-                pinning.gone(reference, image)
+                pinning.refuse_removed(reference, image)
 
     def retire(self, running: RunningPod) -> None:
         """Remove a pod that the chart no longer creates."""
@@ -472,7 +472,7 @@ class LocalCluster:
         return self.kubelet.exec(running[pod].container, command, user=user)
 
     def active_controller(self, running: Mapping[str, RunningPod]) -> str:
-        """Return the active controller."""
+        """Return the name of the active controller's pod, or of the first one while none says that it is active."""
         controllers = [item for item in running.values() if item.role == "controller"]
         if len(controllers) > 1:
             for item in controllers:
@@ -516,7 +516,7 @@ class LocalCluster:
         options = [str(option) for option in info.get("SecurityOptions") or ()]
         return report.not_granted(self.manifests().pods, cgroups=cgroups.refusal(info), security=options)
 
-    def no_cgroups(self) -> str:
+    def cgroups_refusal(self) -> str:
         """Return why pods cannot have cgroups of their own here; "" if they can."""
         return cgroups.refusal(self.kubelet.api.info())
 

@@ -24,9 +24,9 @@ def saved(root: Path) -> set[str]:
 def labelled(api: Any) -> set[str]:
     """Return clusters with objects in the engine, from any directory."""
     filters = {"label": LABEL}
-    having: list[dict[str, Any]] = [*api.containers(all=True, filters=filters), *api.networks(filters=filters)]
-    having += api.volumes(filters=filters)["Volumes"] or []
-    return {item["Labels"][LABEL] for item in having}
+    objects: list[dict[str, Any]] = [*api.containers(all=True, filters=filters), *api.networks(filters=filters)]
+    objects += api.volumes(filters=filters)["Volumes"] or []
+    return {item["Labels"][LABEL] for item in objects}
 
 
 def hint(known: Iterable[str]) -> str:
@@ -34,7 +34,7 @@ def hint(known: Iterable[str]) -> str:
     return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}; --name chooses" if names else ""
 
 
-def own(api: Any, name: str, state: Path, cannot: str) -> None:
+def check_owner(api: Any, name: str, state: Path, cannot: str) -> None:
     """Refuse a cluster that another directory owns: the engine distinguishes clusters by name alone.
 
     Keys, ports and files are in the owning directory. If that directory is gone, the cluster has no owner.
@@ -47,7 +47,7 @@ def own(api: Any, name: str, state: Path, cannot: str) -> None:
 
 
 @contextlib.contextmanager
-def alone(state: Path, cannot: str) -> Iterator[None]:
+def locked(state: Path, cannot: str) -> Iterator[None]:
     """Hold the lock against other commands that change the cluster. The lock is its directory, which `down` removes."""
     lock = _lock(state, cannot)
     try:
@@ -79,7 +79,7 @@ def _lock(state: Path, cannot: str) -> int | None:
 # The port of this machine for ssh to a login pod.
 
 
-def choose(requested: int, *, default: int, own: int) -> int:
+def choose_port(requested: int, *, default: int, own: int) -> int:
     """Choose the requested port, else `own` (the pod's current one), else the default for a new cluster.
 
     A port taken by another program is replaced by the next free one; requesting it again changes nothing.

@@ -269,7 +269,7 @@ class Kubelet:
         own_cgroups = cgroups.wanted(pod)
         if own_cgroups:
             mounts += cgroups.make(self.cluster, pod.name, pod.role, memory=pod.limits.memory)
-        bindings = {port: ("127.0.0.1", here) for port, here in published(pod, known).items()}
+        bindings = {port: ("127.0.0.1", host_port) for port, host_port in published(pod, known).items()}
         host = self.api.create_host_config(
             mounts=mounts,
             cap_drop=["ALL"],
@@ -421,10 +421,10 @@ def publish_files(directory: Path, files: Mapping[str, bytes], *, mode: int) -> 
         write_whole(fresh / name, content, mode)  # a key is at no moment readable by other users
     old = directory / DATA
     previous = directory / old.readlink() if old.is_symlink() else None
-    point(old, fresh.name)
+    replace_link(old, fresh.name)
     for name in files:
         if not (directory / name).is_symlink():
-            point(directory / name, f"{DATA}/{name}")
+            replace_link(directory / name, f"{DATA}/{name}")
     for link in directory.iterdir():
         if link.is_symlink() and link.name != DATA and link.name not in files:
             link.unlink()
@@ -433,7 +433,7 @@ def publish_files(directory: Path, files: Mapping[str, bytes], *, mode: int) -> 
     return True
 
 
-def point(link: Path, target: str) -> None:
+def replace_link(link: Path, target: str) -> None:
     """Create a symbolic link, moved into place by rename."""
     temporary = link.with_name(f"..{uuid.uuid4().hex}")
     temporary.symlink_to(target)

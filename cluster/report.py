@@ -216,7 +216,7 @@ def read_turn(running: RunningPod) -> str:
         return ""
 
 
-def check_hope(pod: PodSpec, running: RunningPod | None) -> None:
+def refuse_hopeless(pod: PodSpec, running: RunningPod | None) -> None:
     """Raise ClusterError for a pod that cannot become ready, so that `up` does not wait for it.
 
     Its PID 1 refuses its settings, or slurmctld does not start with the controller's slurm.conf.

@@ -131,8 +131,8 @@ def weighed(code: int, text: str) -> Weighed:
     if code and not refused.startswith(ENDS_JOBS):
         return Weighed(objection=refused)
     ended_jobs = tuple(line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: "))
-    others = ("ends jobs: ", "no job ends", "nothing changes", "minivm: ", "hint: ")
-    return Weighed(tuple(line for line in lines if not line.startswith(others)), ended_jobs)
+    not_changes = ("ends jobs: ", "no job ends", "nothing changes", "minivm: ", "hint: ")
+    return Weighed(tuple(line for line in lines if not line.startswith(not_changes)), ended_jobs)
 
 
 def refuse_objection(

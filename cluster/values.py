@@ -143,14 +143,14 @@ def settle(name: str, stored: Options | None, request: UpRequest) -> Options:
 
 def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Refuse a file that changes a stored person's uid or name: files and jobs carry the uid alone."""
-    had = {person["name"]: person["uid"] for person in before.get("users", [])}
+    uid_before = {person["name"]: person["uid"] for person in before.get("users", [])}
     for person in after["users"]:
-        uid = had.get(person["name"], person["uid"])
+        uid = uid_before.get(person["name"], person["uid"])
         if uid != person["uid"]:
             raise ClusterError("take over the people", f"{person['name']} had the uid {uid}, and has {person['uid']}",
                                field=f"users ({person['name']}).uid",
                                hint="give the uid back, or use another name")  # fmt: skip
-    owners = {uid: name for name, uid in had.items()}
+    owners = {uid: name for name, uid in uid_before.items()}
     for person in after["users"]:
         owner = owners.get(person["uid"], person["name"])
         if owner != person["name"]:

@@ -83,40 +83,44 @@ def image_of(role: str, images: Mapping[str, EngineImage]) -> EngineImage | None
 def choose(
     references: Iterable[str],
     pins: Mapping[str, EngineImage],
-    look: Callable[[str], EngineImage | None],
+    find_image: Callable[[str], EngineImage | None],
     wish: Wish,
     fit: ReleaseFit = NO_FIT,
 ) -> ImageChoice:
-    """Choose an image for every reference. `look` finds an image on this machine by its reference or id."""
+    """Choose an image for every reference. `find_image` finds an image on this machine by its reference or id."""
     images: dict[str, EngineImage] = {}
     notes: list[str] = []
     for reference in sorted(set(references)):
-        images[reference], note = choose_one(reference, pins.get(reference), look, wish, fit)
+        images[reference], note = choose_one(reference, pins.get(reference), find_image, wish, fit)
         notes += [note] if note else []
     return ImageChoice(images, tuple(notes))
 
 
 def choose_one(
-    reference: str, pin: EngineImage | None, look: Callable[[str], EngineImage | None], wish: Wish, fit: ReleaseFit
+    reference: str,
+    pin: EngineImage | None,
+    find_image: Callable[[str], EngineImage | None],
+    wish: Wish,
+    fit: ReleaseFit,
 ) -> tuple[EngineImage, str]:
     """Return the image, and the plan's note about it."""
-    present = look(reference)  # the reference's image now
+    present = find_image(reference)  # the reference's image now
     if pin is None or wish.renews(reference):
         if role_of(reference) not in wish.roles and fit.wants_another(reference, present):
-            return fitting(reference, present, fit)
+            return choose_fitting(reference, present, fit)
         if present is None:
             raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_get(reference))
         return present, ""
-    pinned_image = look(pin.id)
+    pinned_image = find_image(pin.id)
     if present is None or present.id == pin.id:
-        return (pinned_image or present or gone(reference, pin)), ""
+        return (pinned_image or present or refuse_removed(reference, pin)), ""
     is_same_release = bool(pin.release) and present.release == pin.release
     if not is_same_release:
         version = present.slurm or "of an unknown version"
         note = f"{reference} has Slurm {version} now, the cluster keeps its {pin.slurm}"
         if present.slurm:
             note += f"; `--slurm-version {present.release}` changes it"
-        return pinned_image or gone(reference, pin), note
+        return pinned_image or refuse_removed(reference, pin), note
     if pinned_image is None:
         return present, f"{reference}: the image of this cluster was removed, its new build takes its place"
     if wish.keep:
@@ -124,7 +128,7 @@ def choose_one(
     return present, f"{reference} was built anew; `--keep-images` keeps the build that the cluster has"
 
 
-def fitting(reference: str, present: EngineImage | None, fit: ReleaseFit) -> tuple[EngineImage, str]:
+def choose_fitting(reference: str, present: EngineImage | None, fit: ReleaseFit) -> tuple[EngineImage, str]:
     """Return the newest image of the cluster's release, and the plan's note; refuse where there is none."""
     problem = f"it has Slurm {present.slurm}" if present else "this machine does not have it"
     if (newest := fit.newest(reference)) is not None:
@@ -136,7 +140,7 @@ def fitting(reference: str, present: EngineImage | None, fit: ReleaseFit) -> tup
     )
 
 
-def gone(reference: str, pin: EngineImage) -> EngineImage:
+def refuse_removed(reference: str, pin: EngineImage) -> EngineImage:
     """Refuse to start from an image that was removed."""
     what = f"Slurm {pin.slurm}, {short(pin.id)}" if pin.slurm else short(pin.id)
     raise ClusterError(f"start from {reference}", f"the image of this cluster ({what}) was removed from this machine",
@@ -211,7 +215,7 @@ def check_releases(pods: Iterable[PodSpec], images: Mapping[str, EngineImage], p
 TAG = re.compile(r"(?P<slurm>[0-9.]+)-(?P<variant>[a-z0-9]+)(-(?P<arch>arm64))?-(?P<hash>[0-9a-f]{12})")
 
 
-def chosen(texts: Iterable[str]) -> tuple[str, dict[str, str]]:
+def parse_tags(texts: Iterable[str]) -> tuple[str, dict[str, str]]:
     """Parse TAG and ROLE=TAG into the tag of all roles and those of single roles; an empty tag counts as absent."""
     every, single = "", {}
     for text in texts:
@@ -348,7 +352,7 @@ def listed_here(client: Any, repository: str) -> list[TaggedBuild]:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignBuild:
     """An image of the plan that this checkout would build differently."""
 
     role: str
@@ -357,7 +361,7 @@ class Foreign:
     release: str
 
 
-def foreign_notes(foreign: Iterable[Foreign]) -> list[str]:
+def foreign_notes(foreign: Iterable[ForeignBuild]) -> list[str]:
     """Return one line for each build of minivm, with the roles that have it."""
     lines = []
     grouped: dict[tuple[str, str, str], set[str]] = {}
@@ -432,7 +436,7 @@ def release_fit(
     references: Iterable[str],
     release: str,
     labels: Mapping[str, str],
-    look: Callable[[str], EngineImage | None],
+    find_image: Callable[[str], EngineImage | None],
     checkout: Checkout | None,
 ) -> ReleaseFit:
     """Return the rule that keeps these references at a release, regardless of `latest`.
@@ -444,14 +448,14 @@ def release_fit(
 
     def newest_image(reference: str) -> EngineImage | None:
         newest = newest_beside(client, reference, slurm=release, variant=variant, builder=checkout)
-        return look(newest) if newest else None
+        return find_image(newest) if newest else None
 
     return ReleaseFit(release, frozenset(references), newest_image)
 
 
 def foreign_builds(
     images: Mapping[str, EngineImage], labels_of: Callable[[str], Mapping[str, str]], checkout: Checkout
-) -> list[Foreign]:
+) -> list[ForeignBuild]:
     """Return those of the images that this checkout would build differently. Keys are their references."""
     foreign = []
     for reference, image in sorted(images.items()):
@@ -462,5 +466,5 @@ def foreign_builds(
         own = checkout.tags(image.release, tag["variant"], tag["arch"] or "amd64").get(role)
         if own not in (None, tag[0]):
             revision = labels.get(REVISION_LABEL, "")
-            foreign.append(Foreign(role, checkout.age(revision), revision, image.release))
+            foreign.append(ForeignBuild(role, checkout.age(revision), revision, image.release))
     return foreign

@@ -268,8 +268,9 @@ def volume_names(spec: Any) -> set[Any]:
     pod = spec
     for part in ("template", "spec"):
         pod = pod.get(part, {}) if isinstance(pod, Mapping) else {}
-    found = pod.get("volumes") if isinstance(pod, Mapping) else None
-    return {entry.get("name") for entry in found if isinstance(entry, Mapping)} if isinstance(found, list) else set()
+    volumes = pod.get("volumes") if isinstance(pod, Mapping) else None
+    entries = volumes if isinstance(volumes, list) else []
+    return {entry.get("name") for entry in entries if isinstance(entry, Mapping)}
 
 
 # Lines of slurm.conf, partitions and the configuration of nodes
@@ -348,7 +349,7 @@ def partition(reading: Reading, name: str, tokens: list[str], pools: list[str] |
 
 def node_parameters(reading: Reading, text: str) -> None:
     """Read `Features=a,b Gres=gpu:h100:8 Weight=10` of a pool's nodes."""
-    others: list[str] = []
+    remaining: list[str] = []
     for token in text.split():
         key, equals, value = token.partition("=")
         if not equals or not value:
@@ -363,9 +364,9 @@ def node_parameters(reading: Reading, text: str) -> None:
             reading.report(f"{key} is set by minivm: leave it out")
             return
         else:
-            others.append(token)
-    if others:
-        reading.put(" ".join(others), "nodeConfig")
+            remaining.append(token)
+    if remaining:
+        reading.put(" ".join(remaining), "nodeConfig")
 
 
 def add_features(reading: Reading, names: list[str]) -> None:

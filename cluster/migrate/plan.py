@@ -67,17 +67,17 @@ def check(item: Object, group: str) -> None:
         raise ClusterError(WHAT, f"{item}: found no spec, expected a mapping", file=item.file, field="spec", hint=hint)
 
 
-def choose(operator: str, found: Mapping[str, Object], wanted: str, files: str) -> Object:
+def choose(operator: str, candidates: Mapping[str, Object], wanted: str, files: str) -> Object:
     kind = "Controller" if operator == "slinky" else "SlurmCluster"
-    fitting = [item for name, item in found.items() if wanted in ("", name, name.partition("/")[2])]
+    fitting = [item for name, item in candidates.items() if wanted in ("", name, name.partition("/")[2])]
     if len(fitting) == 1:
         return fitting[0]
-    if not found:
+    if not candidates:
         hint = f"kubectl get the {kind} too, or choose the right --from"
         raise ClusterError(
             WHAT, f"found no {kind} among the objects, expected one", file=files, field="kind", hint=hint
         )
-    known = ", ".join(sorted(found))
+    known = ", ".join(sorted(candidates))
     if wanted and not fitting:
         raise ClusterError(
             WHAT, f"found no cluster {one_line(wanted)[:60]!r}", field="--cluster", hint=f"known: {known}"

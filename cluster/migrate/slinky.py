@@ -436,11 +436,12 @@ def claim(reading: Reading) -> None:
     state(reading, value)
 
 
-def account(plan: Migration, found: Sequence[Object]) -> None:
+def account(plan: Migration, databases: Sequence[Object]) -> None:
+    """Read the objects of the kind Accounting; without one the values have no accounting."""
     values = plan.values
-    if not found:
+    if not databases:
         values["accounting"] = {"mode": "none"}
-    for item in found:
+    for item in databases:
         if item.data["spec"].get("external") is True:
             values["accounting"] = {"mode": "none"}
             values["slurm"].setdefault("config", {})["AccountingStorageType"] = "accounting_storage/slurmdbd"

@@ -35,7 +35,7 @@ except OSError as error:
 @pytest.fixture
 def contained(healthy: World) -> World:
     """Expect failure with the reason on a machine that cannot contain jobs."""
-    refused = healthy.cluster.no_cgroups()
+    refused = healthy.cluster.cgroups_refusal()
     if refused:
         assert refused in "".join(healthy.cluster.not_granted())
         pytest.xfail(refused)

@@ -20,7 +20,7 @@ from cluster.change import pinning
 from cluster.change.pinning import Checkout
 from cluster.keys import known_hosts, load_or_make
 from cluster.local import STATE, LocalCluster
-from cluster.names import choose, free_port
+from cluster.names import choose_port, free_port
 from cluster.pods import publish_files, published_files, write_private
 from cluster.render import read_overrides
 from cluster.report import Row, problems
@@ -245,8 +245,8 @@ def test_a_checkout_orders_the_commits_that_it_has(tmp_path: Path) -> None:
 
 def test_the_plan_names_builds_that_are_not_this_checkouts() -> None:
     notes = pinning.foreign_notes([
-        *(pinning.Foreign(role, "older", "abcdef0123", "26.05") for role in ("login", "worker")),
-        pinning.Foreign("worker-containers", "other", "", "24.11"),
+        *(pinning.ForeignBuild(role, "older", "abcdef0123", "26.05") for role in ("login", "worker")),
+        pinning.ForeignBuild("worker-containers", "other", "", "24.11"),
     ])  # fmt: skip
     assert notes == [
         "login, worker: an older build of minivm than this checkout's (commit abcdef01);"
@@ -269,13 +269,13 @@ def test_options_that_cannot_be_are_refused(name: str, workers: int) -> None:
 
 
 def test_a_tag_is_for_every_role_or_for_one() -> None:
-    assert pinning.chosen([]) == ("", {})
-    assert pinning.chosen(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
-    assert pinning.chosen(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
+    assert pinning.parse_tags([]) == ("", {})
+    assert pinning.parse_tags(["1.2-debian-abc"]) == ("1.2-debian-abc", {})
+    assert pinning.parse_tags(["old", "worker=new", "login=newer"]) == ("old", {"worker": "new", "login": "newer"})
     with pytest.raises(ClusterError, match="the roles are accounting, controller, demo, worker, login"):
-        pinning.chosen(["wroker=new"])
+        pinning.parse_tags(["wroker=new"])
     with pytest.raises(ClusterError, match="not a valid tag"):
-        pinning.chosen(["worker="])
+        pinning.parse_tags(["worker="])
 
 
 def test_the_newest_images_are_those_of_the_repository_that_the_values_name() -> None:
@@ -312,13 +312,13 @@ def test_a_cluster_keeps_its_port_until_another_is_asked_for() -> None:
             item.listen()
         port, has, free = taken.getsockname()[1], own.getsockname()[1], other.getsockname()[1]
         other.close()
-        assert choose(0, default=port, own=has) == has
-        assert choose(free, default=port, own=has) == free
+        assert choose_port(0, default=port, own=has) == has
+        assert choose_port(free, default=port, own=has) == free
         # The cluster's own pod listens on this port, so its use is no reason to choose another.
-        assert choose(has, default=port, own=has) == has
-        instead = choose(port, default=port, own=0)
+        assert choose_port(has, default=port, own=has) == has
+        instead = choose_port(port, default=port, own=0)
         assert instead > port
-        assert choose(port, default=port, own=instead) == instead
+        assert choose_port(port, default=port, own=instead) == instead
 
 
 def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:

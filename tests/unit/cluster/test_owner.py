@@ -13,7 +13,7 @@ from cluster import ClusterError, cli, names
 from cluster.local import LocalCluster
 from cluster.manifests import PodSpec
 from cluster.pods import LABEL, STATE_LABEL, Kubelet, RunningPod
-from cluster.report import check_hope, read_readiness
+from cluster.report import read_readiness, refuse_hopeless
 from cluster.values import Options
 
 
@@ -44,10 +44,10 @@ def test_a_cluster_of_another_directory_is_left_alone(tmp_path: Path) -> None:
     (hers / "options.json").write_text("{}")
     engine = Engine({LABEL: "local", STATE_LABEL: str(hers)})
     with pytest.raises(ClusterError, match=f"cannot stop the cluster: a cluster local .* {hers}\nhint: --name"):
-        names.own(engine, "local", mine, "stop the cluster")
-    names.own(engine, "local", hers, "stop the cluster")
+        names.check_owner(engine, "local", mine, "stop the cluster")
+    names.check_owner(engine, "local", hers, "stop the cluster")
     (hers / "options.json").unlink()  # the other user has removed her directory: any user may stop the orphaned pods
-    names.own(engine, "local", mine, "stop the cluster")
+    names.check_owner(engine, "local", mine, "stop the cluster")
 
 
 def test_a_cluster_of_another_directory_is_not_said_to_be_down(tmp_path: Path) -> None:
@@ -65,15 +65,15 @@ def test_a_cluster_of_another_directory_is_not_said_to_be_down(tmp_path: Path) -
 def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
     state = tmp_path / "local"
     state.mkdir()
-    with names.alone(state, "bring it up"):
+    with names.locked(state, "bring it up"):
         said = "another command changes the cluster local right now"
-        with pytest.raises(ClusterError, match=said), names.alone(state, "stop it"):
+        with pytest.raises(ClusterError, match=said), names.locked(state, "stop it"):
             pass
         state.rename(tmp_path / "removed")  # `down` does the same
         state.mkdir()
-        with names.alone(state, "bring it up"):
+        with names.locked(state, "bring it up"):
             pass
-    with names.alone(state, "bring it up"), names.alone(tmp_path / "none", "stop it"):
+    with names.locked(state, "bring it up"), names.locked(tmp_path / "none", "stop it"):
         pass
 
 
@@ -109,7 +109,7 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
         "exited 78, docker starts it again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
     )
     with pytest.raises(ClusterError, match="cannot bring login-0 up: cannot read MINIVM_GRACE_SECONDS"):
-        check_hope(pod("login-0"), running)
+        refuse_hopeless(pod("login-0"), running)
 
 
 def test_up_starts_the_images_that_this_prefix_has_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
