@@ -24,13 +24,13 @@ from typing import TypeVar
 from ground.files import write_whole
 from health import black_box
 from health.broker import slurm_drains
-from health.broker.decide import Act, BrokerNode, Enter, Fleet, Other, asks_for_deep, read_gpus, reason
+from health.broker.decide import Act, BrokerNode, Enter, OtherNode, OtherNodes, asks_for_deep, read_gpus, reason
 from health.broker.slurm_drains import Remains, Unkilled, cause_of
 from health.broker.step import (
     Action,
     ApplyAct,
-    AskFleet,
     AskNode,
+    AskOtherNodes,
     AskRemains,
     BrokerInputs,
     Failed,
@@ -57,11 +57,11 @@ from init.slurm.client import SlurmError
 # The broker's calls to the controller, each with a deadline.
 
 
-def others(text: str, own: str) -> tuple[list[Other], int]:
+def parse_other_nodes(text: str, own: str) -> tuple[list[OtherNode], int]:
     """Parse sinfo's lines NAME|TIME|REASON; a node appears once per partition."""
     cells = ([cell.strip() for cell in line.split("|", 2)] for line in text.splitlines())
     rows = {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
-    return [Other(text, _time(at)) for name, (at, text) in rows.items() if name != own], len(rows)
+    return [OtherNode(text, _time(at)) for name, (at, text) in rows.items() if name != own], len(rows)
 
 
 def _time(text: str) -> float | None:
@@ -92,14 +92,14 @@ class Slurm:
             raise SlurmError("find the node", f"slurmctld knows no node {self.name} yet")
         return node
 
-    def others(self) -> tuple[list[Other], int]:
+    def other_nodes(self) -> tuple[list[OtherNode], int]:
         """Return the reasons of the other nodes, and the number of nodes."""
         text = client.run([client.SINFO, "--noheader", "--Node", "--format", "%N|%H|%E"], self.controller)
-        return others(text, self.name)
+        return parse_other_nodes(text, self.name)
 
-    def survey(self) -> Fleet:
-        others, total = self.others()
-        return Fleet(tuple(others), total)
+    def survey(self) -> OtherNodes:
+        nodes, total = self.other_nodes()
+        return OtherNodes(tuple(nodes), total)
 
     def change(self, act: Act) -> Act:
         if act.kind == "clear":
@@ -145,7 +145,7 @@ def remains_of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
         if not fields:
             continue
         parents[pid], starts[pid] = int(fields[1]), fields[19]
-        if name == STEP and _is_ours(proc / str(pid)):
+        if name == STEP and _is_own_process(proc / str(pid)):
             # Its own title, "slurmstepd: [46.batch]"; it does not hang.
             title = _read(proc / str(pid) / "cmdline")
             steps |= {pid} if f"[{job}." in title else set()
@@ -175,7 +175,7 @@ def _living(process: Path, start: str) -> str:
     if not fields or fields[19] != start:
         return ""
     threads = [(_stat(process / "task" / str(tid))[1], tid) for tid in _pids(process / "task")]
-    states = [(of[0], tid) for of, tid in threads if of and of[0] not in "ZX"]
+    states = [(fields[0], tid) for fields, tid in threads if fields and fields[0] not in "ZX"]
     if not states:
         return ""
     state, tid = min(states, key=lambda item: (item[0] != "D", item[1]))
@@ -183,7 +183,7 @@ def _living(process: Path, start: str) -> str:
     return f"({name}) state {state}" + (f" in {place}" if place not in ("", "0") else "")
 
 
-def _is_ours(process: Path) -> bool:
+def _is_own_process(process: Path) -> bool:
     """Tell whether the process is root's: a user's may have any name."""
     with contextlib.suppress(OSError):
         return process.stat().st_uid == os.geteuid()
@@ -292,13 +292,13 @@ class Broker:
             case Enter():
                 return replace(inputs, incidents={**inputs.incidents, action.check: self._enter(action)})
             case AskNode():
-                return replace(inputs, node=_answer(self.slurm.known_node))
-            case AskFleet():
-                return replace(inputs, fleet=_answer(self.slurm.survey))
+                return replace(inputs, node=_ask(self.slurm.known_node))
+            case AskOtherNodes():
+                return replace(inputs, other_nodes=_ask(self.slurm.survey))
             case AskRemains():
                 return replace(inputs, remains=look_for_remains(self.memory.slurm.unkilled, self.places.spool))
             case ApplyAct(act):
-                return replace(inputs, changed=_answer(lambda: self.slurm.change(act)))
+                return replace(inputs, changed=_ask(lambda: self.slurm.change(act)))
 
     def _enter(self, entry: Enter) -> int:
         try:
@@ -344,7 +344,7 @@ class Broker:
 
     def _unkillable(self, job: int) -> Mapping[str, object]:
         """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
-        processes, node = remains_of_job(job), _answer(self.slurm.known_node)
+        processes, node = remains_of_job(job), _ask(self.slurm.known_node)
         before = None if isinstance(node, Failed) else node
         earlier = self.memory.slurm.unkilled
         if before is not None and (cause := cause_of(before)) and cause.kill:
@@ -388,7 +388,7 @@ class Broker:
         """
         if self.memory.node_at_start is None or not asks_for_deep(self.memory.node_at_start):
             return None if self.memory.node_at_start is None else False
-        node = _answer(self.slurm.known_node)
+        node = _ask(self.slurm.known_node)
         return None if isinstance(node, Failed) else asks_for_deep(node)
 
     def _stops_job(self, checks: list[str]) -> bool:
@@ -464,7 +464,7 @@ class Broker:
             log(self.refused)
 
 
-def _answer(ask: Callable[[], T]) -> T | Failed:
+def _ask(ask: Callable[[], T]) -> T | Failed:
     try:
         return ask()
     except InitError as error:

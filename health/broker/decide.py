@@ -76,7 +76,7 @@ class BrokerNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class OtherNode:
     """Another node's reason, and its time; None if unknown."""
 
     reason: str
@@ -84,8 +84,10 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    others: tuple[Other, ...]
+class OtherNodes:
+    """All other nodes of the cluster, for the guard: many nodes with one problem are no reason to drain any."""
+
+    nodes: tuple[OtherNode, ...]
     # Number of nodes, this one included.
     total: int
 

@@ -2,12 +2,13 @@
 
 The broker (`health.broker.broker`) calls `step` at each look. In order:
 
-1. Take in the verdicts: which problems are raised now (`_take_in_verdicts`)? 2. Ask the ledger for the incidents of
-GPUs with new problems (`Enter`). 3. If the raised problems differ from those at the last action, set the time to act.
-4. At that time ask slurmctld for the node (`AskNode`). For a drain that Slurm set itself, see `_act_on_slurm_drain`. 5.
-Otherwise compare the problems with the node's drain (`health.broker.decide`). Before a drain, ask for the other nodes
-(`AskFleet`): a problem that many nodes report drains none of them (`find_widespread`). 6. Change the node (`ApplyAct`),
-within the rate limit.
+1. Take in the verdicts: which problems are raised now (`_take_in_verdicts`)?
+2. Ask the ledger for the incidents of GPUs with new problems (`Enter`).
+3. If the raised problems differ from those at the last action, set the time to act.
+4. At that time ask slurmctld for the node (`AskNode`). For a drain that Slurm set itself, see `_act_on_slurm_drain`.
+5. Otherwise compare the problems with the node's drain (`health.broker.decide`). Before a drain, ask for the other
+   nodes (`AskOtherNodes`): a problem that many nodes report drains none of them (`find_widespread`).
+6. Change the node (`ApplyAct`), within the rate limit.
 
 A step that needs an answer returns an action that asks, and leaves the memory unchanged. The caller adds the answer to
 the inputs and repeats the step. So one step decides from all answers together, and a repeated step has the same
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from health.broker import decide, slurm_drains
-from health.broker.decide import PREFIX, BrokerNode, Enter, Gpu, Other, Seen, entry, judged, parts, raised, reason
+from health.broker.decide import PREFIX, BrokerNode, Enter, Gpu, OtherNode, Seen, entry, judged, parts, raised, reason
 from health.broker.slurm_drains import EXPECTED_S, SOON_S, SlurmDrainWatch
 from health.policy import BrokerPolicy, share
 from health.rounds import Index
@@ -61,7 +62,7 @@ class Memory:
     status_text: str = "starting"
     # The node as slurmctld first described it to this pod; None: not known yet.
     node_at_start: BrokerNode | None = None
-    # When to act, and when to look at the fleet again, by the steady clock; 0: never.
+    # When to act, and when to look at the other nodes again, by the steady clock; 0: never.
     due: float = 0.0
     recheck: float = 0.0
     # When to look for a drain of Slurm's own, after jobs that ended soon after a look; 0: none has.
@@ -145,7 +146,7 @@ DIGIT = re.compile("[0-9]")
 
 
 def find_widespread(
-    standing: Mapping[str, Seen], others: Iterable[Other], total: int, policy: BrokerPolicy, now: float
+    standing: Mapping[str, Seen], other_nodes: Iterable[OtherNode], total: int, policy: BrokerPolicy, now: float
 ) -> frozenset[str]:
     """Return the standing checks that drained too many other nodes for what seems to be one cause.
 
@@ -154,9 +155,9 @@ def find_widespread(
     two of the three signs hold, on the same commit.
     """
     counts = dict.fromkeys(standing, 0)
-    for other in others:
-        is_recent = other.since is None or now - other.since < policy.guard_window_s
-        for check, _, commit, part in parts(other.reason):
+    for node in other_nodes:
+        is_recent = node.since is None or now - node.since < policy.guard_window_s
+        for check, _, commit, part in parts(node.reason):
             seen = standing.get(check)
             if seen is not None and seen.key(check) == f"{check}@{commit}":
                 never_passed_here = seen.passed != seen.commit
@@ -203,12 +204,12 @@ class BrokerInputs:
     index: Index | None = None
     # Published prolog and epilog scripts, by the name of their verdicts; None: not known.
     scripts: Mapping[str, str] | None = None
-    # Deep checks use the whole machine, and our drain keeps jobs off.
+    # Deep checks use the whole machine, and the broker's drain keeps jobs off.
     deep_runs: bool = False
     # Answers so far: the incident count of a check's GPU; the node; the other nodes; the result of a change.
     incidents: Mapping[str, int] = field(default_factory=dict)
     node: decide.BrokerNode | Failed | None = None
-    fleet: decide.Fleet | Failed | None = None
+    other_nodes: decide.OtherNodes | Failed | None = None
     changed: decide.Act | Failed | None = None
     # What a drain of Slurm's own has left on the node.
     remains: slurm_drains.Remains | None = None
@@ -220,7 +221,7 @@ class AskNode:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFleet:
+class AskOtherNodes:
     pass
 
 
@@ -234,7 +235,7 @@ class ApplyAct:
     act: decide.Act
 
 
-Action = Log | Enter | AskNode | AskFleet | AskRemains | ApplyAct
+Action = Log | Enter | AskNode | AskOtherNodes | AskRemains | ApplyAct
 Outcome = tuple[Memory, tuple[Action, ...]]
 
 
@@ -346,11 +347,11 @@ def _act_on_verdicts(
     logs: tuple[Log, ...] = ()
     act = _decide(after, node, inputs, now)
     if act.kind in {"drain", "update"}:
-        if inputs.fleet is None:
-            return unchanged, (AskFleet(),)
-        if isinstance(inputs.fleet, Failed):
-            return _retry_later(after, inputs.fleet.why, now)
-        after, logs = _hold_widespread(after, inputs.fleet, inputs.policy, now)
+        if inputs.other_nodes is None:
+            return unchanged, (AskOtherNodes(),)
+        if isinstance(inputs.other_nodes, Failed):
+            return _retry_later(after, inputs.other_nodes.why, now)
+        after, logs = _hold_widespread(after, inputs.other_nodes, inputs.policy, now)
         act = _decide(after, node, inputs, now)
     if act.kind == "nothing":
         own_reason = node.reason if node.drained and node.is_own_drain else ""
@@ -381,11 +382,11 @@ def _decide(memory: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: 
 
 
 def _hold_widespread(
-    memory: Memory, fleet: decide.Fleet, policy: BrokerPolicy, now: Now
+    memory: Memory, other_nodes: decide.OtherNodes, policy: BrokerPolicy, now: Now
 ) -> tuple[Memory, tuple[Log, ...]]:
     """Hold the problems that too many other nodes have: this node is not drained for them."""
     standing = memory.standing(now)
-    widespread = find_widespread(standing, fleet.others, fleet.total, policy, now.wall)
+    widespread = find_widespread(standing, other_nodes.nodes, other_nodes.total, policy, now.wall)
     logs = tuple(
         Log(f"{standing[check].name(check)} has failed on too many nodes: this node is not drained for it"
             f" ({standing[check].reason})") for check in sorted(widespread)
@@ -445,13 +446,15 @@ def _retry_later(memory: Memory, reason: str, now: Now) -> Outcome:
 
 
 def _recheck(unchanged: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
-    """Look once after a drain if the rest of the fleet reported the same problem at the same moment."""
-    if inputs.fleet is None:
-        return unchanged, (AskFleet(),)
+    """Look once after a drain if many other nodes reported the same problem at the same moment."""
+    if inputs.other_nodes is None:
+        return unchanged, (AskOtherNodes(),)
     after = replace(after, recheck=0.0)
-    if isinstance(inputs.fleet, Failed):
-        return after, (Log(f"{inputs.fleet.why}: the drain stays"),)
-    widespread = find_widespread(after.standing(now), inputs.fleet.others, inputs.fleet.total, inputs.policy, now.wall)
+    if isinstance(inputs.other_nodes, Failed):
+        return after, (Log(f"{inputs.other_nodes.why}: the drain stays"),)
+    widespread = find_widespread(
+        after.standing(now), inputs.other_nodes.nodes, inputs.other_nodes.total, inputs.policy, now.wall
+    )
     if not widespread:
         return after, ()
     after = hold(after, widespread, now.wall + inputs.policy.guard_lasts_s)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from health.broker.broker import Broker, Slurm
-from health.broker.decide import BrokerNode, Other
+from health.broker.decide import BrokerNode, OtherNode
 from health.places import Places
 from health.policy import BrokerPolicy
 from init.slurm.client import SlurmError
@@ -43,9 +43,9 @@ class Controller(Slurm):
         self._called("node")
         return self.state
 
-    def others(self) -> tuple[list[Other], int]:
+    def other_nodes(self) -> tuple[list[OtherNode], int]:
         self._called("others")
-        return [Other(text, self.since) for text in self.fleet], len(self.fleet) + 1
+        return [OtherNode(text, self.since) for text in self.fleet], len(self.fleet) + 1
 
     def drain(self, text: str) -> None:
         self._called("drain")

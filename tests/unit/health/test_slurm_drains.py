@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from health.broker import broker
-from health.broker.decide import Act, BrokerNode, Fleet
+from health.broker.decide import Act, BrokerNode, OtherNodes
 from health.broker.slurm_drains import MOST, Remains, Unkilled, cause_of, judge, plain
 from health.broker.slurm_drains import SlurmDrainWatch as Watch
 from health.broker.step import (
@@ -168,7 +168,7 @@ def test_a_refused_lift_is_tried_again_and_a_person_who_takes_over_is_left_alone
     memory = Memory(acted_on=frozenset(), slurm=Watch(BEFORE, clean_since=1.0), due=1.0)
     memory, _ = lives(memory, at(60), node=drain(KILL), remains=Remains(), changed=Failed("no"))
     assert memory.due and memory.slurm.unkilled
-    memory, asked = lives(memory, at(99), node=drain("Ann: fan", "ann"), fleet=Fleet((), 1))
+    memory, asked = lives(memory, at(99), node=drain("Ann: fan", "ann"), other_nodes=OtherNodes((), 1))
     assert asked == [] and not memory.slurm_drain and not memory.due
 
 

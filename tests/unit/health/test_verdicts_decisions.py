@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from health.broker import broker
-from health.broker.decide import BrokerNode, Other, Seen, decide, names, observe, raised, reason, unreleased
+from health.broker.decide import BrokerNode, OtherNode, Seen, decide, names, observe, raised, reason, unreleased
 from health.broker.step import find_widespread, is_within_rate
 from health.policy import BrokerPolicy, broker_policy
 from health.verdict import Class, Result, Verdict
@@ -210,7 +210,7 @@ def test_a_new_problem_on_a_node_that_an_earlier_pod_drained_keeps_both() -> Non
     [(0, 10, False), (2, 10, False), (3, 10, True), (3, 1000, False), (99, 1000, False), (100, 1000, True)],
 )
 def test_a_check_that_many_nodes_fail_on_one_commit_drains_no_more(others: int, total: int, held: bool) -> None:
-    assert bool(find_widespread({"gpu_ecc": seen()}, [Other(OURS.reason)] * others, total, POLICY, NOW)) is held
+    assert bool(find_widespread({"gpu_ecc": seen()}, [OtherNode(OURS.reason)] * others, total, POLICY, NOW)) is held
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_check_that_many_nodes_fail_on_one_commit_drains_no_more(others: int, 
     ],
 )
 def test_another_commit_or_another_check_does_not_count_for_the_guard(text: str) -> None:
-    assert not find_widespread({"gpu_ecc": seen()}, [Other(text)] * 50, 60, POLICY, NOW)
+    assert not find_widespread({"gpu_ecc": seen()}, [OtherNode(text)] * 50, 60, POLICY, NOW)
 
 
 HOUR = 3600.0
@@ -250,7 +250,7 @@ def test_one_cause_is_told_from_hardware_that_breaks_node_by_node(
     what: str, passed: bool, age: float, words: str, held: bool
 ) -> None:
     here = seen(reason=ONE_CAUSE, passed=COMMIT if passed else "")
-    others = [Other(f"minivm: gpu_ecc[reboot]@9f2c1ab {words}".strip(), NOW - age)] * 9
+    others = [OtherNode(f"minivm: gpu_ecc[reboot]@9f2c1ab {words}".strip(), NOW - age)] * 9
     assert bool(find_widespread({"gpu_ecc": here}, others, 20, POLICY, NOW)) is held, what
 
 
@@ -268,9 +268,9 @@ def test_sinfo_tells_since_when_other_nodes_have_had_their_reasons() -> None:
         "w1|2026-01-02T03:04:05|minivm: xid[rma]@9f2c1ab a | b\n"
         "w2|Unknown|none\nw3|Unknown|none\nw3|Unknown|none\nw9|Unknown|x\nodd\n"
     )
-    told, total = broker.others(text, "w9")
+    told, total = broker.parse_other_nodes(text, "w9")
     at = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
-    assert told == [Other("minivm: xid[rma]@9f2c1ab a | b", at), Other("none"), Other("none")]
+    assert told == [OtherNode("minivm: xid[rma]@9f2c1ab a | b", at), OtherNode("none"), OtherNode("none")]
     assert total == 4, "each node once, and this one"
 
 

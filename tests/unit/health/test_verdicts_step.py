@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from health.broker.decide import Act, BrokerNode, Enter, Fleet, Gpu, Other, Seen, names
+from health.broker.decide import Act, BrokerNode, Enter, Gpu, OtherNode, OtherNodes, Seen, names
 from health.broker.step import (
     Action,
     ApplyAct,
-    AskFleet,
     AskNode,
+    AskOtherNodes,
     BrokerInputs,
     Failed,
     Log,
@@ -37,8 +37,8 @@ POLICY = BrokerPolicy(
 REASON = "minivm: gpu_ecc[reboot]@9f2c1ab 2 errors"
 DRAIN, CLEAR = Act("drain", REASON), Act("clear", "every check that drained it passes again")
 IDLE, OURS, ANNS = BrokerNode(False, ""), BrokerNode(True, REASON), BrokerNode(True, "Ann: fan")
-ALONE = Fleet((), 1)
-MANY = Fleet((Other(REASON, NOW.wall),) * 9, 10)
+ALONE = OtherNodes((), 1)
+MANY = OtherNodes((OtherNode(REASON, NOW.wall),) * 9, 10)
 
 
 def verdict(result: Result = Result.PROBLEM, check: str = "gpu_ecc", **changes: Any) -> Verdict:
@@ -68,18 +68,19 @@ WELL = inputs(verdict(Result.OK, at=NOW.wall + 1))
         ("at its start it looks at its node", Memory(), inputs(), [AskNode()]),
         ("a healthy node asks nobody", FRESH, WELL, []),
         ("a problem asks for the node", FRESH, SICK, [AskNode()]),
-        ("then what the others say", FRESH, replace(SICK, node=IDLE), [AskFleet()]),
-        ("then it drains", FRESH, replace(SICK, node=IDLE, fleet=ALONE), [ApplyAct(DRAIN)]),
+        ("then what the others say", FRESH, replace(SICK, node=IDLE), [AskOtherNodes()]),
+        ("then it drains", FRESH, replace(SICK, node=IDLE, other_nodes=ALONE), [ApplyAct(DRAIN)]),
         ("a person's drain is left alone", FRESH, replace(SICK, node=ANNS), []),
-        ("what many say drains nothing", FRESH, replace(SICK, node=IDLE, fleet=MANY), []),
+        ("what many say drains nothing", FRESH, replace(SICK, node=IDLE, other_nodes=MANY), []),
         ("what has drained it already asks nobody", DRAINED, SICK, []),
         ("what is over asks for the node", DRAINED, WELL, [AskNode()]),
         ("and is cleared", DRAINED, replace(WELL, node=OURS), [ApplyAct(CLEAR)]),
         ("a person's word over ours is not cleared", DRAINED, replace(WELL, node=ANNS), []),
-        ("a moment after a drain the fleet is asked again", replace(DRAINED, recheck=50.0), SICK, [AskFleet()]),
-        ("what drains for the fleet is no node's own", replace(DRAINED, recheck=50.0), replace(SICK, fleet=MANY), []),
+        ("a moment after a drain the fleet is asked again", replace(DRAINED, recheck=50.0), SICK, [AskOtherNodes()]),
+        ("what drains for the fleet is no node's own", replace(DRAINED, recheck=50.0), replace(SICK, other_nodes=MANY),
+         []),
         ("a failure waits", replace(FRESH, due=51.0), SICK, []),
-        ("too many changes wait", replace(FRESH, changes=(49.0,) * 6), replace(SICK, node=IDLE, fleet=ALONE), []),
+        ("too many changes wait", replace(FRESH, changes=(49.0,) * 6), replace(SICK, node=IDLE, other_nodes=ALONE), []),
         ("a user's problem is nobody's", FRESH, inputs(verdict(class_=Class.USER)), []),
     ],
 )  # fmt: skip
@@ -95,21 +96,21 @@ def test_what_it_does_from_where_it_stands(
     [
         (
             "a drain is remembered, and looked at again",
-            FRESH, replace(SICK, node=IDLE, fleet=ALONE, changed=DRAIN),
+            FRESH, replace(SICK, node=IDLE, other_nodes=ALONE, changed=DRAIN),
             {"drained": True, "posted": REASON, "recheck": 80.0, "changes": (50.0,), "due": 0.0},
         ),
-        ("a refused drain is tried again", FRESH, replace(SICK, node=IDLE, fleet=ALONE, changed=Failed("no")),
+        ("a refused drain is tried again", FRESH, replace(SICK, node=IDLE, other_nodes=ALONE, changed=Failed("no")),
          {"drained": False, "posted": "", "due": 55.0, "failures": 1, "status_text": "no"}),
         ("later and later", replace(FRESH, failures=9), replace(SICK, node=Failed("no")),
          {"due": 350.0, "failures": 10}),
         ("an answer ends the failures", replace(FRESH, failures=9), replace(SICK, node=ANNS),
          {"due": 0.0, "failures": 0}),
-        ("what many say is held back", FRESH, replace(SICK, node=IDLE, fleet=MANY),
+        ("what many say is held back", FRESH, replace(SICK, node=IDLE, other_nodes=MANY),
          {"held": {"gpu_ecc@9f2c1ab": 1900.0}, "drained": False}),
-        ("also afterwards, and then taken back at once", replace(DRAINED, recheck=50.0), replace(SICK, fleet=MANY),
-         {"held": {"gpu_ecc@9f2c1ab": 1900.0}, "due": 50.0, "recheck": 0.0}),
+        ("also afterwards, and then taken back at once", replace(DRAINED, recheck=50.0),
+         replace(SICK, other_nodes=MANY), {"held": {"gpu_ecc@9f2c1ab": 1900.0}, "due": 50.0, "recheck": 0.0}),
         ("a fleet that cannot be asked leaves the drain", replace(DRAINED, recheck=50.0),
-         replace(SICK, fleet=Failed("no")),
+         replace(SICK, other_nodes=Failed("no")),
          {"held": {}, "due": 0.0, "recheck": 0.0, "drained": True}),
         ("each node has its own part of the spread", FRESH,
          replace(SICK, policy=replace(POLICY, guard_spread_s=1e6)), {"drained": False, "acted_on": frozenset()}),
@@ -127,7 +128,7 @@ def test_an_incident_of_a_gpu_is_entered_once_and_counts() -> None:
     assert same == FRESH
     assert isinstance(entered, Enter) and (entered.uuid, entered.serial, entered.most) == ("GPU-aa", "165", 3)
     assert entered.event["evidence"] == "/capsules/1" and entered.since == NOW.wall - 30 * 86400
-    known = replace(sick, incidents={"gpu_ecc": 3}, node=IDLE, fleet=ALONE)
+    known = replace(sick, incidents={"gpu_ecc": 3}, node=IDLE, other_nodes=ALONE)
     _, actions = step(FRESH, known, NOW)
     assert actions[-1] == ApplyAct(Act("drain", "minivm: gpu_ecc[rma]@9f2c1ab 2 errors (incident 3 of GPU-aa)"))
     after, _ = step(FRESH, replace(known, changed=DRAIN), NOW)
@@ -153,7 +154,7 @@ class World:
 
     memory: Memory = field(default_factory=Memory)
     node: BrokerNode = IDLE
-    fleet: Fleet = ALONE
+    fleet: OtherNodes = ALONE
     down: bool = False
     wall: float = 1000.0
     steady: float = 50.0
@@ -182,8 +183,8 @@ class World:
             return replace(given, incidents={**given.incidents, action.check: 1})
         if isinstance(action, AskNode):
             return replace(given, node=Failed("down") if self.down else self.node)
-        if isinstance(action, AskFleet):
-            return replace(given, fleet=Failed("down") if self.down else self.fleet)
+        if isinstance(action, AskOtherNodes):
+            return replace(given, other_nodes=Failed("down") if self.down else self.fleet)
         assert isinstance(action, ApplyAct)
         if self.down:
             return replace(given, changed=Failed("down"))
