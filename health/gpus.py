@@ -67,7 +67,7 @@ def parse(text: str, now: float, before: Mapping[int, GpuSample]) -> dict[int, G
         block = text[match.end() : starts[place + 1].start() if place + 1 < len(starts) else len(text)]
         if ending := _END.search(block):
             block = block[: ending.start()]
-        values = {name: int(found[1]) for name, value in _VALUES.items() if (found := value.search(block))}
+        values = {name: int(value_match[1]) for name, value in _VALUES.items() if (value_match := value.search(block))}
         if not {"minor", "use", "memory", "room"} <= values.keys():
             continue  # a part of a GPU (MIG) has no use of its own
         counts = {"replays": values["replays"]} if "replays" in values else {}

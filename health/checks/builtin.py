@@ -49,6 +49,7 @@ ABANDONED_MOUNTS = Path("/run/minivm/health/abandoned-mounts")
 
 # Processes in /proc: all of them, and those that wait in the kernel.
 
+# The real user: root owns the directory where a user runs a set-uid program.
 _UID = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
 _PENDING = re.compile(r"^S(?:ig|hd)Pnd:\t([0-9a-f]+)$", re.MULTILINE)
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\t(\d+)$", re.MULTILINE)
@@ -458,6 +459,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-# The real user: root owns the directory where a user runs a set-uid program.

@@ -62,8 +62,8 @@ def note(jobs: Iterable[FailedJob], node: str, now: float, run: Run, path: Path 
     if len(of_user) >= USERS and not 0 <= now - asked_at <= ASK_AGAIN_S:
         asked_at, runs, obstacle = now, [], ""
         try:
-            others = elsewhere(newest, node, run)
-            runs = [[user, name, asdict(each)] for (user, name), each in others.items()]
+            elsewhere_runs = elsewhere(newest, node, run)
+            runs = [[user, name, asdict(each)] for (user, name), each in elsewhere_runs.items()]
         except Exception as error:  # slurmdbd is away, or its answer is too long: it costs this comparison
             obstacle = (str(error) or repr(error))[:200]
     write_json(

@@ -151,12 +151,12 @@ def page(asker: Asker, job: Job) -> Page:
         world = _pending(asker, job)
     else:
         world = _running(asker, job)
-    shown, said = explain(job, replace(world, missing=tuple(asker.missing)), asker.now), None
+    shown, error = explain(job, replace(world, missing=tuple(asker.missing)), asker.now), None
     if asker.reads_output and job.has_ended and job.state != "COMPLETED" and job.user == asker.user:
         from health.jobs import output  # imported late, as below: its patterns cost a list of jobs more than squeue
 
-        said = output.read(job)
-        shown = replace(shown, answer=output.add(shown.answer, said, job))
+        error = output.read(job)
+        shown = replace(shown, answer=output.add(shown.answer, error, job))
     if asker.fetch is None or job.is_pending or job.is_lost or not job.nodes:
         return shown
     from health.jobs import boxes
@@ -168,7 +168,7 @@ def page(asker: Asker, job: Job) -> Page:
     answer = add_node_reports(
         boxes.add_failures(shown.answer, asker.fetched, job), asker.fetched, job, world, asker.now
     )
-    if said is not None and said.is_about_a_network:
+    if error is not None and error.is_about_a_network:
         answer = boxes.add_links(answer, asker.fetched)
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
     return replace(shown, answer=answer)
@@ -335,8 +335,8 @@ def _pending(asker: Asker, job: Job) -> World:
         return replace(world, accounts=asker.optional("the user's accounts", parse.lines, *argv))
     if job.reason in ("Dependency", "DependencyNeverSatisfied"):
         numbers = pending.dependencies(job)
-        awaited = _others(asker, numbers) if numbers else ()
-        return replace(world, others=awaited)
+        awaited = _dependencies(asker, numbers) if numbers else ()
+        return replace(world, related_jobs=awaited)
     if job.reason == "Reservation" or (job.reason == "ReqNodeNotAvail" and "eserv" in job.detail):
         argv = [SCONTROL, "--json", "show", "reservations"]
         return replace(world, reservations=asker.optional("the reservations", parse.reservations, *argv))
@@ -355,7 +355,7 @@ def _waiting(asker: Asker, world: World) -> World:
     return replace(world, waiting=parse.waiting(answer[0]), waiting_age=answer[1]) if answer is not None else world
 
 
-def _came_to(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
+def _jobs_on_nodes(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
     """Return the jobs on these nodes, of all users as squeue shows them."""
     try:
         return tuple(asker.queue(f"--nodelist={nodes}", directly=True)) if nodes else ()
@@ -364,12 +364,12 @@ def _came_to(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
         return None
 
 
-def _others(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
+def _dependencies(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
     try:
-        others = asker.queue(f"--jobs={','.join(numbers)}")
-        if asker.is_old and (absent := [number for number in numbers if not pending.jobs_of(number, others)]):
-            others += asker.queue(f"--jobs={','.join(absent)}", directly=True)
-        return tuple(others)
+        jobs = asker.queue(f"--jobs={','.join(numbers)}")
+        if asker.is_old and (absent := [number for number in numbers if not pending.jobs_of(number, jobs)]):
+            jobs += asker.queue(f"--jobs={','.join(absent)}", directly=True)
+        return tuple(jobs)
     except SlurmError as error:
         asker.missing.append(f"the jobs that it depends on: {error.why}")
         return None
@@ -395,7 +395,7 @@ def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
     records = [run for run in runs if run.id == job.id]
     world = replace(_nodes(asker, job), history=_earlier(records, job))
     if "PREEMPTED" in job.states:
-        world = replace(world, others=_came_to(asker, job.nodes))
+        world = replace(world, related_jobs=_jobs_on_nodes(asker, job.nodes))
     last = max(records, key=lambda run: (run.submitted, run.started), default=None)
     if last is None or not last.states & ENDED:
         return job, world

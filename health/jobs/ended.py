@@ -349,7 +349,11 @@ def _preempted(job: Job, world: World) -> Answer:
     """Name the job that took the place: Slurm does not record it, but it starts on the same nodes at once."""
     hosts = set(expanded(job.nodes[:65536]))
     came = sorted(
-        (other for other in world.others or () if 0 <= other.started - job.ended <= CAME_S and other.id != job.id),
+        (
+            other
+            for other in world.related_jobs or ()
+            if 0 <= other.started - job.ended <= CAME_S and other.id != job.id
+        ),
         key=lambda other: other.started,
     )
     taker = next((other for other in came if hosts & set(expanded(other.nodes[:65536]))), None)

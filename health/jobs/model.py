@@ -222,7 +222,8 @@ class World:
     accounts: tuple[str, ...] | None = None  # that the job's user may use
     waiting: tuple[WaitingJob, ...] | None = None  # all that wait, for a job that waits for its turn
     waiting_age: float = 0.0  # seconds since slurmctld listed them
-    others: tuple[Job, ...] | None = None  # on which the job depends; of a preempted one those that came to its nodes
+    # On which the job depends; of a preempted job those that came to its nodes.
+    related_jobs: tuple[Job, ...] | None = None
     usage: tuple[tuple[str, int, float], ...] | None = None  # step, bytes of memory, CPU seconds
     output_age: float | None = None  # seconds since the last write to the output
     history: tuple[Job, ...] = ()  # earlier runs of a requeued job, oldest first

@@ -34,7 +34,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OutputError:
     """A line of the output that names an error."""
 
     line: str
@@ -179,11 +179,11 @@ _NEXT_RUN = re.compile(
 )
 
 
-def read(job: Job) -> Said | None:
+def read(job: Job) -> OutputError | None:
     """Return the error that the caller's own job names in its output or its errors."""
     paths = tuple(dict.fromkeys(path for path in (job.errors, job.output) if path and path != "/dev/null"))
-    errors = within(lambda: [said for path in paths if (said := find(_end_of(path, job.started), path, job))])
-    return min(errors or (), key=lambda said: said.rule.is_consequence, default=None)
+    errors = within(lambda: [error for path in paths if (error := find(_end_of(path, job.started), path, job))])
+    return min(errors or (), key=lambda error: error.rule.is_consequence, default=None)
 
 
 def age(path: str, started: float, now: float) -> float | None:
@@ -237,9 +237,9 @@ def _end_of(path: str, started: float) -> str:
     return runs[-1] if runs else ""
 
 
-def find(text: str, path: str, job: Job) -> Said | None:
+def find(text: str, path: str, job: Job) -> OutputError | None:
     """Return the last error of the rank that names one first; of a job without ranks in its output the last one."""
-    last: dict[int | None, tuple[int, Said]] = {}
+    last: dict[int | None, tuple[int, OutputError]] = {}
     for place, error in enumerate(_errors(text, path, job)):
         earlier = last.get(error.rank)
         if earlier is None or earlier[1].rule.is_consequence or not error.rule.is_consequence:
@@ -248,7 +248,7 @@ def find(text: str, path: str, job: Job) -> Said | None:
     return ordered[0][1] if ordered else None
 
 
-def _errors(text: str, path: str, job: Job) -> Iterator[Said]:
+def _errors(text: str, path: str, job: Job) -> Iterator[OutputError]:
     code = job.exit_code or job.signal
     in_traceback: set[int | None] = set()
     for whole in text.splitlines():
@@ -266,24 +266,24 @@ def _errors(text: str, path: str, job: Job) -> Iterator[Said]:
         rule = next((each for each in RULES if each.pattern.search(words)), PYTHON if is_end else None)
         if rule and (not rule.codes or code in rule.codes):
             host = _NCCL.search(words)
-            yield Said(safe(words, 200), rule, path, rank, host[1] if host else "")
+            yield OutputError(safe(words, 200), rule, path, rank, host[1] if host else "")
 
 
-def add(answer: Answer, said: Said | None, job: Job) -> Answer:
+def add(answer: Answer, error: OutputError | None, job: Job) -> Answer:
     """Name in the answer for a job that failed what its output says; a known cause that is not its code's stays."""
-    if said is None:
+    if error is None:
         return answer
-    rank = "" if said.rank is None else f"rank {said.rank}"
-    writer = " on ".join(part for part in (rank, safe(said.node, 80)) if part)
-    fact = Fact(f"{writer} wrote first: {said.line}" if writer else f"it wrote: {said.line}", safe(said.path))
+    rank = "" if error.rank is None else f"rank {error.rank}"
+    writer = " on ".join(part for part in (rank, safe(error.node, 80)) if part)
+    fact = Fact(f"{writer} wrote first: {error.line}" if writer else f"it wrote: {error.line}", safe(error.path))
     answer = replace(answer, evidence=(*answer.evidence, fact))
     if job.state != "FAILED" or answer.cause not in (JobCause.CODE, JobCause.UNKNOWN):
         return answer
-    rule = said.rule
+    rule = error.rule
     meaning = f" ({rule.sentence})" if rule.sentence else ""
     return replace(
         answer,
-        headline=f"{answer.headline} {f'First {writer} wrote' if writer else 'It wrote'}: {said.line}{meaning}.",
+        headline=f"{answer.headline} {f'First {writer} wrote' if writer else 'It wrote'}: {error.line}{meaning}.",
         cause=rule.cause,
         sure=rule.sure,
         advice=(*rule.advice, *answer.advice),

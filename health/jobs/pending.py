@@ -144,7 +144,7 @@ def _explain_reason(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _explain_limit(job: Job, world: World, limit: Named) -> Answer:
+def _explain_limit(job: Job, world: World, limit: NamedLimit) -> Answer:
     matches = matching_limits(limit, job, world.limits or ())
     facts = tuple(Fact(limit_words(match, job), "scontrol show assoc_mgr") for match in matches[:3])
     unknown = () if matches else ("the limit's number: Slurm does not show it, or a parent account has it",)
@@ -200,8 +200,8 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
     parts = _DEPENDENCY.findall(job.dependency[:8192])
     failed = [f"{kind}:{number}" for kind, number, _, _, state in parts if state == "failed"]
     facts = [Fact(f"--dependency={safe(job.dependency)}", SQUEUE)] if job.dependency else []
-    for _, number, *_ in parts[:6] if world.others is not None else ():
-        facts.append(_depended(number, world.others or ()))
+    for _, number, *_ in parts[:6] if world.related_jobs is not None else ():
+        facts.append(_describe_dependency(number, world.related_jobs or ()))
     if job.reason == "DependencyNeverSatisfied" or failed:
         failed_text = f" ({listed(failed)})" if failed else ""
         return Answer(
@@ -235,9 +235,9 @@ def jobs_of(number: str, jobs: Iterable[Job]) -> list[Job]:
     return [job for job in jobs if str(job.id) == number or job.shown.partition("_")[0] == number]
 
 
-def _depended(number: str, others: Sequence[Job]) -> Fact:
+def _describe_dependency(number: str, related_jobs: Sequence[Job]) -> Fact:
     """Describe a job that another one depends on; of an array the task that did not end well."""
-    jobs = jobs_of(number, others)
+    jobs = jobs_of(number, related_jobs)
     bad = [other for other in jobs if other.has_ended and other.state != "COMPLETED"]
     for other in (bad or jobs)[:1]:
         code = f" with exit code {other.exit_code}" if bad and other.exit_code else ""
@@ -539,7 +539,7 @@ OLD_REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedLimit:
     """A limit that a reason names."""
 
     holder: str  # QOS, Assoc, ""
@@ -549,7 +549,7 @@ class Named:
     is_of_one_job: bool  # the job alone exceeds it: it never starts as it is
 
 
-def named_limit(reason: str) -> Named | None:
+def named_limit(reason: str) -> NamedLimit | None:
     """Parse a reason; None if it names no limit."""
     match = _REASON.fullmatch(reason)
     if match is None:
@@ -557,16 +557,26 @@ def named_limit(reason: str) -> Named | None:
     holder, kind, per, run = match["by"], match["kind"], match["per"] or "", match["run"] or ""
     resource = match["what"].lower()
     by = {"QOS": "the QOS", "Assoc": "the account", "": "the QOS"}[holder]
-    thing = LIMITED_RESOURCES[resource]
+    resource_text = LIMITED_RESOURCES[resource]
     if run:
-        thing = f"minutes of {thing}" if run == "Minutes" else f"minutes of {thing} that running jobs have left"
+        resource_text = (
+            f"minutes of {resource_text}"
+            if run == "Minutes"
+            else f"minutes of {resource_text} that running jobs have left"
+        )
     if kind == "Min":
-        return Named(
-            "QOS", "MinTRESPJ", _TRES.get(resource, ""), f"the QOS requires more {thing} than the job asks for", True
+        return NamedLimit(
+            "QOS",
+            "MinTRESPJ",
+            _TRES.get(resource, ""),
+            f"the QOS requires more {resource_text} than the job asks for",
+            True,
         )
     owner = "all jobs together" if kind == "Grp" else _OF.get(per, "one user")
-    sentence = f"the limit that {by} sets on {thing} {owner if owner.startswith(('for', 'on')) else f'for {owner}'}"
-    return Named(
+    sentence = (
+        f"the limit that {by} sets on {resource_text} {owner if owner.startswith(('for', 'on')) else f'for {owner}'}"
+    )
+    return NamedLimit(
         holder, _key(kind, resource, run, per), _TRES.get(resource, ""), sentence, per in ("PerJob", "PerNode")
     )
 
@@ -581,7 +591,7 @@ def _key(kind: str, what: str, run: str, per: str) -> str:
     return f"{kind}TRES{'RunMins' if run.startswith('Run') else 'Mins' if run else ''}{suffix}"
 
 
-def matching_limits(limit: Named, job: Job, limits: Sequence[UsageLimit]) -> list[UsageLimit]:
+def matching_limits(limit: NamedLimit, job: Job, limits: Sequence[UsageLimit]) -> list[UsageLimit]:
     """Return the limits that the reason may mean, those that are reached or exceeded first."""
     candidates = [
         each
@@ -598,10 +608,10 @@ def limit_words(limit: UsageLimit, job: Job) -> str:
     amount = size if limit.resource == "mem" else minutes if "Wall" in limit.key else str
     limit_name = f"{limit.key}{f' {safe(limit.resource, 40)}' if limit.resource else ''}"
     used = "" if limit.used is None else f", in use {amount(limit.used)}"
-    return f"{safe(limit.holder, 120)}: {limit_name} is {amount(limit.limit)}{used}{_asked(limit, job)}"
+    return f"{safe(limit.holder, 120)}: {limit_name} is {amount(limit.limit)}{used}{_request_text(limit, job)}"
 
 
-def _asked(limit: UsageLimit, job: Job) -> str:
+def _request_text(limit: UsageLimit, job: Job) -> str:
     if "Wall" in limit.key:
         return f"; the job asks for {minutes(job.limit)}"
     requested = {"cpu": str(job.cpus or ""), "node": str(job.node_count or ""), "mem": job.memory}

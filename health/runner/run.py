@@ -40,7 +40,7 @@ REFUSE = "refuse "
 def main(kind: str, missed_reason: str = "") -> int:
     """Run the scripts; return Slurm's exit code: 0, or 1 if the node must not run this job.
 
-    `why`: the reason why the resident runner did not take the run.
+    `missed_reason`: why the resident runner did not take the run; "" where it was not asked.
     """
     if kind not in KINDS:
         print(f"cannot run {kind}: not one of {', '.join(KINDS)}", file=sys.stderr)

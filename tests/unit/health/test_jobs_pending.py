@@ -96,9 +96,9 @@ def test_a_dependency_on_an_array_names_the_task_that_failed() -> None:
     """Every task has a job id of its own; the first that squeue lists may be one that ended well."""
     tasks = [replace(JOB, id=20 + task, shown=f"8_{task}", states=frozenset({"COMPLETED"})) for task in (1, 2, 4)]
     tasks.append(replace(JOB, id=8, shown="8_3", states=frozenset({"FAILED"}), exit_code=3))
-    answer = why("DependencyNeverSatisfied", World(others=tuple(tasks)), dependency="afterok:8_*(failed)")
+    answer = why("DependencyNeverSatisfied", World(related_jobs=tuple(tasks)), dependency="afterok:8_*(failed)")
     assert "job 8_3 is failed with exit code 3" in facts(answer), answer
-    gone = why("DependencyNeverSatisfied", World(others=()), dependency="afterok:8_*(failed)")
+    gone = why("DependencyNeverSatisfied", World(related_jobs=()), dependency="afterok:8_*(failed)")
     assert "minivm job 8" in facts(gone)
 
 
@@ -247,7 +247,7 @@ def test_a_limit_of_one_job_can_not_be_waited_for() -> None:
         (
             "Dependency",
             {"dependency": "afterok:7(unfulfilled)"},
-            World(others=(replace(JOB, id=7, states=frozenset({"RUNNING"})),)),
+            World(related_jobs=(replace(JOB, id=7, states=frozenset({"RUNNING"})),)),
             "It waits for job 7.",
             JobCause.REQUEST,
         ),
@@ -410,7 +410,7 @@ def test_numbers_stand_in_the_evidence() -> None:
     assert "matlab: 3 of 4 in use, 1 reserved" in (text := facts(why("Licenses", licences, licenses="matlab:2")))
     assert "other" not in text
     assert "allows 10 h; it asks for 15 h" in facts(why("PartitionTimeLimit", limit=900))
-    answer = why("Dependency", World(others=()), dependency="afterok:7(unfulfilled)")
+    answer = why("Dependency", World(related_jobs=()), dependency="afterok:7(unfulfilled)")
     assert "job 7 has ended and left" in facts(answer)
 
 
