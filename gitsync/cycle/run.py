@@ -411,7 +411,7 @@ def take(cycle: Cycle, reader: CommitReader, tip: Tip, ref: Ref, *, manual: bool
             published = cycle.state.published
             newer_than = None if manual else published.committed if published else 0.0
             signer, entries = admit(
-                cycle.settings, ref, tip, reader, newer_than=newer_than, had=lambda: _kinds_before(cycle)
+                cycle.settings, ref, tip, reader, newer_than=newer_than, kinds_before=lambda: _kinds_before(cycle)
             )
         step = "check"
         build(cycle, reader, tip, entries)

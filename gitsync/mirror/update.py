@@ -66,7 +66,7 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
             signer, entries = admit(
                 settings, settings.ref, tip, reader,
                 newer_than=state.published.committed if state.published else 0.0,
-                had=lambda: _kinds_before(settings, reader, state),
+                kinds_before=lambda: _kinds_before(settings, reader, state),
             )  # fmt: skip
         except RefusedCommit as error:
             quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), now, settings.policy())

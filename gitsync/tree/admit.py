@@ -212,10 +212,12 @@ def floor(settings: GitsyncSettings) -> float:
         raise GitsyncError("read generation zero's marker", str(error), file=path) from None
 
 
-def check_marker(settings: GitsyncSettings, ref: Ref, entries: Sequence[CommitFile], had: frozenset[str]) -> None:
+def check_marker(
+    settings: GitsyncSettings, ref: Ref, entries: Sequence[CommitFile], kinds_before: frozenset[str]
+) -> None:
     """Raise RefusedCommit if the tree belongs to another repository, or has lost a kind of script.
 
-    `had` are the kinds in the published tree, added to generation zero's.
+    `kinds_before` are the kinds in the published tree, added to generation zero's.
     """
     wrong = functools.partial(RefusedCommit, "accept the commit for this repository")
     without = frozenset[str]()
@@ -234,7 +236,7 @@ def check_marker(settings: GitsyncSettings, ref: Ref, entries: Sequence[CommitFi
         # A ref that is a whole hash cannot lead to another repository's commit, so its tree needs no marker.
         hint = f'add one that says {{"name": "{settings.name}"}} in a signed commit'
         raise wrong(f"it has no {MARKER}", hint=hint)
-    lost = sorted((kinds_on_disk(settings.zero) | had) - kinds(entry.path for entry in entries) - without)
+    lost = sorted((kinds_on_disk(settings.zero) | kinds_before) - kinds(entry.path for entry in entries) - without)
     if lost:
         raise RefusedCommit(
             "accept the commit as complete",
@@ -329,12 +331,12 @@ def violations(entries: Iterable[CommitFile], settings: GitsyncSettings) -> list
 
 def admit(
     settings: GitsyncSettings, ref: Ref, tip: Tip, reader: CommitReader, *, newer_than: float | None,
-    had: Callable[[], frozenset[str]],
+    kinds_before: Callable[[], frozenset[str]],
 ) -> tuple[str, list[CommitFile]]:  # fmt: skip
     """Return the signer and the files, or raise RefusedCommit with the reason.
 
-    `newer_than` is the date of the published commit, None to allow an older one; `had` returns the kinds of scripts in
-    the published tree.
+    `newer_than` is the date of the published commit, None to allow an older one; `kinds_before` returns the kinds of
+    scripts in the published tree.
     """
     signer = signature(settings, ref, tip)
     if newer_than is not None:
@@ -342,5 +344,5 @@ def admit(
     entries = reader.entries(tip.commit, settings.subdir)
     if problems := violations(entries, settings):
         raise RefusedCommit("use the commit", "; ".join(problems))
-    check_marker(settings, ref, entries, had())
+    check_marker(settings, ref, entries, kinds_before())
     return signer, entries
