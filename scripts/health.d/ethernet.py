@@ -38,14 +38,14 @@ class EthernetInterface:
 
 
 def parse(inputs: Inputs) -> list[EthernetInterface]:
-    found: dict[str, dict[str, str]] = {}
+    files: dict[str, dict[str, str]] = {}
     for path, text in blocks(inputs["ethernet"]).items():
         match = _PATH.fullmatch(path)
         if match is None:
             raise Unreadable(f"no file of an interface: {path}")
-        found.setdefault(match.group(1), {})[match.group(2)] = text
+        files.setdefault(match.group(1), {})[match.group(2)] = text
     interfaces = []
-    for name, values in sorted(found.items()):
+    for name, values in sorted(files.items()):
         for needed in ("operstate", "mtu", "carrier_changes"):
             if needed not in values:
                 raise Unreadable(f"{name} has no {needed}")

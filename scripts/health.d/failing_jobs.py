@@ -72,8 +72,8 @@ def judge(measured: list[FailingJob], context: Context) -> Iterable[Finding]:
     if len(witnesses) >= USERS and _odds(alone) >= ODDS:
         ids = ", ".join([job[:20] for each in alone for job in each.jobs][:SHOWN])
         passed = sum(each.passed_elsewhere or 0 for each in alone)
-        here = f"jobs of {len(witnesses)} users failed here within an hour ({ids})"
-        reason = f"{here}; {passed} like them ended well elsewhere"
+        failures = f"jobs of {len(witnesses)} users failed here within an hour ({ids})"
+        reason = f"{failures}; {passed} like them ended well elsewhere"
         return [problem(reason, measured=len(witnesses), threshold=USERS)]
     if len({each.user for each in recent if each.passed_here is None}) >= USERS:
         return [unknown(f"jobs of {len(users)} users failed here within an hour; of their other runs nothing is known")]

@@ -195,8 +195,8 @@ def is_beside_another() -> bool:
     begins.
     """
     above = tracked()
-    others = (f"{above}{job}" for job, uid in places().items() if uid == UID)
-    return bool(above) and not os.path.exists(f"{above}{JOB}") and any(map(os.path.exists, others))
+    job_paths = (f"{above}{job}" for job, uid in places().items() if uid == UID)
+    return bool(above) and not os.path.exists(f"{above}{JOB}") and any(map(os.path.exists, job_paths))
 
 
 def tracked() -> str:

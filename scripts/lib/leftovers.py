@@ -25,11 +25,12 @@ def opened(name: str, above: int) -> int:
 
 
 def sweep(top: int, patience: int) -> Iterable[object]:
-    """By descriptors: no name that was looked at can lead elsewhere by the time it is removed.
+    """Remove the user's files below a directory; yield a word for each.
 
-    What lies deeper is moved up first, so that no depth costs us descriptors or a stack.
+    It works by descriptors: a name that was looked at cannot lead elsewhere when it is removed. Deeper files are moved
+    up first, so that no depth costs descriptors or a stack.
     """
-    # By itself, whatever the user left: the rest has to go on.
+    # End by itself in time: the rest of the epilog must run.
     signal.alarm(patience)
     names = [entry.name for entry in os.scandir(top) if entry.stat(follow_symlinks=False).st_uid == UID]
     moved = 0
@@ -63,8 +64,8 @@ def sweep(top: int, patience: int) -> Iterable[object]:
             yield "directory"
 
 
-def is_anything_his(place: str) -> bool:
-    """Root looks; who removes is a child."""
+def has_files(place: str) -> bool:
+    """Tell if the user has files in a directory. Root only looks: a child with the user's rights removes them."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(place):
             with contextlib.suppress(OSError):

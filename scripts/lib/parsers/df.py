@@ -37,8 +37,8 @@ def parse(text: str, heading: str) -> list[Used]:
     return rows_used
 
 
-def judge(measured: list[Used], context: Context, what: str, said: str) -> Iterable[Finding]:
-    """Judge by the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `said` has {path} and {percent}.
+def judge(measured: list[Used], context: Context, what: str, sentence: str) -> Iterable[Finding]:
+    """Judge by the thresholds WHAT_max_percent and WHAT_max_percent_by_path; `sentence` has {path} and {percent}.
 
     A user may fill any file system with write access: all count as user-made except those below `closed_to_users`.
     """
@@ -51,7 +51,7 @@ def judge(measured: list[Used], context: Context, what: str, said: str) -> Itera
     closed = limits.strings("closed_to_users")
     for used in judged:
         limit = float(paths.get(used.path, most))
-        text = said.format(path=used.path, percent=used.percent)
+        text = sentence.format(path=used.path, percent=used.percent)
         if used.percent > limit:
             user_made = not any(used.path == path or used.path.startswith(f"{path}/") for path in closed)
             yield problem(text, subject=used.path, measured=used.percent, threshold=f"{limit:g}", user_made=user_made)
