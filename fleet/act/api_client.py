@@ -39,16 +39,16 @@ def steady() -> float:
     return _began + time.monotonic()
 
 
-def apart(asked: float, heard: float, reported: float) -> float:
+def clock_offset(sent: float, received: float, reported: float) -> float:
     """Return by how much the fleet's clock is ahead at least: the server read its clock between request and answer."""
-    return max(0.0, asked - (reported + 1.0)) or min(0.0, heard - reported)
+    return max(0.0, sent - (reported + 1.0)) or min(0.0, received - reported)
 
 
 class ClockSkew:
     """The difference of the fleet's clock from each server's."""
 
     def __init__(self) -> None:
-        self.apart: dict[str, float] = {}
+        self.offsets: dict[str, float] = {}
         self._reset = False
 
     def note_date(self, began: float, date: str | None) -> None:
@@ -60,13 +60,13 @@ class ClockSkew:
         self.note(KUBERNETES, began, reported)
         passed = time.monotonic() - began
         wall = time.time()
-        if self.wrong(KUBERNETES) and abs(apart(wall - passed, wall, reported)) <= MOST_SKEW_S:
+        if self.wrong(KUBERNETES) and abs(clock_offset(wall - passed, wall, reported)) <= MOST_SKEW_S:
             global _began
             _began, self._reset = wall - time.monotonic(), True
             self.note(KUBERNETES, began, reported)
 
     def note(self, server: str, began: float, reported: float) -> None:
-        self.apart[server] = apart(_began + began, steady(), reported)
+        self.offsets[server] = clock_offset(_began + began, steady(), reported)
 
     def was_reset(self) -> bool:
         """Return whether the clock was reset since the last call: then remembered times are invalid."""
@@ -74,13 +74,13 @@ class ClockSkew:
         return reset
 
     def wrong(self, server: str) -> bool:
-        return abs(self.apart.get(server, 0.0)) > MOST_SKEW_S
+        return abs(self.offsets.get(server, 0.0)) > MOST_SKEW_S
 
     def why(self) -> str:
         """Return why the time is not trusted; empty: it is. Omit the difference: each new number would be news."""
         texts = [
             f"{server}'s clock is {'behind' if ahead > 0 else 'ahead of'} the fleet's"
-            for server, ahead in sorted(self.apart.items())
+            for server, ahead in sorted(self.offsets.items())
             if self.wrong(server)
         ]
         return f"{', and '.join(texts)} by over {MOST_SKEW_S:g} s" if texts else ""

@@ -165,11 +165,11 @@ class SlurmClient:
             self._explained_s += time.monotonic() - begun
         return True
 
-    def is_unchanged(self, name: str, was: Precondition | None) -> bool:
-        if was is None:
+    def is_unchanged(self, name: str, expected: Precondition | None) -> bool:
+        if expected is None:
             return not self._is_known(name)
         node = self._node(name)
-        return node is not None and node.precondition == was
+        return node is not None and node.precondition == expected
 
     def _is_at(self, act: Place) -> bool:
         node = self._node(act.name)

@@ -54,10 +54,10 @@ class PoolDemand:
     misfits: dict[str, str] = field(default_factory=dict)  # jobs that can never run here, and why
     helpless: list[str] = field(default_factory=list)  # jobs that do not start although enough nodes are idle
 
-    def target(self, asked: float) -> int:
-        """Return the number of pods that the pool should have for jobs that need `asked` more nodes."""
+    def target(self, needed: float) -> int:
+        """Return the number of pods that the pool should have for jobs that need `needed` more nodes."""
         busy = len(self.alive) - len(self.idle)
-        return min(self.spec.maximum, max(self.spec.minimum, busy + math.ceil(asked - 1e-9)))
+        return min(self.spec.maximum, max(self.spec.minimum, busy + math.ceil(needed - 1e-9)))
 
     @property
     def why_idle(self) -> str:

@@ -198,8 +198,8 @@ def missing_machines(
     claims = Counter(gpu for host in hosts_by_node.values() for gpu in host.reported_gpus)
     for name, host in hosts_by_node.items():
         strange = host.reported_gpus - set(machines[at[name]].status.gpus if name in at else ())
-        if others := sorted({machine_of_gpu[gpu] for gpu in strange if gpu in machine_of_gpu}):
-            text = f"reports GPUs of machine {others[0]}, which is on another Node: the fleet ignores them"
+        if claimants := sorted({machine_of_gpu[gpu] for gpu in strange if gpu in machine_of_gpu}):
+            text = f"reports GPUs of machine {claimants[0]}, which is on another Node: the fleet ignores them"
             yield Notice(name, "twice", text)
         elif any(claims[gpu] > 1 for gpu in strange):
             yield Notice(name, "twice", "reports GPUs that another Node reports too: the fleet ignores both reports")

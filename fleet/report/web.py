@@ -280,7 +280,8 @@ class LoopStats:
     failed: Counter[str] = field(default_factory=Counter)
     notices: Counter[str] = field(default_factory=Counter)
     controllers: tuple[ControllerPod, ...] = ()
-    apart: Mapping[str, float] = field(default_factory=dict)  # by how much the fleet's clock is ahead of a server's
+    # By how much the fleet's clock is ahead of a server's, by server.
+    clock_offsets: Mapping[str, float] = field(default_factory=dict)
 
     def update(self, snapshot: FleetSnapshot, notices: tuple[Notice, ...], mistake: str = "") -> None:
         self.mistake = mistake
@@ -319,7 +320,7 @@ class LoopStats:
         lines += family("minivm_fleet_workers", "Worker pods.", [({}, str(self.workers))])
         lines += self._of_controllers() if self.leader else []
         lines += family("minivm_fleet_stands", "Notices that hold now, by kind.", _samples("kind", self.notices))
-        ahead = [({"of": server}, f"{seconds:.0f}") for server, seconds in sorted(self.apart.items())]
+        ahead = [({"of": server}, f"{seconds:.0f}") for server, seconds in sorted(self.clock_offsets.items())]
         about = "By how much the fleet's clock is ahead, at least."
         lines += family("minivm_fleet_clock_ahead_seconds", about, ahead)
         for name, about, counted in (
@@ -353,7 +354,7 @@ def stats_pages(stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiCli
 
     def ready() -> tuple[int, str]:
         stats.lease_known, stats.leader = leader.lease_known, leader.holds()
-        stats.kubernetes, stats.apart = cache.unknown(), api.clocks.apart
+        stats.kubernetes, stats.clock_offsets = cache.unknown(), api.clocks.offsets
         return stats.ready()
 
     def metrics() -> tuple[int, str]:

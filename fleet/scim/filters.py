@@ -166,13 +166,13 @@ def _comparison(parts: tuple[str, ...], operator: str, want: Any) -> Filter:
             return False
         return compare(have.lower() if caseless and isinstance(have, str) else have, want)
 
-    def found(resource: Resource) -> bool:
+    def accepts(resource: Resource) -> bool:
         have = list(values(resource, parts))
         if operator == "ne":
             return all(map(matches, have))
         return any(map(matches, have)) or (want is None and not have and operator == "eq")
 
-    return found
+    return accepts
 
 
 def _elements(resource: Resource, parts: tuple[str, ...]) -> Iterator[Resource]:

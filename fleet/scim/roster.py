@@ -131,15 +131,15 @@ class Roster:
             if key not in self.users:
                 raise ScimError(400, f"members: there is no user {key[:40]!r}; groups in groups are not held",
                                 "invalidValue")  # fmt: skip
-        was = set(self.members()[name])
-        for key in was - set(wanted):
+        members_before = set(self.members()[name])
+        for key in members_before - set(wanted):
             person = self.users[key]
             groups = tuple(group for group in person.groups if group != name)
             group = self._common_group() if person.group == name else person.group
             self.users[key] = replace(person, group=group, groups=tuple(item for item in groups if item != group))
-        for key in (key for key in wanted if key not in was):
+        for key in (key for key in wanted if key not in members_before):
             self.users[key] = replace(self.users[key], groups=(*self.users[key].groups, name))
-        return was != set(wanted)
+        return members_before != set(wanted)
 
     def _regroup(self, names: Mapping[str, str]) -> None:
         """Rename groups in all users; one that becomes the group of every person is only left."""
@@ -166,21 +166,21 @@ class Roster:
         owner = min(owners, key=lambda other: self.records[other].deleted, default="")
         if key:
             if kind == USERS and self.records[key].name != name:
-                was = self.records[key].name
-                raise ScimError(400, f"userName: a user's Linux name stays; it is {was}, not {name}", "mutability")
+                old_name = self.records[key].name
+                raise ScimError(400, f"userName: a user's Linux name stays; it is {old_name}, not {name}", "mutability")
             if owner not in ("", key) and not self.records[owner].deleted:
                 raise ScimError(409, f"{name} is the name of {owner}", "uniqueness")
-            found = self.records[key]
-            external_id = found.external if wanted.external is None else external
-            return key, replace(found, name=name, given=given, external=external_id, created=found.created or now)
+            record = self.records[key]
+            external_id = record.external if wanted.external is None else external
+            return key, replace(record, name=name, given=given, external=external_id, created=record.created or now)
         if owner:
-            found = self.records[owner]
-            if found.created and not found.deleted:
+            record = self.records[owner]
+            if record.created and not record.deleted:
                 raise ScimError(409, f"there is a {word} {name} already: {owner}", "uniqueness")
-            if found.deleted and found.external != external:
+            if record.deleted and record.external != external:
                 raise ScimError(409, f"{name} was removed and keeps the {number_word} {owner[1:]}; another externalId"
                                      " means another one: choose another name", "uniqueness")  # fmt: skip
-            return owner, replace(found, given=given, external=external, created=found.created or now, deleted=0)
+            return owner, replace(record, given=given, external=external, created=record.created or now, deleted=0)
         number = self._number(kind, wanted.uid)
         return f"{kind}{number}", ScimRecord(name, given, external, created=now)
 
@@ -188,12 +188,12 @@ class Roster:
         if not is_same or record != self.records.get(key):
             self.records[key] = replace(record, modified=now)
 
-    def _number(self, kind: str, asked: int | None = None) -> int:
-        if asked is not None:
-            if f"{kind}{asked}" in self.records:
-                owner = self.records[f"{kind}{asked}"].name
-                raise ScimError(409, f"uid: {asked} is or was that of {owner}, and is never given again", "uniqueness")
-            return asked
+    def _number(self, kind: str, wanted: int | None = None) -> int:
+        if wanted is not None:
+            if f"{kind}{wanted}" in self.records:
+                owner = self.records[f"{kind}{wanted}"].name
+                raise ScimError(409, f"uid: {wanted} is or was that of {owner}, and is never given again", "uniqueness")
+            return wanted
         number = self.rules.first
         while f"{kind}{number}" in self.records or not any(number in ids for ids in IDS):
             if number >= IDS[-1][-1]:

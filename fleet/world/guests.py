@@ -186,10 +186,10 @@ def amount(value: object, where: str) -> int:
     return math.ceil(Decimal(number) * times)
 
 
-def subtract(total: Amounts, *others: Amounts) -> Amounts:
+def subtract(total: Amounts, *subtrahends: Amounts) -> Amounts:
     rest = dict(total)
-    for other in others:
-        for name, amount in other.items():
+    for amounts in subtrahends:
+        for name, amount in amounts.items():
             rest[name] = rest.get(name, 0) - amount
     return rest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleet.act.api_client import apart
+from fleet.act.api_client import clock_offset
 from fleet.decide.actions import Delete, Drain, Fence, Undrain, Unfence
 from fleet.decide.decide import Decision
 from fleet.policy import Policy
@@ -33,7 +33,7 @@ def doubted(worlds: Worlds, **further: object) -> Decision:
     ],
 )
 def test_what_was_said_on_the_way_is_no_difference(asked: float, heard: float, said: float, ahead: float) -> None:
-    assert apart(asked, heard, said) == pytest.approx(ahead)
+    assert clock_offset(asked, heard, said) == pytest.approx(ahead)
 
 
 @pytest.mark.parametrize("blind", ["", "slurm"])
