@@ -241,14 +241,14 @@ def running_engine() -> int:
         return 0
 
 
-def ensure_emulation(asked: str) -> None:
+def ensure_emulation(names: str) -> None:
     """Make sure that this kernel runs programs of these architectures, registering Debian's qemu if needed."""
     sys.path.insert(0, str(ROOT))
     from ground.errors import Problem
     from images import architectures
 
     try:
-        arches = architectures.listed(asked)
+        arches = architectures.listed(names)
     except Problem as error:
         raise HostError(str(error)) from error
     for arch in arches:

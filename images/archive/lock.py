@@ -277,11 +277,11 @@ def resolve_in(
         for below in want.below:
             installed += stanzas[below]
         archive.status(installed)
-        asked = list(want.request.packages)
+        requested = list(want.request.packages)
         if want.layer.bootstrap and not base:
-            asked = ["?essential", "apt", *asked]
+            requested = ["?essential", "apt", *requested]
         file = want.layer.file
-        packages = archive.resolve(asked, file) if asked else ()
+        packages = archive.resolve(requested, file) if requested else ()
         stanzas[want.layer.name] = archive.stanzas(packages)
         slices.append(Slice(want.layer.name, want.request, packages))
     return slices

@@ -69,8 +69,8 @@ def from_json(text: str, file: str) -> Slice:
         data: Mapping[str, Any] = json.loads(text)
         if data["format"] != FORMAT:
             raise ImagesError("read the lock", f"format {data['format']} is not {FORMAT}", file=file, hint=RELOCK)
-        asked = data["request"]
-        request = LockRequest(tuple(asked["packages"]), asked["parent"], tuple(asked["origins"]))
+        request_data = data["request"]
+        request = LockRequest(tuple(request_data["packages"]), request_data["parent"], tuple(request_data["origins"]))
         return Slice(data["layer"], request, tuple(LockedPackage(**package) for package in data["packages"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ImagesError("read the lock", f"damaged: {error}", file=file, hint=RELOCK) from error
@@ -115,11 +115,11 @@ def changes(before: Iterable[Slice], after: Iterable[Slice]) -> list[str]:
     new = {(s.layer, package.name): package for s in after for package in s.packages}
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        was, now = old.get(key), new.get(key)
-        if was == now:
+        old_package, new_package = old.get(key), new.get(key)
+        if old_package == new_package:
             continue
-        text = f"{was.version if was else 'not there'} -> {now.version if now else 'not there'}"
-        lines.append(f"{key[0]}: {key[1]} {text}")
+        versions = (package.version if package else "not there" for package in (old_package, new_package))
+        lines.append(f"{key[0]}: {key[1]} {' -> '.join(versions)}")
     return lines
 
 

@@ -26,7 +26,7 @@ from images.settings import BuildSettings
 
 FORMAT = 1
 # What pip calls the machines of which every wheel is locked.
-MACHINES = {one.name: one.machine for one in architectures.KNOWN.values()}
+MACHINES = {architecture.name: architecture.machine for architecture in architectures.KNOWN.values()}
 # From the C library of the oldest base that a variant has down to the oldest that a wheel may be made for.
 GLIBC = range(39, 16, -1)
 OLDER = {"x86_64": ("manylinux2014", "manylinux_2_12", "manylinux2010"), "aarch64": ("manylinux2014",)}
@@ -156,13 +156,13 @@ def resolve(of: Cuda | Libraries, settings: BuildSettings) -> LockedWheels:
     requested: Sequence[str] = list(group_of)
     wheels: list[Wheel] = []
     for arch in MACHINES:
-        answers = asked_of_pip(requested, arch, settings)
+        answers = resolve_by_pip(requested, arch, settings)
         wheels += [Wheel(groups[w.name], w.name, w.version, w.arch, w.file, w.sha256, w.licence) for w in answers]
         requested = [wheel.wanted for wheel in answers]
     return LockedWheels(of.name, dict(of.wheels), tuple(sorted(wheels)))
 
 
-def asked_of_pip(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
+def resolve_by_pip(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
     answers, _, reason = ask(wanted, arch, settings)
     if reason:
         raise unresolved(reason, arch)
@@ -314,8 +314,8 @@ def compare_with_index(place: LockContext, layers: Iterable[str]) -> IndexDiffer
             newer.append(f"{of.about}: a new lock cannot be made: {error.why}")
             continue
         # The branch above reports another file of the same version.
-        was = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
-        same = [was.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
+        locked_wheels = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
+        same = [locked_wheels.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
         newer += changes(locked, replace(newest, wheels=tuple(same)))
     return IndexDifferences(tuple(wrong), tuple(newer))
 
