@@ -211,39 +211,39 @@ MACHINE_LINES = (
 
 def page_of(fault: FaultyJob) -> Page:
     page = explain(fault.job, World(nodes=fault.nodes), NOW + 60)
-    said = output.find(fault.text, "/home/alice/out", fault.job)
-    answer = black_boxes.add_failures(output.add(page.answer, said, fault.job), fault.boxes, fault.job)
-    if said is not None and said.is_about_a_network:
+    error = output.find(fault.text, "/home/alice/out", fault.job)
+    answer = black_boxes.add_failures(output.add(page.answer, error, fault.job), fault.boxes, fault.job)
+    if error is not None and error.is_about_a_network:
         answer = black_boxes.add_links(answer, fault.boxes)
     return replace(page, answer=answer)
 
 
 def tally(count: int, seed: int) -> tuple[Counter[tuple[str, JobCause]], dict[str, list[str]]]:
-    """Return the causes that the pages name by whose the faults are, and the kinds that they got wrong."""
+    """Count the causes that the pages name, by the author of the fault, and list the pages with a wrong cause."""
     generator = Generator(seed, recorded_worlds())
     causes: Counter[tuple[str, JobCause]] = Counter()
     wrong: dict[str, list[str]] = {USER: [], MACHINE: []}
     faults: Iterator[tuple[str, FaultyJob]] = (
-        (whose, generator.machine_fault() if whose == MACHINE else generator.user_fault())
-        for whose in (USER, MACHINE)
+        (author, generator.machine_fault() if author == MACHINE else generator.user_fault())
+        for author in (USER, MACHINE)
         for _ in range(count)
     )
-    for whose, fault in faults:
+    for author, fault in faults:
         answer = page_of(fault).answer
-        causes[whose, answer.cause] += 1
-        if (answer.cause is JobCause.MACHINE) != (whose == MACHINE):
-            wrong[whose].append(f"{fault.kind}: {answer.headline}")
+        causes[author, answer.cause] += 1
+        if (answer.cause is JobCause.MACHINE) != (author == MACHINE):
+            wrong[author].append(f"{fault.kind}: {answer.headline}")
     return causes, wrong
 
 
 def main() -> int:
     causes, wrong = tally(FAULTS, seed=1)
     right, blamed = causes[MACHINE, JobCause.MACHINE], causes[USER, JobCause.MACHINE]
-    for (whose, cause), number in sorted(causes.items()):
-        print(f"{whose:<12} {cause:<20} {number:5}")
+    for (author, cause), number in sorted(causes.items()):
+        print(f"{author:<12} {cause:<20} {number:5}")
     print(f"of {FAULTS} faults of machines and {FAULTS} of users: {blamed} of users blamed on machines (target 0)")
     print(f'"the machine": precision {right / max(1, right + blamed):.3f}, recall {right / FAULTS:.3f}')
-    for whose, kinds in wrong.items():
+    for author, kinds in wrong.items():
         for kind, number in Counter(kinds).most_common(12):
-            print(f"wrong, {whose}: {number:4} {kind[:220]}")
+            print(f"wrong, {author}: {number:4} {kind[:220]}")
     return 0 if not blamed else 1

@@ -404,7 +404,7 @@ def idle(*fleets: FleetProcess) -> list[float]:
     before, begun = [fleet.processor() for fleet in fleets], time.monotonic()
     time.sleep(IDLE_S)
     took = since(begun)
-    return [(fleet.processor() - was) / took for fleet, was in zip(fleets, before, strict=True)]
+    return [(fleet.processor() - used) / took for fleet, used in zip(fleets, before, strict=True)]
 
 
 def cordons(made: Site) -> None:

@@ -93,14 +93,14 @@ def main() -> int:
 class People:
     """The container of clients, driven line by line."""
 
-    def __init__(self, asked: subprocess.Popen[str], address: str) -> None:
-        self.asked, self.address = asked, address
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process, self.address = process, address
 
     def enter(self, port: int, count: int, at_once: int = 1) -> tuple[list[float], int, float, float]:
-        assert self.asked.stdin and self.asked.stdout
-        self.asked.stdin.write(f"{self.address} {port} {count} {at_once}\n")
-        self.asked.stdin.flush()
-        times, failed, whole, spent = json.loads(self.asked.stdout.readline())
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{self.address} {port} {count} {at_once}\n")
+        self.process.stdin.flush()
+        times, failed, whole, spent = json.loads(self.process.stdout.readline())
         return times, failed, whole, spent
 
 
