@@ -20,10 +20,10 @@ from init.slurm.change import (
     Effect,
     SavedJudgement,
     SlurmConfigError,
+    assess,
     ignored,
     load_judgement,
     objections,
-    weigh,
 )
 from init.slurm.client import is_slurmctld_installed
 from init.slurm.daemon import Slurmctld
@@ -73,7 +73,7 @@ def diff(candidate: str | None) -> None:
     as `helm template` writes it.
     """
     files, new = _placed(*_candidate(candidate))
-    _show(weigh(files, Slurmctld(Path(os.devnull)), new), ignored(new))
+    _show(assess(files, Slurmctld(Path(os.devnull)), new), ignored(new))
 
 
 @main.command()
@@ -88,7 +88,7 @@ def check(candidate: str | None) -> None:
     objection = objections(files, daemon, new, TRIED)
     if objection:
         raise SlurmConfigError("take this slurm.conf", objection)
-    effect = weigh(files, daemon, new)
+    effect = assess(files, daemon, new)
     _show(effect, ignored(new))
     if effect.losses:
         way = f"once it is mounted, `minivm config accept {digest(new)}` takes it"
@@ -162,7 +162,7 @@ def _show(effect: Effect, ignored: Sequence[str]) -> None:
         click.echo(line)
     for line in ignored:
         click.echo(line)
-    for line in effect.anew:
+    for line in effect.restarts:
         click.echo(f"restarts: {line}")
     for loss in effect.losses:
         click.echo(f"ends jobs: {loss}")

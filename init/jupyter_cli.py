@@ -149,7 +149,7 @@ def known_job() -> str:
 
 def wait_for(job: str) -> JupyterServer:
     """Wait until the job's server listens, and say what the job waits for; InitError if it ends before."""
-    log, said, late = state_directory() / f"jupyter-{job}.log", "", None
+    log, last_text, late = state_directory() / f"jupyter-{job}.log", "", None
     while (server := read_server(job)) is None:
         state, reason = job_state(job)
         if state in OVER:
@@ -161,9 +161,9 @@ def wait_for(job: str) -> JupyterServer:
                 raise InitError("reach Jupyter", f"job {job} runs, and has recorded no server in {record_of(job)}",
                                 hint=f"see {log}; end it: scancel {job}")  # fmt: skip
         text = f"job {job} waits: {reason}" if state == "PENDING" else f"job {job}: {state.lower()}"
-        if text != said:
+        if text != last_text:
             click.echo(text, err=True)
-            said = text
+            last_text = text
         time.sleep(POLL_S)
     return server
 

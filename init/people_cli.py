@@ -109,12 +109,15 @@ def changes(before: PeopleList, after: PeopleList, now: float) -> list[str]:
     lines = [f"added: {name} ({new[name].uid})" for name in new if name not in old]
     lines += [f"removed: {name} ({old[name].uid}): keys and sessions end" for name in old if name not in new]
     for name in old.keys() & new.keys():
-        was, will = old[name], new[name]
+        present, next_ = old[name], new[name]
         fields = [
-            part for part in ("group", "groups", "shell", "gecos", "until") if getattr(was, part) != getattr(will, part)
+            part
+            for part in ("group", "groups", "shell", "gecos", "until")
+            if getattr(present, part) != getattr(next_, part)
         ]
-        had, has = ({key.line for key in valid_keys(person, now)} for person in (was, will))
-        fields += [f"{len(has - had)} new keys"] * bool(has - had) + [f"{len(had - has)} keys gone"] * bool(had - has)
+        old_keys, new_keys = ({key.line for key in valid_keys(person, now)} for person in (present, next_))
+        fields += [f"{len(new_keys - old_keys)} new keys"] * bool(new_keys - old_keys)
+        fields += [f"{len(old_keys - new_keys)} keys gone"] * bool(old_keys - new_keys)
         if fields:
             lines.append(f"changed: {name}: {', '.join(fields)}")
     gids = {group.name: group.gid for group in before.groups}
@@ -167,9 +170,9 @@ def export(names: tuple[str, ...], group: str | None) -> None:
         refused=directory.refused(present) if directory.has_access_rules(sections) else (),
         ended=timestamp(int(now)),
     )
-    others = [f"{directory.quoted(name)} is left out: sssd does not know the name" for name in unknown]
-    others += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
-    exported = replace(exported, notes=(*exported.notes, *others))
+    more_notes = [f"{directory.quoted(name)} is left out: sssd does not know the name" for name in unknown]
+    more_notes += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
+    exported = replace(exported, notes=(*exported.notes, *more_notes))
     click.echo(directory.render(exported, source, timestamp(int(now))), nl=False)
     click.echo(f"{directory.summary(exported, now)}; {len(exported.notes)} notes in the file", err=True)
 

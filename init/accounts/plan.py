@@ -298,8 +298,8 @@ def proper(field: str) -> str:
     return field if field.startswith(COORDINATOR) else PROPER.get(field, field)
 
 
-def by_hand(found: Sequence[ByHand]) -> Iterator[str]:
-    for item in found:
+def by_hand(changes: Sequence[ByHand]) -> Iterator[str]:
+    for item in changes:
         if not item.field:
             yield f"removed by hand: {item.key}"
         else:

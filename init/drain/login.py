@@ -184,7 +184,7 @@ class Stay:
         self.deadline, self.reserve, self.pod = deadline, reserve, pod
         self.grace = float("inf")
         self.reason = "is being replaced"
-        self.asked = float("-inf")
+        self.asked_at = float("-inf")
         self.warned: set[Path] = set()  # terminals that have the last notice
         self.returning: str | None = None  # names of people who may log in; None: all may
         self.records = Records(pod, address)
@@ -228,9 +228,9 @@ class Stay:
 
     def _update_end(self) -> None:
         """Learn from Kubernetes if the pod must end earlier, and if because of its machine."""
-        if not may_ask(self.asked, self.left):
+        if not may_ask(self.asked_at, self.left):
             return
-        self.asked = time.monotonic()
+        self.asked_at = time.monotonic()
         try:
             item = ApiServer("see when this pod must end", ACCOUNT).ask("GET", path_of(f"pods/{self.pod}"))
             metadata = item.get("metadata") or {}
@@ -305,14 +305,14 @@ class PeopleReader:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.asked = float("-inf")
+        self.asked_at = float("-inf")
         self.digest = b""
         self.problem = ""
 
     def read(self, left: float) -> None:
-        if not self.name or not may_ask(self.asked, left):
+        if not self.name or not may_ask(self.asked_at, left):
             return
-        self.asked = time.monotonic()
+        self.asked_at = time.monotonic()
         before = self.problem
         try:
             item = ApiServer(f"read the people of {self.name}", ACCOUNT).ask("GET", path_of(self.name))
@@ -328,9 +328,9 @@ class PeopleReader:
             print(self.problem or f"{self.name} is read again", flush=True)
 
 
-def may_ask(asked: float, left: float) -> bool:
+def may_ask(asked_at: float, left: float) -> bool:
     """Tell if it is time to ask the API server again, and time is left for its answer."""
-    return time.monotonic() >= asked + ASK_EVERY and left >= ANSWER and (ACCOUNT / "token").exists()
+    return time.monotonic() >= asked_at + ASK_EVERY and left >= ANSWER and (ACCOUNT / "token").exists()
 
 
 def path_of(name: str) -> str:
@@ -356,7 +356,7 @@ class Records:
     def __init__(self, pod: str, address: str) -> None:
         self.pod, self.address = pod, address
         self.known: dict[int, PasswdEntry] = {}
-        self.asked = float("-inf")
+        self.asked_at = float("-inf")
         self.tried: set[int] = set()
         self.written: dict[int, str] = {}
         self.writers: dict[subprocess.Popen[bytes], float] = {}
@@ -367,10 +367,10 @@ class Records:
         batch = sorted(set(uids) - set(self.known) - self.tried)[:256]
         if batch:
             self.tried.update(batch)
-            self.asked = time.monotonic()
+            self.asked_at = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 self._learn(ran(["/usr/bin/getent", "passwd", *map(str, batch)], within=5).stdout)
-        elif time.monotonic() >= self.asked + ASK_EVERY:
+        elif time.monotonic() >= self.asked_at + ASK_EVERY:
             self.tried.clear()
         return [self.known[uid] for uid in sorted(uids) if uid in self.known]
 
@@ -469,8 +469,8 @@ PROGRAMS = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session")
 # `sshd-session: NAME@pts/3,pts/4`; a session without a terminal (scp, an editor) has `@notty`. `[priv]` is its monitor.
 _TITLE = re.compile(rb"sshd(?:-session)?: .+@([^@\s]+)")
 _TERMINAL = re.compile(r"pts/[0-9]+")
-# The servers of tmux and screen by the kernel's name of their processes. A user who names another process so keeps
-# his pod until its limit, as an idle tmux does.
+# The servers of tmux and screen by the kernel's name of their processes. Another process that a user gives
+# this name keeps the pod until its limit, as an idle tmux does.
 KEEPERS = ("tmux: server", "screen")
 MAJORS = range(136, 144)  # the kernel's device numbers of /dev/pts
 

@@ -43,13 +43,17 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = asked(lambda: client.node(name, controller, within=max(LEAST, deadline.left / 2)), controller, deadline)
+    node = retry_while_jobs_run(
+        lambda: client.node(name, controller, within=max(LEAST, deadline.left / 2)), controller, deadline
+    )
     if node is None:
         report(f"slurmctld knows no node {name}: nothing to drain")
         return
     if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
         changes = ["state=drain", f"reason={STOPPING}"]
-        asked(lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), controller, deadline)
+        retry_while_jobs_run(
+            lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), controller, deadline
+        )
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
         running = [job for job, state in jobs.items() if state not in client.OVER]
@@ -80,7 +84,9 @@ def insisted(ask: Callable[[], T], deadline: Deadline) -> T:
                 raise
 
 
-def asked(ask: Callable[[], T], controller: str, deadline: Deadline, missed: Callable[[], None] = lambda: None) -> T:
+def retry_while_jobs_run(
+    ask: Callable[[], T], controller: str, deadline: Deadline, missed: Callable[[], None] = lambda: None
+) -> T:
     """Retry a request to slurmctld while jobs run here and time is left: giving up would end them now.
 
     An absent controller comes back: its pod is replaced together with this one, for example. If its name stays gone,
@@ -129,7 +135,9 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
         last = ""
 
     while True:
-        jobs = asked(lambda: client.jobs(name, controller, within=deadline.within(KEPT)), controller, deadline, missed)
+        jobs = retry_while_jobs_run(
+            lambda: client.jobs(name, controller, within=deadline.within(KEPT)), controller, deadline, missed
+        )
         if not jobs:
             return {}
         text = f"waiting for {len(jobs)} jobs: {' '.join([*jobs][:8])}{' ...' if len(jobs) > 8 else ''}"

@@ -42,7 +42,7 @@ class Ending:
         self.why: Cause | None = None
         self.deadline: float | None = None  # for the whole stop
         self.killed_at: float | None = None
-        self.asked = ""  # drain or resume, whichever was requested last
+        self.requested = ""  # drain or resume, whichever was requested last
         self._held: tuple[str, tuple[str, ...], float] | None = None  # that request, until the other command has ended
         self._services = services
         self._grace = grace  # the whole pod's grace period
@@ -67,7 +67,7 @@ class Ending:
 
     def drain_state(self) -> str:
         """Return "", "draining", "drained" or "failed"; `init.view.reasons.drain_text` has the text for people."""
-        if self.asked != DRAIN:
+        if self.requested != DRAIN:
             return ""
         state = self._services.states.get(DRAIN)
         if self._held is not None or state is None:
@@ -77,7 +77,7 @@ class Ending:
         return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
     def resuming(self) -> bool:
-        return self.asked == RESUME and (self._held is not None or not self._services.stable(RESUME))
+        return self.requested == RESUME and (self._held is not None or not self._services.stable(RESUME))
 
     def may_wait(self, now: float) -> bool:
         """Tell if a drain that cannot start now may start later: not once the services need the remaining time."""
@@ -86,7 +86,7 @@ class Ending:
 
     def _ask(self, name: str, command: tuple[str, ...], budget: float, now: float) -> Todo:
         """Run one errand at a time: of two that update Slurm at once, the slower one would decide the node's state."""
-        self.asked, self._held = name, (name, command, budget)
+        self.requested, self._held = name, (name, command, budget)
         services = self._services
         for other in (DRAIN, RESUME):
             if other in services.states and not is_idle(services.states[other]):

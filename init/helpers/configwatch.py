@@ -35,10 +35,10 @@ from init.slurm.change import (
     LIVE,
     REFUSED,
     SavedJudgement,
+    assess,
     load_judgement,
     objections,
     save_judgement,
-    weigh,
 )
 from init.slurm.client import is_slurmctld_installed
 from init.slurm.daemon import ReconfigureAnswer, ReconfigureOutcome, Slurmctld
@@ -225,7 +225,7 @@ class SlurmWatch:
         try:
             if objection := objections(self.files, self.daemon, files):
                 return ReconfigureAnswer(ReconfigureOutcome.REFUSED, objection), False
-            if not accepted and (answer := self._weigh(files)) is not None:
+            if not accepted and (answer := self._assess(files)) is not None:
                 return answer, False
             answer = self._reload(files)
             if answer.outcome is ReconfigureOutcome.LIVE:
@@ -236,9 +236,9 @@ class SlurmWatch:
         except InitError as error:
             return ReconfigureAnswer(ReconfigureOutcome.REFUSED, error.why), False
 
-    def _weigh(self, files: dict[str, bytes]) -> ReconfigureAnswer | None:
+    def _assess(self, files: dict[str, bytes]) -> ReconfigureAnswer | None:
         """Refuse files that would end jobs; None if they would end none."""
-        effect = weigh(self.files, self.daemon, files)
+        effect = assess(self.files, self.daemon, files)
         if not effect.losses:
             return None
         way_out = f"`minivm config accept {digest(files)}` applies it anyway"

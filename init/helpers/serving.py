@@ -174,7 +174,7 @@ class CheckHistory:
     failures: int = 0
     silent_since: float = 0.0  # 0: it answers
     restarted: float = 0.0
-    asked: float = 0.0
+    asked_at: float = 0.0
     proven: float = 0.0
     saved: bool = False  # slurmctld knew the node when it must have saved the record
     reason: str = ""
@@ -246,9 +246,9 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
             return memory, finding
     if heard(done.stdout, time.time()) < HEARD_S or (now - memory.proven < HEARD_S and memory.proven):
         return memory, AnswerCheck()
-    if memory.failures and now - memory.asked < ASK_AGAIN_S:
+    if memory.failures and now - memory.asked_at < ASK_AGAIN_S:
         return memory, AnswerCheck(Fault.REFUSED, memory.reason)
-    memory = replace(memory, asked=now)
+    memory = replace(memory, asked_at=now)
     name, own = pod_name(os.environ), os.environ.get("MINIVM_POD_IP", "")
     try:
         node = client.node(name, controller, within=ANSWER_S)

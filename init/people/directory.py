@@ -343,8 +343,8 @@ def _groups(gids: Iterable[int], names: Mapping[int, str]) -> tuple[dict[int, st
             chosen[gid] = name
             taken.add(name)
         if chosen[gid] != names.get(gid):
-            was = f"group {quoted(names[gid])} ({gid})" if gid in names else f"group {gid}, which has no name,"
-            notes.append(f"{was} is called {chosen[gid]}")
+            old_name = f"group {quoted(names[gid])} ({gid})" if gid in names else f"group {gid}, which has no name,"
+            notes.append(f"{old_name} is called {chosen[gid]}")
     return {gid: chosen[gid] for gid in valid}, notes
 
 
@@ -360,11 +360,11 @@ def _entry(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the person's entry, and what of it is not as in the directory."""
     notes: list[str] = []
-    others = [groups[gid] for gid in account.gids if gid in groups]
-    if len(others) > read.GROUPS_OF_USER:
-        notes.append(f"groups: {len(others)}, the first {read.GROUPS_OF_USER} are taken")
+    more_groups = [groups[gid] for gid in account.gids if gid in groups]
+    if len(more_groups) > read.GROUPS_OF_USER:
+        notes.append(f"groups: {len(more_groups)}, the first {read.GROUPS_OF_USER} are taken")
     entry: dict[str, Any] = {"name": account.name, "uid": account.uid, "group": groups.get(account.gid, ""),
-                             "groups": others[: read.GROUPS_OF_USER], "keys": []}  # fmt: skip
+                             "groups": more_groups[: read.GROUPS_OF_USER], "keys": []}  # fmt: skip
     if not entry["group"]:
         entry["group"] = str(account.gid)
     for field, value in (("shell", account.shell or SHELL), ("gecos", account.gecos)):

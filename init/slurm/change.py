@@ -25,7 +25,7 @@ STATE = ("clustername", "slurmuser", "statesavelocation")
 # Settings that slurmctld and the nodes share with what is running, or that tell one side where the other is.
 RUNNING = ("authtype", "credtype", "selecttype", "slurmdport", "slurmdspooldir")
 # Settings that a daemon reads only at its start, and the pods that must restart.
-ANEW = {
+RESTARTS = {
     "authtype": "every pod, the controller's first",
     "credtype": "every pod, the controller's first",
     "jobacctgathertype": "the workers' pods",
@@ -91,7 +91,7 @@ LIVE, REFUSED, PENDING = "live", "refused", "pending"
 # arguments and its submit line, up to a hundred thousand bytes chosen by its user.
 LISTED = re.compile(rb"(?<![\w.,-])[\w.,-]++(?=\x00)")
 
-Takes = Callable[[KnownJob], bool]
+EndsJob = Callable[[KnownJob], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,14 @@ class Loss:
     def __str__(self) -> str:
         if self.jobs is None:
             return f"{self.what}, and slurmctld did not answer which jobs that ends"
-        return f"{self.what}: {counted(self.jobs)}" if self.jobs else self.what
+        return f"{self.what}: {job_list(self.jobs)}" if self.jobs else self.what
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
     changes: tuple[str, ...]
     losses: tuple[Loss, ...]
-    anew: tuple[str, ...]
+    restarts: tuple[str, ...]
 
     @property
     def cost(self) -> str:
@@ -119,7 +119,7 @@ class Effect:
         return "; ".join(str(loss) for loss in self.losses)
 
 
-def counted(jobs: Sequence[str]) -> str:
+def job_list(jobs: Sequence[str]) -> str:
     some = ", ".join(jobs[:SHOWN]) + (", ..." if len(jobs) > SHOWN else "")
     return f"job {some}" if len(jobs) == 1 else f"{len(jobs)} jobs ({some})"
 
@@ -138,10 +138,10 @@ def effect(
     """
     before, after = read(old), read(new)
     losses = []
-    for what, takes in dangers(before, after):
+    for what, ends in removals(before, after):
         if jobs is None:
             losses.append(Loss(what, None))
-        elif lost := tuple(job.id for job in jobs if takes(job)):
+        elif lost := tuple(job.id for job in jobs if ends(job)):
             losses.append(Loss(what, lost))
     losses += [
         Loss(f"partition {name} goes: running jobs that were submitted to {submitted}", ())
@@ -151,8 +151,8 @@ def effect(
     ]
     losses += _forgotten(before, after, known)
     files = sorted(name for name in {*old, *new} if name != MAIN and old.get(name) != new.get(name))
-    changed = [*changes(before, after), *(f"{name}: {_how(old, new, name)}" for name in files)]
-    return Effect(tuple(changed), tuple(losses), tuple(_anew(before, after)))
+    changed = [*changes(before, after), *(f"{name}: {_file_change(old, new, name)}" for name in files)]
+    return Effect(tuple(changed), tuple(losses), tuple(_restarts(before, after)))
 
 
 def impossible_settings(new: Configuration, saved_of: str) -> str:
@@ -261,7 +261,7 @@ def unknown_parameters(new: Configuration, programs: bytes) -> list[str]:
     return lines
 
 
-def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
+def removals(old: Configuration, new: Configuration) -> Iterator[tuple[str, EndsJob]]:
     """Yield each removal with a predicate for the jobs that end with it."""
     yield from _settings(old, new)
     for name in sorted(old.partitions.keys() - new.partitions.keys()):
@@ -281,10 +281,10 @@ def dangers(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes
     for name in sorted(old.words("grestypes") - new.words("grestypes")):
         yield f"gres {name} goes", lambda job, name=name: name in job.gres  # type: ignore[misc]
     for name in sorted(old.partitions.keys() & new.partitions.keys()):
-        yield from _shut_out(name, old.partitions[name], new.partitions[name])
+        yield from _excluded_jobs(name, old.partitions[name], new.partitions[name])
 
 
-def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, Takes]]:
+def _settings(old: Configuration, new: Configuration) -> Iterator[tuple[str, EndsJob]]:
     enforced = new.words("accountingstorageenforce") - {"none"}
     if enforced and not old.words("accountingstorageenforce") - {"none"}:
         # Running jobs continue.
@@ -327,10 +327,10 @@ def _forgotten(old: Configuration, new: Configuration, known: int | None) -> Ite
         yield Loss(f"{what}, and slurmctld forgets jobs beyond it: it knows {known}, ended ones too", ())
 
 
-def _shut_out(name: str, old: Line, new: Line) -> Iterator[tuple[str, Takes]]:
+def _excluded_jobs(name: str, old: Line, new: Line) -> Iterator[tuple[str, EndsJob]]:
     """Yield waiting jobs that could never start because their account or QOS loses access. Running jobs continue."""
 
-    def waits_in_vain(kind: str, listed: frozenset[str], *, inside: bool) -> Takes:
+    def waits_in_vain(kind: str, listed: frozenset[str], *, inside: bool) -> EndsJob:
         return lambda job: not job.holds and job.partitions == {name} and (getattr(job, kind) in listed) is inside
 
     for kind, allow, deny in (("account", "allowaccounts", "denyaccounts"), ("qos", "allowqos", "denyqos")):
@@ -361,12 +361,12 @@ def _differing(head: str, old: Line, new: Line, names: Mapping[str, str]) -> Ite
             yield f"{head}{names.get(key, key)}: {old.get(key, '-')} -> {new.get(key, '-')}"
 
 
-def _how(old: Mapping[str, bytes], new: Mapping[str, bytes], name: str) -> str:
+def _file_change(old: Mapping[str, bytes], new: Mapping[str, bytes], name: str) -> str:
     return "comes" if name not in old else "goes" if name not in new else "changes"
 
 
-def _anew(old: Configuration, new: Configuration) -> Iterator[str]:
-    for key, pods in ANEW.items():
+def _restarts(old: Configuration, new: Configuration) -> Iterator[str]:
+    for key, pods in RESTARTS.items():
         if old.value(key) != new.value(key):
             yield f"{(old.names | new.names)[key]}: {pods}"  # type: ignore[operator]
 
@@ -401,7 +401,7 @@ class SavedJudgement:
     why: str = ""
 
 
-def weigh(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) -> Effect:
+def assess(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) -> Effect:
     """Return changes and losses. A file that is no longer mounted stays installed."""
     old = files.installed()
     new = {**old, **candidate}

@@ -179,8 +179,8 @@ class Shelf:
             raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB already")
         jobs, used = self.jobs[owner], self.used[owner]
         if jobs >= MOST_JOBS // SHARE or used + size > MOST_BYTES // SHARE:
-            whose = "an owner that is not known" if owner < 0 else f"user {owner}"
-            raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB of {whose} already")
+            owner_text = "an owner that is not known" if owner < 0 else f"user {owner}"
+            raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB of {owner_text} already")
         room = os.statvfs(self.directory)
         if room.f_bavail * room.f_frsize - size < FREE_BYTES:
             raise OSError(f"{self.directory} has less than {FREE_BYTES >> 20} MiB of room")

@@ -264,7 +264,7 @@ def check_place(what: str, file: Path, mark: RecordsMark, place: str) -> None:
                         f' another address: write "{place}" as "place" into this file')  # fmt: skip
 
 
-def strangers(counts: Mapping[str, int], cluster: str) -> list[str]:
+def other_clusters(counts: Mapping[str, int], cluster: str) -> list[str]:
     """List other clusters in the same database: each has accounts from its first contact with slurmdbd on."""
     return sorted(
         {
@@ -276,7 +276,9 @@ def strangers(counts: Mapping[str, int], cluster: str) -> list[str]:
     )
 
 
-def foreign(counts: Mapping[str, int], cluster: str, written: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+def foreign_tables(
+    counts: Mapping[str, int], cluster: str, written: Mapping[str, int] = MappingProxyType({})
+) -> list[str]:
     """List tables that are neither slurmdbd's own nor among the written ones: their rows would be lost."""
     own = re.compile(rf"{re.escape(cluster)}_[A-Za-z0-9_]+_table")
     return sorted(name for name in counts.keys() - GLOBAL_TABLES.keys() - written.keys() if not own.fullmatch(name))
@@ -290,10 +292,10 @@ def made_by_people(counts: Mapping[str, int]) -> list[str]:
 def _check_tables(
     what: str, counts: Mapping[str, int], cluster: str, written: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    if others := strangers(counts, cluster):
-        raise MoveError(what, f"other clusters use the database, too: {', '.join(others)}",
+    if clusters := other_clusters(counts, cluster):
+        raise MoveError(what, f"other clusters use the database, too: {', '.join(clusters)}",
                         hint="give this cluster a database of its own, by the database's own tools")  # fmt: skip
-    if tables := foreign(counts, cluster, written):
+    if tables := foreign_tables(counts, cluster, written):
         raise MoveError(what, f"the database has tables that are not slurmdbd's: {', '.join(tables[:5])}",
                         hint="move them to another database, or give this cluster one of its own")  # fmt: skip
 
@@ -303,7 +305,7 @@ def _cluster(pod: Pod) -> str:
 
 
 @contextlib.contextmanager
-def _alone(pod: Pod, what: str) -> Iterator[None]:
+def _locked(pod: Pod, what: str) -> Iterator[None]:
     fd = os.open(pod.path(LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if not locked(fd):
@@ -359,7 +361,7 @@ def _start() -> None:
                         hint="its records are all here; when that is mended: minivm start slurmdbd")  # fmt: skip
 
 
-def _tell(pod: Pod) -> None:
+def _update_condition(pod: Pod) -> None:
     """Let the pod's status say why slurmdbd is closed: by its state alone it was stopped on request."""
     try:
         guard(pod)
@@ -379,7 +381,7 @@ def move_out(pod: Pod, out: Sink, report: Report) -> None:
     """Close the database to slurmdbd, and write its records. slurmctld goes on and keeps what it has to account."""
     what = "move the records out"
     file = mark_file(pod)
-    with _alone(pod, what):
+    with _locked(pod, what):
         _check_active(what)
         mark = read_mark(file)
         # Before the database is asked: it may be what makes the operator give the move up.
@@ -396,7 +398,7 @@ def move_out(pod: Pod, out: Sink, report: Report) -> None:
             token = os.urandom(16).hex()
             mark = RecordsMark(OUT, token, (*mark.history, token), place=base.place)
             _write_mark(file, mark)
-        _tell(pod)
+        _update_condition(pod)
         _stop(what)
         release = known(pod)
         protocol = release.protocol if release else 0
@@ -459,7 +461,7 @@ def move_in(pod: Pod, source: BinaryIO, report: Report) -> None:
     """Load records into this database, compare them with what was written, and start slurmdbd."""
     what = "load the records"
     file = mark_file(pod)
-    with _alone(pod, what):
+    with _locked(pod, what):
         _check_active(what)
         line = source.readline(LONGEST_HEAD)
         head = head_of_line(line)
@@ -484,14 +486,14 @@ def move_in(pod: Pod, source: BinaryIO, report: Report) -> None:
                 _request_start()
             raise
         _write_mark(file, loading)
-        _tell(pod)
+        _update_condition(pod)
         base.clear(counts)
         _load(base, source, line)
         problem = difference(head.counts, base.counts())
         if problem:
             raise MoveError(what, problem, hint="run this again; the database stays closed until all are there")
         _write_mark(file, replace(loading, phase=IN, replaces=""))
-        _tell(pod)
+        _update_condition(pod)
         report(f"{head.jobs} jobs in {len(head.counts)} tables were loaded, as many as were written")
         _start()
 
@@ -554,7 +556,7 @@ def _load(base: RecordsDatabase, source: BinaryIO, line: bytes) -> None:
 def reopen(pod: Pod) -> str:
     """Let slurmdbd use a database again whose records were written out and not loaded anywhere."""
     file = mark_file(pod)
-    with _alone(pod, "reopen the database"):
+    with _locked(pod, "reopen the database"):
         _check_active("reopen the database")
         mark = read_mark(file)
         if mark.phase != OUT:
@@ -564,6 +566,6 @@ def reopen(pod: Pod) -> str:
             check_place("reopen the database", file, mark, database(pod, answers=False).place)
         # Without this move: a file that was written by it is no longer an ancestor of these records.
         _write_mark(file, RecordsMark(IN, "", mark.history[:-1], place=mark.place))
-        _tell(pod)
+        _update_condition(pod)
         _start()
     return "slurmdbd uses this database again"

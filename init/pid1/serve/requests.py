@@ -261,9 +261,9 @@ class Requests:
 
         def answer() -> None:
             engine = self._core.engine
-            if requested == DRAIN and engine.ending.asked == RESUME:
+            if requested == DRAIN and engine.ending.requested == RESUME:
                 raise RequestError("drain", "it was taken back meanwhile")
-            if requested == RESUME and engine.ending.asked == DRAIN:
+            if requested == RESUME and engine.ending.requested == DRAIN:
                 raise RequestError("take the drain back", "the pod was asked to drain again meanwhile")
             progress, back = engine.ending.drain_state(), engine.states.get(RESUME)
             if progress == "failed":

@@ -132,7 +132,7 @@ class StatusServer:
 
     def _make_room(self) -> None:
         """Close the oldest connection without a request, else the oldest: an idle client may be none at all."""
-        oldest = next((exchange for exchange in self._open if not exchange.asked), None)
+        oldest = next((exchange for exchange in self._open if not exchange.has_request), None)
         (oldest or next(iter(self._open))).close()
 
     def _closed(self, exchange: Exchange) -> None:
@@ -158,7 +158,7 @@ class Exchange:
         self._timer: Timer | None = None
 
     @property
-    def asked(self) -> bool:
+    def has_request(self) -> bool:
         """True once the whole request has arrived."""
         return bool(self._left)
 

@@ -48,10 +48,10 @@ def test_the_pod_says_that_the_records_are_elsewhere(pod: World, here: Pod, is_r
     file = move.mark_file(here)
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"phase": OUT, "token": "t1", "history": ["t1"]}))
-    move._tell(here)
+    move._update_condition(here)
     told = pod.snapshot()
     texts = told.reasons if is_required else told.degraded
     assert told.ready is not is_required and texts[0].startswith("records: its records were moved out on")
     file.unlink()
-    move._tell(here)
+    move._update_condition(here)
     assert pod.snapshot().ready and not pod.snapshot().degraded

@@ -381,7 +381,9 @@ def test_changes_are_told_one_by_one() -> None:
         "SlurmdPort: 6818 -> -", "SlurmdTimeout: - -> 9", "partition all: default: YES -> NO", "partition b: comes",
         "gres.conf: goes", "topology.conf: comes",
     )  # fmt: skip
-    assert effect(files("ProctrackType=a"), files("ProctrackType=b"), []).anew == ("ProctrackType: the workers' pods",)
+    assert effect(files("ProctrackType=a"), files("ProctrackType=b"), []).restarts == (
+        "ProctrackType: the workers' pods",
+    )
 
 
 def test_slurm_conf_is_read_as_slurm_reads_it() -> None:
