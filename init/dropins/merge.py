@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from init.errors import ConfigError, InitError, nearest, raise_all
+from init.lean import replace
 from init.places import PLAN, REFUSED
 from init.plan.compile import (
     Plan,
@@ -36,6 +37,13 @@ from init.plan.compile import (
 )
 from init.plan.service import Service
 from init.plan.spec import parse_drain, parse_service
+
+SERVICES = Path(__file__).parents[1] / "services"
+ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
+EX_CONFIG = 78
+READING = "read the services"
+
+# Programs of supervisor.
 
 # fmt: off
 PROGRAM_KEYS = (
@@ -57,20 +65,13 @@ def read_programs(files: Iterable[Path]) -> list[Service]:
         programs += _read_file(path)
     ordered: list[Service] = []
     for priority, service in sorted(programs, key=lambda item: (item[0], item[1].name)):
-        before = [other.name for number, other in programs if number < priority]
-        ordered.append(_after(service, before))
+        earlier = {program.name for number, program in programs if number < priority}
+        ordered.append(replace(service, after=(*service.after, *sorted(earlier))))
     return ordered
 
 
-def _after(service: Service, names: Sequence[str]) -> Service:
-    from init.lean import replace
-
-    return replace(service, after=(*service.after, *sorted(set(names))))
-
-
 def _read_file(path: Path) -> list[tuple[int, Service]]:
-    import os
-
+    """Read the programs of one file, each with its priority."""
     from supervisor.options import ServerOptions, UnhosedConfigParser  # type: ignore[import-untyped]  # supervisor has no types
 
     parser = UnhosedConfigParser()
@@ -180,13 +181,10 @@ def _command(text: str, path: Path, name: str) -> list[str]:
     return [word.replace("$", "$$") for word in (program, *words[1:])]
 
 
-SERVICES = Path(__file__).parents[1] / "services"
-ROOTS = (Path("/etc/minivm"), Path("/mnt/minivm/config"))  # the later one wins
-EX_CONFIG = 78
-READING = "read the services"
+# YAML: services of the image, and an operator's drop-ins.
 
-# yaml's errors quote such text, which may be a password that starts with * or an exclamation mark; everybody reads
-# errors.
+# yaml's errors quote such text, which may be a password that starts with * or an exclamation mark; every user of the
+# pod may read the errors.
 _NAMED = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
@@ -264,50 +262,51 @@ def load_directory() -> dict[str, Service]:
 
 
 @dataclass(slots=True)
-class Found:
+class DropIns:
     """Contents of the drop-in directories, by the service that each file is about."""
 
     services: dict[str, Service] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)  # `disabled: true` and nothing else
-    wrong: list[tuple[str, ConfigError]] = field(default_factory=list)  # without a name: a file of several programs
+    disabled: set[str] = field(default_factory=set)  # `disabled: true` and nothing else
+    errors: list[tuple[str, ConfigError]] = field(default_factory=list)  # "" as name: a file of several programs
 
 
-def find(roots: Iterable[Path]) -> Found:
-    dropped = Found()
+def read_dropins(roots: Iterable[Path]) -> DropIns:
+    """Read the drop-ins of all directories. An invalid file becomes an error of its service, and the rest is read."""
+    dropped = DropIns()
     for root in roots:
         for path in _files(root / "services.d", ".yaml"):
             name = path.stem
             # This file alone counts for the service and replaces one of an earlier directory.
             dropped.services.pop(name, None)
-            dropped.gone.discard(name)
-            dropped.wrong = [(other, error) for other, error in dropped.wrong if other != name]
+            dropped.disabled.discard(name)
+            dropped.errors = [(service, error) for service, error in dropped.errors if service != name]
             try:
                 mapping = load_mapping(path)
                 if mapping == {"disabled": True}:
-                    dropped.gone.add(name)
+                    dropped.disabled.add(name)
                 else:
                     dropped.services[name] = parse_service(name, mapping, str(path))
             except ConfigError as error:
-                dropped.wrong.append((name, error))
+                dropped.errors.append((name, error))
         programs = _files(root / "supervisor.d", ".conf")
         if programs:
             try:
                 dropped.services.update({service.name: service for service in read_programs(programs)})
             except ConfigError as error:
-                dropped.wrong.append(("", error))
+                dropped.errors.append(("", error))
     return dropped
 
 
-def dropins(roots: Iterable[Path]) -> tuple[list[Service], list[str]]:
+def load_dropins(roots: Iterable[Path]) -> tuple[list[Service], list[str]]:
     """Return the operator's services, and the names of those that a drop-in removes."""
-    dropped = find(roots)
-    raise_all(READING, [error for _, error in dropped.wrong])
-    return list(dropped.services.values()), sorted(dropped.gone)
+    dropped = read_dropins(roots)
+    raise_all(READING, [error for _, error in dropped.errors])
+    return list(dropped.services.values()), sorted(dropped.disabled)
 
 
 def merge(plan: Plan, roots: Iterable[Path] = ROOTS) -> Plan:
     """Merge the operator's drop-ins into the image's plan: all of them, or an error with everything that is wrong."""
-    return _lay(plan, *dropins(roots))
+    return _apply(plan, *load_dropins(roots))
 
 
 def merge_for_boot(
@@ -318,22 +317,22 @@ def merge_for_boot(
     A service of the image that an invalid file would change or remove is held back, not run unchanged: the file may be
     there for safety (docs/decisions/wrong-drop-ins-disable-themselves.md).
     """
-    dropped = find(roots)
-    undecided: dict[str, Service | None] = dict(dropped.services) | dict.fromkeys(sorted(dropped.gone))
+    dropped = read_dropins(roots)
+    undecided: dict[str, Service | None] = dict(dropped.services) | dict.fromkeys(sorted(dropped.disabled))
     accepted: dict[str, Service | None] = {}
-    wrong, merged, moved = dict[str, ConfigError](), plan, True
-    while undecided and moved:  # a service may need one that comes later
-        moved = False
+    errors, merged, is_progressing = dict[str, ConfigError](), plan, True
+    while undecided and is_progressing:  # a service may need one that comes later
+        is_progressing = False
         for name in list(undecided):
             tried = accepted | {name: undecided[name]}
             try:
                 merged = _checked(plan, tried, env)
             except ConfigError as error:
-                wrong[name] = error
+                errors[name] = error
                 continue
-            accepted, moved = tried, True
+            accepted, is_progressing = tried, True
             del undecided[name]
-    refused = [*dropped.wrong, *((name, wrong[name]) for name in undecided)]
+    refused = [*dropped.errors, *((name, errors[name]) for name in undecided)]
     placeholders = [
         _held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None
     ]
@@ -342,7 +341,7 @@ def merge_for_boot(
 
 def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, str]) -> Plan:
     services = [item for item in items.values() if item is not None]
-    merged = _lay(plan, services, [name for name, item in items.items() if item is None])
+    merged = _apply(plan, services, [name for name, item in items.items() if item is None])
     chosen = [service for service in select(merged, env, os.path.exists).services if service.name in items]
     raise_all(READING, unset_variables(Plan(plan.role, tuple(chosen), None), env))
     return merged
@@ -355,16 +354,17 @@ def _held_back(service: Service, error: ConfigError) -> Service:
     return parse_service(service.name, mapping, error.file)
 
 
-def _lay(plan: Plan, services: Sequence[Service], gone: Sequence[str]) -> Plan:
+def _apply(plan: Plan, services: Sequence[Service], disabled: Sequence[str]) -> Plan:
+    """Add or replace services of the plan, and remove the disabled ones."""
     names = [service.name for service in plan.services]
-    wrong = [
+    errors = [
         ConfigError("take a service away", f"the role has no {name!r}", file=f"{name}.yaml", hint=nearest(name, names))
-        for name in gone
+        for name in disabled
         if name not in names
     ]
-    raise_all(READING, wrong)
+    raise_all(READING, errors)
     merged = overlay(plan, services) if services else plan
-    return without(merged, gone) if gone else merged
+    return without(merged, disabled) if disabled else merged
 
 
 def _files(directory: Path, suffix: str) -> list[Path]:

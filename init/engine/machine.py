@@ -53,7 +53,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from init.engine.states import Action, Event, State, Step
+    from init.engine.states import Action, Event, Step
     from init.plan.compile import Plan
     from init.plan.service import Service
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from init.pid1.core import Core
     from init.pid1.notify import Notify
     from init.pid1.spawn.closer import Closer
-    from init.pid1.spawn.owners import Owners
     from init.pid1.syslog import Syslog
     from init.plan.service import Service
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from init.engine.states import Action
     from init.pid1.core import Settings
-    from init.pid1.probes import Watches
+    from init.pid1.probes import RunningProbes
     from init.pid1.serve.requests import Requests
     from init.plan.compile import Plan
 
@@ -42,7 +42,7 @@ class Init:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.core = Core(plan, settings, self._act)
         self._children = Children(self.core)
-        self._watches: Watches | None = None
+        self._probes: RunningProbes | None = None
         self._requests: Requests | None = None
         self._turns = 0
         self._after_turn: list[Callable[[], None]] = []
@@ -82,20 +82,20 @@ class Init:
                 self._children.kill(action.pid, action.signal)
             case StartProbe():
                 self._watch(name)
-            case StopProbe() if self._watches is not None:
-                self._watches.end(name)
+            case StopProbe() if self._probes is not None:
+                self._probes.end(name)
 
     def _watch(self, name: str) -> None:
         """Watch a service's readiness; load the probes' module with the first one."""
-        if self._watches is None:
+        if self._probes is None:
             try:
-                from init.pid1.probes import Watches
+                from init.pid1.probes import RunningProbes
             except ORDINARY as error:
                 self.core.troubled(f"a probe of {name}: {in_words(error)}")
                 self.core.poller.after(AGAIN, lambda: self._watch_again(name))
                 return
-            self._watches = Watches(self.core, self._children)
-        self._watches.begin(name)
+            self._probes = RunningProbes(self.core, self._children)
+        self._probes.begin(name)
 
     def _watch_again(self, name: str) -> None:
         state = self.core.engine.states.get(name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from init.pid1.spawn.closer import Closer
     from init.pid1.spawn.owners import Owners
-    from init.pid1.wait import Poller, Timer
+    from init.pid1.wait import Timer
     from init.plan.service import Service
 
 SO_PASSRIGHTS = 83  # asm-generic; an older kernel returns an error

@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 
     from init.pid1.children import Children
     from init.pid1.core import Core
-    from init.pid1.wait import Scope, Timer
+    from init.pid1.wait import Poller, Timer
     from init.plan.service import Ready
 
     Heard = Callable[[ProbeFailed | ProbePassed], None]
     Start = Callable[[tuple[str, ...], int, Callable[[str], None]], int]
     StartOwn = Callable[[Callable[[], None], int], int]
-    from collections.abc import Callable
-
-    from init.pid1.wait import Poller
 
 _FIELDS = "\t"  # between the two fields of a line of a tcp probe's child
 FIRST_RETRY = 0.005  # between bind() and listen() of a new socket
@@ -303,11 +300,11 @@ def _get(stream: socket.socket, path: str) -> str:
     code = number(words[1].decode(errors="replace")) if words[1:] and words[0].startswith(b"HTTP/") else None
     if code is None or not 100 <= code <= 999:
         return "does not answer in HTTP" if line else ""
-    # Only the number: the text comes from a stranger.
+    # Only the number: the server may write any text.
     return "" if code // 100 == 2 else f"answers {code}"
 
 
-class Watches:
+class RunningProbes:
     """The running probes. A probe that fails reports the reason in its service's name and starts again."""
 
     def __init__(self, core: Core, children: Children) -> None:
@@ -350,11 +347,11 @@ class Watches:
         elif ready.probe in (Probe.TCP, Probe.HTTP):
             probe = TcpProbe(scope, ready, target, heard, self._children.run_own, self._children.kill_helper)
         else:
-            probe = PathProbe(scope, self._watched, ready, target, heard)
+            probe = PathProbe(scope, self._shared_inotify, ready, target, heard)
         self._probes[name] = probe
         probe.begin()
 
-    def _watched(self) -> Inotify:
+    def _shared_inotify(self) -> Inotify:
         if self._inotify is None:
             self._inotify = Inotify(self._core.poller)
         return self._inotify

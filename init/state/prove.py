@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ground.files import locked, read_plain
@@ -370,6 +370,25 @@ def _compare_jobs(directory: Path, manifest: Manifest, restored: Mapping[str, st
 
 
 def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, conf: str, until: float) -> str:
+    """Load the copy's dump into a throw-away database, count its jobs, and serve it by slurmdbd."""
+    root, connection = daemons.root, daemons.root / "mysql.sock"
+    client = ("/usr/bin/mariadb", "--no-defaults", f"--socket={connection}", "--batch", "--skip-column-names")
+    _start_mariadb(daemons, connection, client, until)
+    _load_dump(daemons, directory / manifest.name / ACCOUNTING, client)
+    (root / "slurmdbd.conf").touch(0o600)
+    (root / "slurmdbd.conf").write_text(f"{conf}StoragePort=3306\n")
+    os.chown(root / "slurmdbd.conf", *daemons.owner)
+    table = f"`{manifest.cluster.lower()}_job_table`"
+    answer = daemons.ask(*client, f"--execute=SELECT COUNT(*) FROM {table}", "slurm_acct_db")
+    rows = number(answer.stdout.strip())
+    low, high = manifest.accounted
+    if rows is None or not low <= rows <= max(low, high):
+        raise CopyError("prove the copy", f"the accounting dump has {rows} jobs, expected {low} to {high}")
+    return f"{rows} accounted jobs" + _prove_slurmdbd(daemons, connection, until)
+
+
+def _start_mariadb(daemons: Daemons, connection: Path, client: Sequence[str], until: float) -> None:
+    """Start a MariaDB with an empty database, reached by the socket `connection` alone."""
     data, root = daemons.root / "mysql", daemons.root
     install = daemons.ask(
         "/usr/bin/mariadb-install-db",
@@ -383,7 +402,6 @@ def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, con
     )
     if install.returncode:
         raise CopyError("prove the copy", f"mariadb-install-db: {install.stderr.strip()[-300:]}")
-    connection = root / "mysql.sock"
     setup = root / "setup.sql"
     # mariadbd reads one statement per line.
     setup.write_text(
@@ -407,27 +425,20 @@ def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, con
         "--innodb-snapshot-isolation=OFF",
         "--max-allowed-packet=16M",
     )
-    client = ("/usr/bin/mariadb", "--no-defaults", f"--socket={connection}", "--batch", "--skip-column-names")
     daemons.wait(
         "its database", lambda: daemons.ask(*client, "--execute=SELECT 1", "slurm_acct_db").returncode == 0, until
     )
-    with gzip.open(directory / manifest.name / ACCOUNTING, "rb") as dump, (root / "dump.sql").open("wb") as plain:
-        shutil.copyfileobj(dump, plain)
-    os.chown(root / "dump.sql", *daemons.owner)
-    loaded = daemons.ask(*client, f"--execute=SOURCE {root}/dump.sql", "slurm_acct_db", within=3600.0)
+
+
+def _load_dump(daemons: Daemons, dump: Path, client: Sequence[str]) -> None:
+    plain = daemons.root / "dump.sql"
+    with gzip.open(dump, "rb") as packed, plain.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    os.chown(plain, *daemons.owner)
+    loaded = daemons.ask(*client, f"--execute=SOURCE {plain}", "slurm_acct_db", within=3600.0)
     if loaded.returncode:
         raise CopyError("prove the copy", f"the accounting dump: {loaded.stderr.strip()[-300:]}")
-    (root / "dump.sql").unlink()
-    (root / "slurmdbd.conf").touch(0o600)
-    (root / "slurmdbd.conf").write_text(f"{conf}StoragePort=3306\n")
-    os.chown(root / "slurmdbd.conf", *daemons.owner)
-    table = f"`{manifest.cluster.lower()}_job_table`"
-    answer = daemons.ask(*client, f"--execute=SELECT COUNT(*) FROM {table}", "slurm_acct_db")
-    rows = number(answer.stdout.strip())
-    low, high = manifest.accounted
-    if rows is None or not low <= rows <= max(low, high):
-        raise CopyError("prove the copy", f"the accounting dump has {rows} jobs, expected {low} to {high}")
-    return f"{rows} accounted jobs" + _prove_slurmdbd(daemons, connection, until)
+    plain.unlink()
 
 
 def _prove_slurmdbd(daemons: Daemons, connection: Path, until: float) -> str:

@@ -151,26 +151,9 @@ def check_fits(manifest: Manifest, conf: str, release: Release | None, file: str
         raise CopyError(what, reason, file=file, field="protocol", hint=hint)
 
 
-def restore(
-    pod: Pod,
-    state: Path,
-    directory: Path,
-    manifest: Manifest,
-    *,
-    with_accounting: bool = False,
-    highest: int = 0,
-    now: Callable[[], float] = time.time,
-    cut: Callable[[str], None] = lambda step: None,
-) -> Iterator[str]:
-    """Restore; yield what was done. slurmctld is stopped, and the caller holds the lock of the copies.
-
-    `highest`: a job number that accounting knows, if the database is in another pod: the next job's is above it.
-    `cut` is called before each step, for tests that end there.
-    """
+def _check_request(state: Path, directory: Path, manifest: Manifest, *, with_accounting: bool) -> dict[str, object]:
+    """Refuse a restore that the copy cannot give, and one beside a restore that was cut; return the journal."""
     file = str(directory / manifest.name / copies.MANIFEST)
-    release = known(pod)
-    check_fits(manifest, pod.text(CONFIGURATION) or "", release, file)
-    assert release is not None
     if with_accounting and not manifest.has_accounting:
         raise CopyError(
             f"restore {manifest.name} with its accounting",
@@ -189,6 +172,29 @@ def restore(
             file=str(state / JOURNAL),
             hint=f"first finish it: minivm state restore {journal.get('copy')}",
         )
+    return journal
+
+
+def restore(
+    pod: Pod,
+    state: Path,
+    directory: Path,
+    manifest: Manifest,
+    *,
+    with_accounting: bool = False,
+    highest: int = 0,
+    now: Callable[[], float] = time.time,
+    cut: Callable[[str], None] = lambda step: None,
+) -> Iterator[str]:
+    """Restore; yield what was done. slurmctld is stopped, and the caller holds the lock of the copies.
+
+    `highest`: a job number that accounting knows, if the database is in another pod: the next job's is above it.
+    `cut` is called before each step, for tests that end there.
+    """
+    release = known(pod)
+    check_fits(manifest, pod.text(CONFIGURATION) or "", release, str(directory / manifest.name / copies.MANIFEST))
+    assert release is not None
+    journal = _check_request(state, directory, manifest, with_accounting=with_accounting)
     copies.verify(directory, manifest)
     if not journal:
         if with_accounting:

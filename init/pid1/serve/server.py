@@ -20,15 +20,13 @@ from init.view import reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from init.pid1.wait import Poller, Timer
-
-    Answer = Callable[[str], tuple[int, str, str]]
     from collections.abc import Callable, Mapping
 
     from init.pid1.core import Core
+    from init.pid1.wait import Poller, Timer
     from init.view.metrics import Handed
+
+    Answer = Callable[[str], tuple[int, str, str]]
 
 WRONG_ADDRESS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 LONGEST_REQUEST = 8192

@@ -172,7 +172,7 @@ def test_a_drop_in_replaces_adds_and_takes_away(tmp_path: Path) -> None:
 def test_the_later_root_wins(tmp_path: Path) -> None:
     for name in ("first", "second"):
         write(tmp_path / name / "services.d", "extra.yaml", f"command: [/bin/echo, {name}]\n")
-    services, _ = dropins.dropins([tmp_path / "first", tmp_path / "second"])
+    services, _ = dropins.load_dropins([tmp_path / "first", tmp_path / "second"])
     assert [service.command[-1] for service in services] == ["second"]
 
 
@@ -192,7 +192,7 @@ def test_a_wrong_drop_in_names_file_key_and_what_would_be_right(
 ) -> None:
     path = write(tmp_path / "services.d", "extra.yaml", text)
     with pytest.raises(ConfigError) as caught:
-        dropins.dropins([tmp_path])
+        dropins.load_dropins([tmp_path])
     assert caught.value.file == str(path)
     assert field in (caught.value.field or "")
     assert hint in caught.value.hint
@@ -202,7 +202,7 @@ def test_all_wrong_drop_ins_are_told_at_once(tmp_path: Path) -> None:
     write(tmp_path / "services.d", "one.yaml", "comand: [/bin/x]\n")
     write(tmp_path / "services.d", "two.yaml", "command: [x]\n")
     with pytest.raises(ManyErrors) as caught:
-        dropins.dropins([tmp_path])
+        dropins.load_dropins([tmp_path])
     assert len(caught.value.errors) == 2
 
 
@@ -296,7 +296,7 @@ stdout_logfile=/var/log/late.log
 def test_supervisor_programs_run_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/root")
     write(tmp_path / "supervisor.d", "site.conf", PROGRAMS)
-    services = {service.name: service for service in dropins.dropins([tmp_path])[0]}
+    services = {service.name: service for service in dropins.load_dropins([tmp_path])[0]}
     assert list(services) == ["web_00", "web_01", "late"]
     web, late = services["web_00"], services["late"]
     assert web.command == ("/bin/sleep", "1000") and web.restart.when is RestartWhen.FAILURE
@@ -322,7 +322,7 @@ def test_supervisor_programs_run_unchanged(tmp_path: Path, monkeypatch: pytest.M
 def test_a_wrong_program_file_is_told(tmp_path: Path, text: str, words: str) -> None:
     write(tmp_path / "supervisor.d", "site.conf", text)
     with pytest.raises(ConfigError) as caught:
-        dropins.dropins([tmp_path])
+        dropins.load_dropins([tmp_path])
     assert words in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
