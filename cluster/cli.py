@@ -10,7 +10,7 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,14 @@ LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".m
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """Result of a commit in one pod; `why` it was refused, or ""."""
+class PodResult:
+    """Result of a commit in one pod; `why` it was refused, or "" if the pod took it."""
 
     pod: str
     why: str
 
 
-def packed(tree: Path, name: str) -> bytes:
+def pack(tree: Path, name: str) -> bytes:
     """Pack the tree under `name`, owned by the user `nobody`: plain files, directories and links."""
 
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -65,14 +65,14 @@ def commit(cluster: LocalCluster, tree: Path) -> str:
     if DEMO not in running:
         raise ClusterError("try the scripts", f"there is no pod {DEMO} whose repository they could become")
     name = f"scripts-{os.urandom(6).hex()}"
-    cluster.kubelet.api.put_archive(running[DEMO].container, "/tmp", packed(tree, name))
+    cluster.kubelet.api.put_archive(running[DEMO].container, "/tmp", pack(tree, name))
     code, output = cluster.exec(DEMO, ["/usr/libexec/minivm/demo-commit", f"/tmp/{name}"], user="nobody")
     if code != 0:
         raise ClusterError("try the scripts", output.strip() or f"demo-commit ended with {code}")
     return output.split()[-1]
 
 
-def judged(status: str, commit_hash: str) -> str | None:
+def read_result(status: str, commit_hash: str) -> str | None:
     """Evaluate `gitsync status --json`: the reason of a refusal, "" if published, None while neither."""
     try:
         state = json.loads(status)
@@ -84,7 +84,7 @@ def judged(status: str, commit_hash: str) -> str | None:
     return str(refused.get("reason")) if refused.get("commit") == commit_hash else None
 
 
-def follow(cluster: LocalCluster, commit_hash: str, timeout: float) -> Iterable[Fate]:
+def follow(cluster: LocalCluster, commit_hash: str, timeout: float) -> Iterable[PodResult]:
     """Yield each pod that runs scripts when it takes or refuses the commit."""
     waiting = [pod.name for pod in cluster.manifests().pods if pod.role != "demo"]
     deadline = time.monotonic() + timeout
@@ -93,10 +93,10 @@ def follow(cluster: LocalCluster, commit_hash: str, timeout: float) -> Iterable[
     while waiting:
         for pod in list(waiting):
             _, output = cluster.exec(pod, ["gitsync", "status", "--json"])
-            reason = judged(output, commit_hash)
+            reason = read_result(output, commit_hash)
             if reason is not None:
                 waiting.remove(pod)
-                yield Fate(pod, reason)
+                yield PodResult(pod, reason)
         if waiting and time.monotonic() > deadline:
             reason = f"after {timeout:.0f} s neither taken nor refused by {', '.join(waiting)}"
             raise ClusterError("try the scripts", reason, hint="gitsync why, in the pod")
@@ -199,18 +199,9 @@ def up(
     It prints its plan, and asks before a pod, a partition, a job or an ssh session is lost.
     """
     root = click.get_current_context().find_root()
-    before = root.params
-    if before.get("variant") or before.get("slurm") or before.get("arch"):
-        raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
-                           hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
-    from images import settings
-
+    refuse_build_options(root.params)
     every, single = parse_tags(given_tags)
     stored_options = stored(name)
-    prefix = settings.read(assignments=root.obj.assignments).prefix
-    prefix_is_given = os.environ.get("MINIVM_BUILD_PREFIX") or any(
-        text.startswith("prefix=") for text in root.obj.assignments
-    )
     request = UpRequest(
         workers=workers,
         controllers=controllers,
@@ -218,7 +209,7 @@ def up(
         auth=auth,
         overrides=read_overrides(values_file) if values_file else None,
         values_file=str(values_file.resolve()) if values_file else "",
-        repository=prefix if stored_options is None or prefix_is_given else "",
+        repository=requested_prefix(root.obj.assignments, is_new=stored_options is None),
         people=read_people(people_file) if people_file else None,
         reset=reset,
     )
@@ -253,6 +244,22 @@ def up(
         click.echo(f"not granted: {line}")
     click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
     click.echo(f"     or  {' '.join(cluster.ssh_command('alice'))}")
+
+
+def refuse_build_options(options: Mapping[str, Any]) -> None:
+    """Refuse build.py's options for builds before `up`, which has options of its own for images."""
+    if options.get("variant") or options.get("slurm") or options.get("arch"):
+        raise ClusterError("bring up what --variant, --slurm and --arch before `up` say", "they are for what builds",
+                           hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
+
+
+def requested_prefix(assignments: Sequence[str], *, is_new: bool) -> str:
+    """Return the prefix of the images' names, for a new cluster or where the user gave one; "" keeps the stored one."""
+    from images import settings
+
+    prefix = settings.read(assignments=assignments).prefix
+    is_given = os.environ.get("MINIVM_BUILD_PREFIX") or any(text.startswith("prefix=") for text in assignments)
+    return prefix if is_new or is_given else ""
 
 
 def read_people(file: Path) -> dict[str, Any]:
@@ -357,9 +364,9 @@ def scripts(name: str, timeout: float, tree: Path) -> None:
     commit_hash = commit(cluster, tree)
     click.echo(f"{tree} is commit {commit_hash}")
     refused = False
-    for fate in follow(cluster, commit_hash, timeout):
-        refused |= bool(fate.why)
-        click.echo(f"{fate.pod}: {f'refused: {fate.why}' if fate.why else 'taken'}")
+    for result in follow(cluster, commit_hash, timeout):
+        refused |= bool(result.why)
+        click.echo(f"{result.pod}: {f'refused: {result.why}' if result.why else 'taken'}")
     sys.exit(1 if refused else 0)
 
 

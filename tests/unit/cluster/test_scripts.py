@@ -19,7 +19,7 @@ def test_a_developers_directory_is_packed_without_what_lies_beside_the_scripts(t
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "prolog.d/10-x").chmod(0o4775)
-    with tarfile.open(fileobj=io.BytesIO(cli.packed(tmp_path, "tree"))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(cli.pack(tmp_path, "tree"))) as archive:
         files = {member.name: (member.mode, member.uid) for member in archive if member.isreg()}
     assert files == {
         "tree/prolog.d/10-x": (0o755, 65534), "tree/health.d/a.py": (0o644, 65534), "tree/lib/x": (0o644, 65534),
@@ -36,5 +36,5 @@ def test_a_developers_directory_is_packed_without_what_lies_beside_the_scripts(t
     ],
 )
 def test_what_became_of_a_commit(status: dict[str, object], said: str | None) -> None:
-    assert cli.judged(json.dumps(status), COMMIT) == said
-    assert cli.judged("not up yet", COMMIT) is None
+    assert cli.read_result(json.dumps(status), COMMIT) == said
+    assert cli.read_result("not up yet", COMMIT) is None
