@@ -11,7 +11,7 @@ import time
 
 BEGAN = time.monotonic()
 
-if __package__ in (None, ""):  # run by its path: our package is beside us; search it after Python's own
+if __package__ in (None, ""):  # run by its path: init's package is beside this file; search it after Python's own
     sys.path.append(__file__.rpartition("/init/")[0] or "/")
 
 try:

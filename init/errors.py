@@ -1,4 +1,4 @@
-"""Errors caused by data or machines, not by our code; anything that is not ORDINARY is our own bug."""
+"""Errors caused by data or machines; anything that is not ORDINARY is a bug of minivm."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CannotStart(Exception):
 
 
 # Errors that machines and data can cause in correct code. The owner of the call gets them, and the rest continues
-# (`init.pid1.wait`: `scope`, `poller`); any other exception is our bug and stops everything in order.
+# (`init.pid1.wait`: `scope`, `poller`); any other exception is a bug and stops everything in order.
 ORDINARY = (OSError, MemoryError, RecursionError, ImportError, ValueError, ArithmeticError, InitError, CannotStart)
 
 

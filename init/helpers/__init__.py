@@ -1,1 +1,1 @@
-"""Services of our own that run beside the daemons, one process each."""
+"""Services of minivm that run beside Slurm's daemons, one process each."""

@@ -28,7 +28,7 @@ EXPECTS = "/usr/share/minivm/expects.json"
 METRICS = "/run/minivm/metrics.d/drift.prom"
 LARGEST = 64 * 1024
 POLICIES = ("tell", "refuse", "ignore")
-# Paths where runtimes mount the driver's library: beside the image's own, or below a mount of theirs.
+# Paths where runtimes mount the driver's library: beside the image's own, or below a mount of the runtime's.
 DRIVERS_OWN = ("usr/lib/*-linux-gnu/libcuda.so.1", "usr/lib64/libcuda.so.1", "usr/local/nvidia/lib64/libcuda.so.1")
 VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+")
 

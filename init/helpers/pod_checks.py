@@ -103,7 +103,7 @@ def home_problem(directory: str) -> str:
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
     if not stat.S_ISDIR(status.st_mode):
         return "is not a directory"
-    # A group of all users may stand in for "everybody"; root's own group does not.
+    # A group with all users means every user; root's own group does not.
     if not status.st_mode & stat.S_IXOTH and not (status.st_mode & stat.S_IXGRP and status.st_gid):
         return f"users may not enter it: its mode is {mode}, and jobs end with 0:53; chmod 0755 {directory}"
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:

@@ -38,7 +38,7 @@ from init.slurm.proof import WORKER
 # At a reconfigure the old process forks twice: the first child ends at once, the second becomes the new daemon and
 # reports when it serves. The old one waits for both without limit, and only then names the new main process to PID 1.
 # If either hangs (a lock that another thread held at the fork, an authentication daemon that is away), PID 1 follows
-# the old one for ever, which answers nobody or has no control any more. Slurm announces no hand-over, so look for
+# the old one for ever, which answers no client or has no control any more. Slurm announces no hand-over, so look for
 # processes that only a hand-over starts: of the old one's session, command line and user, and younger. slurmctld
 # always has such a one (slurmscriptd), and is not looked at.
 

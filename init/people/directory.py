@@ -134,7 +134,7 @@ def searches(name: str, domain: Mapping[str, str]) -> list[Search]:
 
 
 def list_names(search: Search) -> list[str]:
-    """Return the names that the search finds. An incomplete answer is an error: those missing would lose access."""
+    """Return the names that the search finds. An incomplete answer is an error: missing people would lose access."""
     reader, writer = os.pipe()
     argv = [LDAPSEARCH, "-LLL", "-x", "-H", search.uris, "-b", search.base, "-s", search.scope, "-o", "ldif-wrap=no",
             "-o", "nettimeout=5", "-l", str(int(LIST_WITHIN)), "-E", f"pr={PAGE}/noprompt"]  # fmt: skip
@@ -194,7 +194,7 @@ def _getent(database: str, keys: Sequence[str]) -> list[str]:
 
 
 def accounts(names: Iterable[str]) -> list[Account]:
-    """Return those whom sssd knows, with their groups' ids."""
+    """Return the accounts that sssd knows, with the ids of their groups."""
     wanted = sorted({name for name in names if ASKABLE.fullmatch(name)})
     known: dict[str, Account] = {}
     for line in _getent("passwd", wanted):
@@ -246,7 +246,7 @@ def keys(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def refused(names: Sequence[str]) -> set[str]:
-    """Return the people whom sssd's access rules keep out now: locked, expired, or not in an allowed group."""
+    """Return the names that sssd's access rules refuse now: locked, expired, or not in an allowed group."""
 
     def is_refused(name: str) -> bool:
         argv = [SSSCTL, "user-checks", "-a", "acct", "-s", PAM_SERVICE, name]
@@ -322,7 +322,7 @@ def compose(
 
 
 def _groups(gids: Iterable[int], names: Mapping[int, str]) -> tuple[dict[int, str], list[str]]:
-    """Choose a name for each gid; files carry the gid alone, so that another name changes nothing of theirs."""
+    """Choose a name for each gid; another name is harmless, because files carry the gid alone."""
     notes: list[str] = []
     valid = [gid for gid in gids if not _note_system_group(gid, names, notes)]
     chosen: dict[int, str] = {}

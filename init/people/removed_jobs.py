@@ -90,7 +90,7 @@ def update_losses(
     *,
     sure: bool = True,
 ) -> Losses:
-    """Date new losses; forget people who are back. Without a record everybody's jobs stay: nothing tells since when.
+    """Date new losses; forget people who are back. Without a record all jobs stay: the time of a loss is unknown.
 
     `sure`: no directory may know them. One that is away answers as one that does not.
     """

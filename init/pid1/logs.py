@@ -202,7 +202,7 @@ class Logs:
     def finish(self, name: str) -> str:
         """Read what an ended process left, including an unfinished line; return its last line."""
         for source in self._sources.get(name, ()):
-            # Bounded: other processes may keep writing, and a stalled reader must not make us keep a crash loop's
+            # Bounded: other processes may keep writing, and a stalled reader must not make PID 1 keep a crash loop's
             # output.
             budget = 2 * PIPE if self._size < 4 * HIGH else 0
             while budget > 0 and (count := self._read(source)):
@@ -338,7 +338,7 @@ def _stamp() -> str:
 
 
 def own_description(fd: int) -> int:
-    """Return our output, non-blocking for us alone: a pipe or terminal is opened anew."""
+    """Return PID 1's output, non-blocking for PID 1 alone: a pipe or terminal is opened anew."""
     import stat
 
     mode = os.fstat(fd).st_mode

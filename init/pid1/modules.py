@@ -23,7 +23,7 @@ MOST = 1 << 16  # Python itself loads longer files
 
 
 class Compiled:
-    """Finder of our modules in the image's byte code.
+    """Finder of minivm's modules in the image's byte code.
 
     Without such byte code, as in a checkout, Python's own finders load them.
     """

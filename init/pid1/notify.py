@@ -2,7 +2,7 @@
 
 Any user may send to this datagram socket, and to the syslog socket (`init.pid1.syslog`). PID 1 never makes the last
 close of an attached descriptor: a sender decides how long a close takes: a connection that lingers, a file on a FUSE
-file system of the sender. On a socket open to everybody the kernel refuses attached descriptors, where it can (Linux
+file system of the sender. On a socket open to every user the kernel refuses attached descriptors, where it can (Linux
 6.16). Otherwise PID 1 peeks at each message first, which leaves attachments in the queue. A child
 (`init.pid1.spawn.owners`) takes a message with descriptors, and until then PID 1 reads nothing more from that socket.
 """

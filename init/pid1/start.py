@@ -175,7 +175,7 @@ def give_up(text: str, code: int) -> int:
 
 
 def last_words(text: str) -> None:
-    """Write the reason where Kubernetes reads it, if that file exists: outside a pod we must not create it."""
+    """Write the reason where Kubernetes reads it, if that file exists: outside a pod it must not be created."""
     try:
         fd = os.open(TERMINATION_LOG, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         os.write(fd, text.encode(errors="replace")[:4096])

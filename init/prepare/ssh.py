@@ -117,8 +117,8 @@ def _make(directory: Path, kind: str) -> Path:
 
 # Access rules for ssh to a worker: users with a job there, adopted into it if cgroups contain jobs.
 #
-# pam_slurm_adopt finds a job by its cgroup; without cgroups it finds none and denies everybody. pam_slurm asks
-# slurmctld, but looks for the node in slurm.conf, which has no dynamic nodes, and denies everybody too. So then the
+# pam_slurm_adopt finds a job by its cgroup; without cgroups it finds none and denies every user. pam_slurm asks
+# slurmctld, but looks for the node in slurm.conf, which has no dynamic nodes, and denies every user too. So then the
 # image's own query of slurmctld takes their place.
 
 

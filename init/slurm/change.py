@@ -207,7 +207,7 @@ def missing_topology(files: Mapping[str, bytes]) -> str:
 
 
 def missing_elsewhere(new: Configuration, present: frozenset[str]) -> list[str]:
-    """Warn about each plug-in for other pods that this image lacks; theirs may have it."""
+    """Warn about each plug-in for other pods that this image lacks; those pods' images may have it."""
     return [
         f"unknown: {line}: this image has no plug-in {plugin}, but {names}; pods that lack it too run no job"
         for line, plugin, names in _missing(new, present, PLUGINS_ELSEWHERE)

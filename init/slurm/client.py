@@ -300,7 +300,7 @@ def address(env: Mapping[str, str]) -> str:
 # slurmctld answers a newer release's message like a wrong key, too: it never reads the credential. Its answer starts
 # with the number of its own release, even to an invalid message. If nothing answers, the cause stays unknown.
 
-HTTP_PORT = 8650  # the controller's MINIVM_HTTP in our chart
+HTTP_PORT = 8650  # the controller's MINIVM_HTTP in the chart
 PATIENCE = 1.0
 ROUNDING = 2.0  # `Date` has whole seconds, and the answer takes time
 STAMP = "%a, %d %b %Y %H:%M:%S GMT"
@@ -328,7 +328,7 @@ def date_of(answer: bytes) -> float | None:
 
 
 def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
-    """Return by how many seconds our clock is ahead of the controller's; None if its init does not answer."""
+    """Return by how many seconds this pod's clock is ahead of the controller's; None if its init does not answer."""
     import socket  # imported late, as above
 
     host, _ = host_and_port(controller)

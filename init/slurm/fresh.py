@@ -42,7 +42,7 @@ EMPTY = ("(null)", "N/A")
 
 
 def offered(configuration: str, hardware: str) -> dict[str, str]:
-    """Return the description that slurmd would register: our own values over those of `slurmd -C`."""
+    """Return the description that slurmd would register: minivm's values over those of `slurmd -C`."""
     own, detected = parse_pairs(configuration), parse_pairs(hardware)
     if TOPOLOGY & set(own):
         detected = {key: value for key, value in detected.items() if key not in TOPOLOGY}

@@ -75,7 +75,7 @@ def forget_birth() -> None:
 
 
 def _old(node: Node | None, since: str) -> str:
-    """Return an error if the registration is older than our slurmd, hence the last pod's."""
+    """Return an error if the registration is older than this pod's slurmd, hence the last pod's."""
     if node is not None and since and node.started < since and not _same_start(node.started, since):
         return f"slurmctld knows {node.name} as of {node.started}, and slurmd started at {since}: not registered"
     return ""

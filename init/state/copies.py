@@ -46,7 +46,7 @@ class Manifest:
     protocol: int  # the number of that Slurm's state; 0 if unknown
     cluster: str
     jobs: tuple[tuple[str, int], ...]  # state -> count, of jobs that did not change around the copy
-    listed: bool  # slurmctld was asked for its jobs
+    listed: bool  # slurmctld listed its jobs
     changing: int  # jobs that changed around the copy
     highest: int  # job number
     accounting: str  # "" if the copy has the database, else why not

@@ -1,8 +1,8 @@
 """The lease on the right to act as the controller: one active pod out of several, on the volume of the state itself.
 
 Each **term** of leadership is a file `lease/term-N` that its holder alone creates and renews. Creating it by `link`
-succeeds for one pod only, on NFS too, so a term never has two holders, whatever the clocks do and whoever was stopped
-meanwhile. No lock is held: a stopped process could never release it.
+succeeds for one pod only, on NFS too, so a term never has two holders, whatever the clocks do and whichever pod was
+stopped meanwhile. No lock is held: a stopped process could never release it.
 
 Time decides only *when* a pod may create the next term. No clocks of two machines are compared, as in
 `fleet.act.leader_election`: a contender measures by its own clock for how long the newest term's file has not changed;

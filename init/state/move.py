@@ -384,7 +384,7 @@ def move_out(pod: Pod, out: Sink, report: Report) -> None:
     with _locked(pod, what):
         _check_active(what)
         mark = read_mark(file)
-        # Before the database is asked: it may be what makes the operator give the move up.
+        # Check this before the database is asked: a silent database may be why the operator gives the move up.
         if mark.phase == LOADING or (not mark.phase and pod.setting(FROM)):
             raise NothingHere(what, "their load into this database was never completed",
                               hint=f"complete it here, or reopen the database before it ({PAGE})")  # fmt: skip
@@ -526,7 +526,7 @@ def _load(base: RecordsDatabase, source: BinaryIO, line: bytes) -> None:
     """Feed the client all but the last line, which proves that everything came."""
     argv = [accounting.CLIENT, *base.options, base.name]
     digest, held, ended = hashlib.sha256(line), b"", False
-    # A file, not a pipe: with its error the client writes the whole statement, while we wait for it to read on.
+    # A file, not a pipe: with its error the client writes the whole statement, and reads on only after that.
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=base.env

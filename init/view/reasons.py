@@ -224,9 +224,9 @@ def view(engine: Engine, name: str, now: float, *, quoting: bool = True) -> Serv
 # Readers differ. A daemon's last line can contain anything, a password too: root reads it through the control socket.
 # HTTP and the pod's status have a wider audience, so there a cause has init's own words alone: the last line of init's
 # own programs, and the name of a system error at the end of a line.
-# Modules whose last line is always our own sentence.
+# Modules whose last line is always a sentence of minivm.
 _OWN_MODULES = ("init.", "health.broker", "health.checks.builtin")
-# A mistake in people.yaml is told with the person's name.
+# Its message about a mistake in people.yaml has the person's name.
 _NAMES_PEOPLE = "init.people.keep"
 
 

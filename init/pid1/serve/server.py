@@ -1,6 +1,6 @@
 """HTTP for probes and scrapes: one GET per connection, and the answer for each path.
 
-Small on purpose; nothing here can block or grow. Anybody who reaches the pod can read the answers, so they quote no
+Small on purpose; nothing here can block or grow. Any client that reaches the pod can read the answers, so they quote no
 service's output.
 """
 

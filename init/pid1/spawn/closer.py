@@ -1,8 +1,8 @@
 """Closing of attached descriptors: a child of PID 1 takes such messages, and a grandchild ends with each.
 
 The child takes a message out of PID 1's socket without closing what came with it: the exit of a grandchild does that,
-and nobody waits for it. An exit does not linger as a close does; if it blocks on anything else (a dead NFS server, the
-sender's own file system on an older kernel), it blocks alone. The child starts on demand and ends when idle.
+and no process waits for it. An exit does not linger as a close does; if it blocks on anything else (a dead NFS server,
+the sender's own file system on an older kernel), it blocks alone. The child starts on demand and ends when idle.
 """
 
 from __future__ import annotations

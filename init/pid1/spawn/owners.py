@@ -17,7 +17,7 @@ GONE = (FileNotFoundError, ProcessLookupError)
 
 
 class Owners:
-    """Find a process's service by our children, their sessions and their descendants.
+    """Find a process's service by PID 1's children, their sessions and their descendants.
 
     A session has its leader's number, which the kernel reuses after the last member's end, without an event. So a
     session counts while a known process of the service is in it, and a little longer.
@@ -38,7 +38,7 @@ class Owners:
         self._left.pop(pid, None)
 
     def follow(self, pid: int, service: str) -> None:
-        """Add a main process that is not our child, in any session."""
+        """Add a main process that is not PID 1's child, in any session."""
         self.pids[pid] = service
         self._session_of[pid] = session = _session(pid)
         self._left.pop(session, None)

@@ -83,7 +83,7 @@ def _spawn_plain(service: Service, arguments: list[str], env: dict[str, str], st
 
 
 def fork_own(work: Callable[[], int | None], streams: Streams, name: str) -> int:
-    """Start a child that does short work of our own, without an exec."""
+    """Start a child that does short work of PID 1, without an exec."""
 
     def become() -> int | None:
         leave_pid_1(name)
@@ -274,7 +274,7 @@ def is_pid_1() -> bool:
     return os.getpid() == 1
 
 
-# Built-in commands: short steps of our own that PID 1 runs in a fork of itself, without an exec.
+# Built-in commands: short steps that PID 1 runs in a fork of itself, without an exec.
 #
 # A new interpreter for each was most of a worker's boot. What a fork shares and what it must not:
 # docs/decisions/boot-steps-fork-from-pid-1.md. Everything that runs long, or as
