@@ -62,7 +62,7 @@ def _unseal_slurm(token: bytes) -> tuple[int, bytes]:
     try:
         body = token.split(b".")[1]
         grants = json.loads(base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4)))
-        # Slurm's own requests have another context or no text of ours: neither serves as the other.
+        # Slurm's own requests have another context and none of these texts: neither credential passes for the other.
         if not isinstance(grants, dict) or grants.get("context") != "sack":
             raise ValueError("no sack")
         return int(grants["uid"]), base64.b64decode(grants["payload"])

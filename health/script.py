@@ -1,4 +1,4 @@
-"""Run one script in its own session, with a clean environment, a deadline and bounded output, so it cannot hang us."""
+"""Run one script in its own session, with a clean environment, a deadline and bounded output: it cannot hang a run."""
 
 from __future__ import annotations
 

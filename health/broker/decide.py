@@ -65,7 +65,7 @@ class BrokerNode:
     drained: bool
     reason: str
     busy: bool = False
-    # Who set the reason, and when; empty and None where slurmctld does not say.
+    # The user that set the reason, and when; empty and None where slurmctld does not say.
     author: str = ""
     since: float | None = None
 
@@ -220,7 +220,7 @@ def unreleased(
     now: float,
     dead: Callable[[str], bool] = lambda check: False,
 ) -> dict[str, str]:
-    """Return the parts of our reason that must stay because their checks have not passed again, as check -> part.
+    """Return the parts of the broker's reason that must stay, as check -> part: their checks have not passed again.
 
     This includes a reason that an earlier pod posted: it ends only when this pod's checks have passed. `dead` tells if
     a check no longer exists or was forgotten; its part ends with it.

@@ -186,7 +186,7 @@ def kernel_log() -> Capture:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                # The buffer wrapped while we read; the next read continues at the oldest line left.
+                # The buffer wrapped during the read; the next read continues at the oldest line left.
                 continue
             except OSError as error:
                 return Capture("", Failure.FAILED, f"/dev/kmsg: {error.strerror}")

@@ -285,7 +285,7 @@ REFUSED = "not a plain file of the job's user that the job has written"
 def note_text(job: Job, now: float, node: str = "", problem: str = "") -> str:
     """Return the two lines; "" for a job that gets none. `problem`: what is wrong with this node now.
 
-    slurmctld shows no steps, and the other nodes are not looked at: the note says no more than it knows.
+    slurmctld shows no steps, and the other nodes are not read: the note says only what this node knows.
     """
     from health.jobs.explain import cause_text, explain  # imported late, in the fork, as in `_ask`
     from health.jobs.model import JobCause, World, safe

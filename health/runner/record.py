@@ -63,7 +63,7 @@ def append(record: Mapping[str, object]) -> bool:
     try:
         # A line is one write at the end and needs no lock; only the rotation does.
         if os.fstat(fd).st_size + len(line) > RUNS_LIMIT and locked(fd, LOCK_WAIT_S):
-            # Another run may have rotated it while we waited for the lock; then this is the old file.
+            # Another run may have rotated it during the wait for the lock; then this is the old file.
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:  # noqa: PTH116  # the pair of calls belongs together
                     path.rename(path.with_suffix(".jsonl.1"))

@@ -277,7 +277,7 @@ class RunnerServer:
 
     def _begin(self, call: Call, request: Request) -> None:
         with contextlib.suppress(BlockingIOError):
-            # Readable before our answer means that the client has gone and does the run itself.
+            # Readable before the answer means that the client has gone and performs the run itself.
             call.connection.recv(1)
             return
         self._count_missed()

@@ -91,7 +91,7 @@ class CompiledScript:
 
 
 def read_source(path: str) -> ScriptSource:
-    """Read and compile a source: a library (.py), or an executable Python script with our first line."""
+    """Read and compile a source: a library (.py), or an executable Python script with the image's first line."""
     try:
         text = Path(path).read_bytes()
         fits = path.endswith(".py") or (text.startswith(HEAD) and os.access(path, os.X_OK))

@@ -25,7 +25,7 @@ CHECK = Check(
 
 _BUS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
 # "Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." or without pid and name; for a part of
-# a GPU "(PCI:0000:3b:00 GPU-I:05)". Matched from the record's start; parsers/kernel_log.py tells who else can write
+# a GPU "(PCI:0000:3b:00 GPU-I:05)". Matched from the record's start; parsers/kernel_log.py says which users can write
 # there.
 _XID = re.compile(rf"NVRM: (?:GPU at )?Xid \((?:PCI:)?({_BUS})(?: GPU-I:[0-9]+)?\): ([0-9]{{1,4}})(?:, (.*))?$")
 # Some drivers report a lost GPU without a number: in two or three records, or in one with escaped line breaks.
