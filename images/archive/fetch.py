@@ -87,7 +87,7 @@ def of_commit(pin: Pin, settings: BuildSettings) -> Tree:
         for words in (
             ["init", "--quiet", "--bare", "--template=", place],
             ["fetch", "--quiet", "--depth=1", "--no-tags", "--", pin.url, pin.commit],
-            # In a repository of our own: another's could name programs for it to run.
+            # In a new repository: a given one could name programs for git to run.
             ["archive", "--format=tar", f"--output={target}", pin.commit],
         ):
             done = ran(["git", *words], within=TIME, env=env)

@@ -181,8 +181,8 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
 def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: str) -> list[str]:
     """Select the names that a build of this variant and architecture made and would not make today.
 
-    Only tags with our hash count (not `latest`, nor tags that people set), and only images that the definition still
-    has: an image that was renamed or belongs to another variant is left alone.
+    Only tags with minivm's hash count (not `latest`, nor tags that people set), and only images that the definition
+    still has: an image that was renamed or belongs to another variant is left alone.
     """
     current: dict[str, set[str]] = {}
     for image in images:

@@ -165,7 +165,7 @@ class Role:
     default: bool = True  # False: built only when it is named
     code: bool = True  # False: no project code in it, for an image that only carries tools
     program: str = ""  # the package that is the pod's only program, where no init brings up services
-    user: str = ""  # whom the image runs as; "": root, and PID 1 gives each service its own
+    user: str = ""  # the user that the image runs as; "": root, and PID 1 gives each service its own user
     site: Path | None = None  # the directory of a site's own roles (`--layers`); None: images/
 
     @property

@@ -108,7 +108,7 @@ class Builder:
         remaining = below
         try:
             with self.daemon.working(below, script, environment, network, tools.image, tools.at) as step:
-                # It is known before it begins, and who was told to stop looks after that: `cancel` comes before the
+                # It is known before it begins, and a thread that must stop looks after that: `cancel` comes before the
                 # look or finds it at work.
                 self.steps.add(step.container)
                 try:

@@ -141,7 +141,7 @@ class Store(Protocol):
         """Return the digest of an image's configuration."""
 
     def take_over(self, built: str, config: Config) -> str:
-        """Put the layers of a built image under our configuration; return the engine's id of the result.
+        """Put the layers of a built image under a configuration of minivm's; return the engine's id of the result.
 
         The built image is consumed.
         """
@@ -201,8 +201,8 @@ class ContentStore:
             "index.json": json_bytes({"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": [whole]}),
             "oci-layout": json_bytes({"imageLayoutVersion": "1.0.0"}),
         })  # fmt: skip
-        # The first makes the blobs ours too. The unpacked files stay the builder's image's and go with it: an image
-        # gets its own only where it finds none, so the second time.
+        # The first load keeps the blobs for this image too. The unpacked files stay those of the builder's image and go
+        # with it: an image gets its own only where it finds none, so at the second load.
         self.daemon.load(layout)
         self.daemon.discard(built)
         self.daemon.load(layout)

@@ -4,7 +4,7 @@ The flow of `Maker.make`, which a session calls for each image that the engine d
 
 1. `build_raw`: a bootstrapped image is imported as a tar. For any other the base is pulled, `write_context` writes the
    Dockerfile with one tar of all files, and the engine's builder runs the step.
-2. `normalise`: put the layers under a configuration of our own, without the builder's dates and history.
+2. `normalise`: put the layers under a new configuration, without the builder's dates and history.
 3. Tag the result. A build that is interrupted before leaves an unnamed image, which is removed.
 
 `explain_failures` turns a failed step into an error with advice. `read_base` reads a base image from a registry, and
@@ -327,7 +327,7 @@ class Maker:
         )
 
     def normalise(self, image: PlannedImage, raw: str) -> str:
-        """Put the builder's layers under our configuration; return the engine's id of the result."""
+        """Put the builder's layers under a new configuration; return the engine's id of the result."""
         diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
         base: Mapping[str, Any] = {} if image.bootstrapped else self.engine.inspect(image.step.base)
         base_ids = list(base["RootFS"]["Layers"]) if base else []

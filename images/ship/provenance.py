@@ -51,7 +51,7 @@ class Verified:
 
 
 def statement(build: Build, name: str, digest: str) -> bytes:
-    """Serialise what went in, who built it, and what came out. No time: the same build gives the same bytes."""
+    """Serialise the inputs, the builder and the result. No time: the same build gives the same bytes."""
     went_in = sorted((name, sha256) for name, sha256 in build.went_in.items() if SHA256.fullmatch(sha256))
     data = {
         "_type": STATEMENT,
