@@ -283,9 +283,9 @@ class Observer:
         return await prove(self.api, kubernetes, self.policy(), leases)
 
 
-# The pods' pages `/conditions`, which the leader copies into their status. Anybody who may write a pod's status chooses
-# the address, so the request is a plain GET without a token or a name of the fleet. The fleet asks a pod that is not
-# ready every few seconds, a ready one every minute, and each at once when the kubelet's probe disagrees.
+# The pods' pages `/conditions`, which the leader copies into their status. Any client that may write a pod's status
+# chooses the address, so the request is a plain GET without a token or a name of the fleet. The fleet asks a pod that
+# is not ready every few seconds, a ready one every minute, and each at once when the kubelet's probe disagrees.
 
 PAGE_WITHIN_S = 3.0
 EVERY_S, SOON_S, LATER_S = 1.0, 5.0, 60.0

@@ -216,7 +216,7 @@ def wanted(data: Mapping[str, Any], kind: str, *, creates: bool) -> Requested:
 
 
 def known(data: Mapping[str, Any], schema: str) -> Object:
-    """Return the attributes that are held, whatever case their names have."""
+    """Return the attributes that are held; upper and lower case of a name are the same."""
     return {NAMES[schema][key.lower()]: value for key, value in data.items() if key.lower() in NAMES[schema]}
 
 

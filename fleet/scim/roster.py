@@ -231,7 +231,7 @@ def _keys(lines: Iterable[str], before: tuple[PersonKey, ...]) -> tuple[PersonKe
 
 
 def load(data: Mapping[str, bytes], rules: Rules, now: int) -> Roster:
-    """Read the Secret. People of the file without a record get one: SCIM takes over whom a person wrote there."""
+    """Read the Secret. SCIM takes over the people that an operator wrote into the file: each gets a record."""
     try:
         people = read.parse(data[FILE]) if data.get(FILE, b"").strip() else PeopleList()
         saved = json.loads(data.get(RECORDS) or b"{}")
