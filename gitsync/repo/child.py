@@ -70,7 +70,7 @@ def run(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if largest_file is not None:
-            # The child inherits the limit: a repository that is too large cannot fill the disk before we notice. Set
+            # The child inherits the limit: a repository that is too large cannot fill the disk unnoticed. Set
             # in this process for a moment, because code between fork and exec would copy it for every child.
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))
         child = subprocess.Popen(

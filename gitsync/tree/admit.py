@@ -21,7 +21,7 @@ from gitsync.tree.check import EXECUTED
 from gitsync.tree.publish import read_blobs
 from ground.errors import nearest
 
-# Verify who signed a commit: git's verification of ssh signatures, against the node's allowed signers only.
+# Verify the signer of a commit: git's verification of ssh signatures, against the node's allowed signers only.
 GOOD = re.compile(r'Good "git" signature for (?P<who>.+?) with (?P<key>\S+ key \S+)')
 UNKNOWN = re.compile(r'Good "git" signature with (?P<key>\S+ key \S+)')
 
