@@ -1,4 +1,4 @@
-"""A user who opens connections and says nothing, and beside them some that send garbage over and over.
+"""Attack a port as one user: connections that stay silent, and beside them some that send garbage over and over.
 
 A program by itself: `python3 -c "$(cat bench/flood.py)" HOST:PORT|SOCKET IDLE BUSY SECONDS`. It prints `open N` when it
 holds as many idle connections as it can get, and ends after SECONDS or with its parent. tests/cluster and

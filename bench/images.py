@@ -84,7 +84,7 @@ def plain_build(
 
 
 def rebase(images: list[PlannedImage], contexts: Contexts, names: dict[str, str]) -> None:
-    """Point the plain builds at each other instead of at our images."""
+    """Point the plain builds at each other instead of at minivm's images."""
     for image in images:
         dockerfile = contexts.directories[image.key] / "Dockerfile"
         if image.parent in names:

@@ -18,7 +18,7 @@ JAIL = (
 )
 IN_ITS_POD = "minivm's pods have it themselves"
 OWN_DEFAULTS = "a default of the old operator; minivm's profile has its own: set slurm.config if jobs need it"
-# Defaults that soperator writes into every object: nobody chose them.
+# Defaults that soperator writes into every object: no person chose them.
 DEFAULTS: Mapping[str, Any] = {
     "defMemPerNode": 0, "defCpuPerGPU": 4, "completeWait": 5, "maxJobCount": 20000, "minJobAge": 1800,
     "messageTimeout": 60, "topologyPlugin": "topology/tree", "topologyParam": "SwitchAsNodeRank",
