@@ -1,6 +1,8 @@
 """Records of the runner's runs: one JSON line for each, the output of failed scripts, and missed runs.
 
-- `runs.jsonl`: one line for each prolog, epilog and round after a job (`entry`, `append`).
+- `runs.jsonl`: one line for each prolog, epilog and round after a job (`entry`, `append`). It has the `seconds` of the
+  run and of each script. The rest of a run's time went into its checks (`health.runner.gate`): `checks` counts those
+  that ran because no verdict was fresh, and has the broker's answer, for which the run waits.
 - `scripts/`: the output of each script that failed (`keep_output`), for the line's `evidence`.
 - the file `missed`: a byte for each run that the resident runner did not take (`count_missed_run`). Clients that see it
   wait less. The first missed run is reported in the pod's status, until the resident runner takes runs again.
