@@ -1,7 +1,13 @@
 """The roles of a cluster's pods on one machine, and their properties for `up`.
 
-A new role is a row here, a row of `minivm.roles` in the chart's _helpers.tpl, and one of fleet/world/kubernetes.py.
-tests/unit/test_roles.py compares them with images/roles/.
+To add a role:
+
+1. images/roles/NAME.yaml names its layer and its services; a service that is new is a file in init/services/.
+2. A row of `TABLE` here.
+3. A row of `COMPONENTS` in fleet/world/kubernetes.py.
+4. A row of `minivm.roles` in cluster/chart/templates/_helpers.tpl, and a template there with its pod.
+
+tests/unit/test_roles.py compares all four.
 """
 
 from __future__ import annotations
