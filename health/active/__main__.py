@@ -21,6 +21,7 @@ from gitsync.errors import GitsyncError
 from ground.files import remove_temporaries, write_json
 from health.active.culprit import GroupTest, Part, PlacedMachine
 from health.active.turn import (
+    MEMORY,
     ActiveInputs,
     ActiveJob,
     ActiveNode,
@@ -43,7 +44,6 @@ from init.slurm import client
 from init.slurm.node import Node, parse
 
 PARTITION = "minivm-active"
-MEMORY = Path("/var/lib/minivm/active/plan.json")
 REPORT = Path("/var/lib/minivm/active/report.json")
 SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"

@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from health.active.__main__ import MEMORY
 from health.active.culprit import Part
-from health.active.turn import CheckState, complaint, findings, is_at_fault, load_memory
+from health.active.turn import MEMORY, CheckState, complaint, findings, is_at_fault, load_memory
 from health.jobs.model import duration
 
 # The slowest of each check that are shown at least: one percent of a small cluster is no machine.

@@ -36,6 +36,7 @@ from health.active.culprit import (
 )
 from health.checks.active_checks import Needs
 
+MEMORY = Path("/var/lib/minivm/active/plan.json")
 LIMIT = 64 * 1024 * 1024
 # A round that has not ended by then is judged by what is known: its machines are not idle together.
 SWEEP_S = 4 * 3600.0
