@@ -211,7 +211,8 @@ class LocalCluster:
             raise ClusterError(slurm_conf.CANNOT_REHEARSE, "the controller does not run", hint="make status")
         desired, _, _ = self.decide(running, wish)
         (pod,) = [pod for pod in desired.pods if pod.name == CONTROLLER]
-        return slurm_conf.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(desired))
+        slurm = self.slurm_in(pod.image)
+        return slurm_conf.rehearse(self.kubelet, controller, pod.image, slurm_conf.files(desired), slurm, self.log)
 
     def with_this_machine(self, requested: int, running: Mapping[str, RunningPod]) -> Options:
         """Return the options with this machine's decisions: a free port, and whether pods may have cgroups."""
@@ -413,18 +414,26 @@ class LocalCluster:
 
     def wait_ready(self, desired: Manifests, *, timeout: float, only: str = "") -> None:
         """Wait until every pod is ready; log each one."""
-        begun = time.monotonic()
-        waiting = {pod.name: pod for pod in desired.pods if only in ("", pod.name)}
+        begun = logged = time.monotonic()
+        waiting = {pod.name: pod for pod in in_start_order(desired.pods) if only in ("", pod.name)}
         while True:
-            running = self.kubelet.running()
+            running, reasons = self.kubelet.running(), {}
             for name, pod in list(waiting.items()):
-                if report.read_readiness(pod, running.get(name)).ready:
+                answer = report.read_readiness(pod, running.get(name))
+                if answer.ready:
                     self.log(f"{name}: ready after {time.monotonic() - begun:.1f} s")
+                    logged = time.monotonic()
                     del waiting[name]
                 else:
+                    reasons[name] = answer.reason
                     report.refuse_hopeless(pod, running.get(name))
             if not waiting:
                 return
+            if time.monotonic() - logged >= report.QUIET_S:
+                # The first pod in start order is the likely cause of the others.
+                logged, (name, reason) = time.monotonic(), next(iter(reasons.items()))
+                more = f" (and {len(reasons) - 1} more pods)" if len(reasons) > 1 else ""
+                self.log(f"waits for {name}{more}: {reason}")
             if time.monotonic() - begun > timeout:
                 # Includes pods outside this wait, which may be the cause.
                 pods = in_start_order(desired.pods)
@@ -447,10 +456,20 @@ class LocalCluster:
         self.check_image(pod)
         if name in running:
             if not force:
-                self.kubelet.stop(running[name])
+                self.stop(running[name], pod)
             self.kubelet.remove(name, running[name].container)
         with ThreadPoolExecutor(1) as pool:
             self.start([pod], known, pool)
+
+    def stop(self, running: RunningPod, pod: PodSpec | None = None) -> None:
+        """Stop a pod, and log meanwhile what its drain waits for."""
+
+        def describe() -> str:
+            reason = f": {report.read_readiness(pod, running).reason}" if pod else ""
+            return f"{running.pod}: stops, within {running.grace} s in all{reason}"
+
+        with report.progress(self.log, describe):
+            self.kubelet.stop(running)
 
     def check_image(self, pod: PodSpec) -> None:
         """Raise ClusterError if the pod's image was removed: the running pod is better than none."""
@@ -460,7 +479,7 @@ class LocalCluster:
 
     def retire(self, running: RunningPod) -> None:
         """Remove a pod that the chart no longer creates."""
-        self.kubelet.stop(running)
+        self.stop(running)
         self.kubelet.remove(running.pod, running.container)
         shutil.rmtree(self.state / "pods" / running.pod, ignore_errors=True)
         self.log(f"{running.pod}: gone")

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,6 +158,27 @@ class Stages:
             yield
         finally:
             self.spent[name] = self.spent.get(name, 0.0) + self.clock() - begun
+
+
+QUIET_S = 10.0  # a person takes a step that is silent for longer for a hung one
+
+
+@contextlib.contextmanager
+def progress(log: Callable[[str], None], describe: Callable[[], str]) -> Iterator[None]:
+    """Log what a long step waits for, every QUIET_S until it ends."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(QUIET_S):
+            log(describe())
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 READ_WITHIN_S = 2.0

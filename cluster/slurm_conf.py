@@ -16,6 +16,7 @@ from cluster import ClusterError
 from cluster.change.plan import partitions
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
 from cluster.pods import CHECK_LABEL, CORRECT, Kubelet, RunningPod, publish_files, published_files, write_private
+from cluster.report import progress
 from cluster.values import CONTROLLER, RELEASE, Options, dump
 
 CONFIG = f"{RELEASE}-config"
@@ -254,13 +255,28 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 REHEARSED_WITHIN_S = 4000
 
 
-def rehearse(kubelet: Kubelet, controller: RunningPod, image: str, conf: Mapping[str, bytes]) -> tuple[int, str]:
+def rehearse(
+    kubelet: Kubelet,
+    controller: RunningPod,
+    image: str,
+    conf: Mapping[str, bytes],
+    slurm: str,
+    log: Callable[[str], None],
+) -> tuple[int, str]:
     """Start the image's Slurm with these files on a copy of the cluster's state; return exit code and text.
 
     Its daemons reach no network (init/state/prove.py). The container still has one: Slurm 26.05 does not start
     beside the loopback alone.
     """
-    name = save_state(kubelet, controller)
+    begun = time.monotonic()
+
+    def describe() -> str:
+        return f"the rehearsal runs for {time.monotonic() - begun:.0f} s"
+
+    log(f"{controller.pod}: copies its state")
+    with progress(log, describe):
+        name = save_state(kubelet, controller)
+    log(f"starts Slurm {slurm} on the copy {name}, without network")
     directory, tar = packed(conf)
     api = kubelet.api
     binds = [{"Type": "bind", "Source": _copies_of(kubelet, controller), "Target": str(COPIES), "ReadOnly": True}]
@@ -277,7 +293,8 @@ def rehearse(kubelet: Kubelet, controller: RunningPod, image: str, conf: Mapping
     try:
         api.put_archive(container, "/tmp", tar)
         api.start(container)
-        code = int(api.wait(container, timeout=REHEARSED_WITHIN_S)["StatusCode"])
+        with progress(log, describe):
+            code = int(api.wait(container, timeout=REHEARSED_WITHIN_S)["StatusCode"])
         return code, str(api.logs(container).decode(errors="replace"))
     finally:
         api.remove_container(container, force=True, v=True)

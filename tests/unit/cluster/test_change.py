@@ -232,6 +232,25 @@ def test_the_directory_keeps_its_address_and_a_new_worker_gets_another(
     assert "slurm-demo" not in cluster.addresses.hosts(desired.pod("slurm-login-0"), desired, after), "DNS knows it"
 
 
+def test_while_up_waits_it_says_for_which_pod_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    options = Options("mine", tags=dict.fromkeys(ROLES, f"{OF_NEW}1"), own_cgroups=False)
+    cluster = LocalCluster(Machine(HAS), options, root=tmp_path, log=lines.append)
+    desired, _, _ = cluster.decide({}, Wish())
+    monkeypatch.setattr(cluster.kubelet, "running", dict)
+    with pytest.raises(ClusterError, match="not ready"):
+        cluster.wait_ready(desired, timeout=0.0)
+    assert lines == [], "not before it is long"
+    monkeypatch.setattr("cluster.report.QUIET_S", 0.0)
+    with pytest.raises(ClusterError, match="not ready"):
+        cluster.wait_ready(desired, timeout=0.0)
+    why = "no such pod: deleted, or never started"
+    assert lines == [f"waits for slurm-controller-0 (and 4 more pods): {why}"]
+    with pytest.raises(ClusterError, match="not ready"):
+        cluster.wait_ready(desired, timeout=0.0, only="slurm-login-0")
+    assert lines[1:] == [f"waits for slurm-login-0: {why}"]
+
+
 class OneBuildCheckout:
     """A checkout that would build one tag of each role."""
 

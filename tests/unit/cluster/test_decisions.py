@@ -47,6 +47,25 @@ def test_the_networks_own_addresses_are_never_given() -> None:
         names.allocate("172.19.0.0/29", gateway="172.19.0.1", used=[], last="", count=6)
 
 
+def test_a_long_step_says_what_it_waits_for_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    logged = threading.Event()
+
+    def log(text: str) -> None:
+        lines.append(text)
+        logged.set()
+
+    with report.progress(log, lambda: "of a short step"):
+        pass
+    assert lines == []
+    monkeypatch.setattr(report, "QUIET_S", 0.01)
+    running = threading.active_count()
+    with pytest.raises(ZeroDivisionError), report.progress(log, lambda: "waits for 1 jobs: 7"):
+        assert logged.wait(60)
+        raise ZeroDivisionError
+    assert {*lines} == {"waits for 1 jobs: 7"} and threading.active_count() == running
+
+
 def test_a_service_has_one_address_whatever_the_others_are() -> None:
     """A Service keeps its address after a release with other Services, because pods learn it when they start."""
     alone = names.service_addresses("172.19.0.0/16", ["slurm-slurmctld"])
