@@ -60,7 +60,7 @@ def drain(controller: str, deadline: Deadline) -> None:
         client.explain(running, REASON.format(name), controller, within=EXPLAINS * deadline.within(LEFT))
         client.free(jobs, controller, report, within=deadline.within(LEFT))
         wait_until_idle(name, controller, deadline)
-    insisted(lambda: leave(name, controller, deadline), deadline)
+    retry_for_reserve(lambda: leave(name, controller, deadline), deadline)
 
 
 def leave(name: str, controller: str, deadline: Deadline) -> None:
@@ -73,7 +73,7 @@ def leave(name: str, controller: str, deadline: Deadline) -> None:
         report(f"{name} is down in Slurm until the pod is back")
 
 
-def insisted(ask: Callable[[], T], deadline: Deadline) -> T:
+def retry_for_reserve(ask: Callable[[], T], deadline: Deadline) -> T:
     """Retry for the reserved time: nothing runs here any more, and a pod must not stay for a message to Slurm alone."""
     reserved = Deadline(min(RESERVE, deadline.left))
     while True:

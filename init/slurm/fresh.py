@@ -41,7 +41,7 @@ DEFAULTS = {"Gres": "", "AvailableFeatures": "", "CoreSpecCount": "0", "MemSpecL
 EMPTY = ("(null)", "N/A")
 
 
-def offered(configuration: str, hardware: str) -> dict[str, str]:
+def registered_description(configuration: str, hardware: str) -> dict[str, str]:
     """Return the description that slurmd would register: minivm's values over those of `slurmd -C`."""
     own, detected = parse_pairs(configuration), parse_pairs(hardware)
     if TOPOLOGY & set(own):
@@ -73,7 +73,7 @@ def difference(shown: Mapping[str, str], offer: Mapping[str, str]) -> str:
 def _is_same(name: str, current: str, offered_value: str) -> bool:
     if name != "Gres":
         return current == offered_value
-    return resources(offered_value) in (resources(current), untyped(current))
+    return resources(offered_value) in (resources(current), resources_without_types(current))
 
 
 def resources(gres: str) -> dict[str, int]:
@@ -89,8 +89,8 @@ def resources(gres: str) -> dict[str, int]:
     return counts
 
 
-def untyped(gres: str) -> dict[str, int]:
-    """Return the same without types, which slurmd may have detected."""
+def resources_without_types(gres: str) -> dict[str, int]:
+    """Count the resources without their types, which slurmd may have detected."""
     counts: dict[str, int] = {}
     for name, count in resources(gres).items():
         kind = name.partition(":")[0]
@@ -118,7 +118,7 @@ def main() -> int:
 def renew(node: Node, controller: str) -> list[str]:
     """Bring the record up to date before slurmd starts; return what was done, for the log."""
     done: list[str] = []
-    differs = changed(node, controller) if node.dynamic else ""
+    differs = find_difference(node, controller) if node.dynamic else ""
     plan = plan_fresh_start(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
     if not plan.born:
         forget_birth()  # from an earlier try, before a person lifted the drain
@@ -139,10 +139,10 @@ def renew(node: Node, controller: str) -> list[str]:
     return done
 
 
-def changed(node: Node, controller: str) -> str:
+def find_difference(node: Node, controller: str) -> str:
     """Return the first difference between this pod's resources and its record."""
     hardware = client.run([SLURMD, "-C"], controller).partition("\n")[0]
-    return difference(dict(node.shown), offered(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
+    return difference(dict(node.shown), registered_description(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
 
 
 def publish(born: str) -> None:

@@ -11,7 +11,7 @@ from init.engine.machine import Trace
 from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, wished_drain_time
 from init.lean import replace
 from init.slurm.client import judge
-from init.slurm.fresh import difference, offered
+from init.slurm.fresh import difference, registered_description
 from init.slurm.node import BACK, FRESH, STOPPING, FreshStart, Node, born_held, parse, plan_fresh_start, unproven
 from tests.support.plans import plan_of
 
@@ -160,7 +160,7 @@ HARDWARE = "NodeName=w1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 Threa
     ],
 )
 def test_what_a_pod_offers_is_compared_with_its_record(configuration: str, hardware: str, says: str) -> None:
-    assert difference(dict(parse(LINE).shown), offered(configuration, hardware)) == says
+    assert difference(dict(parse(LINE).shown), registered_description(configuration, hardware)) == says
 
 
 @pytest.mark.parametrize(
