@@ -49,10 +49,10 @@ def packed(pin: Pin, settings: BuildSettings) -> bytes:
     try:
         if address.is_file():
             with tarfile.open(address) as archive:
-                return made(pin, dict(members(archive)))
+                return make_tar(pin, dict(members(archive)))
         if address.is_dir() and not (address / ".git").exists() and not (address / "HEAD").is_file():
-            return made(pin, dict(files(address)))
-        return made(pin, of_commit(pin, settings))
+            return make_tar(pin, dict(files(address)))
+        return make_tar(pin, of_commit(pin, settings))
     except (OSError, *BROKEN, subprocess.TimeoutExpired) as error:
         raise wrong(pin, str(error)) from error
 
@@ -63,7 +63,7 @@ def wrong(pin: Pin, why: str) -> ImagesError:
     return ImagesError(f"have the source of {pin.name} {pin.version}", f"{pin.url}: {why}", **where, hint=hint)
 
 
-def made(pin: Pin, tree: Tree) -> bytes:
+def make_tar(pin: Pin, tree: Tree) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(tree):
@@ -166,7 +166,7 @@ def download(what: str, pin: Pin, directory: Path, settings: BuildSettings, want
     descriptor, name = tempfile.mkstemp(dir=directory, prefix=".")
     temporary, digest, size = Path(name), hashlib.sha256(), 0
     try:
-        with os.fdopen(descriptor, "wb") as target, opened(pin, settings) as source:
+        with os.fdopen(descriptor, "wb") as target, open_pin(pin, settings) as source:
             while piece := source.read(1 << 20):
                 size += len(piece)
                 if size > LARGEST:
@@ -179,20 +179,20 @@ def download(what: str, pin: Pin, directory: Path, settings: BuildSettings, want
             raise OSError("it is empty")
         sha256 = digest.hexdigest()
         if wanted and sha256 != wanted:
-            raise refused(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {sha256}", pin)
+            raise pin_error(what, f"checksum mismatch for {pin.url}: pinned {wanted}, found {sha256}", pin)
         cached = directory / sha256 / file_name(pin)
         cached.parent.mkdir(exist_ok=True)
         temporary.chmod(0o644)
         temporary.rename(cached)
     except connection_errors() as error:
         reason = getattr(error, "reason", None) or error
-        raise refused(what, f"{pin.url}: {reason}", pin, BY_HAND.get(pin.name)) from error
+        raise pin_error(what, f"{pin.url}: {reason}", pin, BY_HAND.get(pin.name)) from error
     finally:
         temporary.unlink(missing_ok=True)
     return cached
 
 
-def refused(what: str, why: str, pin: Pin, hint: str | None = None) -> ImagesError:
+def pin_error(what: str, why: str, pin: Pin, hint: str | None = None) -> ImagesError:
     """Build the error for a pin: it names the site's setting if that supplied the file, else versions.yaml."""
     if pin.setting:
         return ImagesError(what, why, field=pin.setting)
@@ -206,7 +206,7 @@ def connection_errors() -> tuple[type[Exception], ...]:
     return OSError, HTTPException  # URLError is an OSError
 
 
-def opened(pin: Pin, settings: BuildSettings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
+def open_pin(pin: Pin, settings: BuildSettings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
     if pin.commit:
         return io.BytesIO(packed(pin, settings))
     if not urlsplit(pin.url).scheme:

@@ -244,7 +244,7 @@ def check(definition: Definition) -> None:
         known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
     for role in definition.roles.values():
         file = role.file
-        known("use the role", "layer", role.layer, layers, file)
+        refuse_unknown("use the role", "layer", role.layer, layers, file)
         users = {name for layer in chain(layers, role.layer) for name in layer.users.everything()}
         if role.user and role.user not in users:
             raise ImagesError("use the role", f"no user {role.user!r} in its layers", file=file, field="user",
@@ -254,7 +254,7 @@ def check(definition: Definition) -> None:
                 capabilities(definition, role, BuildChoice(variant.name, variant.slurm, variant.cuda, release))
 
 
-def known(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
+def refuse_unknown(what: str, kind: str, name: str, names: Iterable[str], file: str, field: str | None = None) -> None:
     """Refuse a name that is not among the known ones, and suggest the nearest."""
     names = set(names)
     if name not in names:
@@ -264,30 +264,30 @@ def known(what: str, kind: str, name: str, names: Iterable[str], file: str, fiel
 def check_layer(definition: Definition, layer: Layer) -> None:
     file, versions, what = layer.file, definition.versions, "use the layer"
     for artifact in layer.artifacts.everything():
-        known(what, "layer", artifact.layer, definition.layers, file, "artifacts")
+        refuse_unknown(what, "layer", artifact.layer, definition.layers, file, "artifacts")
         if layer.name in needs(definition.layers, artifact.layer):
             problem = f"{layer.name} takes an artifact of {artifact.layer}, which is built on it: a cycle"
             raise ImagesError("order the layers", problem, file=file, field="artifacts")
     for name in layer.downloads.everything():
         known_pin(definition, name, f"{file}: downloads")
     for name in layer.users.everything():
-        known(what, "user", name, versions.users, file, "users")
+        refuse_unknown(what, "user", name, versions.users, file, "users")
     groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
     for name in (*layer.wheels.everything(), *layer.wheels_devel.everything()):
-        known(what, "CUDA has wheels", name, groups, file, "wheels")
+        refuse_unknown(what, "CUDA has wheels", name, groups, file, "wheels")
     for name in layer.python.everything():
-        known(what, "libraries", name, versions.python.wheels, file, "python")
+        refuse_unknown(what, "libraries", name, versions.python.wheels, file, "python")
     repositories = {source.name for variant in versions.variants.values() for source in variant.sources}
     for name in layer.sources.everything():
-        known(what, "repository", name, repositories, file, "sources")
+        refuse_unknown(what, "repository", name, repositories, file, "sources")
 
 
 def known_cuda(definition: Definition, name: str, field: str) -> None:
-    known("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
+    refuse_unknown("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
 
 
 def known_pin(definition: Definition, name: str, field: str) -> None:
-    known("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
+    refuse_unknown("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
 
 
 def known_release(definition: Definition, name: str, field: str) -> None:

@@ -93,13 +93,15 @@ class Builder:
         if self.buildx:
             return self.with_buildx(context, arguments, network, line)
         if tools:
-            return self.aided(context, arguments, network, line, tools)
+            return self.build_with_tools(context, arguments, network, line, tools)
         return self.classic(context, arguments, network, line)
 
-    def aided(self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools) -> str:
+    def build_with_tools(
+        self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools
+    ) -> str:
         """Build with the tools mounted: run the step's container here, since the classic builder mounts nothing."""
         path = context / "Dockerfile"
-        before, script, defaults = divided(path.read_text())
+        before, script, defaults = split_dockerfile(path.read_text())
         if not script:
             return self.classic(context, arguments, network, line)
         path.write_text(before)
@@ -201,7 +203,7 @@ class Builder:
             return id_file.read_text().strip()
 
 
-def divided(dockerfile: str) -> tuple[str, str, dict[str, str]]:
+def split_dockerfile(dockerfile: str) -> tuple[str, str, dict[str, str]]:
     """Split a Dockerfile with one RUN into what precedes it, its script, and its arguments' defaults.
 
     The rest belongs to the configuration, which the builder does not make.

@@ -13,7 +13,7 @@ from images import ImagesError
 from images.archive import bootstrap
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
-from images.engine.builder import StepFailed, divided
+from images.engine.builder import StepFailed, split_dockerfile
 from images.make.build import explain_failures, moved_entries
 from images.make.plan import DockerfileContent, PlannedImage, dockerfile, strict
 from images.make.progress import Plain
@@ -69,7 +69,7 @@ def test_no_space_is_no_traceback(image: PlannedImage, tmp_path: Path) -> None:
 def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -> None:
     step = DockerfileContent("x", "base", 7, True, settings=(("QEMU_CPU", "one"),), commands=("a b", "c"),
                             env=(("LANG", "C"),), ports=(22,), stop_signal="SIGINT", entrypoint=("/x",))  # fmt: skip
-    before, script, defaults = divided(dockerfile(step, TEMPLATES))
+    before, script, defaults = split_dockerfile(dockerfile(step, TEMPLATES))
     assert before == '# x\nFROM base\nADD layer.tar /\nENV LANG="C"\n'
     assert defaults == {"MINIVM_SOURCES": "", "MINIVM_CA": "", "QEMU_CPU": "one"}
     assert script.startswith("set -eu; umask 022; export SOURCE_DATE_EPOCH=7 ")
@@ -79,7 +79,7 @@ def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -
 
 
 def test_instructions_without_a_step_have_no_script() -> None:
-    assert divided(dockerfile(DockerfileContent("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
+    assert split_dockerfile(dockerfile(DockerfileContent("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
 
 
 @pytest.mark.parametrize(
