@@ -154,10 +154,10 @@ def find(roster: Roster, kind: str, query: Mapping[str, str], now: int) -> Objec
     first = max(1, _number(query, "startIndex", 1))
     count = min(MOST, max(0, _number(query, "count", MOST)))
     page = [select(with_meta(roster, kind, resource), query) for resource in described[first - 1 : first - 1 + count]]
-    return listed(page, len(described), first)
+    return list_response(page, len(described), first)
 
 
-def listed(page: list[Object], total: int, first: int = 1) -> Object:
+def list_response(page: list[Object], total: int, first: int = 1) -> Object:
     return {"schemas": [f"{MESSAGE}ListResponse"], "totalResults": total, "startIndex": first,
             "itemsPerPage": len(page), "Resources": page}  # fmt: skip
 
@@ -193,16 +193,16 @@ def _selected(key: str, value: Any, paths: list[tuple[str, ...]], keeps: bool) -
     return [_selected(key, item, paths, keeps) for item in value] if isinstance(value, list) else value
 
 
-def wanted(data: Mapping[str, Any], kind: str, *, creates: bool) -> Requested:
+def read_request(data: Mapping[str, Any], kind: str, *, creates: bool) -> Requested:
     """Read a user or group of a request. Attributes that people.yaml has no place for are ignored."""
-    item = known(data, KINDS[kind])
+    item = known_attributes(data, KINDS[kind])
     external = _optional(item, "externalId")
     if kind == "Groups":
         members = None
         if "members" in item:
             members = tuple(text(member, "value") for member in _mappings(item, "members"))
         return Requested(text(item, "displayName"), external, members=members)
-    more = known(_mapping(item, EXTENSION), EXTENSION)
+    more = known_attributes(_mapping(item, EXTENSION), EXTENSION)
     keys = _lines(more["sshKeys"]) if "sshKeys" in more else None
     uid = more.get("uid")
     if uid is not None and (isinstance(uid, bool) or not isinstance(uid, int)):
@@ -215,7 +215,7 @@ def wanted(data: Mapping[str, Any], kind: str, *, creates: bool) -> Requested:
     return Requested(text(item, "userName"), external, active, gecos, keys, uid)
 
 
-def known(data: Mapping[str, Any], schema: str) -> Object:
+def known_attributes(data: Mapping[str, Any], schema: str) -> Object:
     """Return the attributes that are held; upper and lower case of a name are the same."""
     return {NAMES[schema][key.lower()]: value for key, value in data.items() if key.lower() in NAMES[schema]}
 
@@ -314,7 +314,7 @@ def _change(resource: Object, path: Path, name: str, value: Any, kind: str) -> N
     elif key == EXTENSION:
         inner = resource.setdefault(EXTENSION, {})
         changes = {path.parts[1]: value} if len(path.parts) > 1 else _mapping({key: value}, key)
-        for sub, item in known(changes or dict.fromkeys(NAMES[EXTENSION]), EXTENSION).items():
+        for sub, item in known_attributes(changes or dict.fromkeys(NAMES[EXTENSION]), EXTENSION).items():
             _set(inner, sub, name, item)
     elif len(path.parts) > 1 or path.element:
         raise ScimError(400, f"{key} has no parts", "invalidPath")

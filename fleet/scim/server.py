@@ -318,7 +318,7 @@ class Receiver:
             raise ScimError(403, "what is discovered is not filtered")
         items = resources.schemas() if kind == "Schemas" else resources.resource_types()
         if not key:
-            return _answer(resources.listed(items, len(items)))
+            return _answer(resources.list_response(items, len(items)))
         match = next((item for item in items if item["id"].lower() == key.lower()), None)
         return _answer(match) if match else _refusal(404, "there is none of this id")
 
@@ -347,7 +347,7 @@ class Receiver:
                 roster.delete(key, now)
                 return current
             wanted = resources.patch(current, body, kind) if request.method == "PATCH" else body
-            description = resources.wanted(wanted, kind, creates=not key)
+            description = resources.read_request(wanted, kind, creates=not key)
             put = roster.put_user if kind == "Users" else roster.put_group
             return _described(roster, kind, put(key, description, now))
 

@@ -239,7 +239,7 @@ def shown(people_: Roster, kind: str, key: str) -> dict[str, Any]:
 
 def patched(people_: Roster, kind: str, key: str, *operations: dict[str, Any]) -> dict[str, Any]:
     changed = resources.patch(shown(people_, kind, key), {"Operations": [*operations]}, kind)
-    wanted = resources.wanted(changed, kind, creates=False)
+    wanted = resources.read_request(changed, kind, creates=False)
     (people_.put_user if kind == "Users" else people_.put_group)(key, wanted, NOW)
     return shown(people_, kind, key)
 
@@ -297,11 +297,11 @@ def test_members_come_and_go(remove: dict[str, Any]) -> None:
 def test_ssh_keys_come_by_the_extension_alone() -> None:
     people_ = roster()
     body = {"userName": "carol", EXTENSION: {"sshKeys": [ED]}, "sshKeys": [OTHER]}
-    key = people_.put_user("", resources.wanted(body, "Users", creates=True), NOW)
+    key = people_.put_user("", resources.read_request(body, "Users", creates=True), NOW)
     assert shown(people_, "Users", key)[EXTENSION] == {"uid": 100000, "sshKeys": [ED]}
     found = patched(people_, "Users", key, {"op": "add", "path": f"{EXTENSION}:sshKeys", "value": f"{ED}\n{OTHER} x"})
     assert found[EXTENSION]["sshKeys"] == [ED, f"{OTHER} x"]
-    people_.put_user(key, resources.wanted({"userName": "carol"}, "Users", creates=False), NOW)
+    people_.put_user(key, resources.read_request({"userName": "carol"}, "Users", creates=False), NOW)
     assert len(people_.users[key].keys) == 2, "a PUT that does not name them leaves them"
     found = patched(people_, "Users", key, {"op": "remove", "path": f"{EXTENSION}:sshKeys"})
     assert "sshKeys" not in found[EXTENSION]
