@@ -96,7 +96,7 @@ def files_before(kubelet: Kubelet, desired: Manifests) -> Mapping[str, bytes]:
 
 def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
     """Run `minivm config diff` or `check` on files that are not mounted yet; return the exit code and the text."""
-    directory, tar = packed(data)
+    directory, tar = pack(data)
     kubelet.api.put_archive(controller.container, "/tmp", tar)
     try:
         return kubelet.exec(controller.container, ["minivm", "config", word, f"/tmp/{directory}"])
@@ -110,7 +110,7 @@ ENDS_JOBS = "it would end jobs"
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class ConfJudgement:
     """The controller's answer about a changed slurm.conf."""
 
     changes: tuple[str, ...] = ()
@@ -118,22 +118,22 @@ class Weighed:
     objection: str = ""  # why its Slurm cannot take the file
 
 
-def weigh(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, bytes]) -> Weighed:
+def judge(kubelet: Kubelet, controller: RunningPod | None, data: Mapping[str, bytes]) -> ConfJudgement:
     """Ask the controller about a changed slurm.conf; one that does not answer has no objection."""
     if controller is None or not controller.running:
-        return Weighed()
-    return weighed(*ask(kubelet, controller, "check", data))
+        return ConfJudgement()
+    return read_judgement(*ask(kubelet, controller, "check", data))
 
 
-def weighed(code: int, text: str) -> Weighed:
+def read_judgement(code: int, text: str) -> ConfJudgement:
     """Read the answer of `minivm config check`."""
     lines = text.splitlines()
     refused = "".join(line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED))
     if code and not refused.startswith(ENDS_JOBS):
-        return Weighed(objection=refused)
+        return ConfJudgement(objection=refused)
     ended_jobs = tuple(line.removeprefix("ends jobs: ") for line in lines if line.startswith("ends jobs: "))
     not_changes = ("ends jobs: ", "no job ends", "nothing changes", "minivm: ", "hint: ")
-    return Weighed(tuple(line for line in lines if not line.startswith(not_changes)), ended_jobs)
+    return ConfJudgement(tuple(line for line in lines if not line.startswith(not_changes)), ended_jobs)
 
 
 def refuse_objection(
@@ -175,13 +175,13 @@ def plan_change(
     """Ask the controller about a changed slurm.conf. ClusterError if it would refuse it."""
     data = files(desired)
     lost_partitions = partitions(files_before(kubelet, desired)) - partitions(data)
-    weighed_change = weigh(kubelet, controller, data)
+    judgement = judge(kubelet, controller, data)
     if controller is not None:
-        refuse_objection(weighed_change.objection, controller, desired, slurm_in, file=file)
-    return PlannedChange(weighed_change.changes, weighed_change.ended_jobs, frozenset(lost_partitions))
+        refuse_objection(judgement.objection, controller, desired, slurm_in, file=file)
+    return PlannedChange(judgement.changes, judgement.ended_jobs, frozenset(lost_partitions))
 
 
-def packed(data: Mapping[str, bytes]) -> tuple[str, bytes]:
+def pack(data: Mapping[str, bytes]) -> tuple[str, bytes]:
     """Pack the files into a tar of one uniquely named directory; return name and tar."""
     name = f"minivm-{uuid.uuid4().hex}"
     out = io.BytesIO()
@@ -277,7 +277,7 @@ def rehearse(
     with progress(log, describe):
         name = save_state(kubelet, controller)
     log(f"starts Slurm {slurm} on the copy {name}, without network")
-    directory, tar = packed(conf)
+    directory, tar = pack(conf)
     api = kubelet.api
     binds = [{"Type": "bind", "Source": _copies_of(kubelet, controller), "Target": str(COPIES), "ReadOnly": True}]
     host = api.create_host_config(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster import ClusterError
-from cluster.slurm_conf import Weighed, confirm, confirm_values, packed, weighed
+from cluster.slurm_conf import ConfJudgement, confirm, confirm_values, pack, read_judgement
 from cluster.values import CONTROLLER, Options, dump, load
 
 
@@ -67,7 +67,7 @@ def test_a_controller_that_is_new_is_not_asked_and_one_of_an_older_image_is_beli
 
 
 def test_a_candidate_travels_as_a_directory_that_is_its_owners_alone() -> None:
-    name, data = packed({"slurm.conf": b"a", "gres.conf": b"bc"})
+    name, data = pack({"slurm.conf": b"a", "gres.conf": b"bc"})
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         found = {member.name: (member.mode, member.size) for member in tar.getmembers()}
     assert found == {name: (0o700, 0), f"{name}/slurm.conf": (0o600, 1), f"{name}/gres.conf": (0o600, 2)}
@@ -79,22 +79,22 @@ CHANGE = "Foo: - -> 1\npartition long: goes"
 @pytest.mark.parametrize(
     ("code", "text", "answer"),
     [
-        (0, f"{CHANGE}\nno job ends", Weighed(("Foo: - -> 1", "partition long: goes"))),
-        (0, "nothing changes", Weighed()),
+        (0, f"{CHANGE}\nno job ends", ConfJudgement(("Foo: - -> 1", "partition long: goes"))),
+        (0, "nothing changes", ConfJudgement()),
         (
             1,
             f"{CHANGE}\nends jobs: partition long goes: job 3\n"
             "minivm: cannot take this slurm.conf: it would end jobs (`minivm config accept x` takes it)",
-            Weighed(("Foo: - -> 1", "partition long: goes"), ("partition long goes: job 3",)),
+            ConfJudgement(("Foo: - -> 1", "partition long: goes"), ("partition long goes: job 3",)),
         ),
         (
             1,
             "minivm: cannot take this slurm.conf: Parsing error at unrecognized key: Foo; a=b: a bracket is not closed",
-            Weighed(objection="Parsing error at unrecognized key: Foo; a=b: a bracket is not closed"),
+            ConfJudgement(objection="Parsing error at unrecognized key: Foo; a=b: a bracket is not closed"),
         ),
-        (1, "minivm: cannot look at slurm.conf: this pod runs no slurmctld", Weighed()),
-        (137, "", Weighed()),
+        (1, "minivm: cannot look at slurm.conf: this pod runs no slurmctld", ConfJudgement()),
+        (137, "", ConfJudgement()),
     ],
 )
-def test_the_controllers_answer_about_a_changed_file_is_read(code: int, text: str, answer: Weighed) -> None:
-    assert weighed(code, text) == answer
+def test_the_controllers_answer_about_a_changed_file_is_read(code: int, text: str, answer: ConfJudgement) -> None:
+    assert read_judgement(code, text) == answer
