@@ -332,6 +332,8 @@ def _cancelled(job: Job, world: World) -> Answer:
                 machines.facts(twice),
                 ("look at the output of the first run, and submit it again",),
             )
+        if _was_never_launched(job):
+            return _launch_failed(job, world)
         return Answer(
             f"{job.killer} cancelled it {when}: an operator, or Slurm itself (an invalid dependency, a failed prolog of"
             " srun or salloc, a second start after a kill of slurmctld).",
@@ -342,6 +344,27 @@ def _cancelled(job: Job, world: World) -> Answer:
         )
     return Answer(
         f"{safe(job.killer, 40)} cancelled it {when}.", JobCause.PERSON, advice=(f"ask {safe(job.killer, 40)}",)
+    )
+
+
+def _was_never_launched(job: Job) -> bool:
+    """Tell if root cancelled the job before its script ran: an ended batch script has a code or a signal."""
+    return job.reason == "Prolog" or any(step.id.endswith(".batch") and not step.has_code for step in job.steps)
+
+
+def _launch_failed(job: Job, world: World) -> Answer:
+    """Explain a job that slurmd could not launch and could not requeue: slurmd cancels it, as root."""
+    hosts = expanded(job.nodes[:65536])
+    where = f" on {safe(job.nodes, 80)}" if hosts else ""
+    exclude = f", without that node: sbatch --exclude={safe(job.nodes, 80)}" if len(hosts) == 1 else ""
+    return Answer(
+        f"Its launch failed{where}, and it could not be queued again: the node could not run its prolog"
+        " or start its script. Its own code did not run.",
+        JobCause.MACHINE,
+        Sure.LIKELY,
+        machines.facts([node for node in _hosts(job, world) if not node.is_usable]),
+        (f"submit it again{exclude}", "tell an operator the node"),
+        ("whether an operator cancelled it while its prolog ran",),
     )
 
 

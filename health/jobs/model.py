@@ -44,6 +44,7 @@ class JobStep:
     signal: int
     nodes: str = ""
     memory: int = 0  # MiB that it was given, in all
+    has_code: bool = True  # False: Slurm has not seen its processes end, or they never began
 
 
 @dataclass(frozen=True, slots=True)

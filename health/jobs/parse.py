@@ -297,6 +297,7 @@ def _step(item: Mapped) -> JobStep:
         signal=_signal(item),
         nodes=item.text("nodes", "range"),
         memory=next((_amount(each) for each in item.objects("tres", "allocated") if each.text("type") == "mem"), 0),
+        has_code=item.number("exit_code", "return_code") is not None or _signal(item) != 0,
     )
 
 

@@ -295,8 +295,11 @@ def prolog(trial: Trial) -> None:
     trial.world.run(SECOND, "touch", "/run/minivm/prolog-fails")
     trial.submit([BY_KEY["prolog"]])
     trial.look("prolog")
-    trial.world.run(SECOND, "rm", "/run/minivm/prolog-fails")
     trial.cancel("prolog")
+    trial.as_root(f"scontrol update nodename={SECOND} state=resume")
+    trial.submit([BY_KEY["launch"]])
+    trial.look("launch")
+    trial.world.run(SECOND, "rm", "/run/minivm/prolog-fails")
     trial.as_root(f"scontrol update nodename={SECOND} state=resume || true")
 
 
@@ -323,7 +326,7 @@ STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (drained, ("goes-on", "drained", "sick", "unfit", "again")),
     (running, ("well", "hung", "suspended", "requeued")),
     (preempted, ("preempted",)),
-    (prolog, ("prolog",)),
+    (prolog, ("prolog", "launch")),
     (lost, ("node-down", "nodes-down", "pod-replaced")),
 )
 

@@ -111,6 +111,18 @@ def test_a_second_start_after_a_kill_of_slurmctld_is_no_person_s_doing(since: fl
     assert answer.cause is (JobCause.CLUSTER if is_twice else JobCause.PERSON)
 
 
+def test_a_job_that_a_node_could_not_launch_was_cancelled_by_no_person() -> None:
+    """slurmd cancels it as root. Accounting keeps no reason; its batch step has neither a code nor a signal."""
+    began, never = JobStep("12.batch", "CANCELLED", 0, 15), JobStep("12.batch", "CANCELLED", 0, 0, has_code=False)
+    for changes in ({"steps": (never,)}, {"reason": "Prolog"}):
+        answer = ended("CANCELLED", World(nodes=(SICK,)), killer="root", **changes)
+        assert (answer.cause, answer.sure) == (JobCause.MACHINE, Sure.LIKELY), answer
+        assert "launch failed on w0" in answer.headline and "XID 79" in facts(answer)
+        assert any("--exclude=w0" in text for text in answer.advice)
+    assert ended("CANCELLED", killer="root", steps=(began,)).cause is JobCause.PERSON
+    assert "own user" in ended("CANCELLED", killer=JOB.user, steps=(never,)).headline
+
+
 @pytest.mark.parametrize("changes", [{"exit_code": 3}, {"signal": 11}, {"exit_code": 137}])
 def test_a_machine_found_broken_meanwhile_makes_the_program_s_fault_doubtful(changes: dict[str, Any]) -> None:
     answer = ended("FAILED", World(nodes=(SICK,)), **changes)
