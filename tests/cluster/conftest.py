@@ -34,7 +34,7 @@ ORDER = (
     "test_containers", "test_pyxis", "test_mpi", "test_forty_ways",
     "test_auth_slurm", "test_auth_munge", "test_notifications",
     "test_preflight", "test_active_checks", "test_people",
-    "test_two_controllers", "test_releases",
+    "test_job_table", "test_two_controllers", "test_releases",
 )  # fmt: skip
 # A drain that a check caused ends as soon as the check is content, and nodes need not wait for each other.
 HASTY = {"broker": {"clear_wait_s": {"node": 0}, "guard": {"spread_s": 0}}}

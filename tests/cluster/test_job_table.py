@@ -1,0 +1,53 @@
+"""One user's pending jobs fill slurmctld's table, and nobody submits any more, unless accounting limits users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from images.engine.docker import DockerEngine
+from tests.cluster.conftest import NAME
+from tests.cluster.researcher import Researcher, World
+from tests.cluster.small import small_cluster
+
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
+
+MOST, OF_A_USER, ARRAY = 100, 60, 20
+VALUES = {"slurm": {"config": {"MaxJobCount": str(MOST), "AccountingStorageEnforce": "associations,limits,qos",
+                               "MinJobAge": "2"}}}  # fmt: skip
+HELD = "timeout 20 sbatch --hold -o /dev/null --wrap true"
+# slurmctld takes no array that would fill the table to its last place: single jobs do.
+FILL = f"""
+for i in $(seq {MOST // ARRAY}); do {HELD} --array=1-{ARRAY} || break; done
+for i in $(seq {ARRAY}); do {HELD} || break; done
+"""
+SUBMIT = "timeout 20 sbatch --parsable -o /dev/null --wrap true"
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    root = tmp_path_factory.mktemp("table")
+    with small_cluster(DockerEngine().client, f"{NAME}-table", root, VALUES) as cluster:
+        cluster.up(timeout=240)
+        world = World(cluster)
+        world.slurm("sacctmgr", "-i", "add", "account", "people")
+        world.slurm("sacctmgr", "-i", "add", "user", "alice,bob", "account=people")
+        yield world
+
+
+def tasks_of_bob(world: World) -> int:
+    return len(world.slurm("squeue", "--noheader", "--array", "--user=bob").splitlines())
+
+
+def test_a_limit_of_jobs_leaves_other_users_their_room_in_the_job_table(limited: World) -> None:
+    alice, bob = Researcher(limited, "alice"), Researcher(limited, "bob")
+    bob.try_(FILL)
+    assert tasks_of_bob(limited) > OF_A_USER
+    refused = alice.try_(SUBMIT)
+    assert refused.returncode and "temporarily unable to accept job" in refused.stderr
+    bob("scancel -u bob")
+    limited.slurm("sacctmgr", "-i", "modify", "qos", "normal", "set", f"MaxSubmitJobsPerUser={OF_A_USER}")
+    bob.try_(FILL)
+    assert tasks_of_bob(limited) == OF_A_USER
+    alice.wait_for(alice(SUBMIT).strip(), "COMPLETED")
