@@ -5,6 +5,7 @@ click costs as much as all else that `minivm job` does before it asks Slurm, so 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -42,10 +43,26 @@ PASSED_ON: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 def main() -> None:
     name, *arguments = sys.argv[1:] or [""]
-    if name in PASSED_ON:
-        pass_on(name, arguments)
-        return
-    import_module("init.cli").main()
+    try:
+        if name in PASSED_ON:
+            pass_on(name, arguments)
+        else:
+            import_module("init.cli").main()
+    except BrokenPipeError:
+        sys.exit(130)
+    finally:
+        flush_output()
+
+
+def flush_output() -> None:
+    """Write the rest of the output, if it is still read: `minivm status | head` is no error.
+
+    Python itself would complain about the closed pipe at its exit, which no handler sees.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def pass_on(name: str, arguments: Sequence[str]) -> None:
