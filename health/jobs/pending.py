@@ -107,7 +107,9 @@ def explain(job: Job, world: World, now: float) -> Answer:
     answer = _explain_reason(job, world, now)
     facts = [Fact(f"the reason is {safe(job.reason or 'None', 60)}{_detail(job)}", SQUEUE)]
     unknown = list(answer.unknown)
-    if now < job.started < now + FAR:
+    if job.reason.startswith("JobHeld"):
+        pass  # Slurm keeps the estimate from before the hold
+    elif now < job.started < now + FAR:
         facts.append(
             Fact(f"Slurm expects to start it by {moment(job.started)}, in {duration(job.started - now)}", SQUEUE)
         )

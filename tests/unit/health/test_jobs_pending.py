@@ -462,3 +462,11 @@ def test_a_reservation_of_other_nodes_does_not_hide_a_drained_node_that_the_job_
     answer = why("ReqNodeNotAvail", world, detail=detail, required="w0")
     assert "nodes that take no jobs" in answer.headline and answer.cause is JobCause.MACHINE
     assert "are reserved" in why("ReqNodeNotAvail", world, detail=detail, required="w1").headline
+
+
+def test_a_held_job_has_no_time_of_start() -> None:
+    """Slurm keeps the estimate from before the hold, such as the end of a requeued job's pause."""
+    waits = why("Priority", World(), started=NOW + 60)
+    held = why("JobHeldUser", World(), started=NOW + 60, detail="launch failed requeued held")
+    assert "expects to start" in str(waits.evidence)
+    assert "expects to start" not in str(held.evidence) and "when it starts" not in str(held.unknown)
