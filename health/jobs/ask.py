@@ -156,7 +156,8 @@ def page(asker: Asker, job: Job) -> Page:
         from health.jobs import output  # imported late, as below: its patterns cost a list of jobs more than squeue
 
         error = output.read(job)
-        shown = replace(shown, answer=output.add(shown.answer, error, job))
+        answer = output.add(shown.answer, error, job) if error else output.add_full_disk(shown.answer, job)
+        shown = replace(shown, answer=answer)
     if asker.fetch is None or job.is_pending or job.is_lost or not job.nodes:
         return shown
     from health.jobs import boxes

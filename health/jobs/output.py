@@ -269,6 +269,28 @@ def _errors(text: str, path: str, job: Job) -> Iterator[OutputError]:
             yield OutputError(safe(words, 200), rule, path, rank, host[1] if host else "")
 
 
+def add_full_disk(answer: Answer, job: Job) -> Answer:
+    """Name a full file system in the answer for a job whose output names no error: it may be what cut the output."""
+    if job.state != "FAILED" or answer.cause not in (JobCause.CODE, JobCause.UNKNOWN):
+        return answer
+    full = within(lambda: [path for path in (job.output, job.errors) if path.startswith("/") and _is_full(path)])
+    if not full:
+        return answer
+    return replace(
+        answer,
+        headline=f"{answer.headline} The disk of its output is full now, and may have been then.",
+        cause=JobCause.LIMIT,
+        sure=Sure.POSSIBLE,
+        evidence=(*answer.evidence, Fact("no byte is left on its file system", safe(full[0]))),
+        advice=("make room there (df, du), or ask an operator; then submit the job again", *answer.advice),
+    )
+
+
+def _is_full(path: str) -> bool:
+    room = os.statvfs(os.path.dirname(path))  # noqa: PTH120 (a user's path)
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
+
+
 def add(answer: Answer, error: OutputError | None, job: Job) -> Answer:
     """Name in the answer for a job that failed what its output says; a known cause that is not its code's stays."""
     if error is None:

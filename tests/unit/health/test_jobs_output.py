@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,27 @@ def test_a_line_has_its_cause_and_none_is_certain(text: str, code: int, cause: J
     answer = output.add(Answer("It ended.", JobCause.CODE), said, job(code))
     assert answer.cause is cause and answer.headline.startswith(f"It ended. It wrote: {said.line}")
     assert answer.sure is not Sure.CERTAIN
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk that is full")
+def test_a_full_disk_is_named_where_the_output_names_no_error(tmp_path: Path) -> None:
+    """The last words of a program are lost on a full disk: an empty output is no sign of its code."""
+    own = Answer("It ended.", JobCause.CODE)
+    failed = job(output=str(tmp_path / "out"))
+    assert output.add_full_disk(own, failed) == own, "room is left"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", tmp_path], check=True)
+    try:
+        fill = subprocess.run(["dd", "if=/dev/zero", f"of={tmp_path}/out", "bs=4k"], capture_output=True, check=False)
+        assert fill.returncode == 1 and b"No space left" in fill.stderr
+        answer = output.add_full_disk(own, failed)
+        assert answer.cause is JobCause.LIMIT and "disk of its output is full" in answer.headline
+        assert answer.advice[0].startswith("make room")
+        for kept in (Answer("It ended.", JobCause.MACHINE), Answer("It ended.", JobCause.LIMIT)):
+            assert output.add_full_disk(kept, failed) == kept
+        timed_out = job(output=failed.output, states=frozenset({"TIMEOUT"}))
+        assert output.add_full_disk(own, timed_out) == own
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_shell_s_message_counts_only_with_the_exit_code_that_it_explains() -> None:
