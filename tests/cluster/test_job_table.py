@@ -22,6 +22,8 @@ FILL = f"""
 for i in $(seq {MOST // ARRAY}); do {HELD} --array=1-{ARRAY} || break; done
 for i in $(seq {ARRAY}); do {HELD} || break; done
 """
+# docs/how-to/accounts-as-code.md
+LIMITS = f"qos: [{{name: normal, limits: {{MaxSubmitJobsPerUser: {OF_A_USER}}}}}]"
 SUBMIT = "timeout 20 sbatch --parsable -o /dev/null --wrap true"
 
 
@@ -47,7 +49,8 @@ def test_a_limit_of_jobs_leaves_other_users_their_room_in_the_job_table(limited:
     refused = alice.try_(SUBMIT)
     assert refused.returncode and "temporarily unable to accept job" in refused.stderr
     bob("scancel -u bob")
-    limited.slurm("sacctmgr", "-i", "modify", "qos", "normal", "set", f"MaxSubmitJobsPerUser={OF_A_USER}")
+    limited.run("slurm-controller-0", "sh", "-c", f"printf '%s' '{LIMITS}' > /root/limits.yaml")
+    limited.run("slurm-controller-0", "minivm", "accounts", "apply", "/root/limits.yaml", "--yes", "--adopt")
     bob.try_(FILL)
     assert tasks_of_bob(limited) == OF_A_USER
     alice.wait_for(alice(SUBMIT).strip(), "COMPLETED")
