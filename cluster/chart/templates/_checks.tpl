@@ -18,6 +18,15 @@
 {{- include "minivm.checks.accounting" . -}}
 {{- include "minivm.checks.people" . -}}
 {{- include "minivm.checks.logins" . -}}
+{{- include "minivm.checks.files" . -}}
+{{- end -}}
+
+{{/* Files that the chart always writes: a second one of the name would be no YAML. */}}
+{{- define "minivm.checks.files" -}}
+{{- $own := dict "slurm.conf" "slurm.config and slurm.extraConfig" "cgroup.conf" "slurm.cgroupConfig" "gres.conf" "slurm.gresConfig" "pools.json" "workers.pools" -}}
+{{- range $name, $setting := $own -}}
+  {{- if hasKey $.Values.slurm.files $name }}{{ include "minivm.mistake" (list $ (printf "slurm.files: the chart makes %s itself: write it to %s" $name $setting)) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The field of a login pool's settings. */}}

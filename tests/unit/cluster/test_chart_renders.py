@@ -1747,6 +1747,14 @@ def test_a_site_s_own_oci_conf_wins() -> None:
     assert config["data"]["oci.conf"] == "mine\n"
 
 
+def test_a_file_that_the_chart_makes_itself_is_refused_with_its_setting() -> None:
+    files = {"gres.conf": "Name=gpu", "cgroup.conf": "", "slurm.conf": "x", "pools.json": "{}", "burst_buffer.conf": ""}
+    with pytest.raises(ClusterError) as caught:
+        render({"slurm": {"files": files}}, release="slurm", namespace="n")
+    assert "slurm.files: the chart makes gres.conf itself: write it to slurm.gresConfig" in str(caught.value)
+    assert str(caught.value).count("slurm.files: ") == 4 and "burst_buffer" not in str(caught.value)
+
+
 def test_nothing_that_a_user_writes_stands_unquoted_in_the_line_that_a_shell_reads() -> None:
     """The shell command line contains only safe substitutions.
 
