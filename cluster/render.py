@@ -164,14 +164,28 @@ def parse_schema_errors(
 
 
 @dataclass(slots=True)
-class _OneOfMissing:
-    """A mapping that needs one of several keys: the messages below its own name them."""
+class _OneOf:
+    """A value of none of several forms: the messages below its own name the forms, or a mapping's missing keys."""
 
-    mapping: str
+    place: str
+    shown: str
     keys: list[str] = field(default_factory=list)
+    forms: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.mapping}: one of {', '.join(self.keys)} is missing"
+        if self.keys:
+            return f"{self.place}: one of {', '.join(self.keys)} is missing"
+        return f"{self.place}: it must be {' or '.join(self.forms)}{self.shown and f', not {self.shown}'}"
+
+    def add(self, problem: str) -> None:
+        if match := _MISSING.fullmatch(problem):
+            self.keys.append(match["key"])
+        elif match := _GOT.fullmatch(problem):
+            self.forms.append(f"{_BOUNDS[match['bound']]}{match['want']}")
+        elif match := _PATTERN.fullmatch(problem):
+            self.forms.append(f"a text that matches {match['pattern']}")
+        else:
+            self.forms.append(problem.removeprefix("value must be "))
 
 
 class _SchemaErrors:
@@ -179,9 +193,9 @@ class _SchemaErrors:
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.values, self.defaults = values, defaults
-        self.lines: list[str | _OneOfMissing] = []
+        self.lines: list[str | _OneOf] = []
         self.refused: list[ValuePath] = []
-        self._one_of: dict[str, _OneOfMissing] = {}
+        self._one_of: dict[str, _OneOf] = {}
         self._unknown_name = ""  # the message after that of an unknown name lists the known ones
 
     def add(self, at: str, problem: str, *, is_explained: bool) -> None:
@@ -189,11 +203,11 @@ class _SchemaErrors:
         path = tuple(part.replace("~1", "/").replace("~0", "~") for part in at.split("/")[1:])
         shown_field = ".".join(path) or "the values"
         if problem == _ONE_OF:
-            self._one_of[at] = _OneOfMissing(".".join(at.split("/")[1:]))
+            self._one_of[at] = _OneOf(shown_field, _shown_value(path, _value_at(path, self.values)))
             self.lines.append(self._one_of[at])
             self.refused.append(path)
-        elif at in self._one_of and (missing := _MISSING.fullmatch(problem)):
-            self._one_of[at].keys.append(missing["key"])
+        elif at in self._one_of:
+            self._one_of[at].add(problem)
         elif problem.endswith(", want null") or (problem.endswith("failed") and is_explained):
             pass  # other messages have the details
         elif match := _UNKNOWN_NAME.fullmatch(problem):
@@ -219,7 +233,8 @@ class _SchemaErrors:
 
     def _known_names(self, problem: str) -> str:
         if not problem.startswith(_CHOICE):
-            return f", which {problem.split(' ', 1)[1]}"
+            match = _PATTERN.fullmatch(problem)
+            return f", which does not match pattern {match['pattern']}" if match else f": {problem}"
         names = re.findall(r"'([^']*)'", problem.removeprefix(_CHOICE))
         return _suggestion(self._unknown_name, dict.fromkeys(names))
 
@@ -231,7 +246,8 @@ def _indent(line: str) -> int:
 def _expected(problem: str, shown: str) -> str:
     """Say what the schema expected, and the value that it refused, if that may be shown."""
     if match := _GOT.fullmatch(problem):
-        return f"it must be {_BOUNDS[match['bound']]}{match['want']}, not {shown or match['got']}"
+        quotes = ": put it in quotes" if shown and (match["got"], match["want"]) == ("number", "string") else ""
+        return f"it must be {_BOUNDS[match['bound']]}{match['want']}, not {shown or match['got']}{quotes}"
     if problem.startswith(_CHOICE):
         return f"{problem}, not {shown}" if shown else problem
     if problem == "'not' failed":

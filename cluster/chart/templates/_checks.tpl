@@ -179,7 +179,14 @@ until one is replaced. Without that label it would select the pods of all pools.
 {{- define "minivm.checks.mounts" -}}
 {{- $paths := dict -}}
 {{- if .Values.home.enabled }}{{ $_ := set $paths (printf "home.mountPath: %s" .Values.home.mountPath) .Values.home.mountPath }}{{ end -}}
-{{- range $name, $mount := .Values.mounts }}{{ $_ := set $paths (printf "mounts.%s.mountPath: %s" $name $mount.mountPath) $mount.mountPath }}{{ end -}}
+{{- $taken := dict -}}
+{{- if .Values.home.enabled }}{{ $_ := set $taken (clean .Values.home.mountPath) "home.mountPath" }}{{ end -}}
+{{- range $name, $mount := .Values.mounts -}}
+  {{- $field := printf "mounts.%s.mountPath" $name -}}
+  {{- with get $taken (clean $mount.mountPath) }}{{ include "minivm.mistake" (list $ (printf "%s: %s is the path of %s too: choose another path" $field $mount.mountPath .)) }}{{ end -}}
+  {{- $_ := set $taken (clean $mount.mountPath) $field -}}
+  {{- $_ := set $paths (printf "%s: %s" $field $mount.mountPath) $mount.mountPath -}}
+{{- end -}}
 {{- range $field, $settings := include "minivm.extendable" . | fromJson -}}
   {{- $volumes := list -}}
   {{- range $settings.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}

@@ -662,7 +662,7 @@ The site's policy, as far as a render can tell: a node leaves one aside that it 
 {{- end -}}
 
 {{/*
-The size of /dev/shm: (dict "size" "50%" "memory" limit). A part of the pod's memory, as a machine's is half of its own; of
+The size of /dev/shm: (dict "at" field "size" "50%" "memory" limit). A part of the pod's memory, as a machine's is half of its own; of
 a pod without a limit nothing is said, and the kubelet gives it the size of what its machine has for pods.
 */}}
 {{- define "minivm.shmSize" -}}
@@ -670,7 +670,7 @@ a pod without a limit nothing is said, and the kubelet gives it the size of what
   {{- .size -}}
 {{- else if .memory -}}
   {{- $text := toString .memory -}}
-  {{- if not (regexMatch "^[0-9.]+(e[+-]?[0-9]+|[KMGTPE]i|[kKMGTPE])?$" $text) }}{{ fail (printf "resources.limits.memory is %s, of which shmSize cannot take %s: write a number with a unit such as Gi" $text .size) }}{{ end -}}
+  {{- if not (regexMatch "^[0-9.]+(e[+-]?[0-9]+|[KMGTPE]i|[kKMGTPE])?$" $text) }}{{ fail (printf "%s.resources.limits.memory is %s, of which shmSize cannot take %s: write a number with a unit such as Gi" .at $text .size) }}{{ end -}}
   {{- $units := dict "" 1 "k" 1e3 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
   {{- $unit := regexFind "[A-Za-z]*$" $text -}}
   {{- $bytes := mulf (float64 (trimSuffix $unit $text)) (float64 (index $units $unit)) -}}

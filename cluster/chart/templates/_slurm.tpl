@@ -264,7 +264,7 @@ yes
 {{- $tiers := dig "topology" "tiers" list .Values.fleet.policy -}}
 {{- if and .Values.fleet.enabled (or $tiers (dig "topology" "blocks" "label" "" .Values.fleet.policy)) -}}
 {{- $facts := include "minivm.slurm.facts" . | fromJson -}}
-{{- if ne $facts.topology "topology.yaml" }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: this release of Slurm is told no places of dynamic nodes; from 25.05 on it is") }}{{ end -}}
+{{- if ne $facts.topology "topology.yaml" }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: this release of Slurm takes no places of dynamic nodes: use 25.05 or newer (image.tags.controller, or slurm.version), or remove it") }}{{ end -}}
 {{- if ne .Values.slurm.nodeMode "dynamic" }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: places are told of dynamic nodes, and slurm.nodeMode is static") }}{{ end -}}
 {{- if or .Values.slurm.topologyConfig (hasKey .Values.slurm.files "topology.conf") }}{{ include "minivm.mistake" (list $ "fleet.policy.topology: slurm.topologyConfig, or a topology.conf in slurm.files, says it already") }}{{ end -}}
 yes
@@ -409,7 +409,7 @@ A partition that goes takes its jobs with it: so nothing that is added makes ano
 {{- $pools := keys (include "minivm.pools" . | fromJson) | sortAlpha -}}
 {{- $made := dict "all" (dict "pools" $pools) -}}
 {{- if gt (len $pools) 1 }}{{ range $pools }}{{ $_ := set $made . (dict "pools" (list .)) }}{{ end }}{{ end -}}
-{{- $default := false -}}
+{{- $default := "" -}}
 {{- range $name, $partition := .Values.slurm.partitions -}}
   {{- if kindIs "invalid" $partition -}}
     {{- if not (hasKey $made $name) }}{{ include "minivm.mistake" (list $ (printf "slurm.partitions.%s is null, and there is no partition of that name to take away" $name)) }}{{ end -}}
@@ -420,7 +420,8 @@ A partition that goes takes its jobs with it: so nothing that is added makes ano
     {{- range $partition.pools -}}
       {{- if not (has . $pools) }}{{ include "minivm.mistake" (list $ (printf "slurm.partitions.%s names the pool %s, which workers.pools does not have" $name .)) }}{{ end -}}
     {{- end -}}
-    {{- if $partition.default }}{{ $default = true }}{{ end -}}
+    {{- if and $partition.default $default }}{{ include "minivm.mistake" (list $ (printf "slurm.partitions.%s.default: %s is the default too, and Slurm has one: set it in one of them" $name $default)) }}{{ end -}}
+    {{- if $partition.default }}{{ $default = $name }}{{ end -}}
     {{- $_ := set $made $name $partition -}}
   {{- end -}}
 {{- end -}}

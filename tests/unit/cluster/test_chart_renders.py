@@ -1267,6 +1267,26 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
         ({"login": {"podLabels": {"minivm.io/pool": "b"}}}, "login.podLabels: minivm.io/pool is a label that"),
         ({"workers": {"defaults": {"sidecars": [{"name": "a"}]}}}, "image"),
         ({"home": {"mountPath": "/usr"}}, "home.mountPath: /usr hides /usr/bin"),
+        (
+            {"mounts": {"data": {"mountPath": "/home/", "claim": "c"}}},
+            "mounts.data.mountPath: /home/ is the path of home.mountPath too",
+        ),
+        (
+            {"mounts": {name: {"mountPath": "/data", "claim": "c"} for name in "ab"}},
+            "mounts.b.mountPath: /data is the path of mounts.a.mountPath too",
+        ),
+        (
+            {"slurm": {"partitions": {name: {"pools": ["worker"], "default": True} for name in "xy"}}},
+            "slurm.partitions.y.default: x is the default too, and Slurm has one",
+        ),
+        (
+            {"workers": {"pools": {"a": {"resources": {"limits": {"memory": "4GB"}}}}}},
+            "workers.pools.a.resources.limits.memory is 4GB",
+        ),
+        (
+            {"login": {"shmSize": "50%", "resources": {"limits": {"memory": "4GB"}}}},
+            "login.resources.limits.memory is 4GB",
+        ),
         *(
             ({"mounts": {"data": {"mountPath": path, "claim": "c"}}}, f"mounts.data.mountPath: {path} hides {hidden}")
             for path, hidden in (
@@ -1918,6 +1938,36 @@ def test_one_mistake_is_told_on_one_line_and_a_secret_is_not_shown() -> None:
         render({"accounting": {"database": {"password": 424242}}}, release="s", namespace="n")
     assert "accounting.database.password: it must be string, not number" in str(caught.value)
     assert "424242" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"slurm": {"version": 26.05}}, "slurm.version: it must be string, not 26.05: put it in quotes"),
+        ({"controller": {"backups": {"every": 24}}}, "controller.backups.every: it must be 0 or string, not 24"),
+        (
+            {"controller": {"backups": {"every": "24"}}},
+            "controller.backups.every: it must be 0 or a text that matches '^(0|[1-9][0-9]*(m|h|d))$', not '24'",
+        ),
+        (
+            {"fleet": {"policy": {"dead": "5 minutes"}}},
+            "fleet.policy.dead: it must be number or a text that matches '^[0-9.]+(ms|s|m|h)$', not '5 minutes'",
+        ),
+        (
+            {"slurm": {"partitions": {"a b": {"pools": ["worker"]}}}},
+            "slurm.partitions: no such key: 'a b', which does not match pattern '^[A-Za-z0-9_-]+$'",
+        ),
+    ],
+)
+def test_a_mistake_names_all_that_the_schema_takes(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        chart_render.render(new(values), release="s", namespace="n")
+    assert str(caught.value).splitlines()[0] == f"cannot use the values: {line}"
+
+
+@pytest.mark.parametrize("every", [0, "0", "30m"])
+def test_copies_may_be_off_or_have_a_period(every: object) -> None:
+    assert render({"controller": {"backups": {"every": every}}}, release="s", namespace="n")
 
 
 def test_a_refused_value_causes_no_second_mistake() -> None:
