@@ -360,6 +360,19 @@ Kubernetes takes 32 domains, three or more of them its own.
 {{- end -}}
 
 {{/*
+The domains of a running object's pods while their image stays: (dict "root" $ "api" group "kind" kind "name" name "image" i).
+A pool that comes or goes must not replace the pods of the other pools, which would requeue their jobs and end ssh sessions.
+These pods get the present domains with their next image. The controller's pod, which has no jobs, always has all of them.
+*/}}
+{{- define "minivm.keptSearches" -}}
+{{- $all := include "minivm.searches" .root -}}
+{{- $live := dig "spec" "template" "spec" dict (lookup .api .kind .root.Release.Namespace .name) -}}
+{{- $kept := dig "dnsConfig" "searches" list $live -}}
+{{- $isSame := eq .image (toString (first (dig "containers" (list dict) $live)).image) -}}
+{{- ternary ($kept | toJson) $all (and $isSame (has (first ($all | fromJsonArray)) $kept)) -}}
+{{- end -}}
+
+{{/*
 Whether the pods patch their own conditions, with a right and a token for it. Where the fleet runs it reads them from the
 pods' pages and writes them. Then there is no readiness gate either: pods become ready while no fleet runs, too.
 */}}
@@ -441,7 +454,7 @@ The labels of a login pool's pods, by which its Services and budgets select: (di
 {{- toJson $all -}}
 {{- end -}}
 
-{{/* The parts of a pod's spec that every role has. */}}
+{{/* The parts of a pod's spec that every role has. `searches`: other domains than all. */}}
 {{- define "minivm.podCommon" -}}
 serviceAccountName: {{ include "minivm.fullname" .root }}-{{ .role }}
 {{- /* Never the automatic one: in a pod that runs as root without fsGroup every user and job could read it. */}}
@@ -464,7 +477,7 @@ runtimeClassName: {{ . }}
 {{- end }}
 {{- if ne .role "demo" }}
 dnsConfig:
-  searches: {{ include "minivm.searches" .root }}
+  searches: {{ .searches | default (include "minivm.searches" .root) }}
 {{- end }}
 {{- with .settings.nodeSelector }}
 nodeSelector: {{ toJson . }}
