@@ -1,10 +1,11 @@
 """Check that Slurm answers users' requests: a periodic check that the pod's readiness waits for.
 
 Exit code 1, and the reason as the only line. On the controller and on login pods an unprivileged user lists the
-partitions, which needs Slurm's authentication and slurmctld's locks. A worker asks its own slurmd when slurmctld last
-contacted it, and asks slurmctld itself once after its registration, then only when that contact is long ago: thousands
-of workers add no load. One failure in a row changes nothing (`CheckHistory`). A daemon that stays silent is restarted:
-jobs run on meanwhile.
+partitions, which needs Slurm's authentication and slurmctld's locks. While nothing listens at slurmctld's address a
+login pod is degraded and stays ready: without a ready pod nobody could log in to files and editors. A worker asks its
+own slurmd when slurmctld last contacted it, and asks slurmctld itself once after its registration, then only when that
+contact is long ago: thousands of workers add no load. One failure in a row changes nothing (`CheckHistory`). A daemon
+that stays silent is restarted: jobs run on meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -141,6 +143,9 @@ def end_hanging(names: Collection[str]) -> None:
 FILE = Path("/run/minivm/serving.json")
 USER = "nobody"
 ANSWER_S = 5.0
+CONNECT_S = 3.0
+# A login pod's condition while nothing listens at slurmctld's address: set again by each run, every 15 s.
+AWAY, AWAY_EXPIRES_S = "slurmctld-away", 60.0
 FAILURES = 2  # in a row, before the pod is not ready
 # A silent daemon is restarted after this time, and not again for the second. One that has just started may be busy.
 SILENT_S, REST_S, YOUNG_S = 120.0, 1800.0, 300.0
@@ -155,6 +160,7 @@ SAVED_S = 15.0
 class Fault(Enum):
     NONE = "none"
     SILENT = "silent"  # no answer in time: a restart may help
+    ABSENT = "absent"  # nothing listens at slurmctld's address
     REFUSED = "refused"  # an invalid answer: a restart does not help
     # slurmctld was killed before it saved the node's record, or its state was restored from before this pod: slurmd
     # registers only when it starts.
@@ -185,7 +191,7 @@ def judge(before: CheckHistory, finding: AnswerCheck, now: float) -> tuple[Check
     """Return the new memory, the reason why the pod is not ready (or ""), and whether to restart the daemon."""
     if finding.fault is Fault.NONE:
         return replace(before, failures=0, silent_since=0.0, reason=""), "", False
-    silent = (before.silent_since or now) if finding.fault is Fault.SILENT else 0.0
+    silent = (before.silent_since or now) if finding.fault in (Fault.SILENT, Fault.ABSENT) else 0.0
     after = replace(before, failures=before.failures + 1, silent_since=silent, reason=finding.reason)
     rested = not before.restarted or now - before.restarted >= REST_S
     restart = bool(silent) and now - silent >= SILENT_S and rested
@@ -211,8 +217,28 @@ def ask_as_user(controller: str, port: int) -> AnswerCheck:
     reason = f"slurmctld does not answer authenticated requests within {ANSWER_S:g} s"
     if complaint:
         reason = f"slurmctld does not answer authenticated requests: {complaint}"
+    if not listens(controller):
+        return AnswerCheck(Fault.ABSENT, f"{reason}; nothing listens at {controller}")
     crowd = crowd_at(port)
     return AnswerCheck(Fault.SILENT, f"{reason}; {crowd}" if crowd else reason)
+
+
+def listens(controller: str) -> bool:
+    try:
+        socket.create_connection(host_and_port(controller), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def degrade(reason: str) -> bool:
+    """Show in the pod's status that slurmctld is away, or with an empty text that it is back. False: PID 1 is busy."""
+    try:
+        condition(SOCKET, AWAY, reason, expires=AWAY_EXPIRES_S)
+    except (InitError, EOFError, OSError) as error:
+        print(f"condition: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def heard(text: str, now: float) -> float:
@@ -329,6 +355,7 @@ def main() -> int:
         finding = ask_as_user(controller, host_and_port(controller)[1])
         if finding.fault is Fault.NONE and client.is_slurmctld_installed():
             memory = save_backfilled(controller, memory)
+    failed_before = memory.failures
     memory, reason, restart = judge(memory, finding, now)
     cause, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
     if finding.fault is Fault.FORGOTTEN:
@@ -338,6 +365,10 @@ def main() -> int:
         print(news, file=sys.stderr, flush=True)
         memory = replace(memory, restarted=now, silent_since=0.0, saved=False)
     save(memory)
+    if WORKER not in os.environ and not client.is_slurmctld_installed():
+        away = reason if finding.fault is Fault.ABSENT else ""
+        if (away or failed_before) and degrade(away) and away:
+            reason = ""
     if reason:
         print(reason, flush=True)
     return 1 if reason else 0

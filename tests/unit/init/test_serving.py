@@ -14,6 +14,7 @@ from init.helpers.serving import HEARD_S, REST_S, SILENT_S, AnswerCheck, CheckHi
 from init.pod.addresses import FEW, crowd, crowd_at, sources
 from init.slurm import client
 from init.slurm.node import Node
+from init.slurm.proof import WORKER
 from tests.waiting import until
 
 SILENT = AnswerCheck(Fault.SILENT, "slurmctld does not answer authenticated requests within 5 s")
@@ -46,6 +47,39 @@ def test_a_daemon_that_stays_silent_is_restarted_and_not_again_for_long() -> Non
     memory = CheckHistory(failures=9, silent_since=200.0, restarted=150.0)
     _, _, restarts = run((200 + SILENT_S, SILENT), (150 + REST_S, SILENT), memory=memory)
     assert restarts == [150 + REST_S]
+
+
+@pytest.mark.parametrize(("is_controller", "code"), [(False, 0), (True, 1)])
+def test_a_login_pod_is_ready_while_nothing_listens_at_slurmctlds_address(
+    is_controller: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A port that hangs is another fault: the pod's own daemons may be the cause."""
+    shown: list[str] = []
+
+    def condition(_control: Path, name: str, text: str, *, expires: float) -> None:
+        shown.append(text)
+
+    answer = type("Done", (), {"returncode": 1, "stdout": "", "stderr": "Unable to contact slurm controller"})
+    monkeypatch.setattr(serving, "FILE", tmp_path / "serving.json")
+    monkeypatch.setattr(serving.load, "__defaults__", (tmp_path / "serving.json",))
+    monkeypatch.setattr(serving.save, "__defaults__", (tmp_path / "serving.json",))
+    monkeypatch.setattr(serving, "end_hanging", lambda _: None)
+    monkeypatch.setattr(serving, "ran", lambda *_, **__: answer)
+    monkeypatch.setattr(serving, "condition", condition)
+    monkeypatch.setattr(serving, "restart_daemon", lambda *_: "")
+    monkeypatch.setattr(client, "is_slurmctld_installed", lambda: is_controller)
+    monkeypatch.delenv(WORKER, raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(client, "address", lambda _: f"127.0.0.1:{port}")
+        assert [serving.main(), serving.main()] == [0, code]
+        said = capsys.readouterr().out or shown[-1]
+        assert f"nothing listens at 127.0.0.1:{port}" in said
+        taken.listen()
+        assert serving.main() == 1, "it accepts and does not answer"
+    if not is_controller:
+        assert shown[-1] == "", "its own reason takes the place of the condition"
 
 
 def test_a_refusal_restarts_nothing() -> None:
