@@ -16,6 +16,8 @@ from tests.waiting import until
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 IDLE, BUSY = 4000, 20
+# More than the daemons take, and few enough to be open before the guard looks.
+AT_SLURMDBD, AT_A_DOOR = 300, 60
 TOO_MANY = "held too many connections to"
 HANGS = "serving: slurmctld does not answer authenticated requests within 5 s"
 # Of the other user for one command, also on a busy machine; the flood lasts longer than all of them.
@@ -70,7 +72,7 @@ def test_one_users_connections_to_slurmdbd_keep_no_other_user_from_accounting(
 ) -> None:
     """slurmdbd takes 100 connections. Without the guard `sacct` waits for as long as one user holds them."""
     address = bob.world.running("slurm-controller-0").address
-    with flood(bob, f"{address}:6819", IDLE, BUSY, within=place) as held:
+    with flood(bob, f"{address}:6819", AT_SLURMDBD, BUSY, within=place) as held:
         assert held >= 100
         alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
         job = alice.submit("-o", "/dev/null", script="true")
@@ -92,7 +94,7 @@ def test_one_users_connections_to_a_worker_keep_no_other_user_from_black_boxes(
         return [text for text in texts if f"what {worker}" in text]
 
     until(lambda: not unknown(), "the page has the black box", seen=unknown)
-    with flood(bob, f"{bob.world.running(worker).address}:8652", 300, within=place) as held:
+    with flood(bob, f"{bob.world.running(worker).address}:8652", AT_A_DOOR, within=place) as held:
         assert held >= 10
         bob.world.wait_for_reason("slurm-worker-0" if place else "slurm-login-0", TOO_MANY)
         until(lambda: not unknown(), "the page has the black box again", seen=unknown)

@@ -40,7 +40,9 @@ def test_a_user_over_the_limit_is_found_at_the_third_look_and_at_once_after_it()
     assert LOOKS == 3
     many, few = {(BOB, DBD): LIMITS[SLURMDBD] + 1}, {(BOB, DBD): LIMITS[SLURMDBD] // 4 + 1}
     guard = PortGuard(frozenset())
-    assert looks(guard, many, many, many, few) == [[], [], [(BOB, DBD)], [(BOB, DBD)]]
+    assert not guard.is_alert
+    assert looks(guard, many) == [[]] and guard.is_alert
+    assert looks(guard, many, many, few) == [[], [(BOB, DBD)], [(BOB, DBD)]] and guard.is_alert
     assert guard.expire(4 + WATCHED_S) and not guard.watched
     assert looks(guard, many, few, many, many) == [[]] * 4
 
