@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gitsync.errors import GitsyncError
-from gitsync.layout import GENERATION_ZERO, is_script
+from gitsync.layout import GENERATION_ZERO, ZERO, commit_of_link, is_script
 from ground.errors import one_line
 from ground.files import write_json
 
@@ -204,6 +205,8 @@ def write_verdict(directory: Path, verdict: Verdict) -> Path:
 # A script's verdict is about one version of the script, which a digest identifies.
 # Kinds whose scripts may report the node unfit, which leaves a verdict named KIND.SCRIPT.
 KINDS = ("prolog", "epilog")
+# The runner's verdicts about all broken scripts of a kind. The next run withdraws them, and an idle node has none.
+SUMMARIES = frozenset(f"scripts_{kind}" for kind in KINDS)
 DIGITS = 16
 
 
@@ -232,9 +235,27 @@ def is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
 
 
 def without_void(verdicts: Mapping[str, Verdict], root: Path) -> dict[str, Verdict]:
-    """Drop the void verdicts. `root` holds the published tree, which is read only for a script's verdict."""
+    """Drop the void verdicts. `root` holds the published tree, which is read only for a script's verdict.
+
+    A summary of broken scripts counts for its own commit: another one may have corrected them.
+    """
     scripts = published_scripts(root) if any(map(is_of_script, verdicts)) else None
-    return {name: verdict for name, verdict in verdicts.items() if not is_void(verdict, scripts)}
+    commit = published_commit(root) if SUMMARIES & {*verdicts} else ""
+    return {
+        name: verdict
+        for name, verdict in verdicts.items()
+        if not is_void(verdict, scripts) and not (name in SUMMARIES and commit not in ("", verdict.commit))
+    }
+
+
+def published_commit(root: Path, zero: str = GENERATION_ZERO) -> str:
+    """Return the published commit; "" where the link cannot be read. Without a link, the image's tree is published."""
+    try:
+        return commit_of_link(os.readlink(root / "current"), Path(zero)) or ""  # noqa: PTH115 - as text
+    except FileNotFoundError:
+        return ZERO
+    except OSError:
+        return ""
 
 
 def published_scripts(root: Path, zero: Path = Path(GENERATION_ZERO)) -> Mapping[str, str] | None:

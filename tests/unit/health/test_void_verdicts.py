@@ -94,6 +94,26 @@ def test_the_pod_tells_no_problem_of_a_script_that_is_gone(
     assert ("the disk is gone" in shown) == bool(problems), shown
 
 
+def test_the_summary_of_broken_scripts_counts_for_its_own_commit(tmp_path: Path) -> None:
+    """On an idle node no prolog withdraws it: the pod would name a script that is long gone for a day."""
+
+    def shown(commit: str) -> bool:
+        verdict = Verdict(
+            "scripts_prolog", Result.PROBLEM, Class.USER, "prolog.d/x: exit 2", commit=commit, boot_id=BOOT, at=1.0,
+            expires=1e12,
+        )  # fmt: skip
+        return bool(without_void({verdict.check: verdict}, tmp_path))
+
+    publish(tmp_path, "a" * 40, x="#!/bin/sh\nexit 2\n")
+    assert shown("a" * 40)
+    publish(tmp_path, "b" * 40, x="#!/bin/sh\n")
+    assert not shown("a" * 40) and shown("b" * 40)
+    (tmp_path / "current").unlink()
+    assert not shown("a" * 40) and shown("zero"), "the image's own tree is published"
+    (tmp_path / "current").mkdir()
+    assert shown("a" * 40), "unknown"
+
+
 def test_a_person_s_drain_stays_when_the_script_is_gone(desk: Desk, tmp_path: Path) -> None:
     desk.slurm.state = BrokerNode(True, "Ann: fan")
     publish(tmp_path, "b" * 40, other="#!/bin/sh\n")
