@@ -86,6 +86,9 @@ def _objects(
     for pod in kubernetes.others.values():
         if pod.name in names or pod.node in names - {""}:
             yield _pod(pod, places.get(pod.name, ""))
+    if stateful_set := (kubernetes.sets or {}).get(name):
+        ready = sum(pod.ready for pod in kubernetes.pods.values() if pod.name.rpartition("-")[0] == name)
+        yield f"{name}: a StatefulSet, {ready} of {stateful_set.replicas} pods ready"
     if pool := (kubernetes.pools or {}).get(name):
         for condition in pool.status.conditions:
             yield f"{name}: {condition.type} {condition.status} {line(condition.message, LONG)}".rstrip()
@@ -110,7 +113,8 @@ def _node(node: KubeNode) -> str:
     if ready and not is_true(ready) and ready.since:
         state += f" since {rfc3339(int(ready.since))}"
     marks = [state, *(["cordoned"] if node.cordoned else []), *(["given up by the fleet"] if node.fenced else [])]
-    marks += [f"tainted {taint.key}" for taint in node.taints]
+    # A taint may be there with several effects.
+    marks += dict.fromkeys(f"tainted {taint.key}" for taint in node.taints)
     return f"Node {node.name}: {', '.join(marks)}"
 
 

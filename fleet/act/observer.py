@@ -30,7 +30,16 @@ from fleet.decide.fencing import find_suspects, pods_on
 from fleet.decide.remediation import ACTED
 from fleet.policy import Policy
 from fleet.world.fields import Fields
-from fleet.world.kubernetes import COMPONENTS, WITH_PAGE, KubeCondition, KubeNode, KubePod, KubernetesView, is_true
+from fleet.world.kubernetes import (
+    COMPONENTS,
+    CONTROLLER,
+    WITH_PAGE,
+    KubeCondition,
+    KubeNode,
+    KubePod,
+    KubernetesView,
+    is_true,
+)
 from fleet.world.pod_page import MOST_BYTES, READY, parse_page
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import DeathProof, FleetSnapshot, Unknown, Worker
@@ -285,7 +294,8 @@ class Observer:
 
 # The pods' pages `/conditions`, which the leader copies into their status. Any client that may write a pod's status
 # chooses the address, so the request is a plain GET without a token or a name of the fleet. The fleet asks a pod that
-# is not ready every few seconds, a ready one every minute, and each at once when the kubelet's probe disagrees.
+# is not ready and a controller, which may take over, every few seconds, a ready one of another role every minute, and
+# each at once when the kubelet's probe disagrees.
 
 PAGE_WITHIN_S = 3.0
 EVERY_S, SOON_S, LATER_S = 1.0, 5.0, 60.0
@@ -343,7 +353,7 @@ class PodPages:
         if answer is None or answer.ready != is_ready(pod):
             return True
         shows_ready = any(condition.type == READY and is_true(condition) for condition in answer.conditions)
-        settled = answer.ready and shows_ready and not pod.deleting
+        settled = answer.ready and shows_ready and not pod.deleting and pod.component != CONTROLLER
         return self.now() - answer.at >= (LATER_S if settled else SOON_S)
 
 

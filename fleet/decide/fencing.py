@@ -121,7 +121,8 @@ def _lacking(
     if proof is None:
         return "it has not been probed yet"
     heard = next((pod.name for pod in pods if _is_heard(pod, slurm)), "")
-    kubelet = "its kubelet answers" if proof.kubelet else "it has no address"
+    # A refused connection is an answer of the machine, also where no kubelet runs.
+    kubelet = "its address answers at the kubelet's port" if proof.kubelet else "it has no address"
     by_provider = any(taint.key in policy.provider for taint in node.taints)
     doubts = (
         (not proof.witness, "the fleet reaches no other kubelet either, so its own network may be cut"),

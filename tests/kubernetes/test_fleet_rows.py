@@ -270,7 +270,7 @@ def test_a_dead_machines_pod_comes_back_on_another_one(rows: Rows) -> None:
 
 
 ALIVE: dict[str, tuple[str, Callable[[Rows], object]]] = {
-    "a kubelet that answers": ("its kubelet answers", lambda rows: rows.says(NAME, "Unknown")),
+    "a kubelet that answers": ("its address answers at the kubelet's port", lambda rows: rows.says(NAME, "Unknown")),
     "a lease that is renewed": ("its kubelet has renewed its lease", lambda rows: dead_but(rows, renewed=True)),
     "too many": ("more than 1 of 2 machines do not answer", lambda rows: all_die(rows)),
     "no provider's word": ("the provider has not reported it off", lambda rows: with_provider(rows)),
@@ -311,7 +311,7 @@ def test_a_machine_that_answers_again_keeps_its_pods_and_jobs_though_it_was_give
     rows.taint(OUT)
     rows.says(NAME, "Unknown")
     with rows.running():
-        until(lambda: "not proven: its kubelet answers" in rows.log(), "it is told", seen=rows.log)
+        until(lambda: "not proven: its address answers" in rows.log(), "it is told", seen=rows.log)
         until(lambda: "notready" in rows.reason(NAME), "it is drained", seen=rows.log)
         rows.cordon("w1", "rack 4")
         until(lambda: rows.reason("w1"), "it has looked again since", seen=rows.log)

@@ -10,7 +10,7 @@ from fleet import FleetError
 from fleet.cli import explain
 from fleet.policy import Policy
 from fleet.report.status import detail, lines, picture, report
-from fleet.world.kubernetes import KubernetesView
+from fleet.world.kubernetes import KubernetesView, StatefulSet, Taint
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import PoolWorlds
@@ -160,6 +160,20 @@ def test_a_node_without_a_worker_is_explained() -> None:
     worlds = settled()
     del worlds.pods["w2"]
     assert explained(worlds, "n2").startswith("Node n2: Ready")
+
+
+def test_a_pool_that_is_a_statefulset_is_explained_and_a_taint_with_two_effects_is_named_once() -> None:
+    worlds = settled()
+    world = worlds.world()
+    assert isinstance(world.kubernetes, KubernetesView)
+    taints = tuple(Taint("node.kubernetes.io/unreachable", "", effect) for effect in ("NoSchedule", "NoExecute"))
+    node = replace(world.kubernetes.nodes["n0"], taints=taints)
+    here = replace(world.kubernetes, sets={"w": StatefulSet(4)}, nodes={**world.kubernetes.nodes, "n0": node})
+    pods = {name.replace("w", "w-"): replace(pod, name=name.replace("w", "w-")) for name, pod in here.pods.items()}
+    world = replace(world, kubernetes=replace(here, pods=pods))
+    decision = worlds.decide(worlds.world())
+    assert list(explain("w", world, decision)) == ["w: a StatefulSet, 3 of 4 pods ready"]
+    assert next(iter(explain("n0", world, decision))) == "Node n0: Ready, tainted node.kubernetes.io/unreachable"
 
 
 def test_a_name_that_is_nowhere_is_refused_with_the_nearest() -> None:

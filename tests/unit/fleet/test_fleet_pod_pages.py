@@ -170,6 +170,12 @@ def test_a_ready_pod_is_asked_every_minute_and_at_once_when_the_kubelet_finds_ot
     assert pods.changes == 2, "nor does a duration"
 
 
+def test_a_controller_is_asked_soon_for_it_may_take_over(pods: Pods) -> None:
+    controller = replace(POD, component="controller")
+    assert pods.round(controller) == ["w0"]
+    assert pods.round(controller, after=SOON_S) == ["w0"]
+
+
 @pytest.mark.parametrize("told", [(ILL,), ()])
 def test_a_pod_that_is_not_well_is_asked_soon(pods: Pods, told: tuple[KubeCondition, ...]) -> None:
     pods.answer = lambda _: told

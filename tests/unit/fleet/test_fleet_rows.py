@@ -896,7 +896,7 @@ def test_while_slurm_is_silent_for_other_reasons_no_machine_is_given_up(acting: 
     [
         ({"lease_age": 10.0}, "has renewed its lease"),
         ({"lease_age": None}, "cannot be read"),
-        ({"kubelet": True}, "its kubelet answers"),
+        ({"kubelet": True}, "its address answers at the kubelet's port"),
         ({"kubelet": None}, "it has no address"),
         ({"pods": ("w-0",)}, "w-0 answers on it"),
         ({"witness": False}, "its own network may be cut"),
