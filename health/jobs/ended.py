@@ -32,6 +32,7 @@ from init.slurm.node import PREFIX
 
 SACCT = "sacct"
 TWICE_S = 60.0  # from a refused second start to the end of the job
+LAUNCH_S = 300.0  # of a prolog and the start of a script
 CAME_S = 30.0  # from the end of a preempted job to the start of the job that took its place
 AFTER = 900.0  # a check may see a machine's fault minutes after the job has died of it
 NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it cannot open
@@ -348,8 +349,15 @@ def _cancelled(job: Job, world: World) -> Answer:
 
 
 def _was_never_launched(job: Job) -> bool:
-    """Tell if root cancelled the job before its script ran: an ended batch script has a code or a signal."""
-    return job.reason == "Prolog" or any(step.id.endswith(".batch") and not step.has_code for step in job.steps)
+    """Tell if root cancelled the job before its script ran: a batch script that Slurm saw end has a code or a signal.
+
+    The script of a job that ran for longer may lack both because its node is gone.
+    """
+    if job.reason == "Prolog":
+        return True
+    own = [step for step in job.steps if not step.id.endswith(".extern")]
+    is_early = job.ended - job.started <= LAUNCH_S
+    return is_early and len(own) == 1 and own[0].id.endswith(".batch") and not own[0].has_code
 
 
 def _launch_failed(job: Job, world: World) -> Answer:

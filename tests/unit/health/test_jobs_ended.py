@@ -115,11 +115,15 @@ def test_a_job_that_a_node_could_not_launch_was_cancelled_by_no_person() -> None
     """slurmd cancels it as root. Accounting keeps no reason; its batch step has neither a code nor a signal."""
     began, never = JobStep("12.batch", "CANCELLED", 0, 15), JobStep("12.batch", "CANCELLED", 0, 0, has_code=False)
     for changes in ({"steps": (never,)}, {"reason": "Prolog"}):
-        answer = ended("CANCELLED", World(nodes=(SICK,)), killer="root", **changes)
+        answer = ended("CANCELLED", World(nodes=(SICK,)), killer="root", started=JOB.ended - 2, **changes)
         assert (answer.cause, answer.sure) == (JobCause.MACHINE, Sure.LIKELY), answer
         assert "launch failed on w0" in answer.headline and "XID 79" in facts(answer)
         assert any("--exclude=w0" in text for text in answer.advice)
-    assert ended("CANCELLED", killer="root", steps=(began,)).cause is JobCause.PERSON
+    assert ended("CANCELLED", killer="root", steps=(began,), started=JOB.ended - 2).cause is JobCause.PERSON
+    # Its node went away while it ran.
+    assert ended("CANCELLED", killer="root", steps=(never,)).cause is JobCause.PERSON
+    ran = (never, JobStep("12.0", "CANCELLED", 0, 0, has_code=False))
+    assert ended("CANCELLED", killer="root", steps=ran, started=JOB.ended - 2).cause is JobCause.PERSON
     assert "own user" in ended("CANCELLED", killer=JOB.user, steps=(never,)).headline
 
 
