@@ -145,12 +145,15 @@ def _is_heard(pod: KubePod, slurm: SlurmView | Unknown) -> bool:
 def _proposal(node: KubeNode, pods: list[KubePod], lacking: str, policy: Policy) -> Notice:
     # No number of seconds: it would be another sentence in each pass.
     text = f"its kubelet has not been ready for over {policy.dead_s:g} s"
+    names = [pod.name for pod in pods[:8]]
     if lacking:
         text += f"; its death is not proven: {lacking}"
     else:
-        names = ", ".join(pod.name for pod in pods[:8])
-        text += f", its lease is as old, and neither it nor {names} can be reached: `fencing: act` would give it up"
+        all_names = ", ".join(names)
+        text += f", its lease is as old, and neither it nor {all_names} can be reached: `fencing: act` would give it up"
     by_hand = f"kubectl taint nodes {node.name} {TAINT}=nodeshutdown:NoExecute"
+    # Kubernetes deletes the pods of a Node with this taint from 1.26 on.
+    by_hand += f" (before Kubernetes 1.26 also: kubectl delete pod --force --grace-period=0 {' '.join(names)})"
     back = f"When the machine is back: {take_back(node.name)}"
     return Notice(node.name, "dead", f"{text}. Once you are certain that the machine is off: {by_hand}. {back}")
 

@@ -220,6 +220,7 @@ def test_a_proposed_taint_names_its_way_back() -> None:
     worlds.now += 60
     text = explained(worlds, "n0")
     assert "kubectl taint nodes n0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute" in text
+    assert "before Kubernetes 1.26 also: kubectl delete pod --force --grace-period=0 w0" in text
     back = "When the machine is back: kubectl taint nodes n0 node.kubernetes.io/out-of-service-"
     assert back in text
     world = worlds.world()
