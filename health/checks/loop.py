@@ -131,6 +131,9 @@ def anything_due(now: float) -> bool:
     )
 
 
+UNKNOWN = "unknown"  # no sentence of `report`
+
+
 def report(shown: str, now: float) -> str:
     """Update the pod's condition and metrics; return the sentence that the pod shows now."""
     places = Places.from_environment()
@@ -169,7 +172,7 @@ def main() -> int:
         _run_logged("boot", BACKGROUND_S)
     settled = run_deep_once(lambda: _run_logged("deep", DEEP_S))
     at = time.monotonic() + (0.0 if first else offset)
-    fault = shown = ""
+    fault, shown = "", UNKNOWN  # an earlier process may have died with a sentence on the pod
     while True:
         select.select([], [], [], max(0.0, at - time.monotonic()))
         settled = settled or run_deep_once(lambda: _run_logged("deep", DEEP_S))

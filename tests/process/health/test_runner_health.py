@@ -567,6 +567,33 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
             process.wait()
 
 
+def test_a_new_loop_takes_back_what_a_killed_one_has_left_on_the_pod(world: World) -> None:
+    """init keeps the condition of a process that died."""
+    asked: list[dict[str, object]] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(world.root / "control.sock"))
+        listener.listen(8)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        asked.append(json.loads(client.makefile().readline()))
+                        client.sendall(b'{"ok": true}\n')
+
+        threading.Thread(target=serve, daemon=True).start()
+        env = {**world.environment, "MINIVM_HEALTH_ROUND_SECONDS": "0.2"}
+        process = subprocess.Popen([sys.executable, "-I", "-m", "health.checks.loop"], env=env)
+        try:
+            until(lambda: asked, "it tells init that there is no problem")
+        finally:
+            process.kill()
+            process.wait()
+    told = {"op": "condition", "name": "health", "text": "", "blocking": False}
+    assert asked[0] == told and asked.count(told) == 1
+
+
 def served(world: World, *answers: dict[str, object]) -> contextlib.AbstractContextManager[list[object]]:
     """Serve a broker that repeats its last answer."""
 
