@@ -1,10 +1,10 @@
 """Keep one user of a pod from holding all connections that Slurm's daemons on other pods take.
 
 slurmdbd takes 100 connections, and none of the daemons closes a silent one. They cannot tell one user of a pod from
-another before a message comes, but this pod's kernel can. The processes of a user who holds more than the limit to one
-port of one address for LOOKS looks are killed: those with such connections, and all of the user's where connections
-remain without an owner in sight (an unreadable process, a descriptor on its way in a message). For WATCHED_S such a
-user has a quarter of the limit, and one look.
+another before a message comes, but this pod's kernel can. The processes of a user who is over a limit to one port of
+one address for LOOKS looks are killed: those with such connections, and all of the user's where connections remain
+without an owner in sight (an unreadable process, a descriptor on its way in a message). For WATCHED_S such a user has a
+quarter of the limits, and one look.
 
 python3 -I -m init.helpers.port_guard
 """
@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ground.sockets import notify
 from init.errors import InitError
@@ -29,10 +30,18 @@ from init.pod.pod import run_as
 QUIET_S, ALERT_S = 5.0, 2.0
 LOOKS = 3
 WATCHED_S = 300.0
-# By port, to one address. `minivm job` opens one connection to a worker's black boxes, Slurm's clients one at a time.
 SLURMCTLD, SLURMDBD, BOXES = 6817, 6819, 8652
-# Many clients of one user wait at once where slurmctld, which takes 8,192, is slow: that is no attack.
-LIMITS = {SLURMCTLD: 1000, SLURMDBD: 16, BOXES: 8}
+
+
+class Limit(NamedTuple):
+    """Connections of one user to one port of one address."""
+
+    kept: int  # those that were there at the look before, too: a client's own is gone within a second
+    every: int  # many clients side by side (`xargs -P 32 sacct`) have as many at every look, and are no attack
+
+
+# slurmctld takes 8,192, slurmdbd 100, the black boxes 4 at a time; `minivm job` opens one to each of a job's workers.
+LIMITS = {SLURMCTLD: Limit(1000, 1000), SLURMDBD: Limit(16, 64), BOXES: Limit(8, 16)}
 NAMES = {SLURMCTLD: "slurmctld", SLURMDBD: "slurmdbd", BOXES: "the black boxes of a worker"}
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 # Established connections, and those that wait for an answer: they take the daemon's queue.
@@ -66,6 +75,7 @@ class PortGuard:
     def __init__(self, trusted: frozenset[int]) -> None:
         self.trusted = trusted
         self.looks: Counter[tuple[int, Peer]] = Counter()
+        self.before: Held = {}
         self.watched: dict[int, tuple[float, int]] = {}  # user id -> when the watch ends, and the port
 
     def expire(self, now: float) -> bool:
@@ -78,16 +88,16 @@ class PortGuard:
     def is_alert(self) -> bool:
         return bool(self.looks or self.watched)
 
-    def allowed(self, user: int, port: int) -> int:
-        return LIMITS[port] // 4 if user in self.watched else LIMITS[port]
+    def is_over(self, user: int, peer: Peer, inodes: set[int]) -> bool:
+        share = 4 if user in self.watched else 1
+        limit = LIMITS[peer[1]]
+        kept = inodes & self.before.get((user, peer), set())
+        return len(kept) > limit.kept // share or len(inodes) > limit.every // share
 
     def look(self, sockets: Held, now: float) -> list[tuple[int, Peer]]:
-        """Return the users over the limit for long enough, with the address and port."""
-        over = [
-            key
-            for key, inodes in sockets.items()
-            if key[0] not in self.trusted and len(inodes) > self.allowed(key[0], key[1][1])
-        ]
+        """Return the users over a limit for long enough, with the address and port."""
+        over = [key for key, inodes in sockets.items() if key[0] not in self.trusted and self.is_over(*key, inodes)]
+        self.before = sockets
         self.looks = Counter({key: self.looks[key] + 1 for key in over})
         ended = [key for key in over if key[0] in self.watched or self.looks[key] >= LOOKS]
         for key in ended:

@@ -36,25 +36,41 @@ def test_connections_are_counted_by_user_and_by_where_they_lead() -> None:
     assert held([HEAD, b"", b"1: nonsense"]) == {}
 
 
-def test_a_user_over_the_limit_is_found_at_the_third_look_and_at_once_after_it() -> None:
+@pytest.mark.parametrize("many", [LIMITS[SLURMDBD].kept + 1, LIMITS[SLURMDBD].every])
+def test_a_user_who_keeps_too_many_is_found_at_the_third_look_after_the_first_and_soon_after_it(many: int) -> None:
     assert LOOKS == 3
-    many, few = {(BOB, DBD): LIMITS[SLURMDBD] + 1}, {(BOB, DBD): LIMITS[SLURMDBD] // 4 + 1}
+    over, few = {(BOB, DBD): many}, {(BOB, DBD): LIMITS[SLURMDBD].kept // 4 + 1}
     guard = PortGuard(frozenset())
-    assert not guard.is_alert
-    assert looks(guard, many) == [[]] and guard.is_alert
-    assert looks(guard, many, many, few) == [[], [(BOB, DBD)], [(BOB, DBD)]] and guard.is_alert
+    assert looks(guard, over) == [[]] and not guard.is_alert
+    assert looks(guard, over, over, over) == [[], [], [(BOB, DBD)]] and guard.is_alert
+    assert looks(guard, {}, few, few) == [[], [], [(BOB, DBD)]]
     assert guard.expire(4 + WATCHED_S) and not guard.watched
-    assert looks(guard, many, few, many, many) == [[]] * 4
+    assert looks(guard, over, few, over, over) == [[]] * 4
+
+
+def test_more_than_many_clients_side_by_side_are_found_whatever_their_age() -> None:
+    number = LIMITS[SLURMDBD].every + 1
+    guard = PortGuard(frozenset())
+    new = [{(BOB, DBD): set(range(number * look, number * (look + 1)))} for look in range(4)]
+    assert [guard.look(sockets, 1.0) for sockets in new] == [[], [], [(BOB, DBD)], [(BOB, DBD)]]
+
+
+def test_many_short_clients_side_by_side_are_left() -> None:
+    """`xargs -P 60 sacct` has as many connections at every look, and others each time."""
+    guard = PortGuard(frozenset())
+    for look in range(9):
+        assert not guard.look({(BOB, DBD): set(range(60 * look, 60 * (look + 1)))}, float(look))
+    assert not guard.is_alert
 
 
 @pytest.mark.parametrize(
     "counts",
     [
-        {(BOB, DBD): LIMITS[SLURMDBD]},
+        {(BOB, DBD): LIMITS[SLURMDBD].kept},
         {(ROOT, DBD): 1000},
         # Connections to many daemons are no flood of one: `minivm job` asks each node of a job.
         {(BOB, (b"%08X" % node, BOXES)): 4 for node in range(16)},
-        {(BOB, DBD): LIMITS[SLURMDBD] - 1, (BOB, OTHER): LIMITS[SLURMDBD] - 1},
+        {(BOB, DBD): LIMITS[SLURMDBD].kept - 1, (BOB, OTHER): LIMITS[SLURMDBD].kept - 1},
         {(BOB, (b"0100007F", SLURMCTLD)): 300},
     ],
 )
@@ -64,4 +80,4 @@ def test_ordinary_and_trusted_use_is_left(counts: Mapping[tuple[int, Peer], int]
 
 def test_each_user_over_the_limit_is_found_and_no_other() -> None:
     counts = {(BOB, DBD): 50, (ANN, DBD): 2, (ANN + 5, OTHER): 50}
-    assert looks(PortGuard(frozenset()), *[counts] * 3)[2] == [(BOB, DBD), (ANN + 5, OTHER)]
+    assert looks(PortGuard(frozenset()), *[counts] * 4)[3] == [(BOB, DBD), (ANN + 5, OTHER)]
