@@ -470,7 +470,7 @@ def test_a_worker_of_an_older_slurm_is_born_without_what_it_does_not_know() -> N
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"slurm": {"version": "24.11"}}, "from 25.05 on"),
+        ({"slurm": {"version": "24.11"}}, "use 25.05 or newer"),
         ({"slurm": {"version": "26.05", "topologyConfig": "- topology: b\n"}}, "says it already"),
         ({"slurm": {"version": "26.05", "files": {"topology.conf": "SwitchName=a Nodes=b\n"}}}, "says it already"),
         ({"slurm": {"version": "26.05", "nodeMode": "static"}}, "is static"),
