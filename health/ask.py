@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from health.places import Places
 
-UNKILLABLE_WAIT_S = 30.0  # the broker asks slurmctld meanwhile
+UNKILLABLE_WAIT_S = 120.0  # the broker asks slurmctld meanwhile, and again; slurmstepd would wait for 300 s
 
 
 def ask_broker(request: Mapping[str, object], wait_s: float) -> Mapping[str, object] | None:

@@ -230,6 +230,8 @@ ENDED_S = 300.0
 # `failed`: a prolog or epilog failed. `ended`: jobs have ended. `unkillable`: Slurm could not kill a step.
 QUESTIONS = ("gate", "look", "status", "forget", "deep", "failed", "ended", "unkillable")
 SOON_S = 0.05
+# How long slurmctld may be silent when Slurm cannot kill a step: a slurmd that reconfigures may sign nothing for 60 s.
+KNOWN_WITHIN_S = 75.0
 
 
 def clock() -> Now:
@@ -253,6 +255,7 @@ class Broker:
         # Jobs without a living slurmstepd, and when each is due; the time of the last look.
         self._dead: dict[int, float] = {}
         self._dead_looked = 0.0
+        self.known_within_s = KNOWN_WITHIN_S
 
     def look(self) -> None:
         """Read the verdicts, then decide and act until no action brings a new input."""
@@ -344,14 +347,19 @@ class Broker:
 
     def _unkillable(self, job: int) -> Mapping[str, object]:
         """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
-        processes, node = remains_of_job(job), _ask(self.slurm.known_node)
+        at, processes, earlier = clock(), remains_of_job(job), self.memory.slurm.unkilled
+        # slurmstepd waits for this answer. Without the node's state its drain would stay for a person.
+        while isinstance(node := _ask(self.slurm.known_node), Failed):
+            if clock().steady - at.steady >= self.known_within_s:
+                log(f"the node's state before Slurm's drain is not known: {node.why}")
+                break
+            time.sleep(min(1.0, self.known_within_s))
         before = None if isinstance(node, Failed) else node
-        earlier = self.memory.slurm.unkilled
         if before is not None and (cause := cause_of(before)) and cause.kill:
             # Another step of the same failure: only the first one could record the node's earlier state.
             before = earlier.before if earlier else None
             processes = tuple({*(earlier.processes if earlier else ()), *processes})
-        watch = replace(self.memory.slurm, unkilled=Unkilled(job, clock().wall, processes, before))
+        watch = replace(self.memory.slurm, unkilled=Unkilled(job, at.wall, processes, before))
         self.memory = expect_drain(replace(self.memory, slurm=watch), clock())
         log(f"Slurm cannot kill job {job}: {len(processes)} processes are left")
         return {"processes": len(processes)}

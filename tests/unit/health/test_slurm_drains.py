@@ -186,10 +186,30 @@ def test_the_broker_records_a_step_that_cannot_be_killed_before_slurm_drains(tmp
     second = desk.broker.memory.slurm.unkilled
     assert second is not None and second == replace(unkilled, at=second.at)
     desk.slurm.down = True
+    desk.broker.known_within_s = 0.01
     desk.broker.answer({"ask": "unkillable", "job": 47})
     third = desk.broker.memory.slurm.unkilled
     assert third is not None and third.before is None
     assert "error" in desk.broker.answer({"ask": "unkillable", "job": "46"})
+
+
+def test_the_state_before_a_drain_is_known_though_slurmctld_answers_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain without that record is never lifted; slurmctld may be restarting at that moment."""
+    desk = Desk(tmp_path)
+    desk.say("ok")
+    desk.slurm.down = True
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        desk.slurm.down = len(pauses) < 3
+
+    monkeypatch.setattr(time, "sleep", pause)
+    desk.broker.answer({"ask": "unkillable", "job": 46})
+    unkilled = desk.broker.memory.slurm.unkilled
+    assert unkilled is not None and unkilled.before == IDLE and len(pauses) == 3
 
 
 def test_after_jobs_slurmctld_is_asked_seldom_and_after_a_failed_script_soon(tmp_path: Path) -> None:
