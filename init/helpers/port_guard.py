@@ -4,7 +4,7 @@ slurmdbd takes 100 connections, and none of the daemons closes a silent one. The
 another before a message comes, but this pod's kernel can. The processes of a user who is over a limit to one port of
 one address for LOOKS looks are killed: those with such connections, and all of the user's where connections remain
 without an owner in sight (an unreadable process, a descriptor on its way in a message). For WATCHED_S such a user has a
-quarter of the limits, and one look.
+quarter of the limits, and one look. The pauses between looks are random: a user sees in /proc when the guard has run.
 
 python3 -I -m init.helpers.port_guard
 """
@@ -12,6 +12,7 @@ python3 -I -m init.helpers.port_guard
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import time
@@ -27,7 +28,8 @@ from init.pod.client import SOCKET, condition, log
 from init.pod.pod import run_as
 
 # A look costs the kernel 10 ms, whatever the number of connections: more often only while a user is over the limit.
-QUIET_S, ALERT_S = 5.0, 2.0
+# From the shortest pause to the longest.
+QUIET_S, ALERT_S = (1.5, 6.0), (1.5, 2.5)
 LOOKS = 3
 WATCHED_S = 300.0
 SLURMCTLD, SLURMDBD, BOXES = 6817, 6819, 8652
@@ -51,17 +53,19 @@ ROW = re.compile(
     re.MULTILINE,
 )
 MAPPED = b"0000000000000000FFFF0000"  # an IPv4 address in the table of IPv6
+ANY = b""  # slurmdbd has the address of its pod and of its Service, of each family, and takes 100 connections in all
 
 Peer = tuple[bytes, int]
 Held = Mapping[tuple[int, Peer], set[int]]
 
 
 def held(tables: Iterable[bytes]) -> Held:
-    """Return the sockets (inodes) by their user and by the address and port that they lead to."""
+    """Return the sockets (inodes) by their user and by where they lead: slurmdbd's addresses count together."""
     found: dict[tuple[int, Peer], set[int]] = defaultdict(set)
     for table in tables:
-        for address, port, user, inode in ROW.findall(table):
-            found[int(user), (address.removeprefix(MAPPED), int(port, 16))].add(int(inode))
+        for address, hex_port, user, inode in ROW.findall(table):
+            port = int(hex_port, 16)
+            found[int(user), (ANY if port == SLURMDBD else address.removeprefix(MAPPED), port)].add(int(inode))
     return found
 
 
@@ -98,12 +102,18 @@ class PortGuard:
         """Return the users over a limit for long enough, with the address and port."""
         over = [key for key, inodes in sockets.items() if key[0] not in self.trusted and self.is_over(*key, inodes)]
         self.before = sockets
-        self.looks = Counter({key: self.looks[key] + 1 for key in over})
+        # One look under the limit takes back one look over it, so that letting go at every third one hides nothing.
+        fewer = {key: looks - 1 for key, looks in self.looks.items() if looks > 1}
+        self.looks = Counter(fewer | {key: self.looks[key] + 1 for key in over})
         ended = [key for key in over if key[0] in self.watched or self.looks[key] >= LOOKS]
         for key in ended:
             del self.looks[key]
             self.watched[key[0]] = now + WATCHED_S, key[1][1]
         return ended
+
+
+def pause(*, is_alert: bool) -> float:
+    return random.uniform(*(ALERT_S if is_alert else QUIET_S))
 
 
 def kill_user(user: int) -> None:
@@ -162,7 +172,7 @@ def main(control: Path = SOCKET) -> int:
             watch.look()
         except OSError as error:
             log(f"the connections of this pod cannot be read: {error.strerror or error}")
-        time.sleep(ALERT_S if watch.guard.is_alert else QUIET_S)
+        time.sleep(pause(is_alert=watch.guard.is_alert))
 
 
 if __name__ == "__main__":

@@ -44,16 +44,25 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def address() -> Iterator[str]:
     """Stand where slurmdbd does, at an address of this test's own."""
     own = f"127.{1 + os.getpid() % 250}.{os.getpid() // 250 % 250}.9"
-    with socket.create_server((own, SLURMDBD), backlog=200):
+    with (
+        socket.create_server((own, SLURMDBD), backlog=200),
+        socket.create_server((own.removesuffix("9") + "10", SLURMDBD), backlog=200),
+    ):
         yield own
+
+
+@pytest.fixture
+def other_address(address: str) -> str:
+    """Another address of the same slurmdbd, as a pod has one of its own beside its Service's."""
+    return address.removesuffix("9") + "10"
 
 
 @pytest.fixture
 def hold(address: str) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
 
-    def start(user: int, number: int, program: str = PLAIN) -> subprocess.Popen[str]:
-        command = [PYTHON, "-c", program, address, str(number), str(SLURMDBD)]
+    def start(user: int, number: int, program: str = PLAIN, to: str = address) -> subprocess.Popen[str]:
+        command = [PYTHON, "-c", program, to, str(number), str(SLURMDBD)]
         process = subprocess.Popen(command, user=user, group=GROUP, extra_groups=[], stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout and process.stdout.readline() == "held\n"
@@ -93,3 +102,14 @@ def test_only_the_holders_are_killed_where_they_can_be_seen(hold: Start, tmp_pat
     watch.look()
     watch.look()
     assert again.wait(10) == -9 and own_work.poll() is None
+
+
+def test_connections_to_all_addresses_of_slurmdbd_count_together(
+    hold: Start, other_address: str, tmp_path: Path
+) -> None:
+    half = LIMITS[SLURMDBD].kept // 2 + 1
+    bob, ann = [hold(BOB, half), hold(BOB, half, to=other_address)], hold(ANN, FEW, to=other_address)
+    watch = PortWatch(frozenset([0]), tmp_path / "no-pid-1")
+    for _ in range(KEPT):
+        watch.look()
+    assert [process.wait(10) for process in bob] == [-9, -9] and ann.poll() is None

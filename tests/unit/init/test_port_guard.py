@@ -6,10 +6,24 @@ from collections.abc import Mapping
 
 import pytest
 
-from init.helpers.port_guard import BOXES, LIMITS, LOOKS, SLURMCTLD, SLURMDBD, WATCHED_S, Peer, PortGuard, held
+from init.helpers.port_guard import (
+    ALERT_S,
+    ANY,
+    BOXES,
+    LIMITS,
+    LOOKS,
+    QUIET_S,
+    SLURMCTLD,
+    SLURMDBD,
+    WATCHED_S,
+    Peer,
+    PortGuard,
+    held,
+    pause,
+)
 
 ROOT, ANN, BOB = 0, 1001, 1002
-DBD, OTHER = (b"0100007F", SLURMDBD), (b"0200007F", SLURMDBD)
+AT, DBD = (b"0100007F", SLURMDBD), (ANY, SLURMDBD)
 HEAD = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 ROW = b"%4d: 0100007F:CA12 %s:%04X %02X 00000000:00000000 00:00000000 00000000 %5d        0 %d 1 0000 20 4 30 10 -1\n"
 
@@ -25,14 +39,22 @@ def looks(guard: PortGuard, *counts: Mapping[tuple[int, Peer], int]) -> list[lis
 def test_connections_are_counted_by_user_and_by_where_they_lead() -> None:
     established, syn_sent, close_wait = 1, 2, 8
     table = HEAD + b"".join([
-        ROW % (1, *DBD, established, BOB, 11),
-        ROW % (2, *DBD, syn_sent, BOB, 12),
-        ROW % (3, *DBD, close_wait, BOB, 13),
-        ROW % (4, DBD[0], 22, established, BOB, 14),
-        ROW % (5, *DBD, established, ANN, 15),
+        ROW % (1, *AT, established, BOB, 11),
+        ROW % (2, *AT, syn_sent, BOB, 12),
+        ROW % (3, *AT, close_wait, BOB, 13),
+        ROW % (4, AT[0], 22, established, BOB, 14),
+        ROW % (5, *AT, established, ANN, 15),
+        ROW % (6, b"0200007F", BOXES, established, ANN, 16),
+        ROW % (7, b"0300007F", BOXES, established, ANN, 17),
+        ROW % (8, b"0200007F", SLURMDBD, established, ANN, 18),
     ])  # fmt: skip
-    mapped = HEAD + ROW % (1, b"0000000000000000FFFF0000" + DBD[0], SLURMDBD, established, BOB, 16)
-    assert held([table, mapped]) == {(BOB, DBD): {11, 12, 16}, (ANN, DBD): {15}}
+    mapped = HEAD + ROW % (1, b"0000000000000000FFFF0000" + b"0200007F", BOXES, established, ANN, 19)
+    assert held([table, mapped]) == {
+        (BOB, DBD): {11, 12},
+        (ANN, DBD): {15, 18},
+        (ANN, (b"0200007F", BOXES)): {16, 19},
+        (ANN, (b"0300007F", BOXES)): {17},
+    }
     assert held([HEAD, b"", b"1: nonsense"]) == {}
 
 
@@ -70,7 +92,6 @@ def test_many_short_clients_side_by_side_are_left() -> None:
         {(ROOT, DBD): 1000},
         # Connections to many daemons are no flood of one: `minivm job` asks each node of a job.
         {(BOB, (b"%08X" % node, BOXES)): 4 for node in range(16)},
-        {(BOB, DBD): LIMITS[SLURMDBD].kept - 1, (BOB, OTHER): LIMITS[SLURMDBD].kept - 1},
         {(BOB, (b"0100007F", SLURMCTLD)): 300},
     ],
 )
@@ -79,5 +100,21 @@ def test_ordinary_and_trusted_use_is_left(counts: Mapping[tuple[int, Peer], int]
 
 
 def test_each_user_over_the_limit_is_found_and_no_other() -> None:
-    counts = {(BOB, DBD): 50, (ANN, DBD): 2, (ANN + 5, OTHER): 50}
-    assert looks(PortGuard(frozenset()), *[counts] * 4)[3] == [(BOB, DBD), (ANN + 5, OTHER)]
+    counts = {(BOB, DBD): 50, (ANN, DBD): 2, (ANN + 5, DBD): 50}
+    assert looks(PortGuard(frozenset()), *[counts] * 4)[3] == [(BOB, DBD), (ANN + 5, DBD)]
+
+
+def test_a_user_who_lets_go_at_every_third_look_is_found() -> None:
+    over = {(BOB, DBD): LIMITS[SLURMDBD].every + 1}
+    assert looks(PortGuard(frozenset()), over, over, {}, over, over) == [[], [], [], [], [(BOB, DBD)]]
+    guard = PortGuard(frozenset())
+    assert looks(guard, over, {}, over, {}, {}) == [[]] * 5 and not guard.is_alert
+
+
+@pytest.mark.parametrize("bounds", [QUIET_S, ALERT_S])
+def test_no_user_knows_when_the_next_look_comes(bounds: tuple[float, float]) -> None:
+    """A user sees in /proc when the guard ran: at a fixed time after that, nobody would hold anything."""
+    shortest, longest = bounds
+    pauses = {pause(is_alert=bounds == ALERT_S) for _ in range(100)}
+    assert len(pauses) > 50 and shortest <= min(pauses) and max(pauses) <= longest
+    assert shortest > 1  # a client of one question has gone by then
