@@ -73,6 +73,10 @@ class Asker:
         """True if the snapshot gave the last answer: some seconds old, with the nodes that `nobody` may see."""
         return isinstance(self.run, Shared) and self.run.is_old
 
+    def may_read_output(self, job: Job) -> bool:
+        """Tell if this process has the rights of the job's user alone: the user names the file."""
+        return self.reads_output and not self.is_root and job.user == self.user
+
     @property
     def last_age(self) -> float:
         return self.run.age if isinstance(self.run, Shared) else 0.0
@@ -152,7 +156,7 @@ def page(asker: Asker, job: Job) -> Page:
     else:
         world = _running(asker, job)
     shown, error = explain(job, replace(world, missing=tuple(asker.missing)), asker.now), None
-    if asker.reads_output and job.has_ended and job.state != "COMPLETED" and job.user == asker.user:
+    if job.has_ended and job.state != "COMPLETED" and asker.may_read_output(job):
         from health.jobs import output  # imported late, as below: its patterns cost a list of jobs more than squeue
 
         error = output.read(job)
@@ -383,7 +387,7 @@ def _running(asker: Asker, job: Job) -> World:
     if asker.now - job.started >= SAMPLED and "RUNNING" in job.states:
         argv = [SSTAT, "--allsteps", "-nP", "--noconvert", f"--jobs={job.id}", "--format=JobID,TRESUsageInTot"]
         world = replace(world, usage=asker.optional("what it uses", parse.usage, *argv))
-    if job.user == asker.user and job.output:
+    if job.output and asker.may_read_output(job):
         from health.jobs import output
 
         world = replace(world, output_age=output.age(job.output, job.started, asker.now))

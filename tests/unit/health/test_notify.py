@@ -188,6 +188,23 @@ def test_one_task_of_an_array_is_explained_without_all_the_others() -> None:
     assert [words for words in asked if words.startswith("--jobs")] == ["--jobs=8_2", "--jobs=8_2"]
 
 
+def test_a_message_quotes_no_file_of_the_service_that_a_job_names_as_its_output(tmp_path: Path) -> None:
+    """The service is root on the controller, and the user names the file: its own log, for example."""
+    log = tmp_path / "gitsync.log"
+    log.write_text("fatal: https://bot:token@git.site: Connection refused\n")
+    job = {
+        "job_id": 9, "user_name": "alice", "job_state": ["FAILED"], "start_time": 1, "batch_flag": True,
+        "standard_output": str(log), "standard_error": str(log),
+    }  # fmt: skip
+
+    def run(argv: Sequence[str]) -> str:
+        return json.dumps({"jobs": [job] if argv[0].endswith("squeue") else [], "nodes": []})
+
+    page = explainer(run)("9", "alice")
+    assert page is not None and page.job.output == str(log)
+    assert "token" not in repr(page.answer)
+
+
 def test_an_answer_about_jobs_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     program = ["/usr/bin/head", "-c", str(notify_main.MOST_ANSWER + 1), "/dev/zero"]
     with pytest.raises(SlurmError, match="longer than 4 MiB"):
