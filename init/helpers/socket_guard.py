@@ -8,6 +8,8 @@ is restarted, which ends them, but fails other users' commands for a moment.
 Where all users together hold CROWD, SHARE connections are enough. Only the user with the most connections is blocked at
 a time: other users' requests may be waiting because of that user.
 
+The pauses between looks are random: a user sees in /proc when the guard has run.
+
 python3 -I -m init.helpers.socket_guard SERVICE SOCKET
 """
 
@@ -17,6 +19,7 @@ import contextlib
 import errno
 import os
 import pwd
+import random
 import signal
 import socket
 import struct
@@ -31,7 +34,7 @@ from init.errors import InitError
 from init.pod.client import SOCKET, Client, condition, log
 from init.pod.pod import run_as
 
-EVERY_S = 1.0
+EVERY_S = 1.0  # on average
 LIMIT, LOOKS = 10, 3
 # Several users together fill sackd (50) or munged (64 threads) with fewer each. A request takes milliseconds.
 CROWD, SHARE = 30, 4
@@ -173,7 +176,9 @@ class Guard:
         counted = {user: number for user, number in counts.items() if user not in passed}
         limit = SHARE if sum(counted.values()) >= CROWD else LIMIT
         over_limit = {user: number for user, number in counted.items() if number >= limit}
-        self.looks = Counter({user: self.looks[user] + 1 for user in over_limit})
+        # One look under the limit takes back one look over it, so that letting go at every third one hides nothing.
+        fewer = {user: looks - 1 for user, looks in self.looks.items() if looks > 1}
+        self.looks = Counter(fewer | {user: min(LOOKS, self.looks[user] + 1) for user in over_limit})
         user = max(over_limit, key=lambda user: over_limit[user], default=None)
         if user is None or self.looks[user] < LOOKS:
             return None
@@ -274,6 +279,10 @@ class SocketWatch:
         return applied
 
 
+def pause() -> float:
+    return random.uniform(EVERY_S / 2, EVERY_S * 3 / 2)
+
+
 def main(service: str, path: Path, control: Path = SOCKET) -> int:
     watch = SocketWatch(service, path, control)
     watch.apply()  # removes what an earlier guard blocked
@@ -288,7 +297,7 @@ def main(service: str, path: Path, control: Path = SOCKET) -> int:
             watch.look()
         except OSError as error:
             log(f"the kernel did not list its unix sockets: {error.strerror or error}")
-        time.sleep(EVERY_S)
+        time.sleep(pause())
 
 
 if __name__ == "__main__":

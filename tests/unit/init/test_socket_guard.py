@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from init.helpers.socket_guard import ACL, BLOCKED_S, CROWD, LIMIT, LOOKS, SHARE, Guard, connections, dump, write_acl
+from init.helpers.socket_guard import (
+    ACL,
+    BLOCKED_S,
+    CROWD,
+    EVERY_S,
+    LIMIT,
+    LOOKS,
+    SHARE,
+    Guard,
+    connections,
+    dump,
+    pause,
+    write_acl,
+)
 
 ROOT, BOB, ANN = 0, 1002, 1001
 
@@ -45,6 +58,18 @@ def test_a_user_who_holds_many_connections_is_blocked_at_the_third_look() -> Non
     assert looks(Guard(frozenset()), many, {}, many, many) == [None] * 4
     assert looks(Guard(frozenset()), *[{BOB: LIMIT - 1}] * 9) == [None] * 9
     assert looks(Guard(frozenset([ROOT])), *[{ROOT: 1000}] * 9) == [None] * 9
+
+
+def test_a_user_who_lets_go_at_every_third_look_is_blocked() -> None:
+    many = {BOB: LIMIT}
+    assert looks(Guard(frozenset()), many, many, {}, many, many) == [None, None, None, None, (BOB, LIMIT)]
+    assert looks(Guard(frozenset()), *[many, {}] * 9) == [None] * 18
+
+
+def test_no_user_knows_when_the_next_look_comes() -> None:
+    """A user sees in /proc when the guard ran: at a fixed time after that, nobody would hold anything."""
+    pauses = {pause() for _ in range(100)}
+    assert len(pauses) > 50 and min(pauses) > 0 and max(pauses) <= 2 * EVERY_S
 
 
 def test_users_who_wait_because_of_another_are_not_blocked_with_that_user() -> None:
