@@ -184,12 +184,10 @@ def restore(
     with_accounting: bool = False,
     highest: int = 0,
     now: Callable[[], float] = time.time,
-    cut: Callable[[str], None] = lambda step: None,
 ) -> Iterator[str]:
     """Restore; yield what was done. slurmctld is stopped, and the caller holds the lock of the copies.
 
     `highest`: a job number that accounting knows, if the database is in another pod: the next job's is above it.
-    `cut` is called before each step, for tests that end there.
     """
     release = known(pod)
     check_fits(manifest, pod.text(CONFIGURATION) or "", release, str(directory / manifest.name / copies.MANIFEST))
@@ -199,7 +197,6 @@ def restore(
     if not journal:
         if with_accounting:
             _check_database_room(pod, directory, manifest)
-        cut("stage")
         _stage(pod, state, directory, manifest, release, highest)
         stamp = _stamp(now())
         journal = {
@@ -208,28 +205,24 @@ def restore(
             "phase": "accounting",
             "accounting": with_accounting,
         }
-        cut("journal")
         _write_journal(state, journal)
     else:
         yield f"continuing the restore of {manifest.name} that was cut"
     aside = state / str(journal["aside"])
     if journal["phase"] == "accounting":
-        cut("accounting")
         if journal["accounting"]:
-            accounting_kept = _load_accounting(directory / manifest.name / ACCOUNTING, str(journal["aside"]), cut)
+            accounting_kept = _load_accounting(directory / manifest.name / ACCOUNTING, str(journal["aside"]))
             yield f"the accounting database is the copy's; the present one is the database {accounting_kept}"
         journal["phase"] = "aside"
         _write_journal(state, journal)
     if journal["phase"] == "aside":
-        cut("aside")
         aside.mkdir(mode=0o700, exist_ok=True)
-        _move(state, aside, cut)
+        _move(state, aside)
         journal["phase"] = "in"
         _write_journal(state, journal)
-    cut("in")
-    _move(state / STAGE, state, cut)
-    cut("end")
-    (state / STAGE).rmdir()
+    if (state / STAGE).is_dir():  # its removal and the journal's are two steps
+        _move(state / STAGE, state)
+        (state / STAGE).rmdir()
     (state / JOURNAL).unlink()
     sync_directory(state)
     yield f"the state is that of {manifest.name}; the present one is in {aside}"
@@ -241,7 +234,6 @@ def restore_records(
     manifest: Manifest,
     *,
     now: Callable[[], float] = time.time,
-    cut: Callable[[str], None] = lambda step: None,
 ) -> str:
     """Put a copy's records in the place of the present ones, and say where those are. slurmdbd is stopped.
 
@@ -250,7 +242,7 @@ def restore_records(
     check_fits(manifest, pod.text(CONFIGURATION) or "", known(pod), str(directory / manifest.name / copies.MANIFEST))
     copies.verify(directory, manifest)
     _check_database_room(pod, directory, manifest)
-    before = _load_accounting(directory / manifest.name / ACCOUNTING, _stamp(now()), cut)
+    before = _load_accounting(directory / manifest.name / ACCOUNTING, _stamp(now()))
     return f"the accounting database is that of {manifest.name}; the present one is the database {before}"
 
 
@@ -320,24 +312,22 @@ def unpack(archive: Path, manifest: Manifest, target: Path, owner: tuple[int, in
                 os.fchown(fd, *owner)
 
 
-def _move(source: Path, target: Path, cut: Callable[[str], None]) -> None:
+def _move(source: Path, target: Path) -> None:
     """Move everything but a restore's own files; slurmctld is stopped, so nothing new appears."""
     for path in sorted(source.iterdir()):
         if source.name != STAGE and OURS.fullmatch(path.name):
             continue
-        cut(f"move {path.name}")
         path.rename(target / path.name)
     sync_directory(target)
     sync_directory(source)
 
 
-def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
+def _load_accounting(dump: Path, aside: str) -> str:
     """Load the dump beside the present tables, then exchange all of them in one statement of the database."""
     before = f"{DATABASE}_before_{re.sub(r'[^0-9A-Za-z]', '', aside.removeprefix(ASIDE))}"
     if _tables(before):
         return before  # the exchange was made, and the restore was cut then
     _sql(f"DROP DATABASE IF EXISTS {LOADING}; CREATE DATABASE {LOADING};")
-    cut("load")
     argv = [accounting.CLIENT, "--no-defaults", f"--socket={accounting.SOCKET}", "--user=root", LOADING]
     with (
         gzip.open(dump, "rb") as file,
@@ -353,7 +343,6 @@ def _load_accounting(dump: Path, aside: str, cut: Callable[[str], None]) -> str:
     if loader.returncode:
         raise CopyError("load the accounting database", errors, file=str(dump), hint="nothing was exchanged")
     _sql(f"CREATE DATABASE IF NOT EXISTS {before};")
-    cut("exchange")
     moves = [f"{DATABASE}.`{table}` TO {before}.`{table}`" for table in _tables(DATABASE)]
     moves += [f"{LOADING}.`{table}` TO {DATABASE}.`{table}`" for table in _tables(LOADING)]
     _sql(f"RENAME TABLE {', '.join(moves)};")

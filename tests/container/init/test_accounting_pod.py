@@ -44,20 +44,19 @@ def accounted(pod: Pod, job: str) -> str:
     return pod.code("sacct", "-n", "-X", "-P", "-j", job, "-o", "state")[1].strip()
 
 
-CUT = """
+# Restore a copy, killed before the program of the database whose last argument begins so.
+KILLED = """
 import os, sys
 from pathlib import Path
 from init.pod.pod import Pod
 from init.slurm.place import BACKUPS
 from init.state import copies, restore
-class Cut(Exception): pass
-def cut(step):
-    if step == sys.argv[2]: raise Cut
-try:
-    restore.restore_records(Pod(os.environ), Path(BACKUPS), copies.load(Path(BACKUPS), sys.argv[1]), cut=cut)
-except Cut:
-    sys.exit(7)
+def kill(event, arguments):
+    if event == "subprocess.Popen" and arguments[1][-1].startswith(sys.argv[2]): os._exit(7)
+sys.addaudithook(kill)
+restore.restore_records(Pod(os.environ), Path(BACKUPS), copies.load(Path(BACKUPS), sys.argv[1]))
 """
+LOADS, EXCHANGES = "slurm_acct_db_restoring", "--execute=RENAME TABLE"
 # The pod's own schedule, without the first minutes of a pod's life in which nothing is copied.
 AT_ONCE = "import sys; from init.helpers import backups; backups.FIRST_AFTER = 0.0; sys.exit(backups.main())"
 PYTHON = ("/opt/minivm/bin/python3", "-I", "-c")
@@ -88,8 +87,8 @@ def test_its_records_are_copied_proven_and_restored(apart: World) -> None:
     code, text = pod.code("minivm", "state", "restore", copy)
     assert code == 1 and "slurmdbd is ready, expected stopped" in text and "minivm stop slurmdbd" in text
     pod.run("minivm", "stop", "slurmdbd")
-    for step in ("load", "exchange"):
-        assert pod.code(*PYTHON, CUT, copy, step)[0] == 7
+    for step in (LOADS, EXCHANGES):
+        assert pod.code(*PYTHON, KILLED, copy, step)[0] == 7
         assert "chemistry" in accounts(pod), "nothing was exchanged"
     text = pod.run("minivm", "state", "restore", copy)
     assert text.endswith("start it: minivm start slurmdbd\n")

@@ -7,6 +7,7 @@ import os
 import pwd
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from init.slurm import accounting
 from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
 from init.state import copies, prove, restore, save
 from init.state.copies import CopyError, Manifest, Proof
+from tests.support.kill_points import killed_before
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
@@ -77,8 +79,8 @@ class Here:
     def save(self, keep: int = 7) -> Manifest:
         return save.save(self.pod, self.directory, keep, pause=lambda seconds: None, now=lambda: NOON)
 
-    def restore(self, manifest: Manifest, **options: object) -> list[str]:
-        return [*restore.restore(self.pod, self.state, self.directory, manifest, **options)]  # type: ignore[arg-type]  # keywords of the test
+    def restore(self, manifest: Manifest) -> list[str]:
+        return [*restore.restore(self.pod, self.state, self.directory, manifest)]
 
     def guard(self) -> str:
         return saved_state.guard(self.pod)
@@ -342,41 +344,36 @@ def test_a_restore_puts_the_present_state_aside_and_numbers_go_on_above_both(her
     assert here.guard() == "the state is this cluster's"
 
 
-class Cut(Exception):
-    pass
-
-
-def test_a_cut_at_any_step_leaves_the_old_state_or_a_restore_to_finish(here: Here, tmp_path: Path) -> None:
+def test_a_kill_before_any_change_leaves_the_old_state_or_a_restore_to_finish(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flush in ("sync", "fsync"):  # a kill loses nothing that the kernel has; a disk in use would cost minutes here
+        monkeypatch.setattr(os, flush, lambda *_: None)
     manifest = here.save()
     here.put("job_state", job_state(20))
-    steps: list[str] = []
-    here.restore(manifest, cut=steps.append)
-    restored = here.files()
-    assert len(steps) > 8
-    for number in range(len(steps)):
+    here.restore(manifest)
+    restored, stages = here.files(), Counter[str]()
+    for number in range(100):
         again = Here(tmp_path / str(number))
         again.save()
         again.put("job_state", job_state(20))
+        again.put("new_file", b"new")
         old = again.files()
-        seen: list[str] = []
-
-        def cut(step: str, seen: list[str] = seen, last: int = number) -> None:
-            seen.append(step)
-            if len(seen) > last:
-                raise Cut
-
-        with pytest.raises(Cut):
-            again.restore(copies.load(again.directory, NAME), cut=cut)
+        if not killed_before(number, lambda again=again: again.restore(copies.load(again.directory, NAME))):  # type: ignore[misc]  # mypy does not infer a lambda's default
+            break
         if (again.state / JOURNAL).exists():
+            stages["to finish"] += 1
             with pytest.raises(ConfigError, match=f"minivm state restore {NAME}"):
                 again.guard()
         else:
+            stages["old"] += 1
             assert again.files() == old
             assert again.guard() == "the state is this cluster's"
         again.restore(copies.load(again.directory, NAME))
         assert again.files() == restored
         (aside,) = again.state.glob(".minivm-before-*")
-        assert (aside / "job_state").read_bytes() == job_state(20)
+        assert (aside / "job_state").read_bytes() == job_state(20) and (aside / "new_file").read_bytes() == b"new"
+    assert stages["old"] > 8 and stages["to finish"] > 12, stages
 
 
 def test_another_copy_does_not_continue_a_restore_that_was_cut(here: Here) -> None:
