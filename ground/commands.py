@@ -1,4 +1,7 @@
-"""Run a short program and collect its output. Not for PID 1, which waits for its children in one place."""
+"""Run a short program and collect its output, and keep processes below this one.
+
+PID 1 runs no program by these functions: it waits for its children in one place.
+"""
 
 from __future__ import annotations
 
@@ -59,3 +62,11 @@ def ran_bounded(
         raise subprocess.TimeoutExpired(argv, within, text, message)
     decoded = (output.decode(errors="replace") for output in (text, message))
     return subprocess.CompletedProcess(argv, process.returncode, *decoded)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of its descendants' orphans, as PID 1 is without this call."""
+    import ctypes  # imported late: only two callers need it
+
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import math
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
+from ground.commands import become_subreaper
 from ground.files import read_json, remove_temporaries, write_json
 from health.api import CheckModule, Result
 from health.checks.active_checks import ACTIVE, DIRECTORY
@@ -99,9 +99,6 @@ def run_check(
     return judge(module, captures, lambda name: load_limits(tree, name), setting, before.state)
 
 
-PR_SET_CHILD_SUBREAPER = 36
-
-
 @contextlib.contextmanager
 def outliving_children() -> Iterator[None]:
     """End at SIGTERM only after all processes of the check.
@@ -113,7 +110,7 @@ def outliving_children() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     signal.signal(signal.SIGTERM, end)
     try:
         yield

@@ -320,7 +320,6 @@ def leave_pid_1(name: str) -> None:
 # prctl and the capability sets. `ctypes` is imported late: only the child that needs it pays for it.
 
 PR_CAPBSET_DROP, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 8, 38, 47
-PR_SET_CHILD_SUBREAPER = 36
 EINVAL = 22  # of a capability that this kernel does not know
 
 
@@ -330,11 +329,6 @@ def prctl(option: int, *values: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.prctl(option, *(ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]))
     return result
-
-
-def become_subreaper() -> None:
-    """Get orphans even when not PID 1 (in a test, on a laptop)."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Capabilities:
