@@ -480,5 +480,5 @@ def migrate_plan(operator: str, cluster: str, pools: tuple[str, ...], out: Path,
         raise ClusterError("plan the migration", "--pool takes NODESET=POOL")
     made = planning.make(operator, files, cluster=cluster, renamed=renamed)
     written = planning.write(made, operator, out)
-    click.echo(planning.report(made, operator))
+    click.echo(planning.render_report(made, operator))
     click.echo("written: " + ", ".join(str(file) for file in written))

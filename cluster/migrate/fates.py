@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.migrate.objects import Fields, Object, leaves, shown, wrong
+from cluster.migrate.objects import Fields, Object, field_error, show_path, walk_leaves
 from ground.errors import one_line
 
 SECRET = re.compile(
@@ -190,8 +190,8 @@ class Reading:
         """Refuse a value of another type: no API server would have taken the object."""
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
             hint = "the object is damaged: write it again with kubectl get -o yaml"
-            place = f"{self.item}: {shown((*self.at, *below))}"
-            raise wrong(self.item.file, place, value, TYPES[wanted], hint)
+            place = f"{self.item}: {show_path((*self.at, *below))}"
+            raise field_error(self.item.file, place, value, TYPES[wanted], hint)
 
     def mappings(self, value: list[Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the entries of a list with their positions; each has to be a mapping."""
@@ -201,7 +201,7 @@ class Reading:
 
     def _fields(self, parsed: Patterns) -> dict[Fields, Any]:
         fields: dict[Fields, Any] = {}
-        for path, value in leaves(self.item.data):
+        for path, value in walk_leaves(self.item.data):
             if isinstance(value, str) and isinstance(parsed.best(path)[1], Lines):
                 fields |= {(*path, f"{LINE}{number}"): line for number, line in logical_lines(value)} or {path: ""}
             else:
@@ -227,7 +227,9 @@ class Reading:
             first, last = min(found), max(found)
             end = next((i for i, both in enumerate(zip(first, last, strict=False)) if both[0] != both[1]), len(first))
             root = first[: max(len(group), end)]
-            self.plan.reported.append(Item(self.item.file, str(self.item), shown(root), describe(root, found), text))
+            self.plan.reported.append(
+                Item(self.item.file, str(self.item), show_path(root), describe(root, found), text)
+            )
 
 
 def default_fate(rule: Rule, value: Any) -> tuple[FieldFate, str]:

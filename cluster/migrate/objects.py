@@ -40,7 +40,7 @@ class Object:
         return f"{self.kind.partition('.')[0]} {self.namespace}/{self.name}"
 
 
-def shown(path: Fields) -> str:
+def show_path(path: Fields) -> str:
     """Return the path as kubectl's jsonpath has it: `spec.tolerations[0].key`."""
     text = ""
     for part in path:
@@ -51,14 +51,14 @@ def shown(path: Fields) -> str:
     return text
 
 
-def leaves(value: Any, path: Fields = ()) -> Iterator[tuple[Fields, Any]]:
+def walk_leaves(value: Any, path: Fields = ()) -> Iterator[tuple[Fields, Any]]:
     """Yield each scalar and each empty container below `value`, with its path."""
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
-            yield from leaves(below, (*path, str(key)))
+            yield from walk_leaves(below, (*path, str(key)))
     elif isinstance(value, list) and value:
         for index, below in enumerate(value):
-            yield from leaves(below, (*path, str(index)))
+            yield from walk_leaves(below, (*path, str(index)))
     else:
         yield path, value
 
@@ -67,8 +67,8 @@ def read(sources: Iterable[str]) -> list[Object]:
     """Read every object of the files, directories and `-` (standard input); one object may not come twice."""
     objects: list[Object] = []
     owners: dict[tuple[str, str, str], str] = {}
-    for file, text in texts(sources):
-        for item in documents(file, text):
+    for file, text in read_texts(sources):
+        for item in parse_documents(file, text):
             key = (item.kind, item.namespace, item.name)
             if key in owners:
                 problem = f"found {item} twice, also in {owners[key]}; expected each object once"
@@ -80,7 +80,7 @@ def read(sources: Iterable[str]) -> list[Object]:
     return objects
 
 
-def texts(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
+def read_texts(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
     files: list[Path | None] = []
     for source in sources:
         path = Path(source)
@@ -110,20 +110,20 @@ def texts(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
             raise ClusterError(WHAT, "the file is not UTF-8 text", file=name) from error
 
 
-def documents(file: str, text: str) -> Iterator[Object]:
+def parse_documents(file: str, text: str) -> Iterator[Object]:
     """Yield the objects of one file: documents, and the items of lists."""
-    bound(file, text)
+    check_depth(file, text)
     try:
         loaded = [item for item in yaml.load_all(text, Loader=UniqueLoader) if item is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise not_yaml(file, error) from error
+        raise yaml_error(file, error) from error
     for number, item in enumerate(loaded):
         place = f"document {number + 1}"
         mapping = expect_mapping(file, place, item)
         if mapping.get("kind") == "List" or "items" in mapping:
             items = mapping.get("items") or []
             if not isinstance(items, list):
-                raise wrong(file, f"{place}: items", items, "a list", "write it again with kubectl get -o yaml")
+                raise field_error(file, f"{place}: items", items, "a list", "write it again with kubectl get -o yaml")
             for index, below in enumerate(items):
                 at = f"{place}: items[{index}]"
                 yield parse(file, at, expect_mapping(file, at, below))
@@ -131,37 +131,39 @@ def documents(file: str, text: str) -> Iterator[Object]:
             yield parse(file, place, mapping)
 
 
-def bound(file: str, text: str) -> None:
+def check_depth(file: str, text: str) -> None:
     """Refuse aliases, which expand without limit, and deep nesting, before anything is built of the text."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=Loader):
             if isinstance(event, yaml.AliasEvent):
                 problem = f"found the alias *{event.anchor}, expected text without aliases"
-                raise ClusterError(WHAT, problem, file=file, field=line(event), hint="kubectl get -o yaml writes none")
+                raise ClusterError(
+                    WHAT, problem, file=file, field=describe_line(event), hint="kubectl get -o yaml writes none"
+                )
             if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
                 depth += 1
             elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
                 depth -= 1
             if depth > DEEPEST:
                 problem = f"found more than {DEEPEST} levels of nesting; no Kubernetes object has them"
-                raise ClusterError(WHAT, problem, file=file, field=line(event))
+                raise ClusterError(WHAT, problem, file=file, field=describe_line(event))
     except yaml.YAMLError as error:
-        raise not_yaml(file, error) from error
+        raise yaml_error(file, error) from error
 
 
-def line(event: yaml.Event) -> str:
+def describe_line(event: yaml.Event) -> str:
     return f"line {event.start_mark.line + 1}" if event.start_mark else "the text"
 
 
-def not_yaml(file: str, error: Exception) -> ClusterError:
+def yaml_error(file: str, error: Exception) -> ClusterError:
     mark = getattr(error, "problem_mark", None)
     reason = getattr(error, "problem", None) or type(error).__name__
     place = f"line {mark.line + 1}" if mark else None
     return ClusterError(WHAT, f"not YAML: {reason}", file=file, field=place, hint="kubectl get KINDS -o yaml > FILE")
 
 
-def wrong(file: str, field: str, found: Any, expected: str, hint: str) -> ClusterError:
+def field_error(file: str, field: str, found: Any, expected: str, hint: str) -> ClusterError:
     """Return the error about a field, with what was found and what was expected; no text of the field is shown."""
     text = {"dict": "a mapping", "list": "a list", "NoneType": "nothing"}.get(type(found).__name__, "")
     problem = f"found {text or type(found).__name__}, expected {expected}"
@@ -170,7 +172,7 @@ def wrong(file: str, field: str, found: Any, expected: str, hint: str) -> Cluste
 
 def expect_mapping(file: str, place: str, item: Any) -> Mapping[str, Any]:
     if not isinstance(item, Mapping):
-        raise wrong(file, place, item, "an object with apiVersion and kind", "kubectl get KINDS -o yaml > FILE")
+        raise field_error(file, place, item, "an object with apiVersion and kind", "kubectl get KINDS -o yaml > FILE")
     return item
 
 
@@ -182,7 +184,7 @@ def parse(file: str, place: str, data: Mapping[str, Any]) -> Object:
         raise ClusterError(WHAT, "found no apiVersion and kind, expected an object", file=file, field=place, hint=hint)
     metadata = data.get("metadata")
     if not isinstance(metadata, Mapping):
-        raise wrong(file, f"{place}: metadata", metadata, "a mapping with a name", "write it again with kubectl")
+        raise field_error(file, f"{place}: metadata", metadata, "a mapping with a name", "write it again with kubectl")
     name, namespace = metadata.get("name"), metadata.get("namespace", "default")
     for field, text in (("name", name), ("namespace", namespace)):
         if not isinstance(text, str) or not NAME.fullmatch(text):
@@ -197,7 +199,9 @@ def check_keys(file: str, place: str, value: Any) -> None:
     if isinstance(value, Mapping):
         for key, below in value.items():
             if not isinstance(key, str):
-                raise wrong(file, f"{place}: {one_line(repr(key))[:60]}", key, "a key that is text", "quote the key")
+                raise field_error(
+                    file, f"{place}: {one_line(repr(key))[:60]}", key, "a key that is text", "quote the key"
+                )
             check_keys(file, place, below)
     elif isinstance(value, list):
         for below in value:

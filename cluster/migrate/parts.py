@@ -1,4 +1,8 @@
-"""Parts of pods and lines of slurm.conf, which every operator's objects have: read into the chart's values."""
+"""Rules that the tables of both operators share: parts of pods and lines of slurm.conf, read into the chart's values.
+
+`read_X` is the function of a rule, `use_X` makes a rule from names, `settle_X` runs after a table, for what depends on
+several fields.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.migrate.fates import SECRET, Lines, Reading, Report, Use
-from cluster.migrate.objects import NAME, Fields, shown
+from cluster.migrate.objects import NAME, Fields, show_path
 
 GPU = re.compile(r"nvidia\.com/(gpu|mig-[a-z0-9.-]+)|amd\.com/gpu|gpu\.intel\.com/[a-z0-9]+")
 GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z0-9_.-]+)?:[0-9]+[KMG]?")
@@ -62,7 +66,7 @@ def keep(*keys: str, expects: type = dict, base: Fields | None = None) -> Use:
     return Use(read, expects)
 
 
-def secret(name: str, wanted: str) -> Use:
+def use_secret(name: str, wanted: str) -> Use:
     """Read a reference to a key of a Secret. The chart fixes the key's name, so another name needs a copy."""
 
     def read(reading: Reading, value: Mapping[str, Any]) -> None:
@@ -81,17 +85,17 @@ def secret(name: str, wanted: str) -> Use:
                 f" | base64 -d | kubectl -n {space} create secret generic {copy} --from-file={wanted}=/dev/stdin"
             )
             found = f"the key {key} of the Secret {existing}; the chart reads the key {wanted}"
-            reading.plan.note(reading.item, shown(reading.at), found, f"copy it: {command}")
+            reading.plan.note(reading.item, show_path(reading.at), found, f"copy it: {command}")
             reading.plan.secrets[copy] = existing, command
 
     return Use(read)
 
 
-def quantity(value: Any) -> Any:
+def as_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
-def resources(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_resources(reading: Reading, value: Mapping[str, Any]) -> None:
     """Read requests and limits; GPUs and RDMA devices of a pool become its `gpu` and `rdma`."""
     for kind, amounts in value.items():
         if kind not in ("requests", "limits"):
@@ -102,12 +106,12 @@ def resources(reading: Reading, value: Mapping[str, Any]) -> None:
             if isinstance(amount, bool) or not isinstance(amount, str | int | float):
                 reading.report("it is no quantity: correct it", kind, name)
             elif reading.base[:1] == ("workers",) and (GPU.fullmatch(name) or name.startswith("rdma/")):
-                device(reading, str(amount), kind, name)
+                read_device(reading, str(amount), kind, name)
             else:
-                reading.put(quantity(amount), "resources", kind, name)
+                reading.put(as_text(amount), "resources", kind, name)
 
 
-def device(reading: Reading, amount: str, *field: str) -> None:
+def read_device(reading: Reading, amount: str, *field: str) -> None:
     """Read the number of GPUs or RDMA devices; the last part of the field is Kubernetes' name of them."""
     name = field[-1]
     group, most = ("gpu", 64) if GPU.fullmatch(name) else ("rdma", 1024)
@@ -122,7 +126,7 @@ def device(reading: Reading, amount: str, *field: str) -> None:
         reading.report(f"a pool has one kind and number of {group}: make two pools of it", *field)
 
 
-def environment(reading: Reading, value: list[Any]) -> None:
+def read_environment(reading: Reading, value: list[Any]) -> None:
     for index, entry in reading.mappings(value):
         name, text = entry.get("name"), entry.get("value", "")
         if "valueFrom" in entry or not isinstance(text, str) or not isinstance(name, str):
@@ -137,7 +141,7 @@ def environment(reading: Reading, value: list[Any]) -> None:
             reading.put(text, "env", name)
 
 
-def labels(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_pod_labels(reading: Reading, value: Mapping[str, Any]) -> None:
     for name, text in value.items():
         if re.match(r"(app\.kubernetes\.io|minivm\.io|helm\.sh|slinky\.slurm\.net)/", name):
             reading.ignore("a label of the old chart", name)
@@ -147,7 +151,7 @@ def labels(reading: Reading, value: Mapping[str, Any]) -> None:
             reading.put(text, "podLabels", name)
 
 
-def pod_annotations(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_pod_annotations(reading: Reading, value: Mapping[str, Any]) -> None:
     for name, text in value.items():
         if re.match(r"(kubectl\.kubernetes\.io|meta\.helm\.sh|.*slinky\.slurm\.net)/", name):
             reading.ignore("an annotation of kubectl, Helm or the old operator", name)
@@ -157,14 +161,14 @@ def pod_annotations(reading: Reading, value: Mapping[str, Any]) -> None:
             reading.put(text, "podAnnotations", name)
 
 
-def grace(reading: Reading, value: int) -> None:
+def read_grace(reading: Reading, value: int) -> None:
     if value >= 20:
         reading.put(value, "graceSeconds")
     else:
         reading.report("minivm needs at least 20 s to end a pod; its default stays")
 
 
-def pull_secrets(reading: Reading, value: list[Any]) -> None:
+def read_pull_secrets(reading: Reading, value: list[Any]) -> None:
     before = reading.get("pullSecrets", base=("image",)) or []
     names = [{"name": entry["name"]} for _, entry in reading.mappings(value) if isinstance(entry.get("name"), str)]
     reading.plan.values.setdefault("image", {})["pullSecrets"] = before + [
@@ -172,7 +176,7 @@ def pull_secrets(reading: Reading, value: list[Any]) -> None:
     ]
 
 
-def release(reading: Reading, image: str) -> None:
+def read_release(reading: Reading, image: str) -> None:
     """Read Slurm's release from the image of slurmctld; images are never taken over."""
     if match := RELEASE.search(image):
         reading.put(match["release"], "version", base=("slurm",))
@@ -182,7 +186,7 @@ def release(reading: Reading, image: str) -> None:
     )
 
 
-def image(reading: Reading, value: str) -> None:
+def read_image(reading: Reading, value: str) -> None:
     reading.report(
         "minivm's image takes its place; for programs that jobs use build one FROM it (docs/how-to/add-to-the-pods.md)"
     )
@@ -191,14 +195,14 @@ def image(reading: Reading, value: str) -> None:
 # The volumes of a pod and their mounts
 
 
-def volumes(reading: Reading, value: list[Any]) -> None:
+def read_volumes(reading: Reading, value: list[Any]) -> None:
     for index, entry in reading.mappings(value):
         name = entry.get("name")
         reading.expect(name, str, index, "name")
         reading.volumes[str(name)] = ((*reading.at, index), entry)
 
 
-def mounts(reading: Reading, value: list[Any]) -> None:
+def read_mounts(reading: Reading, value: list[Any]) -> None:
     for index, entry in reading.mappings(value):
         reading.expect(entry.get("name"), str, index, "name")
         reading.expect(entry.get("mountPath"), str, index, "mountPath")
@@ -215,8 +219,8 @@ def settle_volumes(reading: Reading) -> None:
         volume = reading.volumes.get(mount["name"], (None, {}))[1]
         if not volume:
             reading.report("its volume is not among the pod's: it is the old operator's, and minivm has its own")
-        elif target == HOME and home_claim(mount, volume):
-            if reading.put(home_claim(mount, volume), "existingClaim", base=("home",)):
+        elif target == HOME and find_home_claim(mount, volume):
+            if reading.put(find_home_claim(mount, volume), "existingClaim", base=("home",)):
                 home.add(mount["name"])
         elif target == HOME:
             reading.report("set home.existingClaim or home.nfs: logins and workers share one home")
@@ -236,13 +240,13 @@ def settle_volumes(reading: Reading) -> None:
         reading.put(kept, "extraVolumeMounts")
 
 
-def home_claim(mount: Mapping[str, Any], volume: Mapping[str, Any]) -> str:
+def find_home_claim(mount: Mapping[str, Any], volume: Mapping[str, Any]) -> str:
     claim = volume.get("persistentVolumeClaim")
     name = claim.get("claimName") if isinstance(claim, Mapping) and not mount.get("subPath") else None
     return name if isinstance(name, str) else ""
 
 
-def more_containers(key: str) -> Use:
+def use_more_containers(key: str) -> Use:
     def read(reading: Reading, value: list[Any]) -> None:
         kept = []
         for index, entry in reading.mappings(value):
@@ -254,7 +258,7 @@ def more_containers(key: str) -> Use:
                 reading.report(
                     "it is a change of one of the old operator's containers: minivm has none of that name", index
                 )
-            elif names - volume_names(spec):
+            elif names - list_volume_names(spec):
                 reading.report("it mounts volumes of the old operator: write it anew for minivm's pods", index)
             else:
                 kept.append(entry)
@@ -264,7 +268,7 @@ def more_containers(key: str) -> Use:
     return Use(read, list)
 
 
-def volume_names(spec: Any) -> set[Any]:
+def list_volume_names(spec: Any) -> set[Any]:
     pod = spec
     for part in ("template", "spec"):
         pod = pod.get(part, {}) if isinstance(pod, Mapping) else {}
@@ -276,7 +280,7 @@ def volume_names(spec: Any) -> set[Any]:
 # Lines of slurm.conf, partitions and the configuration of nodes
 
 
-def slurm_line(reading: Reading, line: str) -> None:
+def read_slurm_line(reading: Reading, line: str) -> None:
     """Read one line of slurm.conf: into a setting of the chart, into slurm.extraConfig, or the report."""
     text = re.sub(r"(?<!\\)#.*", "", line).strip()
     key, equals, value = (part.strip() for part in text.partition("="))
@@ -290,7 +294,7 @@ def slurm_line(reading: Reading, line: str) -> None:
         reading.report("it may be a secret: minivm's daemons get theirs from Secrets")
     elif key.lower() == "partitionname":
         name, *tokens = value.split()
-        partition(reading, name, tokens)
+        add_partition(reading, name, tokens)
     elif key.lower() in OWN_LINES:
         reading.report(OWN_LINES[key.lower()])
     elif key.lower() == "slurmctldparameters":
@@ -318,7 +322,7 @@ def set_proctrack(reading: Reading, value: str) -> None:
         reading.plan.values.get("workers", {}).pop("defaults", None)
 
 
-def partition(reading: Reading, name: str, tokens: list[str], pools: list[str] | None = None) -> None:
+def add_partition(reading: Reading, name: str, tokens: list[str], pools: list[str] | None = None) -> None:
     """Make a partition of the chart of `Nodes=...` and the options of its line."""
     made: dict[str, Any] = {"pools": pools or [], "default": False, "options": {}}
     for token in tokens:
@@ -347,7 +351,7 @@ def partition(reading: Reading, name: str, tokens: list[str], pools: list[str] |
         reading.put(made, "partitions", name, base=("slurm",))
 
 
-def node_parameters(reading: Reading, text: str) -> None:
+def read_node_parameters(reading: Reading, text: str) -> None:
     """Read `Features=a,b Gres=gpu:h100:8 Weight=10` of a pool's nodes."""
     remaining: list[str] = []
     for token in text.split():
@@ -396,8 +400,8 @@ def add_gres(reading: Reading, gres: str) -> None:
         reading.report("the chart cannot hold this Gres: set gpu or gres of the pool")
 
 
-SLURM_CONF = Lines(slurm_line)
-NODE = Use(node_parameters, str)
-RESOURCES = Use(resources)
-ENVIRONMENT = Use(environment, list)
+SLURM_CONF = Lines(read_slurm_line)
+NODE = Use(read_node_parameters, str)
+RESOURCES = Use(read_resources)
+ENVIRONMENT = Use(read_environment, list)
 NOT_IN_CHART = Report("the chart has no setting for it; a change of the chart or an image of your own has to do it")

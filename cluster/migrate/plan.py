@@ -15,7 +15,7 @@ import yaml
 from cluster import ClusterError
 from cluster.migrate import slinky, soperator
 from cluster.migrate.fates import FieldFate, Ignore, Migration, Reading, Use
-from cluster.migrate.objects import WHAT, Object, read, shown
+from cluster.migrate.objects import WHAT, Object, read, show_path
 from cluster.render import render
 from ground.errors import one_line
 
@@ -40,16 +40,16 @@ def make(
     for item in objects:
         check(item, module.GROUP)
     files = ", ".join(dict.fromkeys(item.file for item in objects))
-    chosen = choose(operator, module.clusters(objects), cluster, files)
-    mine = members(operator, objects, chosen)
+    chosen = choose(operator, module.list_clusters(objects), cluster, files)
+    mine = select_members(operator, objects, chosen)
     plan = Migration(config_maps=[item for item in objects if item.kind == "ConfigMap"])
-    module.read(plan, mine, chosen, pool_names(mine, module.GROUP, renamed or {}))
+    module.fill_plan(plan, mine, chosen, choose_pool_names(mine, module.GROUP, renamed or {}))
     for item in objects:
         if item not in mine:
-            leave(plan, item, module.GROUP)
+            report_unread(plan, item, module.GROUP)
     finish(plan, chosen)
     if operator == "slinky":
-        plan.move = move_script(plan, chosen)
+        plan.move = write_move_script(plan, chosen)
     return plan
 
 
@@ -87,20 +87,26 @@ def choose(operator: str, candidates: Mapping[str, Object], wanted: str, files: 
     raise ClusterError(WHAT, problem, file=files, field="kind", hint="choose one: --cluster NAMESPACE/NAME")
 
 
-def members(operator: str, objects: Sequence[Object], chosen: Object) -> list[Object]:
+def select_members(operator: str, objects: Sequence[Object], chosen: Object) -> list[Object]:
     """Return the operator's objects of the chosen cluster."""
     if operator == "soperator":
         sets = f"NodeSet.{soperator.GROUP}"
-        return [item for item in objects if item is chosen or (item.kind == sets and soperator.belongs(item, chosen))]
+        return [
+            item
+            for item in objects
+            if item is chosen or (item.kind == sets and soperator.belongs_to_cluster(item, chosen))
+        ]
     reference = chosen.data["spec"].get("accountingRef")
     accounting = str(reference.get("name")) if isinstance(reference, Mapping) else ""
     kinds = {f"{kind}.{slinky.GROUP}" for kind in slinky.KINDS} - {chosen.kind}
     return [
-        item for item in objects if item is chosen or (item.kind in kinds and slinky.belongs(item, chosen, accounting))
+        item
+        for item in objects
+        if item is chosen or (item.kind in kinds and slinky.belongs_to_cluster(item, chosen, accounting))
     ]
 
 
-def pool_names(mine: Sequence[Object], group: str, renamed: Mapping[str, str]) -> dict[str, str]:
+def choose_pool_names(mine: Sequence[Object], group: str, renamed: Mapping[str, str]) -> dict[str, str]:
     """Return the pool of each node set: its own name, or the one that the person gave."""
     sets = {item.name: item for item in mine if item.kind == f"NodeSet.{group}"}
     if unknown := sorted(set(renamed) - set(sets)):
@@ -123,7 +129,7 @@ def pool_names(mine: Sequence[Object], group: str, renamed: Mapping[str, str]) -
     return pools
 
 
-def leave(plan: Migration, item: Object, group: str) -> None:
+def report_unread(plan: Migration, item: Object, group: str) -> None:
     """Give every field of an object that is not read its fate."""
     kind = item.kind.partition(".")[0]
     if item in plan.used_maps:
@@ -156,7 +162,7 @@ def finish(plan: Migration, chosen: Object) -> None:
         values["home"] = {"existingClaim": values["home"]["existingClaim"]}
     else:
         plan.note(chosen, "home", "no claim at /home", "set home in the values, unless people need none")
-    partitions(plan, chosen)
+    drop_absent_partitions(plan, chosen)
     for pool, settings in values["workers"]["pools"].items():
         if settings.get("gpu", {}).get("count") and "resource" not in settings["gpu"]:
             settings["gpu"]["resource"] = ""
@@ -188,7 +194,7 @@ def finish(plan: Migration, chosen: Object) -> None:
         check_pod(document)
 
 
-def move_script(plan: Migration, chosen: Object) -> str:
+def write_move_script(plan: Migration, chosen: Object) -> str:
     """Return move.sh for this cluster; empty if its state is on no claim, since then there is nothing to move."""
     claim = plan.values.get("controller", {}).get("persistence", {}).get("existingClaim")
     if not claim:
@@ -222,7 +228,7 @@ def move_script(plan: Migration, chosen: Object) -> str:
     return "\n".join(lines) + MOVE.read_text()
 
 
-def partitions(plan: Migration, chosen: Object) -> None:
+def drop_absent_partitions(plan: Migration, chosen: Object) -> None:
     """Take away the chart's built-in partitions that the old cluster did not have."""
     made = plan.values["slurm"].get("partitions")
     if not made:
@@ -258,7 +264,7 @@ class WithoutAliases(yaml.SafeDumper):
 # The report
 
 
-def report(plan: Migration, operator: str) -> str:
+def render_report(plan: Migration, operator: str) -> str:
     """Return what has no counterpart, what a person has to do, and how many fields had which fate."""
     lines = [f"From {operator} to minivm's chart: cluster {plan.values['clusterName']}", ""]
     for title, items in (("No counterpart", plan.reported), ("Do yourself", plan.notes)):
@@ -269,7 +275,7 @@ def report(plan: Migration, operator: str) -> str:
     reasons: dict[str, list[str]] = {}
     for (owner, path), (fate, text) in plan.fates.items():
         if fate is FieldFate.IGNORED and text != "nothing is set":
-            reasons.setdefault(text, []).append(f"{owner.kind.partition('.')[0]} {owner.name}: {shown(path)}")
+            reasons.setdefault(text, []).append(f"{owner.kind.partition('.')[0]} {owner.name}: {show_path(path)}")
     lines.append(f"Without meaning under minivm: {plan.count(FieldFate.IGNORED)} fields")
     for reason, fields in reasons.items():
         more = f", and {len(fields) - 1} more" if len(fields) > 1 else ""
@@ -284,7 +290,7 @@ def write(plan: Migration, operator: str, out: Path) -> list[Path]:
     files = {
         "values.yaml": head
         + yaml.dump(plan.values, Dumper=WithoutAliases, sort_keys=False, allow_unicode=True, width=120),
-        "report.txt": report(plan, operator),
+        "report.txt": render_report(plan, operator),
         **({"move.sh": plan.move} if plan.move else {}),
         **{f"scripts/{name}": text for name, text in plan.scripts.items()},
     }

@@ -1,4 +1,11 @@
-"""Objects of Slinky's slurm-operator (group slinky.slurm.net, from v1beta1 on) as values of the chart."""
+"""Objects of Slinky's slurm-operator (group slinky.slurm.net, from v1beta1 on) as values of the chart.
+
+Each kind has a table of rules, from the path of a field to its fate (`cluster.migrate.fates`): `Use(read_X)` calls a
+function that puts the field into the values, `Ignore` and `Report` say why the values do not have it. `fill_plan`
+applies the tables to the objects of one cluster: its NodeSets become pools of workers, the Controller `controller` and
+`slurm`, the first LoginSet `login`, the Accounting `accounting`. A function `settle_X` runs after a table, for what
+depends on several fields.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ from cluster import ClusterError
 from cluster.migrate import parts
 from cluster.migrate.fates import READ, Default, Ignore, Migration, Reading, Report, Rules, Use
 from cluster.migrate.objects import NAME, WHAT, Object
-from cluster.migrate.parts import ENVIRONMENT, NODE, NOT_IN_CHART, RESOURCES, SLURM_CONF, keep, secret
+from cluster.migrate.parts import ENVIRONMENT, NODE, NOT_IN_CHART, RESOURCES, SLURM_CONF, keep, use_secret
 
 GROUP = "slinky.slurm.net"
 # The user slurm in its images and pods: a slurmd obeys a controller of its own user alone.
@@ -28,9 +35,9 @@ META: Rules = {
 }
 
 
-def container(prefix: str, *, volumes: bool = True) -> Rules:
+def make_container_rules(prefix: str, *, volumes: bool = True) -> Rules:
     rules: Rules = {
-        "image": Use(parts.image, str),
+        "image": Use(parts.read_image, str),
         "imagePullPolicy": Ignore("image.pullPolicy is for minivm's images"),
         "name": Ignore(BY_MINIVM),
         "env": ENVIRONMENT,
@@ -46,19 +53,19 @@ def container(prefix: str, *, volumes: bool = True) -> Rules:
         "securityContext.privileged": Default((False,), "minivm's pods are not", "set cgroup: true of the pool"),
     }
     if volumes:
-        rules["volumeMounts"] = Use(parts.mounts, list)
+        rules["volumeMounts"] = Use(parts.read_mounts, list)
     return {prefix: NOT_IN_CHART} | {f"{prefix}.{name}": rule for name, rule in rules.items()}
 
 
-def pod(*, extendable: bool = True) -> Rules:
+def make_pod_rules(*, extendable: bool = True) -> Rules:
     rules: Rules = {
-        "metadata.annotations": Use(parts.pod_annotations),
+        "metadata.annotations": Use(parts.read_pod_annotations),
         "spec": NOT_IN_CHART,
         "spec.affinity": keep("affinity"),
         "spec.nodeSelector": keep("nodeSelector"),
         "spec.tolerations": keep("tolerations", expects=list),
-        "spec.terminationGracePeriodSeconds": Use(parts.grace, int),
-        "spec.imagePullSecrets": Use(parts.pull_secrets, list),
+        "spec.terminationGracePeriodSeconds": Use(parts.read_grace, int),
+        "spec.imagePullSecrets": Use(parts.read_pull_secrets, list),
         "spec.hostname": READ,
         "spec.dnsPolicy": Default(("ClusterFirst",), BY_MINIVM, parts.NOT_IN_CHART.todo),
         "spec.restartPolicy": Ignore(BY_MINIVM),
@@ -68,10 +75,10 @@ def pod(*, extendable: bool = True) -> Rules:
     }
     if extendable:
         rules |= {
-            "metadata.labels": Use(parts.labels),
-            "spec.initContainers": parts.more_containers("initContainers"),
-            "spec.containers": parts.more_containers("sidecars"),
-            "spec.volumes": Use(parts.volumes, list),
+            "metadata.labels": Use(parts.read_pod_labels),
+            "spec.initContainers": parts.use_more_containers("initContainers"),
+            "spec.containers": parts.use_more_containers("sidecars"),
+            "spec.volumes": Use(parts.read_volumes, list),
             "spec.runtimeClassName": keep("runtimeClassName", expects=str),
             "spec.schedulerName": keep("schedulerName", expects=str),
             "spec.topologySpreadConstraints": keep("topologySpreadConstraints", expects=list),
@@ -84,7 +91,7 @@ def pod(*, extendable: bool = True) -> Rules:
 # NodeSet
 
 
-def scaling(reading: Reading, mode: str) -> None:
+def read_scaling_mode(reading: Reading, mode: str) -> None:
     if mode == "DaemonSet":
         reading.put("WorkerPool", "kind")
         reading.put(True, "perNode")
@@ -94,7 +101,7 @@ def scaling(reading: Reading, mode: str) -> None:
         reading.report("choose kind: StatefulSet or WorkerPool of the pool")
 
 
-def unavailable(reading: Reading, value: Any) -> None:
+def read_max_unavailable(reading: Reading, value: Any) -> None:
     if not isinstance(value, int) and reading.item.data["spec"].get("scalingMode") == "DaemonSet":
         reading.report("a WorkerPool's maxUnavailable is a number: set it")
     elif isinstance(value, bool) or not re.fullmatch(r"[0-9]+%?", str(value)):
@@ -103,17 +110,17 @@ def unavailable(reading: Reading, value: Any) -> None:
         reading.put(value, "maxUnavailable")
 
 
-def partition_of(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_own_partition(reading: Reading, value: Mapping[str, Any]) -> None:
     config = value.get("config") or ""
     reading.expect(config, str, "config")
     if value.get("enabled") is True:
-        name = slurm_name(reading.item)
-        parts.partition(reading, name, [token for token in config.split() if token], [reading.base[-1]])
+        name = find_slurm_name(reading.item)
+        parts.add_partition(reading, name, [token for token in config.split() if token], [reading.base[-1]])
     elif config:
         reading.report("the partition is not enabled: its settings have no effect", "config")
 
 
-def check_per_node(reading: Reading) -> None:
+def settle_per_node(reading: Reading) -> None:
     if reading.get("perNode") and not reading.get("nodeSelector"):
         reading.put({"kubernetes.io/os": "linux"}, "nodeSelector")
         found = "a DaemonSet without a nodeSelector"
@@ -127,24 +134,24 @@ def check_per_node(reading: Reading) -> None:
 
 NODE_SET: Rules = (
     META
-    | container("spec.slurmd")
-    | pod()
+    | make_container_rules("spec.slurmd")
+    | make_pod_rules()
     | {
         "spec.controllerRef": READ,
         "spec.replicas": keep("replicas", expects=int),
-        "spec.scalingMode": Use(scaling, str),
+        "spec.scalingMode": Use(read_scaling_mode, str),
         "spec.logfile": Ignore(LOGS),
         "spec.ssh.enabled": Ignore("each of minivm's workers has sshd, for people with a job there"),
         "spec.ssh.extraSshdConfig": NOT_IN_CHART,
-        "spec.ssh.sssdConfRef": secret("sssd", "sssd.conf"),
+        "spec.ssh.sssdConfRef": use_secret("sssd", "sssd.conf"),
         "spec.extraConf": NODE,
-        "spec.partition": Use(partition_of),
+        "spec.partition": Use(read_own_partition),
         "spec.volumeClaimTemplates": Report("workers have no claims of their own: use local scratch or a shared claim"),
         "spec.persistentVolumeClaimRetentionPolicy": Ignore("it is about volumeClaimTemplates"),
         "spec.updateStrategy.type": Default(
             ("RollingUpdate",), "pools roll", "kind: WorkerPool rolls when nothing runs: update.when of the pool"
         ),
-        "spec.updateStrategy.rollingUpdate.maxUnavailable": Use(unavailable, object),
+        "spec.updateStrategy.rollingUpdate.maxUnavailable": Use(read_max_unavailable, object),
         "spec.revisionHistoryLimit": Ignore("Kubernetes' default is used"),
         "spec.minReadySeconds": Default((0,), "the default", "a worker counts once it is ready: nothing to set"),
         "spec.ordinalPadding": Default((0,), "the default", "names are NAME-0, NAME-1: change scripts that name nodes"),
@@ -163,11 +170,11 @@ NODE_SET: Rules = (
 # Controller
 
 
-def cluster_name(reading: Reading, value: str) -> None:
+def read_cluster_name(reading: Reading, value: str) -> None:
     reading.put(value.lower(), "clusterName", base=())
 
 
-def standby(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_standby(reading: Reading, value: Mapping[str, Any]) -> None:
     if value.get("enabled") is not True:
         reading.ignore("there is one controller")
         return
@@ -176,7 +183,7 @@ def standby(reading: Reading, value: Mapping[str, Any]) -> None:
         reading.report("minivm has one standby: nothing else is possible", "backups")
 
 
-def state(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_state_volume(reading: Reading, value: Mapping[str, Any]) -> None:
     claim = value.get("existingClaim") or f"statesave-{reading.item.name}-controller-0"
     if value.get("enabled") is False:
         reading.report("the state of Slurm is on no volume: waiting jobs do not outlive slurmctld, nor the move")
@@ -186,7 +193,7 @@ def state(reading: Reading, value: Mapping[str, Any]) -> None:
         reading.put(claim, "persistence", "existingClaim")
 
 
-def metrics(reading: Reading) -> None:
+def settle_metrics(reading: Reading) -> None:
     value = reading.item.data["spec"].get("metrics")
     enabled = isinstance(value, Mapping) and value.get("enabled") is True
     reading.at = ("spec", "metrics", "enabled")
@@ -196,14 +203,14 @@ def metrics(reading: Reading) -> None:
         reading.report("slurm.metrics needs Slurm 25.11: set it with such an image")
 
 
-def config_maps(reading: Reading, value: list[Any]) -> None:
+def read_config_maps(reading: Reading, value: list[Any]) -> None:
     """Put files of /etc/slurm into the values; their ConfigMaps have to be among the objects."""
     special = {"gres.conf": "gresConfig", "topology.conf": "topologyConfig", "topology.yaml": "topologyConfig"}
     for index, entry in reading.mappings(value):
         data = take_config_map(reading, index, entry)
         for name, text in data.items():
             if name == "cgroup.conf":
-                cgroup_lines(reading, text)
+                read_cgroup_conf(reading, text)
             elif name in special:
                 reading.put(text, special[name], base=("slurm",))
             elif FILE.fullmatch(name) and name != "slurm.conf":
@@ -212,7 +219,7 @@ def config_maps(reading: Reading, value: list[Any]) -> None:
                 reading.report(f"{name[:60]}: the chart takes no file of that name in slurm.files", index)
 
 
-def cgroup_lines(reading: Reading, text: str) -> None:
+def read_cgroup_conf(reading: Reading, text: str) -> None:
     """Add the lines of cgroup.conf that the chart does not write itself."""
     chart = ("cgroupplugin", "ignoresystemd", "enablecontrollers", "constraincores", "constrainramspace")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -221,7 +228,7 @@ def cgroup_lines(reading: Reading, text: str) -> None:
         reading.put("\n".join(kept) + "\n", "cgroupConfig", base=("slurm",))
 
 
-def scripts(directory: str) -> Use:
+def use_scripts(directory: str) -> Use:
     def read(reading: Reading, value: list[Any]) -> None:
         for index, entry in reading.mappings(value):
             for name, text in take_config_map(reading, index, entry).items():
@@ -252,26 +259,26 @@ def take_config_map(reading: Reading, index: str, entry: Mapping[str, Any]) -> M
 
 CONTROLLER: Rules = (
     META
-    | container("spec.slurmctld", volumes=False)
-    | pod(extendable=False)
+    | make_container_rules("spec.slurmctld", volumes=False)
+    | make_pod_rules(extendable=False)
     | {
-        "spec.clusterName": Use(cluster_name, str),
-        "spec.slurmKeyRef": secret("slurm", "slurm.key"),
-        "spec.jwtKeyRef": secret("jwt", "jwt_hs256.key"),
-        "spec.jwtHs256KeyRef": secret("jwt", "jwt_hs256.key"),
+        "spec.clusterName": Use(read_cluster_name, str),
+        "spec.slurmKeyRef": use_secret("slurm", "slurm.key"),
+        "spec.jwtKeyRef": use_secret("jwt", "jwt_hs256.key"),
+        "spec.jwtHs256KeyRef": use_secret("jwt", "jwt_hs256.key"),
         "spec.jwksKeyRef": Report("the chart knows one key for tokens: tokens of another issuer are not accepted"),
         "spec.accountingRef": READ,
         "spec.external": Ignore("it is false"),
         "spec.externalConfig": Ignore("it counts for an external controller"),
-        "spec.ha": Use(standby),
+        "spec.ha": Use(read_standby),
         "spec.inplaceReconfigure": Ignore("minivm always reconfigures in place"),
         "spec.reconfigure": Ignore("minivm's own configwatch does it"),
         "spec.logfile": Ignore(LOGS),
-        "spec.slurmctld.image": Use(parts.release, str),
+        "spec.slurmctld.image": Use(parts.read_release, str),
         "spec.extraConf": SLURM_CONF,
-        "spec.configFileRefs": Use(config_maps, list),
-        "spec.prologScriptRefs": scripts("prolog.d"),
-        "spec.epilogScriptRefs": scripts("epilog.d"),
+        "spec.configFileRefs": Use(read_config_maps, list),
+        "spec.prologScriptRefs": use_scripts("prolog.d"),
+        "spec.epilogScriptRefs": use_scripts("epilog.d"),
         "spec.prologSlurmctldScriptRefs": Report("minivm runs no PrologSlurmctld: use a prolog on the node"),
         "spec.epilogSlurmctldScriptRefs": Report("minivm runs no EpilogSlurmctld: use an epilog on the node"),
         "spec.persistence": Ignore("the claim is there already"),
@@ -286,14 +293,14 @@ CONTROLLER: Rules = (
 # LoginSet
 
 
-def service(reading: Reading, value: str) -> None:
+def read_service_type(reading: Reading, value: str) -> None:
     if value in ("ClusterIP", "NodePort", "LoadBalancer"):
         reading.put(value, "service", "type")
     else:
         reading.report("login.service.type is ClusterIP, NodePort or LoadBalancer")
 
 
-def port(*keys: str) -> Use:
+def use_port(*keys: str) -> Use:
     def read(reading: Reading, value: int) -> None:
         if 1 <= value <= 65535:
             reading.put(value, *keys)
@@ -310,8 +317,8 @@ ROOT_KEYS = (
 )
 LOGIN_SET: Rules = (
     META
-    | container("spec.login")
-    | pod()
+    | make_container_rules("spec.login")
+    | make_pod_rules()
     | {
         "spec.controllerRef": READ,
         "spec.replicas": keep("replicas", expects=int),
@@ -319,12 +326,12 @@ LOGIN_SET: Rules = (
         "spec.logfile": Ignore(LOGS),
         "spec.rootSshAuthorizedKeys": Report(ROOT_KEYS),
         "spec.extraSshdConfig": NOT_IN_CHART,
-        "spec.sssdConfRef": secret("sssd", "sssd.conf"),
+        "spec.sssdConfRef": use_secret("sssd", "sssd.conf"),
         "spec.strategy": Report("login.keepSeconds keeps the sessions of a pod that is replaced"),
-        "spec.service.port": port("service", "port"),
-        "spec.service.nodePort": port("service", "nodePort"),
+        "spec.service.port": use_port("service", "port"),
+        "spec.service.nodePort": use_port("service", "nodePort"),
         "spec.service.spec": NOT_IN_CHART,
-        "spec.service.spec.type": Use(service, str),
+        "spec.service.spec.type": Use(read_service_type, str),
         "spec.service.spec.loadBalancerSourceRanges": keep("service", "loadBalancerSourceRanges", expects=list),
         "spec.service.metadata.annotations": keep("service", "annotations"),
     }
@@ -333,9 +340,9 @@ LOGIN_SET: Rules = (
 # Accounting, RestApi and Token
 
 ACCOUNTING: Rules = META | {
-    "spec.slurmKeyRef": secret("slurm", "slurm.key"),
-    "spec.jwtKeyRef": secret("jwt", "jwt_hs256.key"),
-    "spec.jwtHs256KeyRef": secret("jwt", "jwt_hs256.key"),
+    "spec.slurmKeyRef": use_secret("slurm", "slurm.key"),
+    "spec.jwtKeyRef": use_secret("jwt", "jwt_hs256.key"),
+    "spec.jwtHs256KeyRef": use_secret("jwt", "jwt_hs256.key"),
     "spec.jwksKeyRef": Report("the chart knows one key for tokens"),
     "spec.external": READ,
     "spec.externalConfig": Ignore("it counts for an external slurmdbd"),
@@ -345,29 +352,29 @@ ACCOUNTING: Rules = META | {
     "spec.slurmdbd.imagePullPolicy": Ignore("image.pullPolicy is for minivm's images"),
     "spec.template": Report(WITH_CONTROLLER),
     "spec.storageConfig.host": keep("host", expects=str),
-    "spec.storageConfig.port": port("port"),
+    "spec.storageConfig.port": use_port("port"),
     "spec.storageConfig.database": keep("name", expects=str),
     "spec.storageConfig.username": keep("user", expects=str),
-    "spec.storageConfig.passwordKeyRef": secret("database", "password"),
+    "spec.storageConfig.passwordKeyRef": use_secret("database", "password"),
     "spec.extraConf": Report("the chart has no further lines for slurmdbd.conf: purge and archive by sacctmgr"),
     "spec.service": Report("slurmdbd is reached inside the cluster by the controller's Service"),
 }
-OUTSIDE: Rules = META | {
+EXTERNAL_ACCOUNTING: Rules = META | {
     "spec": Ignore("slurmdbd is outside"),
     "spec.external": READ,
     "spec.externalConfig.host": keep("AccountingStorageHost", expects=str, base=("slurm", "config")),
     "spec.externalConfig.port": keep("AccountingStoragePort", expects=int, base=("slurm", "config")),
-    "spec.slurmKeyRef": secret("slurm", "slurm.key"),
+    "spec.slurmKeyRef": use_secret("slurm", "slurm.key"),
 }
 REST_API: Rules = META | {"spec": Report("the chart runs slurmrestd for the fleet alone; users need one of their own")}
 TOKEN: Rules = META | {"spec": Report("make the token by scontrol token; slurm.userTokenSeconds lets users do it")}
-ANOTHER: Rules = META | {
+FURTHER_LOGIN_SET: Rules = META | {
     "spec": Report("the plan has the first LoginSet: write this one as a pool of login.pools (docs/reference/chart.md)")
 }
 KINDS = ("NodeSet", "Controller", "LoginSet", "Accounting", "RestApi", "Token")
 
 
-def slurm_name(item: Object) -> str:
+def find_slurm_name(item: Object) -> str:
     """Return the name that Slurm knows the node set by: the pods' hostname without its dash, or the object's name."""
     pod_spec = item.data.get("spec", {}).get("template") or {}
     inner = pod_spec.get("spec") if isinstance(pod_spec, Mapping) else None
@@ -375,11 +382,11 @@ def slurm_name(item: Object) -> str:
     return hostname.strip().strip("-") if isinstance(hostname, str) and hostname.strip("- ") else item.name
 
 
-def clusters(objects: Sequence[Object]) -> dict[str, Object]:
+def list_clusters(objects: Sequence[Object]) -> dict[str, Object]:
     return {f"{item.namespace}/{item.name}": item for item in objects if item.kind == f"Controller.{GROUP}"}
 
 
-def belongs(item: Object, controller: Object, accounting: str) -> bool:
+def belongs_to_cluster(item: Object, controller: Object, accounting: str) -> bool:
     """Tell whether the object is part of the cluster; what names no cluster is, in the same namespace."""
     if item.kind == f"Accounting.{GROUP}":
         return item.namespace == controller.namespace and item.name == accounting
@@ -388,7 +395,7 @@ def belongs(item: Object, controller: Object, accounting: str) -> bool:
     return item.namespace == controller.namespace and name == controller.name
 
 
-def read(plan: Migration, objects: Sequence[Object], controller: Object, pools: Mapping[str, str]) -> None:
+def fill_plan(plan: Migration, objects: Sequence[Object], controller: Object, pools: Mapping[str, str]) -> None:
     """Fill the plan from the objects of one cluster."""
     by_kind = {kind: [item for item in objects if item.kind == f"{kind}.{GROUP}"] for kind in KINDS}
     spec = controller.data["spec"]
@@ -402,41 +409,41 @@ def read(plan: Migration, objects: Sequence[Object], controller: Object, pools: 
         "home": {"enabled": False},
     }
     for item in by_kind["NodeSet"]:
-        plan.pools[slurm_name(item)] = pools[item.name]
+        plan.pools[find_slurm_name(item)] = pools[item.name]
         plan.values["workers"]["pools"][pools[item.name]] = (
             {"replicas": 1} if "replicas" not in item.data["spec"] else {}
         )
     first = Reading(plan, controller, ("controller",))
-    first.apply(CONTROLLER, claim, metrics)
+    first.apply(CONTROLLER, settle_state_claim, settle_metrics)
     if "clusterName" not in plan.values:
         plan.values["clusterName"] = f"{controller.namespace}_{controller.name}".lower()
     for item in by_kind["NodeSet"]:
         Reading(plan, item, ("workers", "pools", pools[item.name])).apply(
-            NODE_SET, parts.settle_volumes, check_per_node
+            NODE_SET, parts.settle_volumes, settle_per_node
         )
     for number, item in enumerate(by_kind["LoginSet"]):
         reading = Reading(plan, item, ("login",))
         if number:
-            reading.apply(ANOTHER)
+            reading.apply(FURTHER_LOGIN_SET)
             continue
         reading.apply(LOGIN_SET, parts.settle_volumes)
         plan.values.setdefault("secrets", {})["sshHostKeys"] = {"existingSecret": f"{item.name}-ssh-host-keys"}
-    account(plan, by_kind["Accounting"])
+    read_accounting(plan, by_kind["Accounting"])
     for item in by_kind["RestApi"]:
         Reading(plan, item).apply(REST_API)
     for item in by_kind["Token"]:
         Reading(plan, item).apply(TOKEN)
 
 
-def claim(reading: Reading) -> None:
+def settle_state_claim(reading: Reading) -> None:
     """Name the claim of the state, which has a name of its own without a field."""
     reading.at = ("spec", "persistence")
     value = reading.item.data["spec"].get("persistence") or {}
     reading.expect(value, dict)
-    state(reading, value)
+    read_state_volume(reading, value)
 
 
-def account(plan: Migration, databases: Sequence[Object]) -> None:
+def read_accounting(plan: Migration, databases: Sequence[Object]) -> None:
     """Read the objects of the kind Accounting; without one the values have no accounting."""
     values = plan.values
     if not databases:
@@ -445,7 +452,7 @@ def account(plan: Migration, databases: Sequence[Object]) -> None:
         if item.data["spec"].get("external") is True:
             values["accounting"] = {"mode": "none"}
             values["slurm"].setdefault("config", {})["AccountingStorageType"] = "accounting_storage/slurmdbd"
-            Reading(plan, item).apply(OUTSIDE)
+            Reading(plan, item).apply(EXTERNAL_ACCOUNTING)
         else:
             values["accounting"] = {"mode": "external"}
             Reading(plan, item, ("accounting", "database")).apply(ACCOUNTING)

@@ -9,7 +9,7 @@ from cluster.migrate import parts
 from cluster.migrate.fates import READ, Default, Ignore, Lines, Migration, Reading, Report, Rules, Use
 from cluster.migrate.objects import Fields, Object
 from cluster.migrate.parts import ENVIRONMENT, NOT_IN_CHART, SLURM_CONF, keep
-from cluster.migrate.slinky import BY_MINIVM, META, ROOT_KEYS, port, service
+from cluster.migrate.slinky import BY_MINIVM, META, ROOT_KEYS, read_service_type, use_port
 
 GROUP = "slurm.nebius.ai"
 JAIL = (
@@ -25,39 +25,39 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def setting(reading: Reading, value: Any) -> None:
+def read_setting(reading: Reading, value: Any) -> None:
     """Set a line of slurm.conf, which soperator names with a small first letter."""
     name = reading.at[-1]
     reading.put(value, name[0].upper() + name[1:], base=("slurm", "config"))
 
 
-def chosen(name: str) -> Use:
+def use_unless_default(name: str) -> Use:
     """Set the line unless it has soperator's own default."""
 
     def read(reading: Reading, value: Any) -> None:
         if value == DEFAULTS.get(name):
             reading.ignore(OWN_DEFAULTS)
         else:
-            setting(reading, value)
+            read_setting(reading, value)
 
     return Use(read, object)
 
 
-def amounts(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_resources(reading: Reading, value: Mapping[str, Any]) -> None:
     """Read the flat list of resources, which soperator takes as requests and limits."""
     pool = reading.base[:1] == ("workers",)
     for name, amount in value.items():
         if isinstance(amount, bool) or not isinstance(amount, str | int | float):
             reading.report("it is no quantity: correct it", name)
         elif pool and (parts.GPU.fullmatch(name) or name.startswith("rdma/")):
-            parts.device(reading, str(amount), name)
+            parts.read_device(reading, str(amount), name)
         else:
-            reading.put(parts.quantity(amount), "resources", "requests", name)
+            reading.put(parts.as_text(amount), "resources", "requests", name)
             if name != "cpu":
-                reading.put(parts.quantity(amount), "resources", "limits", name)
+                reading.put(parts.as_text(amount), "resources", "limits", name)
 
 
-def below(base: Fields, rule: Use) -> Use:
+def use_below(base: Fields, rule: Use) -> Use:
     """Apply the rule with another part of the chart's values."""
 
     def read(reading: Reading, value: Any) -> None:
@@ -68,13 +68,13 @@ def below(base: Fields, rule: Use) -> Use:
     return Use(read, rule.expects)
 
 
-def container(prefix: str, base: Fields = ()) -> Rules:
+def make_container_rules(prefix: str, base: Fields = ()) -> Rules:
     rules: Rules = {
-        "image": Use(parts.image, object),
+        "image": Use(parts.read_image, object),
         "imagePullPolicy": Ignore("image.pullPolicy is for minivm's images"),
-        "imagePullSecrets": Use(parts.pull_secrets, list),
-        "customEnv": below(base, ENVIRONMENT),
-        "resources": below(base, Use(amounts)),
+        "imagePullSecrets": Use(parts.read_pull_secrets, list),
+        "customEnv": use_below(base, ENVIRONMENT),
+        "resources": use_below(base, Use(read_resources)),
         "port": Default((22, 6817, 6818, 6819), BY_MINIVM, "minivm's daemons have Slurm's own ports"),
         "livenessProbe": Ignore(BY_MINIVM),
         "readinessProbe": Ignore(BY_MINIVM),
@@ -84,7 +84,7 @@ def container(prefix: str, base: Fields = ()) -> Rules:
     return {prefix: NOT_IN_CHART} | {f"{prefix}.{name}": rule for name, rule in rules.items()}
 
 
-def features(reading: Reading, value: list[Any]) -> None:
+def read_features(reading: Reading, value: list[Any]) -> None:
     for index, name in enumerate(value):
         reading.expect(name, str, str(index))
     parts.add_features(reading, value)
@@ -92,7 +92,7 @@ def features(reading: Reading, value: list[Any]) -> None:
 
 NODE_SET: Rules = (
     META
-    | container("spec.slurmd")
+    | make_container_rules("spec.slurmd")
     | {
         "spec.clusterName": READ,
         "spec.replicas": keep("replicas", expects=int),
@@ -115,7 +115,7 @@ NODE_SET: Rules = (
         "spec.sssdDebugLevel": Ignore("sssd.conf says it"),
         "spec.sssdConfSecretRefName": keep("existingSecret", expects=str, base=("secrets", "sssd")),
         "spec.sssdLdapCAConfigMapRefName": Report("mount the certificates by extraVolumes of the pool and of login"),
-        "spec.nodeConfig.features": Use(features, list),
+        "spec.nodeConfig.features": Use(read_features, list),
         "spec.nodeConfig.autoResume": Default((True,), "the default", "nodeConfig of the pool"),
         "spec.nodeConfig.static": parts.NODE,
         "spec.nodeConfig.dynamic": Report("put constants into nodeConfig of the pool"),
@@ -132,11 +132,11 @@ NODE_SET: Rules = (
         "spec.affinity": keep("affinity"),
         "spec.tolerations": keep("tolerations", expects=list),
         "spec.priorityClass": keep("priorityClass", expects=str),
-        "spec.workerAnnotations": Use(parts.pod_annotations),
+        "spec.workerAnnotations": Use(parts.read_pod_annotations),
         "spec.customInitContainers": Report(
             "write them as initContainers of the pool, without the old operator's volumes"
         ),
-        "spec.imagePullSecrets": Use(parts.pull_secrets, list),
+        "spec.imagePullSecrets": Use(parts.read_pull_secrets, list),
         "spec.updateStrategy": Default(
             ("rollingUpdate",), "pools roll", "kind: WorkerPool rolls when nothing runs: update.when of the pool"
         ),
@@ -146,7 +146,7 @@ NODE_SET: Rules = (
 # SlurmCluster
 
 
-def spool(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_spool(reading: Reading, value: Mapping[str, Any]) -> None:
     """Find the claim with slurmctld's state: of a named volume source, or of the controller's claim template."""
     source, cluster = value.get("volumeSourceName"), reading.item
     if not source:
@@ -158,7 +158,7 @@ def spool(reading: Reading, value: Mapping[str, Any]) -> None:
             cluster, "spec.slurmNodes.controller.volumes.spool", found, "compare the claim's name: kubectl get pvc"
         )
         return
-    for entry in named_entries(reading, "volumeSources"):
+    for entry in find_named_entries(reading, "volumeSources"):
         claim = (
             entry.get("persistentVolumeClaim") if isinstance(entry, Mapping) and entry.get("name") == source else None
         )
@@ -171,15 +171,15 @@ def spool(reading: Reading, value: Mapping[str, Any]) -> None:
     )
 
 
-def named_entries(reading: Reading, key: str) -> list[Any]:
+def find_named_entries(reading: Reading, key: str) -> list[Any]:
     """Return a list of the spec whose entries other fields name."""
     entries = reading.item.data["spec"].get(key)
     return entries if isinstance(entries, list) else []
 
 
-def node_filter(part: str) -> Use:
+def use_node_filter(part: str) -> Use:
     def read(reading: Reading, value: str) -> None:
-        for entry in named_entries(reading, "k8sNodeFilters"):
+        for entry in find_named_entries(reading, "k8sNodeFilters"):
             if isinstance(entry, Mapping) and entry.get("name") == value:
                 reading.named.add(("k8sNodeFilters", value))
                 for key in ("nodeSelector", "affinity", "tolerations"):
@@ -204,7 +204,7 @@ def settle_named(reading: Reading) -> None:
                 reading.report(todo, index)
 
 
-def partitions(reading: Reading, value: list[Any]) -> None:
+def read_partitions(reading: Reading, value: list[Any]) -> None:
     at = reading.at
     for index, entry in reading.mappings(value):
         name, config, refs = entry.get("name"), entry.get("config") or "", entry.get("nodeSetRefs") or []
@@ -213,20 +213,20 @@ def partitions(reading: Reading, value: list[Any]) -> None:
         reading.expect(refs, list, index, "nodeSetRefs")
         reading.at = (*at, index)
         nodes = "ALL" if entry.get("isAll") else ",".join(str(ref) for ref in refs)
-        parts.partition(reading, str(name), [f"Nodes={nodes}", *config.split()])
+        parts.add_partition(reading, str(name), [f"Nodes={nodes}", *config.split()])
         reading.at = at
 
 
-def raw_partitions(reading: Reading, value: list[Any]) -> None:
+def read_raw_partitions(reading: Reading, value: list[Any]) -> None:
     at = reading.at
     for index, line in enumerate(value):
         reading.expect(line, str, str(index))
         reading.at = (*at, str(index))
-        parts.slurm_line(reading, line)
+        parts.read_slurm_line(reading, line)
     reading.at = at
 
 
-def external_database(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_external_database(reading: Reading, value: Mapping[str, Any]) -> None:
     if value.get("enabled") is not True:
         reading.ignore("there is no external database")
         return
@@ -240,7 +240,7 @@ def external_database(reading: Reading, value: Mapping[str, Any]) -> None:
             reading.report("the chart connects without it: give the database an account that needs none", key)
 
 
-def operator_database(reading: Reading, value: Mapping[str, Any]) -> None:
+def read_operator_database(reading: Reading, value: Mapping[str, Any]) -> None:
     if value.get("enabled") is not True:
         reading.ignore("there is no database of its operator")
         return
@@ -252,11 +252,11 @@ def operator_database(reading: Reading, value: Mapping[str, Any]) -> None:
                       "keep the MariaDB object when the SlurmCluster goes: take its ownerReferences away")  # fmt: skip
 
 
-def accounting_on(reading: Reading, enabled: bool) -> None:
+def read_accounting_switch(reading: Reading, enabled: bool) -> None:
     reading.plan.values["accounting"]["mode"] = "external" if enabled else "none"
 
 
-def cgroup_line(reading: Reading, line: str) -> None:
+def read_cgroup_line(reading: Reading, line: str) -> None:
     text = line.partition("#")[0].strip()
     if not text:
         reading.ignore("a comment or an empty line")
@@ -265,7 +265,7 @@ def cgroup_line(reading: Reading, line: str) -> None:
         reading.plan.values["slurm"]["cgroupConfig"] = f"{before}{text}\n"
 
 
-def sshd_keys(reading: Reading, name: str) -> None:
+def read_sshd_keys(reading: Reading, name: str) -> None:
     reading.put(name, "existingSecret", base=("secrets", "sshHostKeys"))
 
 
@@ -273,64 +273,64 @@ NODES = "spec.slurmNodes"
 SLURM = "spec.slurmConfig"
 MAIN: Rules = (
     META
-    | container(f"{NODES}.controller.slurmctld", ("controller",))
-    | container(f"{NODES}.login.sshd")
+    | make_container_rules(f"{NODES}.controller.slurmctld", ("controller",))
+    | make_container_rules(f"{NODES}.login.sshd")
     | {
         "spec.crVersion": Ignore("the old operator's version"),
         "spec.maintenance": Default(("none",), "the default", "end the maintenance before you move"),
         "spec.populateJail": Report(JAIL),
         "spec.k8sNodeFilters": READ,
         "spec.volumeSources": READ,
-        "spec.secrets.sshdKeysName": Use(sshd_keys, str),
+        "spec.secrets.sshdKeysName": Use(read_sshd_keys, str),
         f"{NODES}.controller": NOT_IN_CHART,
-        f"{NODES}.controller.slurmctld.image": Use(parts.release, str),
-        f"{NODES}.controller.k8sNodeFilterName": node_filter("controller"),
+        f"{NODES}.controller.slurmctld.image": Use(parts.read_release, str),
+        f"{NODES}.controller.k8sNodeFilterName": use_node_filter("controller"),
         f"{NODES}.controller.munge": Ignore(IN_ITS_POD),
         f"{NODES}.controller.sssd": Ignore(IN_ITS_POD),
         f"{NODES}.controller.sssdConfSecretRefName": keep("existingSecret", expects=str, base=("secrets", "sssd")),
-        f"{NODES}.controller.volumes.spool": Use(spool),
+        f"{NODES}.controller.volumes.spool": Use(read_spool),
         f"{NODES}.controller.volumes.jail": Report(JAIL),
         f"{NODES}.controller.openMetrics": Report("set slurm.metrics: true with Slurm 25.11 or later"),
         f"{NODES}.login": NOT_IN_CHART,
         f"{NODES}.login.size": keep("replicas", expects=int, base=("login",)),
-        f"{NODES}.login.k8sNodeFilterName": node_filter("login"),
+        f"{NODES}.login.k8sNodeFilterName": use_node_filter("login"),
         f"{NODES}.login.munge": Ignore(IN_ITS_POD),
         f"{NODES}.login.sssd": Ignore(IN_ITS_POD),
         f"{NODES}.login.sssdConfSecretRefName": keep("existingSecret", expects=str, base=("secrets", "sssd")),
-        f"{NODES}.login.sshdServiceType": Use(service, str),
+        f"{NODES}.login.sshdServiceType": Use(read_service_type, str),
         f"{NODES}.login.sshdServiceAnnotations": keep("service", "annotations", base=("login",)),
-        f"{NODES}.login.sshdServiceNodePort": port("service", "nodePort"),
+        f"{NODES}.login.sshdServiceNodePort": use_port("service", "nodePort"),
         f"{NODES}.login.sshdServiceLoadBalancerSourceRanges": keep(
             "service", "loadBalancerSourceRanges", expects=list, base=("login",)
         ),
         f"{NODES}.login.sshRootPublicKeys": Report(ROOT_KEYS),
         f"{NODES}.login.userIsolation": Report("login.perUser limits each person's memory and processes"),
         f"{NODES}.login.volumes": Report(JAIL),
-        f"{NODES}.accounting.enabled": Use(accounting_on, bool),
+        f"{NODES}.accounting.enabled": Use(read_accounting_switch, bool),
         f"{NODES}.accounting": Report("slurmdbd runs in the controller's pod: nothing to set there"),
         f"{NODES}.accounting.munge": Ignore(IN_ITS_POD),
         f"{NODES}.accounting.slurmdbd": Ignore("slurmdbd runs in the controller's pod"),
-        f"{NODES}.accounting.externalDB": Use(external_database),
-        f"{NODES}.accounting.externalDB.passwordSecretKeyRef": parts.secret("database", "password"),
-        f"{NODES}.accounting.mariadbOperator": Use(operator_database),
+        f"{NODES}.accounting.externalDB": Use(read_external_database),
+        f"{NODES}.accounting.externalDB.passwordSecretKeyRef": parts.use_secret("database", "password"),
+        f"{NODES}.accounting.mariadbOperator": Use(read_operator_database),
         f"{NODES}.accounting.slurmdbdConfig": Report("the chart has no further lines for slurmdbd.conf"),
         f"{NODES}.accounting.slurmConfig": Report(f"set it in slurm.config: {OWN_DEFAULTS}"),
         f"{NODES}.exporter": Ignore("minivm's pods export metrics (podMonitor)"),
         f"{NODES}.rest.enabled": Default((False,), "it is off", "users of slurmrestd need one of their own"),
         f"{NODES}.rest": Report("the chart runs slurmrestd for the fleet alone"),
         "spec.partitionConfiguration.configType": READ,
-        "spec.partitionConfiguration.partitions": Use(partitions, list),
-        "spec.partitionConfiguration.rawConfig": Use(raw_partitions, list),
+        "spec.partitionConfiguration.partitions": Use(read_partitions, list),
+        "spec.partitionConfiguration.rawConfig": Use(read_raw_partitions, list),
         f"{SLURM}.epilog": Report(parts.SCRIPT),
         f"{SLURM}.prolog": Report(parts.SCRIPT),
         f"{SLURM}.taskProlog": Report(parts.SCRIPT),
-        f"{SLURM}.taskPluginParam": Use(setting, str),
-        **{f"{SLURM}.{name}": chosen(name) for name in DEFAULTS},
+        f"{SLURM}.taskPluginParam": Use(read_setting, str),
+        **{f"{SLURM}.{name}": use_unless_default(name) for name in DEFAULTS},
         f"{SLURM}.suspendTime": Ignore("pools of the fleet sleep instead"),
         f"{SLURM}.resumeTimeout": Ignore("pools of the fleet sleep instead"),
         "spec.topology": Report("the fleet places nodes by labels, in blocks too (docs/fleet.md, topology)"),
         "spec.customSlurmConfig": SLURM_CONF,
-        "spec.customCgroupConfig": Lines(cgroup_line),
+        "spec.customCgroupConfig": Lines(read_cgroup_line),
         "spec.cgroupVersion": Default(
             ("v2",), "Slurm finds it", "minivm's pools need cgroup v2, or proctrack: linuxproc"
         ),
@@ -345,16 +345,16 @@ MAIN: Rules = (
 )
 
 
-def clusters(objects: Sequence[Object]) -> dict[str, Object]:
+def list_clusters(objects: Sequence[Object]) -> dict[str, Object]:
     return {f"{item.namespace}/{item.name}": item for item in objects if item.kind == f"SlurmCluster.{GROUP}"}
 
 
-def belongs(item: Object, cluster: Object) -> bool:
+def belongs_to_cluster(item: Object, cluster: Object) -> bool:
     name = item.data.get("spec", {}).get("clusterName") or cluster.name
     return item.namespace == cluster.namespace and name == cluster.name
 
 
-def read(plan: Migration, objects: Sequence[Object], cluster: Object, pools: Mapping[str, str]) -> None:
+def fill_plan(plan: Migration, objects: Sequence[Object], cluster: Object, pools: Mapping[str, str]) -> None:
     """Fill the plan from a SlurmCluster and its NodeSets."""
     sets = [item for item in objects if item.kind == f"NodeSet.{GROUP}"]
     plan.values |= {

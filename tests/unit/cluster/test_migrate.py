@@ -262,7 +262,7 @@ def test_each_field_of_each_object_has_exactly_one_fate(operator: str, data: st.
     for item in items:
         found = {path: fate for (owner, path), fate in made.fates.items() if owner.data is item}
         if not found:
-            continue  # it belongs to nothing, and `leave` tells of it
+            continue  # it belongs to nothing, and `report_unread` tells of it
         assert set(found) == expected_fields(item, found)
         for path, (fate, text) in found.items():
             assert (fate is FieldFate.USED) == (text == "")
@@ -270,7 +270,7 @@ def test_each_field_of_each_object_has_exactly_one_fate(operator: str, data: st.
             if unknown:
                 assert fate is FieldFate.REPORTED, path
             if fate is FieldFate.REPORTED:
-                shown = objects.shown(path)
+                shown = objects.show_path(path)
                 assert any(
                     told.text == text and shown.startswith(told.field) and told.object.startswith(item["kind"])
                     for told in made.reported
@@ -287,10 +287,10 @@ def remove(value: Any, path: tuple[str, ...]) -> None:
 def fates_of(operator: str, items: list[dict[str, Any]]) -> Migration:
     found = [objects.parse("file", "document", item) for item in items]
     module: Any = READERS[operator]
-    chosen = next(iter(module.clusters(found).values()))
-    mine = plan.members(operator, found, chosen)
+    chosen = next(iter(module.list_clusters(found).values()))
+    mine = plan.select_members(operator, found, chosen)
     made = Migration(config_maps=[item for item in found if item.kind == "ConfigMap"])
-    module.read(made, mine, chosen, plan.pool_names(mine, module.GROUP, {}))
+    module.fill_plan(made, mine, chosen, plan.choose_pool_names(mine, module.GROUP, {}))
     return made
 
 
@@ -307,7 +307,7 @@ def test_a_used_field_is_in_the_values(operator: str) -> None:
     made = plan.make(operator, [str(FIXTURES / operator)])
     text = (json.dumps(made.values) + json.dumps(made.scripts)).lower()
     for (item, path), (fate, _) in made.fates.items():
-        if fate is not FieldFate.USED or CHOICES.search(objects.shown(path)) or item.kind == "ConfigMap":
+        if fate is not FieldFate.USED or CHOICES.search(objects.show_path(path)) or item.kind == "ConfigMap":
             continue
         value: Any = item.data
         for part in path:
@@ -341,7 +341,7 @@ def test_no_secret_is_shown_or_written(tmp_path: Path) -> None:
         find(items, "LoginSet")["spec"]["template"]["metadata"] = {"annotations": {"kubectl.kubernetes.io/x": secret}}
 
     made = changed(tmp_path, change)
-    text = plan.report(made, "slinky")
+    text = plan.render_report(made, "slinky")
     assert secret not in text
     assert "bmV2ZXItc2hvdy1tZQ" not in text
     assert secret not in json.dumps(made.values)
@@ -473,7 +473,7 @@ def test_a_longer_rule_wins_and_a_pattern_fits_one_part() -> None:
     made = Migration()
     item = Object("f", "K", "n", "x", {"a": {"b": {"c": 1, "d": 2}, "e": 3}, "f": 4})
     Reading(made, item).apply(rules)
-    found = {objects.shown(path): text for (_, path), (_, text) in made.fates.items()}
+    found = {objects.show_path(path): text for (_, path), (_, text) in made.fates.items()}
     assert found == {"a.b.c": "", "a.b.d": "b", "a.e": "a", "f": "this plan does not know the field: "
                      "look for its like in docs/reference/chart.md"}  # fmt: skip
 
