@@ -26,7 +26,7 @@ from images.archive import lock, locked, wheels
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
 from images.definition import load
-from images.definition.load import choose_build, known_cuda
+from images.definition.load import choose_build, require_cuda
 from images.definition.spec import PACKAGED, Definition
 from images.engine import store
 from images.host import OWN_ENGINE
@@ -107,7 +107,7 @@ class Session:
                               hint=f"it is for {', '.join(variant.arches)}")  # fmt: skip
         check_certificates(settings.ca_certificates)
         cuda = settings.cuda or variant.cuda
-        known_cuda(definition, cuda, "cuda")
+        require_cuda(definition, cuda, "cuda")
         choice = choose_build(definition, settings.variant, settings.slurm, settings.slurm_version)
         place = LockContext(repository, definition, replace(choice, cuda=cuda, arch=arch), settings)
         return cls(repository, settings, definition, place, lock.read(place))

@@ -42,7 +42,7 @@ def load(root: Path, site: Path | None = None) -> Definition:
         if slurm_file.exists()
         else {}
     )
-    selectors = parse.known_selectors(versions.variants, slurm)
+    selectors = parse.list_selectors(versions.variants, slurm)
     layers = {
         name: replace(parse.parse_layer(name, data, definition_file("layers", name, home), selectors), site=home)
         for name, (data, home) in _read_all(images, site, "layers").items()
@@ -196,14 +196,16 @@ def capabilities(definition: Definition, role: Role, choice: BuildChoice) -> tup
         if name in provided:
             continue
         if name not in declared:
-            raise unprovided(definition, role, name, variant, choice)
+            raise missing_capability_error(definition, role, name, variant, choice)
         absent[name] = declared[name]
     return provided, absent
 
 
-def unprovided(definition: Definition, role: Role, name: str, variant: Variant, choice: BuildChoice) -> ImagesError:
+def missing_capability_error(
+    definition: Definition, role: Role, name: str, variant: Variant, choice: BuildChoice
+) -> ImagesError:
     file = role.file
-    everywhere = provided_by(definition.layers.values())
+    everywhere = map_providers(definition.layers.values())
     if name not in everywhere and not any(name in v.absent for v in definition.versions.variants.values()):
         hint = nearest(name, everywhere)
         return ImagesError("use the role", f"no variant has the capability {name!r}", file=file, field="needs",
@@ -218,7 +220,7 @@ def unprovided(definition: Definition, role: Role, name: str, variant: Variant, 
     )
 
 
-def provided_by(layers: Iterable[Layer]) -> dict[str, list[str]]:
+def map_providers(layers: Iterable[Layer]) -> dict[str, list[str]]:
     providers: dict[str, list[str]] = {}
     for layer in layers:
         for name in layer.provides.everything():
@@ -238,10 +240,10 @@ def check(definition: Definition) -> None:
     for variant in definition.versions.variants.values():
         for source in variant.sources:
             if source.key:
-                known_pin(definition, source.key, f"variants.{variant.name}.sources")
+                require_pin(definition, source.key, f"variants.{variant.name}.sources")
         for release in variant.releases:
-            known_release(definition, release, f"variants.{variant.name}.releases")
-        known_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
+            require_release(definition, release, f"variants.{variant.name}.releases")
+        require_cuda(definition, variant.cuda, f"variants.{variant.name}.cuda")
     for role in definition.roles.values():
         file = role.file
         refuse_unknown("use the role", "layer", role.layer, layers, file)
@@ -269,7 +271,7 @@ def check_layer(definition: Definition, layer: Layer) -> None:
             problem = f"{layer.name} takes an artifact of {artifact.layer}, which is built on it: a cycle"
             raise ImagesError("order the layers", problem, file=file, field="artifacts")
     for name in layer.downloads.everything():
-        known_pin(definition, name, f"{file}: downloads")
+        require_pin(definition, name, f"{file}: downloads")
     for name in layer.users.everything():
         refuse_unknown(what, "user", name, versions.users, file, "users")
     groups = {group for cuda in versions.cuda.values() for group in cuda.wheels}
@@ -282,15 +284,15 @@ def check_layer(definition: Definition, layer: Layer) -> None:
         refuse_unknown(what, "repository", name, repositories, file, "sources")
 
 
-def known_cuda(definition: Definition, name: str, field: str) -> None:
+def require_cuda(definition: Definition, name: str, field: str) -> None:
     refuse_unknown("use the CUDA", "CUDA", name, {PACKAGED, *definition.versions.cuda}, "images/versions.yaml", field)
 
 
-def known_pin(definition: Definition, name: str, field: str) -> None:
+def require_pin(definition: Definition, name: str, field: str) -> None:
     refuse_unknown("use the pin", "pin", name, definition.versions.pins, "images/versions.yaml", field)
 
 
-def known_release(definition: Definition, name: str, field: str) -> None:
+def require_release(definition: Definition, name: str, field: str) -> None:
     if name not in definition.slurm:
         raise ImagesError("use the release of Slurm", f"no facts of {name!r}", file="images/slurm.yaml", field=field,
                           hint=f"known: {', '.join(definition.slurm)}")  # fmt: skip

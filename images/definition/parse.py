@@ -137,7 +137,7 @@ class DefinitionFields:
     def text_map(self, key: str) -> dict[str, str]:
         return {str(name): self.check_text(f"{key}.{name}", value) for name, value in self.mapping(key).items()}
 
-    def selected(self, key: str, parse_item: Callable[[str, object], T], selectors: frozenset[str]) -> Selected[T]:
+    def read_selected(self, key: str, parse_item: Callable[[str, object], T], selectors: frozenset[str]) -> Selected[T]:
         """Read a list, or a map of selectors to lists."""
         value = self.data.get(key)
         if value is None:
@@ -145,28 +145,28 @@ class DefinitionFields:
         groups = value if isinstance(value, dict) else {"all": value}
         parts = []
         for when, listed in groups.items():
-            names = self.selector(f"{key}.{when}", str(when), selectors)
+            names = self.parse_selector(f"{key}.{when}", str(when), selectors)
             field = f"{key}.{when}" if isinstance(value, dict) else key
             if not isinstance(listed, list):
                 raise self.error(field, f"expected a list, found {type_name(listed)}")
             parts.append((names, tuple(parse_item(f"{field}[{index}]", item) for index, item in enumerate(listed))))
         return Selected(tuple(parts))
 
-    def selector(self, field: str, text: str, known: frozenset[str]) -> frozenset[str]:
+    def parse_selector(self, field: str, text: str, known: frozenset[str]) -> frozenset[str]:
         """Parse `nvidia+arm64`: the list counts in a build for which all these names hold."""
         names = frozenset(text.split("+"))
         for name in names - known:
             raise self.error(field, f"unknown selector {name!r}", nearest(name, known))
         return names
 
-    def selected_text(self, key: str, selectors: frozenset[str], *, line: bool = False) -> Selected[str]:
+    def read_selected_text(self, key: str, selectors: frozenset[str], *, line: bool = False) -> Selected[str]:
         def parse_text(field: str, item: object) -> str:
             text = self.check_text(field, item)
             if line and "\n" in text.strip():
                 raise self.error(field, "a command is one line", "use a template in images/templates/ (component)")
             return text.strip() if line else text
 
-        return self.selected(key, parse_text, selectors)
+        return self.read_selected(key, parse_text, selectors)
 
 
 def type_name(value: object) -> str:
@@ -360,7 +360,7 @@ def parse_releases(data: object, file: str) -> dict[str, spec.SlurmRelease]:
     return known
 
 
-def known_selectors(variants: Mapping[str, spec.Variant], slurm: Mapping[str, spec.SlurmRelease]) -> frozenset[str]:
+def list_selectors(variants: Mapping[str, spec.Variant], slurm: Mapping[str, spec.SlurmRelease]) -> frozenset[str]:
     """Return every selector that a list may name, given the variants and the releases of Slurm."""
     sources = (f"slurm-{source.value}" for source in spec.SlurmSource)
     releases = (f"slurm-{release}" for release in slurm)
@@ -378,7 +378,7 @@ def parse_layer(name: str, data: object, file: str, selectors: frozenset[str]) -
         raise fields.error("from", "a layer has either `from` or `bootstrap`")
 
     def texts(key: str) -> spec.Selected[str]:
-        return fields.selected_text(key, selectors)
+        return fields.read_selected_text(key, selectors)
 
     return spec.Layer(
         name=name,
@@ -394,11 +394,11 @@ def parse_layer(name: str, data: object, file: str, selectors: frozenset[str]) -
         wheels_devel=texts("wheels_devel"),
         python=texts("python"),
         downloads=texts("downloads"),
-        artifacts=fields.selected("artifacts", artifact_parser(file), selectors),
-        files=fields.selected("files", file_entry_parser(file), selectors),
+        artifacts=fields.read_selected("artifacts", artifact_parser(file), selectors),
+        files=fields.read_selected("files", file_entry_parser(file), selectors),
         component=texts("component"),
-        run=fields.selected_text("run", selectors, line=True),
-        verify=fields.selected_text("verify", selectors, line=True),
+        run=fields.read_selected_text("run", selectors, line=True),
+        verify=fields.read_selected_text("verify", selectors, line=True),
         remove=texts("remove"),
         env=fields.text_map("env"),
     )
@@ -420,8 +420,10 @@ def parse_only(fields: DefinitionFields, selectors: frozenset[str]) -> spec.Sele
     if "only" not in fields:
         return None
     if isinstance(fields.data["only"], dict):
-        return fields.selected_text("only", selectors)
-    return spec.Selected(tuple((fields.selector("only", text, selectors), (text,)) for text in fields.texts("only")))
+        return fields.read_selected_text("only", selectors)
+    return spec.Selected(
+        tuple((fields.parse_selector("only", text, selectors), (text,)) for text in fields.texts("only"))
+    )
 
 
 def artifact_parser(file: str) -> Callable[[str, object], spec.Artifact]:
@@ -473,30 +475,30 @@ def extend_roles(texts: Mapping[str, object], files: Mapping[str, str]) -> dict[
             raise fields.error("extends", f"{name} would extend itself, by {' and '.join((*above, name))}")
         inherited = extend(base, (*above, name))
         if isinstance(inherited, dict):
-            extended[name] = _extended({key: value for key, value in inherited.items() if key != "default"}, data)
+            extended[name] = _extend_role({key: value for key, value in inherited.items() if key != "default"}, data)
         return extended.setdefault(name, data)
 
     return {name: extend(name, ()) for name in texts}
 
 
-def _extended(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+def _extend_role(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
     data = {**base, **own}
     for key in ROLE_LISTS:
         if key in base and key in own:
-            data[key] = _joined(base[key], own[key])
+            data[key] = _join(base[key], own[key])
     if isinstance(base.get("env"), dict) and isinstance(own.get("env"), dict):
         data["env"] = {**base["env"], **own["env"]}  # type: ignore[dict-item]  # both are mappings
     return data
 
 
-def _joined(base: object, own: object) -> object:
+def _join(base: object, own: object) -> object:
     """Join two lists, or maps of selectors to lists; a value of another type is left for the reader to refuse."""
     if isinstance(base, list) and isinstance(own, list):
         return [*base, *own]
     if not isinstance(base, list | dict) or not isinstance(own, list | dict):
         return own
     lists = [data if isinstance(data, dict) else {"all": data} for data in (base, own)]
-    return {key: _joined(lists[0].get(key, []), lists[1].get(key, [])) for key in {**lists[0], **lists[1]}}
+    return {key: _join(lists[0].get(key, []), lists[1].get(key, [])) for key in {**lists[0], **lists[1]}}
 
 
 def parse_role(name: str, data: object, file: str, selectors: frozenset[str]) -> spec.Role:
@@ -509,14 +511,14 @@ def parse_role(name: str, data: object, file: str, selectors: frozenset[str]) ->
         name=name,
         describe=fields.text("describe"),
         layer=fields.text("layer"),
-        services=fields.selected_text("services", selectors),
+        services=fields.read_selected_text("services", selectors),
         required=fields.texts("required"),
         needs=fields.texts("needs"),
         ports=tuple(port for port in ports if isinstance(port, int)),
         capabilities=fields.texts("capabilities"),
         drain=fields.mapping("drain") or None,
-        files=fields.selected("files", file_entry_parser(file), selectors),
-        verify=fields.selected_text("verify", selectors, line=True),
+        files=fields.read_selected("files", file_entry_parser(file), selectors),
+        verify=fields.read_selected_text("verify", selectors, line=True),
         env=fields.text_map("env"),
         stop_signal=fields.text("stop_signal", "SIGTERM"),
         default=fields.flag("default", True),
