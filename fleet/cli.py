@@ -20,7 +20,7 @@ from fleet.decide.actions import object_name
 from fleet.decide.decide import Decision
 from fleet.decide.machines import line
 from fleet.decide.topology import blocks, conf
-from fleet.policy import STATE, Topology, read_settings
+from fleet.policy import STATE_CONDITION, Topology, read_settings
 from fleet.reconciler import Reconciler
 from fleet.report.events import in_words
 from fleet.report.status import LONG, WHOLE, lines, state_in_slurm, worker_report
@@ -132,7 +132,7 @@ def _pod(pod: KubePod, place: str) -> str:
     bad = (
         f"{condition.type} {condition.status} {condition.reason} {condition.message}".rstrip()
         for condition in pod.conditions.values()
-        if condition.status == "False" and condition.type not in ("Ready", "ContainersReady", STATE)
+        if condition.status == "False" and condition.type not in ("Ready", "ContainersReady", STATE_CONDITION)
     )
     return line(f"{pod.name} on {pod.node or '-'}: {'; '.join([state, *filter(None, [place]), *bad])}", LONG)
 

@@ -1,4 +1,10 @@
-"""Configuration: a site's policy (which signs count, limits, remedies), and settings from `MINIVM_FLEET_*`."""
+"""Configuration of the fleet: the site's policy, from a file, and the settings, from variables `MINIVM_FLEET_*`.
+
+The policy says which signs of a machine count, what the limits are and which remedies there are. The reconciler reads
+it in each pass (`read_policy`): `parse_policy` reads the mapping, and `read_X` each nested one, by the strict
+`init.fields.Reader`. The settings name the namespace, slurmrestd, the mounted files, and what is switched on;
+`read_settings` reads them once.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,45 @@ from urllib.parse import SplitResult, urlsplit
 from fleet import FleetError
 from init.errors import ConfigError, nearest
 from init.fields import Reader
+
+# The policy.
+
+# The most tiers; real fabrics have three or four.
+MOST_TIERS = 6
+# Slurm counts blocks and their groups in sixteen bits.
+MOST_DOMAINS = 10000
+PROOFS = ("deep", "verdict")
+REMEDIES = ("reboot", "replace", "down")
+MACHINES_KEYS = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "proof", "remedies")
+POLICY_KEYS = (
+    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
+    "gone", "lost", "cordon", "slinky", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
+)  # fmt: skip
+# Taints that autoscalers and clouds set on a machine that is about to go.
+GOING_TAINTS = (
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "aws-node-termination-handler/spot-itn",
+    "cloud.google.com/impending-node-termination",
+)
+CORDON_REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
+# Fencing and remedies: the fleet does nothing, reports what it would do, or does it.
+MODES = ("off", "propose", "act")
+# The type of the conditions that show Slurm's state.
+STATE_CONDITION = "minivm.io/SlurmState"
+
+# The settings.
+
+VARIABLES = "MINIVM_FLEET_"
+WEBHOOK_FILES = "/mnt/minivm/secrets/webhook"
+# fmt: off
+KNOWN_VARIABLES = (
+    "RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "CONDITIONS", "GUESTS",
+    "WEBHOOK",
+)
+# fmt: on
+
+# Webhooks.
 
 PORTS = {"https": 443, "http": 80}
 # A key of the mounted Secret: the author of the policy must not make the fleet send another file, such as Slurm's key.
@@ -46,7 +91,7 @@ class Webhook:
         return f"{self.host}:{self.port}"
 
 
-def webhook(reader: Reader) -> Webhook:
+def read_webhook(reader: Reader) -> Webhook:
     reader.only("url", "tokenFile", "caFile", "insecure")
     url, insecure = reader.text("url"), reader.flag("insecure", False)
     try:
@@ -58,38 +103,23 @@ def webhook(reader: Reader) -> Webhook:
         reader.fail("url", "wanted https://HOST[:PORT]/PATH of printable ASCII, 2,048 letters at most")
     if parts.username is not None or parts.fragment or "\\" in url:
         reader.fail("url", "it has a user name, a password, a fragment or a backslash", "put a token into tokenFile")
-    if parts.scheme == "http" and not insecure and not loopback(parts.hostname):
+    if parts.scheme == "http" and not insecure and not is_loopback(parts.hostname):
         reader.fail("url", "http sends everything in the clear, also the token", "use https, or set insecure: true")
-    return Webhook(url, _file(reader, "tokenFile"), _file(reader, "caFile"))
+    return Webhook(url, _read_file_key(reader, "tokenFile"), _read_file_key(reader, "caFile"))
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _file(reader: Reader, key: str) -> str:
+def _read_file_key(reader: Reader, key: str) -> str:
     name = reader.text(key)
     if name and not _FILE.fullmatch(name):
         reader.fail(key, f"{name[:80]!r} is no key of the Secret with the webhook's files", "write a key, not a path")
     return name
-
-
-# Taints that autoscalers and clouds set on a machine that is about to go.
-GOING = (
-    "ToBeDeletedByClusterAutoscaler",
-    "karpenter.sh/disrupted",
-    "aws-node-termination-handler/spot-itn",
-    "cloud.google.com/impending-node-termination",
-)
-CORDON_REASONS = ("minivm.io/cordon-reason", "nodeset.slinky.slurm.net/node-cordon-reason")
-
-
-FENCING = ("off", "propose", "act")
-# The type of the conditions that show Slurm's state.
-STATE = "minivm.io/SlurmState"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +194,7 @@ class Topology:
 class Policy:
     # Keys of taints: for maintenance, and for a machine that is about to go.
     taints: tuple[str, ...] = ("minivm.io/maintenance",)
-    going: tuple[str, ...] = GOING
+    going: tuple[str, ...] = GOING_TAINTS
     # Types of Node conditions that drain while they are "True".
     conditions: tuple[str, ...] = ()
     # Annotations that may say why a Node is cordoned; the first one that is set counts.
@@ -190,7 +220,7 @@ class Policy:
     # Show the conditions and obey the annotations of Slinky's operator.
     slinky: bool = False
     # The type of the condition on Nodes; "": none. Clusters that share Nodes need different types.
-    node_condition: str = STATE
+    node_condition: str = STATE_CONDITION
     # `act`: give up dead machines; `propose`: only report them; `off`: ignore them.
     fencing: str = "propose"
     # Keys of taints by which the provider reports a machine off; if set, one of them is required as proof.
@@ -209,29 +239,29 @@ class Policy:
 def read_policy(path: Path) -> Policy:
     """Read the policy, in each pass since a ConfigMap changes; without a file return the defaults."""
     try:
-        return policy_from_json(path.read_text(), str(path))
+        return parse_policy_text(path.read_text(), str(path))
     except FileNotFoundError:
         return Policy()
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError("read the fleet's policy", str(error), file=str(path)) from error
 
 
-def policy_from_json(content: str, file: str = "") -> Policy:
+def parse_policy_text(content: str, file: str = "") -> Policy:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ConfigError("read the fleet's policy", f"it is not JSON: {error}", file=file) from None
     if not isinstance(data, dict):
         raise ConfigError("read the fleet's policy", "wanted a mapping", file=file)
-    return policy(data, file)
+    return parse_policy(data, file)
 
 
-def policy(data: Mapping[str, object], file: str = "") -> Policy:
+def parse_policy(data: Mapping[str, object], file: str = "") -> Policy:
     reader, default = Reader(data, "the fleet's policy", file), Policy()
-    reader.only(*KEYS)
+    reader.only(*POLICY_KEYS)
     fencing = reader.text("fencing", default.fencing)
-    if fencing not in FENCING:
-        reader.fail("fencing", f"{fencing!r} is not one of {', '.join(FENCING)}")
+    if fencing not in MODES:
+        reader.fail("fencing", f"{fencing!r} is not one of {', '.join(MODES)}")
 
     def names(key: str, fallback: tuple[str, ...]) -> tuple[str, ...]:
         return reader.texts(key) if key in data else fallback
@@ -255,18 +285,18 @@ def policy(data: Mapping[str, object], file: str = "") -> Policy:
         fencing=fencing,
         provider=names("provider", default.provider),
         dead_s=reader.seconds("dead", default.dead_s),
-        machines=machines(reader.sub("machines")),
-        topology=topology(reader.sub("topology")),
-        lend=lend(reader.sub("lend")),
+        machines=read_machines(reader.sub("machines")),
+        topology=read_topology(reader.sub("topology")),
+        lend=read_lend(reader.sub("lend")),
     )
 
 
-def machines(reader: Reader) -> Machines:
+def read_machines(reader: Reader) -> Machines:
     default = Machines()
-    reader.only(*OF_MACHINES)
+    reader.only(*MACHINES_KEYS)
     mode = reader.text("mode", default.mode)
-    if mode not in FENCING:
-        reader.fail("mode", f"{mode!r} is not one of {', '.join(FENCING)}")
+    if mode not in MODES:
+        reader.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
     proof = reader.text("proof", default.proof)
     if proof not in PROOFS:
         reader.fail("proof", f"{proof!r} is not one of {', '.join(PROOFS)}")
@@ -281,18 +311,18 @@ def machines(reader: Reader) -> Machines:
         flaps=reader.number("flaps", default.flaps),
         verify_s=reader.seconds("verify", default.verify_s),
         proof=proof,
-        remedies={goal: treatment(named.sub(goal)) for goal in REMEDIES if named.has(goal)},
+        remedies={goal: read_treatment(named.sub(goal)) for goal in REMEDIES if named.has(goal)},
     )
 
 
-def treatment(reader: Reader) -> Treatment:
+def read_treatment(reader: Reader) -> Treatment:
     reader.only("annotate", "job", "onNode", "webhook")
     if sum(reader.has(key) for key in ("annotate", "job", "webhook")) != 1:
         reader.fail("", "wanted one of annotate, job and webhook")
     if reader.has("webhook"):
         if reader.has("onNode"):
             reader.fail("onNode", "a webhook does not run on a machine")
-        return Treatment(webhook=webhook(reader.sub("webhook")))
+        return Treatment(webhook=read_webhook(reader.sub("webhook")))
     names = reader.sub("annotate")
     job = reader.sub("job").data if reader.has("job") else None
     annotate = {key: names.text(key) for key in names.data}
@@ -302,7 +332,7 @@ def treatment(reader: Reader) -> Treatment:
     return Treatment(annotate, job, reader.flag("onNode", False))
 
 
-def lend(reader: Reader) -> Lend:
+def read_lend(reader: Reader) -> Lend:
     reader.only("namespaces", "classes", "pools", "notice")
     shares = reader.sub("pools")
     return Lend(
@@ -313,49 +343,26 @@ def lend(reader: Reader) -> Lend:
     )
 
 
-def topology(reader: Reader) -> Topology:
+def read_topology(reader: Reader) -> Topology:
     reader.only("tiers", "blocks")
     tiers = reader.texts("tiers")
-    if len(tiers) > TIERS or len(set(tiers)) < len(tiers):
-        reader.fail("tiers", f"wanted at most {TIERS} labels, each once")
-    return Topology(tiers, blocks(reader.sub("blocks")))
+    if len(tiers) > MOST_TIERS or len(set(tiers)) < len(tiers):
+        reader.fail("tiers", f"wanted at most {MOST_TIERS} labels, each once")
+    return Topology(tiers, read_blocks(reader.sub("blocks")))
 
 
-def blocks(reader: Reader) -> Blocks:
+def read_blocks(reader: Reader) -> Blocks:
     """Read the blocks. slurmctld ends on a file with other sizes."""
     reader.only("label", "domains", "sizes")
     domains = reader.texts("domains")
     parsed = Blocks(reader.text("label"), frozenset(domains), reader.numbers("sizes", least=1))
-    if len(domains) > DOMAINS or len({"", "unknown", *domains}) < len(domains) + 2:
-        reader.fail("domains", f"wanted at most {DOMAINS} values of the label, each once, and not 'unknown'")
+    if len(domains) > MOST_DOMAINS or len({"", "unknown", *domains}) < len(domains) + 2:
+        reader.fail("domains", f"wanted at most {MOST_DOMAINS} values of the label, each once, and not 'unknown'")
     if parsed.label and not parsed.sizes:
         reader.fail("sizes", "wanted how many nodes a block has", "as [18], and how many some of them have together")
     if any(size not in {parsed.sizes[0] << power for power in range(16)} for size in parsed.sizes):
         reader.fail("sizes", "wanted the first one's double, its fourfold and so on", f"as {parsed.sizes[0] * 2}")
     return parsed
-
-
-# The most tiers; real fabrics have three or four.
-TIERS = 6
-# Slurm counts blocks and their groups in sixteen bits.
-DOMAINS = 10000
-PROOFS = ("deep", "verdict")
-REMEDIES = ("reboot", "replace", "down")
-OF_MACHINES = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "proof", "remedies")
-KEYS = (
-    "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
-    "gone", "lost", "cordon", "slinky", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
-)  # fmt: skip
-
-
-VARIABLES = "MINIVM_FLEET_"
-WEBHOOK_FILES = "/mnt/minivm/secrets/webhook"
-# fmt: off
-KNOWN_VARIABLES = (
-    "RELEASE", "SLURM", "KEY", "POLICY", "LEASE", "HTTP", "PAGE", "MACHINES", "POOLS", "CONDITIONS", "GUESTS",
-    "WEBHOOK",
-)
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,8 +420,8 @@ def read_settings(env: Mapping[str, str]) -> FleetSettings:
         policy=Path(env.get(f"{VARIABLES}POLICY") or "/mnt/minivm/config/fleet/policy.json"),
         lease=lease,
         me=f"{needed('MINIVM_POD_NAME')}-{secrets.token_hex(4)}" if lease else "",
-        http=_address(env, "HTTP"),
-        page=_address(env, "PAGE"),
+        http=_read_address(env, "HTTP"),
+        page=_read_address(env, "PAGE"),
         machines=flag("MACHINES"),
         pools=flag("POOLS"),
         conditions=flag("CONDITIONS"),
@@ -423,7 +430,7 @@ def read_settings(env: Mapping[str, str]) -> FleetSettings:
     )
 
 
-def _address(env: Mapping[str, str], name: str) -> tuple[str, int] | None:
+def _read_address(env: Mapping[str, str], name: str) -> tuple[str, int] | None:
     value = env.get(f"{VARIABLES}{name}") or ""
     if not value:
         return None

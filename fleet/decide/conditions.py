@@ -18,7 +18,7 @@ from fleet.decide.actions import (
     ShowStates,
     Uncordon,
 )
-from fleet.policy import STATE, Policy
+from fleet.policy import STATE_CONDITION, Policy
 from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView, is_true
 from fleet.world.machine import MachineStatus, rfc3339
 from fleet.world.pod_page import READY
@@ -44,15 +44,15 @@ def condition(node: SlurmNode) -> KubeCondition:
     elif not node.record.responds:
         status, reason = "Unknown", "NotResponding"
     else:
-        return KubeCondition(STATE, "True", "TakesJobs", "")
+        return KubeCondition(STATE_CONDITION, "True", "TakesJobs", "")
     # Slurm keeps the reason of a drain that was lifted.
-    return KubeCondition(STATE, status, reason, "" if node.reason == LIFTED else node.reason[:MOST])
+    return KubeCondition(STATE_CONDITION, status, reason, "" if node.reason == LIFTED else node.reason[:MOST])
 
 
 def show_on_pod(worker: Worker) -> Change | None:
     if worker.slurm is None or worker.pod.deleting:
         return None
-    expected, shown = condition(worker.slurm), worker.pod.conditions.get(STATE)
+    expected, shown = condition(worker.slurm), worker.pod.conditions.get(STATE_CONDITION)
     return None if _same(expected, shown) else ShowOnPod(worker.pod.name, worker.pod.uid, _since(expected, shown))
 
 
@@ -151,7 +151,7 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
         return
     outage = f"slurmctld has not answered since {rfc3339(int(since))}"
     for pod in kubernetes.pods.values():
-        shown = pod.conditions.get(STATE)
+        shown = pod.conditions.get(STATE_CONDITION)
         if shown is not None and shown.reason != UNKNOWN and not pod.deleting:
             yield ShowOnPod(pod.name, pod.uid, _unknown(shown, outage))
     for node in kubernetes.nodes.values() if policy.node_condition else ():

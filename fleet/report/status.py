@@ -13,7 +13,7 @@ from fleet.decide.decide import Decision
 from fleet.decide.drain import count_budget, find_away
 from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
-from fleet.policy import STATE, Policy
+from fleet.policy import STATE_CONDITION, Policy
 from fleet.report.events import in_words
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.machine import MachineObject, MachineStatus, machine_status_json
@@ -74,7 +74,7 @@ def _notice(notice: Notice) -> Report:
 
 def worker_report(worker: Worker, *, known: bool = True) -> Report:
     """Report one worker. `known`: slurmctld answers; otherwise the pod's condition has the last known state."""
-    node, slurm, shown = worker.node, worker.slurm, worker.pod.conditions.get(STATE)
+    node, slurm, shown = worker.node, worker.slurm, worker.pod.conditions.get(STATE_CONDITION)
     state, reason = "Unregistered", ""
     if slurm is not None:
         state, reason = condition(slurm).reason, slurm.reason

@@ -1,5 +1,9 @@
 """The SCIM receiver's server: authenticate, bound connections, bytes and time, and write the Secret.
 
+`_accept` takes connections and bounds handshakes, and `ScimConnection` bounds a connection's time and bytes.
+`Receiver._guard` checks the token and turns errors into SCIM's answers; `_discover`, `_query` and `_write` serve the
+requests. `_write` passes its change to `PeopleSecret.change`, which reads the Secret, applies the change and writes it.
+
 Of two writers one wins: each write names the version that was read, and is decided anew on the version of the other.
 """
 
@@ -38,13 +42,13 @@ from init.people.spec import IDS
 T = TypeVar("T")
 PORT, PROBES = 8651, 8650
 # A connection's whole time, connections at a time, and bytes that one may send.
-WITHIN_S, MOST, MOST_BYTES = 60.0, 64, LARGEST + 65536
+CONNECTION_S, MOST_CONNECTIONS, MOST_BYTES = 60.0, 64, LARGEST + 65536
 HANDSHAKE_S = 10.0
 # Writers that came between before a request is given back.
-TRIES = 5
+MOST_TRIES = 5
 CHECK_S = 10.0
 SHORTEST_TOKEN = 32
-TYPE = "application/scim+json"
+SCIM_JSON = "application/scim+json"
 TOKEN, CERTIFICATE = "/mnt/minivm/secrets/scim/token", "/mnt/minivm/secrets/scim-tls"
 
 
@@ -100,7 +104,7 @@ class PeopleSecret:
     async def change(self, work: Callable[[Roster], T]) -> T:
         """Change the people. `work` may run again, on what another writer has made of them."""
         async with self._lock:
-            for _ in range(TRIES):
+            for _ in range(MOST_TRIES):
                 roster, secret = await self.read()
                 roster = roster.copy()
                 result = work(roster)
@@ -119,7 +123,7 @@ class PeopleSecret:
                     raise ScimError(503, str(error)) from error
                 return result
         raise ScimError(
-            503, f"other writers changed the Secret {self.name} {TRIES} times meanwhile; repeat the request"
+            503, f"other writers changed the Secret {self.name} {MOST_TRIES} times meanwhile; repeat the request"
         )
 
 
@@ -134,9 +138,9 @@ class ScimConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.bounds[self] = None
-        self._end = asyncio.get_running_loop().call_later(WITHIN_S, self.cut)
-        if len(self.bounds) > MOST:
-            next((other for other in self.bounds if not other.is_known), self).cut()
+        self._end = asyncio.get_running_loop().call_later(CONNECTION_S, self.abort)
+        if len(self.bounds) > MOST_CONNECTIONS:
+            next((other for other in self.bounds if not other.is_known), self).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.bounds.pop(self, None)
@@ -147,11 +151,11 @@ class ScimConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         if self._received > MOST_BYTES:
-            self.cut()
+            self.abort()
         else:
             super().data_received(data)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self.bounds.pop(self, None)
         if isinstance(self.transport, asyncio.WriteTransport):
             self.transport.abort()
@@ -185,7 +189,7 @@ async def _accept(
                 await asyncio.sleep(0.1)
                 continue
             handshakes[accepted] = loop.create_task(begin(accepted))
-            if len(handshakes) > MOST:
+            if len(handshakes) > MOST_CONNECTIONS:
                 end_oldest()
             await asyncio.sleep(0)  # a flood leaves the loop no other turn
     finally:
@@ -207,6 +211,29 @@ class Receiver:
 
     async def run(self) -> None:
         """Serve until `stop` is set."""
+        quiet = logging.getLogger("minivm.scim")  # any client can send what is no HTTP
+        quiet.addHandler(logging.NullHandler())
+        quiet.propagate = False
+        runner = web.AppRunner(self._make_application(), access_log=None, logger=quiet)
+        await runner.setup()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if self.settings.certificate else None
+        if context:
+            self._load_certificate(context)
+        port, probes = self.settings.ports
+        server = await HttpServer(self._pages()).serve("0.0.0.0", probes)
+        listener = socket.create_server(("0.0.0.0", port), backlog=socket.SOMAXCONN)
+        listener.setblocking(False)
+        accepting = asyncio.create_task(_accept(listener, self._connection_maker(runner, context, quiet), context))
+        try:
+            await self._check_until_stopped(accepting)
+        finally:
+            accepting.cancel()
+            await asyncio.wait([accepting])
+            listener.close()
+            server.close()
+            await runner.cleanup()
+
+    def _make_application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=LARGEST)
         app.add_routes([
             web.get(resources.BASE + "/ServiceProviderConfig", self._discover),
@@ -219,46 +246,41 @@ class Receiver:
             web.patch(resources.BASE + "/{kind:Users|Groups}/{id}", self._write),
             web.delete(resources.BASE + "/{kind:Users|Groups}/{id}", self._write),
         ])  # fmt: skip
-        quiet = logging.getLogger("minivm.scim")  # any client can send what is no HTTP
-        quiet.addHandler(logging.NullHandler())
-        quiet.propagate = False
-        runner = web.AppRunner(app, access_log=None, logger=quiet)
-        await runner.setup()
+        return app
+
+    def _connection_maker(
+        self, runner: web.AppRunner, context: ssl.SSLContext | None, quiet: logging.Logger
+    ) -> Callable[[], ScimConnection]:
         manager, loop = runner.server, asyncio.get_running_loop()
         assert manager
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if self.settings.certificate else None
-        if context:
-            self._load_certificate(context)
 
-        def connection() -> ScimConnection:
+        def make_connection() -> ScimConnection:
             if context:
                 self._load_certificate(context)
             # Packed bodies are refused: a small one could grow without end.
-            made = ScimConnection(manager, loop=loop, logger=quiet, lingering_time=0, auto_decompress=False)
-            made.bounds = self._connections
-            return made
+            connection = ScimConnection(manager, loop=loop, logger=quiet, lingering_time=0, auto_decompress=False)
+            connection.bounds = self._connections
+            return connection
 
-        pages = {"/livez": lambda: (200, "ok\n"), "/readyz": self._ready, "/metrics": lambda: (200, self._metrics())}
-        port, probes = self.settings.ports
-        server = await HttpServer(pages).serve("0.0.0.0", probes)
-        listener = socket.create_server(("0.0.0.0", port), backlog=socket.SOMAXCONN)
-        listener.setblocking(False)
-        accepting = asyncio.create_task(_accept(listener, connection, context))
-        try:
-            while not self.stop.is_set():
-                if accepting.done():
-                    accepting.result()
-                await self._check()
-                try:
-                    await asyncio.wait_for(self.stop.wait(), CHECK_S)
-                except TimeoutError:
-                    continue
-        finally:
-            accepting.cancel()
-            await asyncio.wait([accepting])
-            listener.close()
-            server.close()
-            await runner.cleanup()
+        return make_connection
+
+    def _pages(self) -> dict[str, Callable[[], tuple[int, str]]]:
+        """Return the pages for the kubelet and for Prometheus, which have a port of their own."""
+        return {
+            "/livez": lambda: (200, "ok\n"),
+            "/readyz": self._report_readiness,
+            "/metrics": lambda: (200, self._render_metrics()),
+        }
+
+    async def _check_until_stopped(self, accepting: asyncio.Task[None]) -> None:
+        while not self.stop.is_set():
+            if accepting.done():
+                accepting.result()
+            await self._check()
+            try:
+                await asyncio.wait_for(self.stop.wait(), CHECK_S)
+            except TimeoutError:
+                continue
 
     def _load_certificate(self, context: ssl.SSLContext) -> None:
         """Load the certificate if its files have changed; a broken one leaves the one before."""
@@ -272,7 +294,7 @@ class Receiver:
         except OSError as error:
             self.say(f"the certificate {files[0]} is not loaded: {one_line(str(error))}")
 
-    def _tokens(self) -> list[bytes]:
+    def _read_tokens(self) -> list[bytes]:
         """Read the token for each request, since it changes: one a line, so that the old one may still count."""
         try:
             lines = self.settings.token.read_bytes().split()
@@ -285,7 +307,7 @@ class Receiver:
     def _authenticate(self, request: web.Request) -> None:
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
         given = sent.strip().encode("utf-8", "surrogateescape")
-        equal = [hmac.compare_digest(given, token) for token in self._tokens()]
+        equal = [hmac.compare_digest(given, token) for token in self._read_tokens()]
         if not any(equal) or scheme.lower() != "bearer":
             raise ScimError(401, "the bearer token is absent or wrong")
         if isinstance(request.protocol, ScimConnection):
@@ -298,14 +320,14 @@ class Receiver:
             self._authenticate(request)
             response: web.StreamResponse = await handler(request)
         except ScimError as error:
-            response = _refusal(error.status, error.detail, error.scim_type)
+            response = _make_refusal(error.status, error.detail, error.scim_type)
         except web.HTTPException as error:
-            response = _refusal(error.status, error.reason)
+            response = _make_refusal(error.status, error.reason)
         except (ConnectionError, web.RequestPayloadError):
-            response = _refusal(400, "the body did not arrive whole")
+            response = _make_refusal(400, "the body did not arrive whole")
         except Exception:
             self.say(traceback.format_exc())
-            response = _refusal(500, "a bug in the receiver; its log has more")
+            response = _make_refusal(500, "a bug in the receiver; its log has more")
         self.answers[str(response.status)] += 1
         response.force_close()
         return response
@@ -313,34 +335,34 @@ class Receiver:
     async def _discover(self, request: web.Request) -> web.Response:
         kind, key = request.match_info.get("kind"), request.match_info.get("id")
         if not kind:
-            return _answer(resources.provider(LARGEST))
+            return _make_answer(resources.provider(LARGEST))
         if "filter" in request.query:
             raise ScimError(403, "what is discovered is not filtered")
         items = resources.schemas() if kind == "Schemas" else resources.resource_types()
         if not key:
-            return _answer(resources.list_response(items, len(items)))
+            return _make_answer(resources.list_response(items, len(items)))
         match = next((item for item in items if item["id"].lower() == key.lower()), None)
-        return _answer(match) if match else _refusal(404, "there is none of this id")
+        return _make_answer(match) if match else _make_refusal(404, "there is none of this id")
 
     async def _query(self, request: web.Request) -> web.Response:
         kind, key = request.match_info["kind"], request.match_info.get("id")
         roster, _ = await self.store.read()
         if key is None:
-            return _answer(resources.find(roster, kind, request.query, int(time.time())))
-        resource = _described(roster, kind, key)
+            return _make_answer(resources.find(roster, kind, request.query, int(time.time())))
+        resource = _describe(roster, kind, key)
         etag = resource["meta"]["version"]
         if _matches(request.headers.get("If-None-Match", ""), etag):
             return web.Response(status=304, headers={"ETag": etag})
-        return _answer(resources.select(resource, request.query), etag=etag)
+        return _make_answer(resources.select(resource, request.query), etag=etag)
 
     async def _write(self, request: web.Request) -> web.Response:
         kind, key = request.match_info["kind"], request.match_info.get("id", "")
-        body = {} if request.method == "DELETE" else await _body(request)
+        body = {} if request.method == "DELETE" else await _read_body(request)
         condition = request.headers.get("If-Match", "")
 
         def work(roster: Roster) -> dict[str, Any]:
             now = int(time.time())
-            current = _described(roster, kind, key) if key else {}
+            current = _describe(roster, kind, key) if key else {}
             if condition and key and not _matches(condition, current["meta"]["version"]):
                 raise ScimError(412, "it has changed since the version of If-Match")
             if request.method == "DELETE":
@@ -349,19 +371,19 @@ class Receiver:
             wanted = resources.patch(current, body, kind) if request.method == "PATCH" else body
             description = resources.read_request(wanted, kind, creates=not key)
             put = roster.put_user if kind == "Users" else roster.put_group
-            return _described(roster, kind, put(key, description, now))
+            return _describe(roster, kind, put(key, description, now))
 
         resource = await self.store.change(work)
-        self.say(one_line(f"{request.method} {kind}/{resource['id']} {_name(resource)}"))
+        self.say(one_line(f"{request.method} {kind}/{resource['id']} {_find_name(resource)}"))
         if request.method == "DELETE":
             return web.Response(status=204)
         headers = {} if key else {"Location": resource["meta"]["location"]}
         answer = resources.select(resource, request.query)
-        return _answer(answer, 200 if key else 201, etag=resource["meta"]["version"], **headers)
+        return _make_answer(answer, 200 if key else 201, etag=resource["meta"]["version"], **headers)
 
     async def _check(self) -> None:
         try:
-            self._tokens()
+            self._read_tokens()
             await self.store.read()
             problem = ""
         except ScimError as error:
@@ -370,22 +392,22 @@ class Receiver:
             self.say(problem)
         self.problem = problem
 
-    def _ready(self) -> tuple[int, str]:
+    def _report_readiness(self) -> tuple[int, str]:
         return (503, f"{self.problem}\n") if self.problem else (200, "ok\n")
 
-    def _metrics(self) -> str:
+    def _render_metrics(self) -> str:
         counts = [({"status": status}, str(count)) for status, count in sorted(self.answers.items())]
         lines = family("minivm_scim_ready", "1: people can be read and written.", [({}, "01"[not self.problem])])
         return "\n".join([*lines, *family("minivm_scim_answers_total", "Answers.", counts, "counter")]) + "\n"
 
 
-def _described(roster: Roster, kind: str, key: str) -> dict[str, Any]:
+def _describe(roster: Roster, kind: str, key: str) -> dict[str, Any]:
     if key not in resources.keys_of(roster, kind):
         raise ScimError(404, f"there is no resource {key[:40]!r} in {kind}")
     return resources.with_meta(roster, kind, resources.describer(roster, kind, int(time.time()))(key))
 
 
-def _name(resource: Mapping[str, Any]) -> str:
+def _find_name(resource: Mapping[str, Any]) -> str:
     return str(resource.get("userName") or resource.get("displayName"))
 
 
@@ -394,7 +416,7 @@ def _matches(header: str, etag: str) -> bool:
     return etag.removeprefix("W/") in listed or "*" in listed
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _read_body(request: web.Request) -> dict[str, Any]:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ScimError(415, "packed bodies are refused; send plain JSON")
     try:
@@ -406,16 +428,16 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _answer(data: Mapping[str, Any], status: int = 200, etag: str = "", **headers: str) -> web.Response:
+def _make_answer(data: Mapping[str, Any], status: int = 200, etag: str = "", **headers: str) -> web.Response:
     headers |= {"ETag": etag} if etag else {}
     headers |= {"Cache-Control": "no-store"} | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
     headers |= {"Retry-After": "5"} if status == 503 else {}
-    return web.Response(text=json.dumps(data), status=status, content_type=TYPE, headers=headers)
+    return web.Response(text=json.dumps(data), status=status, content_type=SCIM_JSON, headers=headers)
 
 
-def _refusal(status: int, detail: str, scim_type: str = "") -> web.Response:
+def _make_refusal(status: int, detail: str, scim_type: str = "") -> web.Response:
     data = {"schemas": [resources.MESSAGE + "Error"], "status": str(status), "detail": detail}
-    return _answer(data | ({"scimType": scim_type} if scim_type else {}), status)
+    return _make_answer(data | ({"scimType": scim_type} if scim_type else {}), status)
 
 
 async def serve(settings: ScimSettings) -> None:

@@ -304,19 +304,19 @@ def test_bytes_are_bounded(scim: Scim, api: SecretServer) -> None:
 def test_a_flood_of_connections_keeps_nobody_out(scim: Scim) -> None:
     """Connections without a token, that say nothing or only half, give way to one that has it."""
     streams = []
-    for number in range(4 * receiver.MOST):
+    for number in range(4 * receiver.MOST_CONNECTIONS):
         stream = socket.create_connection(("127.0.0.1", scim.port), 30)
         stream.sendall(b"POST /scim/v2/Users HTTP/1.1\r\nX: y\r\n" if number % 2 else b"")
         streams.append(stream)
     assert scim.user().status == 201
     assert scim.probe().status == 200
-    assert scim.receiver and len(scim.receiver._connections) <= receiver.MOST + 1
+    assert scim.receiver and len(scim.receiver._connections) <= receiver.MOST_CONNECTIONS + 1
     for stream in streams:
         stream.close()
 
 
 def test_a_slow_sender_is_cut(api: SecretServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiver, "WITHIN_S", 0.5)
+    monkeypatch.setattr(receiver, "CONNECTION_S", 0.5)
     head = f"POST /scim/v2/Users HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 900\r\n\r\n{{"
     with serving(api.url, "", tmp_path) as scim:
         for text in ("", "POST /scim", head):
@@ -391,7 +391,7 @@ def test_connections_that_begin_no_handshake_are_bounded(
     monkeypatch.setattr(receiver, "HANDSHAKE_S", 600.0)
     certify(tmp_path)
     with serving(api.url, "", tmp_path, tls=tmp_path) as scim:
-        streams = [socket.create_connection(("127.0.0.1", scim.port), 30) for _ in range(4 * receiver.MOST)]
+        streams = [socket.create_connection(("127.0.0.1", scim.port), 30) for _ in range(4 * receiver.MOST_CONNECTIONS)]
         assert ask_by_tls(scim.port, tmp_path) == 200
         for stream in streams:
             stream.setblocking(False)
@@ -404,7 +404,7 @@ def test_connections_that_begin_no_handshake_are_bounded(
             except ConnectionResetError:
                 return False
 
-        until(lambda: sum(map(is_open, streams)) <= receiver.MOST, "the oldest end")
+        until(lambda: sum(map(is_open, streams)) <= receiver.MOST_CONNECTIONS, "the oldest end")
         for stream in streams:
             stream.close()
 

@@ -15,7 +15,7 @@ import yaml
 from cluster import ClusterError
 from cluster.render import CHART, Document
 from fleet.decide.topology import BLOCKS, NAME, UNKNOWN, block, place
-from fleet.policy import KEYS, OF_MACHINES, WEBHOOK_FILES, Policy, Webhook, policy_from_json, read_settings
+from fleet.policy import MACHINES_KEYS, POLICY_KEYS, WEBHOOK_FILES, Policy, Webhook, parse_policy_text, read_settings
 from fleet.world.kubernetes import FREE, RESTART, RETURNING
 from fleet.world.slurm import Offer
 from fleet.world.worker_pool import ElasticSpec, parse_pool
@@ -286,7 +286,7 @@ def test_jobs_are_started_only_where_a_remedy_is_one() -> None:
         policy = {"machines": {"mode": mode, "remedies": remedies}}
         documents = rendered(fleet={"machines": {"enabled": True}, "policy": policy})
         assert ("Role jobs" in rules(documents)) is may
-        assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines.mode == mode
+        assert parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"]).machines.mode == mode
 
 
 REPAIR = {"url": "https://repair.example/machines", "tokenFile": "token", "caFile": "ca.crt"}
@@ -296,7 +296,7 @@ def test_deep_checks_are_a_proof_where_a_pod_may_tell_of_them() -> None:
     def proof(*, told: bool, **machines: Any) -> str:
         values = {"machines": {"enabled": True}, "policy": {"machines": machines}}
         documents = rendered(fleet=values, podConditions={"enabled": told})
-        found = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines
+        found = parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"]).machines
         assert found.at_once == machines.get("atOnce", 1)
         return found.proof
 
@@ -313,7 +313,7 @@ def calls(hook: dict[str, Any], **fleet: Any) -> list[Document]:
 
 def test_webhooks_have_the_files_of_the_secret_that_is_named_and_no_right_for_it() -> None:
     documents = calls(REPAIR, webhookSecret="repair")
-    said = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"])
+    said = parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"])
     assert said.machines.remedies["replace"].webhook == Webhook(REPAIR["url"], "token", "ca.crt")
     (volume,) = [one for one in pod(documents)["volumes"] if one["name"] == "webhook"]
     assert volume["secret"] == {"secretName": "repair", "defaultMode": 0o440}
@@ -364,7 +364,7 @@ def test_a_webhook_that_the_fleet_would_refuse_is_refused_by_the_chart(wrong: di
 @pytest.mark.parametrize("path", sorted((CHART / "examples").glob("remedies-*.yaml")), ids=lambda path: str(path.stem))
 def test_examples_of_remedies_are_policies_and_their_scripts_are_read_by_a_shell(path: Path) -> None:
     documents = render(yaml.safe_load(path.read_text()), release="slurm", namespace="hpc")
-    said = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).machines
+    said = parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"]).machines
     assert said.mode == "act"
     assert said.remedies
     for remedy in said.remedies.values():
@@ -394,7 +394,7 @@ def test_pods_of_others_are_read_where_the_policy_names_their_namespace_and_nowh
     assert found["Role pods in llm"] == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     env = {one["name"]: one.get("value", "x") for one in env_of(documents)}
     assert read_settings(env).guests == ("llm",)
-    assert policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).lend.pools == {"gpu": 0.5}
+    assert parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"]).lend.pools == {"gpu": 0.5}
     with pytest.raises(ClusterError, match="workerPools"):
         rendered(fleet={"policy": {"lend": LENDS}})
     for wrong in ({"pools": {"gpu": 2}}, {"namespaces": ["a b"]}, {"class": ["x"]}):
@@ -405,7 +405,7 @@ def test_pods_of_others_are_read_where_the_policy_names_their_namespace_and_nowh
 def test_the_chart_knows_all_of_the_policy_of_machines() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["fleet"]["properties"]["policy"]["properties"]["machines"]["properties"]
-    assert set(known) == set(OF_MACHINES)
+    assert set(known) == set(MACHINES_KEYS)
 
 
 TIERS = {"topology": {"tiers": ["example.com/row", "example.com/rack"]}}
@@ -419,7 +419,7 @@ def test_a_topology_is_one_root_and_workers_are_born_below_it() -> None:
     assert "TopologyPlugin" not in data["slurm.conf"]
     (container,) = only(documents, "StatefulSet", "slurm-worker")["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one.get("value") for one in container["env"]}
-    policy = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"])
+    policy = parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"])
     assert env["MINIVM_NODE_PLACE"] == f"Topology={place({}, policy.topology)}"
     assert rules(documents) == rules(rendered(slurm={"version": "26.05"})), "it needs no further leave"
 
@@ -437,7 +437,7 @@ def test_a_domain_is_a_block_by_the_name_that_the_fleet_tells_of_it() -> None:
         assert found == {"topology": BLOCKS, "cluster_default": False, "block": wanted}
         (container,) = only(documents, "StatefulSet", "slurm-worker")["spec"]["template"]["spec"]["containers"]
         env = {one["name"]: one.get("value") for one in container["env"]}
-        told = policy_from_json(only(documents, "ConfigMap")["data"]["policy.json"]).topology
+        told = parse_policy_text(only(documents, "ConfigMap")["data"]["policy.json"]).topology
         assert env["MINIVM_NODE_PLACE"] == f"Topology={place({}, told)}"
 
 
@@ -458,7 +458,7 @@ def test_blocks_on_which_slurmctld_would_end_are_refused(blocks: dict[str, Any],
     with pytest.raises(ClusterError, match=why):
         rendered(fleet={"policy": policy}, slurm={"version": "26.05"})
     with pytest.raises(ConfigError):
-        policy_from_json(json.dumps(policy))
+        parse_policy_text(json.dumps(policy))
 
 
 def test_a_worker_of_an_older_slurm_is_born_without_what_it_does_not_know() -> None:
@@ -593,8 +593,8 @@ def test_its_policy_is_one_that_it_takes() -> None:
     said = {"cordon": True, "conditions": ["Bad"], "notReady": "2m", "away": 3, "share": 0.1}
     text = only(rendered(fleet={"policy": said}), "ConfigMap")["data"]["policy.json"]
     assert json.loads(text) == said
-    assert policy_from_json(text) == Policy(cordon=True, conditions=("Bad",), not_ready_s=120.0, away=3, share=0.1)
-    assert policy_from_json(only(rendered(), "ConfigMap")["data"]["policy.json"]) == Policy()
+    assert parse_policy_text(text) == Policy(cordon=True, conditions=("Bad",), not_ready_s=120.0, away=3, share=0.1)
+    assert parse_policy_text(only(rendered(), "ConfigMap")["data"]["policy.json"]) == Policy()
 
 
 @pytest.mark.parametrize(
@@ -614,4 +614,4 @@ def test_a_policy_that_it_would_refuse_is_refused_by_the_chart(wrong: dict[str, 
 
 def test_the_chart_knows_all_of_its_policy() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    assert set(schema["properties"]["fleet"]["properties"]["policy"]["properties"]) == set(KEYS)
+    assert set(schema["properties"]["fleet"]["properties"]["policy"]["properties"]) == set(POLICY_KEYS)

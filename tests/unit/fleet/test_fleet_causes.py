@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet.decide.causes import KINDS, TEXTS, CauseKind, cause
-from fleet.policy import KEYS
+from fleet.policy import POLICY_KEYS
 from fleet.world import slurm
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +31,9 @@ def literals() -> set[str]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kind_is_complete(kind: CauseKind) -> None:
     without_setting = kind.of_pool or kind.name in REQUESTED
-    assert without_setting if not kind.setting else kind.setting in KEYS, "write its setting into fleet/policy.py"
+    assert without_setting if not kind.setting else kind.setting in POLICY_KEYS, (
+        "write its setting into fleet/policy.py"
+    )
     assert f"`{kind.name}`" in TABLE, "name it in the table of docs/fleet.md"
     assert kind.name in literals(), "no module of fleet/decide finds it"
     reason = slurm.drain_reason(cause(kind.name, *(7 for _ in re.findall(r"{.*?}", kind.text))))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.decide.actions import FleetMemory
 from fleet.decide.remediation import disproved
-from fleet.policy import Machines, Policy, Treatment, policy
+from fleet.policy import Machines, Policy, Treatment, parse_policy
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, MachineStatus
 from init.errors import ConfigError
@@ -423,11 +423,11 @@ def test_where_the_policy_says_so_that_no_verdict_stands_is_enough() -> None:
 
 
 def test_what_is_asked_for_as_proof_is_read_strictly() -> None:
-    assert policy({}).machines.proof == "deep"
-    assert policy({"machines": {"proof": "verdict"}}).machines.proof == "verdict"
+    assert parse_policy({}).machines.proof == "deep"
+    assert parse_policy({"machines": {"proof": "verdict"}}).machines.proof == "verdict"
     for wrong in ("Deep", 1, ["deep"]):
         with pytest.raises(ConfigError, match="proof"):
-            policy({"machines": {"proof": wrong}})
+            parse_policy({"machines": {"proof": wrong}})
 
 
 def test_it_ends_the_same_killed_after_any_change_also_where_a_check_fails_once() -> None:

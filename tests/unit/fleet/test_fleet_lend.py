@@ -15,7 +15,7 @@ from fleet.act.observer import needs_claims
 from fleet.decide import lending
 from fleet.decide.actions import Drain, Evict, FleetMemory
 from fleet.decide.lending import plan_loans
-from fleet.policy import Lend, policy_from_json
+from fleet.policy import Lend, parse_policy_text
 from fleet.world import slurm
 from fleet.world.guests import Guest
 from fleet.world.kubernetes import KubernetesView
@@ -481,4 +481,4 @@ def test_killed_between_any_two_changes_it_ends_the_same() -> None:
 
 def test_the_policy_says_to_whom() -> None:
     said = '{"lend": {"namespaces": ["llm"], "classes": ["inference"], "pools": {"w": 0.5}, "notice": "10m"}}'
-    assert policy_from_json(said).lend == LENDS
+    assert parse_policy_text(said).lend == LENDS

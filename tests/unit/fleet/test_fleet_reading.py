@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet import FleetError
-from fleet.policy import Policy, policy, policy_from_json
+from fleet.policy import Policy, parse_policy, parse_policy_text
 from fleet.world import kubernetes, slurm
 from fleet.world.fields import iterate_items
 from init.errors import ConfigError
@@ -117,8 +117,8 @@ def test_whatever_is_answered_it_is_read_or_told(answers: list[dict[str, Any]]) 
 
 
 def test_a_policy_says_only_what_it_knows() -> None:
-    assert policy({}) == Policy()
-    found = policy_from_json('{"conditions": ["Sick"], "notReady": "2m", "share": 0.5, "going": [], "cordon": true}')
+    assert parse_policy({}) == Policy()
+    found = parse_policy_text('{"conditions": ["Sick"], "notReady": "2m", "share": 0.5, "going": [], "cordon": true}')
     assert found == Policy(conditions=("Sick",), not_ready_s=120.0, share=0.5, going=(), cordon=True)
 
 
@@ -136,7 +136,7 @@ def test_a_policy_says_only_what_it_knows() -> None:
 )
 def test_a_wrong_policy_is_refused_with_its_field(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match="fleet's policy") as told:
-        policy_from_json(text, "policy.json")
+        parse_policy_text(text, "policy.json")
     assert words in str(told.value)
     assert "policy.json" in str(told.value)
 

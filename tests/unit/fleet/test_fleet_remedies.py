@@ -12,7 +12,7 @@ import pytest
 
 from fleet.decide.actions import Annotate, CallHook, Change, Drain, FleetMemory, Record, StartJob, Withdraw, change_key
 from fleet.decide.decide import LAST
-from fleet.policy import Machines, Policy, Treatment, Webhook, policy
+from fleet.policy import Machines, Policy, Treatment, Webhook, parse_policy
 from fleet.report.events import in_words
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
@@ -339,7 +339,7 @@ def test_killed_between_any_two_changes_it_is_done_once_and_ends_the_same(treatm
 
 def test_what_is_asked_of_whom_is_read_strictly() -> None:
     said = {"mode": "act", "atOnce": 2, "remedies": {"reboot": {"annotate": {"a/b": "c"}}}}
-    found = policy({"machines": said}).machines
+    found = parse_policy({"machines": said}).machines
     assert (found.mode, found.at_once, found.remedies) == ("act", 2, {"reboot": Treatment({"a/b": "c"})})
     refused: list[dict[str, object]] = [
         {"mode": "acts"},
@@ -355,7 +355,7 @@ def test_what_is_asked_of_whom_is_read_strictly() -> None:
     ]
     for wrong in refused:
         with pytest.raises(ConfigError):
-            policy({"machines": wrong})
+            parse_policy({"machines": wrong})
 
 
 def test_the_kinds_of_changes_are_in_words() -> None:
@@ -478,7 +478,7 @@ def test_a_call_stands_behind_drains_and_nobody_is_called_while_a_job_runs() -> 
 )
 def test_whom_to_call_stands_in_the_policy(url: str) -> None:
     said: dict[str, object] = {"url": url, "tokenFile": "token", "caFile": "ca.crt"}
-    found = policy({"machines": {"remedies": {"down": {"webhook": said}}}}).machines.remedies["down"]
+    found = parse_policy({"machines": {"remedies": {"down": {"webhook": said}}}}).machines.remedies["down"]
     assert found.webhook == Webhook(url, "token", "ca.crt")
     assert found.webhook.port in (80, 443, 8443)
 
@@ -514,11 +514,11 @@ def test_whom_to_call_stands_in_the_policy(url: str) -> None:
 )
 def test_whom_it_would_be_unsafe_to_call_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"machines\.remedies\.reboot\.webhook"):
-        policy({"machines": {"remedies": {"reboot": {"webhook": wrong}}}})
+        parse_policy({"machines": {"remedies": {"reboot": {"webhook": wrong}}}})
 
 
 def test_in_the_clear_only_where_that_is_asked_for() -> None:
     said = {"url": "http://a.example/x", "insecure": True}
-    found = policy({"machines": {"remedies": {"reboot": {"webhook": said}}}}).machines.remedies["reboot"].webhook
+    found = parse_policy({"machines": {"remedies": {"reboot": {"webhook": said}}}}).machines.remedies["reboot"].webhook
     assert found is not None
     assert found.where == "a.example:80"

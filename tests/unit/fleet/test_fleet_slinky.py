@@ -10,7 +10,7 @@ import pytest
 
 from fleet.decide.actions import Drain, ShowStates
 from fleet.decide.conditions import show_slinky_states
-from fleet.policy import Policy, policy
+from fleet.policy import Policy, parse_policy
 from fleet.world.slurm import parse_slurm
 from tests.fleet_world import Worlds
 
@@ -202,4 +202,4 @@ def test_no_pod_looks_drained_while_a_job_holds_it() -> None:
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_the_policy_takes_true_and_false(value: object) -> None:
     with pytest.raises(Exception, match="slinky"):
-        policy({"slinky": value})
+        parse_policy({"slinky": value})

@@ -13,7 +13,7 @@ from fleet.act.slurm_client import body
 from fleet.decide.actions import Drain, FleetMemory, Place
 from fleet.decide.decide import MANY, decide
 from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due_place, part, place, switches, tree
-from fleet.policy import Blocks, Policy, Topology, policy_from_json
+from fleet.policy import Blocks, Policy, Topology, parse_policy_text
 from fleet.report.events import in_words
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView
 from fleet.world.slurm import SlurmView, slurm_node
@@ -202,8 +202,8 @@ def test_blocks_of_domains_that_differ_differ_and_none_is_as_unknown(domains: li
 )
 def test_tiers_are_few_labels_and_each_once(said: str) -> None:
     with pytest.raises(ConfigError):
-        policy_from_json(f'{{"topology": {said}}}')
-    assert policy_from_json('{"topology": {"tiers": ["a", "b"]}}').topology.tiers == ("a", "b")
+        parse_policy_text(f'{{"topology": {said}}}')
+    assert parse_policy_text('{"topology": {"tiers": ["a", "b"]}}').topology.tiers == ("a", "b")
 
 
 def test_a_file_says_the_same_of_the_same_world_whatever_its_order() -> None:
