@@ -147,9 +147,9 @@ def status(context: click.Context, as_json: bool) -> None:
 
     click.echo(table(snapshot, colour=sys.stdout.isatty(), width=terminal_width()))
     if Path(COPIES).exists():
-        from init.state.copies import line
+        from init.state.copies import read_status_line
 
-        click.echo("\n" + line(time.time()))
+        click.echo("\n" + read_status_line(time.time()))
 
 
 @main.command()

@@ -95,14 +95,14 @@ def list_command(directory: Path, as_json: bool) -> None:
     """List the copies, newest first: age, Slurm, unfinished jobs, and if a proof restored them."""
     rows: list[tuple[str, ...]] = [("NAME", "AGE", "SLURM", "JOBS", "ACCOUNTING", "PROVEN")]
     mappings = []
-    for name in copies.names(directory):
+    for name in copies.list_names(directory):
         try:
-            manifest = copies.load(directory, name)
+            manifest = copies.load_manifest(directory, name)
         except CopyError as error:
             rows.append((name, "-", "-", "-", "-", f"damaged: {error.why}"))
             mappings.append({"name": name, "damaged": str(error)})
             continue
-        proof = copies.proof_of(directory, name)
+        proof = copies.load_proof(directory, name)
         mappings.append(_mapping(manifest, proof))
         rows.append(
             (
@@ -128,13 +128,13 @@ def list_command(directory: Path, as_json: bool) -> None:
 @JSON
 def show(name: str, directory: Path, as_json: bool) -> None:
     """Show one copy, after comparing its files with their hashes. Exit 1 if one differs."""
-    manifest = copies.load(directory, name)
+    manifest = copies.load_manifest(directory, name)
     damage = ""
     try:
         copies.verify(directory, manifest)
     except CopyError as error:
         damage = str(error)
-    proof = copies.proof_of(directory, name)
+    proof = copies.load_proof(directory, name)
     if as_json:
         emit({**_mapping(manifest, proof), "verified": not damage, "damage": damage})
     else:
@@ -160,7 +160,7 @@ def verify(name: str, directory: Path, as_json: bool) -> None:
     Records are served by a throw-away slurmdbd, and their jobs counted.
     """
     with save.only_one(directory):
-        proof = prove.prove(Pod(os.environ), directory, copies.load(directory, name))
+        proof = prove.prove(Pod(os.environ), directory, copies.load_manifest(directory, name))
     _publish(directory)
     if as_json:
         emit({"name": name, "ok": proof.ok, "text": proof.text})
@@ -202,7 +202,7 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
     """
     pod = Pod(os.environ)
     with save.only_one(directory):
-        manifest = copies.load(directory, name)
+        manifest = copies.load_manifest(directory, name)
         if not manifest.has_state:
             _check_stopped(name, "slurmdbd")
             click.echo(restore.restore_records(pod, directory, manifest))
@@ -262,7 +262,7 @@ def _check_stopped(name: str, *daemons: str) -> None:
 
 def _publish(directory: Path) -> None:
     if directory == Path(BACKUPS):
-        copies.publish(copies.summary(directory))
+        copies.publish_summary(copies.summarize(directory))
 
 
 def _jobs(manifest: Manifest) -> str:

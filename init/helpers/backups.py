@@ -52,13 +52,13 @@ def main() -> int:
     pod, directory = Pod(os.environ), Path(BACKUPS)
     try:
         every, keep = settings(pod)
-        summary = copies.summary(directory)
+        summary = copies.summarize(directory)
         if every and due(time.time(), every, summary.made, _up()) and (daemon := _running_daemon()):
             os.nice(19)
             _copy(pod, directory, keep, records_only=daemon == "slurmdbd")
-            summary = copies.summary(directory)
+            summary = copies.summarize(directory)
         if every:
-            copies.publish(summary)
+            copies.publish_summary(summary)
     except InitError as error:
         print(error)
         return 1

@@ -186,7 +186,7 @@ def _newest(pod: Pod, cluster: str, *, with_jobs: bool = False) -> str:
 
     release = known(pod)
     reads = range(release.reads, release.protocol + 1) if release else None
-    manifest = copies.newest_good(directory, cluster, reads)
+    manifest = copies.find_newest_good(directory, cluster, reads)
     return manifest.name if manifest and (manifest.unfinished or not with_jobs) else ""
 
 

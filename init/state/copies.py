@@ -3,7 +3,11 @@
 A controller copies slurmctld's state and the embedded database; the accounting pod has the database alone.
 
 A copy is published by one rename, so a directory without a leading dot is whole as it was written; `verify` finds what
-has changed since. Only root may write to copies: a copy becomes the state from which slurmctld starts jobs as any user.
+has changed since. `init.state.save` makes copies, `init.state.prove` tests them in a throw-away slurmctld, and
+`init.state.restore` puts one back. This module has what the three share: the manifest, the proof's result, the list of
+the jobs that a copy must hold (`compare_listings`), and the summary for `minivm status` and the metrics.
+
+Only root may write to copies: a copy becomes the state from which slurmctld starts jobs as any user.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class Proof:
     text: str
 
 
-def dumped(manifest: Manifest) -> str:
+def dump_manifest(manifest: Manifest) -> str:
     """Return the manifest's text, with a hash of itself."""
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -92,10 +96,10 @@ def dumped(manifest: Manifest) -> str:
         "accounted": list(manifest.accounted),
         "files": dict(manifest.files),
     }
-    return json.dumps({**data, "sha256": _own_hash(data)}, indent=2, sort_keys=True) + "\n"
+    return json.dumps({**data, "sha256": _hash_manifest(data)}, indent=2, sort_keys=True) + "\n"
 
 
-def parsed(name: str, text: str, file: str) -> Manifest:
+def parse_manifest(name: str, text: str, file: str) -> Manifest:
     try:
         data = json.loads(text)
         if not isinstance(data, dict):
@@ -108,9 +112,9 @@ def parsed(name: str, text: str, file: str) -> Manifest:
                 file=file,
                 hint="use the minivm that made it",
             )
-        if _own_hash({key: value for key, value in data.items() if key != "sha256"}) != data.get("sha256"):
+        if _hash_manifest({key: value for key, value in data.items() if key != "sha256"}) != data.get("sha256"):
             raise ValueError("it does not have the SHA-256 that it names")
-        return _manifest(name, data)
+        return _read_manifest_fields(name, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CopyError(
             f"read the copy {name}",
@@ -120,7 +124,7 @@ def parsed(name: str, text: str, file: str) -> Manifest:
         ) from error
 
 
-def _manifest(name: str, data: Mapping[str, Any]) -> Manifest:
+def _read_manifest_fields(name: str, data: Mapping[str, Any]) -> Manifest:
     files = {str(file): str(digest) for file, digest in data["files"].items()}
     is_complete = CONFIG in files and files.keys() & {STATE_TAR, ACCOUNTING}
     if not is_complete or not files.keys() <= {STATE_TAR, CONFIG, JOBS_LIST, ACCOUNTING}:
@@ -144,11 +148,11 @@ def _manifest(name: str, data: Mapping[str, Any]) -> Manifest:
     )
 
 
-def _own_hash(data: Mapping[str, Any]) -> str:
+def _hash_manifest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def load(directory: Path, name: str) -> Manifest:
+def load_manifest(directory: Path, name: str) -> Manifest:
     """Read one copy's manifest; its files are not read."""
     if not NAME.fullmatch(name):
         raise CopyError(f"read the copy {name!r}", "no copy has such a name", hint="see `minivm state list`")
@@ -160,7 +164,7 @@ def load(directory: Path, name: str) -> Manifest:
     data = read_plain(copy / MANIFEST, LARGEST_MANIFEST)
     if data is None:
         raise CopyError(f"read the copy {name}", "it has no manifest", file=str(copy / MANIFEST))
-    return parsed(name, data.decode(errors="replace"), str(copy / MANIFEST))
+    return parse_manifest(name, data.decode(errors="replace"), str(copy / MANIFEST))
 
 
 def _trust(directory: Path) -> None:
@@ -174,7 +178,7 @@ def _trust(directory: Path) -> None:
         raise CopyError("trust the copies", problem, file=str(directory), hint="wanted: root alone may write there")
 
 
-def names(directory: Path) -> list[str]:
+def list_names(directory: Path) -> list[str]:
     """List copies, newest first, damaged ones too."""
     try:
         entries = [entry.name for entry in directory.iterdir()]
@@ -189,11 +193,11 @@ def names(directory: Path) -> list[str]:
     return sorted((name for name in entries if NAME.fullmatch(name)), key=key, reverse=True)
 
 
-def readable(directory: Path) -> Iterator[Manifest]:
+def load_readable(directory: Path) -> Iterator[Manifest]:
     """Yield the copies whose manifest can be read, newest first."""
-    for name in names(directory):
+    for name in list_names(directory):
         try:
-            yield load(directory, name)
+            yield load_manifest(directory, name)
         except CopyError:
             continue
 
@@ -203,7 +207,7 @@ def verify(directory: Path, manifest: Manifest) -> None:
     for name, expected in manifest.files:
         path = directory / manifest.name / name
         with open_file(path, manifest.name) as file:
-            actual = hash_of(file)
+            actual = hash_file(file)
         if actual != expected:
             raise CopyError(
                 f"take the copy {manifest.name}",
@@ -230,16 +234,16 @@ def open_file(path: Path, copy: str) -> Any:
     return os.fdopen(fd, "rb")
 
 
-def hash_of(file: Any) -> str:
+def hash_file(file: Any) -> str:
     digest = hashlib.sha256()
     while chunk := file.read(CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
 
 
-def newest_good(directory: Path, cluster: str, reads: range | None) -> Manifest | None:
+def find_newest_good(directory: Path, cluster: str, reads: range | None) -> Manifest | None:
     """Return the newest copy of this cluster's slurmctld that the installed Slurm reads and whose files are whole."""
-    for manifest in readable(directory):
+    for manifest in load_readable(directory):
         is_read = manifest.has_state and (not reads or manifest.protocol in reads)
         if manifest.cluster.lower() != cluster.lower() or not is_read:
             continue
@@ -251,7 +255,7 @@ def newest_good(directory: Path, cluster: str, reads: range | None) -> Manifest 
     return None
 
 
-def proof_of(directory: Path, name: str) -> Proof | None:
+def load_proof(directory: Path, name: str) -> Proof | None:
     data = read_plain(directory / name / PROOF, 4096)
     try:
         proof = json.loads(data or b"")
@@ -265,14 +269,14 @@ def record_proof(directory: Path, name: str, proof: Proof) -> None:
     write_whole(directory / name / PROOF, json.dumps(data), mode=0o600)
 
 
-def name_for(directory: Path, at: float) -> str:
+def choose_name(directory: Path, at: float) -> str:
     """Return the name of a copy made now."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
-    used = set(names(directory))
+    used = set(list_names(directory))
     return next(name for name in (stamp, *(f"{stamp}-{count}" for count in range(2, 1000))) if name not in used)
 
 
-def superfluous(copies: list[tuple[str, bool]], keep: int) -> list[str]:
+def select_superfluous(copies: list[tuple[str, bool]], keep: int) -> list[str]:
     """Select what retention removes from (name, has a good proof), newest first.
 
     `keep` copies stay, and the newest proven one however old it is. Pure.
@@ -288,14 +292,14 @@ SQUEUE = ("/usr/bin/squeue", "--all", "--noheader", "--format=%i|%T")
 OVER = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
-def parse(text: str) -> dict[str, str]:
+def parse_jobs(text: str) -> dict[str, str]:
     """Return job -> state from squeue's lines, without jobs that have ended."""
     rows = (line.strip().rpartition("|") for line in text.splitlines())
     return {job: state for job, _, state in rows if job and state and state not in OVER}
 
 
 @record(frozen=True, slots=True)
-class Around:
+class JobsAround:
     """Jobs that are the same before and after the copy, which it must hold so, and those that are not."""
 
     settled: Mapping[str, str]
@@ -306,12 +310,12 @@ class Around:
         return tuple(sorted(Counter(self.settled.values()).items()))
 
 
-def around(before: Mapping[str, str], after: Mapping[str, str]) -> Around:
+def compare_listings(before: Mapping[str, str], after: Mapping[str, str]) -> JobsAround:
     settled = {job: state for job, state in before.items() if after.get(job) == state}
-    return Around(settled, frozenset((before.keys() | after.keys()) - settled.keys()))
+    return JobsAround(settled, frozenset((before.keys() | after.keys()) - settled.keys()))
 
 
-def differences(expected: Around, restored: Mapping[str, str]) -> list[str]:
+def list_differences(expected: JobsAround, restored: Mapping[str, str]) -> list[str]:
     """Compare a restored slurmctld's jobs with the copy's list; an empty list if all are there."""
     return [
         f"job {job} is {restored.get(job, 'missing')}, expected {state}"
@@ -320,19 +324,19 @@ def differences(expected: Around, restored: Mapping[str, str]) -> list[str]:
     ]
 
 
-def beyond(expected: Around, restored: Mapping[str, str]) -> int:
+def count_unlisted(expected: JobsAround, restored: Mapping[str, str]) -> int:
     """Count restored jobs that the list does not know: they had ended, and slurmctld had not saved that yet."""
     # A task that started takes its number out of the pending rest, "7_[3-9]": the array itself was known.
-    arrays = {_array(job) for job in expected.settled.keys() | expected.changing}
-    return sum(_array(job) not in arrays for job in restored)
+    arrays = {_array_of(job) for job in expected.settled.keys() | expected.changing}
+    return sum(_array_of(job) not in arrays for job in restored)
 
 
-def _array(job: str) -> str:
+def _array_of(job: str) -> str:
     return job.partition("_")[0].partition("+")[0]
 
 
-def highest(jobs: Iterable[str]) -> int:
-    numbers = (_array(job) for job in jobs)
+def find_highest(jobs: Iterable[str]) -> int:
+    numbers = (_array_of(job) for job in jobs)
     return max((int(text) for text in numbers if text.isascii() and text.isdecimal() and len(text) < 12), default=0)
 
 
@@ -343,7 +347,7 @@ SUMMARY = "/run/minivm/state.json"
 
 
 @record(frozen=True, slots=True)
-class Summary:
+class CopiesSummary:
     count: int
     newest: str
     made: float  # 0: there is none
@@ -351,18 +355,18 @@ class Summary:
     failed: str  # why the newest one's proof failed
 
 
-def summary(directory: Path) -> Summary:
-    manifests = list(readable(directory))
-    proofs = [(manifest, proof_of(directory, manifest.name)) for manifest in manifests]
+def summarize(directory: Path) -> CopiesSummary:
+    manifests = list(load_readable(directory))
+    proofs = [(manifest, load_proof(directory, manifest.name)) for manifest in manifests]
     proven = max((proof.time for _, proof in proofs if proof and proof.ok), default=0.0)
     last = proofs[0][1] if proofs else None
     failed = last.text if last is not None and not last.ok else ""
-    return Summary(
+    return CopiesSummary(
         len(manifests), manifests[0].name if manifests else "", manifests[0].time if manifests else 0.0, proven, failed
     )
 
 
-def metrics(seen: Summary) -> str:
+def render_metrics(seen: CopiesSummary) -> str:
     lines = family("minivm_state_copies", "Copies of this pod's state", [({}, str(seen.count))])
     lines += family(
         "minivm_state_copied_timestamp_seconds", "Time of the newest copy; 0: none", [({}, f"{seen.made:.0f}")]
@@ -376,14 +380,14 @@ def metrics(seen: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def publish(seen: Summary) -> None:
+def publish_summary(seen: CopiesSummary) -> None:
     Path(METRICS).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(METRICS), metrics(seen))
+    write_whole(Path(METRICS), render_metrics(seen))
     data = {"made": seen.made, "proven": seen.proven, "newest": seen.newest, "failed": seen.failed}
     write_whole(Path(SUMMARY), json.dumps(data))
 
 
-def line(now: float, path: Path = Path(SUMMARY)) -> str:
+def read_status_line(now: float, path: Path = Path(SUMMARY)) -> str:
     """Return the line of `minivm status`; "" in a pod that makes no copies. It may have been written long ago."""
     data = read_plain(path, 8192, trusted=True)
     if data is None:
@@ -393,10 +397,10 @@ def line(now: float, path: Path = Path(SUMMARY)) -> str:
         made_at, proven, failed = float(summary["made"]), float(summary["proven"]), str(summary["failed"])
     except (ValueError, TypeError, KeyError):
         return ""
-    return words(now, made_at, proven, failed)
+    return describe_summary(now, made_at, proven, failed)
 
 
-def words(now: float, made: float, proven: float, failed: str) -> str:
+def describe_summary(now: float, made: float, proven: float, failed: str) -> str:
     if not made:
         return "saved state: no copy yet"
     text = f"saved state: copied {duration(max(0.0, now - made))} ago, "

@@ -336,7 +336,7 @@ def restored_jobs(daemons: Daemons, until: float) -> dict[str, str]:
     def answers() -> bool:
         done = daemons.ask(*copies.SQUEUE)
         if done.returncode == 0:
-            restored.update(copies.parse(done.stdout))
+            restored.update(copies.parse_jobs(done.stdout))
         return done.returncode == 0
 
     daemons.wait("an answer", answers, until)
@@ -349,22 +349,22 @@ def copied_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     return {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
 
 
-def listed_jobs(directory: Path, manifest: Manifest) -> copies.Around | None:
+def listed_jobs(directory: Path, manifest: Manifest) -> copies.JobsAround | None:
     """Return the jobs that the copy must hold; None if it has no list."""
     if not manifest.listed:
         return None
     listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"")
-    return copies.Around(listed["settled"], frozenset(listed["changing"]))
+    return copies.JobsAround(listed["settled"], frozenset(listed["changing"]))
 
 
 def _compare_jobs(directory: Path, manifest: Manifest, restored: Mapping[str, str]) -> str:
     if (expected := listed_jobs(directory, manifest)) is None:
         return f"{len(restored)} unfinished jobs restored; the copy has no list to compare with"
-    different = copies.differences(expected, restored)
+    different = copies.list_differences(expected, restored)
     if different:
         more = f" and {len(different) - MOST_TOLD} more" if len(different) > MOST_TOLD else ""
         raise CopyError("prove the copy", "; ".join(different[:MOST_TOLD]) + more)
-    ended = copies.beyond(expected, restored)
+    ended = copies.count_unlisted(expected, restored)
     more = f", and {ended} had just ended" if ended else ""
     return f"{len(expected.settled)} unfinished jobs are the same{more}"
 

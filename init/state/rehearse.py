@@ -70,7 +70,7 @@ def rehearse(
     )
 
 
-def _lost_jobs(expected: copies.Around, restored: Mapping[str, str]) -> list[str]:
+def _lost_jobs(expected: copies.JobsAround, restored: Mapping[str, str]) -> list[str]:
     lost = []
     for job, state in expected.settled.items():
         if job not in restored:
@@ -80,7 +80,7 @@ def _lost_jobs(expected: copies.Around, restored: Mapping[str, str]) -> list[str
     return lost
 
 
-def _notes(manifest: Manifest, expected: copies.Around, took: Mapping[str, float], database: int) -> list[str]:
+def _notes(manifest: Manifest, expected: copies.JobsAround, took: Mapping[str, float], database: int) -> list[str]:
     notes = []
     if expected.changing:
         notes.append(f"{len(expected.changing)} jobs changed while the copy was made and were not compared")
@@ -116,7 +116,7 @@ def lines(manifest: Manifest, rehearsal: Rehearsal) -> list[str]:
 
 def run(directory: Path, name: str, conf: Path | None) -> tuple[Manifest, Rehearsal]:
     """Rehearse one copy; any failure is a CopyError that names the cause."""
-    manifest = copies.load(directory, name)
+    manifest = copies.load_manifest(directory, name)
     try:
         return manifest, rehearse(Pod(os.environ), directory, manifest, read_conf(conf) if conf else None)
     except InitError:

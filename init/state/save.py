@@ -103,7 +103,7 @@ def save(
                 hint="slurmctld has not saved yet: try again in a minute",
             )
         _check_room(pod, state, directory)
-        name = copies.name_for(directory, now())
+        name = copies.choose_name(directory, now())
         partial = directory / f".{name}.partial"
         partial.mkdir(mode=0o700)
         try:
@@ -111,7 +111,7 @@ def save(
                 manifest = _fill_records(pod, partial, name, now)
             else:
                 manifest = _fill(pod, state, partial, name, pause, now)
-            _write(partial / MANIFEST, [copies.dumped(manifest).encode()])
+            _write(partial / MANIFEST, [copies.dump_manifest(manifest).encode()])
             sync_directory(partial)
             partial.rename(directory / name)
             sync_directory(directory)
@@ -152,7 +152,7 @@ def _fill(
         if dump.process is not None:
             files[ACCOUNTING] = _store_dump(dump.process, partial / ACCOUNTING)
     after = _listing() if before is not None else None
-    around = copies.around(before or {}, after or {})
+    around = copies.compare_listings(before or {}, after or {})
     if after is not None:
         listed = {"settled": dict(around.settled), "changing": sorted(around.changing)}
         files[JOBS_LIST] = _write(partial / JOBS_LIST, [json.dumps(listed, sort_keys=True).encode()])
@@ -167,7 +167,7 @@ def _fill(
         jobs=around.by_state,
         listed=after is not None,
         changing=len(around.changing),
-        highest=following - 1 if following else copies.highest((*(before or {}), *(after or {}))),
+        highest=following - 1 if following else copies.find_highest((*(before or {}), *(after or {}))),
         accounting=why_not,
         accounted=(rows, _accounted(pod, cluster)) if ACCOUNTING in files else (0, 0),
         files=tuple(sorted(files.items())),
@@ -211,7 +211,7 @@ def _write_configuration(pod: Pod, partial: Path) -> str:
 def _listing() -> Mapping[str, str] | None:
     """Return slurmctld's unfinished jobs; None if it does not answer: the state is then as it stopped."""
     try:
-        return copies.parse(client.run(copies.SQUEUE, client.address(os.environ), within=60.0))
+        return copies.parse_jobs(client.run(copies.SQUEUE, client.address(os.environ), within=60.0))
     except SlurmError:
         return None
 
@@ -459,10 +459,10 @@ def size_of(directory: Path) -> int:
 
 def retain(directory: Path, keep: int) -> None:
     known_copies = [
-        (manifest.name, (proof := copies.proof_of(directory, manifest.name)) is not None and proof.ok)
-        for manifest in copies.readable(directory)
+        (manifest.name, (proof := copies.load_proof(directory, manifest.name)) is not None and proof.ok)
+        for manifest in copies.load_readable(directory)
     ]
-    for name in copies.superfluous(known_copies, keep):
+    for name in copies.select_superfluous(known_copies, keep):
         remove(directory, name)
 
 

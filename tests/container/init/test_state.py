@@ -117,7 +117,7 @@ path.write_text(json.dumps(listed))
 files = dict(manifest.files) | {{"jobs.json": hashlib.sha256(path.read_bytes()).hexdigest()}}
 from init.lean import replace
 changed = replace(manifest, files=tuple(sorted(files.items())))
-(path.parent / "manifest.json").write_text(copies.dumped(changed))
+(path.parent / "manifest.json").write_text(copies.dump_manifest(changed))
 """
     pod = cluster.controller
     pod.run("/opt/minivm/bin/python3", "-I", "-c", more)

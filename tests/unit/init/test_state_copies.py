@@ -237,12 +237,12 @@ def test_jobs_that_change_around_the_copy_are_not_counted_upon(here: Here, monke
     )
     manifest = here.save()
     assert manifest.jobs == (("RUNNING", 1),) and manifest.changing == 3 and manifest.listed
-    around = copies.around({"1": "RUNNING", "2": "PENDING"}, {"1": "RUNNING"})
-    assert copies.differences(around, {"1": "RUNNING", "2": "COMPLETED"}) == []
-    assert copies.differences(around, {"1": "PENDING", "9": "PENDING"}) == ["job 1 is PENDING, expected RUNNING"]
-    assert copies.beyond(around, {"1": "PENDING", "2": "PENDING", "9": "PENDING"}) == 1
-    array = copies.around({"7_[3-9]": "PENDING"}, {"7_[4-9]": "PENDING", "7_3": "RUNNING"})
-    assert copies.beyond(array, {"7_[5-9]": "PENDING", "7_3": "RUNNING"}) == 0
+    around = copies.compare_listings({"1": "RUNNING", "2": "PENDING"}, {"1": "RUNNING"})
+    assert copies.list_differences(around, {"1": "RUNNING", "2": "COMPLETED"}) == []
+    assert copies.list_differences(around, {"1": "PENDING", "9": "PENDING"}) == ["job 1 is PENDING, expected RUNNING"]
+    assert copies.count_unlisted(around, {"1": "PENDING", "2": "PENDING", "9": "PENDING"}) == 1
+    array = copies.compare_listings({"7_[3-9]": "PENDING"}, {"7_[4-9]": "PENDING", "7_3": "RUNNING"})
+    assert copies.count_unlisted(array, {"7_[5-9]": "PENDING", "7_3": "RUNNING"}) == 0
 
 
 def test_the_newest_copies_stay_and_the_newest_proven_one(here: Here) -> None:
@@ -251,15 +251,15 @@ def test_the_newest_copies_stay_and_the_newest_proven_one(here: Here) -> None:
     copies.record_proof(here.directory, names[0], Proof(NOON, True, "good"))
     copies.record_proof(here.directory, names[1], Proof(NOON, False, "bad"))
     newest = here.save(keep=2).name
-    assert copies.names(here.directory) == [newest, f"{NAME}-4", NAME]
-    assert copies.superfluous([("a", False)], 0) == []
+    assert copies.list_names(here.directory) == [newest, f"{NAME}-4", NAME]
+    assert copies.select_superfluous([("a", False)], 0) == []
 
 
 def test_what_a_killed_save_left_goes_with_the_next(here: Here) -> None:
     left = here.directory / f".{NAME}.partial"
     left.mkdir(parents=True)
     (left / "state.tar").write_bytes(b"half")
-    assert copies.names(here.directory) == []
+    assert copies.list_names(here.directory) == []
     here.save()
     assert [path.name for path in here.directory.glob(".*.partial")] == []
 
@@ -282,7 +282,7 @@ def test_one_flipped_byte_of_any_file_is_found_before_anything_is_touched(here: 
     flip(here.directory / NAME / name, at=30)
     before = here.files()
     with pytest.raises(CopyError) as caught:
-        here.restore(copies.load(here.directory, manifest.name))
+        here.restore(copies.load_manifest(here.directory, manifest.name))
     assert name in str(caught.value) and "minivm state list" in str(caught.value)
     assert here.files() == before and not [path for path in here.state.iterdir() if path.name[0] == "."]
 
@@ -304,14 +304,14 @@ def test_a_copy_of_another_cluster_or_of_a_newer_slurm_is_refused(here: Here) ->
 def test_a_name_that_is_none_is_refused(here: Here, name: str) -> None:
     here.save()
     with pytest.raises(CopyError, match="see `minivm state list`"):
-        copies.load(here.directory, name)
+        copies.load_manifest(here.directory, name)
 
 
 def test_copies_that_another_user_can_write_are_refused(here: Here) -> None:
     here.save()
     (here.directory / NAME).chmod(0o777)
     with pytest.raises(CopyError, match="root alone may write there"):
-        copies.load(here.directory, NAME)
+        copies.load_manifest(here.directory, NAME)
 
 
 def test_an_archive_that_names_a_file_outside_is_refused(here: Here) -> None:
@@ -359,7 +359,7 @@ def test_a_kill_before_any_change_leaves_the_old_state_or_a_restore_to_finish(
         again.put("job_state", job_state(20))
         again.put("new_file", b"new")
         old = again.files()
-        if not killed_before(number, lambda again=again: again.restore(copies.load(again.directory, NAME))):  # type: ignore[misc]  # mypy does not infer a lambda's default
+        if not killed_before(number, lambda again=again: again.restore(copies.load_manifest(again.directory, NAME))):  # type: ignore[misc]  # mypy does not infer a lambda's default
             break
         if (again.state / JOURNAL).exists():
             stages["to finish"] += 1
@@ -369,7 +369,7 @@ def test_a_kill_before_any_change_leaves_the_old_state_or_a_restore_to_finish(
             stages["old"] += 1
             assert again.files() == old
             assert again.guard() == "the state is this cluster's"
-        again.restore(copies.load(again.directory, NAME))
+        again.restore(copies.load_manifest(again.directory, NAME))
         assert again.files() == restored
         (aside,) = again.state.glob(".minivm-before-*")
         assert (aside / "job_state").read_bytes() == job_state(20) and (aside / "new_file").read_bytes() == b"new"
@@ -439,8 +439,8 @@ def test_a_copy_of_the_accounting_pod_is_no_way_back_for_slurmctld(here: Here) -
     records = replace(manifest, name="20261127T120000Z", files=files)
     directory = here.directory / records.name
     directory.mkdir(mode=0o700)
-    (directory / "manifest.json").write_text(copies.dumped(records))
-    assert copies.load(here.directory, records.name) == records and not records.has_state
+    (directory / "manifest.json").write_text(copies.dump_manifest(records))
+    assert copies.load_manifest(here.directory, records.name) == records and not records.has_state
     here.put("job_state", b"")
     with pytest.raises(ConfigError, match=f"minivm state restore {manifest.name};"):
         here.guard()
@@ -448,7 +448,7 @@ def test_a_copy_of_the_accounting_pod_is_no_way_back_for_slurmctld(here: Here) -
         here.restore(records)
     alone = replace(records, files=tuple(item for item in files if item[0] == "config.json"))
     with pytest.raises(CopyError, match="it names other files than a copy has"):
-        copies.parsed("x", copies.dumped(alone), "x")
+        copies.parse_manifest("x", copies.dump_manifest(alone), "x")
 
 
 def test_the_throw_away_has_none_of_the_sites_programs_places_and_keys() -> None:
@@ -482,15 +482,15 @@ def test_a_wrong_schedule_is_named(name: str, value: str) -> None:
 
 
 def test_the_status_tells_of_the_newest_copy_and_the_newest_proof(here: Here) -> None:
-    assert copies.words(NOON, 0.0, 0.0, "") == "saved state: no copy yet"
+    assert copies.describe_summary(NOON, 0.0, 0.0, "") == "saved state: no copy yet"
     here.save()
     copies.record_proof(here.directory, NAME, Proof(NOON + 60, True, "3 jobs"))
-    seen = copies.summary(here.directory)
-    text = copies.words(NOON + 3660, seen.made, seen.proven, seen.failed)
+    seen = copies.summarize(here.directory)
+    text = copies.describe_summary(NOON + 3660, seen.made, seen.proven, seen.failed)
     assert text == "saved state: copied 1h01m ago, a copy proven 1h00m ago"
-    assert f"minivm_state_proven_timestamp_seconds {NOON + 60:.0f}" in copies.metrics(seen)
+    assert f"minivm_state_proven_timestamp_seconds {NOON + 60:.0f}" in copies.render_metrics(seen)
     copies.record_proof(here.directory, NAME, Proof(NOON + 90, False, "job 3 is missing"))
-    assert copies.summary(here.directory).failed == "job 3 is missing"
+    assert copies.summarize(here.directory).failed == "job 3 is missing"
 
 
 def test_a_loss_is_accepted_only_where_there_is_one(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

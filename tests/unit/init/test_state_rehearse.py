@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from init.state import rehearse
-from init.state.copies import Around, CopyError, Manifest
+from init.state.copies import CopyError, JobsAround, Manifest
 from init.state.rehearse import Rehearsal
 
 
@@ -25,7 +25,7 @@ def test_losses_come_first_and_are_bounded(manifest: Manifest) -> None:
 
 
 def test_each_job_that_differs_is_told() -> None:
-    expected = Around({"1": "RUNNING", "2": "PENDING", "3_[1-9]": "PENDING"}, frozenset({"4"}))
+    expected = JobsAround({"1": "RUNNING", "2": "PENDING", "3_[1-9]": "PENDING"}, frozenset({"4"}))
     assert rehearse._lost_jobs(expected, {"1": "RUNNING", "3_[1-9]": "CANCELLED", "9": "PENDING"}) == [
         "job 2, pending now, would be gone",
         "job 3_[1-9] would be cancelled, and is pending",
