@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from fleet.act.slurm_client import SlurmClient
-from fleet.policy import STATE
+from fleet.policy import STATE_CONDITION
 from fleet.world import slurm
 from fleet.world.kubernetes import make_fleet_mark
 from fleet.world.slurm import Precondition
@@ -40,7 +40,7 @@ from tests.kubernetes.apiserver import ApiServer, api_server
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
-LEASE = "slurm-fleet"
+LEASE_NAME = "slurm-fleet"
 NODES = int(os.environ.get("MINIVM_BENCH_NODES", "5000"))
 SLURMD = 2000
 CORDONS, IDLE_S = 100, 30.0
@@ -51,7 +51,7 @@ SHARE, WITHIN_S, LATER_S = 0.3, 60.0, 80.0
 # Each kubelet writes its Node's status so often when nothing changes.
 HEARTBEAT_S = 300.0
 THREADS_TO_FILL = 8
-JWT = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
+JWT_LINES = ("AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key")
 UNTOUCHED, LIFTED = (
     Precondition(drained=False, down=False, reason=reason, comment="") for reason in ("", slurm.LIFTED)
 )
@@ -64,8 +64,8 @@ WORKER = {
 }
 SINCE = "2026-11-20T00:00:00Z"
 # The conditions that an earlier fleet left, on a pod, and on a Node with the fleet's mark.
-SHOWN = {"type": STATE, "status": "True", "reason": "TakesJobs", "lastTransitionTime": SINCE}
-BESIDE = {**SHOWN, "message": make_fleet_mark("default", "slurm")}
+SHOWN_ON_POD = {"type": STATE_CONDITION, "status": "True", "reason": "TakesJobs", "lastTransitionTime": SINCE}
+SHOWN_ON_NODE = {**SHOWN_ON_POD, "message": make_fleet_mark("default", "slurm")}
 
 
 # The site: a real API server and a real slurmctld, without machines.
@@ -82,7 +82,7 @@ class Site:
         self.stop = threading.Event()
         self.silent: set[int] = set()
 
-    def ask(self, method: str, path: str, body: object = None) -> None:
+    def request(self, method: str, path: str, body: object = None) -> None:
         """Send a request on the thread's own connection: a handshake would cost more than the request."""
         if not hasattr(self._own, "to"):
             host, port = self.api.url.removeprefix("https://").split(":")
@@ -94,49 +94,55 @@ class Site:
         text = reply.read()
         assert reply.status < 300, (method, path, reply.status, text[:500])
 
-    def fill(self) -> None:
-        self.ask("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
-        self.ask("POST", "/apis/coordination.k8s.io/v1/namespaces/default/leases", {"metadata": {"name": LEASE}})
+    def create_objects(self) -> None:
+        self.request("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        self.request(
+            "POST", "/apis/coordination.k8s.io/v1/namespaces/default/leases", {"metadata": {"name": LEASE_NAME}}
+        )
         template = {"metadata": {"labels": WORKER}, "spec": {"containers": [{"name": "w", "image": "x"}]}}
         spec = {"replicas": self.size, "selector": {"matchLabels": WORKER}, "serviceName": "w", "template": template}
         sets = "/apis/apps/v1/namespaces/default/statefulsets"
-        self.ask("POST", sets, {"metadata": {"name": "w", "labels": WORKER}, "spec": spec})
+        self.request("POST", sets, {"metadata": {"name": "w", "labels": WORKER}, "spec": spec})
         with ThreadPoolExecutor(THREADS_TO_FILL) as pool:
-            list(pool.map(self.make, range(self.size)))
+            list(pool.map(self.create_worker, range(self.size)))
 
-    def make(self, number: int) -> None:
+    def create_worker(self, number: int) -> None:
         pods = "/api/v1/namespaces/default/pods"
-        self.ask("POST", "/api/v1/nodes", {"metadata": {"name": f"n-{number}"}, "status": status(True, BESIDE)})
+        self.request(
+            "POST",
+            "/api/v1/nodes",
+            {"metadata": {"name": f"n-{number}"}, "status": make_node_status(True, SHOWN_ON_NODE)},
+        )
         spec = {"nodeName": f"n-{number}", "containers": [{"name": "worker", "image": "x"}]}
-        self.ask("POST", pods, {"metadata": {"name": f"w-{number}", "labels": WORKER}, "spec": spec})
+        self.request("POST", pods, {"metadata": {"name": f"w-{number}", "labels": WORKER}, "spec": spec})
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
-        running = {"phase": "Running", "conditions": [ready, SHOWN]}
-        self.ask("PATCH", f"{pods}/w-{number}/status", {"status": running})
+        running = {"phase": "Running", "conditions": [ready, SHOWN_ON_POD]}
+        self.request("PATCH", f"{pods}/w-{number}/status", {"status": running})
 
-    def heartbeats(self) -> None:
+    def send_heartbeats(self) -> None:
         """Report the status of all healthy kubelets, one after the other."""
         begun, sent = time.monotonic(), 0
         while not self.stop.wait(max(0.0, begun + sent * HEARTBEAT_S / self.size - time.monotonic())):
             if (number := sent % self.size) not in self.silent:
-                self.says(number, ready=True)
+                self.report_kubelet(number, ready=True)
             sent += 1
 
-    def says(self, number: int, *, ready: bool) -> None:
+    def report_kubelet(self, number: int, *, ready: bool) -> None:
         """Patch a Node's own conditions only, keeping those that the fleet set."""
-        body = {"status": status(ready)}
-        self.ask("PATCH", f"/api/v1/nodes/n-{number}/status", body)
+        body = {"status": make_node_status(ready)}
+        self.request("PATCH", f"/api/v1/nodes/n-{number}/status", body)
 
     def cordon(self, number: int, *, on: bool = True) -> None:
-        self.ask("PATCH", f"/api/v1/nodes/n-{number}", {"spec": {"unschedulable": on or None}})
+        self.request("PATCH", f"/api/v1/nodes/n-{number}", {"spec": {"unschedulable": on or None}})
 
-    def drained(self, number: int) -> bool:
+    def is_drained(self, number: int) -> bool:
         return not self.slurm.is_unchanged(f"w-{number}", UNTOUCHED)
 
-    def undrained(self, number: int) -> bool:
+    def is_undrained(self, number: int) -> bool:
         return self.slurm.is_unchanged(f"w-{number}", LIFTED)
 
 
-def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
+def make_node_status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     well = dict.fromkeys(("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"), "False")
     conditions = {**well, "Ready": "True" if ready else "Unknown"}
@@ -149,7 +155,7 @@ def status(ready: bool, *more: dict[str, str]) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
+def open_site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
     """Start a site; `many` of its nodes have a slurmd."""
     (directory / "slurm").mkdir()
     with api_server(programs.build(), directory) as api, world(directory / "slurm", "scale") as slurm:
@@ -157,9 +163,11 @@ def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
         key = slurm.mounts / "secrets" / "slurm" / "jwt_hs256.key"
         key.write_bytes(os.urandom(32))
         asleep = ("ResumeProgram=/bin/true", "SuspendProgram=/bin/true", "SuspendTime=-1")
-        nodes = (*node_lines(size, many), *asleep)
-        conf = re.sub("MaxNodeCount=[0-9]+", f"MaxNodeCount={size + 1}", slurm_conf(*JWT, *nodes, accounting=False))
-        conf = with_shared_settings(conf) if many else conf
+        nodes = (*make_node_lines(size, many), *asleep)
+        conf = re.sub(
+            "MaxNodeCount=[0-9]+", f"MaxNodeCount={size + 1}", slurm_conf(*JWT_LINES, *nodes, accounting=False)
+        )
+        conf = share_settings(conf) if many else conf
         slurm.configure({"slurm.conf": conf})
         begun = time.monotonic()
         behind = start_slurmd(slurm, conf, directory, many) if many else None
@@ -168,13 +176,17 @@ def site(directory: Path, size: int, many: int = 0) -> Iterator[Site]:
         controller.container.reload()
         at = controller.container.attrs["NetworkSettings"]["Networks"][slurm.network.name]["IPAddress"]
         built = Site(api, f"{at}:6820", key, directory, size)
-        built.fill()
+        built.create_objects()
         until(lambda: len(built.slurm.look(jobs=False).nodes) == size, "slurmctld knows them", within=120)
         if behind:
             idle = partial(controller.run, "sinfo", "--noheader", "--responding", "--states=idle", "--format=%D")
             until(lambda: int(idle() or 0) >= many, "each slurmd has registered", within=900, seen=behind.logs)
-            row(f"{many} slurmd, until the last one has registered, from the first one's start", since(begun), "s")
-        beating = threading.Thread(target=built.heartbeats)
+            print_row(
+                f"{many} slurmd, until the last one has registered, from the first one's start",
+                seconds_since(begun),
+                "s",
+            )
+        beating = threading.Thread(target=built.send_heartbeats)
         beating.start()
         try:
             yield built
@@ -192,7 +204,7 @@ FIRST_PORT = 20000
 OWN_MB, NODE_MB, REST_MB = 2.3, 0.00134, 4000
 THREADS, REST_THREADS = 13, 4000
 # Settings with which many slurmd share one container and its cgroup.
-CONF = (
+SHARED_SETTINGS = (
     "SlurmdSpoolDir=/run/nodes/%n/spool",
     "SlurmdPidFile=/run/nodes/%n/pid",
     "SlurmdLogFile=/run/nodes/%n/log",
@@ -200,7 +212,7 @@ CONF = (
     "DebugFlags=NO_CONF_HASH",
 )
 # Start the daemons one after the other; each puts itself into the background.
-START = """
+START_SCRIPT = """
 set -eu
 install -d -o munge -g munge -m 700 /run/munge-key /var/lib/munge
 install -o munge -g munge -m 400 /mnt/minivm/secrets/munge/munge.key /run/munge-key/munge.key
@@ -219,23 +231,23 @@ exec sleep infinity
 """
 
 
-def fit(size: int, memory_mb: float, threads: int) -> int:
+def count_fitting(size: int, memory_mb: float, threads: int) -> int:
     """Return how many slurmd fit, when slurm.conf names `size` nodes."""
     by_memory = (memory_mb - REST_MB) / (OWN_MB + size * NODE_MB)
     return max(0, min(int(by_memory), (threads - REST_THREADS) // THREADS, size))
 
 
-def fitting_slurmd(size: int) -> int:
+def count_fitting_here(size: int) -> int:
     """Return how many slurmd fit on this machine now."""
     meminfo = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     free = next(int(words[1]) for words in meminfo if words[0] == "MemAvailable:") / 1024
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
-    return fit(size, free, most)
+    return count_fitting(size, free, most)
 
 
 def choose_slurmd(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> int:
     """Return the requested number of slurmd, or the usual one as far as it fits."""
-    requested, most = os.environ.get(name, ""), fitting_slurmd(size)
+    requested, most = os.environ.get(name, ""), count_fitting_here(size)
     if not requested:
         return min(usual, most)
     if not (requested.isascii() and requested.isdigit() and len(requested) < 9) or int(requested) > most:
@@ -245,19 +257,19 @@ def choose_slurmd(size: int, usual: int, name: str = "MINIVM_BENCH_SLURMD") -> i
     return int(requested)
 
 
-def node_lines(size: int, many: int) -> tuple[str, ...]:
+def make_node_lines(size: int, many: int) -> tuple[str, ...]:
     """Return slurm.conf's lines for nodes with a slurmd, and for those that are powered down."""
     each = "CPUs=8 RealMemory=1000"
     ports = f"{FIRST_PORT}-{FIRST_PORT + many - 1}"
     real = f"NodeName=w-[0-{many - 1}] NodeHostname={HOST} NodeAddr={HOST} Port=[{ports}] {each} State=UNKNOWN"
     asleep = f"NodeName=w-[{many}-{size - 1}] {each} State=CLOUD"
-    return (*((real, *CONF) if many else ()), *((asleep,) if many < size else ()))
+    return (*((real, *SHARED_SETTINGS) if many else ()), *((asleep,) if many < size else ()))
 
 
-def with_shared_settings(conf: str) -> str:
+def share_settings(conf: str) -> str:
     """Drop the settings that CONF replaces; slurmd accepts no setting twice."""
-    own_keys = {line.partition("=")[0] for line in CONF}
-    kept = [line for line in conf.splitlines() if line in CONF or line.partition("=")[0] not in own_keys]
+    own_keys = {line.partition("=")[0] for line in SHARED_SETTINGS}
+    kept = [line for line in conf.splitlines() if line in SHARED_SETTINGS or line.partition("=")[0] not in own_keys]
     return "\n".join(kept) + "\n"
 
 
@@ -267,7 +279,7 @@ def start_slurmd(slurm: World, conf: str, directory: Path, many: int) -> Pod:
     (directory / "conf" / "slurm.conf").write_text(conf)
     container = slurm.client.containers.create(
         f"{IMAGES}/worker:latest",
-        entrypoint=["/bin/bash", "-c", START],
+        entrypoint=["/bin/bash", "-c", START_SCRIPT],
         name=f"{PREFIX}-{slurm.tag}-{HOST}",
         hostname=HOST,
         init=True,
@@ -297,7 +309,7 @@ class FleetProcess:
 
     def __init__(self, site: Site, name: str = "fleet") -> None:
         self.site, self.log = site, site.directory / f"{name}.log"
-        self.metrics_at = f"127.0.0.1:{free_port()}"
+        self.metrics_at = f"127.0.0.1:{find_free_port()}"
         env = {
             **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME")},
             "KUBECONFIG": str(site.api.kubeconfig),
@@ -307,14 +319,14 @@ class FleetProcess:
             "MINIVM_FLEET_KEY": str(site.key),
             "MINIVM_FLEET_POLICY": str(site.policy),
             "MINIVM_FLEET_HTTP": self.metrics_at,
-            "MINIVM_FLEET_LEASE": LEASE,
+            "MINIVM_FLEET_LEASE": LEASE_NAME,
             "MINIVM_POD_NAME": name,
         }
         with self.log.open("wb") as log:
             command = [sys.executable, "-u", "-m", "fleet", "run"]
             self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
 
-    def metric(self, name: str, label: str = "") -> int:
+    def read_metric(self, name: str, label: str = "") -> int:
         """Return a metric; 0 while it is missing."""
         assert self.process.poll() is None, self.log.read_text()[-4000:]
         try:
@@ -325,15 +337,15 @@ class FleetProcess:
         key = f"minivm_fleet_{name}{label} "
         return next((int(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(key)), 0)
 
-    def done(self, action: str) -> int:
-        return self.metric("changes_total", f'{{action="{action}"}}')
+    def count_changes(self, action: str) -> int:
+        return self.read_metric("changes_total", f'{{action="{action}"}}')
 
-    def processor(self) -> float:
+    def read_processor_s(self) -> float:
         """Return the processor time in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def memory(self, key: str) -> float:
+    def read_memory_mb(self, key: str) -> float:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith(f"{key}:"))
 
@@ -342,7 +354,7 @@ class FleetProcess:
         self.process.wait()
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -358,12 +370,12 @@ def main() -> int:
         print(f"running {many} of {SLURMD} slurmd: as many as requested, or as fit", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="minivm-bench-") as directory,
-        site(Path(directory), NODES, many) as bench_site,
+        open_site(Path(directory), NODES, many) as bench_site,
     ):
         fleet = FleetProcess(bench_site)
         with contextlib.ExitStack() as stack:
             stack.callback(fleet.end)
-            known_by(bench_site, fleet)
+            measure_start(bench_site, fleet)
             # It waits for the Lease.
             other = FleetProcess(bench_site, "other")
             stack.callback(other.end)
@@ -371,85 +383,96 @@ def main() -> int:
     return 0
 
 
-def known_by(made: Site, fleet: FleetProcess) -> None:
+def measure_start(made: Site, fleet: FleetProcess) -> None:
     begun = time.monotonic()
-    until(partial(known, made, fleet), "both sides are known", within=300, seen=fleet.log.read_text)
-    row(f"{made.size} Nodes, pods and nodes of Slurm, from its start to known and decided on", since(begun), "s")
-    row("memory, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
+    until(partial(knows_both_sides, made, fleet), "both sides are known", within=300, seen=fleet.log.read_text)
+    print_row(
+        f"{made.size} Nodes, pods and nodes of Slurm, from its start to known and decided on", seconds_since(begun), "s"
+    )
+    print_row("memory, and at its most", fleet.read_memory_mb("VmRSS"), "MB", f"{fleet.read_memory_mb('VmHWM'):.0f}")
 
 
 def measure(made: Site, fleet: FleetProcess, other: FleetProcess) -> None:
-    until(lambda: other.metric("known", '{side="kubernetes"}'), "the other one follows", seen=other.log.read_text)
-    calm(fleet)
-    used, waits = idle(fleet, other)
-    row("of a processor, nothing happens but heartbeats", used * 100, "%")
-    row("the same of the one that waits for the Lease", waits * 100, "%", f"{other.memory('VmRSS'):.0f} MB")
-    cordons(made)
-    mass(made, fleet)
-    row("memory after all that, and at its most", fleet.memory("VmRSS"), "MB", f"{fleet.memory('VmHWM'):.0f}")
+    until(lambda: other.read_metric("known", '{side="kubernetes"}'), "the other one follows", seen=other.log.read_text)
+    wait_until_calm(fleet)
+    used, waits = measure_idle(fleet, other)
+    print_row("of a processor, nothing happens but heartbeats", used * 100, "%")
+    print_row(
+        "the same of the one that waits for the Lease", waits * 100, "%", f"{other.read_memory_mb('VmRSS'):.0f} MB"
+    )
+    measure_cordons(made)
+    measure_mass_failure(made, fleet)
+    print_row(
+        "memory after all that, and at its most",
+        fleet.read_memory_mb("VmRSS"),
+        "MB",
+        f"{fleet.read_memory_mb('VmHWM'):.0f}",
+    )
 
 
-def calm(fleet: FleetProcess) -> None:
+def wait_until_calm(fleet: FleetProcess) -> None:
     """Wait until the fleet has done its initial work."""
     before = -1
-    while before != (before := sum(fleet.done(verb) for verb in ("showonpod", "showonnode", "drain", "undrain"))):
+    while before != (
+        before := sum(fleet.count_changes(verb) for verb in ("showonpod", "showonnode", "drain", "undrain"))
+    ):
         time.sleep(CALM_S)
 
 
-def known(made: Site, fleet: FleetProcess) -> bool:
-    return fleet.metric("workers") == made.size and fleet.metric("known", '{side="slurm"}') == 1
+def knows_both_sides(made: Site, fleet: FleetProcess) -> bool:
+    return fleet.read_metric("workers") == made.size and fleet.read_metric("known", '{side="slurm"}') == 1
 
 
-def idle(*fleets: FleetProcess) -> list[float]:
-    before, begun = [fleet.processor() for fleet in fleets], time.monotonic()
+def measure_idle(*fleets: FleetProcess) -> list[float]:
+    before, begun = [fleet.read_processor_s() for fleet in fleets], time.monotonic()
     time.sleep(IDLE_S)
-    took = since(begun)
-    return [(fleet.processor() - used) / took for fleet, used in zip(fleets, before, strict=True)]
+    took = seconds_since(begun)
+    return [(fleet.read_processor_s() - used) / took for fleet, used in zip(fleets, before, strict=True)]
 
 
-def cordons(made: Site) -> None:
+def measure_cordons(made: Site) -> None:
     """Cordon machines one after the other, measuring each drain; then take all cordons back."""
     step = max(1, made.size // CORDONS)
     chosen, took = range(0, step * CORDONS, step), []
     for number in chosen:
         begun = time.monotonic()
         made.cordon(number)
-        until(partial(made.drained, number), "it is drained")
-        took.append(since(begun))
+        until(partial(made.is_drained, number), "it is drained")
+        took.append(seconds_since(begun))
     took.sort()
-    row(f"the load of this machine, of {os.cpu_count()} cores", os.getloadavg()[0], "")
+    print_row(f"the load of this machine, of {os.cpu_count()} cores", os.getloadavg()[0], "")
     worst = f"p99 {took[int(len(took) * 0.99) - 1]:.2f}, worst {took[-1]:.2f}"
-    row(f"a cordon seen in Slurm, median of {len(took)}", statistics.median(took), "s", worst)
+    print_row(f"a cordon seen in Slurm, median of {len(took)}", statistics.median(took), "s", worst)
     begun = time.monotonic()
     for number in chosen:
         made.cordon(number, on=False)
     for number in chosen:
-        until(partial(made.undrained, number), "it is undrained")
-    row(f"{len(took)} cordons lifted at once, the last one seen in Slurm", since(begun), "s")
+        until(partial(made.is_undrained, number), "it is undrained")
+    print_row(f"{len(took)} cordons lifted at once, the last one seen in Slurm", seconds_since(begun), "s")
 
 
-def mass(made: Site, fleet: FleetProcess) -> None:
+def measure_mass_failure(made: Site, fleet: FleetProcess) -> None:
     """Silence a share of the machines within a minute, as a broken cable does; count the drains."""
-    before, many = fleet.done("drain"), int(made.size * SHARE)
+    before, many = fleet.count_changes("drain"), int(made.size * SHARE)
     begun = time.monotonic()
     for count in range(many):
         made.silent.add(count)
-        made.says(count, ready=False)
+        made.report_kubelet(count, ready=False)
         time.sleep(max(0.0, begun + (count + 1) * WITHIN_S / many - time.monotonic()))
-    until(lambda: fleet.metric("stands", '{kind="pause"}'), "it pauses", within=200)
+    until(lambda: fleet.read_metric("stands", '{kind="pause"}'), "it pauses", within=200)
     time.sleep(max(0.0, begun + WITHIN_S + LATER_S - time.monotonic()))
-    drains = fleet.done("drain") - before
-    row(f"{many} machines silent within {WITHIN_S:.0f} s: drained until {LATER_S:.0f} s after that", drains, "")
+    drains = fleet.count_changes("drain") - before
+    print_row(f"{many} machines silent within {WITHIN_S:.0f} s: drained until {LATER_S:.0f} s after that", drains, "")
     for line in fleet.log.read_text().splitlines():
         if line.startswith("fleet: of "):
             print(f"  {line}")
 
 
-def row(what: str, value: float, unit: str, more: str = "") -> None:
+def print_row(what: str, value: float, unit: str, more: str = "") -> None:
     print(f"{what:<92} {value:8.2f} {unit:<2} {more}".rstrip(), flush=True)
 
 
-def since(begun: float) -> float:
+def seconds_since(begun: float) -> float:
     return time.monotonic() - begun
 
 

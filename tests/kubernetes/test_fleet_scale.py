@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import FleetProcess, Site, known, site
+from bench.fleet import FleetProcess, Site, knows_both_sides, open_site
 from tests.kubernetes import programs
 from tests.waiting import until
 
@@ -22,7 +22,7 @@ SIZE, MANY = 40, 12
 def made(tmp_path: Path) -> Iterator[Site]:
     if not programs.built() and (why := programs.refusal()):
         pytest.skip(f"no Kubernetes: {why}")
-    with site(tmp_path, SIZE) as found:
+    with open_site(tmp_path, SIZE) as found:
         yield found
 
 
@@ -31,20 +31,20 @@ def test_a_mass_event_is_a_pause_and_no_drains_and_a_cordon_counts_all_the_same(
     fleet = FleetProcess(made)
     log = fleet.log.read_text
     try:
-        until(partial(known, made, fleet), "both sides are known", seen=log)
+        until(partial(knows_both_sides, made, fleet), "both sides are known", seen=log)
         for number in range(MANY):
             made.silent.add(number)
-            made.says(number, ready=False)
-        until(lambda: fleet.metric("stands", '{kind="pause"}'), "it pauses", seen=log)
+            made.report_kubelet(number, ready=False)
+        until(lambda: fleet.read_metric("stands", '{kind="pause"}'), "it pauses", seen=log)
         assert "more than 8 of 40 workers have unwell machines" in log()
         # What comes after it is decided by a look at all of them, by then silent for long enough.
         for number in (SIZE - 1, SIZE - 2):
             made.cordon(number)
-            until(partial(made.drained, number), "a person's cordon is a drain", seen=log)
-        until(lambda: fleet.done("showonnode") >= 2, "and shown", seen=log)
-        assert fleet.done("drain") == 2, log()
+            until(partial(made.is_drained, number), "a person's cordon is a drain", seen=log)
+        until(lambda: fleet.count_changes("showonnode") >= 2, "and shown", seen=log)
+        assert fleet.count_changes("drain") == 2, log()
         for number in range(MANY):
-            made.says(number, ready=True)
-        until(lambda: not fleet.metric("stands", '{kind="pause"}'), "it is over", seen=log)
+            made.report_kubelet(number, ready=True)
+        until(lambda: not fleet.read_metric("stands", '{kind="pause"}'), "it is over", seen=log)
     finally:
         fleet.end()

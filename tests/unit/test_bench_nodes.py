@@ -21,12 +21,12 @@ NAME = "MINIVM_BENCH_SLURMD"
     ],
 )
 def test_so_many_fit_by_memory_and_by_threads(size: int, memory_mb: float, threads: int, many: int) -> None:
-    assert fleet.fit(size, memory_mb, threads) == many
+    assert fleet.count_fitting(size, memory_mb, threads) == many
 
 
 def test_the_usual_number_is_cut_to_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NAME, raising=False)
-    monkeypatch.setattr(fleet, "fitting_slurmd", lambda size: 300)
+    monkeypatch.setattr(fleet, "count_fitting_here", lambda size: 300)
     assert (fleet.choose_slurmd(5000, 2000), fleet.choose_slurmd(5000, 200)) == (300, 200)
 
 
@@ -34,13 +34,13 @@ def test_the_usual_number_is_cut_to_what_fits(monkeypatch: pytest.MonkeyPatch) -
 def test_a_number_that_does_not_fit_or_is_none_is_refused_before_anything_begins(
     monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    monkeypatch.setattr(fleet, "fitting_slurmd", lambda size: 300)
+    monkeypatch.setattr(fleet, "count_fitting_here", lambda size: 300)
     monkeypatch.setenv(NAME, asked)
     with pytest.raises(SystemExit, match=f"{NAME}: found '{asked}', expected a number up to 300"):
         fleet.choose_slurmd(5000, 2000)
 
 
 def test_it_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "fitting_slurmd", lambda size: 300)
+    monkeypatch.setattr(fleet, "count_fitting_here", lambda size: 300)
     monkeypatch.setenv(NAME, "0")
     assert fleet.choose_slurmd(5000, 2000) == 0
