@@ -19,6 +19,16 @@
 {{- include "minivm.checks.people" . -}}
 {{- include "minivm.checks.logins" . -}}
 {{- include "minivm.checks.files" . -}}
+{{- include "minivm.checks.fleet" . -}}
+{{- end -}}
+
+{{/* Without the fleet these settings would do nothing, silently. */}}
+{{- define "minivm.checks.fleet" -}}
+{{- if not .Values.fleet.enabled -}}
+  {{- range $name := list "machines" "workerPools" -}}
+    {{- if (index $.Values.fleet $name).enabled }}{{ include "minivm.mistake" (list $ (printf "fleet.%s.enabled: the fleet makes these objects, and fleet.enabled is false: set fleet.enabled to true, or leave this out" $name)) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Files that the chart always writes: a second one of the name would be no YAML. */}}

@@ -1265,6 +1265,10 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
             "login.extraVolumeMounts: scratch at /etc/slurm hides /etc/slurm",
         ),
         ({"login": {"podLabels": {"minivm.io/pool": "b"}}}, "login.podLabels: minivm.io/pool is a label that"),
+        *(
+            ({"fleet": {kind: {"enabled": True}}}, f"fleet.{kind}.enabled: the fleet makes these objects, and fleet.enabled is")
+            for kind in ("machines", "workerPools")
+        ),
         ({"workers": {"defaults": {"sidecars": [{"name": "a"}]}}}, "image"),
         ({"home": {"mountPath": "/usr"}}, "home.mountPath: /usr hides /usr/bin"),
         (
