@@ -39,7 +39,7 @@ from cluster.render import render
 from cluster.report import Row, Stages
 from cluster.roles import SERVERS
 from cluster.values import CONTROLLER, NAMESPACE, RELEASE, Options
-from ground.errors import one_line
+from ground.errors import counted, one_line
 from images import pins
 from images.pins import EngineImage, Pins
 
@@ -432,7 +432,7 @@ class LocalCluster:
             if time.monotonic() - logged >= report.QUIET_S:
                 # The first pod in start order is the likely cause of the others.
                 logged, (name, reason) = time.monotonic(), next(iter(reasons.items()))
-                more = f" (and {len(reasons) - 1} more pods)" if len(reasons) > 1 else ""
+                more = f" (and {counted(len(reasons) - 1, 'more pod')})" if len(reasons) > 1 else ""
                 self.log(f"waits for {name}{more}: {reason}")
             if time.monotonic() - begun > timeout:
                 # Includes pods outside this wait, which may be the cause.

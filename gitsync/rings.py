@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gitsync.layout import is_commit
-from ground.errors import one_line
+from ground.errors import counted, one_line
 from ground.files import write_whole
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def reason_to_wait(
         return "the ring does not answer, so the canaries' results are unknown"
     if ring is not None and ring.failed:
         because = f": {ring.reasons[0]}" if ring.reasons else ""
-        return f"it failed on {ring.failed} nodes of the ring{because}"
+        return f"it failed on {counted(ring.failed, 'node')} of the ring{because}"
     first = seen_here if ring is None or ring.first_seen is None else min(seen_here, ring.first_seen)
     return f"after the canaries, in {first + delay - now:.0f} s" if now < first + delay else ""
 

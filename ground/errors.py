@@ -1,4 +1,4 @@
-"""The base of every package's error ("cannot X: why", with file, field and hint), and text made safe to print."""
+"""The base of every package's error ("cannot X: why", with file, field and hint), and text for people."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(names)}" if names else None
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Write a number before its noun: `1 job`, `2 jobs`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def printable(text: str) -> str:

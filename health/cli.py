@@ -31,7 +31,7 @@ from typing import Any
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
-from ground.errors import nearest
+from ground.errors import counted, nearest
 from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
@@ -123,7 +123,8 @@ def book_lines(book: Mapping[str, Any]) -> list[str]:
     """Format a GPU's file in the ledger: its identity and its last incidents."""
     events = book.get("events", [])
     mark = "  repeat offender" if book.get("offender") else ""
-    head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}  {len(events)} incidents{mark}"
+    incidents = counted(len(events), "incident")
+    head = f"{book.get('uuid')}  {book.get('model')}  serial {book.get('serial') or '-'}  {incidents}{mark}"
     last = events[-INCIDENTS_SHOWN:]
     days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(event["at"])) for event in last]
     return [head, *(f"  {day}  {event['check']}: {event['reason']}" for day, event in zip(days, last, strict=True))]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from ground.errors import counted
 from ground.files import locked
 from init.accounts import calls, file, plan, slurmdbd
 from init.accounts.model import Database
@@ -125,7 +126,7 @@ def _show(made: plan.AccountsPlan) -> None:
 def _refusal(made: plan.AccountsPlan, *, overwrite: bool) -> AccountsError | None:
     if made.problems:
         text = "\n".join(made.problems[: plan.SHOWN * 4])
-        return AccountsError("apply this file", f"{len(made.problems)} problems:\n{text}")
+        return AccountsError("apply this file", f"{counted(len(made.problems), 'problem')}:\n{text}")
     if made.unowned:
         names = ", ".join(str(key) for key in made.unowned[: plan.SHOWN])
         more = f" and {len(made.unowned) - plan.SHOWN} more" if len(made.unowned) > plan.SHOWN else ""

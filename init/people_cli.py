@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ground.errors import counted
 from ground.files import read_json
 from init.cli import JSON, Group, emit
 from init.errors import InitError
@@ -44,7 +45,7 @@ def check(file: Path) -> None:
     people, now = read.read_file(file), time.time()
     active = sum(has_access(person, now) for person in people.users)
     keyless = [person.name for person in people.users if has_access(person, now) and not valid_keys(person, now)]
-    click.echo(f"{file}: {active} people with access of {len(people.users)}, {len(people.groups)} groups")
+    click.echo(f"{file}: {directory.numbers(people, active)}")
     if keyless:
         click.echo(f"without a valid key: {', '.join(keyless[:10])}" + (", ..." if len(keyless) > 10 else ""))
 
@@ -116,8 +117,8 @@ def changes(before: PeopleList, after: PeopleList, now: float) -> list[str]:
             if getattr(present, part) != getattr(next_, part)
         ]
         old_keys, new_keys = ({key.line for key in valid_keys(person, now)} for person in (present, next_))
-        fields += [f"{len(new_keys - old_keys)} new keys"] * bool(new_keys - old_keys)
-        fields += [f"{len(old_keys - new_keys)} keys gone"] * bool(old_keys - new_keys)
+        fields += [counted(len(new_keys - old_keys), "new key")] * bool(new_keys - old_keys)
+        fields += [counted(len(old_keys - new_keys), "key gone", "keys gone")] * bool(old_keys - new_keys)
         if fields:
             lines.append(f"changed: {name}: {', '.join(fields)}")
     gids = {group.name: group.gid for group in before.groups}
@@ -174,7 +175,7 @@ def export(names: tuple[str, ...], group: str | None) -> None:
     more_notes += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
     exported = replace(exported, notes=(*exported.notes, *more_notes))
     click.echo(directory.render(exported, source, timestamp(int(now))), nl=False)
-    click.echo(f"{directory.summary(exported, now)}; {len(exported.notes)} notes in the file", err=True)
+    click.echo(f"{directory.summary(exported, now)}; {counted(len(exported.notes), 'note')} in the file", err=True)
 
 
 @main.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ground.errors import counted
 from ground.files import write_whole
 from init.cli import JSON, Group, emit
 from init.errors import ConfigError
@@ -144,7 +145,7 @@ def show(name: str, directory: Path, as_json: bool) -> None:
         )
         if manifest.has_state:
             click.echo(f"jobs: {_jobs(manifest)}; highest number {manifest.highest}")
-        click.echo(f"accounting: {manifest.accounting or f'{manifest.accounted[0]} jobs'}")
+        click.echo(f"accounting: {manifest.accounting or counted(manifest.accounted[0], 'job')}")
         click.echo(f"files: {damage or 'each has the SHA-256 of the manifest'}")
         click.echo(f"proof: {_proven(proof)}" + (f" ({proof.text})" if proof and proof.ok else ""))
     sys.exit(1 if damage else 0)

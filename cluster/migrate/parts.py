@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster.migrate.fates import SECRET, Lines, Reading, Report, Use
 from cluster.migrate.objects import NAME, Fields, show_path
+from ground.errors import counted
 
 GPU = re.compile(r"nvidia\.com/(gpu|mig-[a-z0-9.-]+)|amd\.com/gpu|gpu\.intel\.com/[a-z0-9]+")
 GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z0-9_.-]+)?:[0-9]+[KMG]?")
@@ -376,7 +377,7 @@ def read_node_parameters(reading: Reading, text: str) -> None:
 def add_features(reading: Reading, names: list[str]) -> None:
     before = reading.get("features") or []
     if wrong := [name for name in names if not FEATURE.fullmatch(name)]:
-        reading.report(f"{len(wrong)} features have letters that the chart refuses: rename them")
+        reading.report(f"{counted(len(wrong), 'feature')} with letters that the chart refuses: rename them")
         return
     pool = reading.base[-1]
     added = [name for name in dict.fromkeys(names) if name not in before and name != pool]

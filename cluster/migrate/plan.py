@@ -17,7 +17,7 @@ from cluster.migrate import slinky, soperator
 from cluster.migrate.fates import FieldFate, Ignore, Migration, Reading, Use
 from cluster.migrate.objects import WHAT, Object, read, show_path
 from cluster.render import render
-from ground.errors import one_line
+from ground.errors import counted, one_line
 
 MOVE = Path(__file__).with_name("move.sh")
 OPERATORS = ("slinky", "soperator")
@@ -186,7 +186,7 @@ def finish(plan: Migration, chosen: Object) -> None:
         todo = "set secrets.sssd or people: every pod, the controller's too, has to know who submits jobs"
         plan.note(chosen, "secrets.sssd", "no directory of users", todo)
     if plan.scripts:
-        found = f"{len(plan.scripts)} scripts, written to scripts/"
+        found = f"{counted(len(plan.scripts), 'script')}, written to scripts/"
         todo = "add them to a tree of scripts in git, with minivm's own beside them, and set scripts.repository"
         plan.note(chosen, "scripts", found, todo)
     documents = render(values, release=RELEASE, namespace=chosen.namespace, file="this plan")

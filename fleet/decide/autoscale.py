@@ -17,6 +17,7 @@ from fleet.world.kubernetes import KubePod, KubernetesView
 from fleet.world.slurm import BEHIND, Offer, PendingJob, SlurmView, mismatch, nodes_needed
 from fleet.world.snapshot import Worker
 from fleet.world.worker_pool import ElasticSpec, WorkerPool, effective_offer
+from ground.errors import counted
 
 # In this time Slurm tries a job more than once. If the job does not start on enough idle nodes, more do not help.
 HELPLESS_S = 300.0
@@ -205,11 +206,11 @@ def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView,
 def _shortage(demand: PoolDemand) -> tuple[str, str]:
     if demand.misfits:
         job, reason = next(iter(demand.misfits.items()))
-        more = f"; and {len(demand.misfits) - 1} more jobs" if len(demand.misfits) > 1 else ""
+        more = f"; and {counted(len(demand.misfits) - 1, 'more job')}" if len(demand.misfits) > 1 else ""
         return "NeverFits", f"job {job} {reason}{more}"
     demanded = len(demand.alive) - len(demand.idle) + math.ceil(demand.due - 1e-9)
     if demanded > demand.spec.maximum:
-        return "AtMost", f"{demanded} pods would have work, but max is {demand.spec.maximum}"
+        return "AtMost", f"{counted(demanded, 'pod')} would have work, but max is {demand.spec.maximum}"
     return "", ""
 
 

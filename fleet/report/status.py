@@ -20,6 +20,7 @@ from fleet.world.machine import MachineObject, MachineStatus, machine_status_jso
 from fleet.world.pod_page import ControllerPod, controllers
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown, Worker
+from ground.errors import counted
 
 Report = dict[str, Any]
 # Letters of a text in a cell or a list of the page, and of any other text.
@@ -174,7 +175,8 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
     for name, pool in data["pools"].items():
         states = ", ".join(f"{many} {state}" for state, many in pool["states"].items())
         sizes = f" of {pool['min']} to {pool['max']}, {pool['wanted']} wanted" if "max" in pool else ""
-        yield f"pool {name}: {pool['workers']} workers{sizes}: {states}; {pool['away']} of {pool['mayBeAway']} away"
+        workers = counted(pool["workers"], "worker")
+        yield f"pool {name}: {workers}{sizes}: {states}; {pool['away']} of {pool['mayBeAway']} away"
     for machine in data["machines"]:
         if machine["goal"] != "up" or machine.get("why") or machine["state"] != "TakesJobs" or machine.get("repeats"):
             repeats = f"{machine['repeats']} verdicts" if machine.get("repeats") else ""
@@ -182,7 +184,7 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"machine {machine['name']}: {machine['goal']}, {machine['state']}{': ' if more else ''}{more}"
     if data["machines"]:
         now = data["budgets"]["remedies"]
-        yield f"{len(data['machines'])} machines, {now['now']} of {now['most']} in treatment ({now['mode']})"
+        yield f"{counted(len(data['machines']), 'machine')}, {now['now']} of {now['most']} in treatment ({now['mode']})"
     now = data["budgets"]["unwell"]
     yield f"{now['now']} of {now['most']} workers drained for signs of unwell machines"
     for notice in [*data["holds"], *data["proposals"]]:

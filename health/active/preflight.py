@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ground.errors import counted
 from health.active.culprit import GroupResult, GroupTest, Part, PlacedMachine, diagnose, sweep
 from health.script import UNFIT
 
@@ -362,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return list(pool.map(run_in_time, tests))
 
     outcome = examine(nodes, run_all, lambda: left() > 0)
-    cost = f"{time.monotonic() - start:.0f} s, {outcome.tests} tests"
+    cost = f"{time.monotonic() - start:.0f} s, {counted(outcome.tests, 'test')}"
     return act(nodes, outcome, cost)
 
 
@@ -371,7 +372,7 @@ def act(nodes: Sequence[str], outcome: Outcome, cost: str) -> int:
         say(f"no clear result, so the job runs: {outcome.unclear} ({cost})")
         return 0
     if not outcome.bad:
-        say(f"{len(nodes)} nodes passed ({cost})")
+        say(f"{counted(len(nodes), 'node')} passed ({cost})")
         return 0
     bad = "; ".join(f"node {name}: {reason}" for name, reason in sorted(outcome.bad.items()))
     restarts = os.environ.get("SLURM_RESTART_COUNT", "")

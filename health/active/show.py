@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ground.errors import counted
 from health.active.culprit import Part
 from health.active.turn import MEMORY, CheckState, complaint, findings, is_at_fault, load_memory
 from health.jobs.model import duration
@@ -56,7 +57,7 @@ def lines(check: dict[str, Any]) -> Iterable[str]:
 
 def tested_lines(check: dict[str, Any]) -> Iterable[str]:
     usual = f", median {check['median_mbs']:.0f} MB/s" if check["median_mbs"] is not None else ""
-    counts = f"{check['machines']} machines tested, {check['failed']} failed last"
+    counts = f"{counted(check['machines'], 'machine')} tested, {check['failed']} failed last"
     yield f"{check['check']}: {counts}, oldest result {duration(check['oldest_s'])} ago{usual}"
     for item in check["culprits"]:
         part = "leaf switch " if item["part"] is Part.LEAF else ""

@@ -21,6 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ground.errors import counted
 from ground.files import write_whole
 from health import black_box
 from health.broker import slurm_drains
@@ -361,7 +362,7 @@ class Broker:
             processes = tuple({*(earlier.processes if earlier else ()), *processes})
         watch = replace(self.memory.slurm, unkilled=Unkilled(job, at.wall, processes, before))
         self.memory = expect_drain(replace(self.memory, slurm=watch), clock())
-        log(f"Slurm cannot kill job {job}: {len(processes)} processes are left")
+        log(f"Slurm cannot kill job {job}: {counted(len(processes), 'process is', 'processes are')} left")
         return {"processes": len(processes)}
 
     def end_dead_jobs(self) -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ground.errors import counted
 from ground.sockets import read_line
 from ground.version import VERSION
 from health import black_box, credentials
@@ -96,7 +97,9 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
     with ThreadPoolExecutor(len(asked)) as pool:
         boxes = tuple(pool.map(lambda name: _fetch_one(job.id, name, addresses.get(name, "")), asked))
     if len(wanted) > MOST_NODES:
-        boxes += (Box(f"{len(wanted) - MOST_NODES} more nodes", obstacle=f"only the first {MOST_NODES} were asked"),)
+        boxes += (
+            Box(counted(len(wanted) - MOST_NODES, "more node"), obstacle=f"only the first {MOST_NODES} were asked"),
+        )
     return boxes
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ground.errors import counted
 from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Sure, count, listed, moment, safe, size
 from init.slurm.conf import expanded
 from init.slurm.node import ADDED, FRESH, PREFIX, SILENT, STOPPING
@@ -71,7 +72,7 @@ def describe(node: JobNode) -> str:
 def facts(nodes: Sequence[JobNode]) -> tuple[Fact, ...]:
     shown = [Fact(describe(node), "scontrol show node") for node in nodes[:MOST]]
     if len(nodes) > MOST:
-        shown.append(Fact(f"{len(nodes) - MOST} more nodes take no jobs", "sinfo -R"))
+        shown.append(Fact(f"{counted(len(nodes) - MOST, 'more node takes', 'more nodes take')} no jobs", "sinfo -R"))
     return tuple(shown)
 
 

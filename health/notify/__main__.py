@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ground.errors import counted
 from ground.files import write_if_possible
 from ground.sockets import notify
 from health.jobs.model import safe
@@ -117,7 +118,8 @@ def send_test(settings: NotifySettings, user: str) -> int:
 def show(settings: NotifySettings) -> int:
     spool = NotifySpool()
     for channel in settings.channels():
-        print(f"{channel}: {settings.place(channel)}, {len(spool.queue(channel))} messages wait")
+        waiting = counted(len(spool.queue(channel)), "message waits", "messages wait")
+        print(f"{channel}: {settings.place(channel)}, {waiting}")
     print(f"new: {len(spool.records(time.time()))}; `minivm why` says what is wrong")
     return 0
 

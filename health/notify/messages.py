@@ -14,6 +14,7 @@ from email.policy import SMTP
 from email.utils import format_datetime
 from typing import Any
 
+from ground.errors import counted
 from health.jobs.explain import cause_text
 from health.jobs.model import Page, safe
 from health.notify.notices import JobNotice
@@ -170,7 +171,7 @@ def of_job(notice: JobNotice, page: Page | None, cluster: str, again: str = "") 
 
 def of_digest(digest: Digest, cluster: str) -> JobMessage:
     events = ", ".join(f"{count} {event}" for event, count in sorted(digest.counts.items()))
-    subject = f"And {digest.number} more messages about your jobs on {cluster}"
+    subject = f"And {counted(digest.number, 'more message')} about your jobs on {cluster}"
     text = (
         f"{subject}: {events}.\n\nThey were more than the cluster sends one by one in an hour. Your jobs: minivm job, "
         "and of those that ended: sacct"

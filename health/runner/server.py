@@ -26,6 +26,7 @@ from functools import partial
 from gitsync import lease
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
+from ground.errors import counted
 from ground.files import write_if_possible
 from ground.sockets import read_line
 from health import black_box, credentials, gpus
@@ -196,7 +197,7 @@ class RunnerServer:
             self._fork(partial(failed.tell, jobs, self.places, dropped), self.failed.began)
             self.failed.dropped = 0
         except OSError as error:
-            self._tell(f"{len(jobs)} outputs of failed jobs have no note: {error}")
+            self._tell(f"{counted(len(jobs), 'output')} of failed jobs without a note: {error}")
 
     def read_ahead(self) -> None:
         """Read what changed, so that no run has to. An error here is harmless: each run reads by itself."""

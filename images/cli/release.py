@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ground.errors import counted
 from ground.files import write_whole
 from images import ImagesError
 from images.cli.publish import login_to, open_sessions, push_roles
@@ -246,7 +247,7 @@ def publish(ctx: click.Context, made: ProjectRelease, place: RegistryPath, key: 
     file = made.repository / f"build/release/{made.version}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(values(place.host, place.path, digests.items()))
-    click.echo(f"pushed {len(digests)} images; their digests are in {file}")
+    click.echo(f"pushed {counted(len(digests), 'image')}; their digests are in {file}")
     click.echo(f"pushed {name}:{made.version}@{digest}")
     click.echo(f"`helm install NAME oci://{name} --version {made.version} --values {file}` installs it")
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.commands import ran
+from ground.errors import counted
 from ground.files import write_whole
 from init.drain.deadline import (
     PROC,
@@ -73,11 +74,11 @@ def end_sessions(deadline: Deadline, reserve: float) -> None:
         report("no sessions")
         return
     count = len(message_terminals(terminals(sessions), f"this pod stops in {deadline.left:.0f} s. {ADVICE}"))
-    report(f"warned {count} terminals of {len(sessions)} sessions")
+    report(f"warned {counted(count, 'terminal')} of {counted(len(sessions), 'session')}")
     # At the end of the budget sshd's own stop hangs up on the remaining sessions.
     while (sessions := find_sessions()) and deadline.left > reserve:
         deadline.pause(min(LOOK_EVERY, deadline.left - reserve))
-    report(f"{len(sessions)} sessions are left" if sessions else "all sessions have ended")
+    report(f"{counted(len(sessions), 'session is', 'sessions are')} left" if sessions else "all sessions have ended")
 
 
 def resume(controller: str) -> None:
@@ -208,7 +209,11 @@ class Stay:
             self._report({*keepers, *_owners(sessions)})
             self.deadline.pause(min(STAY_LOOK_EVERY, self.left))
         sessions_left = len(find_sessions())
-        report(f"{sessions_left} sessions are left" if sessions_left else "all sessions have ended")
+        report(
+            f"{counted(sessions_left, 'session is', 'sessions are')} left"
+            if sessions_left
+            else "all sessions have ended"
+        )
         self.records.end()
 
     @property

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 
+from ground.errors import counted
 from init.drain.deadline import LEAST, Deadline, own_processes, report
 from init.engine import order
 from init.errors import InitError
@@ -140,7 +141,7 @@ def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, s
         )
         if not jobs:
             return {}
-        text = f"waiting for {len(jobs)} jobs: {' '.join([*jobs][:8])}{' ...' if len(jobs) > 8 else ''}"
+        text = f"waiting for {counted(len(jobs), 'job')}: {' '.join([*jobs][:8])}{' ...' if len(jobs) > 8 else ''}"
         if text != last:
             report(text)
             last = text

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from ground.errors import counted
 from init.errors import ConfigError, InitError, nearest, raise_all
 from init.lean import replace
 from init.places import PLAN, REFUSED
@@ -441,14 +442,14 @@ def check_files(files: Sequence[Path], plan_file: Path) -> Iterator[str]:
         raise_all("check the services", errors)
         if plan is not None:
             plan = overlay(plan, services)
-        yield f"{len(services)} services are good"
+        yield f"{counted(len(services), 'service is', 'services are')} good"
     elif plan is not None:
         plan = merge(plan)
     if plan is None:
         return
     # Only services that this pod would start need their variables.
     raise_all("check the plan", unset_variables(select(plan, os.environ, os.path.exists), os.environ))
-    yield f"the plan of {plan.role or 'this image'} is good: {len(plan.services)} services"
+    yield f"the plan of {plan.role or 'this image'} is good: {counted(len(plan.services), 'service')}"
 
 
 def _expand(files: Sequence[Path]) -> Iterator[Path]:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ground.commands import ran
+from ground.errors import counted
 from init.errors import InitError
 from init.fields import number
 from init.lean import record
@@ -131,7 +132,7 @@ def know(server: ApiServer, namespace: str, known: Known) -> str:
     ]
     path = f"/api/v1/namespaces/{namespace}/configmaps/{known.config_map}?fieldManager=minivm-keys"
     server.ask("PATCH", path, {"data": {"known_hosts": "".join(lines)}}, MERGE)
-    return f"has {len(lines)} keys"
+    return f"has {counted(len(lines), 'key')}"
 
 
 def run(

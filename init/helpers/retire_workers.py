@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from ground.errors import counted
 from init.errors import InitError
 from init.fields import number
 from init.pod.api_server import MERGE, ApiError, ApiServer, namespace
@@ -48,11 +49,11 @@ def retire(server: ApiServer, namespace: str, kind: str, name: str) -> str:
             path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
             scale = server.ask("PATCH", f"{path}?fieldManager=minivm-uninstall", {"spec": {"replicas": 0}}, MERGE)
             ended = end_within(server, namespace, pods(server, namespace, scale["status"]["selector"]), int(grace))
-            return f"scaled to zero; {ended} pods end within {grace} s"
+            return f"scaled to zero; {counted(ended, 'pod ends', 'pods end')} within {grace} s"
         if kind == "Leaving":
             selector, _, grace = name.rpartition("=")
             ended = end_within(server, namespace, pods(server, namespace, selector, leaving=True), int(grace))
-            return f"{ended} pods end within {grace} s"
+            return f"{counted(ended, 'pod ends', 'pods end')} within {grace} s"
         path = f"/apis/minivm.io/v1alpha1/namespaces/{namespace}/workerpools/{name}"
         server.ask("DELETE", path, {"propagationPolicy": "Background"})
         return "deleted"
@@ -88,7 +89,8 @@ def run(server: ApiServer, namespace: str, seconds: float, selector: str, pools:
                 print(f"{'/'.join(todo[0])}: {retire(server, namespace, *todo[0])}", flush=True)
                 todo.pop(0)
             remaining = pods(server, namespace, selector)
-            text = f"{len(remaining)} workers drain: {' '.join(remaining[:8])}{' ...' if len(remaining) > 8 else ''}"
+            drain = counted(len(remaining), "worker drains", "workers drain")
+            text = f"{drain}: {' '.join(remaining[:8])}{' ...' if len(remaining) > 8 else ''}"
             if not remaining:
                 print("no worker is left", flush=True)
                 return 0

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ground.commands import ran
-from ground.errors import one_line
+from ground.errors import counted, one_line
 from init.errors import ConfigError, InitError
 from init.lean import record, replace
 from init.people import read
@@ -399,7 +399,12 @@ def quoted(text: str) -> str:
 
 def summary(exported: Export, now: float) -> str:
     active = sum(has_access(person, now) for person in exported.people.users)
-    return f"{active} people with access of {len(exported.people.users)}, {len(exported.people.groups)} groups"
+    return numbers(exported.people, active)
+
+
+def numbers(people: PeopleList, active: int) -> str:
+    with_access = counted(active, "person", "people")
+    return f"{with_access} with access of {len(people.users)}, {counted(len(people.groups), 'group')}"
 
 
 def render(exported: Export, source: str, at: str) -> str:
@@ -407,5 +412,5 @@ def render(exported: Export, source: str, at: str) -> str:
     notes = [f"# - {note}" for note in exported.notes]
     head = [f"# {FILE} of {at}, from {source}, by `minivm people export`.",
             "# Passwords, sudo rules and netgroups are not exported: people of a file log in by key."]  # fmt: skip
-    head += [f"# {len(notes)} notes:"] * bool(notes) + notes
+    head += [f"# {counted(len(notes), 'note')}:"] * bool(notes) + notes
     return "\n".join(head) + "\n" + read.text(exported.people)

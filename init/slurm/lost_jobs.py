@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ground.errors import counted
 from ground.files import read_json, read_plain, write_json, write_whole
 from init.fields import number
 from init.lean import record, replace
@@ -133,7 +134,8 @@ def keep(state: Path, following: int, directory: Path, owners_told: Callable[[],
     problems = [f"job {job}: {error}" for job, error in outcomes.items() if error]
     if kept_jobs:
         first, last = kept_jobs[0], kept_jobs[-1]
-        yield f"kept the scripts of {len(kept_jobs)} jobs, from {first} to {last}, that slurmctld had not saved"
+        number = counted(len(kept_jobs), "job")
+        yield f"kept the scripts of {number}, from {first} to {last}, that slurmctld had not saved"
     if kept_jobs and not shelf.owners_told:
         yield f"none of them is brought back: {NOT_TOLD}"
     if problems:
@@ -176,11 +178,11 @@ class Shelf:
     def _take_room(self, size: int, owner: int) -> None:
         jobs, used = self.jobs.total(), self.used.total()
         if jobs >= MOST_JOBS or used + size > MOST_BYTES:
-            raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB already")
+            raise OSError(f"{self.directory} has {counted(jobs, 'job')} of {used >> 20} MiB already")
         jobs, used = self.jobs[owner], self.used[owner]
         if jobs >= MOST_JOBS // SHARE or used + size > MOST_BYTES // SHARE:
             owner_text = "an owner that is not known" if owner < 0 else f"user {owner}"
-            raise OSError(f"{self.directory} has {jobs} jobs of {used >> 20} MiB of {owner_text} already")
+            raise OSError(f"{self.directory} has {counted(jobs, 'job')} of {used >> 20} MiB of {owner_text} already")
         room = os.statvfs(self.directory)
         if room.f_bavail * room.f_frsize - size < FREE_BYTES:
             raise OSError(f"{self.directory} has less than {FREE_BYTES >> 20} MiB of room")

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Protocol
 
+from ground.errors import counted
 from ground.files import locked, read_plain, sync_directory, write_whole
 from init.errors import ConfigError, InitError
 from init.lean import fields, record, replace
@@ -412,7 +413,9 @@ def move_out(pod: Pod, out: Sink, report: Report) -> None:
                             hint="find it, then run this again")  # fmt: skip
         out.write(TAIL + digest.hexdigest().encode() + b"\n")
         out.flush()
-    report(f"{head.jobs} jobs in {len(head.counts)} tables were written, and slurmdbd stays stopped here")
+    report(
+        f"{counted(head.jobs, 'job')} in {counted(len(head.counts), 'table')} written, and slurmdbd stays stopped here"
+    )
 
 
 def _dump(base: RecordsDatabase, head: bytes) -> Iterator[bytes]:
@@ -443,7 +446,7 @@ def check_target(mark: RecordsMark, head: RecordsHead, counts: Mapping[str, int]
     _check_tables(what, counts, cluster, head.counts)
     jobs = counts.get(f"{cluster}_job_table", 0)
     if mark.phase == IN or (not mark.phase and jobs):
-        raise MoveError(what, f"the database is in use: it has {jobs} jobs of its own",
+        raise MoveError(what, f"the database is in use: it has {counted(jobs, 'job')} of its own",
                         hint=f"move those out first, or give this pod an empty volume ({PAGE})")  # fmt: skip
     if not mark.phase and (tables := made_by_people(counts)):
         raise MoveError(what, f"the database has records that slurmdbd did not make itself, in {', '.join(tables)}",
@@ -494,7 +497,7 @@ def move_in(pod: Pod, source: BinaryIO, report: Report) -> None:
             raise MoveError(what, problem, hint="run this again; the database stays closed until all are there")
         _write_mark(file, replace(loading, phase=IN, replaces=""))
         _update_condition(pod)
-        report(f"{head.jobs} jobs in {len(head.counts)} tables were loaded, as many as were written")
+        report(f"{counted(head.jobs, 'job')} in {counted(len(head.counts), 'table')} loaded, as many as were written")
         _start()
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ground.errors import counted
 from ground.files import locked, read_plain
 from init.errors import InitError
 from init.fields import number
@@ -359,14 +360,14 @@ def listed_jobs(directory: Path, manifest: Manifest) -> copies.JobsAround | None
 
 def _compare_jobs(directory: Path, manifest: Manifest, restored: Mapping[str, str]) -> str:
     if (expected := listed_jobs(directory, manifest)) is None:
-        return f"{len(restored)} unfinished jobs restored; the copy has no list to compare with"
+        return f"{counted(len(restored), 'unfinished job')} restored; the copy has no list to compare with"
     different = copies.list_differences(expected, restored)
     if different:
         more = f" and {len(different) - MOST_TOLD} more" if len(different) > MOST_TOLD else ""
         raise CopyError("prove the copy", "; ".join(different[:MOST_TOLD]) + more)
     ended = copies.count_unlisted(expected, restored)
     more = f", and {ended} had just ended" if ended else ""
-    return f"{len(expected.settled)} unfinished jobs are the same{more}"
+    return f"{counted(len(expected.settled), 'unfinished job is', 'unfinished jobs are')} the same{more}"
 
 
 def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, conf: str, until: float) -> str:
@@ -384,7 +385,7 @@ def _prove_accounting(daemons: Daemons, directory: Path, manifest: Manifest, con
     low, high = manifest.accounted
     if rows is None or not low <= rows <= max(low, high):
         raise CopyError("prove the copy", f"the accounting dump has {rows} jobs, expected {low} to {high}")
-    return f"{rows} accounted jobs" + _prove_slurmdbd(daemons, connection, until)
+    return counted(rows, "accounted job") + _prove_slurmdbd(daemons, connection, until)
 
 
 def _start_mariadb(daemons: Daemons, connection: Path, client: Sequence[str], until: float) -> None:

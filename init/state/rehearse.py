@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ground.errors import counted
 from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import Pod
@@ -83,7 +84,7 @@ def _lost_jobs(expected: copies.JobsAround, restored: Mapping[str, str]) -> list
 def _notes(manifest: Manifest, expected: copies.JobsAround, took: Mapping[str, float], database: int) -> list[str]:
     notes = []
     if expected.changing:
-        notes.append(f"{len(expected.changing)} jobs changed while the copy was made and were not compared")
+        notes.append(f"{counted(len(expected.changing), 'job')} changed while the copy was made: not compared")
     if manifest.has_accounting:
         notes.append(f"accounting: slurmdbd answered after {took['slurmdbd']:.1f} s; {database // MIB} MiB on disk")
     else:
@@ -107,7 +108,8 @@ def lines(manifest: Manifest, rehearsal: Rehearsal) -> list[str]:
     """Format a rehearsal for people: what is lost first."""
     before = f"Slurm {manifest.release}" if manifest.release else "an unknown Slurm"
     outcome = "it would lose or change" if rehearsal.losses else "nothing would be lost"
-    report = [f"Slurm {rehearsal.release} on the state of {before}: {rehearsal.same} jobs are the same; {outcome}"]
+    same = counted(rehearsal.same, "job is", "jobs are")
+    report = [f"Slurm {rehearsal.release} on the state of {before}: {same} the same; {outcome}"]
     report += [f"  {loss}" for loss in rehearsal.losses[:MOST_TOLD]]
     if len(rehearsal.losses) > MOST_TOLD:
         report.append(f"  and {len(rehearsal.losses) - MOST_TOLD} more")

@@ -116,7 +116,7 @@ def test_a_rehearsal_names_what_an_upgrade_would_lose_and_changes_nothing(
     rehearsed = LocalCluster(cluster.kubelet.client, wanted, root=cluster.state.parent, log=print)
     code, text = rehearsed.rehearse(Wish(anew=True))
     assert code == 1, text
-    assert f"Slurm {NEW} on the state of Slurm {OLD}: 1 jobs are the same" in text
+    assert f"Slurm {NEW} on the state of Slurm {OLD}: 1 job is the same" in text
     assert f"job {jobs[1]}, pending now, would be gone" in text and "partition night would be gone" in text
     assert f"job {jobs[0]}" not in text and "accounting: slurmdbd answered" in text
     assert {name: pod.container for name, pod in cluster.kubelet.running().items()} == before

@@ -187,7 +187,7 @@ def test_a_drain_set_while_the_pod_is_leaving_is_not_overwritten(cluster: Cluste
     job = cluster.submit("--nodelist=w1")
     cluster.wait_job(job, "RUNNING")
     worker.run("minivm", "drain", "--no-wait")
-    until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job")
+    until(lambda: "waiting for 1 job" in worker.status()["drain"], "it waits for the job")
     cluster.slurm("scontrol", "update", "nodename=w1", "state=drain", "reason=I want to look", user="slurm")
     cluster.cancel()
     until(lambda: worker.status()["drain"] == "drained", "the drain is over")
@@ -207,7 +207,7 @@ def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(clu
     job = cluster.submit("--nodelist=w1")
     cluster.wait_job(job, "RUNNING")
     worker.run("minivm", "drain", "--no-wait")
-    until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job")
+    until(lambda: "waiting for 1 job" in worker.status()["drain"], "it waits for the job")
     cluster.controller.run("minivm", "stop", "slurmctld")
     until(
         lambda: "jobs run here, so the drain asks slurmctld again" in worker.status()["drain"],
@@ -216,7 +216,7 @@ def test_a_controller_that_goes_while_jobs_are_waited_for_costs_none_of_them(clu
     )
     cluster.controller.run("minivm", "start", "slurmctld")
     cluster.controller.wait_ready()
-    until(lambda: "waiting for 1 jobs" in worker.status()["drain"], "it waits for the job again")
+    until(lambda: "waiting for 1 job" in worker.status()["drain"], "it waits for the job again")
     assert (cluster.job(job), cluster.job(job, "Restarts")) == ("RUNNING", "0")
     cluster.cancel()
     until(lambda: worker.status()["drain"] == "drained", "the drain is over")

@@ -198,7 +198,7 @@ def test_a_person_who_never_leaves_is_told_again_and_ends_at_the_limit(
     monkeypatch.setattr(login, "NOTICES", (10.0, 0.8, 0.4))
     login.Stay(drain.Deadline(1.5), 0.3, "login-old", "").run()
     assert len([line for line in looks.said if line.startswith("/dev/pts/9")]) == 3
-    assert "sessions are left" in capsys.readouterr().out
+    assert "1 session is left" in capsys.readouterr().out
 
 
 def test_a_shorter_grace_period_of_the_pod_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def test_a_drain_that_still_waits_is_taken_back_and_both_are_told(pod: World) ->
     """A user drains, sees which job is in the way, and takes the drain back."""
     pod.start(
         {"a": {"command": NOTIFIES, "ready": "notify"}},
-        {"command": python("tell('STATUS=waiting for 1 jobs: 4711'); signal.pause()"), "resume": ["/bin/true"]},
+        {"command": python("tell('STATUS=waiting for 1 job: 4711'); signal.pause()"), "resume": ["/bin/true"]},
     )
     pod.until_ready()
     drain = asked(pod, "drain")

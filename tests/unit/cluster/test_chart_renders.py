@@ -1266,7 +1266,7 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
         ),
         ({"login": {"podLabels": {"minivm.io/pool": "b"}}}, "login.podLabels: minivm.io/pool is a label that"),
         *(
-            ({"fleet": {kind: {"enabled": True}}}, f"fleet.{kind}.enabled: the fleet makes these objects, and fleet.enabled is")
+            ({"fleet": {kind: {"enabled": True}}}, f"fleet.{kind}.enabled: the fleet makes these objects, and")
             for kind in ("machines", "workerPools")
         ),
         ({"workers": {"defaults": {"sidecars": [{"name": "a"}]}}}, "image"),

@@ -60,10 +60,10 @@ def test_a_long_step_says_what_it_waits_for_until_it_ends(monkeypatch: pytest.Mo
     assert lines == []
     monkeypatch.setattr(report, "QUIET_S", 0.01)
     running = threading.active_count()
-    with pytest.raises(ZeroDivisionError), report.progress(log, lambda: "waits for 1 jobs: 7"):
+    with pytest.raises(ZeroDivisionError), report.progress(log, lambda: "waits for 1 job: 7"):
         assert logged.wait(60)
         raise ZeroDivisionError
-    assert {*lines} == {"waits for 1 jobs: 7"} and threading.active_count() == running
+    assert {*lines} == {"waits for 1 job: 7"} and threading.active_count() == running
 
 
 def test_a_service_has_one_address_whatever_the_others_are() -> None:

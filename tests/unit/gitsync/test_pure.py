@@ -168,7 +168,7 @@ REST = next(f"p{n}" for n in range(100) if not rings.is_canary(f"p{n}", 10))
         (REST, 10, 100.0, None, False, "in 590 s"),
         (REST, 10, 700.0, None, False, ""),
         (REST, 10, 700.0, None, True, "does not answer"),
-        (REST, 10, 700.0, RingView(0.0, 5, 1, ("p1: crashed",)), True, "1 nodes of the ring: p1: crashed"),
+        (REST, 10, 700.0, RingView(0.0, 5, 1, ("p1: crashed",)), True, "1 node of the ring: p1: crashed"),
         (REST, 10, 700.0, RingView(50.0, 5, 0), True, ""),
         # The fleet saw this commit long ago, so a node that starts today does not wait again.
         (REST, 10, 101.0, RingView(-5000.0, 5, 0), True, ""),

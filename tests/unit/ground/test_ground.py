@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ground import commands
-from ground.errors import Problem, nearest
+from ground.errors import Problem, counted, nearest
 from ground.files import read_json, read_plain, write_json, write_whole
 from ground.metrics import family
 from ground.sockets import ask
@@ -64,6 +64,11 @@ def test_an_error_says_where_and_what_to_do_and_obeys_no_terminal() -> None:
     problem = Problem("read it", "\x1b[2Jgone", file=Path("/a"), field="b", hint="mend it")
     assert str(problem) == "cannot read it:  [2Jgone (/a, b)\nhint: mend it"
     assert nearest("workr", ["worker", "login"]) == "did you mean 'worker'?" and nearest("x", []) is None
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [counted(number, "job") for number in (0, 1, 2, 1200)] == ["0 jobs", "1 job", "2 jobs", "1,200 jobs"]
+    assert [counted(number, "pod ends", "pods end") for number in (1, 2)] == ["1 pod ends", "2 pods end"]
 
 
 def test_a_label_is_one_line_whatever_it_holds() -> None:

@@ -386,7 +386,7 @@ def test_a_full_disk_stops_no_message_that_waits_and_counts_none_twice(
         service.turn(SETTINGS, NOW + HOUR)
     monkeypatch.setattr(spool, "put", put)
     service.turn(SETTINGS, NOW + 3 * HOUR)
-    assert sender.subjects()[2:] == ["And 1 more messages about your jobs on c"]
+    assert sender.subjects()[2:] == ["And 1 more message about your jobs on c"]
 
 
 def test_a_message_that_the_server_never_takes_stops_no_other(tmp_path: Path) -> None:

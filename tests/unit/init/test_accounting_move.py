@@ -215,7 +215,7 @@ def test_records_that_came_during_the_first_look_are_not_dropped(
 ) -> None:
     base = FakeDatabase(FRESH, FRESH | {"site_job_table": 1})
     monkeypatch.setattr(move, "database", lambda _: base)
-    with pytest.raises(MoveError, match="it has 1 jobs of its own"):
+    with pytest.raises(MoveError, match="it has 1 job of its own"):
         move.move_in(external, io.BytesIO(move.line_of(HEAD)), silent)
     assert not base.looks and not base.cleared
     assert move.read_mark(move.mark_file(external)) == RecordsMark()

@@ -148,7 +148,7 @@ def test_check_tells_all_mistakes_with_file_key_and_suggestion(plan_file: Path, 
     assert result.exit_code == 78 and "did you mean munged?" in result.output
     two.write_text("command: [/bin/x]\nneeds: [munged]\n")
     result = CliRunner().invoke(main, ["check", "--plan", str(plan_file), str(two)])
-    assert result.exit_code == 0 and "1 services are good" in result.output
+    assert result.exit_code == 0 and "1 service is good" in result.output
 
 
 def test_check_without_files_needs_a_plan(tmp_path: Path) -> None:

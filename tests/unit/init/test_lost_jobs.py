@@ -126,7 +126,7 @@ def test_what_is_no_whole_job_is_told_and_keeps_nothing_up(
         (job / "script").rename(elsewhere)
         (job / "script").symlink_to(elsewhere) if what == "script is a link" else os.mkfifo(job / "script")
     first, second = keep(state, 8, kept)
-    assert first.startswith("kept the scripts of 1 jobs, from 9 to 9")
+    assert first.startswith("kept the scripts of 1 job, from 9 to 9")
     assert second.startswith("1 lost jobs are not kept: job 8: ")
     assert [lost.job for lost in entries(kept)] == [9]
 

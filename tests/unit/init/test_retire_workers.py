@@ -76,7 +76,7 @@ def test_every_pool_stops_and_the_last_pod_is_waited_for(api: Pods, capsys: pyte
     assert api.asked == [*STOPS, LOOK, LOOK, LOOK]
     assert capsys.readouterr().out.splitlines() == [
         "StatefulSet/slurm-worker: scaled to zero", "WorkerPool/slurm-gpu: deleted",
-        "2 workers drain: slurm-gpu-0 slurm-worker-0", "1 workers drain: slurm-worker-0", "no worker is left",
+        "2 workers drain: slurm-gpu-0 slurm-worker-0", "1 worker drains: slurm-worker-0", "no worker is left",
     ]  # fmt: skip
 
 
