@@ -150,8 +150,9 @@ FAILURES = 2  # in a row, before the pod is not ready
 # A silent daemon is restarted after this time, and not again for the second. One that has just started may be busy.
 SILENT_S, REST_S, YOUNG_S = 120.0, 1800.0, 300.0
 # slurmctld contacts each slurmd every 2/3 of SlurmdTimeout. After HEARD_S without contact a worker asks slurmctld, and
-# after a failure not sooner than ASK_AGAIN_S.
-HEARD_S, ASK_AGAIN_S = 240.0, 90.0
+# after a failure not sooner than ASK_AGAIN_S. A slurmd that slurmctld has never contacted asks after UNHEARD_S, before
+# the health check `slurmd` drains the node: a restored slurmctld has the address of an earlier pod.
+HEARD_S, UNHEARD_S, ASK_AGAIN_S = 240.0, 90.0, 90.0
 # slurmctld saves a new node's record within 5 s: one that it knows after this time survives its death. Until then the
 # worker asks by itself, because a slurmctld that has lost the record never contacts the node.
 SAVED_S = 15.0
@@ -270,7 +271,8 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         memory, finding = ask_whether_saved(controller, memory)
         if finding.fault is not Fault.NONE:
             return memory, finding
-    if heard(done.stdout, time.time()) < HEARD_S or (now - memory.proven < HEARD_S and memory.proven):
+    limit = HEARD_S if re.search(r"^Last slurmctld msg time\s*=\s*\d", done.stdout, re.MULTILINE) else UNHEARD_S
+    if heard(done.stdout, time.time()) < limit or (now - memory.proven < HEARD_S and memory.proven):
         return memory, AnswerCheck()
     if memory.failures and now - memory.asked_at < ASK_AGAIN_S:
         return memory, AnswerCheck(Fault.REFUSED, memory.reason)
@@ -286,7 +288,7 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         fault, reason = Fault.REFUSED, error.why
     if reason:
         # slurmd answers: the fault is slurmctld's, or between the two.
-        return memory, AnswerCheck(fault, f"no word from slurmctld for {HEARD_S:g} s, and {reason}")
+        return memory, AnswerCheck(fault, f"no word from slurmctld for {limit:g} s, and {reason}")
     return replace(memory, proven=now), AnswerCheck()
 
 

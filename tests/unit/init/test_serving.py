@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from init.helpers import serving
-from init.helpers.serving import HEARD_S, REST_S, SILENT_S, AnswerCheck, CheckHistory, Fault, heard, judge
+from init.helpers.serving import HEARD_S, REST_S, SILENT_S, UNHEARD_S, AnswerCheck, CheckHistory, Fault, heard, judge
 from init.pod.addresses import FEW, crowd, crowd_at, sources
 from init.slurm import client
 from init.slurm.node import Node
 from init.slurm.proof import WORKER
+from tests.support.plans import ROOT
 from tests.waiting import until
 
 SILENT = AnswerCheck(Fault.SILENT, "slurmctld does not answer authenticated requests within 5 s")
@@ -115,12 +117,13 @@ def worker(
     age: float = 0.0,
     state: str = "IDLE+DYNAMIC_NORM",
     address: str = "10.0.0.1",
+    last: str = "2026-11-24T14:00:00",
 ) -> list[str]:
     """Fake a worker whose slurmd heard from slurmctld `ago` seconds ago; return the queries made to slurmctld."""
     asked: list[str] = []
 
     class Done:
-        returncode, stdout = 0, "x"
+        returncode, stdout = 0, f"Last slurmctld msg time  = {last}\n"
 
     def node(name: str, controller: str, *, within: float) -> object:
         asked.append(name)
@@ -150,6 +153,16 @@ def test_a_worker_asks_slurmctld_only_where_it_was_silent_for_long(monkeypatch: 
     memory, _, _ = judge(memory, finding, 2000.0)
     memory, finding = serving.ask_as_worker("ctl:6817", memory, 2030.0)
     assert finding.reason.endswith("it is down") and asked == ["w1", "w1"], "not asked again so soon"
+
+
+def test_a_worker_that_slurmctld_never_contacted_asks_before_a_check_drains_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = json.loads((ROOT / "scripts/lib/thresholds/host.json").read_text())["default"]
+    assert limits["slurmd_patience_s"] >= UNHEARD_S + 30, "a worker looks every 30 s"
+    asked = worker(monkeypatch, ago=UNHEARD_S - 1, answers=[], last="NONE")
+    assert serving.ask_as_worker("ctl:6817", CheckHistory(saved=True), 1000.0)[1] == WELL and not asked
+    state, address = "DOWN+DYNAMIC_NORM*", "10.0.0.9"
+    worker(monkeypatch, ago=UNHEARD_S + 1, answers=["no answer"], last="NONE", state=state, address=address)
+    assert serving.ask_as_worker("ctl:6817", CheckHistory(saved=True), 1000.0)[1].fault is Fault.FORGOTTEN
 
 
 def test_a_worker_that_slurmctld_has_forgotten_registers_again(monkeypatch: pytest.MonkeyPatch) -> None:
