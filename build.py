@@ -260,7 +260,7 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
     if as_json:
         progress.as_json(progress.result_data(results, sizes))
         return
-    progress.table(("image", "size", "what changed", "seconds"), progress.result_rows(results, sizes))
+    progress.print_results(results, sizes)
 
 
 def ensure_engine() -> None:

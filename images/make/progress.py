@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from ground.errors import counted
 from images.make.plan import BuildResult, Planned
 
 # minivm's marker on a line of its own, as the classic builder and BuildKit show it; never in an echoed RUN line.
@@ -140,12 +141,20 @@ def plan_data(planned: Iterable[Planned]) -> list[Mapping[str, Any]]:
 
 
 def result_rows(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """Return a row for each image that was built."""
     rows: list[tuple[str, ...]] = []
     for result in results:
-        reference = result.image.reference
-        seconds = f"{result.seconds:.1f}" if result.built else "-"
-        rows.append((reference, megabytes(sizes.get(reference, 0)), why_shown(result.why, 2) or "nothing", seconds))
+        if result.built:
+            size = megabytes(sizes.get(result.image.reference, 0))
+            rows.append((result.image.reference, size, why_shown(result.why, 2), f"{result.seconds:.1f}"))
     return rows
+
+
+def print_results(results: Sequence[BuildResult], sizes: Mapping[str, int]) -> None:
+    if rows := result_rows(results, sizes):
+        table(("image", "size", "what changed", "seconds"), rows)
+    if current := len(results) - len(rows):
+        print(f"up to date: {counted(current, 'image')}")
 
 
 def result_data(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[Mapping[str, Any]]:

@@ -15,8 +15,8 @@ from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, split_dockerfile
 from images.make.build import explain_failures, moved_entries
-from images.make.plan import DockerfileContent, PlannedImage, dockerfile, strict
-from images.make.progress import Plain
+from images.make.plan import BuildResult, DockerfileContent, PlannedImage, dockerfile, strict
+from images.make.progress import Plain, print_results
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "images/templates"
 ROOT = Slice("root", LockRequest((), "", ()), (LockedPackage("apt", "3.0.3", "amd64", 1, "a" * 64, "debian", "p"),))
@@ -38,6 +38,17 @@ def told(capsys: pytest.CaptureFixture[str], *lines: str) -> list[str]:
 def test_each_step_is_told_once_by_either_builder(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["minivm: packages", "Unpacking less (668-1) ...", "minivm: packages", "#7 1.234 minivm: clean up"]
     assert told(capsys, *lines) == ["layer:x: packages", "layer:x: clean up"]
+
+
+def test_images_that_are_up_to_date_share_one_line(capsys: pytest.CaptureFixture[str], image: PlannedImage) -> None:
+    kept, built = BuildResult(image, ()), BuildResult(image, ("less",), seconds=2.0, built=True)
+    print_results([kept] * 18, {})
+    assert capsys.readouterr().out == "up to date: 18 images\n"
+    print_results([kept, built], {image.reference: 5_000_000})
+    _, row, last = capsys.readouterr().out.splitlines()
+    assert (row.split(), last) == (["minivm/layer-x:t", "5", "MB", "less", "2.0"], "up to date: 1 image")
+    print_results([built], {})
+    assert "up to date" not in capsys.readouterr().out
 
 
 def test_an_echoed_instruction_is_not_a_step(capsys: pytest.CaptureFixture[str]) -> None:
