@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A required check whose last run failed: its target is up, but does not serve.
 FAILING = "failing"
+# A first start that takes less time is no problem to show.
+YOUNG_S = 5.0
 # The service that holds the right to act among several pods of the role.
 LEASE = "lease"
 
@@ -159,9 +161,16 @@ def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, 
         if spec.kind is Kind.PERIODIC and state.last_failure is not None and not spec.required:
             problems.append(f"{name}: {last_run(spec, state, quoting=quoting)}")
         elif not spec.required and not is_satisfied(state) and state.phase is not Phase.STOPPED:
+            if all(_is_young(engine.states[leaf], now) for leaf in leaves(engine, name)):
+                continue
             for reason in service_reasons(engine, name, now, quoting=quoting):
                 problems.append(f"{name} {reason}" if reason.startswith("waits for ") else f"{name}: {reason}")
     return tuple(problems)
+
+
+def _is_young(state: State, now: float) -> bool:
+    begins = state.phase in (Phase.WAITING, Phase.PREPARING, Phase.STARTING)
+    return begins and not state.failure_count and now - state.since < YOUNG_S
 
 
 def role_among_pods(engine: Engine, *, quoting: bool = True) -> str:

@@ -127,6 +127,7 @@ def test_a_failed_start_tells_how_often_and_when_next() -> None:
 def test_what_is_not_required_only_degrades() -> None:
     made = engine(a={"required": False, "ready": "notify"})
     assert reasons.pod_reasons(made, 5.0) == ()
+    assert reasons.degraded(made, 4.9) == (), "it has just started"
     assert reasons.degraded(made, 5.0) == ("a: started 5 s ago, no READY=1 yet",)
     made.set_condition(Condition("gitsync", "cannot fetch", blocking=False, expires=None))
     assert reasons.degraded(made, 5.0)[0] == "gitsync: cannot fetch"
