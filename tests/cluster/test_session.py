@@ -239,9 +239,16 @@ def test_an_account_and_a_qos_that_are_not_there_are_refused_or_told(alice: Rese
 
 def test_a_far_start_is_explained_where_it_is_asked_for(alice: Researcher) -> None:
     hint = "a far year means after a running job that has no --time"
-    for command in ("sbatch --test-only --wrap true", "srun --test-only true"):
-        assert hint in alice.try_(command).stderr
-    assert hint not in alice.try_("srun true").stderr
+    commands = ("sbatch --test-only --wrap true", "srun --test-only true")
+    running = "squeue --noheader --states=running --jobs="
+    for limit, is_far in (("--time=10", False), ("", True)):
+        job = alice(f"sbatch --parsable {limit} --wrap 'sleep 600'").strip()
+        try:
+            until(functools.partial(alice, running + job), "the job runs")
+            assert [hint in alice.try_(command).stderr for command in commands] == [is_far, is_far]
+            assert hint not in alice.try_("srun --overlap --immediate=5 true").stderr
+        finally:
+            alice("scancel --me")
 
 
 def test_a_locale_of_the_users_own_machine_brings_no_warnings(alice: Researcher) -> None:
