@@ -40,8 +40,15 @@ ORDER = (
 HASTY = {"broker": {"clear_wait_s": {"node": 0}, "guard": {"spread_s": 0}}}
 
 
+# Of a test with its fixtures: some start a cluster of their own, and each wait in a test has its own end.
+LONGEST_S = 1500
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     collected.sort(items, HERE, ORDER)
+    for item in items:
+        if item.path.parent == HERE and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONGEST_S))
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +85,11 @@ def world(home: SharedHome) -> Iterator[World]:
 def healthy(world: World) -> Iterator[World]:
     """Ready before the test, and ready again after it: a test that breaks something mends it."""
     world.wait_ready()
+    before = world.jobs()
     yield world
     world.wait_ready()
+    world.end_jobs_except(before)
+    world.refuse_drains()
 
 
 @pytest.fixture

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import shlex
 import subprocess
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from cluster import ClusterError
 from cluster.local import LocalCluster
 from cluster.manifests import Manifests
 from cluster.pods import RunningPod
@@ -23,6 +26,8 @@ REPLACED = (
     "Connection reset by peer", "Unable to contact slurm controller", "Socket timed out", "Zero Bytes were",
     "failed to create token",  # beside slurmctld, which makes it with auth/slurm
 )  # fmt: skip
+# Of sinfo's long states: the node takes no jobs, or slurmctld does not hear from it.
+TAKES_NO_JOBS = re.compile(r"drain|down|fail|unknown|\*")
 
 
 class Shell:
@@ -148,6 +153,45 @@ class World:
             return len(states) == 2 and set(states.values()) == {"idle"}
 
         until(idle, "both nodes are idle", seen=self.node_states)
+
+    def jobs(self) -> set[str]:
+        """Return the numbers of the jobs that wait, run or complete."""
+        return set(self.slurm("squeue", "--all", "-h", "-o", "%A").split())
+
+    def end_jobs_except(self, kept: set[str]) -> None:
+        """Cancel the jobs that a test has left, which would take the next test's room, and wait for their end."""
+
+        def left() -> set[str]:
+            return self.jobs() - kept
+
+        if jobs := left():
+            self.beside_slurmctld(["scancel", *sorted(jobs)])  # one that has just ended is no error
+            until(lambda: not left(), "the jobs of this test end", seen=lambda: self.slurm("squeue", "--all"))
+
+    def unusable(self) -> dict[str, str]:
+        """Map each node that takes no jobs to its state and the reason."""
+        rows = (line.split(" ", 2) for line in self.slurm("sinfo", "-h", "-N", "-o", "%N %T %E").splitlines() if line)
+        return {node: f"{state}: {reason}" for node, state, reason in rows if TAKES_NO_JOBS.search(state)}
+
+    def refuse_drains(self) -> None:
+        """Fail if a test has left a node that takes no jobs; resume the node, so that later tests are not affected.
+
+        A drain that the broker lifts by itself is waited for.
+        """
+        with suppress(AssertionError):
+            until(lambda: not self.unusable(), "each node takes jobs")
+        failures = []
+        for node, state in self.unusable().items():
+            logs = [f"{name} of {node}:\n{self.last_lines(node, name)}" for name in ("broker", "slurmd")]
+            failures.append("\n".join((f"this test left {node} {state}\nThe next test gets it resumed.", *logs)))
+            self.beside_slurmctld(["scontrol", "update", f"nodename={node}", "state=resume"])
+        assert not failures, "\n".join(failures)
+
+    def last_lines(self, pod: str, service: str) -> str:
+        try:
+            return self.cluster.exec(pod, ["minivm", "logs", service, "--lines", "60"])[1]
+        except ClusterError as error:
+            return str(error)
 
 
 @dataclass
