@@ -90,10 +90,14 @@ def test_a_worker_that_dies_loses_its_job_to_the_queue_and_no_other(healthy: Wor
 
 def test_a_deleted_worker_waits_for_its_job_and_is_the_same_node_again(healthy: World, alice: Researcher) -> None:
     key, before = host_key(healthy, "slurm-worker-1"), healthy.running("slurm-worker-1")
-    job = alice.submit("-w", "slurm-worker-1", "-o", "done-%j", script="sleep 4; hostname")
+    script = "until [ -e go-$SLURM_JOB_ID ]; do sleep 0.2; done; hostname"
+    job = alice.submit("-w", "slurm-worker-1", "-o", "done-%j", script=script)
     alice.wait_for(job, "RUNNING")
+    drained = "until sinfo -h -n slurm-worker-1 -o %T | grep -q drain; do sleep 0.5; done"
+    alice(f"({drained}; touch go-{job}) > /dev/null 2>&1 < /dev/null &")
     healthy.cluster.delete("slurm-worker-1")
     alice.wait_for(job, "COMPLETED")
+    assert "Restarts=0" in healthy.slurm("scontrol", "-o", "show", "job", job)
     assert alice(f"cat done-{job}") == "slurm-worker-1\n"
     healthy.wait_ready()
     assert host_key(healthy, "slurm-worker-1") == key
@@ -218,7 +222,7 @@ def test_jobs_that_slurmctld_forgot_are_back_held_once_and_as_they_were(healthy:
         healthy.wait_ready()
         return old, listed()
 
-    for _ in range(5):
+    for _ in range(20):
         old, jobs = killed_twice()
         back = [row for row in jobs.values() if row[6] not in old]
         if back:
@@ -415,17 +419,19 @@ def test_an_allocation_ends_when_the_login_pod_it_came_from_has_died(healthy: Wo
     """The login pod dies silently, as with its machine.
 
     The time limit fits a test: slurmctld asks a client at each third of it, and the client has four thirds and
-    MessageTimeout, 23 s in all; Slurm looks every half minute.
+    MessageTimeout, 35 s in all; Slurm looks every half minute. It is lowered when all jobs run: a client that is slow
+    to start would lose its job by it.
     """
+    usual, limit = 600, 18
 
-    def limited() -> bool:
-        return "InactiveLimit           = 9 sec" in healthy.slurm("scontrol", "show", "config")
+    def set_limit(seconds: int) -> None:
+        change(healthy, {"slurm": {"config": {"InactiveLimit": seconds}}})
+        live = f"InactiveLimit           = {seconds} sec"
+        until(lambda: live in healthy.slurm("scontrol", "show", "config"), f"a limit of {seconds} s is live")
 
     def there() -> set[str]:
         return set(healthy.slurm("squeue", "-h", "-u", "alice", "-t", "R", "-o", "%j").split())
 
-    change(healthy, {"slurm": {"config": {"InactiveLimit": 9}}})
-    until(limited, "the limit is live")
     # It has no client from the beginning, and is meant to stay.
     alice("salloc -Q -n1 --mem=10 -J kept --no-shell")
     lines = {
@@ -435,17 +441,20 @@ def test_an_allocation_ends_when_the_login_pod_it_came_from_has_died(healthy: Wo
     clients = [client(alice, line) for line in lines.values()]
     try:
         until(lambda: there() == {"kept", *lines}, "all run", seen=there)
+        set_limit(limit)
+        assert there() == {"kept", *lines}, "clients that answer keep their jobs"
         healthy.cluster.delete("slurm-login-0", force=True)
         healthy.wait_ready()
         clients.append(client(alice, "salloc -Q -n1 --mem=10 -J alive sleep 600"))
         until(lambda: not there() & set(lines) and "alive" in there(), "the dead ones end", within=240, seen=there)
         assert there() == {"kept", "alive"}
     finally:
-        healthy.slurm("scancel", "-u", "alice")
         for process in clients:
             process.kill()
             process.wait()
-    change(healthy, {"slurm": {"config": {"InactiveLimit": 600}}})
+        # A slurmd that a reconfigure replaces in the middle of an epilog forgets to tell slurmctld of its end.
+        healthy.end_jobs_except(set())
+        set_limit(usual)
 
 
 def client(who: Researcher, line: str) -> subprocess.Popen[bytes]:
