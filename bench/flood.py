@@ -1,8 +1,8 @@
 """Attack a port as one user: connections that stay silent, and beside them some that send garbage over and over.
 
-A program by itself: `python3 -c "$(cat bench/flood.py)" HOST:PORT|SOCKET IDLE BUSY SECONDS`. It prints `open N` when it
-holds as many idle connections as it can get, and ends after SECONDS or with its parent. tests/cluster and
-`bench hostile-users` run it as an unprivileged user.
+A program by itself: `python3 -c "$(cat bench/flood.py)" HOST:PORT|SOCKET IDLE BUSY SECONDS [LEAST]`. It prints `open N`
+when it holds as many idle connections as it gets in a few seconds, and LEAST, for which it tries longer. It ends after
+SECONDS or with its parent. tests/cluster and `bench hostile-users` run it as an unprivileged user.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import time
 
 PER_PROCESS = 4000  # idle connections: a process's own limit of descriptors must not be the flood's
 TRY_S = 2.0
+USUAL_S, LONGEST_S = 4.0, 90.0  # to open the connections; a busy machine takes longer
 GARBAGE = b"\0\0\0\x08garbage!"
 
 
@@ -62,7 +63,7 @@ def annoy(target: str, until: float) -> None:
         time.sleep(0.02)
 
 
-def main(target: str, idle: int, busy: int, seconds: float) -> None:
+def main(target: str, idle: int, busy: int, seconds: float, least: int = 0) -> None:
     until = time.monotonic() + seconds
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -73,12 +74,15 @@ def main(target: str, idle: int, busy: int, seconds: float) -> None:
     work.append(threading.Thread(target=hold, args=(target, min(idle, PER_PROCESS), until, sockets), daemon=True))
     for thread in work:
         thread.start()
-    patience = time.monotonic() + min(seconds / 2, 4)
-    while len(sockets) < min(idle, PER_PROCESS) and time.monotonic() < patience:
+    begun, wanted = time.monotonic(), min(idle, PER_PROCESS)
+    while len(sockets) < wanted:
+        patience = USUAL_S if len(sockets) >= least else LONGEST_S
+        if time.monotonic() > begun + min(seconds / 2, patience):
+            break
         time.sleep(0.05)
     print("open", len(sockets), flush=True)
     end_with_the_parent(until)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), *map(int, sys.argv[5:]))

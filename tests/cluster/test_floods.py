@@ -16,7 +16,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 IDLE, BUSY = 4000, 20
-# More than the daemons take, and few enough to be open before the guard looks.
+# More than the daemons take.
 AT_SLURMDBD, AT_A_DOOR = 300, 60
 TOO_MANY = "held too many connections to"
 HANGS = "serving: slurmctld does not answer authenticated requests within 5 s"
@@ -57,8 +57,7 @@ def test_a_login_user_s_connections_to_slurmctld_keep_no_other_user_waiting(
 ) -> None:
     address = bob.world.running("slurm-controller-0").address
     try:
-        with flood(bob, f"{address}:6817", idle, BUSY) as held:
-            assert held >= 100
+        with flood(bob, f"{address}:6817", idle, BUSY):
             # A burst delays whoever comes right behind it; what is shown here is that held connections do not.
             until(lambda: not_accepted(bob.world, 6817) <= BUSY, "slurmctld has accepted the flood")
             alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
@@ -72,8 +71,7 @@ def test_one_users_connections_to_slurmdbd_keep_no_other_user_from_accounting(
 ) -> None:
     """slurmdbd takes 100 connections. Without the guard `sacct` waits for as long as one user holds them."""
     address = bob.world.running("slurm-controller-0").address
-    with flood(bob, f"{address}:6819", AT_SLURMDBD, BUSY, within=place) as held:
-        assert held >= 100
+    with flood(bob, f"{address}:6819", AT_SLURMDBD, BUSY, within=place, is_guarded=True):
         alice("; ".join([f"{PATIENCE} squeue >/dev/null || exit"] * 5))
         job = alice.submit("-o", "/dev/null", script="true")
         alice.wait_for(job, "COMPLETED")
@@ -94,11 +92,10 @@ def test_one_users_connections_to_a_worker_keep_no_other_user_from_black_boxes(
         return [text for text in texts if f"what {worker}" in text]
 
     until(lambda: not unknown(), "the page has the black box", seen=unknown)
-    with flood(bob, f"{bob.world.running(worker).address}:8652", AT_A_DOOR, within=place) as held:
-        assert held >= 10
+    with flood(bob, f"{bob.world.running(worker).address}:8652", AT_A_DOOR, least=10, within=place, is_guarded=True):
         bob.world.wait_for_reason("slurm-worker-0" if place else "slurm-login-0", TOO_MANY)
-        until(lambda: not unknown(), "the page has the black box again", seen=unknown)
-        assert not unknown()
+        # Twice: one page may have come between two of bob's connections.
+        until(lambda: not unknown() and not unknown(), "the page has the black box again", seen=unknown)
 
 
 def test_a_login_user_s_connections_to_slurmrestd_keep_no_other_user_waiting(
@@ -110,8 +107,7 @@ def test_a_login_user_s_connections_to_slurmrestd_keep_no_other_user_waiting(
     ask = f"{PATIENCE} python3 -c {shlex.quote(ASK)} http://{address}/slurm/v0.0.40/jobs/ {token}"
     job = alice.submit("-o", "/dev/null", script="sleep 3000")
     assert int(job) in json.loads(alice(ask))
-    with flood(bob, address, IDLE, BUSY) as held:
-        assert held >= 100
+    with flood(bob, address, IDLE, BUSY):
         until(lambda: not_accepted(bob.world, 6820) <= BUSY, "slurmrestd has accepted the flood")
         for _ in range(5):
             assert int(job) in json.loads(alice(ask))
@@ -123,8 +119,7 @@ def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob:
     job = alice.submit("-w", "slurm-worker-1", "-o", "/dev/null", script="sleep 3000")
     alice.wait_for(job, "RUNNING")
     srun = "srun -Q -n1 -w slurm-worker-0"
-    with flood(bob, "slurm-worker-1.slurm-worker:6818", IDLE, BUSY, within=srun) as held:
-        assert held >= 100
+    with flood(bob, "slurm-worker-1.slurm-worker:6818", IDLE, BUSY, within=srun):
         assert alice(f"{PATIENCE} srun -Q --overlap --jobid {job} -n1 id -un") == "alice\n"
         alice(f"{PATIENCE} srun -n1 -w slurm-worker-1 true")
     alice(f"scancel {job}")
@@ -133,17 +128,15 @@ def test_a_job_s_connections_to_slurmd_stop_no_other_job(alice: Researcher, bob:
 
 @pytest.mark.parametrize("service", ["nss", "pam"])
 def test_connections_to_sssd_keep_nobody_from_logging_in(service: str, alice: Researcher, bob: Researcher) -> None:
-    with flood(bob, f"/var/lib/sss/pipes/{service}", 8300) as held:
-        assert held >= 100
+    with flood(bob, f"/var/lib/sss/pipes/{service}", 8300):
         for _ in range(3):
-            assert alice.try_("true", timeout=60).returncode == 0
+            assert alice.try_("true").returncode == 0
 
 
 def test_connections_to_sshd_from_one_pod_turn_nobody_else_away(alice: Researcher, bob: Researcher) -> None:
-    with flood(bob, "localhost:22", 640) as held:
-        assert held >= 100
+    with flood(bob, "localhost:22", 640):
         for _ in range(6):
-            assert alice.try_("true", timeout=60).returncode == 0
+            assert alice.try_("true").returncode == 0
 
 
 def test_a_slurmctld_that_hangs_makes_no_pod_look_ready(healthy: World) -> None:
