@@ -40,30 +40,32 @@ def test_a_pool_that_comes_and_goes_replaces_no_other_worker_and_no_login_pod(re
     release.wait_for(job, "RUNNING")
     release.upgrade(workers={"pools": {"later": {"replicas": 1}}})
     try:
-        release.wait_ready()
+        wait_settled(release)
         name = f"{release.name}-later-0"
         assert release.as_user("alice", f"srun -w {release.name}-worker-1,{name} hostname | wc -l") == "2"
         assert name in release.run("controller-0", "getent", "hosts", name)
     finally:
         del release.over["workers"]["pools"]["later"]
         release.upgrade()
-    release.wait_ready()
-    # The StatefulSets' controller replaces a pod seconds after the change of its template.
-    until(lambda: settled(release), "no roll-out is under way", seen=release.why)
+    wait_settled(release)
     assert {name: life for name, life in release.lives().items() if name != "controller-0"} == before
     assert release.state(job) == "RUNNING"
     release.slurm("scancel", job)
 
 
-def settled(release: Release) -> bool:
-    """Return whether each StatefulSet's controller has seen its template, and all pods are of it."""
-    sets = release.get("statefulsets", "-l", f"app.kubernetes.io/instance={release.name}")["items"]
-    return all(
-        item["status"]["observedGeneration"] == item["metadata"]["generation"]
-        and item["status"]["currentRevision"] == item["status"]["updateRevision"]
-        and item["status"].get("readyReplicas") == item["spec"]["replicas"]
-        for item in sets
-    )
+def wait_settled(release: Release) -> None:
+    """Wait until all pods are ready and of their template: a StatefulSet's controller replaces a pod seconds later."""
+
+    def settled() -> bool:
+        sets = release.get("statefulsets", "-l", f"app.kubernetes.io/instance={release.name}")["items"]
+        return release.all_ready() and all(
+            item["status"].get("observedGeneration") == item["metadata"]["generation"]
+            and item["status"].get("currentRevision") == item["status"].get("updateRevision")
+            and item["status"].get("readyReplicas") == item["spec"]["replicas"]
+            for item in sets
+        )
+
+    until(settled, "every pod is ready, and no roll-out is under way", within=240, seen=release.why)
 
 
 def test_a_slurm_conf_that_slurm_cannot_read_is_refused_and_told_and_the_cluster_runs_on(release: Release) -> None:
