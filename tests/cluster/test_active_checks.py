@@ -84,12 +84,18 @@ def test_a_check_that_is_killed_at_any_step_leaves_nothing(tmp_path: Path) -> No
     values = {"activeChecks": {"enabled": True, "idleSeconds": 86400}}
     with cluster_with(tmp_path, values, workers=2) as world:
         for step, (what, worker, process) in STEPS.items():
-            world.wait_idle()
-            world.run(CONTROLLER, "setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups",
-                      "/opt/minivm/bin/python3", "-I", "-c", SUBMIT, what)  # fmt: skip
-            kill = 'until pgrep -f "$0" >/dev/null; do :; done; scancel --user=slurm'
-            code, output = world.cluster.exec(worker, ["timeout", "60", "sh", "-c", kill, process])
-            assert code == 0, f"{step}: no process {process} on {worker}: {output}"
+
+            def killed(what: str = what, worker: str = worker, process: str = process) -> bool:
+                """Some of the processes live for a moment, which a busy machine lets pass unseen."""
+                world.wait_idle()
+                world.run(CONTROLLER, "setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups",
+                          "/opt/minivm/bin/python3", "-I", "-c", SUBMIT, what)  # fmt: skip
+                kill = 'until pgrep -f "$0" >/dev/null; do :; done; scancel --user=slurm'
+                code = world.cluster.exec(worker, ["timeout", "90", "sh", "-c", kill, process])[0]
+                world.slurm("scancel", "--user=slurm")
+                return code == 0
+
+            until(killed, f"{step}: {process} is on {worker} when it is killed", within=300)
             assert_nothing_is_left(world, step)
         assert_a_late_check_ends(world)
         waiting = "squeue --all --noheader --states=PD"
@@ -110,13 +116,17 @@ def assert_a_late_check_ends(world: World) -> None:
     as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups")
     where = ("--partition=minivm-active", f"--nodelist={WORKERS[0]}", "--output=/dev/null", "--chdir=/")
     job = world.run(CONTROLLER, *as_slurm, "sbatch", "--parsable", *where, f"--wrap={late}").strip()
-    begun = ("timeout", "60", "sh", "-c", "until pgrep -f 'sleep [3]00'; do :; done")
+    begun = ("timeout", "120", "sh", "-c", "until pgrep -f 'sleep [3]00'; do :; done")
     code, output = world.cluster.exec(WORKERS[0], list(begun))
     assert code == 0, output
     world.slurm("scancel", job)
     assert_nothing_is_left(world, "it is late")
-    shown = until(lambda: world.slurm("sacct", "-nP", "-j", f"{job}.batch", "-o", "exitcode"), "it is accounted")
-    assert shown.strip() == "15:0"
+
+    def accounted() -> str:
+        return world.slurm("sacct", "-nP", "-j", f"{job}.batch", "-o", "state,exitcode").strip()
+
+    until(lambda: accounted() and not accounted().startswith("RUNNING"), "it is accounted", seen=accounted)
+    assert accounted().endswith("|15:0"), accounted()
 
 
 def assert_nothing_is_left(world: World, step: str) -> None:
