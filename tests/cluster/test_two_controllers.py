@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 VALUES = {"accounting": {"mode": "none"}}
 STATE = "/var/spool/slurmctld"
-# slurmctld answers sbatch before it has saved the job's record, at most every 5 s, and looks each second.
-UNSAVED_S = 7.0
 # Submits held jobs one after the other, and writes down the number and the time of each that slurmctld has taken.
 SUBMITTER = """
 import os, subprocess, time
@@ -71,6 +69,22 @@ class Pair:
         command = ["timeout", "20", "squeue", "-h", "-O", "ADMIN_COMMENT:|"]
         text = self.world.cluster.exec("slurm-login-0", command)[1]
         return set(re.findall(r"minivm: job (\d+) again", text))
+
+    def saved(self) -> float:
+        """Return a time, seconds ago, before which slurmctld answered for no job that it has not saved.
+
+        It answers sbatch first and saves the job within seconds: what a file holds for certain was there when the file
+        before it was written.
+        """
+
+        def written() -> float:
+            # Each term has a directory of its own. The file is absent while it is replaced.
+            look = f"echo 0; stat -c %.Y {STATE}/term-*/job_state || true"
+            return max(map(float, self.world.run(self.active(), "sh", "-c", f"({look}) 2>/dev/null").split()))
+
+        first = until(written, "slurmctld has saved jobs")
+        until(lambda: written() > first, "slurmctld has saved jobs again")
+        return first
 
     def taken(self) -> dict[str, float]:
         lines = [line.split() for line in self.ann("cat taken").splitlines()]
@@ -145,17 +159,18 @@ def test_submissions_go_on_and_no_saved_job_is_lost(pair: Pair, how: str) -> Non
         "cat > submit.py; rm -f enough taken; setsid -f python3 submit.py < /dev/null > /dev/null 2>&1", stdin=SUBMITTER
     )
     until(lambda: len(pair.taken()) > 3, "jobs are taken")
-    time.sleep(UNSAVED_S)
+    saved = pair.saved()
     gone = time.time()
     gone_by(how, pair, active)
     pair.active()
+    acts = time.time()
     until(lambda: max(pair.taken().values(), default=0) > gone + 12, "jobs are taken again", seen=pair.turns)
     pair.ann("touch enough")
     taken, jobs = pair.taken(), pair.jobs()
     times = sorted(taken.values())
     gap = max(later - earlier for earlier, later in pairwise(times))
     lost = {job for job in taken if job not in jobs}
-    unsaved = {job for job in lost if gone - UNSAVED_S < taken[job] <= gone + gap}
+    unsaved = {job for job in lost if saved < taken[job] <= acts}
     print(f"{how}: {len(taken)} jobs taken, {gap:.1f} s without a submission, {len(lost)} lost before they were saved")
     assert lost == unsaved and before <= jobs
     until(lambda: lost <= pair.brought_back(), "all of them are back", seen=lambda: lost - pair.brought_back())
