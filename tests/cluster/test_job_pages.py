@@ -107,12 +107,13 @@ def test_users_of_a_login_share_what_slurmctld_says_and_get_only_their_own_jobs(
     own = bob.submit("-H", "--mem=100M", "-J", "plain", script="true")
 
     def asked() -> int:
-        lines = alice.world.slurm("sdiag", "-t").partition("by message type")[2].partition("by user")[0].splitlines()
-        return sum(int(line.partition("count:")[2].split()[0]) for line in lines if "REQUEST_JOB_INFO" in line)
+        """Return how often slurmctld was asked by alice; root asks for all users, more often the longer it takes."""
+        lines = alice.world.slurm("sdiag", "-t").partition("by user")[2].splitlines()
+        return sum(int(line.partition("count:")[2].split()[0]) for line in lines if line.split()[:1] == ["alice"])
 
     before = asked()
+    assert before, "she has submitted a job"
     assert alice(f"for i in $(seq 30); do minivm job {secret} & done; wait").count("It is held by its user") == 30
-    # The snapshot is made anew every few seconds, and thirty pages take many on a busy machine.
     assert asked() - before < 30, "thirty people, fewer requests"
     assert '"secret"' in alice(ASK.format(ids=secret)) and '"plain"' in bob(ASK.format(ids=own))
     mine = bob(ASK.format(ids=""))
@@ -235,7 +236,7 @@ def test_jobs_of_three_users_that_fail_on_one_node_alone_are_its_problem_and_dra
         users = ("alice", "bob", "carol")
         for user in users:
             run_jobs(SECOND, user, 4)
-        until(lambda: not waiting(), "the good jobs have ended", within=60, seen=waiting)
+        until(lambda: not waiting(), "the good jobs have ended", within=300, seen=waiting)
         for user in users[:2]:
             run_jobs(FIRST, user, 2)
         until(lambda: "of 2 users" in says(FIRST)["reason"], "two users prove nothing", seen=lambda: says(FIRST))
@@ -246,4 +247,4 @@ def test_jobs_of_three_users_that_fail_on_one_node_alone_are_its_problem_and_dra
         )
         assert "jobs of 3 users failed here" in found["reason"] and "12 like them" in found["reason"], found
         assert says(SECOND)["result"] == "ok"
-        assert set(slurm.node_states().values()) == {"idle"}
+        slurm.wait_idle()
