@@ -51,10 +51,10 @@ def test_a_pod_says_that_its_users_may_have_containers(world: World) -> None:
 
 def test_srun_starts_a_program_of_an_image_as_its_user_and_nothing_is_left(alice: Researcher) -> None:
     line = "cat /etc/debian_version; id -un; id -u; pwd; ls /usr/bin/srun /etc/slurm; echo $SLURM_CONTAINER"
-    out = alice.try_(f"srun {HERE} --container={DEBIAN} sh -c '{line}'", timeout=120)
+    out = alice.try_(f"srun {HERE} --container={DEBIAN} sh -c '{line}'", timeout=300)
     said = out.stdout.split()
     assert said[0].startswith("13") and said[1:4] == ["alice", "20001", "/home/alice"] and said[4:] == [DEBIAN], out
-    assert alice.try_(f"srun {HERE} --container={DEBIAN} sh -c 'exit 7'", timeout=120).returncode == 7
+    assert alice.try_(f"srun {HERE} --container={DEBIAN} sh -c 'exit 7'", timeout=300).returncode == 7
     jobs = "/var/tmp/minivm/jobs"
 
     def left() -> str:
@@ -95,7 +95,7 @@ def test_a_process_that_a_container_left_behind_goes_with_its_job(alice: Researc
         return alice.world.cluster.exec(WORKER, ["ps", "-C", "sleep", "-o", "args="])[1]
 
     until(lambda: "sleep 1000" in sleeping(), "the other job runs", seen=sleeping)
-    alice(f"srun -n1 {HERE} --container={DEBIAN} sh -c 'setsid sleep 4242 < /dev/null > /dev/null 2>&1 &'", timeout=120)
+    alice(f"srun -n1 {HERE} --container={DEBIAN} sh -c 'setsid sleep 4242 < /dev/null > /dev/null 2>&1 &'", timeout=300)
     until(lambda: "4242" not in sleeping(), "it is gone", seen=sleeping)
     assert "sleep 1000" in sleeping(), alice.world.slurm("scontrol", "show", "job", other)
     assert alice.state(other) == "RUNNING"
@@ -107,7 +107,7 @@ def test_ranks_on_two_nodes_meet_in_their_containers(alice: Researcher) -> None:
     if not has_pmix(f"{IMAGES}/worker-containers:latest"):
         pytest.skip("this Slurm has no PMIx")
     compile_sum(alice)
-    alice(f"srun -n1 {HERE} skopeo copy -q docker://{DEBIAN} docker-archive:/home/alice/debian.tar", timeout=120)
+    alice(f"srun -n1 {HERE} skopeo copy -q docker://{DEBIAN} docker-archive:/home/alice/debian.tar", timeout=300)
     line = "srun -N2 --ntasks-per-node=1 --mpi=pmix --container=/home/alice/debian.tar"
     # The image has no MPI: it is lent the node's.
     line = f"MINIVM_CONTAINER_MOUNTS=/usr:/usr:ro {line} sh -c 'test -e /opt/minivm || ./sum'"
@@ -124,10 +124,10 @@ def test_a_batch_script_may_run_in_an_image(alice: Researcher) -> None:
 
 
 def test_what_cannot_be_had_ends_the_job_in_words_and_drains_nobody(alice: Researcher) -> None:
-    refused = alice.try_(f"srun {HERE} --container=127.0.0.1:{PORT}/site/nothing:1 true", timeout=120)
+    refused = alice.try_(f"srun {HERE} --container=127.0.0.1:{PORT}/site/nothing:1 true", timeout=300)
     assert refused.returncode == 125 and "manifest unknown; the task was not started" in refused.stderr, refused
     # A name for a shell to trip over: Slurm would have written it into one.
-    tricked = alice.try_("srun --container='x;touch /tmp/tricked;$(touch /tmp/tricked)' true", timeout=120)
+    tricked = alice.try_("srun --container='x;touch /tmp/tricked;$(touch /tmp/tricked)' true", timeout=300)
     assert tricked.returncode == 125 and "was not started" in tricked.stderr, tricked
     assert alice.world.cluster.exec(WORKER, ["test", "-e", "/tmp/tricked"])[0] == 1
     kept = {"idle", "allocated", "mixed", "completing"}

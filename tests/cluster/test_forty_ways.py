@@ -131,13 +131,13 @@ class Trial:
         def seen() -> str:
             return self.world.slurm("squeue", "-h", "-t", "all", "-j", self.jobs[key], "-o", "%T")
 
-        until(lambda: state in seen().split(), f"job {key} is {state}", within=40, seen=seen)
+        until(lambda: state in seen().split(), f"job {key} is {state}", seen=seen)
 
     def wait_usable(self, node: str) -> None:
         def state() -> str:
             return self.world.node_states()[node]
 
-        until(lambda: state() in ("idle", "mixed", "allocated"), f"{node} takes jobs", within=60, seen=state)
+        until(lambda: state() in ("idle", "mixed", "allocated"), f"{node} takes jobs", seen=state)
 
     def ask(self, ways: Sequence[Way], program: str = "minivm job") -> None:
         jobs = "\n".join(f"{self.jobs[way.key]}{way.ask}" for way in ways)
@@ -166,7 +166,7 @@ class Trial:
         has_words = re.search(pattern(way, names), self.text(way), re.DOTALL)
         return "" if has_words else f"{way.says!r} is not in: {self.text(way)}"
 
-    def look(self, *keys: str, within: float = 30.0, program: str = "minivm job") -> None:
+    def look(self, *keys: str, program: str = "minivm job") -> None:
         """Ask until each page is right, or for some time: what stays wrong fails the test of its way."""
         ways = [BY_KEY[key] for key in keys]
 
@@ -175,7 +175,7 @@ class Trial:
             return not any(map(self.wrong, ways))
 
         try:
-            until(are_right, f"the pages of {keys} are right", within=within)
+            until(are_right, f"the pages of {keys} are right")
         except AssertionError as error:
             print(str(error)[:200])
 
@@ -210,7 +210,7 @@ def start(trial: Trial) -> None:
     trial.wait_for("licensed", "RUNNING")
     # slurmctld looks for a job's licences when it is the job's turn. No job of another way is before this one.
     trial.submit([BY_KEY["licence"]])
-    trial.look("licence", within=60)
+    trial.look("licence")
     trial.cancel("licensed")
     trial.submit(way for way in ways if way.key != "licence")
     trial.as_root(OPERATOR)
@@ -220,7 +220,7 @@ def start(trial: Trial) -> None:
         if way.first:
             name = f"/home/alice/{way.key}-1"
             trial.nodes[way.key] = until(partial(trial.noted, name), f"{name} is there")
-    trial.look(*(way.key for way in ways if way.key not in ("time", "deadline")), within=60)
+    trial.look(*(way.key for way in ways if way.key not in ("time", "deadline")))
 
 
 def busy(trial: Trial) -> None:
@@ -257,12 +257,12 @@ def drained(trial: Trial) -> None:
     trial.wait_for("again", "RUNNING")
     trial.as_root(f"scontrol update nodename={FIRST} state=resume")
     trial.world.run(SECOND, "touch", "/run/minivm/fabric-gone")
-    until(lambda: "drain" in trial.world.node_states()[SECOND], "the broker drains it", within=60)
+    until(lambda: "drain" in trial.world.node_states()[SECOND], "the broker drains it")
     trial.as_user("alice", "touch die")
     trial.submit([BY_KEY["unfit"]])
-    trial.look("sick", "unfit", within=60)
+    trial.look("sick", "unfit")
     trial.world.cluster.exec(CONTROLLER, ["minivm", "restart", "requeue"])  # it comes each minute
-    trial.look("again", within=75)
+    trial.look("again")
     assert f"ExcNodeList={SECOND} " in trial.as_root("scontrol -o show job {again}")
     trial.cancel("again")
     trial.cancel("sick", "unfit")
@@ -316,7 +316,7 @@ def lost(trial: Trial) -> None:
     trial.wait_for("pod-replaced", "RUNNING")
     pid = (trial.world.cluster.kubelet.inspect(trial.world.running(SECOND).container) or {})["State"]["Pid"]
     os.kill(pid, signal.SIGKILL)  # docker starts the container again
-    trial.look("pod-replaced", within=60)
+    trial.look("pod-replaced")
 
 
 STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
@@ -342,7 +342,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
             with made.stage(*keys):
                 act(made)
         with made.stage("time", "deadline"):
-            made.look("time", "deadline", within=100)
+            made.look("time", "deadline")
         yield made
 
 

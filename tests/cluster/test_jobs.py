@@ -57,7 +57,7 @@ FIGURES = ("MaxRSS", "AveRSS", "MaxVMSize", "MaxDiskRead", "MaxDiskWrite")
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Start a cluster that tracks jobs but does not contain them, as where pods may not write cgroups."""
-    values = {"slurm": {"proctrack": "linuxproc", "fastScripts": True}, "login": {"graceSeconds": 25}}
+    values = {"slurm": {"proctrack": "linuxproc", "fastScripts": True}, "login": {"graceSeconds": 75}}
     with small_cluster(DockerEngine().client, f"{NAME}-plain", tmp_path_factory.mktemp("plain"), values) as cluster:
         cluster.up(timeout=240)
         yield World(cluster)
@@ -280,7 +280,7 @@ def test_a_job_that_a_leaving_worker_ends_has_the_reason_in_its_output_and_comme
             line.startswith("REQUEUED") and reason in line for line in comments.splitlines()
         )
 
-    until(ended, "the reason is told")
+    until(ended, "the reason is told", within=400)
 
 
 def test_root_has_no_jobs_and_users_make_no_tokens(plain: World, bob: Researcher) -> None:

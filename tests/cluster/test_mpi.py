@@ -43,13 +43,13 @@ def alice(world: World) -> Researcher:
 
 
 def test_mpirun_starts_it_on_both_nodes(alice: Researcher) -> None:
-    assert "nvcc" in alice("srun -N1 -n1 --mpi=none ls /usr/local/cuda/bin", timeout=120).split()
-    out = alice.try_(f"salloc -Q {TWO} mpirun ./sum", timeout=120)
+    assert "nvcc" in alice("srun -N1 -n1 --mpi=none ls /usr/local/cuda/bin", timeout=300).split()
+    out = alice.try_(f"salloc -Q {TWO} mpirun ./sum", timeout=300)
     assert met(out.stdout) == ON_TWO_NODES, out
 
 
 def test_srun_starts_it_where_slurm_speaks_pmix_and_says_so_elsewhere(alice: Researcher) -> None:
-    out = alice.try_(f"srun {TWO} --mpi=pmix ./sum", timeout=120)
+    out = alice.try_(f"srun {TWO} --mpi=pmix ./sum", timeout=300)
     if has_pmix(f"{IMAGES}/worker-devel:latest"):
         assert met(out.stdout) == ON_TWO_NODES, out
     else:

@@ -49,13 +49,13 @@ def alice(world: World) -> Researcher:
 
 def test_srun_starts_a_program_of_an_image_as_its_user_and_nothing_is_left(alice: Researcher) -> None:
     line = 'cat /etc/debian_version; id -u; echo "$TMPDIR"; touch "$TMPDIR/mine"; cat /proc/self/status'
-    out = alice.try_(f"srun {HERE} --container-image={SMALL} sh -c '{line}'", timeout=120)
+    out = alice.try_(f"srun {HERE} --container-image={SMALL} sh -c '{line}'", timeout=300)
     said = out.stdout.splitlines()
     assert said[:2] == ["small", "20001"], out
     # What the task prolog says reaches a task that is inside already when Slurm starts one.
     assert said[2].startswith(f"{JOBS}/"), out
     assert any(line.startswith("CapEff:") and int(line.split()[1], 16) == 0 for line in said), out
-    assert alice.try_(f"srun {HERE} --container-image={SMALL} sh -c 'exit 7'", timeout=120).returncode == 7
+    assert alice.try_(f"srun {HERE} --container-image={SMALL} sh -c 'exit 7'", timeout=300).returncode == 7
 
     def left() -> str:
         return alice.world.cluster.exec(WORKER, ["sh", "-c", f"ls {JOBS} {JOBS}/.ended | grep -E '^[0-9]'"])[1]
@@ -71,12 +71,12 @@ def test_a_container_that_has_a_name_is_its_job_s_and_ends_with_it(alice: Resear
     job = alice.submit("-n2", "-O", "-w", WORKER, "-o", "named.out", script=script)
     alice.wait_for(job, "COMPLETED")
     assert alice("cat named.out").split()[-2:] == ["/0", "/1"]
-    later = alice.try_(f"srun {HERE} --container-name=mine ls /", timeout=120)
+    later = alice.try_(f"srun {HERE} --container-name=mine ls /", timeout=300)
     assert later.returncode == 1 and 'a container with name "pyxis_mine" does not exist' in later.stderr, later
 
 
 def test_what_cannot_be_had_ends_the_job_in_words_and_drains_nobody(alice: Researcher) -> None:
-    refused = alice.try_(f"srun {HERE} --container-image=127.0.0.1:{PORT}#site/nothing:1 true", timeout=120)
+    refused = alice.try_(f"srun {HERE} --container-image=127.0.0.1:{PORT}#site/nothing:1 true", timeout=300)
     assert refused.returncode == 1 and "site/nothing/manifests/1 returned error code: 404" in refused.stderr, refused
     kept = {"idle", "allocated", "mixed", "completing"}
     until(lambda: set(alice.world.node_states().values()) <= kept, "no node is drained", seen=alice.world.node_states)
@@ -87,7 +87,7 @@ def test_ranks_on_two_nodes_meet_in_their_containers(alice: Researcher) -> None:
     if not has_pmix(f"{IMAGES}/worker-pyxis:latest"):
         pytest.skip("this Slurm has no PMIx")
     compile_sum(alice)
-    alice(f"srun -n1 {HERE} enroot import --output small.sqsh docker://{SMALL}", timeout=120)
+    alice(f"srun -n1 {HERE} enroot import --output small.sqsh docker://{SMALL}", timeout=300)
     # The image has no MPI: it is lent the node's.
     line = "srun -N2 --ntasks-per-node=2 -O --mpi=pmix --container-image=/home/alice/small.sqsh"
     line += " --container-mounts=/usr:/usr:ro --container-mount-home --container-workdir=/home/alice"
