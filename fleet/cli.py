@@ -127,6 +127,8 @@ def _worker(worker: Worker, *, known: bool) -> str:
 def _pod(pod: KubePod, place: str) -> str:
     """Describe a pod that is no worker by its state in Kubernetes, and a controller also by its place among several."""
     ready = pod.conditions.get("Ready")
+    if ready is not None and ready.reason == "PodCompleted" and not pod.deleting:
+        return line(f"{pod.name} on {pod.node or '-'}: has completed", LONG)
     state = "ready" if pod.ready else f"not ready {ready.reason} {ready.message}".rstrip() if ready else "not ready"
     state = "is being deleted" if pod.deleting else state
     bad = (

@@ -10,7 +10,7 @@ from fleet import FleetError
 from fleet.cli import explain
 from fleet.policy import Policy
 from fleet.report.status import detail, lines, picture, report
-from fleet.world.kubernetes import KubernetesView, StatefulSet, Taint
+from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView, StatefulSet, Taint
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import PoolWorlds
@@ -154,6 +154,18 @@ def test_the_name_of_a_pool_and_of_its_pods_is_explained(blind: str) -> None:
     pool = worlds.read().name
     assert f"{pool}: Ready True" in explained(worlds, pool, blind=blind)
     assert [name for name in worlds.pods if name not in explained(worlds, name, blind=blind)] == []
+
+
+def test_the_finished_pod_of_a_job_has_completed() -> None:
+    worlds = settled()
+    world = worlds.world()
+    assert isinstance(world.kubernetes, KubernetesView)
+    kinds = ("Ready", "ContainersReady", "PodReadyToStartContainers")
+    conditions = {kind: KubeCondition(kind, "False", "PodCompleted") for kind in kinds}
+    pod = KubePod("slurm-keys-x", "u", node="n0", component="keys", conditions=conditions)
+    world = replace(world, kubernetes=replace(world.kubernetes, others={pod.name: pod}))
+    decision = worlds.decide(worlds.world())
+    assert list(explain(pod.name, world, decision)) == ["slurm-keys-x on n0: has completed"]
 
 
 def test_a_node_without_a_worker_is_explained() -> None:
