@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from health.jobs import parse, pending
+from health.jobs import limits, parse, pending
 from health.jobs.explain import explain, withhold
 from health.jobs.model import (
     ENDED,
@@ -330,7 +330,7 @@ def _pending(asker: Asker, job: Job) -> World:
         world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
     if job.reason == "Priority":
         return _waiting(asker, world)
-    if pending.named_limit(job.reason):
+    if limits.parse_limit(job.reason):
         qos = sorted({job.qos, *(each.qos for each in world.partitions or () if each.name in job.partition)} - {""})
         argv = [SCONTROL, "show", "assoc_mgr", "flags=assoc,qos", f"accounts={job.account}"]
         argv += [f"qos={','.join(qos)}"] if qos else []
@@ -339,7 +339,7 @@ def _pending(asker: Asker, job: Job) -> World:
         argv = [SACCTMGR, "-nP", "show", "associations", "where", f"user={job.user}", "format=account"]
         return replace(world, accounts=asker.optional("the user's accounts", parse.lines, *argv))
     if job.reason in ("Dependency", "DependencyNeverSatisfied"):
-        numbers = pending.dependencies(job)
+        numbers = pending.list_dependencies(job)
         awaited = _dependencies(asker, numbers) if numbers else ()
         return replace(world, related_jobs=awaited)
     if job.reason == "Reservation" or (job.reason == "ReqNodeNotAvail" and "eserv" in job.detail):
@@ -372,7 +372,7 @@ def _jobs_on_nodes(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
 def _dependencies(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
     try:
         jobs = asker.queue(f"--jobs={','.join(numbers)}")
-        if asker.is_old and (absent := [number for number in numbers if not pending.jobs_of(number, jobs)]):
+        if asker.is_old and (absent := [number for number in numbers if not pending.find_jobs(number, jobs)]):
             jobs += asker.queue(f"--jobs={','.join(absent)}", directly=True)
         return tuple(jobs)
     except SlurmError as error:

@@ -1,18 +1,18 @@
 """Explain why a job waits, from Slurm's reason and the nodes, limits and jobs that it depends on. Pure.
 
-`explain` finds the answer by Slurm's reason: by a handler that looks at more (`HANDLERS`), by a sentence (`PLAIN`), or
-as a limit (`named_limit`: QOSMaxCpuPerUserLimit, AssocGrpGRES). Then it adds what is known of any waiting job: the
-expected start, earlier runs.
+`explain` finds the answer by Slurm's reason: by a function that looks at more (`HANDLERS`), by a sentence (`PLAIN`), or
+as a limit (`health.jobs.limits`). Then it adds what is known of any waiting job: the expected start, earlier runs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from health.jobs import machines
 from health.jobs.ended import describe_run
+from health.jobs.limits import NamedLimit, describe_limit, parse_limit, select_limits
 from health.jobs.model import (
     FAR,
     Answer,
@@ -21,7 +21,6 @@ from health.jobs.model import (
     JobCause,
     Partition,
     Sure,
-    UsageLimit,
     World,
     count,
     duration,
@@ -29,7 +28,6 @@ from health.jobs.model import (
     minutes,
     moment,
     safe,
-    size,
 )
 from init.slurm.conf import expanded
 from init.slurm.node import PREFIX
@@ -86,6 +84,17 @@ PLAIN: dict[str, tuple[str, JobCause, tuple[str, ...]]] = {
     "NvidiaImexChannels": ("all IMEX channels are in use", JobCause.CLUSTER, ()),
     "Prolog": ("the prolog runs on its nodes", JobCause.CLUSTER, ()),
 }
+# Reasons of older releases of Slurm, which do not name the limit.
+OLD_REASONS = {
+    "AssociationJobLimit": "the account's limit of jobs is reached",
+    "AssociationResourceLimit": "a limit of the account is reached",
+    "AssociationTimeLimit": "the account's limit of time is reached",
+    "QOSJobLimit": "the QOS's limit of jobs is reached",
+    "QOSResourceLimit": "a limit of the QOS is reached",
+    "QOSTimeLimit": "the QOS's limit of time is reached",
+    "QOSUsageThreshold": "the account's usage is above what the QOS allows",
+    "AccountingPolicy": "the accounting database refuses the job",
+}
 # Reasons about the job's account.
 OF_ACCOUNTS = {
     "InvalidAccount": "its account does not exist, or its user is not in it any more",
@@ -97,7 +106,7 @@ BY_NODES = ("Resources", "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Const
 WAIT_FOR_TURN = ("Priority", "Resources", "None")
 
 
-def dependencies(job: Job) -> list[str]:
+def list_dependencies(job: Job) -> list[str]:
     """Return the numbers of the first jobs on which the job depends."""
     return list(dict.fromkeys(number for _, number, *_ in _DEPENDENCY.findall(job.dependency[:8192])))[:6]
 
@@ -105,7 +114,7 @@ def dependencies(job: Job) -> list[str]:
 def explain(job: Job, world: World, now: float) -> Answer:
     """Explain a waiting job."""
     answer = _explain_reason(job, world, now)
-    facts = [Fact(f"the reason is {safe(job.reason or 'None', 60)}{_detail(job)}", SQUEUE)]
+    facts = [Fact(f"the reason is {safe(job.reason or 'None', 60)}{_describe_detail(job)}", SQUEUE)]
     unknown = list(answer.unknown)
     if job.reason.startswith("JobHeld"):
         pass  # Slurm keeps the estimate from before the hold
@@ -125,7 +134,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
     return replace(answer, evidence=(*facts, *answer.evidence), unknown=tuple(unknown))
 
 
-def _detail(job: Job) -> str:
+def _describe_detail(job: Job) -> str:
     return f": {safe(job.detail)}" if job.detail and job.detail != job.reason else ""
 
 
@@ -135,7 +144,7 @@ def _explain_reason(job: Job, world: World, now: float) -> Answer:
     if plain := PLAIN.get(job.reason):
         sentence, cause, advice = plain
         return Answer(f"It waits: {sentence}.", cause, advice=tuple(text.format(id=job.shown) for text in advice))
-    if limit := named_limit(job.reason):
+    if limit := parse_limit(job.reason):
         return _explain_limit(job, world, limit)
     if job.reason in OLD_REASONS:
         return Answer(f"It waits: {OLD_REASONS[job.reason]}.", JobCause.LIMIT, unknown=("which limit it is",))
@@ -147,8 +156,8 @@ def _explain_reason(job: Job, world: World, now: float) -> Answer:
 
 
 def _explain_limit(job: Job, world: World, limit: NamedLimit) -> Answer:
-    matches = matching_limits(limit, job, world.limits or ())
-    facts = tuple(Fact(limit_words(match, job), "scontrol show assoc_mgr") for match in matches[:3])
+    matches = select_limits(limit, job, world.limits or ())
+    facts = tuple(Fact(describe_limit(match, job), "scontrol show assoc_mgr") for match in matches[:3])
     unknown = () if matches else ("the limit's number: Slurm does not show it, or a parent account has it",)
     if limit.key == "MinTRESPJ" or limit.is_of_one_job:
         headline = limit.sentence if limit.key == "MinTRESPJ" else f"it asks for more than {limit.sentence}"
@@ -165,17 +174,17 @@ def _explain_limit(job: Job, world: World, limit: NamedLimit) -> Answer:
     )
 
 
-def _wait_for_nodes(job: Job, world: World, now: float) -> Answer:
+def _explain_nodes(job: Job, world: World, now: float) -> Answer:
     if world.nodes is None:
         return replace(machines.explain_queue(job, None), unknown=("which nodes would fit: Slurm did not list them",))
     if world.reservations and not machines.lacks_named_nodes(job, world.nodes):
-        return _reservation(job, world, now)
+        return _explain_reservation(job, world, now)
     return machines.explain_wait_for_nodes(job, world.nodes)
 
 
-def _turn(job: Job, world: World, now: float) -> Answer:
+def _explain_turn(job: Job, world: World, now: float) -> Answer:
     """Explain a wait behind jobs of a higher priority: how many, the next one and the first one."""
-    answer = _wait_for_nodes(job, world, now)
+    answer = _explain_nodes(job, world, now)
     own = next((each for each in world.waiting or () if each.id == job.id), None)
     if own is None:
         hidden = "which jobs are before it: the list of waiting jobs does not have it yet, or is hidden from users"
@@ -198,7 +207,7 @@ def _turn(job: Job, world: World, now: float) -> Answer:
     return replace(answer, evidence=(*answer.evidence, Fact(text, source)))
 
 
-def _dependency(job: Job, world: World, now: float) -> Answer:
+def _explain_dependency(job: Job, world: World, now: float) -> Answer:
     parts = _DEPENDENCY.findall(job.dependency[:8192])
     failed = [f"{kind}:{number}" for kind, number, _, _, state in parts if state == "failed"]
     facts = [Fact(f"--dependency={safe(job.dependency)}", SQUEUE)] if job.dependency else []
@@ -219,27 +228,27 @@ def _dependency(job: Job, world: World, now: float) -> Answer:
     if job.dependency.startswith("singleton"):
         headline = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
     else:
-        awaited = (_awaited(kind, number, delay) for kind, number, _, delay, _ in parts)
+        awaited = (_describe_awaited(kind, number, delay) for kind, number, _, delay, _ in parts)
         headline = f"It waits for {listed(awaited) or 'another job'}."
     return Answer(
         headline, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",)
     )
 
 
-def _awaited(kind: str, number: str, delay: str) -> str:
+def _describe_awaited(kind: str, number: str, delay: str) -> str:
     if kind != "after":
         return f"job {number}"
     return f"{minutes(int(delay))} after the start of job {number}" if delay else f"the start of job {number}"
 
 
-def jobs_of(number: str, jobs: Iterable[Job]) -> list[Job]:
+def find_jobs(number: str, jobs: Iterable[Job]) -> list[Job]:
     """Return the job, or the tasks of the array, with this number."""
     return [job for job in jobs if str(job.id) == number or job.shown.partition("_")[0] == number]
 
 
 def _describe_dependency(number: str, related_jobs: Sequence[Job]) -> Fact:
     """Describe a job that another one depends on; of an array the task that did not end well."""
-    jobs = jobs_of(number, related_jobs)
+    jobs = find_jobs(number, related_jobs)
     bad = [other for other in jobs if other.has_ended and other.state != "COMPLETED"]
     for other in (bad or jobs)[:1]:
         code = f" with exit code {other.exit_code}" if bad and other.exit_code else ""
@@ -247,7 +256,7 @@ def _describe_dependency(number: str, related_jobs: Sequence[Job]) -> Fact:
     return Fact(f"job {number} has ended and left slurmctld's memory, or never existed: minivm job {number}", SQUEUE)
 
 
-def _held(job: Job, world: World, now: float) -> Answer:
+def _explain_hold(job: Job, world: World, now: float) -> Answer:
     if (match := BACK_FOR.match(job.admin_comment)) and not job.restarts:
         return Answer(
             f"minivm submitted it again, held: slurmctld was killed before it had saved job {match[1]}, which may have"
@@ -298,7 +307,7 @@ def _held(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _begin(job: Job, world: World, now: float) -> Answer:
+def _explain_begin_time(job: Job, world: World, now: float) -> Answer:
     at = job.eligible if job.eligible > now else job.started
     again = job.restarts > 0 or "requeue" in job.detail.lower()
     when = f" until {moment(at)} (in {duration(at - now)})" if at > now else ""
@@ -309,21 +318,21 @@ def _begin(job: Job, world: World, now: float) -> Answer:
     return Answer(f"It waits{when} because of --begin.", JobCause.REQUEST, advice=advice)
 
 
-def _partitions(job: Job, world: World) -> list[Partition]:
+def _find_partitions(job: Job, world: World) -> list[Partition]:
     names = set(job.partition.split(","))
     return [partition for partition in world.partitions or () if partition.name in names]
 
 
-def _partition_time(job: Job, world: World, now: float) -> Answer:
+def _explain_partition_time(job: Job, world: World, now: float) -> Answer:
     facts = tuple(
         Fact(
             f"partition {safe(partition.name, 80)} allows {minutes(partition.max_minutes)};"
             f" it asks for {minutes(job.limit)}",
             "scontrol show partition",
         )
-        for partition in _partitions(job, world)
+        for partition in _find_partitions(job, world)
     )
-    most = max((partition.max_minutes or 0 for partition in _partitions(job, world)), default=0)
+    most = max((partition.max_minutes or 0 for partition in _find_partitions(job, world)), default=0)
     option = f"scontrol update jobid={job.shown} timelimit={most}" if most else "ask for a shorter --time"
     return Answer(
         "It cannot start: its --time is longer than the partition allows.",
@@ -333,9 +342,9 @@ def _partition_time(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _partition_config(job: Job, world: World, now: float) -> Answer:
+def _explain_partition_config(job: Job, world: World, now: float) -> Answer:
     """Name what the partition does not take: the job's account, its QOS, or something that Slurm does not tell."""
-    partitions = _partitions(job, world)
+    partitions = _find_partitions(job, world)
     shown = safe(job.partition, 80)
     facts = tuple(
         Fact(f"partition {safe(partition.name, 80)}: {name} {safe(value, 120)}", "scontrol show partition")
@@ -373,9 +382,9 @@ def _refuses(allowed: str, name: str) -> bool:
     return bool(allowed) and allowed != "ALL" and name not in allowed.split(",")
 
 
-def _partition_nodes(job: Job, world: World, now: float) -> Answer:
+def _explain_partition_nodes(job: Job, world: World, now: float) -> Answer:
     facts = []
-    for partition in _partitions(job, world):
+    for partition in _find_partitions(job, world):
         most = "any number of" if partition.max_nodes is None else f"{partition.min_nodes} to {partition.max_nodes}"
         nodes = count(partition.total_nodes, "node")
         text = f"partition {safe(partition.name, 80)} has {nodes} and allows {most} for a job"
@@ -396,13 +405,13 @@ def _partition_nodes(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _partition_down(job: Job, world: World, now: float) -> Answer:
+def _explain_partition_down(job: Job, world: World, now: float) -> Answer:
     facts = tuple(
         Fact(
             f"partition {safe(partition.name, 80)} is {listed(sorted(partition.states)) or 'not up'}",
             "scontrol show partition",
         )
-        for partition in _partitions(job, world)
+        for partition in _find_partitions(job, world)
     )
     return Answer(
         f"It waits: an operator has switched off partition {safe(job.partition, 80)}.",
@@ -414,7 +423,7 @@ def _partition_down(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _reservation(job: Job, world: World, now: float) -> Answer:
+def _explain_reservation(job: Job, world: World, now: float) -> Answer:
     named = [reservation for reservation in world.reservations or () if reservation.name in job.reservation.split(",")]
     facts = [
         Fact(
@@ -445,7 +454,7 @@ def _reservation(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _licenses(job: Job, world: World, now: float) -> Answer:
+def _explain_licenses(job: Job, world: World, now: float) -> Answer:
     names = {re.split(r"[@:=*]", part)[0] for part in re.split(r"[,|]", job.licenses)}
     matching = [licence for licence in world.licenses or () if licence.name.partition("@")[0] in names]
     facts = tuple(
@@ -463,7 +472,7 @@ def _licenses(job: Job, world: World, now: float) -> Answer:
     )
 
 
-def _array(job: Job, world: World, now: float) -> Answer:
+def _explain_array(job: Job, world: World, now: float) -> Answer:
     most = f" ({job.task_limit} at a time)" if job.task_limit else ""
     return Answer(
         f"It waits for other tasks of its array: --array limits how many run{most}.",
@@ -475,7 +484,7 @@ def _array(job: Job, world: World, now: float) -> Answer:
 Handler = Callable[[Job, World, float], Answer]
 
 
-def _account(job: Job, world: World, now: float) -> Answer:
+def _explain_account(job: Job, world: World, now: float) -> Answer:
     """Name the account, and those that the user may use."""
     advice: tuple[str, ...] = ("choose another account: scontrol update jobid={id} account=...",)
     facts: tuple[Fact, ...] = (Fact(f"its account is {safe(job.account, 40)}", SQUEUE),) if job.account else ()
@@ -492,130 +501,21 @@ def _account(job: Job, world: World, now: float) -> Answer:
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(OF_ACCOUNTS, _account),
-    **dict.fromkeys(BY_NODES, _wait_for_nodes),
-    "Priority": _turn,
-    "Dependency": _dependency,
-    "DependencyNeverSatisfied": _dependency,
-    "JobHeldUser": _held,
-    "JobHeldAdmin": _held,
-    "BeginTime": _begin,
-    "PartitionTimeLimit": _partition_time,
-    "TimeLimit": _partition_time,
-    "PartitionNodeLimit": _partition_nodes,
-    "PartitionConfig": _partition_config,
-    "PartitionDown": _partition_down,
-    "PartitionInactive": _partition_down,
-    "Reservation": _reservation,
-    "Licenses": _licenses,
-    "JobArrayTaskLimit": _array,
+    **dict.fromkeys(OF_ACCOUNTS, _explain_account),
+    **dict.fromkeys(BY_NODES, _explain_nodes),
+    "Priority": _explain_turn,
+    "Dependency": _explain_dependency,
+    "DependencyNeverSatisfied": _explain_dependency,
+    "JobHeldUser": _explain_hold,
+    "JobHeldAdmin": _explain_hold,
+    "BeginTime": _explain_begin_time,
+    "PartitionTimeLimit": _explain_partition_time,
+    "TimeLimit": _explain_partition_time,
+    "PartitionNodeLimit": _explain_partition_nodes,
+    "PartitionConfig": _explain_partition_config,
+    "PartitionDown": _explain_partition_down,
+    "PartitionInactive": _explain_partition_down,
+    "Reservation": _explain_reservation,
+    "Licenses": _explain_licenses,
+    "JobArrayTaskLimit": _explain_array,
 }
-
-
-LIMITED_RESOURCES = {
-    "cpu": "CPUs", "mem": "memory", "memory": "memory", "node": "nodes", "gres": "GPUs or other generic resources",
-    "license": "licences", "bb": "burst buffer", "energy": "energy", "billing": "billing units",
-    "unknown": "a resource",
-    "jobs": "running jobs", "submitjobs": "submitted jobs", "submitjob": "submitted jobs", "wall": "wall time",
-    "wallduration": "wall time",
-}  # fmt: skip
-_REASON = re.compile(
-    r"(?P<by>QOS|Assoc|)(?P<kind>Grp|Max|Min)"
-    r"(?P<what>Cpu|CPU|Memory|Mem|Node|GRES|License|BB|Energy|Billing|Unknown|SubmitJobs|SubmitJob|Jobs|WallDuration|Wall)"
-    r"(?P<run>RunMinutes|RunMins|Minutes)?(?P<per>PerJob|PerUser|PerNode|PerAccount)?(?:Limit|NotSatisfied)?"
-)
-_OF = {"PerJob": "for one job", "PerUser": "for one user", "PerNode": "on one node", "PerAccount": "for one account"}
-_KEYS = {"PerUser": "PU", "PerAccount": "PA", "PerJob": "PJ", "PerNode": "PN", "": ""}
-_TRES = {"cpu": "cpu", "mem": "mem", "memory": "mem", "node": "node", "gres": "gres", "license": "license", "bb": "bb",
-         "energy": "energy", "billing": "billing"}  # fmt: skip
-OLD_REASONS = {
-    "AssociationJobLimit": "the account's limit of jobs is reached",
-    "AssociationResourceLimit": "a limit of the account is reached",
-    "AssociationTimeLimit": "the account's limit of time is reached",
-    "QOSJobLimit": "the QOS's limit of jobs is reached",
-    "QOSResourceLimit": "a limit of the QOS is reached",
-    "QOSTimeLimit": "the QOS's limit of time is reached",
-    "QOSUsageThreshold": "the account's usage is above what the QOS allows",
-    "AccountingPolicy": "the accounting database refuses the job",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class NamedLimit:
-    """A limit that a reason names."""
-
-    holder: str  # QOS, Assoc, ""
-    key: str  # GrpTRES, MaxTRESPU, MaxJobsPU, MaxWallPJ
-    resource: str  # cpu, gres; "" for counts and wall time
-    sentence: str
-    is_of_one_job: bool  # the job alone exceeds it: it never starts as it is
-
-
-def named_limit(reason: str) -> NamedLimit | None:
-    """Parse a reason; None if it names no limit."""
-    match = _REASON.fullmatch(reason)
-    if match is None:
-        return None
-    holder, kind, per, run = match["by"], match["kind"], match["per"] or "", match["run"] or ""
-    resource = match["what"].lower()
-    by = {"QOS": "the QOS", "Assoc": "the account", "": "the QOS"}[holder]
-    resource_text = LIMITED_RESOURCES[resource]
-    if run:
-        resource_text = (
-            f"minutes of {resource_text}"
-            if run == "Minutes"
-            else f"minutes of {resource_text} that running jobs have left"
-        )
-    if kind == "Min":
-        return NamedLimit(
-            "QOS",
-            "MinTRESPJ",
-            _TRES.get(resource, ""),
-            f"the QOS requires more {resource_text} than the job asks for",
-            True,
-        )
-    owner = "all jobs together" if kind == "Grp" else _OF.get(per, "one user")
-    sentence = (
-        f"the limit that {by} sets on {resource_text} {owner if owner.startswith(('for', 'on')) else f'for {owner}'}"
-    )
-    return NamedLimit(
-        holder, _key(kind, resource, run, per), _TRES.get(resource, ""), sentence, per in ("PerJob", "PerNode")
-    )
-
-
-def _key(kind: str, what: str, run: str, per: str) -> str:
-    """Return the limit's name in `scontrol show assoc_mgr`."""
-    suffix = _KEYS[per] if kind == "Max" else ""
-    if what in ("jobs", "submitjobs", "submitjob"):
-        return f"{kind}{'Jobs' if what == 'jobs' else 'SubmitJobs'}{suffix}"
-    if what.startswith("wall"):
-        return f"{kind}Wall{suffix}"
-    return f"{kind}TRES{'RunMins' if run.startswith('Run') else 'Mins' if run else ''}{suffix}"
-
-
-def matching_limits(limit: NamedLimit, job: Job, limits: Sequence[UsageLimit]) -> list[UsageLimit]:
-    """Return the limits that the reason may mean, those that are reached or exceeded first."""
-    candidates = [
-        each
-        for each in limits
-        if each.key == limit.key
-        and (each.resource == limit.resource or each.resource.startswith(f"{limit.resource}/"))
-        and each.holder.startswith("QOS" if limit.holder != "Assoc" else ("user", "account"))
-    ]
-    return sorted(candidates, key=lambda each: (each.used is None, each.limit - (each.used or 0)))
-
-
-def limit_words(limit: UsageLimit, job: Job) -> str:
-    """Describe a limit in numbers: "QOS normal: GrpTRES cpu 4, in use 4; the job asks for 2"."""
-    amount = size if limit.resource == "mem" else minutes if "Wall" in limit.key else str
-    limit_name = f"{limit.key}{f' {safe(limit.resource, 40)}' if limit.resource else ''}"
-    used = "" if limit.used is None else f", in use {amount(limit.used)}"
-    return f"{safe(limit.holder, 120)}: {limit_name} is {amount(limit.limit)}{used}{_request_text(limit, job)}"
-
-
-def _request_text(limit: UsageLimit, job: Job) -> str:
-    if "Wall" in limit.key:
-        return f"; the job asks for {minutes(job.limit)}"
-    requested = {"cpu": str(job.cpus or ""), "node": str(job.node_count or ""), "mem": job.memory}
-    text = "" if "Mins" in limit.key else requested.get(limit.resource, "")
-    return f"; the job asks for {safe(text, 40)}" if text else ""
