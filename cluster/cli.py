@@ -334,7 +334,7 @@ def down(name: str) -> None:
     if existed:
         click.echo(f"the cluster {name} is gone")
         return
-    hint = names.hint(names.saved(STATE) | names.labelled(client.api))
+    hint = names.hint(names.list_started_here(STATE) | names.list_in_engine(client.api))
     click.echo(f"nothing to do: there is no cluster {name}" + (f"\nhint: {hint}" if hint else ""))
 
 

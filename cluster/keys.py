@@ -74,7 +74,7 @@ def public(private: Path) -> str:
     return private.with_name(f"{private.name}.pub").read_text().strip()
 
 
-def known_hosts(public_keys: Iterable[str], port: int) -> str:
+def make_known_hosts(public_keys: Iterable[str], port: int) -> str:
     """Format the known_hosts lines of the login pod's host keys, for ssh on this machine."""
     return "".join(f"[127.0.0.1]:{port} {key}\n" for key in public_keys)
 

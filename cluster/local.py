@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster import ClusterError, cgroups, keys, manifests, names, report, slurm_conf, values
-from cluster.addresses import Addresses
 from cluster.change import pinning, plan, records
 from cluster.change.pinning import Checkout, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import (
@@ -34,6 +33,7 @@ from cluster.change.plan import (
     in_start_order,
 )
 from cluster.manifests import Manifests, PodSpec
+from cluster.names import Addresses
 from cluster.pods import Kubelet, RunningPod, description, fingerprint, published, write_private
 from cluster.render import render
 from cluster.report import Row, Stages
@@ -77,7 +77,7 @@ class LocalCluster:
         if options is None:
             if client is not None:
                 names.check_owner(client.api, name, root / name, f"find the cluster {name}")
-            hint = names.hint(names.saved(root)) or "make up"
+            hint = names.hint(names.list_started_here(root)) or "make up"
             raise ClusterError(f"find the cluster {name}", "it is not up", hint=hint)
         return cls(client, options, root=root, log=log)
 
@@ -87,7 +87,7 @@ class LocalCluster:
         names.check_owner(self.kubelet.api, self.options.name, self.state, cannot)
         if make:
             self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with names.locked(self.state, cannot):
+        with names.hold_lock(self.state, cannot):
             yield self
 
     # Desired state
@@ -194,7 +194,7 @@ class LocalCluster:
         pins.write(self.state, replace(pinned, images=choice.images))
         self.save()
         public_keys = values.login_host_keys(self.options, self.keys())
-        write_private(self.known_hosts, keys.known_hosts(public_keys, self.options.port).encode())
+        write_private(self.known_hosts, keys.make_known_hosts(public_keys, self.options.port).encode())
         with self.stages.stage("pods"):
             self.revive(planned, desired, running)
             self.reconcile(desired, self.kubelet.running(), timeout=timeout)
@@ -263,7 +263,7 @@ class LocalCluster:
         partitions = slurm.lost_partitions
         lost = plan.losses(steps, partitions=partitions, stakes=stakes, refused=slurm.ended_jobs, clients=clients)
         changes = [
-            *(plan.changed_settings(before, self.options) if before else ()),
+            *(plan.list_changed_settings(before, self.options) if before else ()),
             *(f"files of {name}" for name in changed_files),
             *(f"slurm.conf: {line}" for line in slurm.changes),
         ]
@@ -272,7 +272,7 @@ class LocalCluster:
             notes += plan.notes_of_records(values.records_from(before, self.options))
             if values.auth(before) == values.auth(self.options):
                 notes += plan.notes_of_auth(values.auth(before))
-        return UpPlan(tuple(steps), tuple(changes), tuple(notes), (*lost, *plan.lost_people(before, self.options)))
+        return UpPlan(tuple(steps), tuple(changes), tuple(notes), (*lost, *plan.list_lost_people(before, self.options)))
 
     def plan_steps(self, desired: Manifests, running: Mapping[str, RunningPod]) -> list[PlanStep]:
         """List what happens to each pod, in the order of the roll-out: removals first."""
@@ -553,7 +553,7 @@ class LocalCluster:
 
         Containers, volumes, the network, and the state on disk.
         """
-        existed = self.state.exists() or self.options.name in names.labelled(self.kubelet.api)
+        existed = self.state.exists() or self.options.name in names.list_in_engine(self.kubelet.api)
         running = self.kubelet.running()
         with ThreadPoolExecutor(MOST_THREADS) as pool:
             list(pool.map(lambda item: self.kubelet.remove(item.pod, item.container), running.values()))

@@ -203,7 +203,7 @@ class _SchemaErrors:
         path = tuple(part.replace("~1", "/").replace("~0", "~") for part in at.split("/")[1:])
         shown_field = ".".join(path) or "the values"
         if problem == _ONE_OF:
-            self._one_of[at] = _OneOf(shown_field, _shown_value(path, _value_at(path, self.values)))
+            self._one_of[at] = _OneOf(shown_field, _show_value(path, _value_at(path, self.values)))
             self.lines.append(self._one_of[at])
             self.refused.append(path)
         elif at in self._one_of:
@@ -220,7 +220,9 @@ class _SchemaErrors:
             self.lines += [f"{shown_field}: no such key: {key!r}{_suggestion(key, known)}" for key in keys]
             self.refused += [(*path, key) for key in keys]
         else:
-            self.lines.append(f"{shown_field}: {_expected(problem, _shown_value(path, _value_at(path, self.values)))}")
+            self.lines.append(
+                f"{shown_field}: {_describe_expected(problem, _show_value(path, _value_at(path, self.values)))}"
+            )
             self.refused.append(path)
 
     def _add_unknown_name(self, name: str) -> None:
@@ -243,7 +245,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _expected(problem: str, shown: str) -> str:
+def _describe_expected(problem: str, shown: str) -> str:
     """Say what the schema expected, and the value that it refused, if that may be shown."""
     if match := _GOT.fullmatch(problem):
         quotes = ": put it in quotes" if shown and (match["got"], match["want"]) == ("number", "string") else ""
@@ -257,7 +259,7 @@ def _expected(problem: str, shown: str) -> str:
     return problem
 
 
-def _shown_value(path: ValuePath, value: Any) -> str:
+def _show_value(path: ValuePath, value: Any) -> str:
     """Return a value, short and on one line; "" for one that may be secret or is a mapping."""
     if any(_SECRET.search(part) for part in path) or isinstance(value, Mapping | list) or value is None:
         return ""

@@ -76,7 +76,7 @@ def rows(
     ]
 
 
-def shared(shown_rows: Sequence[Row]) -> dict[str, str]:
+def find_shared(shown_rows: Sequence[Row]) -> dict[str, str]:
     """Return each problem that several ready pods share, with the names of these pods."""
     pods: dict[str, list[str]] = {}
     for row in filter(lambda row: row.ready, shown_rows):
@@ -93,7 +93,7 @@ def _in_short(names: Sequence[str], total: int) -> str:
 
 def table(shown_rows: Sequence[Row], *, width: int = 160) -> list[str]:
     """Format aligned columns; text that does not fit goes below its pod, and what several pods share to the end."""
-    once = shared(shown_rows)
+    once = find_shared(shown_rows)
     cells = [HEADINGS] + [
         (row.pod, row.role, "yes" if row.ready else "NO", row.slurm, row.version, row.image, str(row.restarts), "")
         for row in shown_rows

@@ -261,7 +261,7 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
         values["people"] = {key: options.people[key] for key in ("groups", "users")}
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
-    values = merged(values, options.overrides)
+    values = merge(values, options.overrides)
     pools = {"login": values["login"]} | {f"login.pools.{name}": pool for name, pool in login_pools(values).items()}
     for name, pool in pools.items():
         if pool.get("keepSeconds"):
@@ -278,10 +278,10 @@ def login_host_keys(options: Options, keys: Keys) -> list[str]:
     return list(local_values(options, keys)["secrets"]["sshHostKeys"]["public"])
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `over` into `base`, maps key by key, as Helm merges values."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        result[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return result

@@ -21,7 +21,7 @@ from helm_python import _native
 
 from cluster import ClusterError
 from cluster.render import CHART, render_texts
-from cluster.values import merged
+from cluster.values import merge
 from tests.support.rendered_chart import new
 
 # The chart's own kinds, which Helm installs before everything else.
@@ -127,7 +127,7 @@ def main() -> int:
         print(*report["messages"], *report["errors"], sep="\n")
         return 1 if report["errors"] else 0
     try:
-        values = merged(values, helm_python.parse_set_string(asked.set) if asked.set else {})
+        values = merge(values, helm_python.parse_set_string(asked.set) if asked.set else {})
         texts = render_texts(values, release=asked.release, namespace=asked.namespace, chart=asked.chart)
     except ClusterError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -99,7 +99,7 @@ def in_roll_order(pods: Iterable[PodSpec]) -> list[PodSpec]:
     return in_start_order(reversed(list(pods)))
 
 
-def changed_settings(before: Options, after: Options) -> list[str]:
+def list_changed_settings(before: Options, after: Options) -> list[str]:
     """List the user's changed settings. Values may be secrets, so only their names are shown."""
     changes = []
     for item in fields(Options):
@@ -109,7 +109,7 @@ def changed_settings(before: Options, after: Options) -> list[str]:
         if old == new or item.name in ("values_file", "own_cgroups"):
             continue
         if item.name == "people":
-            changes.append(f"people: {', '.join(changed_people(old, new))}")
+            changes.append(f"people: {', '.join(list_changed_people(old, new))}")
         elif item.name == "overrides":
             changes.append(f"values: {', '.join(differing(old, new))}")
         elif isinstance(old, Mapping):
@@ -119,7 +119,7 @@ def changed_settings(before: Options, after: Options) -> list[str]:
     return changes
 
 
-def changed_people(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def list_changed_people(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List added, removed and changed people of a people.yaml, and whether its groups changed."""
     before, after = ({person["name"]: person for person in people.get("users", [])} for people in (old, new))
     changes = [f"new {name}" for name in after if name not in before]
@@ -129,7 +129,7 @@ def changed_people(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return changes[:NAMED] + [f"and {len(changes) - NAMED} more"] * (len(changes) > NAMED)
 
 
-def lost_people(before: Options | None, after: Options) -> list[str]:
+def list_lost_people(before: Options | None, after: Options) -> list[str]:
     """List the people whom a new people.yaml removes."""
     old, new = before.people if before else {}, after.people
     present = {person["name"] for person in new.get("users", [])}
@@ -213,19 +213,19 @@ def losses(
         if step.kind is StepKind.REMOVE:
             losses_found.append(f"pod {step.pod} goes")
             if stake.waiting:
-                losses_found.append(f"{step.pod}: jobs that name it wait for ever: {listed(stake.waiting)}")
+                losses_found.append(f"{step.pod}: jobs that name it wait for ever: {join_jobs(stake.waiting)}")
         requeued = [job for job in stake.jobs if job.requeues]
         ended = [job for job in stake.jobs if not job.requeues]
         if requeued:
-            losses_found.append(f"{step.pod}: jobs that outlast its drain are requeued: {listed(requeued)}")
+            losses_found.append(f"{step.pod}: jobs that outlast its drain are requeued: {join_jobs(requeued)}")
         if ended:
-            losses_found.append(f"{step.pod}: jobs that outlast its drain end: {listed(ended)}")
+            losses_found.append(f"{step.pod}: jobs that outlast its drain end: {join_jobs(ended)}")
         if count := stake.sessions:
             losses_found.append(f"{step.pod}: {count} ssh session{'s' * (count > 1)} end{'s' * (count == 1)}")
         if stake.unknown:
             losses_found.append(f"{step.pod}: whatever runs there, slurmctld did not answer: {stake.unknown}")
     if clients:
-        losses_found.append(f"waiting srun and salloc, which could hang on the new workers, end: {listed(clients)}")
+        losses_found.append(f"waiting srun and salloc, which could hang on the new workers, end: {join_jobs(clients)}")
     return losses_found + [f"slurm.conf: {text}; the controller refuses it until they have ended" for text in refused]
 
 
@@ -235,7 +235,7 @@ def not_ready(reasons: Sequence[tuple[str, str]]) -> str:
     return first + ("\nand, perhaps for that reason:" + "".join(rest) if rest else "")
 
 
-def listed(jobs: Sequence[JobAtStake]) -> str:
+def join_jobs(jobs: Sequence[JobAtStake]) -> str:
     text = ", ".join(str(job) for job in jobs[:NAMED])
     return text + (f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else "")
 
@@ -274,7 +274,7 @@ def find_stake(step: PlanStep, current: RunningPod | None, *, run_slurm: RunSlur
             return Stake(jobs=running_on(run_slurm, step.pod), waiting=waiting)
         if current.role == "login":
             count = sessions(run, step.pod)
-            return Stake(jobs=begun_on(run_slurm, step.pod), sessions=count)
+            return Stake(jobs=list_begun_on(run_slurm, step.pod), sessions=count)
     except (ClusterError, NoAnswer, OSError) as error:
         return Stake(unknown=one_line(str(error)))
     return Stake()
@@ -313,7 +313,7 @@ def waiting_for(run: RunSlurm, node: str) -> list[JobAtStake]:
     return parse_jobs("\n".join(row for row in rows if node in named.get(last(row), ())))
 
 
-def begun_on(run: RunSlurm, login: str) -> list[JobAtStake]:
+def list_begun_on(run: RunSlurm, login: str) -> list[JobAtStake]:
     """Return jobs whose srun or salloc runs on this login pod: they end with it."""
     rows = squeue(run, "--states=RUNNING,SUSPENDED,PENDING", column="AllocNodes").splitlines()
     # slurmctld resolves the client's address to the container's name, which ends with the pod's.
@@ -351,7 +351,7 @@ def end_clients(run: RunSlurm, log: Callable[[str], None]) -> None:
             run(["scontrol", "update", f"JobId={job.id}", note])
         # One that has started since then runs on an old worker.
         code, text = run(["scancel", "--quiet", "--state=PENDING", *(job.id for job in jobs)])
-        log(f"waiting srun and salloc {'end' if code == 0 else f'do not end ({one_line(text)})'}: {listed(jobs)}")
+        log(f"waiting srun and salloc {'end' if code == 0 else f'do not end ({one_line(text)})'}: {join_jobs(jobs)}")
 
 
 def last(row: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from cluster import ClusterError
 from cluster.change.plan import UpPlan
 from cluster.local import LocalCluster, stored
-from cluster.values import UpRequest, auth, merged, settle
+from cluster.values import UpRequest, auth, merge, settle
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
@@ -205,7 +205,7 @@ def test_the_munge_key_is_rotated_under_a_running_job(older: World, ann: Researc
     job = ann.submit("-N2", "-o", "/dev/null", "--mem=50", script="until test -e go; do sleep 1; done; srun -N2 true")
     ann.wait_for(job, "RUNNING")
     another = {"secrets": {"munge": {"key": base64.b64encode(os.urandom(128)).decode()}}}
-    cluster.options = replace(cluster.options, overrides=merged(cluster.options.overrides, another))
+    cluster.options = replace(cluster.options, overrides=merge(cluster.options.overrides, another))
     cluster.up(timeout=240)
 
     def waiting() -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.values import merged
+from cluster.values import merge
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
@@ -126,7 +126,7 @@ def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) 
     ann.wait_for(job, "RUNNING")
     for text in (keys(old=True, new=False), keys(old=False, new=True), keys(new=True)):
         options = signed.cluster.options
-        over = merged(options.overrides, {"secrets": {"slurm": {"jwks": text}}})
+        over = merge(options.overrides, {"secrets": {"slurm": {"jwks": text}}})
         signed.cluster.options = replace(options, overrides=over)
         signed.cluster.up(timeout=240)
         for pod in PODS:
@@ -154,7 +154,7 @@ def test_the_login_pod_takes_another_host_key_and_make_ssh_knows_it(
     public = made.with_suffix(".pub").read_text().strip()
     of_the_values = {"keys": {"ssh_host_ed25519_key": made.read_text()}, "public": [public]}
     options, container = signed.cluster.options, signed.running("slurm-login-0").container
-    over = merged(options.overrides, {"secrets": {"sshHostKeys": of_the_values}})
+    over = merge(options.overrides, {"secrets": {"sshHostKeys": of_the_values}})
     signed.cluster.options = replace(options, overrides=over)
     signed.cluster.up(timeout=240)
     signed.run("slurm-login-0", "minivm", "restart", "keys")  # as every 45 seconds

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.values import Options, merged
+from cluster.values import Options, merge
 from tests.cluster.researcher import Researcher, World
 from tests.waiting import PATIENCE, until
 
@@ -52,7 +52,7 @@ def values(world: World) -> Iterator[Change]:
         world.cluster.up(timeout=240)
         world.manifests = world.cluster.manifests()
 
-    yield lambda overrides: become(replace(before, overrides=merged(before.overrides, overrides)))
+    yield lambda overrides: become(replace(before, overrides=merge(before.overrides, overrides)))
     become(before)
 
 

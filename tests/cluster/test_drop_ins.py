@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cluster import ClusterError
-from cluster.values import merged
+from cluster.values import merge
 from tests.cluster.researcher import World
 from tests.waiting import until
 
@@ -22,7 +22,7 @@ def drop_in(healthy: World) -> Iterator[Callable[[str], None]]:
 
     def become(text: str) -> None:
         values = {"dropIns": {"login": {"services": {"extra.yaml": text}}}}
-        healthy.cluster.options = replace(before, overrides=merged(before.overrides, values))
+        healthy.cluster.options = replace(before, overrides=merge(before.overrides, values))
         healthy.cluster.up(timeout=240)
 
     yield become

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local import LocalCluster
-from cluster.values import merged
+from cluster.values import merge
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
@@ -415,7 +415,7 @@ def impatient(plain: World) -> World:
         pytest.skip("a step that scancel has signalled has no deadline there: its node stays COMPLETING")
     before = plain.cluster.options
     overrides = {"slurm": {"config": {"UnkillableStepTimeout": "5", "KillWait": "2"}}}
-    plain.cluster.options = replace(before, overrides=merged(before.overrides, overrides))
+    plain.cluster.options = replace(before, overrides=merge(before.overrides, overrides))
     plain.cluster.up(timeout=240)
     limit = "UnkillableStepTimeout   = 5 sec"
     until(lambda: limit in plain.slurm("scontrol", "show", "config"), "slurmctld has it")

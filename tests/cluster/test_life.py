@@ -19,7 +19,7 @@ from cluster import ClusterError
 from cluster.local import stored
 from cluster.names import free_port
 from cluster.report import table
-from cluster.values import merged
+from cluster.values import merge
 from init.slurm.client import read_backfilled
 from tests.callers import calling
 from tests.cluster.researcher import Researcher, World
@@ -38,7 +38,7 @@ def host_key(world: World, pod: str) -> str:
 
 def change(world: World, overrides: dict[str, Any]) -> None:
     """Apply new values on top of the current ones, as `helm upgrade` would."""
-    world.cluster.options = replace(world.cluster.options, overrides=merged(world.cluster.options.overrides, overrides))
+    world.cluster.options = replace(world.cluster.options, overrides=merge(world.cluster.options.overrides, overrides))
     world.cluster.up(timeout=240)
     world.manifests = world.cluster.manifests()
 
@@ -47,7 +47,7 @@ def operator(world: World, tmp_path: Path, command: str, *arguments: str) -> str
     """Run a command of build.py on this cluster with its current values and return the output."""
     values = tmp_path / "values.yaml"
     image = {"image": {"repository": world.cluster.options.repository}}
-    values.write_text(yaml.safe_dump(merged(image, world.cluster.options.overrides)))
+    values.write_text(yaml.safe_dump(merge(image, world.cluster.options.overrides)))
     line = [sys.executable, "build.py", command, "--name", world.cluster.options.name, "--values", str(values)]
     done = subprocess.run([*line, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -338,7 +338,7 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     assert {name: item.container for name, item in healthy.cluster.kubelet.running().items()} == before
     assert "NoSuchSetting" not in shown()
     # Kubernetes publishes it all the same.
-    healthy.cluster.options = replace(options, overrides=merged(options.overrides, broken))
+    healthy.cluster.options = replace(options, overrides=merge(options.overrides, broken))
     desired = healthy.cluster.manifests()
     for pod in desired.pods:
         healthy.cluster.kubelet.publish_files(pod, desired)
@@ -366,7 +366,7 @@ def test_values_whose_slurm_conf_only_slurmctld_refuses_are_not_stored(healthy: 
     options = healthy.cluster.options
     before = stored(options.name)
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump(merged(options.overrides, {"slurm": {"config": {"BurstBufferType": "lua"}}})))
+    file.write_text(yaml.safe_dump(merge(options.overrides, {"slurm": {"config": {"BurstBufferType": "lua"}}})))
     done = build(healthy, "up", f"--values={file}")
     assert done.returncode == 1 and "burst_buffer" in done.stderr and "keeps the values from before" in done.stderr, (
         done

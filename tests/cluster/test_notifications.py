@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.values import merged
+from cluster.values import merge
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
 from tests.cluster.researcher import Researcher, World
@@ -62,7 +62,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         }  # fmt: skip
         (written,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.kind == "values"]
         root = tmp_path_factory.mktemp("told")
-        values = merged(written, {"notifications": here})
+        values = merge(written, {"notifications": here})
         with small_cluster(engine, f"{NAME}-told", root, values) as cluster:
             cluster.up(timeout=240)
             yield Told(World(cluster), inbox, hook, place)

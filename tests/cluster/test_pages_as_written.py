@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.values import local_values, merged
+from cluster.values import local_values, merge
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import World
 from tests.pages import Block, blocks
@@ -77,12 +77,12 @@ def test_an_operators_page_can_be_followed(
     env = dict(reader) | {"MINIVM_NAME": before.name}
     found = [of_this_release(block) for block in blocks(HOW_TO / f"{page}.md")]
     # Whose cluster it is has said more in his values than the page shows.
-    theirs = merged(local_values(before, healthy.cluster.keys()), {"image": {"repository": IMAGES}})
+    theirs = merge(local_values(before, healthy.cluster.keys()), {"image": {"repository": IMAGES}})
     for file in (Path(env["MINIVM_VALUES"]), directory / "values.yaml"):
         file.write_text(yaml.safe_dump(theirs))
     for block in found:
         if block.file:
-            (directory / block.file).write_text(yaml.safe_dump(merged(theirs, yaml.safe_load(block.text))))
+            (directory / block.file).write_text(yaml.safe_dump(merge(theirs, yaml.safe_load(block.text))))
     (directory / "sssd.conf").write_text("[sssd]\n")
     try:
         said = "\n".join(follow_all(found, env, directory).values())

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cluster.render import CHART
-from cluster.values import merged
+from cluster.values import merge
 from tests.cluster.researcher import Researcher, World
 from tests.waiting import until
 
@@ -25,7 +25,7 @@ def become(world: World) -> Iterator[Callable[[str], None]]:
     before = world.cluster.options
 
     def up(overrides: dict[str, Any]) -> None:
-        world.cluster.options = replace(before, overrides=merged(before.overrides, overrides))
+        world.cluster.options = replace(before, overrides=merge(before.overrides, overrides))
         world.cluster.up(timeout=240)
         world.manifests = world.cluster.manifests()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.render import CHART
-from cluster.values import merged
+from cluster.values import merge
 from tests.kubernetes import network
 from tests.kubernetes.kubectl import Kubernetes, Object
 from tests.kubernetes.lab import Lab
@@ -119,7 +119,7 @@ def pair(kubernetes: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> It
             ("state-slurm-controller-0", "needs ReadWriteMany"),
         ):
             with pytest.raises(AssertionError, match=why):
-                made.helm("upgrade", str(CHART), values=merged(made.values(), two(claim)))
+                made.helm("upgrade", str(CHART), values=merge(made.values(), two(claim)))
         switch_on(made, folder)
         assert made.both()[0] == "controller-0"
         assert (made.state(runs), made.restarts(runs)) == ("RUNNING", 0) and {held, runs} <= made.jobs()

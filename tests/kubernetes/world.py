@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from cluster.render import CHART
-from cluster.values import merged
+from cluster.values import merge
 from tests.helm import KINDS, helm, rendered_for
 from tests.kubernetes.kubectl import Kubernetes, Object, condition, going
 from tests.kubernetes.ssh import Forwarded
@@ -55,7 +55,7 @@ class Release:
                 "pools": {"worker": {"replicas": 2}},
             },
         }
-        return merged(base, self.over)
+        return merge(base, self.over)
 
     def key(self, user: str) -> Path:
         path = self.keys / user
@@ -71,7 +71,7 @@ class Release:
         self.helm("install", str(CHART), "--create-namespace", values=self.values())
 
     def upgrade(self, **over: Any) -> None:
-        self.over = merged(self.over, over)
+        self.over = merge(self.over, over)
         self.helm("upgrade", str(CHART), values=self.values())
 
     def uninstall(self) -> None:

@@ -12,7 +12,7 @@ from cluster import render as chart_render
 from cluster.keys import Keys
 from cluster.manifests import Manifests
 from cluster.render import CHART, Document
-from cluster.values import NAMESPACE, RELEASE, Options, merged
+from cluster.values import NAMESPACE, RELEASE, Options, merge
 
 PROMTOOL = shutil.which("promtool") or str(Path(__file__).resolve().parents[2] / "build/tools/promtool")
 KEYS = Keys(
@@ -32,7 +32,7 @@ KEYS = Keys(
 
 def new(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with a new cluster's authentication, unless they name one: a render sees no cluster."""
-    return merged({"slurm": {"auth": "slurm"}}, values)
+    return merge({"slurm": {"auth": "slurm"}}, values)
 
 
 def render(values: Mapping[str, Any], *, release: str, namespace: str) -> list[Document]:

@@ -403,8 +403,8 @@ def test_a_second_up_changes_what_it_names_and_nothing_else(asked: UpRequest, ch
 
 def test_a_second_up_without_options_changes_no_setting() -> None:
     first = settle("new", None, UpRequest())
-    assert plan.changed_settings(first, settle("new", first, UpRequest())) == []
-    assert plan.changed_settings(first, settle("new", first, UpRequest(auth="munge"))) == ["auth: slurm -> munge"]
+    assert plan.list_changed_settings(first, settle("new", first, UpRequest())) == []
+    assert plan.list_changed_settings(first, settle("new", first, UpRequest(auth="munge"))) == ["auth: slurm -> munge"]
 
 
 ADA = {"name": "ada", "uid": 5001, "group": "lab"}
@@ -416,9 +416,9 @@ def test_people_are_stored_and_a_second_file_replaces_the_first() -> None:
     kept = settle("new", values.load(values.dump(first), "options.json"), UpRequest())
     assert kept == first and values.local_values(kept, KEYS)["people"] == LAB
     second = settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"uid": 5001, "shell": "/bin/zsh"}]}))
-    assert plan.changed_settings(kept, second) == ["people: changed ada"]
+    assert plan.list_changed_settings(kept, second) == ["people: changed ada"]
     eve = settle("new", kept, UpRequest(people={"groups": [], "users": [ADA | {"name": "eve", "uid": 5002}]}))
-    assert plan.changed_settings(kept, eve) == ["people: new eve, no ada, groups"]
+    assert plan.list_changed_settings(kept, eve) == ["people: new eve, no ada, groups"]
     assert settle("new", kept, UpRequest(reset=True)).people == {}
     assert "people" not in values.local_values(settle("new", None, UpRequest()), KEYS)
 
@@ -428,10 +428,10 @@ def test_a_file_that_changes_a_uid_is_refused_and_so_are_two_sources() -> None:
     with pytest.raises(ClusterError, match="5001 is the uid of ada"):
         settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"name": "ada2"}]}))
     gone = settle("new", kept, UpRequest(people=LAB | {"users": []}))
-    assert plan.lost_people(kept, gone) == ["people: keys, login sessions of ada"]
+    assert plan.list_lost_people(kept, gone) == ["people: keys, login sessions of ada"]
     ended = settle("new", gone, UpRequest(overrides={"people": {"removedJobs": "cancel-pending"}}))
-    assert plan.lost_people(kept, ended) == ["people: keys, login sessions, pending jobs of ada"]
-    assert plan.lost_people(gone, kept) == plan.lost_people(None, kept) == []
+    assert plan.list_lost_people(kept, ended) == ["people: keys, login sessions, pending jobs of ada"]
+    assert plan.list_lost_people(gone, kept) == plan.list_lost_people(None, kept) == []
     with pytest.raises(ClusterError, match="ada had the uid 5001, and has 5002"):
         settle("new", kept, UpRequest(people=LAB | {"users": [ADA | {"uid": 5002}]}))
     with pytest.raises(ClusterError, match="the values have people too"):
@@ -525,7 +525,7 @@ def test_stored_options_come_back_and_those_of_another_version_are_told() -> Non
     ],
 )
 def test_the_plan_names_changed_settings(after: Options, said: list[str]) -> None:
-    assert sorted(plan.changed_settings(STORED, after)) == sorted(said)
+    assert sorted(plan.list_changed_settings(STORED, after)) == sorted(said)
 
 
 @pytest.mark.parametrize(

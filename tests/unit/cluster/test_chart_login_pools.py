@@ -16,7 +16,7 @@ from cluster import ClusterError, manifests
 from cluster import render as chart_render
 from cluster.pods import Kubelet
 from cluster.render import CHART, Document
-from cluster.values import NAMESPACE, RELEASE, Options, local_values, merged
+from cluster.values import NAMESPACE, RELEASE, Options, local_values, merge
 from tests.helm import rendered_for
 from tests.support.kube_objects import Object, cluster_of
 from tests.support.rendered_chart import KEYS, new, render, render_texts
@@ -63,7 +63,7 @@ def env(item: Document) -> dict[str, str]:
 def test_without_pools_every_template_renders_to_the_same_text(login: dict[str, Any]) -> None:
     with_fleet = AROUND | {"fleet": {"enabled": True}, "login": login}
     texts = render_texts(with_fleet, release="slurm", namespace="hpc")
-    assert texts == render_texts(merged(with_fleet, {"login": {"pools": {}}}), release="slurm", namespace="hpc")
+    assert texts == render_texts(merge(with_fleet, {"login": {"pools": {}}}), release="slurm", namespace="hpc")
     text = "".join(texts.values())
     assert not [
         word for word in ("minivm.io/pool: login", "LOGIN_POOL", "the login pool", "slurm-ssh.") if word in text

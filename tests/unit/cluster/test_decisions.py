@@ -18,7 +18,7 @@ from build import main
 from cluster import ClusterError, names, report, values
 from cluster.change import pinning
 from cluster.change.pinning import Checkout
-from cluster.keys import known_hosts, load_or_make
+from cluster.keys import load_or_make, make_known_hosts
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose_port, free_port
 from cluster.pods import publish_files, published_files, write_private
@@ -306,7 +306,7 @@ def test_the_newest_images_are_those_of_the_repository_that_the_values_name() ->
 
 
 def test_overrides_are_merged_as_helm_does() -> None:
-    assert values.merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 4}}) == {
+    assert values.merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 4}}) == {
         "a": {"b": 9, "c": 2},
         "d": {"e": 4},
     }
@@ -358,7 +358,7 @@ def test_ssh_knows_the_host_keys_of_the_values(tmp_path: Path) -> None:
     assert values.login_host_keys(Options(), made) == [made.ssh_host_public]
     overrides = {"secrets": {"sshHostKeys": {"public": ["ssh-ed25519 AAAA", "ssh-rsa BBBB"]}}}
     public_keys = values.login_host_keys(Options(overrides=overrides), made)
-    assert known_hosts(public_keys, 2345).splitlines() == [
+    assert make_known_hosts(public_keys, 2345).splitlines() == [
         "[127.0.0.1]:2345 ssh-ed25519 AAAA", "[127.0.0.1]:2345 ssh-rsa BBBB"
     ]  # fmt: skip
 

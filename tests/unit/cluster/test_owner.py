@@ -65,15 +65,15 @@ def test_a_cluster_of_another_directory_is_not_said_to_be_down(tmp_path: Path) -
 def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
     state = tmp_path / "local"
     state.mkdir()
-    with names.locked(state, "bring it up"):
+    with names.hold_lock(state, "bring it up"):
         said = "another command changes the cluster local right now"
-        with pytest.raises(ClusterError, match=said), names.locked(state, "stop it"):
+        with pytest.raises(ClusterError, match=said), names.hold_lock(state, "stop it"):
             pass
         state.rename(tmp_path / "removed")  # `down` does the same
         state.mkdir()
-        with names.locked(state, "bring it up"):
+        with names.hold_lock(state, "bring it up"):
             pass
-    with names.locked(state, "bring it up"), names.locked(tmp_path / "none", "stop it"):
+    with names.hold_lock(state, "bring it up"), names.hold_lock(tmp_path / "none", "stop it"):
         pass
 
 
