@@ -148,7 +148,7 @@ def to_json(state: GitsyncState) -> str:
     return json.dumps(asdict(state), indent=1, sort_keys=True) + "\n"
 
 
-def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+def _drop_unknown_keys(kind: type, data: dict[str, Any]) -> dict[str, Any]:
     """Drop the keys of a newer version: rolling back the image must not lose the state."""
     names = {each.name for each in fields(kind)}
     return {key: value for key, value in data.items() if key in names}
@@ -158,9 +158,9 @@ def from_json(text: str) -> GitsyncState:
     data = json.loads(text)
     for key, kind in (("published", Published), ("candidate", Candidate), ("quarantine", Quarantine)):
         if data.get(key) is not None:
-            data[key] = kind(**_known(kind, data[key]))
-    data["history"] = tuple(Published(**_known(Published, each)) for each in data.get("history", ()))
-    return GitsyncState(**_known(GitsyncState, data))
+            data[key] = kind(**_drop_unknown_keys(kind, data[key]))
+    data["history"] = tuple(Published(**_drop_unknown_keys(Published, each)) for each in data.get("history", ()))
+    return GitsyncState(**_drop_unknown_keys(GitsyncState, data))
 
 
 def load_state(path: Path) -> GitsyncState:

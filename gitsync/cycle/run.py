@@ -22,8 +22,8 @@ from gitsync import rings
 from gitsync.errors import Damaged, GitsyncError, RefusedCommit, Stalled, TooLarge
 from gitsync.layout import ZERO
 from gitsync.repo import transfer
-from gitsync.repo.child import HeldLock, held
-from gitsync.repo.reader import CommitFile, CommitReader, Tip, as_published, opened
+from gitsync.repo.child import HeldLock, hold_lock
+from gitsync.repo.reader import CommitFile, CommitReader, Tip, as_published, open_repository
 from gitsync.rings import RingView, reason_to_wait
 from gitsync.settings import GitsyncSettings, Ref, RefKind
 from gitsync.state import (
@@ -152,7 +152,7 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
             raise GitsyncError("fetch", "no repository is set", field="MINIVM_GITSYNC_REPO")
         transfer.ensure_repository(layout.repository)
         transfer.fetch(settings, ref, cycle.lock)
-        with opened(layout.repository) as reader:
+        with open_repository(layout.repository) as reader:
             tip = reader.tip(commit)
             take(cycle, reader, tip, ref, manual=True)
     except RefusedCommit:
@@ -189,7 +189,7 @@ def run_cycle(
     """
     layout = settings.layout
     publish.prepare(layout)
-    with held(layout.lock, lock_wait) as lock:
+    with hold_lock(layout.lock, lock_wait) as lock:
         healed = publish.heal(layout)
         cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), healed)
         recover(cycle)
@@ -213,7 +213,7 @@ def begin(settings: GitsyncSettings) -> None:
     """Clean up after an interrupted cycle and give readers a tree, without asking the server."""
     layout = settings.layout
     publish.prepare(layout)
-    with held(layout.lock, LOCK_WAIT) as lock:
+    with hold_lock(layout.lock, LOCK_WAIT) as lock:
         cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), publish.heal(layout))
         before = cycle.state
         recover(cycle)
@@ -321,7 +321,7 @@ def advance(cycle: Cycle, compare: bool) -> None:
     if _nothing_new(cycle, compare):
         return _succeeded(cycle)
 
-    with opened(settings.layout.repository) as reader:
+    with open_repository(settings.layout.repository) as reader:
         tip = reader.tip(transfer.FETCHED)
         if pin is None:
             cycle.state = cycle.state.following(tip.oid)
@@ -384,7 +384,7 @@ def _fetch(cycle: Cycle, ref: Ref) -> bool:
 
 def _nothing_new(cycle: Cycle, compare: bool) -> bool:
     """Tell whether the ref has not moved and no work is left: the end of most cycles."""
-    oid, published = transfer.fetched_oid(cycle.settings.layout.repository), cycle.state.published
+    oid, published = transfer.read_fetched_oid(cycle.settings.layout.repository), cycle.state.published
     if not oid or compare or time.time() - cycle.state.looked_at > COMPARE_PERIOD:
         return False
     if cycle.state.quarantine is not None:

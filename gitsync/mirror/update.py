@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from gitsync.errors import GitsyncError, RefusedCommit
 from gitsync.repo import transfer
-from gitsync.repo.child import HeldLock, held
-from gitsync.repo.reader import CommitReader, Tip, as_published, opened
+from gitsync.repo.child import HeldLock, hold_lock
+from gitsync.repo.reader import CommitReader, Tip, as_published, open_repository
 from gitsync.settings import GitsyncSettings, Ref, RefKind, from_environment
 from gitsync.state import GitsyncState, Quarantine, load_state, save_state, summary
 from gitsync.tree import publish
@@ -28,7 +28,7 @@ def inside(settings: GitsyncSettings) -> GitsyncSettings:
     return replace(settings, root=settings.root / "mirror")
 
 
-def shown(ref: Ref) -> str:
+def show_ref(ref: Ref) -> str:
     return PINNED if ref.kind is RefKind.COMMIT else ref.remote
 
 
@@ -38,7 +38,7 @@ def update(settings: GitsyncSettings) -> GitsyncState:
         raise GitsyncError("mirror", "no repository is set", field="MINIVM_GITSYNC_REPO")
     layout = settings.layout
     publish.prepare(layout)
-    with held(layout.lock, 30.0) as lock:
+    with hold_lock(layout.lock, 30.0) as lock:
         publish.heal(layout)
         state = before = load_state(layout.state).attempted(time.time())
         try:
@@ -55,12 +55,12 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
     repository = settings.layout.repository
     transfer.ensure_repository(repository)
     transfer.fetch(settings, settings.ref, lock)
-    oid = transfer.fetched_oid(repository)
+    oid = transfer.read_fetched_oid(repository)
     if state.published is not None and oid == state.published.oid:
         return state.released()
     if state.is_quarantined(oid, settings.policy()):
         return state
-    with opened(repository) as reader:
+    with open_repository(repository) as reader:
         tip = reader.tip(transfer.FETCHED)
         try:
             signer, entries = admit(
@@ -90,7 +90,7 @@ def _serve_commit(settings: GitsyncSettings, tip: Tip, lock: HeldLock) -> None:
     """Point the served branch or tag at a verified commit, and keep the commit's objects."""
     repository = settings.layout.repository
     transfer.set_ref(repository, f"{transfer.KEPT}{tip.commit}", tip.commit, lock)
-    name = shown(settings.ref)
+    name = show_ref(settings.ref)
     transfer.local(repository, "symbolic-ref", "HEAD", name)
     transfer.set_ref(repository, name, tip.oid, lock)
 

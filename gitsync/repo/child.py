@@ -118,7 +118,7 @@ class HeldLock:
     fd: int
 
 
-def _started(pid: int) -> str:
+def _read_start_time(pid: int) -> str:
     """Return when a process started, in clock ticks since boot. With it, a reused pid is recognised."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
@@ -126,7 +126,7 @@ def _started(pid: int) -> str:
 def _lives(cycle: str) -> bool:
     pid, _, started = cycle.partition(":")
     try:
-        return _started(int(pid)) == started
+        return _read_start_time(int(pid)) == started
     except (OSError, ValueError):
         return False
 
@@ -144,7 +144,7 @@ def end_children_of(cycle: str) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path, wait: float) -> Iterator[HeldLock]:
+def hold_lock(path: Path, wait: float) -> Iterator[HeldLock]:
     """Hold the lock. Wait at most `wait` seconds for a live owner; kill a dead owner's children at once."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -156,7 +156,7 @@ def held(path: Path, wait: float) -> Iterator[HeldLock]:
             time.sleep(POLL)
         # A cycle that ends removes its name. A name that is still there belongs to a killed cycle.
         end_children_of(_dead_owner(fd))
-        cycle = f"{os.getpid()}:{_started(os.getpid())}"
+        cycle = f"{os.getpid()}:{_read_start_time(os.getpid())}"
         # One write of a fixed length: a waiter reads the old name or the new one, never a mix.
         os.pwrite(fd, f"{cycle:<63}\n".encode(), 0)
         os.environ[MARK] = cycle

@@ -62,7 +62,7 @@ def as_published(tip: Tip, ref: Ref, signer: str, entries: Sequence[CommitFile],
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[CommitReader]:
+def open_repository(path: Path) -> Iterator[CommitReader]:
     """Open the repository for reading; raise Damaged when an object is missing or broken."""
     import git.exc
 

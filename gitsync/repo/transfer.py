@@ -182,7 +182,7 @@ def _hint(err: str) -> str | None:
     return None
 
 
-def fetched_oid(repository: Path) -> str:
+def read_fetched_oid(repository: Path) -> str:
     """Return what the last fetch brought, read from the ref's file without a git process; empty if unknown."""
     try:
         text = (repository / FETCHED).read_text().strip()

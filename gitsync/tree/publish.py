@@ -250,14 +250,14 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def unfinished(near: Path, what: str) -> Path:
+def name_unfinished(near: Path, what: str) -> Path:
     return near / f"{UNFINISHED}{what}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 @contextlib.contextmanager
 def beginning(layout: Layout) -> Iterator[Path]:
     """Provide a temporary path for a new tree; remove it at the end unless `name_tree` renamed it."""
-    target = unfinished(layout.trees, "new")
+    target = name_unfinished(layout.trees, "new")
     try:
         yield target
     finally:
@@ -332,7 +332,7 @@ def name_tree(layout: Layout, finished: Path, commit: str, written: Written) -> 
 def point(layout: Layout, commit: str) -> None:
     """Move the link atomically: readers get the old tree or the new one."""
     target = str(layout.zero) if commit == ZERO else f"trees/{commit}"
-    temporary = unfinished(layout.root, "link")
+    temporary = name_unfinished(layout.root, "link")
     temporary.symlink_to(target)
     # The link's inode must be on disk before the rename, or a crash leaves an empty link.
     sync_directory(layout.root)
@@ -370,7 +370,7 @@ def remove_tree(layout: Layout, commit: str) -> bool:
     try:
         if not locked(fd):
             return False
-        grave = unfinished(layout.trees, "old")
+        grave = name_unfinished(layout.trees, "old")
         layout.tree(commit).rename(grave)
         lease.unlink(missing_ok=True)
     finally:

@@ -20,7 +20,7 @@ from gitsync.cycle.run import run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.layout import Layout
 from gitsync.repo import child
-from gitsync.repo.reader import CommitFile, opened
+from gitsync.repo.reader import CommitFile, open_repository
 from gitsync.state import load_state
 from gitsync.tree.publish import damage
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
@@ -152,7 +152,7 @@ def test_a_disk_that_is_really_full(world: World, small_disk: Path) -> None:
 
 
 def _entries(world: World, commit: str) -> list[CommitFile]:
-    with opened(world.layout.repository) as reader:
+    with open_repository(world.layout.repository) as reader:
         return reader.entries(commit, "")
 
 
