@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from images.cli.session import Session
-from images.engine.builder import packed
+from images.engine.builder import pack_context
 from images.engine.docker import DockerEngine
 from images.make import progress
 from images.make.build import Maker
@@ -76,7 +76,7 @@ def plain_build(
 ) -> None:
     """Run `docker build -t` for each image, parents first, through the API that the command line uses."""
     for image in images:
-        with packed(contexts.directories[image.key]) as stream:
+        with pack_context(contexts.directories[image.key]) as stream:
             for event in engine.api.build(fileobj=stream, custom_context=True, decode=True, nocache=not cache, rm=True,
                                           tag=names[image.key]):  # fmt: skip
                 if "error" in event:

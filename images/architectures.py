@@ -38,7 +38,7 @@ def own() -> str:
     return next((architecture.name for architecture in KNOWN.values() if architecture.machine == machine), machine)
 
 
-def listed(text: str) -> tuple[str, ...]:
+def parse_architectures(text: str) -> tuple[str, ...]:
     """Parse the setting `arch` into distinct architectures, this machine's own first because it fails soonest."""
     names = tuple(KNOWN) if text == BOTH else tuple(dict.fromkeys(text.split(","))) if text else (own(),)
     for name in names:
@@ -48,7 +48,7 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: name != own()))
 
 
-def suffixed(name: str, arch: str) -> str:
+def add_suffix(name: str, arch: str) -> str:
     """Append the architecture to a name. amd64 has no suffix: its names are older than the other architectures."""
     return name if arch == AMD64 else f"{name}-{arch}"
 
@@ -119,9 +119,9 @@ def line(arch: str) -> bytes:
     The flags: F opens the interpreter now, P passes the program's own name, O and C give a set-uid program its rights.
     """
     machine, name = MACHINES[arch]
-    magic, mask = (escaped(text) for text in (MAGIC.format(machine=machine), MASK))
+    magic, mask = (escape_bytes(text) for text in (MAGIC.format(machine=machine), MASK))
     return f":qemu-{name}:M::{magic}:{mask}:{interpreter(arch)}:POCF".encode()
 
 
-def escaped(text: str) -> str:
+def escape_bytes(text: str) -> str:
     return "".join(f"\\x{text[at : at + 2]}" for at in range(0, len(text), 2))

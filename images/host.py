@@ -153,7 +153,7 @@ def why_silent(address: str, within: float) -> str:
     return "" if b"200" in reply else f"what answers there is no docker engine: {reply[:30].decode(errors='replace')!r}"
 
 
-def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
+def choose_engine(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the engine's address, and what selected it: empty for the machine's own. Follows docker's own rules."""
     if environ.get("DOCKER_HOST"):
         return environ["DOCKER_HOST"], "DOCKER_HOST"
@@ -175,7 +175,7 @@ def chosen_engine(environ: Mapping[str, str]) -> tuple[str, str]:
 
 def ensure_engine() -> None:
     """Make sure that a docker engine answers: the selected one, or this machine's own, installed and started."""
-    engine, chosen_by = chosen_engine(os.environ)
+    engine, chosen_by = choose_engine(os.environ)
     address = engine.removeprefix("unix://")
     reason = why_silent(address, ENGINE_START_DEADLINE) if engine.startswith("unix://") else ""
     if chosen_by and reason:
@@ -248,7 +248,7 @@ def ensure_emulation(names: str) -> None:
     from images import architectures
 
     try:
-        arches = architectures.listed(names)
+        arches = architectures.parse_architectures(names)
     except Problem as error:
         raise HostError(str(error)) from error
     for arch in arches:

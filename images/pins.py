@@ -68,7 +68,7 @@ def write(directory: Path, pins: Pins) -> None:
     write_json(directory / FILE, asdict(pins), 0o600)
 
 
-def pinned(clusters: Path) -> dict[str, str]:
+def map_pinned(clusters: Path) -> dict[str, str]:
     """Image id -> the name of a cluster under this directory that is pinned to it."""
     return {
         image.id: path.parent.name

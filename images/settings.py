@@ -89,12 +89,12 @@ def read(environment: Mapping[str, str] = os.environ, assignments: Iterable[str]
     values: dict[str, str] = {}
     for variable, value in environment.items():
         if variable.startswith(PREFIX):
-            values[checked(variable.removeprefix(PREFIX).lower(), names, variable)] = value
+            values[check_name(variable.removeprefix(PREFIX).lower(), names, variable)] = value
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ImagesError("use the setting", f"{assignment!r} is not NAME=VALUE", field="--set")
-        values[checked(name, names, "--set")] = value
+        values[check_name(name, names, "--set")] = value
     set_values = {name: value for name, value in values.items() if value}  # an empty one asks for the default
     for name, value in set_values.items():
         if hint := wrong(name, value):
@@ -113,7 +113,7 @@ def wrong(name: str, value: str) -> str | None:
     return None
 
 
-def checked(name: str, known: set[str], where: str) -> str:
+def check_name(name: str, known: set[str], where: str) -> str:
     if name not in known:
         raise ImagesError("use the setting", f"no setting {name!r}", field=where, hint=nearest(name, known))
     return name
@@ -143,7 +143,7 @@ def stanzas(text: str) -> Iterator[dict[str, str]]:
         yield {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def installed(status: str) -> dict[str, str]:
+def read_installed(status: str) -> dict[str, str]:
     """Read `name:arch` -> version from dpkg's status file, without packages that left only configuration."""
     return {
         f"{fields['package']}:{fields.get('architecture', '')}": fields["version"]

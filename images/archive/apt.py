@@ -102,7 +102,7 @@ class Archive:
         names = list(wanted)
         done = self.run(["apt-get", "install", "--print-uris", "-qq", "-y", *names])
         if done.returncode != 0:
-            raise unresolved(done.stderr, asked_by, self.names)
+            raise resolution_error(done.stderr, asked_by, self.names)
         return tuple(sorted(self.locked(match) for line in done.stdout.splitlines() if (match := URI.match(line))))
 
     def locked(self, match: re.Match[str]) -> LockedPackage:
@@ -162,7 +162,7 @@ def errors_of(text: str) -> str:
     return "\n".join(lines[:12]) or text.strip()
 
 
-def unresolved(text: str, asked_by: str, names: Callable[[], list[str]]) -> ImagesError:
+def resolution_error(text: str, asked_by: str, names: Callable[[], list[str]]) -> ImagesError:
     missing = re.findall(r"Unable to locate package (\S+)", text)
     missing += re.findall(r"Package '?([^' ]+)'? has no installation candidate", text)
     if missing:
@@ -355,7 +355,7 @@ def vendor_sources(variant: Variant) -> Mapping[str, AptSource]:
     return {source.name: source for source in variant.sources}
 
 
-def known_mirror(name: str, variant: Variant) -> None:
+def require_mirror(name: str, variant: Variant) -> None:
     names = {"debian", "security", *(source.name for source in variant.sources if source.uri)}
     if name not in names:
         raise ImagesError("use the setting", f"no repository {name!r}", field="mirrors", hint=nearest(name, names))

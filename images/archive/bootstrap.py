@@ -22,7 +22,7 @@ from images import ImagesError, architectures
 from images.archive import apt
 from images.archive.lock import LockContext
 from images.archive.locked import Slice
-from images.settings import installed
+from images.settings import read_installed
 
 # mmdebstrap cleans after itself; this is what it leaves. /etc/resolv.conf and the like must exist, empty: an engine
 # that finds none creates one in whichever layer runs first.
@@ -148,7 +148,7 @@ def check(root: Path, slice_: Slice) -> None:
     with tarfile.open(root) as tar:
         member = tar.extractfile("./var/lib/dpkg/status")
         assert member is not None
-        versions = {name.partition(":")[0]: version for name, version in installed(member.read().decode()).items()}
+        versions = {name.partition(":")[0]: version for name, version in read_installed(member.read().decode()).items()}
     locked = {package.name: package.version for package in slice_.packages}
     wrong = [
         f"{name}: locked {locked.get(name, 'not')}, installed {versions.get(name, 'not')}"
@@ -191,7 +191,7 @@ def unpack(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> Iterator[M
             for number, info in enumerate(infos):
                 check_name(info, what)
                 data = into / str(number) if wanted(info.filename) else None
-                member = copied(archive, info, data)
+                member = copy_member(archive, info, data)
                 if info.filename in listed and listed[info.filename] != member:
                     raise ImagesError(what, f"{info.filename} is not what its RECORD says")
                 if info.filename not in listed and not info.filename.endswith(".dist-info/RECORD"):
@@ -229,7 +229,7 @@ def record(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo], what: str) ->
     return listed
 
 
-def copied(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path | None) -> tuple[str, int]:
+def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path | None) -> tuple[str, int]:
     """Read one member once; zipfile returns no more bytes than the member's header states."""
     digest, size = hashlib.sha256(), 0
     with archive.open(info) as source, target.open("xb") if target else nullcontext() as copy:

@@ -43,7 +43,7 @@ BROKEN = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 Tree = Mapping[str, tuple[bytes, bool] | str]
 
 
-def packed(pin: Pin, settings: BuildSettings) -> bytes:
+def pack_source(pin: Pin, settings: BuildSettings) -> bytes:
     """Make the canonical tar of the source at a pin's address."""
     address = Path(pin.url)
     try:
@@ -208,7 +208,7 @@ def connection_errors() -> tuple[type[Exception], ...]:
 
 def open_pin(pin: Pin, settings: BuildSettings):  # type: ignore[no-untyped-def]  # a response or a file: both read bytes
     if pin.commit:
-        return io.BytesIO(packed(pin, settings))
+        return io.BytesIO(pack_source(pin, settings))
     if not urlsplit(pin.url).scheme:
         return Path(pin.url).open("rb")
     # Late: a build that fetches nothing does not pay for TLS.

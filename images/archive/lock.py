@@ -22,7 +22,7 @@ from images import ImagesError, architectures
 from images.archive import apt
 from images.archive.apt import Archive, BaseFiles, Origin
 from images.archive.fetch import VERSIONS, download
-from images.archive.locked import Gone, LockRequest, Slice, from_json, to_json, vanished
+from images.archive.locked import Gone, LockRequest, Slice, from_json, list_vanished, to_json
 from images.definition.load import active_chain
 from images.definition.spec import (
     UNFILLED,
@@ -82,7 +82,7 @@ class LockContext:
         if self.settings.base_image:
             name += "-base"
         home = own_directory(self.repository, self.settings.site)
-        return home / "lock" / architectures.suffixed(name, self.choice.arch)
+        return home / "lock" / architectures.add_suffix(name, self.choice.arch)
 
     @property
     def shared(self) -> LockContext | None:
@@ -189,7 +189,7 @@ def open_archive(context: LockContext, base: BaseFiles | None, names: Iterable[s
     It is exclusive to this build: another build with other repositories would make most packages look vanished.
     """
     for name in context.settings.mirror_map:
-        apt.known_mirror(name, context.variant)
+        apt.require_mirror(name, context.variant)
     options = {f"Acquire::{name.removesuffix('_proxy')}::Proxy": uri for name, uri in context.settings.proxies.items()
                if name != "no_proxy"}  # fmt: skip
     if context.settings.ca_certificates:
@@ -270,7 +270,7 @@ def resolve_in(
             and same.request == want.request
             and all(shared.get(s.layer) == s for s in slices if s.layer in want.below)
         ):
-            stanzas[want.layer.name] = shared_stanzas(archive, same, context)
+            stanzas[want.layer.name] = list_shared_stanzas(archive, same, context)
             slices.append(same)
             continue
         installed = [base.status] if base else []
@@ -287,7 +287,7 @@ def resolve_in(
     return slices
 
 
-def shared_stanzas(archive: Archive, slice_: Slice, context: LockContext) -> list[str]:
+def list_shared_stanzas(archive: Archive, slice_: Slice, context: LockContext) -> list[str]:
     try:
         return archive.stanzas(slice_.packages)
     except ImagesError as error:
@@ -300,7 +300,7 @@ def shared_stanzas(archive: Archive, slice_: Slice, context: LockContext) -> lis
 def find_vanished(context: LockContext, base: BaseFiles | None, slices: Sequence[Slice]) -> list[Gone]:
     """List the packages of these slices that the archive no longer has."""
     with open_archive(context, base, list_repositories(context, [s.layer for s in slices])) as archive:
-        return vanished(slices, archive.versions())
+        return list_vanished(slices, archive.versions())
 
 
 def list_repositories(context: LockContext, names: Iterable[str]) -> list[str]:

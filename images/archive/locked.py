@@ -95,7 +95,7 @@ class Gone:
         return f"{name}: gone, the archive has {', '.join(self.now) or 'none'}"
 
 
-def vanished(slices: Iterable[Slice], archive: Mapping[str, Mapping[str, str]]) -> list[Gone]:
+def list_vanished(slices: Iterable[Slice], archive: Mapping[str, Mapping[str, str]]) -> list[Gone]:
     """List every locked package that is missing in the archive, given as name -> version -> sha256."""
     missing = []
     for slice_ in slices:

@@ -62,7 +62,7 @@ class LockedWheels:
         return tuple(wheel for wheel in self.wheels if (wheel.group, wheel.arch) == (group, arch))
 
 
-def chosen(place: LockContext) -> Cuda | None:
+def choose_cuda(place: LockContext) -> Cuda | None:
     """Return this build's CUDA if it comes as wheels."""
     return None if place.choice.cuda == PACKAGED else place.definition.versions.cuda[place.choice.cuda]
 
@@ -87,7 +87,7 @@ def read(place: LockContext, of: Cuda | Libraries) -> LockedWheels | None:
         raise ImagesError("read the lock", f"damaged: {error}", file=shown, hint=RELOCK) from error
 
 
-def resolved(place: LockContext, of: Cuda | Libraries) -> tuple[LockedWheels, str]:
+def read_resolved(place: LockContext, of: Cuda | Libraries) -> tuple[LockedWheels, str]:
     """Return the locked wheels and the lock's name for errors; raise if they were never resolved."""
     locked, file = read(place, of), str(lock_file(place, of).relative_to(place.repository))
     if locked is None:
@@ -100,10 +100,10 @@ def write(place: LockContext, of: Cuda | Libraries, locked: LockedWheels) -> Non
     write_changed(lock_file(place, of), lock_text(head, "wheels", sorted(locked.wheels)))
 
 
-def taken(place: LockContext, layers: Iterable[str]) -> list[Cuda | Libraries]:
+def list_used_kinds(place: LockContext, layers: Iterable[str]) -> list[Cuda | Libraries]:
     """List the kinds of wheels that these layers, or layers below, use."""
     ordered = [layer for layer, _ in layers_in_order(place, layers)]
-    cuda, python = chosen(place), place.definition.versions.python
+    cuda, python = choose_cuda(place), place.definition.versions.python
 
     def any_of(*kinds: Callable[[Layer], Selected[str]]) -> bool:
         return any(kind(layer).of(place.choice) for layer in ordered for kind in kinds)
@@ -117,7 +117,7 @@ def taken(place: LockContext, layers: Iterable[str]) -> list[Cuda | Libraries]:
 def stale(place: LockContext, layers: Iterable[str]) -> list[str]:
     """Name the kinds of wheels that were never resolved, or for another request."""
     names = []
-    for of in taken(place, layers):
+    for of in list_used_kinds(place, layers):
         locked = read(place, of)
         if locked is None or dict(locked.request) != dict(of.wheels):
             names.append(f"the wheels of {of.about}")
@@ -127,7 +127,7 @@ def stale(place: LockContext, layers: Iterable[str]) -> list[str]:
 def relock(place: LockContext, layers: Iterable[str]) -> list[str]:
     """Resolve and write the locks; return what changed."""
     moved = []
-    for of in taken(place, layers):
+    for of in list_used_kinds(place, layers):
         before, after = read(place, of), resolve(of, place.settings)
         write(place, of, after)
         moved += changes(before, after)
@@ -165,7 +165,7 @@ def resolve(of: Cuda | Libraries, settings: BuildSettings) -> LockedWheels:
 def resolve_by_pip(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
     answers, _, reason = ask(wanted, arch, settings)
     if reason:
-        raise unresolved(reason, arch)
+        raise resolution_error(reason, arch)
     return answers
 
 
@@ -214,7 +214,7 @@ def fetch(wheel: Wheel, directory: Path, settings: BuildSettings) -> Path:
         done = pip(["download", "--require-hashes", "--dest", temporary, *platform(wheel.arch), "-r", str(listing)],
                    settings)  # fmt: skip
         if done.returncode != 0:
-            raise unfetched(done.stderr, wheel)
+            raise fetch_error(done.stderr, wheel)
         got = Path(temporary) / wheel.file
         if not got.is_file():
             raise ImagesError(f"fetch {wheel.wanted}", f"there is another file for {wheel.arch} than {wheel.file}",
@@ -257,7 +257,7 @@ def absent(text: str) -> list[str]:
     return [line.partition(marker)[2].split(" ")[0] for line in text.splitlines() if marker in line]
 
 
-def unresolved(text: str, arch: str) -> ImagesError:
+def resolution_error(text: str, arch: str) -> ImagesError:
     """Build the error for unresolved wheels. pip uses one message for a missing wheel and a missing architecture."""
     if names := absent(text):
         return ImagesError("resolve the wheels", f"{names[0]} has no wheel for {arch}", file="images/versions.yaml",
@@ -265,7 +265,7 @@ def unresolved(text: str, arch: str) -> ImagesError:
     return ImagesError("resolve the wheels", last_lines(text), file="images/versions.yaml", field="cuda")
 
 
-def unfetched(text: str, wheel: Wheel) -> ImagesError:
+def fetch_error(text: str, wheel: Wheel) -> ImagesError:
     what = f"fetch {wheel.wanted}"
     if TAMPERED in text:
         got = next((line.split()[-1] for line in text.splitlines() if line.split()[:1] == ["Got"]), "another")
@@ -296,7 +296,7 @@ class IndexDifferences:
 
 def compare_with_index(place: LockContext, layers: Iterable[str]) -> IndexDifferences:
     wrong, newer = list[str](), list[str]()
-    for of in taken(place, layers):
+    for of in list_used_kinds(place, layers):
         if (locked := read(place, of)) is None:
             continue
         for arch in MACHINES:
@@ -336,5 +336,5 @@ def still_there(wanted: Sequence[str], arch: str, settings: BuildSettings) -> li
         if not reason:
             return answers
         if not set(absent) & set(wanted):
-            raise unresolved(reason, arch)
+            raise resolution_error(reason, arch)
         wanted = [item for item in wanted if item not in absent]

@@ -172,13 +172,13 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
             reason = "" if dry_run else session.engine.release(name)
             skipped += bool(reason)
             click.echo(f"{name}: {reason}" if reason else name)
-        for name, cluster in pinned(session, session.select_lock_targets(())):
+        for name, cluster in list_pinned(session, session.select_lock_targets(())):
             click.echo(f"{name}: kept, the cluster {cluster} starts its pods from it")
     done = "would go" if dry_run else "removed"
     click.echo(f"{len(old) - skipped} {done}" + (f", {skipped} in use" if skipped else ""))
 
 
-def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: str) -> list[str]:
+def select_superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: str) -> list[str]:
     """Select the names that a build of this variant and architecture made and would not make today.
 
     Only tags with minivm's hash count (not `latest`, nor tags that people set), and only images that the definition
@@ -199,31 +199,31 @@ def superseded(images: Iterable[PlannedImage], names: Iterable[str], flavour: st
 
 def candidates(session: Session, targets: Sequence[str]) -> list[str]:
     """List the superseded names of images that no cluster of this checkout is pinned to."""
-    pinned_ids = pinned_images(session)
-    return _superseded(session, targets, lambda image: image.id not in pinned_ids)
+    pinned_ids = map_pinned_images(session)
+    return _list_superseded(session, targets, lambda image: image.id not in pinned_ids)
 
 
-def pinned(session: Session, targets: Sequence[str]) -> list[tuple[str, str]]:
+def list_pinned(session: Session, targets: Sequence[str]) -> list[tuple[str, str]]:
     """List the superseded names that stay, each with the cluster that is pinned to its image."""
-    cluster_of = pinned_images(session)
+    cluster_of = map_pinned_images(session)
     cluster_of_name = {
         name: cluster_of[image.id]
         for image in session.engine.images()
         if image.id in cluster_of
         for name in image.references
     }
-    names = _superseded(session, targets, lambda image: image.id in cluster_of)
+    names = _list_superseded(session, targets, lambda image: image.id in cluster_of)
     return [(name, cluster_of_name[name]) for name in names]
 
 
-def pinned_images(session: Session) -> dict[str, str]:
+def map_pinned_images(session: Session) -> dict[str, str]:
     """Map the id of each pinned image to the cluster of this checkout that is pinned to it."""
-    return pins.pinned(session.repository / "build/cluster")
+    return pins.map_pinned(session.repository / "build/cluster")
 
 
-def _superseded(session: Session, targets: Sequence[str], wanted: Callable[[ListedImage], bool]) -> list[str]:
+def _list_superseded(session: Session, targets: Sequence[str], wanted: Callable[[ListedImage], bool]) -> list[str]:
     names = [name for image in session.engine.images() if wanted(image) for name in image.references]
-    return superseded(still_made(session, targets), names, session.place.choice.flavour)
+    return select_superseded(still_made(session, targets), names, session.place.choice.flavour)
 
 
 def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:

@@ -41,14 +41,14 @@ def check_statement_name(reference: str, role: str, tag: str, statements: Mappin
         return
     from images.ship.push import tag as index_tag
 
-    names = {arch: built_as(what, statement) for arch, statement in statements.items()}
+    names = {arch: read_built_as(what, statement) for arch, statement in statements.items()}
     expected = names[""][0] if "" in names else index_tag(names)
     if tag != expected:
         raise ImagesError(what, f"this tag belongs to another build: what it leads to was built as {expected}",
                           hint="the tag was moved: ask who may push there; take an image by its digest")  # fmt: skip
 
 
-def built_as(what: str, statement: Mapping[str, Any]) -> tuple[str, str]:
+def read_built_as(what: str, statement: Mapping[str, Any]) -> tuple[str, str]:
     """Return the tag and the whole hash that a statement names."""
     inside = statement["predicate"]["buildDefinition"].get("internalParameters")
     if not isinstance(inside, dict) or not all(isinstance(inside.get(name), str) for name in ("tag", "inputs")):
@@ -74,7 +74,7 @@ def open_sessions(ctx: click.Context) -> list[Session]:
     return Session.open_each(ctx.obj.repository, settings.read(assignments=ctx.obj.assignments))
 
 
-def built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
+def require_built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
     """Return the roles' images as they would be built now; raise if the engine lacks one."""
     names = session.select_targets(roles)
     composed, present = session.compose(names), session.present()
@@ -134,7 +134,7 @@ def push_roles(
     by_role: dict[str, dict[str, Pushed]] = {}
     manifests: dict[str, dict[str, tuple[str, str]]] = {}
     # Report everything that is missing before sending anything.
-    todo = [(session, image) for session in sessions for image in built(session, roles)]
+    todo = [(session, image) for session in sessions for image in require_built(session, roles)]
     for session, image in todo:
         click.echo(f"pushing {image.reference}", err=True)
         pushed_image = push_image(session.engine, image.reference, place, image.name, image.tag, login, seen=seen,
@@ -206,8 +206,8 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
     whole = provenance.subject(registry, tag)
     rows, data, statements = [], [], {}
     for arch, image in push.images(registry, whole).items():
-        envelopes = provenance.attached(registry, image, provenance.TYPE)
-        statement = provenance.verified(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
+        envelopes = provenance.read_attached(registry, image, provenance.TYPE)
+        statement = provenance.verify(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
         parameters = statement.statement["predicate"]["buildDefinition"]["externalParameters"]
         if arch and parameters.get("arch", arch) != arch:
             raise ImagesError(f"verify {reference}", f"what is named for {arch} was built for {parameters['arch']}")
@@ -232,7 +232,7 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
 def sbom(ctx: click.Context, role: str) -> None:
     """Print a role's SPDX document from its image."""
     session = open_session(ctx)
-    (image,) = built(session, [role])
+    (image,) = require_built(session, [role])
     with session.engine.container(image.reference) as container:
         tar = session.engine.read_path(container, "/usr/share/minivm/sbom.spdx.json")
     with tar:

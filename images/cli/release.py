@@ -315,17 +315,17 @@ def push(registry: Registry, version: str, metadata: Mapping[str, object], conte
         sort_keys=True,
     ).encode()
     digest = str(descriptor(MANIFEST, data)["digest"])
-    existing = pushed(registry, version)
+    existing = find_pushed(registry, version)
     if existing not in ("", digest):
         raise ImagesError(registry.what("push the chart to"), f"{version} is there and holds another chart: {existing}",
                           hint="release a new version")  # fmt: skip
     if not existing:
         provenance.put_manifest(registry, version, MANIFEST, data)
-        registry.same(digest, pushed(registry, version))
+        registry.same(digest, find_pushed(registry, version))
     return digest
 
 
-def pushed(registry: Registry, version: str) -> str:
+def find_pushed(registry: Registry, version: str) -> str:
     """Return the digest of the chart that the registry has under a version; empty if there is none."""
     try:
         return str(provenance.subject(registry, version)["digest"])

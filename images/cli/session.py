@@ -40,8 +40,8 @@ from images.make.plan import (
     Planned,
     PlannedImage,
     Rendered,
-    changed,
     dockerfile,
+    list_changed,
 )
 from images.settings import BuildSettings, check_certificates
 
@@ -90,7 +90,8 @@ class Session:
         """Open one session for each requested architecture."""
         definition = load.load(repository, settings.site)
         return [
-            cls.for_architecture(repository, settings, definition, arch) for arch in architectures.listed(settings.arch)
+            cls.for_architecture(repository, settings, definition, arch)
+            for arch in architectures.parse_architectures(settings.arch)
         ]
 
     @classmethod
@@ -275,7 +276,7 @@ class Session:
         planned = []
         for image in composed.needed(targets, present):
             is_present = image.reference in present
-            changes = () if is_present else tuple(changed(state.inputs(image.key), image.inputs))
+            changes = () if is_present else tuple(list_changed(state.inputs(image.key), image.inputs))
             planned.append(Planned(image, is_present, changes))
         return composed, planned
 

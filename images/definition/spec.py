@@ -49,7 +49,7 @@ class BuildChoice:
     @property
     def flavour(self) -> str:
         """The variant, with the architecture's suffix, for tags and logs."""
-        return architectures.suffixed(self.variant, self.arch)
+        return architectures.add_suffix(self.variant, self.arch)
 
 
 def cuda_selector(cuda: str) -> str:

@@ -147,7 +147,7 @@ class Builder:
         images: list[str] = []
         finished = step = ""
         try:
-            with packed(context) as stream:
+            with pack_context(context) as stream:
                 for event in self.daemon.build(stream, arguments, network):
                     if "error" in event:
                         raise StepFailed(str(event["error"]).strip())
@@ -221,7 +221,7 @@ def split_dockerfile(dockerfile: str) -> tuple[str, str, dict[str, str]]:
 
 
 @contextmanager
-def packed(context: Path) -> Iterator[IO[bytes]]:
+def pack_context(context: Path) -> Iterator[IO[bytes]]:
     """Pack a context directory into the stream that the engine takes."""
     with tempfile.TemporaryFile(dir=context.parent) as stream:
         with tarfile.open(fileobj=stream, mode="w") as tar:

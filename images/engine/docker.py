@@ -24,7 +24,7 @@ from ground.files import locked
 from images import ImagesError
 from images.engine.builder import Builder
 from images.engine.store import ListedImage, Store, parse_images, store_of
-from images.host import HostError, chosen_engine
+from images.host import HostError, choose_engine
 
 # Ownership of build containers, also after an interrupted build: each has its build's mark as a label.
 # A mark is a file that its build keeps locked while it lives. A mark that is not locked belongs to a dead build, and
@@ -131,7 +131,7 @@ class DockerEngine:
     @staticmethod
     def chosen() -> tuple[str, str]:
         try:
-            return chosen_engine(os.environ)
+            return choose_engine(os.environ)
         except HostError as error:
             raise ImagesError("reach the docker engine", str(error)) from error
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from images import ImagesError
-from images.host import HostError, chosen_engine
+from images.host import HostError, choose_engine
 
 
 class Chunks(io.RawIOBase):
@@ -333,7 +333,7 @@ def parse_image(item: Any) -> ListedImage | None:
 def get_json(path: str) -> Any:
     """Return the engine's answer to a GET; None if it is no JSON, or the engine has no local socket."""
     try:
-        address, _ = chosen_engine(os.environ)
+        address, _ = choose_engine(os.environ)
         if not address.startswith("unix://"):
             return None
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

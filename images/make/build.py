@@ -38,11 +38,11 @@ from images.engine import store
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
 from images.make import content, sbom, toolkit
-from images.make.compose import enabled_sources, fetch_files, pins
+from images.make.compose import fetch_files, list_enabled_sources, pins
 from images.make.content import Entry
 from images.make.plan import Composed, PlannedImage, dockerfile
 from images.make.progress import STEP, Reporter
-from images.settings import installed
+from images.settings import read_installed
 
 # While packages of another architecture are installed, steps run the engine's own programs to unpack, copy and search:
 # they do the same, and under qemu they would take ten times as long. The layer `native` has them in a directory that
@@ -119,7 +119,7 @@ def advise(lines: Sequence[str]) -> str:
 # Copy paths from one image into another.
 
 
-def moved_entries(tar: Any, to: str, contents: bool, directory: Path) -> Iterator[Entry]:
+def move_entries(tar: Any, to: str, contents: bool, directory: Path) -> Iterator[Entry]:
     """Yield an artifact's tar members at their new path, with files copied to `directory`.
 
     The first member is the artifact's path itself; `contents`: leave it out, and move what it holds.
@@ -248,7 +248,7 @@ class Maker:
             with self.engine.container(self.composed.images[key].reference) as container:
                 tar = self.engine.read_path(container, source)
             with tar:
-                yield from moved_entries(tar, artifact.to.strip("/"), artifact.source.endswith("/"), target)
+                yield from move_entries(tar, artifact.to.strip("/"), artifact.source.endswith("/"), target)
 
     def build_arguments(self, image: PlannedImage) -> dict[str, str]:
         """Return the site's settings for the build step; none of them stays in the image."""
@@ -275,11 +275,13 @@ class Maker:
     def enabled_suites(self, image: PlannedImage) -> list[AptSource]:
         """List the further suites of the base's archive that this image's layers enable."""
         layers = (self.lock_context.definition.layers[slice_.layer] for slice_ in image.slices)
-        return [source for layer in layers for source in enabled_sources(layer, self.lock_context) if not source.uri]
+        return [
+            source for layer in layers for source in list_enabled_sources(layer, self.lock_context) if not source.uri
+        ]
 
     def sbom(self, image: PlannedImage) -> bytes:
         """Return the image's list of packages and files; keep a copy beside the build's logs."""
-        packages = sbom.listed(
+        packages = sbom.list_packages(
             image.slices,
             self.pinned_downloads(image),
             self.base_packages(),
@@ -322,7 +324,7 @@ class Maker:
         """Return a base image's own packages, which no lock lists."""
         if not self.lock_context.base:
             return {}
-        return installed(
+        return read_installed(
             read_base(self.engine, self.lock_context.base, self.work / "base", self.lock_context.choice.arch).status
         )
 

@@ -61,7 +61,7 @@ def pins(place: LockContext) -> Mapping[str, Pin]:
     return pins_by_name
 
 
-def enabled_sources(layer: Layer, place: LockContext) -> list[AptSource]:
+def list_enabled_sources(layer: Layer, place: LockContext) -> list[AptSource]:
     """Return the package repositories that a layer enables for itself and all above it."""
     vendor = apt.vendor_sources(place.variant)
     return [vendor[name] for name in layer.sources.of(place.choice) if name in vendor]
@@ -77,7 +77,7 @@ def fetch_files(image: PlannedImage, place: LockContext) -> list[Entry]:
         pin = available[name]
         path = fetch(apt.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
         entries.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
-    for source in enabled_sources(layer, place):
+    for source in list_enabled_sources(layer, place):
         if not source.uri:
             text = apt.image_suite(source, place.variant)
             entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
@@ -162,8 +162,8 @@ class Composer:
         dpkg_options = layer.bootstrap.dpkg_options if layer.bootstrap else ()
         entries = self._layer_entries(layer, slice_, shown, is_bootstrapped=bootstrapped, has_base=bool(base))
         inputs = self._enable_sources(layer, entries)
-        cuda_wheels = toolkit.wanted_wheels(place, layer, [place.definition.layers[name] for name in below])
-        libraries = toolkit.wanted_libraries(place, layer)
+        cuda_wheels = toolkit.select_wheels(place, layer, [place.definition.layers[name] for name in below])
+        libraries = toolkit.select_libraries(place, layer)
         inputs |= toolkit.inputs(cuda_wheels)
         inputs |= toolkit.library_inputs(libraries)
         for name in layer.downloads.of(choice):
@@ -243,7 +243,7 @@ class Composer:
         The build fetches keys, and the address of the base's own archive, only when it builds the layer.
         """
         definition, inputs = self.place.definition, dict[str, str]()
-        for source in enabled_sources(layer, self.place):
+        for source in list_enabled_sources(layer, self.place):
             if source.uri:
                 text = apt.image_sources(source, definition)
                 entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
@@ -257,7 +257,7 @@ class Composer:
 
     def _fill(self, texts: Selected[str], shown: str) -> tuple[str, ...]:
         """Return the texts of this build, with names such as `{{ multiarch }}` replaced."""
-        return tuple(plan.filled(text, self._names, shown) for text in texts.of(self.place.choice))
+        return tuple(plan.fill_names(text, self._names, shown) for text in texts.of(self.place.choice))
 
     def _template_values(self) -> dict[str, object]:
         """Return the names that a component's template may use."""

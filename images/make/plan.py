@@ -89,7 +89,7 @@ def makers(templates: Path) -> list[Path]:
     return [*sorted(templates.glob("*.j2")), Path(__file__), Path(spec.origin)]
 
 
-def filled(text: str, names: Mapping[str, str], asked_by: str) -> str:
+def fill_names(text: str, names: Mapping[str, str], asked_by: str) -> str:
     """Replace names such as `/usr/lib/{{ multiarch }}` with this build's values."""
 
     def value_of(match: re.Match[str]) -> str:
@@ -220,7 +220,7 @@ def short(name: str) -> str:
     return name.partition(" as /")[0]
 
 
-def changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[str]:
+def list_changed(before: Mapping[str, str] | None, after: Mapping[str, str]) -> list[str]:
     """List by name the inputs that differ from those of the last build."""
     if before is None:
         return ["never built here"]
@@ -265,7 +265,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @contextmanager
-def added(path: Path) -> Iterator[None]:
+def lock_for_adding(path: Path) -> Iterator[None]:
     """Lock a file's directory, so that concurrent builds of this tree add to the file without losing entries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -294,7 +294,7 @@ class BuildState:
         return self.built.get(key)
 
     def record(self, key: str, inputs: Mapping[str, str]) -> None:
-        with added(self.path):
+        with lock_for_adding(self.path):
             self.built = {**self.read(), key: inputs}
             data = {name: {"inputs": inputs} for name, inputs in sorted(self.built.items())}
             write_whole(self.path, json.dumps(data, indent=1), 0o600)
@@ -341,6 +341,6 @@ class Rendered:
         # A template edited during this build may have been rendered in its old or its new form.
         if not self.path or self.used.keys() <= self.known.keys() or self.stamped() != self.stamps:
             return
-        with suppress(OSError), added(self.path):  # a full disk, or another user's tree
+        with suppress(OSError), lock_for_adding(self.path):  # a full disk, or another user's tree
             rest = {key: value for key, value in self.written().items() if key not in self.used}
             write_whole(self.path, json.dumps(dict(list({**rest, **self.used}.items())[-KEPT:])), 0o600)

@@ -54,7 +54,7 @@ class File:
         return cls(path, hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest())
 
 
-def listed(
+def list_packages(
     slices: Iterable[Slice],
     downloads: Iterable[Pin],
     base: Mapping[str, str],

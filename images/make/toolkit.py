@@ -55,14 +55,14 @@ class ToolkitWheels:
         return f"{ROOT}/cuda-{self.cuda}"
 
 
-def wanted_wheels(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWheels:
+def select_wheels(place: LockContext, layer: Layer, below: Sequence[Layer]) -> ToolkitWheels:
     """Return a layer's wheels; a layer for compiling also brings libraries that no layer below has."""
-    cuda = archive.chosen(place)
+    cuda = archive.choose_cuda(place)
     shared, devel = layer.wheels.of(place.choice), layer.wheels_devel.of(place.choice)
     if cuda is None or not (shared or devel):
         return ToolkitWheels()
     below_groups = {group for lower in below for group in lower.wheels.of(place.choice)}
-    locked, file = archive.resolved(place, cuda)
+    locked, file = archive.read_resolved(place, cuda)
 
     def of(groups: Sequence[str]) -> tuple[Wheel, ...]:
         libraries: list[Wheel] = []
@@ -102,15 +102,15 @@ def entries(wanted: ToolkitWheels, place: LockContext, kept: Path) -> Iterator[E
         into.mkdir()
 
         def wants(name: str, wheel: Wheel = wheel) -> bool:
-            at = placed(name, wheel)
+            at = find_place(name, wheel)
             return at is not None and (wheel in wanted.libraries if is_shared(at) else wheel in wanted.devel)
 
         for member in unpack(path, into, wants):
-            yield from laid_out(member, wheel, wanted)
+            yield from lay_out(member, wheel, wanted)
 
 
-def laid_out(member: Member, wheel: Wheel, wanted: ToolkitWheels) -> Iterator[Entry]:
-    at = placed(member.name, wheel)
+def lay_out(member: Member, wheel: Wheel, wanted: ToolkitWheels) -> Iterator[Entry]:
+    at = find_place(member.name, wheel)
     if at is None:
         return
     to = at if at.startswith("usr/") else f"{wanted.prefix}/{at}"
@@ -126,7 +126,7 @@ def laid_out(member: Member, wheel: Wheel, wanted: ToolkitWheels) -> Iterator[En
         yield content.file(f"{ROOT}/share/pkgconfig/{name.removeprefix('lib')}.pc", text.encode())
 
 
-def placed(name: str, wheel: Wheel) -> str | None:
+def find_place(name: str, wheel: Wheel) -> str | None:
     """Return a wheel file's place in the toolkit or image; None for what only Python needs."""
     top, _, rest = name.partition("/")
     if top.endswith(".dist-info"):
@@ -146,11 +146,11 @@ def is_shared(at: str) -> bool:
     return at.startswith("usr/") or SHARED.fullmatch(at) is not None
 
 
-def wanted_libraries(place: LockContext, layer: Layer) -> tuple[Wheel, ...]:
+def select_libraries(place: LockContext, layer: Layer) -> tuple[Wheel, ...]:
     groups, python = layer.python.of(place.choice), place.definition.versions.python
     if not groups:
         return ()
-    locked, file = archive.resolved(place, python)
+    locked, file = archive.read_resolved(place, python)
     locked_wheels = tuple(wheel for group in groups for wheel in locked.of(group, place.choice.arch))
     for group in groups:
         if not locked.of(group, place.choice.arch):

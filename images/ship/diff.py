@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from images import ImagesError
 from images.engine.store import Chunks
-from images.settings import installed
+from images.settings import read_installed
 
 DPKG_STATUS = "var/lib/dpkg/status"
 WHITEOUT = ".wh."
@@ -162,7 +162,7 @@ def assemble(name: str, config_path: str, config: Mapping[str, Any], parts: Iter
     for tar in tars:
         merge(merged, tar.entries)
         if tar.status is not None:
-            packages = installed(tar.status)
+            packages = read_installed(tar.status)
     image_id = posixpath.basename(config_path).removesuffix(".json")
     return Contents(name, f"sha256:{image_id}", tuple(layers), merged, packages)
 
@@ -314,7 +314,7 @@ def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
     """Yield the report for people: packages, the largest files, layers. `limit` cuts the list of files."""
     a, b = difference.a, difference.b
     yield f"{a.name}  {human(a.size)}  {a.image_id}"
-    yield f"{b.name}  {human(b.size)}  {b.image_id}  ({signed(b.size - a.size)})"
+    yield f"{b.name}  {human(b.size)}  {b.image_id}  ({show_signed(b.size - a.size)})"
     if difference.same:
         yield "the same image"
         return
@@ -328,7 +328,7 @@ def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
     heaviest = sorted(plain, key=lambda change: (-abs(change.growth), change.path))
     for change in heaviest[:limit]:
         what = "" if change.before is None or change.after is None else f"  ({', '.join(change.what)})"
-        yield f"  {mark(change.before, change.after)} /{change.path}  {signed(change.growth)}{what}"
+        yield f"  {mark(change.before, change.after)} /{change.path}  {show_signed(change.growth)}{what}"
     if len(heaviest) > limit:
         yield f"  and {len(heaviest) - limit} more; --json lists all"
     yield ""
@@ -362,7 +362,7 @@ def human(size: int) -> str:
     return f"{int(value)} {UNITS[unit]}" if unit == 0 else f"{value:.1f} {UNITS[unit]}"
 
 
-def signed(size: int) -> str:
+def show_signed(size: int) -> str:
     return f"+{human(size)}" if size >= 0 else f"-{human(-size)}"
 
 

@@ -70,17 +70,17 @@ def statement(build: Build, name: str, digest: str) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
-def encoded(payload: bytes) -> bytes:
+def encode(payload: bytes) -> bytes:
     """Return DSSE's pre-authentication encoding: type and length before the bytes."""
     return b"DSSEv1 %d %s %d %s" % (len(TYPE), TYPE.encode(), len(payload), payload)
 
 
-def signed(payload: bytes, key: Path) -> bytes:
+def sign(payload: bytes, key: Path) -> bytes:
     """Sign a payload and return the envelope; ssh-keygen may ask for the key's passphrase."""
     what = "sign the provenance"
     if not key.is_file():
         raise ImagesError(what, "no such key", file=key, hint="an ssh key: `ssh-keygen -t ed25519 -f KEY`")
-    done = keygen(what, ["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], encoded(payload))
+    done = keygen(what, ["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], encode(payload))
     if done.returncode != 0 or b"BEGIN SSH SIGNATURE" not in done.stdout:
         raise ImagesError(
             what, done.stderr.decode(errors="replace").strip() or "ssh-keygen printed no signature", file=key
@@ -90,7 +90,7 @@ def signed(payload: bytes, key: Path) -> bytes:
     return json.dumps(whole, sort_keys=True).encode()
 
 
-def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: str) -> Verified:
+def verify(envelopes: Iterable[bytes], digest: str, signers: Path, reference: str) -> Verified:
     """Return the first statement about this image by an allowed signer, or raise the most specific reason."""
     what = f"verify {reference}"
     if not signers.is_file():
@@ -98,12 +98,12 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
                           hint="lines of `NAME KEYTYPE KEY`, as ssh-keygen's ALLOWED SIGNERS has them")  # fmt: skip
     reason = "no provenance is attached"
     for data in envelopes:
-        envelope = opened(data)
+        envelope = open_envelope(data)
         if envelope is None:
             reason = "the attached document is not a signed statement"
             continue
         payload, signatures = envelope
-        signer = next((name for sig in signatures if (name := signed_by(payload, sig, signers, what))), "")
+        signer = next((name for sig in signatures if (name := find_signer(payload, sig, signers, what))), "")
         if not signer:
             reason = "no allowed signer signed its provenance"
         elif (statement := about(payload, digest)) is None:
@@ -113,7 +113,7 @@ def verified(envelopes: Iterable[bytes], digest: str, signers: Path, reference: 
     raise ImagesError(what, reason, file=signers)
 
 
-def opened(data: bytes) -> tuple[bytes, list[bytes]] | None:
+def open_envelope(data: bytes) -> tuple[bytes, list[bytes]] | None:
     try:
         whole = json.loads(data)
         if whole["payloadType"] != TYPE:
@@ -138,7 +138,7 @@ def about(payload: bytes, digest: str) -> Mapping[str, Any] | None:
     return dict(statement)
 
 
-def signed_by(payload: bytes, signature: bytes, signers: Path, what: str) -> str:
+def find_signer(payload: bytes, signature: bytes, signers: Path, what: str) -> str:
     """Return the name of the allowed signer; empty if there is none."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "signature"
@@ -146,7 +146,7 @@ def signed_by(payload: bytes, signature: bytes, signers: Path, what: str) -> str
         common = ["-s", str(file), "-f", str(signers)]
         named = keygen(what, ["-Y", "find-principals", *common], b"")
         for name in named.stdout.decode(errors="replace").splitlines() if named.returncode == 0 else []:
-            done = keygen(what, ["-Y", "verify", "-q", "-n", NAMESPACE, "-I", name, *common], encoded(payload))
+            done = keygen(what, ["-Y", "verify", "-q", "-n", NAMESPACE, "-I", name, *common], encode(payload))
             if done.returncode == 0:
                 return name
     return ""
@@ -213,7 +213,7 @@ def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: b
     return str(manifest["digest"])
 
 
-def attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
+def read_attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
     """Yield the documents of a type attached to an image. Only their digests are checked here."""
     listed = index(registry, f"/referrers/{image['digest']}")
     if listed is None:
@@ -278,4 +278,4 @@ def put_manifest(registry: Registry, reference: str, media_type: str, data: byte
 def attach_build(registry: Registry, build: Build, digest: str, key: Path) -> None:
     """Attach a signed statement about a build to the image with this digest."""
     payload = statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    attach(registry, subject(registry, digest), TYPE, signed(payload, key))
+    attach(registry, subject(registry, digest), TYPE, sign(payload, key))

@@ -221,7 +221,7 @@ class Registry:
                         inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
                     size += len(chunk)
                     packed.update(chunk)
-                    for piece in inflated(inflate, chunk) if inflate else (chunk,):
+                    for piece in inflate_bounded(inflate, chunk) if inflate else (chunk,):
                         unpacked.update(piece)
                 complete(answer)
         except zlib.error as error:
@@ -361,7 +361,7 @@ def complete(answer: HTTPResponse) -> None:
         raise IncompleteRead(b"", answer.length)
 
 
-def inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
+def inflate_bounded(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
     """Decompress in pieces, so that a registry's few bytes cannot become gigabytes of memory."""
     while chunk:
         yield inflate.decompress(chunk, CHUNK)

@@ -18,7 +18,7 @@ import yaml
 from images import ImagesError, pins
 from images.archive.lock import LockContext, open_archive
 from images.archive.locked import LockRequest, Slice, to_json
-from images.cli.check import build_twice, candidates, pinned
+from images.cli.check import build_twice, candidates, list_pinned
 from images.cli.session import Session
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine import store
@@ -172,7 +172,7 @@ def test_an_image_that_a_cluster_is_pinned_to_stays(small: Small, engine: Docker
     cluster = small.root / "build/cluster/mine"
     pins.write(cluster, pins.Pins({"small:latest": pins.EngineImage(engine.inspect(first)["Id"])}))
     assert first not in candidates(session, ROLES)
-    assert pinned(session, ROLES) == [(first, "mine")]
+    assert list_pinned(session, ROLES) == [(first, "mine")]
     shutil.rmtree(cluster)
     assert first in candidates(session, ROLES)
 

@@ -148,7 +148,7 @@ def locked_wheels(group: str) -> tuple[Wheel, ...]:
     place = LockContext(
         ROOT, definition, BuildChoice("debian", variant.slurm, variant.cuda, variant.releases[0]), BuildSettings()
     )
-    cuda = wheels.chosen(place)
+    cuda = wheels.choose_cuda(place)
     assert cuda is not None
     locked = wheels.read(place, cuda)
     assert locked is not None

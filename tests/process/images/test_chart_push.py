@@ -43,7 +43,7 @@ def test_another_chart_does_not_replace_a_release(charts: Registry) -> None:
     digest = release.push(charts, "0.2.0", METADATA, CONTENT)
     with pytest.raises(ImagesError, match=r"0\.2\.0 is there and holds another chart"):
         release.push(charts, "0.2.0", METADATA, {**CONTENT, "values.yaml": b"{a: 1}"})
-    assert release.pushed(charts, "0.2.0") == digest
+    assert release.find_pushed(charts, "0.2.0") == digest
 
 
 def test_the_charts_origin_is_verified_like_an_images(

@@ -56,7 +56,7 @@ def attach(registry: Registry, image: Mapping[str, Any], builder: Path, arch: st
     tag, inputs = TAGS[arch]
     build = Build({"role": "worker", "arch": arch}, inputs, tag, {}, "1234abcd")
     said = provenance.statement(build, "worker", image["digest"])
-    provenance.attach(registry, image, provenance.TYPE, provenance.signed(said, builder))
+    provenance.attach(registry, image, provenance.TYPE, provenance.sign(said, builder))
 
 
 def verify(registry: Registry, tag: str, signers: Path, *more: str) -> subprocess.CompletedProcess[str]:

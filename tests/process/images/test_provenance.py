@@ -67,12 +67,12 @@ def pushed(registry: Registry, tag: str, said: str = "") -> Mapping[str, Any]:
 
 def attach(registry: Registry, there: Mapping[str, Any], builder: Path, about: str = "") -> None:
     said = provenance.statement(BUILD, "worker", about or there["digest"])
-    provenance.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
+    provenance.attach(registry, there, provenance.TYPE, provenance.sign(said, builder))
 
 
 def verify(registry: Registry, there: Mapping[str, Any], signers: Path) -> provenance.Verified:
-    found = provenance.attached(registry, there, provenance.TYPE)
-    return provenance.verified(found, there["digest"], signers, "worker:1")
+    found = provenance.read_attached(registry, there, provenance.TYPE)
+    return provenance.verify(found, there["digest"], signers, "worker:1")
 
 
 def test_what_was_attached_is_believed(registry: Registry, builder: Path, signers: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_good_signature_of_another_image_proves_nothing(registry: Registry, bu
 def test_a_changed_statement_is_not_the_signed_one(registry: Registry, builder: Path, signers: Path) -> None:
     there = pushed(registry, "1")
     said = provenance.statement(BUILD, "worker", there["digest"])
-    envelope = json.loads(provenance.signed(said, builder))
+    envelope = json.loads(provenance.sign(said, builder))
     envelope["payload"] = base64.b64encode(said.replace(b"debian", b"nvidia")).decode()
     provenance.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
     with pytest.raises(ImagesError, match="no allowed signer signed"):
@@ -131,7 +131,7 @@ def test_a_signature_for_something_else_is_none(registry: Registry, builder: Pat
     there = pushed(registry, "1")
     said = provenance.statement(BUILD, "worker", there["digest"])
     words = ["ssh-keygen", "-Y", "sign", "-q", "-n", "git", "-f", str(builder)]
-    done = subprocess.run(words, input=provenance.encoded(said), capture_output=True, check=True)
+    done = subprocess.run(words, input=provenance.encode(said), capture_output=True, check=True)
     envelope = {
         "payloadType": provenance.TYPE,
         "payload": base64.b64encode(said).decode(),
@@ -147,10 +147,10 @@ def test_a_signature_for_something_else_is_none(registry: Registry, builder: Pat
 def test_attached_twice_it_is_one(registry: Registry, builder: Path) -> None:
     there = pushed(registry, "1")
     said = provenance.statement(BUILD, "worker", there["digest"])
-    envelope = provenance.signed(said, builder)
+    envelope = provenance.sign(said, builder)
     for _ in range(2):
         provenance.attach(registry, there, provenance.TYPE, envelope)
-    assert list(provenance.attached(registry, there, provenance.TYPE)) == [envelope]
+    assert list(provenance.read_attached(registry, there, provenance.TYPE)) == [envelope]
 
 
 def test_the_same_build_says_the_same() -> None:
@@ -163,7 +163,7 @@ def test_a_registry_that_gives_other_bytes_is_not_believed(
 ) -> None:
     there = pushed(registry, "1")
     said = provenance.statement(BUILD, "worker", there["digest"])
-    envelope = provenance.signed(said, builder)
+    envelope = provenance.sign(said, builder)
     provenance.attach(registry, there, provenance.TYPE, envelope)
     digest = hashlib.sha256(envelope).hexdigest()
     stored = registryd.storage / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data"
@@ -174,16 +174,16 @@ def test_a_registry_that_gives_other_bytes_is_not_believed(
 
 def test_a_key_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ImagesError, match="cannot sign the provenance: no such key"):
-        provenance.signed(b"{}", tmp_path / "none")
+        provenance.sign(b"{}", tmp_path / "none")
     (tmp_path / "bad").write_text("no key at all\n")
     with pytest.raises(ImagesError, match="cannot sign the provenance"):
-        provenance.signed(b"{}", tmp_path / "bad")
+        provenance.sign(b"{}", tmp_path / "bad")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"[" * 30_000, b'{"payloadType": "x"}', b'{"payloadType": 3}'])
 def test_what_is_no_envelope_is_passed_over(tmp_path: Path, signers: Path, data: bytes) -> None:
     with pytest.raises(ImagesError, match="the attached document is not a signed statement"):
-        provenance.verified([data], "sha256:" + "0" * 64, signers, "worker:1")
+        provenance.verify([data], "sha256:" + "0" * 64, signers, "worker:1")
 
 
 def test_a_push_attaches_it_with_what_the_build_chose(registry: Registry, builder: Path, signers: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_rightly_signed_image_under_anothers_name_is_told(
     there = pushed(registry, tag)
     build = Build(PARAMETERS, "ab" * 32, "24.11.5-debian-0123456789ab", {}, "1234abcd")
     said = provenance.statement(build, "worker", there["digest"])
-    provenance.attach(registry, there, provenance.TYPE, provenance.signed(said, builder))
+    provenance.attach(registry, there, provenance.TYPE, provenance.sign(said, builder))
     command = [sys.executable, "build.py", "verify", "--user", PUSHER.user, "--password-stdin", "--signers"]
     reference = f"{registry.place.host}/{registry.repository}:{tag}"
     done = subprocess.run([*command, str(signers), *more, reference], cwd=ROOT, input=f"{PUSHER.password}\n",

@@ -49,7 +49,7 @@ def composed(arch: str) -> Composed:
     [("", (OWN,)), ("arm64", ("arm64",)), ("both", (OWN, OTHER)), (f"{OTHER},{OWN},{OTHER}", (OWN, OTHER))],
 )
 def test_what_was_asked_for_each_once_and_the_machines_own_first(asked: str, expected: tuple[str, ...]) -> None:
-    assert architectures.listed(asked) == expected
+    assert architectures.parse_architectures(asked) == expected
 
 
 @pytest.mark.parametrize("asked", ["arm46", "amd64,riscv64", "amd64,", "both,arm64"])

@@ -105,19 +105,19 @@ def test_the_engine_is_the_one_that_a_person_has_chosen(monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path))
     context(tmp_path, "rootless", "unix:///run/user/1000/docker.sock")
     mine = ("unix:///run/user/1000/docker.sock", "docker's context rootless")
-    assert host.chosen_engine({}) == (host.OWN_ENGINE, "")
-    assert host.chosen_engine({"DOCKER_HOST": "", "DOCKER_CONTEXT": "default"}) == (host.OWN_ENGINE, "")
-    assert host.chosen_engine({"DOCKER_CONTEXT": "rootless"}) == mine
+    assert host.choose_engine({}) == (host.OWN_ENGINE, "")
+    assert host.choose_engine({"DOCKER_HOST": "", "DOCKER_CONTEXT": "default"}) == (host.OWN_ENGINE, "")
+    assert host.choose_engine({"DOCKER_CONTEXT": "rootless"}) == mine
     (tmp_path / ".docker/config.json").write_text('{"currentContext": "rootless"}')
-    assert host.chosen_engine({}) == mine
-    assert host.chosen_engine({"DOCKER_CONTEXT": "default"}) == (host.OWN_ENGINE, "")
+    assert host.choose_engine({}) == mine
+    assert host.choose_engine({"DOCKER_CONTEXT": "default"}) == (host.OWN_ENGINE, "")
     # DOCKER_HOST takes precedence over contexts, as in docker itself.
-    assert host.chosen_engine({"DOCKER_HOST": "tcp://a:1", "DOCKER_CONTEXT": "x"}) == ("tcp://a:1", "DOCKER_HOST")
+    assert host.choose_engine({"DOCKER_HOST": "tcp://a:1", "DOCKER_CONTEXT": "x"}) == ("tcp://a:1", "DOCKER_HOST")
     with pytest.raises(host.HostError, match="docker's context gone, which DOCKER_CONTEXT names"):
-        host.chosen_engine({"DOCKER_CONTEXT": "gone"})
+        host.choose_engine({"DOCKER_CONTEXT": "gone"})
     (tmp_path / ".docker/config.json").write_text('{"currentContext": "gone"}')
     with pytest.raises(host.HostError, match=r"docker's context gone, which .*/config.json names"):
-        host.chosen_engine({})
+        host.choose_engine({})
 
 
 @pytest.mark.parametrize("by", ["DOCKER_HOST", "docker's context mine"])

@@ -72,10 +72,10 @@ def test_the_lock_is_of_what_the_definition_asks() -> None:
 def test_a_layer_that_asks_for_one_is_told_where_nobody_has_locked_it(tmp_path: Path) -> None:
     layer = place().definition.layers["fleet"]
     with pytest.raises(ImagesError, match="the wheels of Python were never resolved"):
-        toolkit.wanted_libraries(place(tmp_path), layer)
+        toolkit.select_libraries(place(tmp_path), layer)
     assert wheels.stale(place(tmp_path), ["fleet"]) == ["the wheels of Python"]
     assert wheels.stale(place(tmp_path), ["controller"]) == []
-    assert toolkit.wanted_libraries(place(tmp_path), replace(layer, python=Selected())) == ()
+    assert toolkit.select_libraries(place(tmp_path), replace(layer, python=Selected())) == ()
 
 
 def test_the_hash_knows_the_file_and_the_layout() -> None:

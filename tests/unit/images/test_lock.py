@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from images import ImagesError
-from images.archive.apt import URI, unresolved
+from images.archive.apt import URI, resolution_error
 from images.archive.lock import WantedPackages, find_stale
-from images.archive.locked import LockedPackage, LockRequest, Slice, changes, from_json, to_json, vanished
+from images.archive.locked import LockedPackage, LockRequest, Slice, changes, from_json, list_vanished, to_json
 from images.definition.spec import Layer
 
 REQUEST = LockRequest(("less",), "root", ("trixie main",))
@@ -36,19 +36,19 @@ def test_a_damaged_lock_says_how_to_mend_it(text: str) -> None:
 
 
 def test_what_the_archive_lost_is_named_with_what_it_has_now() -> None:
-    (gone,) = vanished([SLICE], {"less": {"669-1": "c" * 64}, "libtinfo6": {"6.5": "b" * 64}})
+    (gone,) = list_vanished([SLICE], {"less": {"669-1": "c" * 64}, "libtinfo6": {"6.5": "b" * 64}})
     assert "less 668-1 (layer os): gone, the archive has 669-1" in str(gone)
 
 
 def test_the_same_version_with_other_bytes_is_a_checksum_mismatch() -> None:
-    (gone,) = vanished([SLICE], {"less": {"668-1": "c" * 64}, "libtinfo6": {"6.5": "b" * 64}})
+    (gone,) = list_vanished([SLICE], {"less": {"668-1": "c" * 64}, "libtinfo6": {"6.5": "b" * 64}})
     assert "checksum mismatch" in str(gone)
     assert "cccccccc" in str(gone)
 
 
 def test_an_archive_that_has_everything_lost_nothing() -> None:
     have = {package.name: {package.version: package.sha256, "0": "f" * 64} for package in SLICE.packages}
-    assert vanished([SLICE], have) == []
+    assert list_vanished([SLICE], have) == []
 
 
 def test_a_new_lock_is_told_by_package() -> None:
@@ -77,7 +77,7 @@ def test_apt_is_understood() -> None:
     ],
 )
 def test_a_package_that_is_not_found_gets_the_nearest_name(text: str, missing: str) -> None:
-    error = unresolved(text, "images/layers/os.yaml", lambda: ["less", "more"])
+    error = resolution_error(text, "images/layers/os.yaml", lambda: ["less", "more"])
     assert error.why == f"package not found: {missing}"
     assert error.hint == "did you mean 'less'?"
     assert error.file == "images/layers/os.yaml"

@@ -14,7 +14,7 @@ from images.archive import bootstrap
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, split_dockerfile
-from images.make.build import explain_failures, moved_entries
+from images.make.build import explain_failures, move_entries
 from images.make.plan import BuildResult, DockerfileContent, PlannedImage, dockerfile, strict
 from images.make.progress import Plain, print_results
 
@@ -142,5 +142,5 @@ def artifact() -> tarfile.TarFile:
 )
 def test_an_artifact_lands_where_it_says(contents: bool, expected: dict[str, EntryKind], tmp_path: Path) -> None:
     with artifact() as tar:
-        found = {entry.path: entry.kind for entry in moved_entries(tar, "usr", contents, tmp_path)}
+        found = {entry.path: entry.kind for entry in move_entries(tar, "usr", contents, tmp_path)}
     assert found == expected

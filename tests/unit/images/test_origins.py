@@ -84,7 +84,7 @@ def test_the_image_names_the_default_whatever_the_build_used(variant: Variant) -
 
 def test_a_mirror_for_a_repository_that_does_not_exist_is_an_error(variant: Variant) -> None:
     with pytest.raises(ImagesError) as caught:
-        apt.known_mirror("debain", variant)
+        apt.require_mirror("debain", variant)
     assert caught.value.hint == "did you mean 'debian'?"
 
 

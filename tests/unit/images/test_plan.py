@@ -18,7 +18,7 @@ from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.store import Additions, config
 from images.make.compose import Composer
 from images.make.content import Entry, entrypoint
-from images.make.plan import Composed, PlannedImage, changed
+from images.make.plan import Composed, PlannedImage, list_changed
 from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -176,7 +176,7 @@ def test_a_layer_without_a_lock_says_what_resolves_it(repository: Path) -> None:
     ],
 )
 def test_which_input_changed(before: Mapping[str, str] | None, after: Mapping[str, str], lines: list[str]) -> None:
-    assert changed(before, after) == lines
+    assert list_changed(before, after) == lines
 
 
 def test_the_projects_own_roles_compile(repository: Path) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from images.cli.check import still_made, superseded
+from images.cli.check import select_superseded, still_made
 from images.cli.session import Session
 from images.make.plan import PlannedImage
 from images.settings import BuildSettings
@@ -50,12 +50,12 @@ NOW = cast(
     ],
 )
 def test_only_our_own_old_tags_go(name: str, goes: bool) -> None:
-    assert superseded(NOW, [name], "debian") == ([name] if goes else [])
+    assert select_superseded(NOW, [name], "debian") == ([name] if goes else [])
 
 
 def test_roles_go_before_the_layers_under_them() -> None:
     old = ["minivm/layer-os:debian-0123456789ab", "minivm/login:24.11.5-debian-0123456789ab"]
-    assert superseded(NOW, old, "debian") == old[::-1]
+    assert select_superseded(NOW, old, "debian") == old[::-1]
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_what_was_built_with_another_slurm_or_cuda_stays(chosen: dict[str, str])
         image = Session.open(ROOT, BuildSettings(**other)).compose(["worker"]).role("worker")
         targets = session.select_targets(())
         flavour = session.place.choice.flavour
-        assert superseded(still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []
+        assert select_superseded(still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []

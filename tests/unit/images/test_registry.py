@@ -14,7 +14,7 @@ import pytest
 
 from images import ImagesError
 from images.ship import provenance
-from images.ship.registry import CHUNK, LARGEST, Blob, Login, Registry, RegistryPath, inflated, trust
+from images.ship.registry import CHUNK, LARGEST, Blob, Login, Registry, RegistryPath, inflate_bounded, trust
 
 LOGIN = Login("pusher", "hunter2")
 
@@ -108,7 +108,7 @@ def test_a_layer_is_unpacked_in_pieces_and_compared_whole(bad: Bad) -> None:
     bad.body = gzip.compress(layer)
     packed, unpacked = (f"sha256:{hashlib.sha256(data).hexdigest()}" for data in (bad.body, layer))
     bad.registry().check_layer(Blob(packed, len(bad.body)), unpacked)
-    pieces = [len(piece) for piece in inflated(zlib.decompressobj(wbits=31), bad.body)]
+    pieces = [len(piece) for piece in inflate_bounded(zlib.decompressobj(wbits=31), bad.body)]
     assert max(pieces) <= CHUNK and sum(pieces) >= 5 * CHUNK
 
 
@@ -139,7 +139,7 @@ def test_a_list_of_what_is_no_digest_is_none(bad: Bad, item: str) -> None:
     bad.body = b'{"manifests": [%s]}' % item.replace("%s", "a document").encode()
     registry = bad.registry()
     with pytest.raises(ImagesError, match="its list of referrers is not a list of descriptors"):
-        list(provenance.attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
+        list(provenance.read_attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
     with pytest.raises(ImagesError, match=f"cannot read 127.0.0.1:{bad.port}/worker: 'x://elsewhere' is no digest"):
         registry.named("/blobs/x://elsewhere", "x://elsewhere")
 

@@ -14,7 +14,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import Pin
-from images.make.sbom import NOASSERTION, File, Package, document, listed, purl, spdx_id, to_json
+from images.make.sbom import NOASSERTION, File, Package, document, list_packages, purl, spdx_id, to_json
 
 MUNGE = Package("munge", "0.5.16-1.1", "amd64", "ab" * 32, "munge")
 LIBSTDCPP = Package("libstdc++6", "14.2.0-19", "amd64", "cd" * 32, "gcc-14")
@@ -128,7 +128,9 @@ def test_an_image_is_its_locked_packages_its_base_and_its_pinned_files(tmp_path:
     pin = Pin("hpcx", "2.24.1", "https://x.invalid/hpcx.tbz", "ef" * 32)
     found = {
         package.name: package
-        for package in listed(slices, [pin], {"libc6:amd64": "2.39", "libstdc++6:amd64": "14.1"}, {"cuda", "doca"})
+        for package in list_packages(
+            slices, [pin], {"libc6:amd64": "2.39", "libstdc++6:amd64": "14.1"}, {"cuda", "doca"}
+        )
     }
     assert found["libstdc++6"].version == "14.2.0-19", "the base's older one was replaced"
     assert found["libstdc++6"].source == "gcc-14"

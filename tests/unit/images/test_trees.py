@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from images import ImagesError
-from images.archive.fetch import fetch, packed
+from images.archive.fetch import fetch, pack_source
 from images.definition.load import load
 from images.definition.spec import UNFILLED, Pin
 from images.settings import BuildSettings, read
@@ -50,7 +50,7 @@ def pin(tree: Path, tmp_path: Path) -> Pin:
     git(repository, "commit", "--quiet", "--all", "--message=two")
     (repository / "src/main.c").write_text("int never;\n")
     found = Pin("tool", "1.0", str(repository), "0" * 64, commit=commit)
-    return replace(found, sha256=hashlib.sha256(packed(found, BuildSettings())).hexdigest())
+    return replace(found, sha256=hashlib.sha256(pack_source(found, BuildSettings())).hexdigest())
 
 
 def test_a_repository_an_archive_and_a_directory_of_one_commit_are_one_file(
@@ -117,7 +117,7 @@ def test_a_repository_s_own_settings_start_nothing_here(pin: Pin, tmp_path: Path
     git(repository, "config", "filter.evil.smudge", f"touch {ran}")
     git(repository, "config", "tar.tar.command", f"touch {ran}")
     (repository / ".git/info/attributes").write_text("* filter=evil\n")
-    assert hashlib.sha256(packed(pin, BuildSettings())).hexdigest() == pin.sha256
+    assert hashlib.sha256(pack_source(pin, BuildSettings())).hexdigest() == pin.sha256
     assert not ran.exists()
 
 
@@ -173,4 +173,4 @@ def test_an_archive_that_is_cut_or_has_a_name_too_long_is_a_sentence(pin: Pin, t
     (tree / ("d" * 150) / ("f" * 120)).touch()
     for given in (cut, tree):
         with pytest.raises(ImagesError, match="have the source of tool"):
-            packed(replace(pin, url=str(given)), BuildSettings())
+            pack_source(replace(pin, url=str(given)), BuildSettings())

@@ -25,7 +25,7 @@ from images.definition.load import load
 from images.definition.spec import BuildChoice, Cuda, EntryKind, SlurmSource
 from images.make import toolkit
 from images.make.content import Entry
-from images.make.sbom import listed, purl
+from images.make.sbom import list_packages, purl
 from images.settings import BuildSettings
 from tests.support.wheel_files import FILES, TAGS, index, locked_wheel, made
 
@@ -350,7 +350,7 @@ def test_a_file_outside_the_vendors_tree_is_refused(index: Path, tmp_path: Path)
 def asked(layer: str, cuda: str, below: tuple[str, ...] = ()) -> toolkit.ToolkitWheels:
     definition = load(ROOT)
     place = LockContext(ROOT, definition, BuildChoice("debian", SlurmSource.PACKAGE, cuda, "24.11"), BuildSettings())
-    return toolkit.wanted_wheels(place, definition.layers[layer], [definition.layers[name] for name in below])
+    return toolkit.select_wheels(place, definition.layers[layer], [definition.layers[name] for name in below])
 
 
 def test_the_devel_layers_bring_the_libraries_where_none_below_does() -> None:
@@ -372,7 +372,7 @@ def test_a_cuda_without_a_compiler_says_so() -> None:
 
 def test_wheels_that_were_never_resolved_are_a_sentence(place: LockContext) -> None:
     with pytest.raises(ImagesError) as error:
-        toolkit.wanted_wheels(place, place.definition.layers["cuda"], [])
+        toolkit.select_wheels(place, place.definition.layers["cuda"], [])
     assert str(error.value).startswith(
         "cannot read the lock: the wheels of CUDA 13.5 were never resolved (images/lock/wheels/cuda-13.5.json)"
     )
@@ -383,7 +383,7 @@ def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
 ) -> None:
     place = replace(place, choice=replace(place.choice, arch="riscv64"))
     with pytest.raises(ImagesError) as error:
-        toolkit.wanted_wheels(place, place.definition.layers["cuda"], [])
+        toolkit.select_wheels(place, place.definition.layers["cuda"], [])
     assert str(error.value).startswith(
         "cannot build layer:cuda: no wheel of nvidia-cuda-runtime==13.5.* is locked for riscv64"
     )
@@ -391,7 +391,7 @@ def test_a_machine_that_no_wheel_is_locked_for_is_a_sentence(
 
 def test_a_cuda_without_a_group_that_a_layer_takes_is_a_sentence(locked: LockedWheels, place: LockContext) -> None:
     with pytest.raises(ImagesError) as error:
-        toolkit.wanted_wheels(place, place.definition.layers["nccl"], [place.definition.layers["cuda"]])
+        toolkit.select_wheels(place, place.definition.layers["nccl"], [place.definition.layers["cuda"]])
     assert "cannot build layer:nccl: CUDA 13.5 has no wheels 'nccl'" in str(error.value)
     assert "images/versions.yaml, cuda.13.5.wheels" in str(error.value)
 
@@ -419,7 +419,7 @@ def test_the_locks_are_of_what_the_definition_asks() -> None:
 
 def test_an_sbom_names_wheels_by_checksum_and_licence() -> None:
     wheel = Wheel("nccl", "nvidia-nccl-cu13", "2.30.7", "amd64", "x.whl", "ab" * 32, "LicenseRef-NVIDIA-Proprietary")
-    (package,) = listed((), (), {}, (), (wheel,))
+    (package,) = list_packages((), (), {}, (), (wheel,))
     assert purl(package, "debian", "trixie") == f"pkg:pypi/nvidia-nccl-cu13@2.30.7?checksum=sha256:{'ab' * 32}"
     assert package.licence == "LicenseRef-NVIDIA-Proprietary" and package.sha256 == "ab" * 32
 
