@@ -404,12 +404,15 @@ def from_checkout(role: str) -> Plan:
         services_of = [item for part in (inherited, data) if isinstance(item := part.get("services", []), list)]
         data = {**inherited, **data, "services": [name for names in services_of for name in names]}
     names, drain, services = data.get("services"), data.get("drain"), load_directory()
-    missing = [str(name) for name in names if name not in services] if isinstance(names, list) else ["a plain list"]
-    if missing or not isinstance(names, list):
+    # NAME=FILE: the service NAME with a definition of this role's own.
+    entries = [str(name).partition("=") for name in names] if isinstance(names, list) else []
+    files = {name: own or name for name, _, own in entries}
+    missing = [file for file in files.values() if file not in services] if files else ["a plain list"]
+    if missing:
         problem = f"services: no {', '.join(missing)}"
         raise ConfigError("compile the plan", problem, file=str(file), hint="`build.py plan` reads every form")
     drain_spec = parse_drain(drain, str(file)) if isinstance(drain, dict) else None
-    return compile_plan(role, [services[name] for name in names], drain_spec)
+    return compile_plan(role, [replace(services[file], name=name) for name, file in files.items()], drain_spec)
 
 
 def read_plan(path: Path) -> Plan:

@@ -235,6 +235,15 @@ def renew_password(pod: Pod, control: Path) -> str:
     return ""
 
 
+def renew_node_sackd(control: Path, unread: Mapping[str, list[str]], read: dict[str, list[str]]) -> None:
+    """Have a worker's sackd take a new key after slurmd: slurmctld reconfigures slurmd alone."""
+    if "sackd" not in unread or not (running := read.keys() & {"slurmd", "slurmd-static"}) or running & unread.keys():
+        return
+    with contextlib.suppress(InitError, EOFError, OSError), Client(control, within=WITHIN) as client:
+        client.request("reload", service="sackd", wait=True)
+        print(f"sackd has taken {' and '.join(unread['sackd'])}", file=sys.stderr)
+
+
 def look(pod: Pod, control: Path, read: dict[str, list[str]]) -> dict[str, list[str]]:
     with Client(control, within=WITHIN) as client:
         views = client.snapshot().services
@@ -253,6 +262,7 @@ def compare(pod: Pod, control: Path) -> list[str]:
         renew_jwt(pod, control),
         renew_password(pod, control),
     ]
+    renew_node_sackd(control, unread, read)
     unread = look(pod, control, read)
     unread.pop("sshd", None)  # told above, and tried again
     reasons += tell_unread(unread)

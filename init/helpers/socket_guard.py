@@ -1,4 +1,4 @@
-"""Keep one user from holding all connections to the socket of munged, or of a login pod's sackd.
+"""Keep one user from holding all connections to the socket of munged or sackd.
 
 Both answer any user of the pod, and neither closes a silent connection in time: munged reads from as many connections
 as it has threads, sackd takes 50 (24.11) or 512 (26.05) of them. A user who holds LIMIT connections for LOOKS looks is

@@ -69,24 +69,46 @@ def test_a_job_outlives_slurmd_and_a_worker_comes_back(signed: World, ann: Resea
     assert ann("srun -Q -w slurm-worker-0 hostname") == "slurm-worker-0\n"
 
 
+def test_a_worker_signs_while_its_slurmd_reconfigures(signed: World, ann: Researcher) -> None:
+    """slurmd first waits for its requests, here the end of a job that outlives SIGTERM, and signs nothing meanwhile."""
+    worker = "slurm-worker-0"
+
+    def said() -> str:
+        return signed.run(worker, "minivm", "logs", "slurmd", "--lines", "2")
+
+    script = "trap 'touch signalled' TERM; touch begun; while :; do sleep 1; done"
+    job = ann.submit("-w", worker, "--mem=50", "-o", "/dev/null", script=script)
+    until(lambda: ann.try_("rm begun").returncode == 0, "the job has begun")
+    ann(f"scancel {job}")
+    until(lambda: ann.try_("rm signalled").returncode == 0, "slurmd ends the job")
+    slurmd = signed.run(worker, "pgrep", "-x", "slurmd")
+    signed.slurm("scontrol", "reconfigure")
+    until(lambda: "Triggering reconfigure" in said(), "slurmd is to reconfigure", seen=said)
+    assert signed.run(worker, "sinfo", "-h", "-o", "%P").strip()
+    assert signed.run(worker, "pgrep", "-x", "slurmd") == slurmd, f"the answer came after the reconfiguration: {said()}"
+
+
 def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, ann: Researcher) -> None:
-    bob = Researcher(signed, "bob")
-    job = ann.submit(
-        "-w",
-        "slurm-worker-0",
-        "-o",
-        "/dev/null",
-        "--mem=50",
-        script="until test -e flooded; do sleep 1; done; srun true",
-    )
+    """Job steps end by a signature of the worker's sackd; the guard ends the processes that hold its connections."""
+    bob, worker = Researcher(signed, "bob"), "slurm-worker-0"
+
+    def reasons() -> str:
+        return signed.cluster.exec(worker, ["minivm", "why"])[1]
+
+    script = "until test -e flooded; do sleep 1; done; srun true"
+    job = ann.submit("-w", worker, "-o", "/dev/null", "--mem=50", script=script)
     ann.wait_for(job, "RUNNING")
-    with flood(bob, SOCKET, 1000, least=1000, within="srun -Q -n1 --mem=200 -w slurm-worker-0"):
-        ann("touch flooded")
-        ann.wait_for(job, "COMPLETED")
-        ann("rm flooded")
-        # The node has two processors: this step waits for the job's.
-        assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
-        assert signed.row("slurm-worker-0").ready
+    with flood(bob, SOCKET, 1000, is_guarded=True, within="srun -Q -n1 --mem=200 -w slurm-worker-0"):
+        try:
+            ann("touch flooded")
+            ann.wait_for(job, "COMPLETED")
+            ann("rm flooded")
+            until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", seen=reasons)
+            # The node has two processors: this step waits for the job's.
+            assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
+            assert signed.row(worker).ready
+        finally:
+            signed.run(worker, "minivm", "restart", "sack-guard")
 
 
 def test_a_user_orders_no_daemon_to_end_or_change(signed: World, ann: Researcher) -> None:
@@ -102,8 +124,8 @@ KEYS: dict[str, str] = {}
 READERS = {
     "slurm-controller-0": ["slurmctld", "slurmdbd"],
     "slurm-login-0": ["sackd"],
-    "slurm-worker-0": ["slurmd"],
-    "slurm-worker-1": ["slurmd"],
+    "slurm-worker-0": ["sackd", "slurmd"],
+    "slurm-worker-1": ["sackd", "slurmd"],
 }
 
 
@@ -124,6 +146,8 @@ def test_the_key_is_rotated_under_a_running_job(signed: World, ann: Researcher) 
     KEYS["new"] = jwk("new", os.urandom(1024))
     job = ann.submit("-N2", "-o", "/dev/null", "--mem=50", script="until test -e go; do sleep 1; done; srun -N2 true")
     ann.wait_for(job, "RUNNING")
+    for pod in READERS:
+        signed.run(pod, "minivm", "restart", "keys")  # which has seen the daemons' processes by then
     for text in (keys(old=True, new=False), keys(old=False, new=True), keys(new=True)):
         options = signed.cluster.options
         over = merge(options.overrides, {"secrets": {"slurm": {"jwks": text}}})

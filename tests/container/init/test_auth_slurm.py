@@ -47,8 +47,9 @@ def test_a_missing_key_is_named_and_its_arrival_mends_the_pod(signed: World, mou
     key_file(mounts).write_bytes(signed.key)
     pod.wait_ready()
     assert "munged" not in {service["name"] for service in pod.status()["services"]}
-    assert pod.code("scontrol", "show", "partition")[0] == 0, "slurmd signs, since the sackd of the boot has ended"
-    until(lambda: pod.code("pgrep", "sackd")[0] == 1, "no sackd is left")
+    assert pod.code("scontrol", "show", "partition")[0] == 0
+    sackd = str(pod.service("sackd")["pid"])
+    until(lambda: pod.run("pgrep", "-x", "sackd").split() == [sackd], "the sackd of the boot has ended")
     pod.remove()
 
 
