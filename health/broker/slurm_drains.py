@@ -161,7 +161,7 @@ def dead_jobs(spool: Path, node: str, sockets: Path = SOCKETS) -> dict[int, Dead
     A job whose batch script still has its slurmstepd is left alone: the script's end is reported.
     """
     steps = _steps(spool, node)
-    living = _listening(sockets) if steps else None
+    living = _listening(sockets, spool) if steps else None
     if living is None:
         return {}
     dead = {}
@@ -216,11 +216,16 @@ def _steps(spool: Path, node: str) -> Mapping[int, dict[str, str]]:
     return steps
 
 
-def _listening(sockets: Path) -> set[str] | None:
-    """Return the names of the files on which a process listens; None: the kernel does not say."""
+def _listening(sockets: Path, spool: Path) -> set[str] | None:
+    """Return the names of the files in `spool` on which a process listens; None: the kernel does not say.
+
+    Any user may listen on a socket of the same name in another directory, or on one without a file.
+    """
     lines = _read(sockets).splitlines()[1:]
     cells = (line.split(None, 7) for line in lines)
-    return {row[7].rpartition("/")[2] for row in cells if len(row) == 8 and row[3] == LISTENS} if lines else None
+    paths = (os.path.split(os.path.normpath(row[7])) for row in cells if len(row) == 8 and row[3] == LISTENS)
+    places = {os.path.normpath(spool), os.path.realpath(spool)}
+    return {name for place, name in paths if place in places} if lines else None
 
 
 def _has_kills(place: Path) -> bool:

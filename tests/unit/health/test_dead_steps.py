@@ -67,6 +67,17 @@ def test_a_job_is_dead_when_its_script_or_its_step_is(steps: Steps) -> None:
     assert 9 in steps.found()
 
 
+@pytest.mark.parametrize("place", ["\0/x/", "elsewhere/"])
+def test_no_user_makes_a_dead_step_look_alive(steps: Steps, tmp_path: Path, place: str) -> None:
+    steps.start(7, BATCH)
+    steps.kill(7, BATCH)
+    (tmp_path / "elsewhere").mkdir()
+    with socket.socket(socket.AF_UNIX) as liar:
+        liar.bind(f"{place}{NODE}_7.{BATCH}" if place.startswith("\0") else f"{tmp_path}/{place}{NODE}_7.{BATCH}")
+        liar.listen()
+        assert steps.found() == {7: Dead(7, alone=True)}
+
+
 def test_a_dead_extern_step_alone_is_no_dead_job(steps: Steps) -> None:
     steps.start(7, EXTERN)
     steps.kill(7, EXTERN)
