@@ -185,10 +185,9 @@ def _living(process: Path, start: str) -> str:
 
 
 def _is_own_process(process: Path) -> bool:
-    """Tell whether the process is root's: a user's may have any name."""
-    with contextlib.suppress(OSError):
-        return process.stat().st_uid == os.geteuid()
-    return False
+    """Tell whether its real user is root: a user's setuid program may have any name, and is root's in /proc."""
+    uids = _read(process / "status").partition("\nUid:")[2].split(maxsplit=1)
+    return uids[:1] == [str(os.getuid())]
 
 
 def _no_room(spool: Path) -> str:

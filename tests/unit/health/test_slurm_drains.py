@@ -270,11 +270,15 @@ def test_a_process_counts_until_it_has_ended_and_no_other_of_its_number_does(tmp
     assert broker.look_for_remains(None, tmp_path / "absent").spool.endswith("No such file or directory")
 
 
-def plant(proc: Path, pid: int, name: str, parent: int, cgroup: str = "/", title: str = "") -> None:
+def plant(
+    proc: Path, pid: int, name: str, parent: int, cgroup: str = "/", title: str = "", uid: int = os.getuid()
+) -> None:
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} {'0 ' * 17}7{pid} 0\n")
     (proc / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
     (proc / str(pid) / "cmdline").write_text(title)
+    # Effective, saved and file system's: root, as of a setuid program.
+    (proc / str(pid) / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
 
 
 def test_a_jobs_processes_are_those_below_its_steps_and_in_its_cgroups(tmp_path: Path) -> None:
@@ -287,10 +291,7 @@ def test_a_jobs_processes_are_those_below_its_steps_and_in_its_cgroups(tmp_path:
     plant(tmp_path, 21, "bash", 20, "/slurm/job_461/step_batch/user/task_0")
     plant(tmp_path, 22, "slurmstepd", 1, title="slurmstepd: [146.0]")
     assert broker.remains_of_job(46, tmp_path) == ((11, "711"), (12, "712"), (13, "713"))
-    if not os.geteuid():
-        # A user's process named slurmstepd: its children do not belong to the job.
-        plant(tmp_path, 30, "slurmstepd", 1, title="slurmstepd: [46.0]")
-        plant(tmp_path, 31, "sleep", 30)
-        assert (31, "731") in broker.remains_of_job(46, tmp_path)
-        os.chown(tmp_path / "30", 1000, 1000)
-        assert (31, "731") not in broker.remains_of_job(46, tmp_path)
+    # A user runs a link to `su` of this name, whose effective user is root: its children do not belong to the job.
+    plant(tmp_path, 30, "slurmstepd", 1, title="slurmstepd: [46.0]", uid=os.getuid() + 1000)
+    plant(tmp_path, 31, "sleep", 30)
+    assert (31, "731") not in broker.remains_of_job(46, tmp_path)
