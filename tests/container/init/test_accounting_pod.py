@@ -54,7 +54,7 @@ from init.state import copies, restore
 def kill(event, arguments):
     if event == "subprocess.Popen" and arguments[1][-1].startswith(sys.argv[2]): os._exit(7)
 sys.addaudithook(kill)
-restore.restore_records(Pod(os.environ), Path(BACKUPS), copies.load(Path(BACKUPS), sys.argv[1]))
+restore.restore_records(Pod(os.environ), Path(BACKUPS), copies.load_manifest(Path(BACKUPS), sys.argv[1]))
 """
 LOADS, EXCHANGES = "slurm_acct_db_restoring", "--execute=RENAME TABLE"
 # The pod's own schedule, without the first minutes of a pod's life in which nothing is copied.

@@ -109,7 +109,7 @@ from pathlib import Path
 from init.state import copies
 directory = Path({BACKUPS!r})
 shutil.copytree(directory / {copy!r}, directory / "20010101T000000Z")
-manifest = copies.load(directory, "20010101T000000Z")
+manifest = copies.load_manifest(directory, "20010101T000000Z")
 path = directory / manifest.name / "jobs.json"
 listed = json.loads(path.read_text())
 listed["settled"]["999"] = "RUNNING"
