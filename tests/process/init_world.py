@@ -25,7 +25,7 @@ from tests.waiting import until
 # The system's own where there is one: services that are not root must be able to run it.
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 PYTHON = str(SYSTEM_PYTHON) if SYSTEM_PYTHON.exists() else sys.executable
-PATIENCE = 20.0
+PATIENCE = 60.0
 T = TypeVar("T")
 
 # The beginning of every helper service: how to tell PID 1 something, and how to say a line in one write, where two

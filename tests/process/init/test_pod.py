@@ -255,6 +255,8 @@ class Hierarchy:
 def hierarchy(tmp_path: Path) -> Iterator[Hierarchy]:
     made = Hierarchy(tmp_path / "cgroup")
     try:
+        if not made.controllers:
+            pytest.skip("cgroup v1 uses all controllers of this machine: v2 has none to hand on")
         yield made
     finally:
         made.close()
