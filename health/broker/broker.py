@@ -255,7 +255,6 @@ class Broker:
         # Jobs without a living slurmstepd, and when each is due; the time of the last look.
         self._dead: dict[int, float] = {}
         self._dead_looked = 0.0
-        self.known_within_s = KNOWN_WITHIN_S
 
     def look(self) -> None:
         """Read the verdicts, then decide and act until no action brings a new input."""
@@ -350,10 +349,10 @@ class Broker:
         at, processes, earlier = clock(), remains_of_job(job), self.memory.slurm.unkilled
         # slurmstepd waits for this answer. Without the node's state its drain would stay for a person.
         while isinstance(node := _ask(self.slurm.known_node), Failed):
-            if clock().steady - at.steady >= self.known_within_s:
+            if clock().steady - at.steady >= KNOWN_WITHIN_S:
                 log(f"the node's state before Slurm's drain is not known: {node.why}")
                 break
-            time.sleep(min(1.0, self.known_within_s))
+            time.sleep(1.0)
         before = None if isinstance(node, Failed) else node
         if before is not None and (cause := cause_of(before)) and cause.kill:
             # Another step of the same failure: only the first one could record the node's earlier state.

@@ -23,14 +23,13 @@ from typing import NamedTuple
 
 from ground.sockets import notify
 from init.errors import InitError
-from init.helpers.socket_guard import CLOSED_S, KILL_S, UNUSED_USER, kill_holders, trusted_users
+from init.helpers.socket_guard import CLOSED_S, KILL_S, LOOKS, UNUSED_USER, count_looks, kill_holders, trusted_users
 from init.pod.client import SOCKET, condition, log
 from init.pod.pod import run_as
 
 # A look costs the kernel 10 ms, whatever the number of connections: more often only while a user is over the limit.
 # From the shortest pause to the longest.
 QUIET_S, ALERT_S = (1.5, 6.0), (1.5, 2.5)
-LOOKS = 3
 WATCHED_S = 300.0
 SLURMCTLD, SLURMDBD, BOXES = 6817, 6819, 8652
 
@@ -102,9 +101,7 @@ class PortGuard:
         """Return the users over a limit for long enough, with the address and port."""
         over = [key for key, inodes in sockets.items() if key[0] not in self.trusted and self.is_over(*key, inodes)]
         self.before = sockets
-        # One look under the limit takes back one look over it, so that letting go at every third one hides nothing.
-        fewer = {key: looks - 1 for key, looks in self.looks.items() if looks > 1}
-        self.looks = Counter(fewer | {key: self.looks[key] + 1 for key in over})
+        self.looks = count_looks(self.looks, over)
         ended = [key for key in over if key[0] in self.watched or self.looks[key] >= LOOKS]
         for key in ended:
             del self.looks[key]

@@ -242,12 +242,15 @@ def degrade(reason: str) -> bool:
     return True
 
 
+CONTACT = "Last slurmctld msg time"  # in the text of `scontrol show slurmd`
+
+
 def heard(text: str, now: float) -> float:
     """Return the seconds since slurmctld's last contact or slurmd's start; inf: unknown.
 
     The text is that of `scontrol show slurmd`.
     """
-    return min(_ages(text, "Last slurmctld msg time|Boot time", now), default=float("inf"))
+    return min(_ages(text, f"{CONTACT}|Boot time", now), default=float("inf"))
 
 
 def started(text: str, now: float) -> float:
@@ -271,7 +274,7 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         memory, finding = ask_whether_saved(controller, memory)
         if finding.fault is not Fault.NONE:
             return memory, finding
-    limit = HEARD_S if re.search(r"^Last slurmctld msg time\s*=\s*\d", done.stdout, re.MULTILINE) else UNHEARD_S
+    limit = HEARD_S if _ages(done.stdout, CONTACT, time.time()) else UNHEARD_S
     if heard(done.stdout, time.time()) < limit or (now - memory.proven < HEARD_S and memory.proven):
         return memory, AnswerCheck()
     if memory.failures and now - memory.asked_at < ASK_AGAIN_S:

@@ -28,6 +28,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from ground.sockets import notify
 from init.errors import InitError
@@ -148,6 +149,18 @@ def kill_if_holder(pid: int, inodes: set[int]) -> None:
             os.close(process)
 
 
+Counted = TypeVar("Counted")
+
+
+def count_looks(looks: Counter[Counted], over_limit: Iterable[Counted]) -> Counter[Counted]:
+    """Count the looks over the limit, LOOKS at most.
+
+    A look under the limit takes back one over it, so that letting go at every third look hides nothing.
+    """
+    fewer = {key: number - 1 for key, number in looks.items() if number > 1}
+    return Counter(fewer | {key: min(LOOKS, looks[key] + 1) for key in over_limit})
+
+
 def is_held(descriptor: Path, inodes: set[int]) -> bool:
     with contextlib.suppress(OSError):  # closed since
         name, _, number = str(descriptor.readlink()).partition(":")
@@ -176,9 +189,7 @@ class Guard:
         counted = {user: number for user, number in counts.items() if user not in passed}
         limit = SHARE if sum(counted.values()) >= CROWD else LIMIT
         over_limit = {user: number for user, number in counted.items() if number >= limit}
-        # One look under the limit takes back one look over it, so that letting go at every third one hides nothing.
-        fewer = {user: looks - 1 for user, looks in self.looks.items() if looks > 1}
-        self.looks = Counter(fewer | {user: min(LOOKS, self.looks[user] + 1) for user in over_limit})
+        self.looks = count_looks(self.looks, over_limit)
         user = max(over_limit, key=lambda user: over_limit[user], default=None)
         if user is None or self.looks[user] < LOOKS:
             return None

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from init.helpers import port_guard, socket_guard
-from init.helpers.port_guard import LIMITS, LOOKS, SLURMDBD, PortWatch, held, read_tables
+from init.helpers.port_guard import LIMITS, SLURMDBD, PortWatch, held, read_tables
+from init.helpers.socket_guard import LOOKS
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.root

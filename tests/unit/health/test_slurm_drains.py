@@ -172,7 +172,9 @@ def test_a_refused_lift_is_tried_again_and_a_person_who_takes_over_is_left_alone
     assert asked == [] and not memory.slurm_drain and not memory.due
 
 
-def test_the_broker_records_a_step_that_cannot_be_killed_before_slurm_drains(tmp_path: Path) -> None:
+def test_the_broker_records_a_step_that_cannot_be_killed_before_slurm_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk = Desk(tmp_path)
     desk.say("ok")
     desk.calls()
@@ -186,7 +188,7 @@ def test_the_broker_records_a_step_that_cannot_be_killed_before_slurm_drains(tmp
     second = desk.broker.memory.slurm.unkilled
     assert second is not None and second == replace(unkilled, at=second.at)
     desk.slurm.down = True
-    desk.broker.known_within_s = 0.01
+    monkeypatch.setattr(broker, "KNOWN_WITHIN_S", 0.0)
     desk.broker.answer({"ask": "unkillable", "job": 47})
     third = desk.broker.memory.slurm.unkilled
     assert third is not None and third.before is None

@@ -11,7 +11,6 @@ from init.helpers.port_guard import (
     ANY,
     BOXES,
     LIMITS,
-    LOOKS,
     QUIET_S,
     SLURMCTLD,
     SLURMDBD,
@@ -21,6 +20,7 @@ from init.helpers.port_guard import (
     held,
     pause,
 )
+from init.helpers.socket_guard import LOOKS
 
 ROOT, ANN, BOB = 0, 1001, 1002
 AT, DBD = (b"0100007F", SLURMDBD), (ANY, SLURMDBD)
