@@ -354,8 +354,8 @@ def test_why_tells_of_a_persons_drain_and_asks_only_then(cluster: Cluster) -> No
     assert f"no jobs come: the node is drained in Slurm by slurm since {since}: fan is loud" in text
     cluster.slurm("scontrol", "update", "nodename=w2", "state=resume")
     cluster.wait_node("w2", "idle")
-    assert "no jobs" not in worker.run("minivm", "why")
-    assert "no jobs" not in cluster.controller.run("minivm", "why"), "it has no node"
+    assert "no jobs" not in worker.code("minivm", "why")[1]
+    assert "no jobs" not in cluster.controller.code("minivm", "why")[1], "it has no node"
 
 
 def test_the_author_of_a_drain_is_kept_while_the_pod_is_away_for_long(cluster: Cluster) -> None:

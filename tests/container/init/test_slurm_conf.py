@@ -147,7 +147,7 @@ def test_a_partition_with_jobs_stays_whatever_the_file_says(cluster: Cluster, jo
         "main": "RUNNING", "extra": "RUNNING", "waits": "PENDING", "both": "RUNNING",
     }  # fmt: skip
     assert cluster.partitions() == {"main", "extra"}
-    assert "slurm.conf: refused" in cluster.controller.run("minivm", "why")
+    assert "slurm.conf: refused" in cluster.controller.code("minivm", "why")[1]
     assert 'minivm_condition{condition="slurm.conf",blocking="false"} 1' in cluster.metrics()
     code, text = cluster.config("status")
     assert code == 1 and "refused, the last one stays" in text
@@ -176,12 +176,12 @@ def test_a_file_that_slurm_cannot_read_does_not_reach_the_next_pod(cluster: Clus
     cluster.replace_controller()
     cluster.controller.wait_ready()
     until(lambda: "NoSuchSetting" in cluster.refusal(), "the refusal is told again", seen=cluster.controller.account)
-    assert "NoSuchSetting" in cluster.controller.run("minivm", "why")
+    assert "NoSuchSetting" in cluster.controller.code("minivm", "why")[1]
     assert cluster.controller.service("slurmctld")["failures"] == 0, "it never met that file"
     assert cluster.state(jobs["main"]) == "RUNNING"
     cluster.world.configure(conf(EXTRA, MORE))
     until(lambda: not cluster.refusal() and "more" in cluster.partitions(), "the mended one is live")
-    assert "NoSuchSetting" not in cluster.controller.run("minivm", "why")
+    assert "NoSuchSetting" not in cluster.controller.code("minivm", "why")[1]
     assert cluster.config("status")[0] == 0
 
 
