@@ -65,7 +65,8 @@ def test_srun_starts_a_program_of_an_image_as_its_user_and_nothing_is_left(alice
         )[1]
 
     until(lambda: left() == "", "nothing of the jobs is left", seen=left)
-    assert set(alice.world.node_states().values()) <= {"idle", "completing"}
+    states = alice.world.node_states
+    until(lambda: set(states().values()) <= {"idle", "completing"}, "no node is drained", seen=states)
 
 
 def test_tasks_share_one_image_and_a_cancelled_job_leaves_no_process(alice: Researcher) -> None:

@@ -106,7 +106,10 @@ def test_a_job_that_fills_dev_shm_over_its_memory_ends_with_the_reason(contained
     with subprocess.Popen(step, stdout=subprocess.PIPE) as srun:
         try:
             ended = until(
-                lambda: end_of(contained, job), "it ends", seen=lambda: contained.slurm("scontrol", "show", "job", job)
+                lambda: end_of(contained, job),
+                "it ends",
+                within=300,  # both jobs fill memory on one machine at the same time
+                seen=lambda: contained.slurm("scontrol", "show", "job", job),
             )
             assert "limit of 200 MiB" in ended and "--mem" in ended
             until(lambda: srun.poll() is not None, "srun ends too", seen=lambda: contained.slurm("squeue"))
