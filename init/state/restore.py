@@ -342,7 +342,8 @@ def _load_accounting(dump: Path, aside: str) -> str:
         errors = loader.stderr.read(2000).decode(errors="replace").strip()
     if loader.returncode:
         raise CopyError("load the accounting database", errors, file=str(dump), hint="nothing was exchanged")
-    _sql(f"CREATE DATABASE IF NOT EXISTS {before};")
+    # A lost database is created again only when MariaDB starts.
+    _sql(f"CREATE DATABASE IF NOT EXISTS {DATABASE}; CREATE DATABASE IF NOT EXISTS {before};")
     moves = [f"{DATABASE}.`{table}` TO {before}.`{table}`" for table in _tables(DATABASE)]
     moves += [f"{LOADING}.`{table}` TO {DATABASE}.`{table}`" for table in _tables(LOADING)]
     _sql(f"RENAME TABLE {', '.join(moves)};")

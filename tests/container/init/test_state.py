@@ -189,6 +189,20 @@ def test_the_accounting_comes_back_with_the_state(cluster: Cluster, copy: str, j
     assert "root" in accounts and "later" not in accounts
 
 
+def test_a_database_that_was_dropped_comes_back_with_the_state(
+    cluster: Cluster, copy: str, jobs: dict[str, str]
+) -> None:
+    pod = cluster.controller
+    for service in ("slurmctld", "slurmdbd"):
+        pod.run("minivm", "stop", service)
+    pod.run("mariadb", "-e", "DROP DATABASE slurm_acct_db")
+    pod.run("minivm", "state", "restore", copy, "--with-accounting")
+    pod.run("minivm", "start", "slurmdbd")
+    cluster.start()
+    until(lambda: cluster.jobs() == jobs, "the same jobs are there", seen=lambda: str(cluster.jobs()))
+    until(lambda: "root" in pod.run("sacctmgr", "-n", "show", "account", "format=account"), "the accounts are told")
+
+
 def test_the_page_is_followed_as_written(cluster: Cluster, jobs: dict[str, str]) -> None:
     save, restore = [block for block in PAGE if block.runs]
     assert save.pod == restore.pod == "slurm-controller-0"
