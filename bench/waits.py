@@ -153,9 +153,7 @@ def why() -> int:
 
 
 def measure_job_command(cluster: LocalCluster) -> None:
-    job = ssh(cluster, "sbatch --parsable --wait -o /dev/null --wrap 'exit 3' || true").strip()
-    ssh(cluster, f"until sacct -X -n -P -j {job} -o state | grep -qx FAILED; do sleep 0.2; done")
-    count, last = on_controller(cluster, COPIES, job, str(HISTORY)).split()
+    count, last = fill_history(cluster)
     measure_black_boxes(cluster)
     ids = ssh(cluster, f"for i in $(seq {JOBS}); do sbatch --parsable -H --wrap true; done").split()
     print(f"{count} jobs of history, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -170,6 +168,14 @@ def measure_job_command(cluster: LocalCluster) -> None:
         print_row(f"minivm job, {what}, s", statistics.median(times), "median; target 0.3")
     measure_people(cluster, "shared", PEOPLE, ids)
     measure_people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would saturate two cores
+
+
+def fill_history(cluster: LocalCluster) -> tuple[int, int]:
+    """Fill accounting with the records of one failed job; return their count and the highest number."""
+    job = ssh(cluster, "sbatch --parsable --wait -o /dev/null --wrap 'exit 3' || true").strip()
+    ssh(cluster, f"until sacct -X -n -P -j {job} -o state | grep -qx FAILED; do sleep 0.2; done")
+    count, last = on_controller(cluster, COPIES, job, str(HISTORY)).split()
+    return int(count), int(last)
 
 
 def measure_black_boxes(cluster: LocalCluster) -> None:
