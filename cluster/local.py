@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import ClusterError, cgroups, keys, manifests, names, report, slurm_conf, values
+from cluster import ClusterError, cgroups, manifests, names, report, slurm_conf, values
 from cluster.change import pinning, plan, records
 from cluster.change.pinning import Checkout, ImageChoice, ReleaseFit, Wish
 from cluster.change.plan import (
@@ -92,8 +92,8 @@ class LocalCluster:
 
     # Desired state
 
-    def keys(self) -> keys.Keys:
-        return keys.load_or_make(self.state / "keys", users=values.USERS)
+    def keys(self) -> values.Keys:
+        return values.load_or_make_keys(self.state / "keys", users=values.USERS)
 
     def manifests(self) -> Manifests:
         """Render the chart's objects; a pod names the image that the cluster is pinned to, by its id."""
@@ -194,7 +194,7 @@ class LocalCluster:
         pins.write(self.state, replace(pinned, images=choice.images))
         self.save()
         public_keys = values.login_host_keys(self.options, self.keys())
-        write_private(self.known_hosts, keys.make_known_hosts(public_keys, self.options.port).encode())
+        write_private(self.known_hosts, values.make_known_hosts(public_keys, self.options.port).encode())
         with self.stages.stage("pods"):
             self.revive(planned, desired, running)
             self.reconcile(desired, self.kubelet.running(), timeout=timeout)
@@ -546,7 +546,7 @@ class LocalCluster:
         return self.state / "known_hosts"
 
     def ssh_command(self, user: str, *command: str) -> list[str]:
-        return keys.ssh_command(self.keys(), user, *command, port=self.options.port, known_hosts=self.known_hosts)
+        return values.ssh_command(self.keys(), user, *command, port=self.options.port, known_hosts=self.known_hosts)
 
     def down(self) -> bool:
         """Remove everything of this cluster by its label; return whether there was anything.

@@ -9,10 +9,9 @@ from typing import Any
 
 from cluster import manifests, values
 from cluster import render as chart_render
-from cluster.keys import Keys
 from cluster.manifests import Manifests
 from cluster.render import CHART, Document
-from cluster.values import NAMESPACE, RELEASE, Options, merge
+from cluster.values import NAMESPACE, RELEASE, Keys, Options, merge
 
 PROMTOOL = shutil.which("promtool") or str(Path(__file__).resolve().parents[2] / "build/tools/promtool")
 KEYS = Keys(

@@ -18,14 +18,13 @@ from build import main
 from cluster import ClusterError, names, report, values
 from cluster.change import pinning
 from cluster.change.pinning import Checkout
-from cluster.keys import load_or_make, make_known_hosts
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose_port, free_port
 from cluster.pods import publish_files, published_files, write_private
 from cluster.render import read_overrides
 from cluster.report import Row, problems
 from cluster.roles import ROLES
-from cluster.values import Options
+from cluster.values import Options, load_or_make_keys, make_known_hosts
 from images import ImagesError
 from tests.reader import ROOT
 
@@ -142,8 +141,8 @@ def test_a_reader_sees_all_old_or_all_new(tmp_path: Path) -> None:
 
 
 def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
-    first = load_or_make(tmp_path / "keys", users=("alice",))
-    again = load_or_make(tmp_path / "keys", users=("alice",))
+    first = load_or_make_keys(tmp_path / "keys", users=("alice",))
+    again = load_or_make_keys(tmp_path / "keys", users=("alice",))
     assert first == again
     for path in (path for path in (tmp_path / "keys").iterdir() if path.suffix != ".pub"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -156,10 +155,10 @@ def test_workers_get_a_host_key_of_their_own_and_the_login_keeps_its(tmp_path: P
 
     An older cluster had one key for both, which the users' known_hosts contain.
     """
-    keys = load_or_make(tmp_path, users=())
+    keys = load_or_make_keys(tmp_path, users=())
     for path in tmp_path.glob("worker_host_*"):
         path.unlink()
-    after = load_or_make(tmp_path, users=())
+    after = load_or_make_keys(tmp_path, users=())
     assert (after.ssh_host, after.ssh_host_public) == (keys.ssh_host, keys.ssh_host_public)
     assert not set(after.worker_host.values()) & {*keys.ssh_host.values(), *keys.worker_host.values()}
     assert after.worker_host_public != after.ssh_host_public
@@ -354,7 +353,7 @@ def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
 
 def test_ssh_knows_the_host_keys_of_the_values(tmp_path: Path) -> None:
     """A key that the values change is the login pod's: ssh would refuse it as another machine's."""
-    made = load_or_make(tmp_path, users=())
+    made = load_or_make_keys(tmp_path, users=())
     assert values.login_host_keys(Options(), made) == [made.ssh_host_public]
     overrides = {"secrets": {"sshHostKeys": {"public": ["ssh-ed25519 AAAA", "ssh-rsa BBBB"]}}}
     public_keys = values.login_host_keys(Options(overrides=overrides), made)
