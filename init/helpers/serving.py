@@ -33,7 +33,7 @@ from init.pod.addresses import crowd_at, host_and_port
 from init.pod.client import SOCKET, Client, condition, log, service
 from init.slurm import client
 from init.slurm.node import has_stale_address, unproven
-from init.slurm.proof import WORKER
+from init.slurm.registration import WORKER
 
 # End a hand-over of slurmd or sackd that hangs.
 #

@@ -1,9 +1,14 @@
-"""PID 1's loop: one thread, one wait. Turns what happens into events and performs the engine's decisions."""
+"""PID 1's loop: one thread, one wait. Turns what happens into events and performs the engine's decisions.
+
+At its end it ends processes of no service (`sweep`). After a bug of PID 1 `stop_in_order` stops all services in order:
+little code, so that no job loses its data.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import time
 
 from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, StartProbe, StopProbe
 from init.errors import ORDINARY, ConfigError, in_words
@@ -12,7 +17,9 @@ from init.pid1 import modules
 from init.pid1.children import Children
 from init.pid1.core import AGAIN, Core
 from init.pid1.spawn import procs
+from init.pid1.spawn.owners import parent, processes
 from init.pid1.wait import IN
+from init.plan import service
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ OPEN_PROBES = (
     "the kernel refuses the filter that keeps jobs away from it ({}): init hangs up on them instead, and a flood can "
     "delay the kubelet; let the pod's seccomp profile allow setsockopt"
 )
+MOMENT = 0.8  # seconds that the rest gets after a signal
 LAST_WORDS = 2.0  # seconds for a slow log reader at the end
 
 
@@ -113,7 +121,6 @@ class Init:
         self._turns += 1
 
     def _sweep(self) -> None:
-        from init.pid1.emergency import sweep
 
         sweep(self.core, self._children, self._turn)
 
@@ -205,3 +212,89 @@ class Init:
         except ORDINARY as error:
             self.core.troubled(f"reap: {in_words(error)}")
             self.core.poller.after(AGAIN, self._reap)
+
+
+def bug(error: Exception) -> str:
+    """Format the error with its traceback, if available."""
+    try:
+        import traceback
+
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return f"{type(error).__name__}: {error}\n"
+
+
+def stop_in_order(core: Core) -> None:
+    """Stop wave by wave: signal, wait for the longest grace period, kill. The kernel waits, for SIGCHLD."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    specs, states = core.engine.specs, core.engine.states
+    deadline = time.monotonic() + core.settings.grace * 0.9
+    for wave in service.waves(service.stop_edges(specs.values())):
+        pids = {states[name].pid: name for name in wave if name in states and states[name].pid}
+        for pid, name in pids.items():
+            _signal(pid, specs[name].stop.signal)
+        until = min(deadline, time.monotonic() + max((specs[name].stop.grace for name in wave), default=0.0))
+        _wait(core, pids, until)
+        for pid in pids:
+            _signal(pid, "KILL")
+        _wait(core, pids, time.monotonic() + 1.0)
+
+
+def _signal(pid: int, name: str) -> None:
+    try:
+        os.kill(pid, getattr(signal, f"SIG{name}"))
+    except OSError:
+        return
+
+
+def _wait(core: Core, pids: dict[int, str], until: float) -> None:
+    """Wait until all have ended; drain the log meanwhile, since a service may block on its last lines."""
+    while pids:
+        try:
+            while pids:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                pids.pop(pid, None)
+        except ChildProcessError:
+            return
+        try:
+            for name in core.logs.rings:
+                core.logs.finish(name)
+        except Exception:
+            os.write(2, b"minivm: the log does not work either\n")
+        remaining = until - time.monotonic()
+        if not pids or remaining <= 0:
+            return
+        signal.sigtimedwait([signal.SIGCHLD], min(remaining, 0.1))
+
+
+def sweep(core: Core, children: Children, turn: Callable[[float | None], None]) -> None:
+    """Signal the rest. Before every service has stopped, only main processes are signalled."""
+    for name in ("TERM", "KILL"):
+        children.reap()
+        if children.childless:
+            return
+        _signal_all(core, children, name)
+        until = core.poller.now() + MOMENT
+        while not children.childless and core.poller.now() < until:
+            turn(until)
+            children.reap()
+
+
+def _signal_all(core: Core, children: Children, name: str) -> None:
+    if procs.is_pid_1():
+        try:
+            os.kill(-1, getattr(signal, f"SIG{name}"))
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            core.troubled(f"cannot send {name} to what is left: {in_words(error)}")
+        return
+    own_pid = os.getpid()
+    for pid in processes():
+        above, steps = pid, 0
+        while above > 1 and above != own_pid and steps < 64:
+            above, steps = parent(above), steps + 1
+        if above == own_pid and pid != own_pid:
+            children.kill(pid, name)

@@ -40,7 +40,7 @@ def main(arguments: list[str], began: float) -> int:
         code = init.run()
         init.core.attempt(lambda: report_why(init.core))
     except Exception as error:
-        from init.pid1.emergency import bug, stop_in_order
+        from init.pid1.loop import bug, stop_in_order
 
         text = bug(error)
         os.write(2, f"minivm: a bug of init itself; stopping everything in order\n{text}".encode())

@@ -184,12 +184,12 @@ class DrainCommand:
 # Built-in commands that a service may name.
 
 MARK = "builtin:"
-# The module of each, whose `main` returns the exit code; imported in the child, never by PID 1.
-MODULES = {
-    "cluster-proof": "init.slurm.proof",
-    "fresh-node": "init.slurm.fresh",
-    "prepare": "init.prepare.__main__",
-    "refused": "init.dropins.refused",
+# The module and function of each, which returns the exit code; imported in the child, never by PID 1.
+BUILTINS = {
+    "cluster-proof": ("init.slurm.registration", "prove"),
+    "fresh-node": ("init.slurm.registration", "announce"),
+    "prepare": ("init.prepare.__main__", "main"),
+    "refused": ("init.dropins.refused", "main"),
 }
 # Steps of `prepare`, with the module and function of `init.prepare` for each.
 STEPS = {
@@ -216,7 +216,7 @@ STEPS = {
     "sssd": ("secrets", "sssd"),
     "state-guard": ("saved_state", "guard"),
     "stale": ("boot", "remove_stale"),
-    "user-limits": ("user_limits", "run"),
+    "user-limits": ("cgroups", "limit_users"),
     "users": ("boot", "number_users"),
 }
 
@@ -228,8 +228,8 @@ def is_builtin(command: Sequence[str]) -> bool:
 def command_mistake(command: Sequence[str]) -> tuple[str, str]:
     """Return the error in a built-in command and a hint; empty if it is valid."""
     name, arguments = command[0].removeprefix(MARK), command[1:]
-    if name not in MODULES:
-        return f"no built-in {name!r}", nearest(name, [*MODULES])
+    if name not in BUILTINS:
+        return f"no built-in {name!r}", nearest(name, [*BUILTINS])
     if name == "refused":
         return "", ""
     if name != "prepare":

@@ -1,8 +1,8 @@
 """A node as `scontrol --oneliner show node` describes it, and what a pod does about it. Pure.
 
 - `parse` reads the line into a `Node`, which says who holds it: init itself, or a person, the broker or the fleet.
-- `plan_fresh_start` plans what a new pod changes in its node's record before slurmd starts (`init.slurm.fresh`).
-- `unproven` says why slurmctld does not know this pod's slurmd (`init.slurm.proof`).
+- `plan_fresh_start` plans what a new pod changes in its node's record before slurmd starts (`init.slurm.registration`).
+- `unproven` says why slurmctld does not know this pod's slurmd (`init.slurm.registration`).
 - `has_stale_address` tells if this pod's slurmd must register again (`init.helpers.serving`).
 """
 

@@ -9,7 +9,7 @@ import sys
 from init.errors import CannotStart
 from init.fields import expand, number
 from init.lean import fields, record, signal
-from init.plan.service import CAPABILITIES, MARK, MODULES, Service, ValueSource, is_builtin
+from init.plan.service import BUILTINS, CAPABILITIES, MARK, Service, ValueSource, is_builtin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -289,8 +289,9 @@ def run_builtin(command: Sequence[str], env: Mapping[str, str]) -> int:
     try:
         from importlib import import_module
 
-        main = import_module(MODULES[name]).main
-        code = main(arguments) if arguments else main()
+        module, function = BUILTINS[name]
+        run = getattr(import_module(module), function)
+        code = run(arguments) if arguments else run()
         sys.stdout.flush()
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1

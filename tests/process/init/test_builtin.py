@@ -20,7 +20,7 @@ from init.pid1.start import end, main
 module = types.ModuleType("tested")
 exec({code!r}, module.__dict__)
 sys.modules["tested"] = module
-init.pid1.spawn.procs.MODULES["tested"] = "tested"
+init.pid1.spawn.procs.BUILTINS["tested"] = ("tested", "main")
 end(main(sys.argv[1:], time.monotonic()))
 """
 LOOK = """

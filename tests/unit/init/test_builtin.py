@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from init.errors import ConfigError
-from init.plan.service import MODULES, STEPS
+from init.plan.service import BUILTINS, STEPS
 from init.plan.spec import parse_service
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,8 +48,8 @@ def test_the_check_of_a_built_in(mapping: dict[str, Any], words: str) -> None:
 
 
 def test_every_built_in_and_every_step_is_there() -> None:
-    for module in MODULES.values():
-        assert callable(importlib.import_module(module).main)
+    for module, function in BUILTINS.values():
+        assert callable(getattr(importlib.import_module(module), function))
     for module, function in STEPS.values():
         assert callable(getattr(importlib.import_module(f"init.prepare.{module}"), function))
 
@@ -57,6 +57,6 @@ def test_every_built_in_and_every_step_is_there() -> None:
 def test_the_projects_own_short_steps_are_built_in() -> None:
     """Short steps of the project are built-ins: a Python process of its own for each would slow down the boot."""
     programs = {path.stem: path.read_text() for path in (ROOT / "init/services").glob("*.yaml")}
-    for module in MODULES.values():
+    for module, _ in BUILTINS.values():
         name = module.removesuffix(".__main__")
         assert not [stem for stem, text in programs.items() if f"-m, {name}" in text]

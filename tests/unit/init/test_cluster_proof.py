@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from init.slurm.node import Node
-from init.slurm.proof import _old
+from init.slurm.registration import _old
 
 
 @pytest.mark.parametrize(

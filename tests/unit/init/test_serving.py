@@ -15,7 +15,7 @@ from init.helpers.serving import HEARD_S, REST_S, SILENT_S, UNHEARD_S, AnswerChe
 from init.pod.addresses import FEW, crowd, crowd_at, sources
 from init.slurm import client
 from init.slurm.node import Node
-from init.slurm.proof import WORKER
+from init.slurm.registration import WORKER
 from tests.support.plans import ROOT
 from tests.waiting import until
 

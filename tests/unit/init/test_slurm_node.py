@@ -11,8 +11,8 @@ from init.engine.machine import Trace
 from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, wished_drain_time
 from init.lean import replace
 from init.slurm.client import judge
-from init.slurm.fresh import difference, registered_description
 from init.slurm.node import BACK, FRESH, STOPPING, FreshStart, Node, born_held, parse, plan_fresh_start, unproven
+from init.slurm.registration import difference, registered_description
 from tests.support.plans import plan_of
 
 LINE = (
