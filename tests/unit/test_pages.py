@@ -81,6 +81,13 @@ def test_every_command_that_a_page_names_exists() -> None:
     assert len(found) > 100 and not [item for item in found if item[2] not in commands[item[1]]]
 
 
+def test_an_install_by_a_page_makes_its_namespace() -> None:
+    """Only a reader with a directory makes a Secret, and with it the namespace, before; `helm install` makes none."""
+    typed = [line for page in PAGES for block in blocks(page) for line in block.text.splitlines()]
+    installs = [line for line in typed if line.startswith("helm install")]
+    assert installs and all("--create-namespace" in line for line in installs)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_page_runs_or_says_why_not(page: Path) -> None:
     kinds = [block.kind for block in blocks(page)]
