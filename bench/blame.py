@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from health.api import Result
-from health.broker.decide import Seen, observe, raised, reason
+from health.broker.decide import Seen, observe, reason, select_raised
 from health.checks.cases import Case, judge_case, read_case
 from health.checks.load import load_checks
 from health.jobs import boxes as black_boxes
@@ -81,7 +81,7 @@ def drain_reason(verdicts: tuple[Verdict, ...], at: float) -> str:
         now = at + turn * 60
         fresh = [replace(verdict, at=now, expires=now + 150, boot_id=BOOT) for verdict in verdicts]
         memory = observe(memory, fresh, policy, now, BOOT)
-    standing = raised(memory)
+    standing = select_raised(memory)
     return reason(standing) if standing else ""
 
 

@@ -39,7 +39,7 @@ from health.checks.load import CheckSelection
 from health.checks.round import forget, recall, remember, run
 from health.ledger import Ledger, read_book
 from health.places import Places, boot_id
-from health.verdict import Class, Result, Verdict, read_verdicts, without_void
+from health.verdict import Class, Result, Verdict, drop_void, read_verdicts
 
 # Format verdicts and incidents as tables, JSON, NHC's line and node-problem-detector's answer. Pure functions.
 COLOURS = {Result.OK: "32", Result.PROBLEM: "31", Result.UNKNOWN: "33"}
@@ -267,7 +267,7 @@ def _health(options: argparse.Namespace) -> int:
             captures = read_case(options.recording).captures if options.recording else None
             run(held.path.resolve(), held.commit, selection, places, captures)
         ask_broker({"ask": "look"}, 5.0)
-    verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
+    verdicts = drop_void(read_verdicts(places.verdicts), places.scripts)
     if missing := [name for name in options.checks if name not in verdicts]:
         hint = nearest(missing[0], verdicts)
         raise GitsyncError("show the verdict", f"no check {missing[0]!r} has a verdict", hint=hint)

@@ -33,7 +33,7 @@ def way() -> str:
 def seal(text: bytes, reader: int, by: str) -> bytes:
     """Return a line that this process's user signs and that only the reader opens; OSError if nothing signs it."""
     if by == SLURM:
-        answer = _ask_slurm(CREATE, _uint(reader) + _packed(text))
+        answer = _ask_slurm(CREATE, _uint(reader) + _pack(text))
         if len(answer) < 6:
             raise OSError("Slurm's sack.socket signs nothing")
         return answer[4:].rstrip(b"\0") + b"\n"
@@ -57,7 +57,7 @@ def _unseal_slurm(token: bytes) -> tuple[int, bytes]:
     import base64
     import json
 
-    if not token or len(token) > LARGEST_TOKEN or _ask_slurm(VERIFY, _packed(token + b"\0")) != _uint(0):
+    if not token or len(token) > LARGEST_TOKEN or _ask_slurm(VERIFY, _pack(token + b"\0")) != _uint(0):
         raise OSError("the credential is not good")
     try:
         body = token.split(b".")[1]
@@ -99,7 +99,7 @@ def _uint(number: int) -> bytes:
     return number.to_bytes(4)
 
 
-def _packed(data: bytes) -> bytes:
+def _pack(data: bytes) -> bytes:
     return _uint(len(data)) + data
 
 

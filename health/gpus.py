@@ -118,7 +118,7 @@ def read(path: Path) -> tuple[float, dict[int, GpuSample]]:
         return 0.0, {}
 
 
-def now_of(box: bytes, path: Path, now: float) -> bytes:
+def describe_now(box: bytes, path: Path, now: float) -> bytes:
     """Return a line to lead a box: this node's clock, and the last sample of the job's GPUs while the job runs."""
     entries = black_box.lines(box)
     begins = [entry for entry in entries if entry.get("kind") in ("begin", "end")]

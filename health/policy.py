@@ -124,11 +124,11 @@ def read_runner_policy(tree: Path, operators: Path = OPERATORS_POLICY) -> Runner
 
 def read_broker_policy(scripts: Path) -> BrokerPolicy:
     """Read the published tree's policy; before the first publish, that of generation zero in the image."""
-    policies = (broker_policy_of(tree / IN_A_TREE) for tree in (scripts / "current", Path(GENERATION_ZERO)))
+    policies = (load_broker_policy(tree / IN_A_TREE) for tree in (scripts / "current", Path(GENERATION_ZERO)))
     return next((policy for policy in policies if policy is not None), BrokerPolicy())
 
 
-def broker_policy_of(path: Path) -> BrokerPolicy | None:
+def load_broker_policy(path: Path) -> BrokerPolicy | None:
     """Read the file; None if there is none."""
     data = _load(path)
     return None if data is None else broker_policy(data, str(path))

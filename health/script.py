@@ -187,7 +187,7 @@ def _watch(
         try:
             pid = start(out_w, err_w)
         except OSError as error:
-            return ScriptOutcome(None, time.monotonic() - begun, broken=_not_started(name, error))
+            return ScriptOutcome(None, time.monotonic() - begun, broken=_explain_start(name, error))
         finally:
             os.close(out_w)
             os.close(err_w)
@@ -304,7 +304,7 @@ def _kill(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _not_started(path: str, error: OSError) -> str:
+def _explain_start(path: str, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return "not executable"
     if error.errno == errno.ENOENT and os.path.exists(path):  # noqa: PTH110  # pathlib is not worth its import here

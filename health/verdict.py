@@ -110,7 +110,7 @@ def summarise(findings: Iterable[Finding], default: Class) -> Finding:
     )
 
 
-def shown(finding: Finding) -> Finding:
+def make_printable(finding: Finding) -> Finding:
     """Make a finding printable on one line: tools pass the names of users' processes and files through unchanged."""
     words = (finding.reason, finding.subject, finding.measured, finding.threshold)
     reason, subject, measured, threshold = map(one_line, words)
@@ -234,7 +234,7 @@ def is_void(verdict: Verdict, scripts: Mapping[str, str] | None) -> bool:
     return now is None or bool(verdict.digest and now and verdict.digest != now)
 
 
-def without_void(verdicts: Mapping[str, Verdict], root: Path) -> dict[str, Verdict]:
+def drop_void(verdicts: Mapping[str, Verdict], root: Path) -> dict[str, Verdict]:
     """Drop the void verdicts. `root` holds the published tree, which is read only for a script's verdict.
 
     A summary of broken scripts counts for its own commit: another one may have corrected them.

@@ -21,14 +21,14 @@ from init.slurm.change import (
     SavedJudgement,
     SlurmConfigError,
     assess,
-    ignored,
+    list_ignored,
     load_judgement,
     objections,
 )
 from init.slurm.client import is_slurmctld_installed
 from init.slurm.daemon import Slurmctld
-from init.slurm.files import MAIN, LastGoodConfig, SlurmFiles, digest, of_config_map, read
-from init.slurm.place import placed
+from init.slurm.files import MAIN, LastGoodConfig, SlurmFiles, decode_config_map, digest, read
+from init.slurm.place import place_files
 
 TRIED = Path("/run/minivm/slurm-asked")  # not the directory where the mounted one is tested at the same time
 PAUSE = 0.2
@@ -73,7 +73,7 @@ def diff(candidate: str | None) -> None:
     as `helm template` writes it.
     """
     files, new = _placed(*_candidate(candidate))
-    _show(assess(files, Slurmctld(Path(os.devnull)), new), ignored(new))
+    _show(assess(files, Slurmctld(Path(os.devnull)), new), list_ignored(new))
 
 
 @main.command()
@@ -89,7 +89,7 @@ def check(candidate: str | None) -> None:
     if objection:
         raise SlurmConfigError("take this slurm.conf", objection)
     effect = assess(files, daemon, new)
-    _show(effect, ignored(new))
+    _show(effect, list_ignored(new))
     if effect.losses:
         way = f"once it is mounted, `minivm config accept {digest(new)}` takes it"
         raise SlurmConfigError("take this slurm.conf", "it would end jobs", hint=way)
@@ -142,13 +142,13 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     if not data.strip():
         raise SlurmConfigError(f"read {given}", "it is empty")
     if any(line.startswith(b"kind:") for line in data.splitlines()):
-        return files, _with_main(of_config_map(data.decode(errors="replace")), given)
+        return files, _with_main(decode_config_map(data.decode(errors="replace")), given)
     return files, {MAIN: data}
 
 
 def _placed(files: SlurmFiles, new: Mapping[str, bytes]) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     """Return the files as they would be installed in this pod."""
-    return files, placed(files.pod, new)
+    return files, place_files(files.pod, new)
 
 
 def _with_main(files: Mapping[str, bytes], given: str) -> Mapping[str, bytes]:

@@ -61,7 +61,7 @@ class CannotStart(Exception):
 ORDINARY = (OSError, MemoryError, RecursionError, ImportError, ValueError, ArithmeticError, InitError, CannotStart)
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an ordinary error in a few words."""
     if isinstance(error, OSError):
         return (f"{error.filename}: " if error.filename else "") + (error.strerror or str(error))

@@ -50,7 +50,7 @@ class Reader:
         if value is None:
             return Reader({}, self.what, self.file, path)
         if not isinstance(value, dict):
-            self.fail(key, f"wanted a mapping, not {described(value)}")
+            self.fail(key, f"wanted a mapping, not {describe_value(value)}")
         return Reader(value, self.what, self.file, path)
 
     def text(self, key: str, default: str = "") -> str:
@@ -58,19 +58,19 @@ class Reader:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            self.fail(key, f"wanted text, not {described(value)}", "quote it" if isinstance(value, bool) else "")
+            self.fail(key, f"wanted text, not {describe_value(value)}", "quote it" if isinstance(value, bool) else "")
         return str(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.data.get(key, default)
         if not isinstance(value, bool):
-            self.fail(key, f"wanted true or false, not {described(value)}")
+            self.fail(key, f"wanted true or false, not {describe_value(value)}")
         return value
 
     def number(self, key: str, default: int, *, least: int = 0) -> int:
         value = self.data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(key, f"wanted a whole number, not {described(value)}")
+            self.fail(key, f"wanted a whole number, not {describe_value(value)}")
         if value < least:
             self.fail(key, f"wanted at least {least}, not {value}")
         return value
@@ -78,7 +78,7 @@ class Reader:
     def real(self, key: str, default: float, *, most: float) -> float:
         value = self.data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(key, f"wanted a number, not {described(value)}")
+            self.fail(key, f"wanted a number, not {describe_value(value)}")
         if not 0 <= value <= most:
             self.fail(key, f"wanted between 0 and {most:g}, not {value}")
         return float(value)
@@ -94,7 +94,9 @@ class Reader:
             return float(value)
         parsed = duration(value) if isinstance(value, str) else None
         if parsed is None or parsed >= ENDLESS:
-            self.fail(key, f"wanted a duration, not {described(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h")
+            self.fail(
+                key, f"wanted a duration, not {describe_value(value)}", "a number of seconds, or 500ms, 10s, 2m, 1h"
+            )
         return parsed
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
@@ -105,7 +107,7 @@ class Reader:
         if chosen is None:
             names = [str(item.value) for item in kind]
             hint = nearest(value, names) if isinstance(value, str) else ""
-            self.fail(key, f"{described(value)} is not one of {', '.join(names)}", hint)
+            self.fail(key, f"{describe_value(value)} is not one of {', '.join(names)}", hint)
         return chosen
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -113,10 +115,10 @@ class Reader:
         if value is None:
             return ()
         if not isinstance(value, list):
-            self.fail(key, f"wanted a list, not {described(value)}")
+            self.fail(key, f"wanted a list, not {describe_value(value)}")
         for item in value:
             if isinstance(item, bool) or not isinstance(item, str | int | float):
-                self.fail(key, f"wanted a list of text, not {described(item)} in it", "quote it")
+                self.fail(key, f"wanted a list of text, not {describe_value(item)} in it", "quote it")
         return tuple(str(item) for item in value)
 
     def numbers(self, key: str, *, least: int = 0) -> tuple[int, ...]:
@@ -124,10 +126,10 @@ class Reader:
         if value is None:
             return ()
         if not isinstance(value, list):
-            self.fail(key, f"wanted a list, not {described(value)}")
+            self.fail(key, f"wanted a list, not {describe_value(value)}")
         for item in value:
             if isinstance(item, bool) or not isinstance(item, int) or item < least:
-                self.fail(key, f"wanted whole numbers from {least} on, not {described(item)} among them")
+                self.fail(key, f"wanted whole numbers from {least} on, not {describe_value(item)} among them")
         return tuple(value)
 
     def names(self, key: str) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ def _variable(text: str) -> tuple[Variable, str] | None:
     return (name, default if colon else None), rest
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Describe a value. A nested list is cut: YAML can repeat a part, and a few lines of it would fill the memory."""
     if isinstance(value, list | dict):
         from reprlib import Repr  # imported late: only an error needs it

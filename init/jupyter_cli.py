@@ -78,14 +78,14 @@ def state_directory() -> Path:
     return directory
 
 
-def record_of(job: str) -> Path:
+def find_record(job: str) -> Path:
     return state_directory() / f"jupyter-{job}.json"
 
 
 def read_server(job: str) -> JupyterServer | None:
     """Read the record of a job; None while there is none."""
     try:
-        if (text := read_plain(record_of(job), 4096)) is None:
+        if (text := read_plain(find_record(job), 4096)) is None:
             return None
         data = json.loads(text)
         server = JupyterServer(job, *(str(data[key]) for key in ("node", "socket", "token", "page")))
@@ -94,7 +94,7 @@ def read_server(job: str) -> JupyterServer | None:
             raise ValueError("found characters that a shell or a browser would change")
         return server
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InitError("read the server's record", str(error), file=str(record_of(job)),
+        raise InitError("read the server's record", str(error), file=str(find_record(job)),
                         hint=f"end the job: scancel {job}") from error  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def wait_for(job: str) -> JupyterServer:
         if state == "RUNNING":
             late = late or time.monotonic() + STARTS_WITHIN_S
             if time.monotonic() > late:
-                raise InitError("reach Jupyter", f"job {job} runs, and has recorded no server in {record_of(job)}",
+                raise InitError("reach Jupyter", f"job {job} runs, and has recorded no server in {find_record(job)}",
                                 hint=f"see {log}; end it: scancel {job}")  # fmt: skip
         text = f"job {job} waits: {reason}" if state == "PENDING" else f"job {job}: {state.lower()}"
         if text != last_text:
@@ -168,7 +168,7 @@ def wait_for(job: str) -> JupyterServer:
     return server
 
 
-def address_of(node: str) -> str:
+def find_address(node: str) -> str:
     """Return the name by which ssh reaches a node from the login pod."""
     shown = slurm("scontrol", "--oneliner", "show", "node", node)
     address = next((word.partition("=")[2] for word in shown.split() if word.startswith("NodeAddr=")), "")
@@ -177,7 +177,7 @@ def address_of(node: str) -> str:
 
 def tell(server: JupyterServer) -> None:
     user, end = getpass.getuser(), slurm("squeue", "--noheader", f"--jobs={server.job}", "--format=%e")
-    forward = f"-L {PORT}:{server.socket} {user}@{address_of(server.node)}"
+    forward = f"-L {PORT}:{server.socket} {user}@{find_address(server.node)}"
     click.echo(f"""Jupyter runs in job {server.job} on {server.node} until {end}.
 
 On your own machine, with LOGIN as you log in here:

@@ -156,7 +156,7 @@ def export(names: tuple[str, ...], group: str | None) -> None:
     known = {account.name.casefold() for account in accounts}
     unknown = sorted({name for name in listed if name.casefold() not in known})
     if names and unknown:
-        raise InitError(directory.WHAT, f"sssd does not know {', '.join(map(directory.quoted, unknown))}")
+        raise InitError(directory.WHAT, f"sssd does not know {', '.join(map(directory.quote, unknown))}")
     if group:
         gid = directory.group_id(group)
         accounts = [account for account in accounts if gid in (account.gid, *account.gids)]
@@ -171,7 +171,7 @@ def export(names: tuple[str, ...], group: str | None) -> None:
         refused=directory.refused(present) if directory.has_access_rules(sections) else (),
         ended=timestamp(int(now)),
     )
-    more_notes = [f"{directory.quoted(name)} is left out: sssd does not know the name" for name in unknown]
+    more_notes = [f"{directory.quote(name)} is left out: sssd does not know the name" for name in unknown]
     more_notes += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
     exported = replace(exported, notes=(*exported.notes, *more_notes))
     click.echo(directory.render(exported, source, timestamp(int(now))), nl=False)

@@ -19,7 +19,7 @@ from init.pod.client import Client, control_socket, service
 from init.pod.pod import Pod, user
 from init.prepare import saved_state
 from init.slurm.client import is_slurmctld_installed
-from init.slurm.place import ACCEPTED, BACKUPS, state_of
+from init.slurm.place import ACCEPTED, BACKUPS, find_state_directory
 from init.state import copies, prove, rehearse, restore, save
 from init.state.copies import CopyError, Manifest
 from init.view.status import duration
@@ -209,8 +209,8 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
             click.echo(restore.restore_records(pod, directory, manifest))
             click.echo("start it: minivm start slurmdbd")
             return
-        state = state_of(pod)
-        replaces_records = with_accounting or restore.with_accounting(state)  # of a restore that was cut
+        state = find_state_directory(pod)
+        replaces_records = with_accounting or restore.replaces_accounting(state)  # of a restore that was cut
         _check_stopped(name, "slurmctld", *(["slurmdbd"] if replaces_records else []))
         since = restore.since(pod, manifest)  # before the database may be the copy's
         if not since.answered:
@@ -233,7 +233,7 @@ def accept_loss() -> None:
 
 def accept(pod: Pod) -> None:
     """Record the acceptance; refuse it where nothing would be lost: it would count for a later loss."""
-    file = state_of(pod) / ACCEPTED
+    file = find_state_directory(pod) / ACCEPTED
     if not file.exists():
         try:
             text = saved_state.guard(pod)

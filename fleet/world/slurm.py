@@ -14,7 +14,7 @@ from fleet import FleetError
 from fleet.world.fields import Fields, Object
 from ground.errors import one_line
 from init.slurm import node as record
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 
 # Reasons that more nodes may cure. The last two belong to jobs that ask for more than the partition has. Held jobs,
 # dependent jobs, later start times and limits of a user are not among them.
@@ -466,7 +466,7 @@ def _by_node(jobs_on_nodes: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str
 
 
 def _names(fields: Fields, key: str) -> frozenset[str]:
-    names = frozenset(expanded(fields.text(key)))
+    names = frozenset(expand(fields.text(key)))
     if any("[" in name for name in names):
         fields.fail(key, "it names more nodes than can be told apart")
     return names

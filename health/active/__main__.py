@@ -81,7 +81,7 @@ def settings(env: Mapping[str, str]) -> ActiveSettings:
     return ActiveSettings(idle or 0.0, share)
 
 
-def comment_of(submission: Submission) -> str:
+def format_comment(submission: Submission) -> str:
     test = submission.test
     return f"active-check {submission.check} suspects={','.join(test.suspects)} partners={','.join(test.partners)}"
 
@@ -146,7 +146,7 @@ def submit(submission: Submission, account: str, controller: str) -> None:
         client.SBATCH, "--parsable", f"--partition={PARTITION}", "--exclusive", f"--nodes={len(machines)}",
         f"--nodelist={','.join(machines)}", "--ntasks-per-node=1", "--mem=0", "--no-requeue", "--chdir=/",
         "--output=/dev/null", f"--time={submission.needs.minutes}", f"--job-name=active-{submission.check}",
-        f"--comment={comment_of(submission)}", *([f"--account={account}"] if account else []),
+        f"--comment={format_comment(submission)}", *([f"--account={account}"] if account else []),
         f"--wrap={job_command(submission)}",
     ]  # fmt: skip
     client.run(command, controller, within=20.0)
@@ -206,13 +206,13 @@ def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs
         declared.checks,
         parse_jobs(own, now),
         tuple(parse_node(node, now) for node in inside),
-        awaited(waiting.splitlines(), nodes, now),
+        find_awaited(waiting.splitlines(), nodes, now),
         settings(env),
         commit,
     )
 
 
-def awaited(lines: Iterable[str], nodes: Iterable[Node], now: float) -> frozenset[str]:
+def find_awaited(lines: Iterable[str], nodes: Iterable[Node], now: float) -> frozenset[str]:
     """Return the nodes of partitions whose jobs may start soon, from lines PARTITIONS|REASON|START|ELIGIBLE|."""
     partitions: set[str] = set()
     for line in lines:

@@ -74,7 +74,7 @@ def read_record(check: str, directory: Path = DIRECTORY) -> ActiveRecord:
         return ActiveRecord(check)
 
 
-def after(before: ActiveRecord, judged: Judged, job: str, period_s: float) -> ActiveRecord:
+def record_run(before: ActiveRecord, judged: Judged, job: str, period_s: float) -> ActiveRecord:
     """Return the record after a run. What could not be measured neither counts nor clears a failure."""
     verdict = judged.verdict
     counts = {Result.OK: 0, Result.PROBLEM: before.failures + 1, Result.UNKNOWN: before.failures}
@@ -173,7 +173,7 @@ def run(arguments: list[str]) -> int:
     if options.keep_nothing:
         pass
     elif passed or len(suspects) <= 1:
-        save(after(before, judged, job, module.CHECK.period_s))
+        save(record_run(before, judged, job, module.CHECK.period_s))
     rate = judged.state.get("last_mbs")
     if judged.verdict.result is not Result.UNKNOWN and isinstance(rate, int | float) and not options.keep_nothing:
         _tell_rate(job, rate)

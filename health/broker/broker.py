@@ -26,7 +26,7 @@ from ground.files import write_whole
 from health import black_box
 from health.broker import slurm_drains
 from health.broker.decide import Act, BrokerNode, Enter, OtherNode, OtherNodes, asks_for_deep, read_gpus, reason
-from health.broker.slurm_drains import Remains, Unkilled, cause_of
+from health.broker.slurm_drains import Remains, Unkilled, find_cause
 from health.broker.step import (
     Action,
     ApplyAct,
@@ -41,14 +41,14 @@ from health.broker.step import (
     describe_check,
     expect_drain,
     forget,
+    hold_resumed,
     is_due,
     is_restless,
-    resumed,
     step,
 )
 from health.ledger import Ledger
 from health.places import Places, boot_id
-from health.policy import BrokerPolicy, broker_policy_of, read_broker_policy
+from health.policy import BrokerPolicy, load_broker_policy, read_broker_policy
 from health.rounds import deep_checks_run, read_index
 from health.verdict import is_of_script, published_scripts, read_verdicts
 from init.errors import InitError
@@ -354,7 +354,7 @@ class Broker:
                 break
             time.sleep(1.0)
         before = None if isinstance(node, Failed) else node
-        if before is not None and (cause := cause_of(before)) and cause.kill:
+        if before is not None and (cause := find_cause(before)) and cause.kill:
             # Another step of the same failure: only the first one could record the node's earlier state.
             before = earlier.before if earlier else None
             processes = tuple({*(earlier.processes if earlier else ()), *processes})
@@ -416,7 +416,7 @@ class Broker:
             log(str(error))
             return
         if node is not None and not node.drained:
-            self._remember(resumed(self.memory, clock()))
+            self._remember(hold_resumed(self.memory, clock()))
 
     def wait_s(self) -> float:
         """Return the time until the next look is due."""
@@ -459,7 +459,7 @@ class Broker:
         """Read the operator's policy, else the tree's; log an invalid file's error once."""
         own, refused = None, []
         try:
-            own = broker_policy_of(self.places.policy)
+            own = load_broker_policy(self.places.policy)
         except InitError as error:
             refused.append(str(error))
         try:

@@ -1,8 +1,8 @@
 """Decide on the node's state in Slurm. Pure functions: verdicts, memory and policy in, one action out.
 
-The flow, once a look: `observe` counts good and bad rounds of each check and raises lasting problems; `raised` lists
-the problems that stand; `unreleased` lists the parts of the posted reason that must stay; `decide` compares both with
-the node and returns an `Act`. `health.broker.step` calls them, and applies the guard and the rate limit.
+The flow, once a look: `observe` counts good and bad rounds of each check and raises lasting problems; `select_raised`
+lists the problems that stand; `find_unreleased` lists the parts of the posted reason that must stay; `decide` compares
+both with the node and returns an `Act`. `health.broker.step` calls them, and applies the guard and the rate limit.
 
 A reason in Slurm is a line of parts, `minivm: CHECK[CLASS]@COMMIT TEXT; ...`: `reason` writes it, `parts` reads it.
 Only raised problems drain, and only a drain with this prefix is ever changed.
@@ -118,7 +118,7 @@ def observe(
     after = dict(memory)
     for verdict in verdicts:
         seen = after.get(verdict.check, Seen())
-        result = _believed(verdict, now, boot_id, gpus, with_jobs)
+        result = _read_proof(verdict, now, boot_id, gpus, with_jobs)
         fresh = verdict.at > seen.last_at
         need = policy.raise_after.get(verdict.class_, 1) if policy.checks.get(verdict.check) != "never" else 0
         # A problem that drains nothing keeps no node drained either: a user could prolong a drain at will.
@@ -136,12 +136,12 @@ def observe(
             seen = replace(seen, problems=0, oks=oks, first_ok=first, last_at=max(seen.last_at, verdict.at))
             after[verdict.check] = replace(seen, passed=verdict.commit) if verdict.result is Result.OK else seen
         seen = after.get(verdict.check, seen)
-        if seen.raised and _passed(seen, seen.class_, policy, now):
+        if seen.raised and _has_passed(seen, seen.class_, policy, now):
             after[verdict.check] = replace(seen, raised_at=0.0)
     return after
 
 
-def _believed(
+def _read_proof(
     verdict: Verdict, now: float, boot_id: str, gpus: frozenset[str] | None, with_jobs: frozenset[str]
 ) -> str:
     """Return what the verdict proves now: "problem", "ok", or "" for nothing."""
@@ -157,7 +157,7 @@ def _believed(
     return "" if verdict.result is Result.UNKNOWN else str(verdict.result)
 
 
-def _passed(seen: Seen, class_: str, policy: BrokerPolicy, now: float) -> bool:
+def _has_passed(seen: Seen, class_: str, policy: BrokerPolicy, now: float) -> bool:
     """Tell if the check has passed often and long enough for its class; a negative wait means never by itself."""
     wait = policy.clear_wait_s.get(class_, 60.0)
     return wait >= 0 and seen.oks >= policy.clear_after and now - seen.first_ok >= wait
@@ -167,7 +167,7 @@ def _weight(class_: str) -> int:
     return CLASSES.index(class_) if class_ in CLASSES else 0
 
 
-def raised(memory: Mapping[str, Seen]) -> dict[str, Seen]:
+def select_raised(memory: Mapping[str, Seen]) -> dict[str, Seen]:
     """Return the raised problems, the heaviest first."""
     standing = [(check, seen) for check, seen in memory.items() if seen.raised]
     return dict(sorted(standing, key=lambda item: (-_weight(item[1].class_), item[0])))
@@ -212,7 +212,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(f"{check}@{commit}" for check, _, commit, _ in parts(text))
 
 
-def unreleased(
+def find_unreleased(
     text: str,
     memory: Mapping[str, Seen],
     excused: Iterable[str],
@@ -230,12 +230,12 @@ def unreleased(
         seen = memory.get(check, Seen())
         if f"{check}@{commit}" in excused or (dead(check) and not seen.raised):
             continue
-        if seen.raised or seen.problems or not _passed(seen, class_, policy, now):
+        if seen.raised or seen.problems or not _has_passed(seen, class_, policy, now):
             remaining[check] = part
     return remaining
 
 
-def left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str]:
+def find_left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str]:
     """Return the kept parts that no standing check repeats."""
     return [part for check, part in kept.items() if check not in standing]
 
@@ -250,11 +250,11 @@ def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[st
 
 
 def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, str]) -> Act:
-    """Decide on the node, before guard and rate limit. `kept`: see `unreleased`."""
+    """Decide on the node, before guard and rate limit. `kept`: see `find_unreleased`."""
     if node.drained and not node.is_own_drain:
         # A person's drain, or Slurm's own: never change it; it keeps jobs off as well.
         return Act("nothing", f"drained already: {node.reason}")
-    carried = left(standing, kept) if node.drained else []
+    carried = find_left(standing, kept) if node.drained else []
     if node.drained:
         standing = no_lighter(standing, kept)
     if not standing and not carried:
@@ -325,7 +325,7 @@ def entry(
     return Enter(check, uuid, event, since, policy.offender_incidents, serial, model)
 
 
-def judged(seen: Seen, entered: Enter, count: int) -> Seen:
+def classify(seen: Seen, entered: Enter, count: int) -> Seen:
     """Return the problem, with class rma if its GPU has had too many incidents."""
     if count < entered.most:
         return seen

@@ -83,7 +83,7 @@ class Remains:
         return "; ".join(filter(None, (*self.hanging, self.spool)))
 
 
-def cause_of(node: BrokerNode) -> SlurmDrainCause | None:
+def find_cause(node: BrokerNode) -> SlurmDrainCause | None:
     words, is_ours, _ = node.reason.partition(STILL)
     for cause in CAUSES:
         if node.drained and node.author == ("root" if is_ours else cause.author) and cause.pattern.fullmatch(words):

@@ -23,7 +23,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from health.broker import decide, slurm_drains
-from health.broker.decide import PREFIX, BrokerNode, Enter, Gpu, OtherNode, Seen, entry, judged, parts, raised, reason
+from health.broker.decide import (
+    PREFIX,
+    BrokerNode,
+    Enter,
+    Gpu,
+    OtherNode,
+    Seen,
+    classify,
+    entry,
+    parts,
+    reason,
+    select_raised,
+)
 from health.broker.slurm_drains import EXPECTED_S, SOON_S, SlurmDrainWatch
 from health.policy import BrokerPolicy, share
 from health.rounds import Index
@@ -77,8 +89,8 @@ class Memory:
 
     def standing(self, now: Now) -> dict[str, Seen]:
         """Return the raised problems that are not held."""
-        held = unexpired(self.held, now)
-        return {check: seen for check, seen in raised(self.seen).items() if seen.key(check) not in held}
+        held = drop_expired(self.held, now)
+        return {check: seen for check, seen in select_raised(self.seen).items() if seen.key(check) not in held}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ class Log:
     text: str
 
 
-def resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Log, ...]]:
+def hold_resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Log, ...]]:
     """Hold the problems of a node that the broker drained and a person resumed: they do not drain it again."""
     text = "a person resumed the node: its problems until now no longer drain it"
     after = hold(memory, memory.standing(now), now.wall + RESUMED_LASTS_S)
@@ -117,7 +129,7 @@ def describe_check(memory: Memory, check: str, now: Now) -> str:
     seen = memory.seen.get(check, Seen())
     if check in memory.standing(now):
         return "drained" if memory.drained else "about to drain"
-    if seen.key(check) in unexpired(memory.held, now):
+    if seen.key(check) in drop_expired(memory.held, now):
         return "held back: too many nodes have the same problem, or a person resumed the node"
     return "seen, not long enough" if seen.problems else "not seen"
 
@@ -132,7 +144,7 @@ def is_due(moment: float, now: Now) -> bool:
     return bool(moment) and now.steady >= moment
 
 
-def unexpired(held: Mapping[str, float], now: Now) -> dict[str, float]:
+def drop_expired(held: Mapping[str, float], now: Now) -> dict[str, float]:
     return {name: until for name, until in held.items() if until > now.wall}
 
 
@@ -246,7 +258,7 @@ def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     if unanswered := tuple(incident for incident in incidents if incident.check not in inputs.incidents):
         return memory, unanswered
     counted = {
-        incident.check: judged(after.seen[incident.check], incident, inputs.incidents[incident.check])
+        incident.check: classify(after.seen[incident.check], incident, inputs.incidents[incident.check])
         for incident in incidents
     }
     after = replace(after, seen={**after.seen, **counted})
@@ -280,16 +292,16 @@ def _take_in_verdicts(memory: Memory, inputs: BrokerInputs, now: Now) -> Memory:
     with_jobs, once = (inputs.index.with_jobs, inputs.index.once) if inputs.index else (frozenset(), frozenset())
     seen = decide.observe(memory.seen, verdicts, inputs.policy, now.wall, inputs.boot_id, gpus, with_jobs, once)
     existing = {check: state for check, state in seen.items() if not _is_gone(check, inputs)}
-    return replace(memory, seen=existing, held=unexpired(memory.held, now))
+    return replace(memory, seen=existing, held=drop_expired(memory.held, now))
 
 
 def _new_incidents(before: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> list[Enter]:
     """Return an entry of the ledger for each new problem that concerns a GPU."""
-    known = decide.raised(before.seen)
+    known = decide.select_raised(before.seen)
     evidence = {verdict.check: verdict.evidence for verdict in inputs.verdicts}
     incidents = (
         entry(check, seen, evidence.get(check, ""), inputs.name, inputs.gpus, inputs.policy, now.wall)
-        for check, seen in decide.raised(after.seen).items()
+        for check, seen in decide.select_raised(after.seen).items()
         if check not in known
     )
     return [incident for incident in incidents if incident is not None]
@@ -306,21 +318,21 @@ def _is_gone(check: str, inputs: BrokerInputs) -> bool:
 
 
 def _unreleased_parts(memory: Memory, reason: str, inputs: BrokerInputs, now: Now) -> dict[str, str]:
-    """Return the parts of a posted reason that must stay, as check -> part (`decide.unreleased`)."""
+    """Return the parts of a posted reason that must stay, as check -> part (`decide.find_unreleased`)."""
 
     def is_dead(check: str) -> bool:
         return check in memory.forgotten or _is_gone(check, inputs)
 
-    return decide.unreleased(reason, memory.seen, memory.held, inputs.policy, now.wall, is_dead)
+    return decide.find_unreleased(reason, memory.seen, memory.held, inputs.policy, now.wall, is_dead)
 
 
 def _differs_from_last_act(memory: Memory, inputs: BrokerInputs, now: Now) -> bool:
     """Tell if the problems differ from those at the last action, or if the posted reason names too many."""
     standing = memory.standing(now)
     unreleased = _unreleased_parts(memory, memory.posted, inputs, now)
-    current_reason = decide.reason(standing, decide.left(standing, unreleased))
+    current_reason = decide.reason(standing, decide.find_left(standing, unreleased))
     names_too_many = not decide.names(memory.posted) <= decide.names(current_reason)
-    return names_of(standing) != memory.acted_on or names_too_many
+    return collect_names(standing) != memory.acted_on or names_too_many
 
 
 # Acting. `unchanged` is the memory before this step, which a step returns with a question; `after` is the new one.
@@ -334,7 +346,7 @@ def _act(unchanged: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> Ou
     if isinstance(node, Failed):
         return _retry_later(after, node.why, now)
     after = replace(after, node_at_start=after.node_at_start or node, node_read_at=now.steady)
-    if cause := slurm_drains.cause_of(node):
+    if cause := slurm_drains.find_cause(node):
         return _act_on_slurm_drain(unchanged, after, cause, node, inputs, now)
     after = replace(after, slurm=replace(after.slurm, clean_since=0.0, posted=""), slurm_drain="")
     return _act_on_verdicts(unchanged, after, node, inputs, now)
@@ -434,7 +446,7 @@ def _record_change(memory: Memory, policy: BrokerPolicy, now: Now) -> Memory:
 
 def _remember_act(memory: Memory, act: decide.Act, now: Now) -> Memory:
     """Remember the decision and the problems behind it: nothing is due until they change."""
-    text, problems = f"{act.kind}: {act.text}", names_of(memory.standing(now))
+    text, problems = f"{act.kind}: {act.text}", collect_names(memory.standing(now))
     return replace(memory, status_text=text, acted_on=problems, due=0.0, failures=0, forgotten=frozenset())
 
 
@@ -462,5 +474,5 @@ def _recheck(unchanged: Memory, after: Memory, inputs: BrokerInputs, now: Now) -
     return replace(after, due=now.steady), (Log(text),)
 
 
-def names_of(standing: Mapping[str, decide.Seen]) -> frozenset[str]:
+def collect_names(standing: Mapping[str, decide.Seen]) -> frozenset[str]:
     return frozenset(seen.name(check) for check, seen in standing.items())

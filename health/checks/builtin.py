@@ -137,7 +137,7 @@ def kept_waiting(pid: int) -> float:
     return longest / 1e9
 
 
-def start_of(pid: int | str) -> str:
+def read_start(pid: int | str) -> str:
     """Return the kernel's start time, which with the pid identifies one process; "" if there is none."""
     try:
         return _stat(pid)[19]
@@ -231,7 +231,7 @@ def mounts() -> Capture:
     # The kernel escapes blanks in a name, except unusual ones: a user who mounts with FUSE chooses the name.
     entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
     # Skip local mounts: if the root file system hangs, nothing here runs, and a busy machine must not look hung.
-    file_systems = {_unescape(row[1]): row[2] for row in entries if on_the_network(row[2]) and not _a_persons(row[3])}
+    file_systems = {_unescape(row[1]): row[2] for row in entries if is_on_network(row[2]) and not _a_persons(row[3])}
     left = _still_hung()
     hung = {path for paths in left.values() for path in paths}
     states = {path: "hung -" for path in file_systems if path in hung}
@@ -247,7 +247,7 @@ def mounts() -> Capture:
     )
 
 
-def on_the_network(kind: str) -> bool:
+def is_on_network(kind: str) -> bool:
     return kind in NETWORK_FILE_SYSTEMS or (kind.split(".", 1)[0] == "fuse" and kind not in LOCAL_FUSE)
 
 
@@ -292,7 +292,7 @@ def _ask(paths: list[str], hang: dict[str, list[str]]) -> tuple[dict[str, str], 
     else:
         with contextlib.suppress(OSError):
             silent = [path for path in paths if path not in states]
-            write_json(ABANDONED_MOUNTS, {**hang, f"{child} {start_of(child)}": silent})
+            write_json(ABANDONED_MOUNTS, {**hang, f"{child} {read_start(child)}": silent})
     return states, waited
 
 

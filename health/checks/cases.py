@@ -60,7 +60,7 @@ def read_case(path: Path) -> Case:
         path,
         captures,
         str(data.get("origin", "")),
-        {check: _expected(value, path) for check, value in data.get("expect", {}).items()},
+        {check: _parse_expected(value, path) for check, value in data.get("expect", {}).items()},
         data.get("now", 0.0),
         data.get("previous", {}),
         data.get("environment", {}),
@@ -87,7 +87,7 @@ def _facts(file: Path) -> dict[str, Any]:
     return data
 
 
-def _expected(value: object, path: Path) -> tuple[Result, Class | None]:
+def _parse_expected(value: object, path: Path) -> tuple[Result, Class | None]:
     """Parse "problem", or "problem rma" where the class is part of the meaning."""
     result, _, class_ = str(value).partition(" ")
     try:

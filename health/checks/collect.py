@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ground.files import write_whole
 from health.api import Builtin, Capture, Command, Failure, Files, Source
-from health.checks.builtin import BUILTINS, is_there, kept_waiting, start_of
+from health.checks.builtin import BUILTINS, is_there, kept_waiting, read_start
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
@@ -259,6 +259,6 @@ def _stuck(file: Path | None) -> dict[str, int]:
 def _remember(file: Path | None, stuck: Mapping[str, int]) -> None:
     if file is None or (not stuck and not file.exists()):
         return
-    lines = [f"{program} {pid} {start}\n" for program, pid in stuck.items() if (start := start_of(pid))]
+    lines = [f"{program} {pid} {start}\n" for program, pid in stuck.items() if (start := read_start(pid))]
     with contextlib.suppress(OSError):
         write_whole(file, "".join(lines).encode())

@@ -17,7 +17,7 @@ from typing import Any
 
 from ground.files import read_json, write_json
 from health.api import Capture
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 
 FILE = Path("/run/minivm/health/failed-jobs.json")
 WITHIN_S = 3600.0
@@ -87,7 +87,7 @@ def elsewhere(jobs: Iterable[FailedJob], node: str, run: Run) -> dict[tuple[str,
     counts: Counter[tuple[str, str, str]] = Counter()
     for line in run(command).splitlines():
         user, name, state, nodes = [*line.split("|"), "", "", "", ""][:4]
-        is_here = node in expanded(nodes[:65536])
+        is_here = node in expand(nodes[:65536])
         result = "passed" if state == "COMPLETED" else "failed"
         counts[user, name, f"{result}_{'here' if is_here else 'elsewhere'}"] += 1
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 from gitsync.errors import GitsyncError
 from health.api import Capture, Check, CheckModule, Context, Finding, Inputs, Limits, Result, Unreadable, UserMade
-from health.verdict import Class, Verdict, shown, summarise
+from health.verdict import Class, Verdict, make_printable, summarise
 
 
 class _TooLong(BaseException):
@@ -59,7 +59,7 @@ def judge(
             findings = list(module.judge(module.parse(inputs), context))
         if not all(isinstance(finding, Finding) for finding in findings):
             raise TypeError("judge must return Findings")
-        findings = [_capped(shown(finding), check) for finding in findings]
+        findings = [_cap(make_printable(finding), check) for finding in findings]
     except Unreadable as error:
         findings = [_unknown(str(error))]
     except _TooLong:
@@ -92,7 +92,7 @@ def judge(
     return Judged(verdict, state if state or (not broken and worst.result is not Result.UNKNOWN) else previous, broken)
 
 
-def _capped(finding: Finding, check: Check) -> Finding:
+def _cap(finding: Finding, check: Check) -> Finding:
     """Lower to class `user` what a job's user can cause: it drains no node and counts against no part."""
     partly_user_made = check.user_made is UserMade.PARTLY and finding.user_made is not False
     if finding.result is Result.PROBLEM and (finding.user_made or partly_user_made or check.user_made is UserMade.YES):
@@ -101,7 +101,7 @@ def _capped(finding: Finding, check: Check) -> Finding:
 
 
 def _unknown(reason: str) -> Finding:
-    return shown(Finding(Result.UNKNOWN, reason[:500]))
+    return make_printable(Finding(Result.UNKNOWN, reason[:500]))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from health.policy import share
 from health.rounds import SUMMARY_LIMIT, DeepState, DeepSummary, read_deep, read_index, write_deep
 from health.script import UNFIT, environment, run_here
 from health.tell import metrics, sentence, tell
-from health.verdict import read_verdict, read_verdicts, without_void
+from health.verdict import drop_void, read_verdict, read_verdicts
 from init.pod.pod import Pod
 
 # Decide if this pod starts the deep checks by itself, and run them once per boot.
@@ -137,7 +137,7 @@ UNKNOWN = "unknown"  # no sentence of `report`
 def report(shown: str, now: float) -> str:
     """Update the pod's condition and metrics; return the sentence that the pod shows now."""
     places = Places.from_environment()
-    verdicts = without_void(read_verdicts(places.verdicts), places.scripts)
+    verdicts = drop_void(read_verdicts(places.verdicts), places.scripts)
     write_if_possible(places.metrics, metrics(verdicts, now) + active_metrics())
     write_active(places.active)
     text = sentence(verdicts, now)

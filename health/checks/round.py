@@ -67,7 +67,7 @@ def forget(places: Places, check: str) -> None:
             path.unlink()
 
 
-def promised(places: Places) -> Mapping[str, str]:
+def recall_promised(places: Places) -> Mapping[str, str]:
     """Return the hardware promised to the pod, recorded by the last round that had the pod's environment."""
     index = read_index(places.index)
     return index.expect if index else {}
@@ -121,7 +121,7 @@ def read_sources(sources: list[Source], places: Places, at_once: int = AT_ONCE) 
     return collect(sources, {"MINIVM_UNFIT": str(UNFIT)}, places.state / "stuck", at_once=at_once)
 
 
-def with_evidence(judged: Judged, before: Verdict | None, check: Check, readings: Readings) -> Judged:
+def add_evidence(judged: Judged, before: Verdict | None, check: Check, readings: Readings) -> Judged:
     """Write a capsule at the start of an incident; its path stays in the verdict while the incident lasts."""
     verdict = judged.verdict
     if verdict.result is not Result.PROBLEM:
@@ -182,7 +182,7 @@ def _run_locked(
     at_once: int,
 ) -> list[Judged]:
     # slurmd may start a prolog without the pod's environment: the background round has recorded what was promised.
-    expect = expectations(os.environ) or promised(places)
+    expect = expectations(os.environ) or recall_promised(places)
     setting = Setting(commit, boot := boot_id(), time.time(), expect)
     known = {name: read_verdict(places.verdict(name)) for name in loaded.checks}
     selected = {
@@ -202,7 +202,7 @@ def _run_locked(
         if name in fitting:
             memory = recall(places, name, setting.boot_id)
             judged = judge(module, readings.captures, lambda file: load_limits(tree, file), setting, memory)
-            judged = with_evidence(judged, known[name], module.CHECK, readings)
+            judged = add_evidence(judged, known[name], module.CHECK, readings)
             remember(places, name, setting.boot_id, judged.state)
         else:
             judged = Judged(_absent(module.CHECK, setting), {})

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from health import black_box
 from health.jobs import explain
-from health.jobs.ask import Asker, is_visible, look, mine
-from health.jobs.model import Job, JobNode, Page, listed, safe
+from health.jobs.ask import Asker, explain_own_jobs, is_visible, look
+from health.jobs.model import Job, JobNode, Page, list_briefly, safe
 from health.jobs.shared import Shared
 from init.errors import InitError
 from init.slurm import client
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asker.reads_output = options.capsule is None
     asker.fetch = None if not black_box.port() else _fetch
     try:
-        pages = look(asker, options.job) if options.job else mine(asker)
+        pages = look(asker, options.job) if options.job else explain_own_jobs(asker)
         if options.capsule is not None:
             _pack(asker, pages, options.capsule)
             return 0
@@ -74,7 +74,7 @@ def _fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
 
 def _pack(asker: Asker, pages: Sequence[Page], name: str) -> None:
     if len(pages) > 1:
-        ids = listed(page.job.shown for page in pages)
+        ids = list_briefly(page.job.shown for page in pages)
         raise InitError("write a capsule", f"one has one job, and these are several: {ids}; name one of them")
     if not is_visible(asker, pages[0].job):
         raise InitError("write a capsule", f"this is a job of {pages[0].job.user}; its user or an operator can")

@@ -26,14 +26,14 @@ from health.jobs.model import (
     Sure,
     World,
     duration,
-    listed,
+    list_briefly,
     safe,
     size,
 )
 from health.jobs.shared import WAITING_JOBS, Shared, is_unknown_job
 from init.errors import InitError
 from init.slurm.client import SACCTMGR, SCONTROL, SQUEUE, SlurmError
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 
 if TYPE_CHECKING:
     from health.jobs import boxes
@@ -112,7 +112,7 @@ class Asker:
             raise SlurmError("ask slurmctld", "squeue gave no JSON") from error
 
 
-def mine(asker: Asker) -> list[Page]:
+def explain_own_jobs(asker: Asker) -> list[Page]:
     """Explain the caller's jobs in one line each, from one command."""
     jobs = asker.queue("--me")
     if not jobs and asker.is_old:
@@ -133,7 +133,7 @@ def look(asker: Asker, wanted: str) -> list[Page]:
         if asker.missing:
             reason = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
         if match and "_" in wanted and (array := _by_id(asker, match[1], match[1])):
-            tasks = listed(job.shown for job in array)
+            tasks = list_briefly(job.shown for job in array)
             forgotten = ", and keeps nothing of a task that was cancelled while it waited"
             problem = f"; {'; '.join(dict.fromkeys(asker.missing))}" if asker.missing else forgotten
             reason = f"Slurm knows {tasks} of its array{problem}"
@@ -268,7 +268,7 @@ def _holds(shown: str, task: int) -> bool:
 
 
 def _accounting(asker: Asker, *options: str) -> list[Job]:
-    records = asker.optional("its records", parse.accounted, SACCT, "--json", "--duplicates", *options)
+    records = asker.optional("its records", parse.parse_accounting, SACCT, "--json", "--duplicates", *options)
     if asker.missing and any(words in asker.missing[-1] for words in NO_ACCOUNTING):
         asker.missing[-1] = "its records: this cluster keeps no accounting, so ended jobs are forgotten after minutes"
     asker.records = records or []
@@ -313,7 +313,7 @@ def _read_partitions(asker: Asker, *, directly: bool = False) -> tuple[Partition
 def _shows_place(nodes: Sequence[JobNode], job: Job) -> bool:
     """Tell if the nodes include those of the job and some of its partitions: the snapshot sees no hidden ones."""
     places = {name for node in nodes for name in node.partitions} | {node.name for node in nodes}
-    return _partitions_of(job).union(expanded(job.nodes[:65536])) <= places
+    return _partitions_of(job).union(expand(job.nodes[:65536])) <= places
 
 
 def _partitions_of(job: Job) -> set[str]:
@@ -441,7 +441,7 @@ def add_node_reports(answer: Answer, fetched: Sequence[boxes.Box], job: Job, wor
     problems = [f"{safe(box.node, 80)}: {safe(text, 160)}" for box in fetched for text in _problems(box)]
     # A node that does not answer is worse than a problem on another.
     if problems and answer.cause is not JobCause.MACHINE:
-        head = f"{answer.headline} A check found a problem while it ran: {listed(problems, 2)}."
+        head = f"{answer.headline} A check found a problem while it ran: {list_briefly(problems, 2)}."
         answer = replace(answer, headline=head, cause=JobCause.MACHINE, sure=Sure.POSSIBLE)
     used = [gpu for uses in nodes.values() for gpu in uses]
     idle = min((gpu.idle for gpu in used), default=0.0)
@@ -470,7 +470,7 @@ def _uses(box: boxes.Box) -> Iterator[GpuUse]:
 
 
 def _fact(node: str, uses: Sequence[GpuUse]) -> Fact:
-    shown = listed((f"GPU {gpu.minor} {gpu.use} %, {size(gpu.memory)} of {size(gpu.room)}" for gpu in uses), 8)
+    shown = list_briefly((f"GPU {gpu.minor} {gpu.use} %, {size(gpu.memory)} of {size(gpu.room)}" for gpu in uses), 8)
     return Fact(f"on {safe(node, 80)} it uses {shown}", "nvidia-smi")
 
 

@@ -35,14 +35,14 @@ from health.jobs.model import (
     Page,
     Sure,
     duration,
-    listed,
+    list_briefly,
     moment,
     safe,
     signal_name,
 )
 from health.places import Places
 from init.errors import InitError
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 
 MOST_NODES = 16
 CONNECT_S = 2.0
@@ -85,7 +85,7 @@ Fetch = Callable[[Job, Sequence[JobNode]], tuple[Box, ...]]
 
 def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
     """Ask the job's first nodes at once, each for some seconds."""
-    wanted = expanded(job.nodes[:65536])
+    wanted = expand(job.nodes[:65536])
     addresses = {node.name: node.address for node in nodes}
     asked = [name for name in wanted[:MOST_NODES] if name]
     if not asked:
@@ -108,7 +108,7 @@ def _fetch_one(job: int, node: str, address: str) -> Box:
         from health import gpus  # imported late: a page of one's own node alone needs it
 
         box = black_box.find(job, None)
-        box = gpus.now_of(box, Places.from_environment().gpus, time.time()) + box
+        box = gpus.describe_now(box, Places.from_environment().gpus, time.time()) + box
         return Box(node, tuple(black_box.lines(box)), clock=(0.0, 0.0))
     if not (by := credentials.way()):
         return Box(node, obstacle="no daemon here signs for Slurm: neither munged nor sackd has a socket")
@@ -173,11 +173,11 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
             texts = [*_grown(entry.get("grown")), *_full(entry.get("full")), *texts]
         odd = [safe(str(entry.get("step")), 20) for entry in last if entry.get("kind") == "step" and entry.get("odd")]
         if odd:
-            unknown.append(f"which tasks of step {listed(odd)} failed on {node}: slurmd's log there is not whole")
+            unknown.append(f"which tasks of step {list_briefly(odd)} failed on {node}: slurmd's log there is not whole")
         if last and not ends and job.has_ended:
             unknown.append(f"what {node} counted while it ran: its epilog has not written that")
         facts += [Fact(f"on {node} while it ran: {text}", f"black box of {node}") for text in texts[:MOST_FACTS]]
-    unknown += [f"what {listed(nodes)} recorded while it ran: {obstacle}" for obstacle, nodes in silent.items()]
+    unknown += [f"what {list_briefly(nodes)} recorded while it ran: {obstacle}" for obstacle, nodes in silent.items()]
     return facts, unknown
 
 
@@ -258,19 +258,19 @@ def write_capsule(path: Path, page: Page, boxes: Iterable[Box], now: float) -> N
         raise InitError(f"write {path}", f"{error.strerror}; name a file elsewhere") from error
 
 
-def masked(value: object) -> object:
+def mask_secrets(value: object) -> object:
     """Mask what looks like a secret in all texts of a JSON value."""
     if isinstance(value, str):
         for secret in SECRETS:
             value = secret.sub(rf"\g<1>{MASK}", value)
         return value
     if isinstance(value, dict):
-        return {str(masked(str(key))): masked(item) for key, item in value.items()}
-    return [masked(item) for item in value] if isinstance(value, list) else value
+        return {str(mask_secrets(str(key))): mask_secrets(item) for key, item in value.items()}
+    return [mask_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _json(value: object, indent: int | None = 1) -> str:
-    return json.dumps(masked(value), indent=indent)
+    return json.dumps(mask_secrets(value), indent=indent)
 
 
 TERM = 15  # by which Slurm and MPI end the other tasks: never the first failure where another is close
@@ -329,7 +329,7 @@ class FailedStep:
     def sentence(self) -> str:
         seen = "" if self.is_whole else " of the nodes that told"
         if self.rivals:
-            names = listed(each.named for each in (self.first, *self.rivals))
+            names = list_briefly(each.named for each in (self.first, *self.rivals))
             return f"Of step {self.name}{seen} these failed first, too close together to tell apart: {names}."
         return f"First{seen} failed {self.first.named}, in step {self.name}: {self.first.end}."
 
@@ -384,7 +384,7 @@ def failure_facts(step: FailedStep) -> Sequence[Fact]:
     rest = step.failures[1:]
     if rest:
         after = duration(rest[0].at - first.at)
-        names = listed(f"{each.named} ({each.end})" for each in rest)
+        names = list_briefly(f"{each.named} ({each.end})" for each in rest)
         shown.append(Fact(f"step {step.name}: after {after} followed {names}", "black boxes of its nodes"))
     return shown
 
@@ -414,7 +414,7 @@ def add_links(answer: Answer, boxes: Iterable[Box]) -> Answer:
     ]  # fmt: skip
     if not lost or answer.cause not in (JobCause.CODE, JobCause.UNKNOWN):
         return answer
-    head = f"{answer.headline} A machine's fault is possible too: {listed(lost)} lost a link while it ran."
+    head = f"{answer.headline} A machine's fault is possible too: {list_briefly(lost)} lost a link while it ran."
     advice = (
         f"submit it again without what lost one: sbatch --exclude={safe(','.join(lost[:4]), 200)}",
         *answer.advice,

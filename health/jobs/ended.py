@@ -21,13 +21,13 @@ from health.jobs.model import (
     Sure,
     World,
     duration,
-    listed,
+    list_briefly,
     minutes,
     moment,
     safe,
     signal_name,
 )
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 from init.slurm.node import PREFIX
 
 SACCT = "sacct"
@@ -51,14 +51,14 @@ def explain(job: Job, world: World, now: float) -> Answer:
     ran_before = bool(job.restarts or world.history)
     if job.state == "CANCELLED" and (job.killer not in ("", "root", "slurm") or (ran_before and not job.nodes)):
         comment = ""
-    handler = HANDLERS.get(job.state, _unknown)
+    handler = HANDLERS.get(job.state, _explain_unknown)
     is_commented = comment and job.state != "COMPLETED" and not ENDS_NOTHING.match(comment)
-    answer = _commented(job, comment) if is_commented else handler(job, world)
+    answer = _explain_comment(job, comment) if is_commented else handler(job, world)
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
     facts = [Fact(f"state {safe(job.state, 40)}, {code}", job.source)]
     facts += [
-        Fact(_of_step(_step_name(job, step), step.state, step.exit_code, step.signal), job.source)
-        for step in _failed(job)
+        Fact(_name_step_of(_step_name(job, step), step.state, step.exit_code, step.signal), job.source)
+        for step in _list_failed_steps(job)
     ]
     if comment:
         facts.append(Fact(f"minivm noted: {safe(comment.removeprefix(PREFIX))}", "the job's AdminComment"))
@@ -66,7 +66,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
     return replace(answer, evidence=(*facts, *answer.evidence))
 
 
-def _failed(job: Job) -> list[JobStep]:
+def _list_failed_steps(job: Job) -> list[JobStep]:
     return [step for step in job.steps if step.exit_code or step.signal or step.state == "OUT_OF_MEMORY"][:SHOWN_STEPS]
 
 
@@ -76,7 +76,7 @@ def _step_name(job: Job, step: JobStep) -> str:
     return f"{job.shown}.{name}" if dot and number == str(job.id) else step.id
 
 
-def _of_step(name: str, state: str, code: int, signal: int) -> str:
+def _name_step_of(name: str, state: str, code: int, signal: int) -> str:
     end = f"exit code {code}" if code or not signal else signal_name(signal)
     return f"step {safe(name, 40)}: {safe(state, 40)}, {end}"
 
@@ -92,7 +92,7 @@ def run_state(run: Job) -> str:
     return "REQUEUED" if run.is_pending else safe(run.state, 40)
 
 
-def _commented(job: Job, comment: str) -> Answer:
+def _explain_comment(job: Job, comment: str) -> Answer:
     """Explain an end that minivm itself brought about; it wrote the reason into the job's AdminComment."""
     text = safe(comment.removeprefix(PREFIX)).strip().rstrip(".")
     if MEMORY_COMMENT in comment:
@@ -104,7 +104,7 @@ def _commented(job: Job, comment: str) -> Answer:
     )
 
 
-def _completed(job: Job, world: World) -> Answer:
+def _explain_completed(job: Job, world: World) -> Answer:
     return Answer("It ended well, with exit code 0.", JobCause.NONE)
 
 
@@ -114,7 +114,7 @@ def _doubt(job: Job, world: World, answer: Answer) -> Answer:
     if not suspects:
         missing = () if world.nodes is not None else ("the state of its nodes",)
         return replace(answer, unknown=(*answer.unknown, *missing))
-    names = listed(node.name for node in suspects)
+    names = list_briefly(node.name for node in suspects)
     return replace(
         answer,
         headline=f"{answer.headline} A machine's fault is possible too: {names} was found broken while it ran.",
@@ -134,21 +134,21 @@ def _again(job: Job, suspects: list[JobNode]) -> tuple[str, ...]:
 
 
 def _suspects(job: Job, world: World) -> list[JobNode]:
-    hosts = set(expanded(job.nodes[:65536]))
+    hosts = set(expand(job.nodes[:65536]))
     return [
         node
         for node in world.nodes or ()
         if node.name in hosts
         and not node.is_usable
-        and machines.cause_of(node)[0] is JobCause.MACHINE
+        and machines.find_cause(node)[0] is JobCause.MACHINE
         and job.started <= node.since <= job.ended + AFTER
     ]
 
 
-def _failed_job(job: Job, world: World) -> Answer:
+def _explain_failed_job(job: Job, world: World) -> Answer:
     if any(step.state == "OUT_OF_MEMORY" for step in job.steps):
         step = next(step for step in job.steps if step.state == "OUT_OF_MEMORY")
-        answer = _out_of_memory(job, world)
+        answer = _explain_out_of_memory(job, world)
         name = safe(_step_name(job, step), 40)
         if 0 < step.memory < _mebibytes(job.memory):
             own = f"its own memory, {step.memory}M of the job's {safe(job.memory, 40)}"
@@ -194,15 +194,15 @@ def _failed_job(job: Job, world: World) -> Answer:
             unknown=("whether a program of the job ended with 125 by itself",),
         )
     if job.signal or job.exit_code > 128:
-        return _doubt(job, world, _signalled(job))
+        return _doubt(job, world, _explain_signal(job))
     meaning = SHELL.get(job.exit_code, "")
-    last = next((step for step in _failed(job) if not step.id.endswith((".batch", ".extern"))), None)
+    last = next((step for step in _list_failed_steps(job) if not step.id.endswith((".batch", ".extern"))), None)
     where = f", first in step {safe(_step_name(job, last), 40)}" if last else ""
     head = f"Its own program ended with exit code {job.exit_code}{where}{f': {meaning}' if meaning else ''}."
     return _doubt(job, world, Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job)))
 
 
-def _signalled(job: Job) -> Answer:
+def _explain_signal(job: Job) -> Answer:
     number = job.signal or job.exit_code - 128
     name = signal_name(number)
     if name == "SIGKILL":
@@ -251,7 +251,7 @@ def _more_memory(job: Job) -> tuple[str, ...]:
     return (f"submit it with a larger {option} (or less work at a time)", f"seff {job.shown} shows what it used")
 
 
-def _out_of_memory(job: Job, world: World) -> Answer:
+def _explain_out_of_memory(job: Job, world: World) -> Answer:
     return Answer(
         f"It used all of its memory{_limit(job)} in all, and the kernel killed a process of it.",
         JobCause.REQUEST,
@@ -260,7 +260,7 @@ def _out_of_memory(job: Job, world: World) -> Answer:
     )
 
 
-def _timeout(job: Job, world: World) -> Answer:
+def _explain_timeout(job: Job, world: World) -> Answer:
     if job.reason == "InactiveLimit":
         return Answer(
             "Slurm ended it because its salloc or srun did not answer for longer than InactiveLimit.",
@@ -285,13 +285,13 @@ def _timeout(job: Job, world: World) -> Answer:
 
 
 def _hosts(job: Job, world: World) -> list[JobNode]:
-    hosts = set(expanded(job.nodes[:65536]))
+    hosts = set(expand(job.nodes[:65536]))
     return [node for node in world.nodes or () if node.name in hosts]
 
 
-def _node_fail(job: Job, world: World) -> Answer:
+def _explain_node_fail(job: Job, world: World) -> Answer:
     hosts = _hosts(job, world)
-    name = job.failed_node or (job.nodes if len(expanded(job.nodes[:65536])) == 1 else "")
+    name = job.failed_node or (job.nodes if len(expand(job.nodes[:65536])) == 1 else "")
     failed = [node for node in hosts if node.name == name] or [node for node in hosts if not node.is_usable]
     facts = list(machines.facts([node for node in failed if not node.is_usable]))
     facts += [
@@ -310,7 +310,7 @@ def _node_fail(job: Job, world: World) -> Answer:
     )
 
 
-def _cancelled(job: Job, world: World) -> Answer:
+def _explain_cancelled(job: Job, world: World) -> Answer:
     waited = "while it waited to run again" if world.history else "before it started"
     when = "while it ran" if job.started and job.nodes else waited
     if not job.killer:
@@ -334,7 +334,7 @@ def _cancelled(job: Job, world: World) -> Answer:
                 ("look at the output of the first run, and submit it again",),
             )
         if _was_never_launched(job):
-            return _launch_failed(job, world)
+            return _explain_launch_failed(job, world)
         return Answer(
             f"{job.killer} cancelled it {when}: an operator, or Slurm itself (an invalid dependency, a failed prolog of"
             " srun or salloc, a second start after a kill of slurmctld).",
@@ -360,9 +360,9 @@ def _was_never_launched(job: Job) -> bool:
     return is_early and len(own) == 1 and own[0].id.endswith(".batch") and not own[0].has_code
 
 
-def _launch_failed(job: Job, world: World) -> Answer:
+def _explain_launch_failed(job: Job, world: World) -> Answer:
     """Explain a job that slurmd could not launch and could not requeue: slurmd cancels it, as root."""
-    hosts = expanded(job.nodes[:65536])
+    hosts = expand(job.nodes[:65536])
     where = f" on {safe(job.nodes, 80)}" if hosts else ""
     exclude = f", without that node: sbatch --exclude={safe(job.nodes, 80)}" if len(hosts) == 1 else ""
     return Answer(
@@ -376,9 +376,9 @@ def _launch_failed(job: Job, world: World) -> Answer:
     )
 
 
-def _preempted(job: Job, world: World) -> Answer:
+def _explain_preempted(job: Job, world: World) -> Answer:
     """Name the job that took the place: Slurm does not record it, but it starts on the same nodes at once."""
-    hosts = set(expanded(job.nodes[:65536]))
+    hosts = set(expand(job.nodes[:65536]))
     came = sorted(
         (
             other
@@ -387,7 +387,7 @@ def _preempted(job: Job, world: World) -> Answer:
         ),
         key=lambda other: other.started,
     )
-    taker = next((other for other in came if hosts & set(expanded(other.nodes[:65536]))), None)
+    taker = next((other for other in came if hosts & set(expand(other.nodes[:65536]))), None)
     advice = ("submit it again, with --requeue and checkpoints", "ask which partition or QOS is not preempted")
     if taker is None:
         unknown = ("which job: Slurm does not record that with this one",)
@@ -404,12 +404,12 @@ def _preempted(job: Job, world: World) -> Answer:
     )
 
 
-def _boot_fail(job: Job, world: World) -> Answer:
+def _explain_boot_fail(job: Job, world: World) -> Answer:
     facts = machines.facts([node for node in _hosts(job, world) if not node.is_usable])
     return Answer("A node did not boot for it.", JobCause.MACHINE, evidence=facts, advice=("submit it again",))
 
 
-def _deadline(job: Job, world: World) -> Answer:
+def _explain_deadline(job: Job, world: World) -> Answer:
     return Answer(
         "It could not end before its --deadline, so Slurm removed it.",
         JobCause.REQUEST,
@@ -417,23 +417,23 @@ def _deadline(job: Job, world: World) -> Answer:
     )
 
 
-def _unknown(job: Job, world: World) -> Answer:
+def _explain_unknown(job: Job, world: World) -> Answer:
     return Answer(f"It ended as {safe(job.state, 40)}, which minivm does not know.", JobCause.UNKNOWN)
 
 
-def _revoked(job: Job, world: World) -> Answer:
+def _explain_revoked(job: Job, world: World) -> Answer:
     return Answer("Another cluster of the federation runs it.", JobCause.NONE)
 
 
 HANDLERS: dict[str, Callable[[Job, World], Answer]] = {
-    "COMPLETED": _completed,
-    "FAILED": _failed_job,
-    "OUT_OF_MEMORY": _out_of_memory,
-    "TIMEOUT": _timeout,
-    "NODE_FAIL": _node_fail,
-    "CANCELLED": _cancelled,
-    "PREEMPTED": _preempted,
-    "BOOT_FAIL": _boot_fail,
-    "DEADLINE": _deadline,
-    "REVOKED": _revoked,
+    "COMPLETED": _explain_completed,
+    "FAILED": _explain_failed_job,
+    "OUT_OF_MEMORY": _explain_out_of_memory,
+    "TIMEOUT": _explain_timeout,
+    "NODE_FAIL": _explain_node_fail,
+    "CANCELLED": _explain_cancelled,
+    "PREEMPTED": _explain_preempted,
+    "BOOT_FAIL": _explain_boot_fail,
+    "DEADLINE": _explain_deadline,
+    "REVOKED": _explain_revoked,
 }

@@ -21,13 +21,13 @@ from health.jobs.model import (
     World,
     count,
     duration,
-    listed,
+    list_briefly,
     minutes,
     moment,
     safe,
     size,
 )
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 from init.slurm.node import PREFIX
 
 LOST = Answer(
@@ -119,7 +119,7 @@ MIB = 1 << 20
 
 
 def explain_running(job: Job, world: World, now: float) -> Answer:
-    hosts = set(expanded(job.nodes[:65536]))
+    hosts = set(expand(job.nodes[:65536]))
     unusable = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
     facts, advice, unknown = _use(job, world, now)
     facts = [*_time(job, now), *machines.facts(unusable), *facts]
@@ -144,14 +144,14 @@ def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str,
         )
     lost = [node for node in held if node.states & {"DOWN", "NOT_RESPONDING"}]
     if lost:
-        names = listed(node.name for node in lost)
+        names = list_briefly(node.name for node in lost)
         return (
             f"It runs{where}{ran}, but {names} does not answer: it may end as NODE_FAIL.",
             JobCause.MACHINE,
             Sure.LIKELY,
         )
     if held:
-        names = listed(node.name for node in held)
+        names = list_briefly(node.name for node in held)
         verb = "takes" if len(held) == 1 else "take"
         return f"It runs{where}{ran}. {names} {verb} no new jobs; this one may go on.", JobCause.NONE, Sure.CERTAIN
     if world.output_age is not None and world.output_age > SILENCE:

@@ -69,11 +69,11 @@ def parse_limit(reason: str) -> NamedLimit | None:
         f"the limit that {by} sets on {resource_text} {owner if owner.startswith(('for', 'on')) else f'for {owner}'}"
     )
     return NamedLimit(
-        holder, _key_of(kind, resource, run, per), _TRES.get(resource, ""), sentence, per in ("PerJob", "PerNode")
+        holder, _find_key(kind, resource, run, per), _TRES.get(resource, ""), sentence, per in ("PerJob", "PerNode")
     )
 
 
-def _key_of(kind: str, what: str, run: str, per: str) -> str:
+def _find_key(kind: str, what: str, run: str, per: str) -> str:
     """Return the limit's name in `scontrol show assoc_mgr`."""
     suffix = _KEYS[per] if kind == "Max" else ""
     if what in ("jobs", "submitjobs", "submitjob"):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ground.errors import counted
-from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Sure, count, listed, moment, safe, size
-from init.slurm.conf import expanded
+from health.jobs.model import Answer, Fact, Job, JobCause, JobNode, Sure, count, list_briefly, moment, safe, size
+from init.slurm.conf import expand
 from init.slurm.node import ADDED, FRESH, PREFIX, SILENT, STOPPING
 
 ASLEEP = "grows again when jobs ask"  # the fleet's reason for a pod of an elastic pool that sleeps
@@ -35,7 +35,7 @@ def is_asleep(node: JobNode) -> bool:
     return ASLEEP in node.reason
 
 
-def cause_of(node: JobNode) -> tuple[JobCause, Sure]:
+def find_cause(node: JobNode) -> tuple[JobCause, Sure]:
     """Return what keeps a node from jobs: its own fault, the cluster's care, or a person."""
     reason = node.reason
     is_ours = is_asleep(node) or reason.split(ADDED)[0] in (STOPPING, FRESH) or reason.startswith(FLEET)
@@ -78,7 +78,7 @@ def facts(nodes: Sequence[JobNode]) -> tuple[Fact, ...]:
 
 def common(nodes: Iterable[JobNode]) -> tuple[JobCause, Sure]:
     """Return the cause that the nodes share; the cluster where they have different ones."""
-    causes = {cause_of(node) for node in nodes}
+    causes = {find_cause(node) for node in nodes}
     if len(causes) == 1:
         return causes.pop()
     return (
@@ -118,8 +118,8 @@ class Fit:
 def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
     """Compare the request with the nodes of the job's partitions."""
     partitions = frozenset(job.partition.split(","))
-    required = frozenset(expanded(job.required[:4096]))
-    excluded = frozenset(expanded(job.excluded[:4096]))
+    required = frozenset(expand(job.required[:4096]))
+    excluded = frozenset(expand(job.excluded[:4096]))
     fitting: list[JobNode] = []
     unusable: list[JobNode] = []
     lacking: list[tuple[JobNode, tuple[str, ...]]] = []
@@ -174,7 +174,7 @@ def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozense
     if job.features and _PLAIN.fullmatch(job.features):
         absent = [name for name in job.features.split("&") if name and name not in node.features]
         if absent:
-            lacks.append(f"lacks the feature {listed(absent)}")
+            lacks.append(f"lacks the feature {list_briefly(absent)}")
     return tuple(lacks)
 
 
@@ -227,7 +227,7 @@ def lacks_named_nodes(job: Job, nodes: Sequence[JobNode]) -> bool:
 def _named_nodes(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
     """Return the nodes that Slurm's reason names, else those that the job requires."""
     match = _UNAVAILABLE.search(job.detail)
-    names = set(expanded(match[1])) if match else set(expanded(job.required[:4096]))
+    names = set(expand(match[1])) if match else set(expand(job.required[:4096]))
     return [node for node in nodes if node.name in names]
 
 
@@ -299,7 +299,7 @@ def explain_held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
             unknown=("whether the pool may still grow: its limit is the operator's",),
         )
     cause, sure = common(held)
-    names = listed(node.name for node in held)
+    names = list_briefly(node.name for node in held)
     usable = f"{len(fit.fitting)} of {len(fit.fitting) + len(fit.held)} that fit take jobs"
     return Answer(
         f"It waits for nodes that take no jobs: it needs {fit.wanted}, {usable}; {names} cannot be used now.",

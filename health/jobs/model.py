@@ -311,7 +311,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def listed(names: Iterable[str], most: int = SHOWN) -> str:
+def list_briefly(names: Iterable[str], most: int = SHOWN) -> str:
     """List a few names and count the rest: a, b and 3 more."""
     texts = list(names)
     shown = ", ".join(safe(name, 80) for name in texts[:most])

@@ -182,7 +182,7 @@ _NEXT_RUN = re.compile(
 def read(job: Job) -> OutputError | None:
     """Return the error that the caller's own job names in its output or its errors."""
     paths = tuple(dict.fromkeys(path for path in (job.errors, job.output) if path and path != "/dev/null"))
-    errors = within(lambda: [error for path in paths if (error := find(_end_of(path, job.started), path, job))])
+    errors = run_within(lambda: [error for path in paths if (error := find(_read_end(path, job.started), path, job))])
     return min(errors or (), key=lambda error: error.rule.is_consequence, default=None)
 
 
@@ -198,10 +198,10 @@ def age(path: str, started: float, now: float) -> float | None:
         is_own = status.st_uid == os.getuid() and status.st_mtime >= started - 1
         return max(0.0, now - status.st_mtime) if is_own else None
 
-    return within(look)
+    return run_within(look)
 
 
-def within(look: Callable[[], T]) -> T | None:
+def run_within(look: Callable[[], T]) -> T | None:
     """Look at a user's files for two seconds at most; None where that fails or takes longer."""
     answers: list[T] = []
 
@@ -217,7 +217,7 @@ def within(look: Callable[[], T]) -> T | None:
     return answers[0] if answers else None
 
 
-def _end_of(path: str, started: float) -> str:
+def _read_end(path: str, started: float) -> str:
     """Read the end of the caller's own plain file, if it was written since the job started."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 (a user's path)
@@ -273,7 +273,7 @@ def add_full_disk(answer: Answer, job: Job) -> Answer:
     """Name a full file system in the answer for a job whose output names no error: it may be what cut the output."""
     if job.state != "FAILED" or answer.cause not in (JobCause.CODE, JobCause.UNKNOWN):
         return answer
-    full = within(lambda: [path for path in (job.output, job.errors) if path.startswith("/") and _is_full(path)])
+    full = run_within(lambda: [path for path in (job.output, job.errors) if path.startswith("/") and _is_full(path)])
     if not full:
         return answer
     return replace(

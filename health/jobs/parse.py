@@ -84,11 +84,11 @@ _WAITING = re.compile(r"^(\d{1,10})\|([^|\n]*)\|(\d{1,10})\|([^|\n]*)\|([^|\n]*)
 
 
 def queue(text: str) -> list[Job]:
-    return [_queued(item) for item in document(text).objects("jobs")]
+    return [_parse_queued(item) for item in document(text).objects("jobs")]
 
 
-def accounted(text: str) -> list[Job]:
-    return [_accounted(item) for item in document(text).objects("jobs")]
+def parse_accounting(text: str) -> list[Job]:
+    return [_parse_accounted(item) for item in document(text).objects("jobs")]
 
 
 def nodes(text: str) -> tuple[JobNode, ...]:
@@ -144,7 +144,7 @@ def licenses(text: str) -> tuple[License, ...]:
     )
 
 
-def in_order(hosts: str) -> str:
+def order_names(hosts: str) -> str:
     """Write w-[1,0] as w-[0-1]: slurmctld lists dynamic nodes in the order in which they came."""
     return _RANGES.sub(lambda match: f"[{_ranges(match[1])}]", hosts[:LONGEST_HOSTS]) + hosts[LONGEST_HOSTS:]
 
@@ -162,7 +162,7 @@ def _ranges(text: str) -> str:
     return ",".join(first if first == last else f"{first}-{last}" for first, last in joined)
 
 
-def _shown(item: Mapped, array: tuple[str, ...], task: tuple[str, ...], tasks: tuple[str, ...]) -> str:
+def _format_id(item: Mapped, array: tuple[str, ...], task: tuple[str, ...], tasks: tuple[str, ...]) -> str:
     """Return the id that people use: 12, 12_3, 12_[4-9], 12+1."""
     number, parent = item.count("job_id"), item.count(*array)
     if parent:
@@ -192,8 +192,8 @@ def _signal(item: Mapped) -> int:
     return signal if signal != NO_SIGNAL else 0
 
 
-def _queued(item: Mapped) -> Job:
-    shown = _shown(item, ("array_job_id",), ("array_task_id",), ("array_task_string",))
+def _parse_queued(item: Mapped) -> Job:
+    shown = _format_id(item, ("array_job_id",), ("array_task_id",), ("array_task_string",))
     limit = item.at("time_limit")
     return Job(
         id=item.count("job_id"),
@@ -213,7 +213,7 @@ def _queued(item: Mapped) -> Job:
         ended=item.time("end_time"),
         evaluated=item.time("last_sched_evaluation"),
         limit=item.number("time_limit") if limit is not None else None,
-        nodes=in_order(item.text("nodes")),
+        nodes=order_names(item.text("nodes")),
         node_count=item.count("node_count"),
         single_node=item.count("max_nodes") == 1,
         exclusive="none" in item.words("shared"),
@@ -245,8 +245,8 @@ def _queued(item: Mapped) -> Job:
     )
 
 
-def _accounted(item: Mapped) -> Job:
-    shown = _shown(item, ("array", "job_id"), ("array", "task_id"), ("array", "task"))
+def _parse_accounted(item: Mapped) -> Job:
+    shown = _format_id(item, ("array", "job_id"), ("array", "task_id"), ("array", "task"))
     memory = [_amount(each) for each in item.objects("tres", "allocated") if each.text("type") == "mem"]
     requested = [_amount(each) for each in item.objects("tres", "requested") if each.text("type") == "mem"]
     leader = item.count("het", "job_id")
@@ -265,7 +265,7 @@ def _accounted(item: Mapped) -> Job:
         started=item.time("time", "start"),
         ended=item.time("time", "end"),
         limit=item.number("time", "limit"),
-        nodes="" if item.text("nodes") == "None assigned" else in_order(item.text("nodes")),
+        nodes="" if item.text("nodes") == "None assigned" else order_names(item.text("nodes")),
         node_count=item.count("allocation_nodes"),
         cpus=item.count("required", "CPUs"),
         memory_per_node=item.count("required", "memory_per_node"),
@@ -368,10 +368,10 @@ def _limits(text: str, user: str) -> Iterator[UsageLimit]:
                 holder = f"{base} for account {name}"
             continue
         if holder:
-            yield from _of_line(holder, stripped)
+            yield from _parse_line(holder, stripped)
 
 
-def _of_line(holder: str, line: str) -> Iterator[UsageLimit]:
+def _parse_line(holder: str, line: str) -> Iterator[UsageLimit]:
     """Parse "GrpJobs=N(0) GrpWall=N(0.00)" and "GrpTRES=cpu=4(2),mem=N(100)"."""
     for word in line.split():
         key, equals, value = word.partition("=")

@@ -24,12 +24,12 @@ from health.jobs.model import (
     World,
     count,
     duration,
-    listed,
+    list_briefly,
     minutes,
     moment,
     safe,
 )
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 from init.slurm.node import PREFIX
 
 SQUEUE = "squeue"
@@ -214,7 +214,7 @@ def _explain_dependency(job: Job, world: World, now: float) -> Answer:
     for _, number, *_ in parts[:6] if world.related_jobs is not None else ():
         facts.append(_describe_dependency(number, world.related_jobs or ()))
     if job.reason == "DependencyNeverSatisfied" or failed:
-        failed_text = f" ({listed(failed)})" if failed else ""
+        failed_text = f" ({list_briefly(failed)})" if failed else ""
         return Answer(
             f"It can never start: a job that it depends on did not end as required{failed_text}.",
             JobCause.REQUEST,
@@ -229,7 +229,7 @@ def _explain_dependency(job: Job, world: World, now: float) -> Answer:
         headline = "It waits until your earlier jobs of the same name have ended (--dependency=singleton)."
     else:
         awaited = (_describe_awaited(kind, number, delay) for kind, number, _, delay, _ in parts)
-        headline = f"It waits for {listed(awaited) or 'another job'}."
+        headline = f"It waits for {list_briefly(awaited) or 'another job'}."
     return Answer(
         headline, JobCause.REQUEST, evidence=tuple(facts), advice=("nothing to do: it becomes eligible then",)
     )
@@ -271,7 +271,7 @@ def _explain_hold(job: Job, world: World, now: float) -> Answer:
     if "launch failed" in job.detail.lower():
         last = world.history[-1] if world.history else None
         where = f" on {safe(last.nodes, 80)}" if last and last.nodes else ""
-        hosts = set(expanded(last.nodes)) if last else set()
+        hosts = set(expand(last.nodes)) if last else set()
         nodes = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
         if any(node.reason == machines.STARTED_TWICE for node in nodes):
             return Answer(
@@ -408,7 +408,7 @@ def _explain_partition_nodes(job: Job, world: World, now: float) -> Answer:
 def _explain_partition_down(job: Job, world: World, now: float) -> Answer:
     facts = tuple(
         Fact(
-            f"partition {safe(partition.name, 80)} is {listed(sorted(partition.states)) or 'not up'}",
+            f"partition {safe(partition.name, 80)} is {list_briefly(sorted(partition.states)) or 'not up'}",
             "scontrol show partition",
         )
         for partition in _find_partitions(job, world)
@@ -489,7 +489,7 @@ def _explain_account(job: Job, world: World, now: float) -> Answer:
     advice: tuple[str, ...] = ("choose another account: scontrol update jobid={id} account=...",)
     facts: tuple[Fact, ...] = (Fact(f"its account is {safe(job.account, 40)}", SQUEUE),) if job.account else ()
     if world.accounts:
-        names = listed(safe(name, 40) for name in world.accounts)
+        names = list_briefly(safe(name, 40) for name in world.accounts)
         facts += (Fact(f"user {safe(job.user, 40)} may use {names}", "sacctmgr"),)
     elif world.accounts is not None:
         facts += (Fact(f"user {safe(job.user, 40)} is in no account", "sacctmgr"),)

@@ -24,12 +24,12 @@ from pathlib import Path
 
 from ground.files import read_json, write_json
 from health.jobs import ended, machines, parse
-from health.jobs.model import Job, JobCause, JobNode, World, listed, safe
+from health.jobs.model import Job, JobCause, JobNode, World, list_briefly, safe
 from health.jobs.shared import is_unknown_job
 from init.errors import InitError
 from init.slurm import client
 from init.slurm.client import SCONTROL, SQUEUE, SlurmError
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 from init.slurm.node import PREFIX
 
 FILE = Path("/var/lib/minivm/requeue/jobs.json")
@@ -67,7 +67,7 @@ def guilty_nodes(job: Job, nodes: Iterable[JobNode]) -> tuple[JobNode, ...]:
     """Return the job's nodes that a check's verdict names as broken, if the job died by a machine."""
     if not job.batch or job.state not in STATES or "+" in job.shown or not job.started:
         return ()
-    hosts = set(expanded(job.nodes[:65536]))
+    hosts = set(expand(job.nodes[:65536]))
     guilty = tuple(
         node
         for node in nodes
@@ -88,15 +88,15 @@ def obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done
         return f"its list of nodes has more than {LONGEST_LIST} characters"
     if done >= most:
         return f"it was requeued {done} times already"
-    if names & set(expanded(job.required)):
-        return f"it requires {listed(sorted(names))} by --nodelist"
+    if names & set(expand(job.required)):
+        return f"it requires {list_briefly(sorted(names))} by --nodelist"
     if machines.judge(replace(job, excluded=excluding(job, names)), nodes).never:
         return "the other nodes cannot run it"
     return ""
 
 
 def excluding(job: Job, names: Iterable[str]) -> str:
-    return ",".join(dict.fromkeys([*expanded(job.excluded), *sorted(names)]))
+    return ",".join(dict.fromkeys([*expand(job.excluded), *sorted(names)]))
 
 
 def take_turns(jobs: Iterable[tuple[str, str]]) -> list[str]:
@@ -222,7 +222,7 @@ class Requeuer:
 
     def _exclude(self, record: Requeue, job: Job) -> None:
         names = record.nodes.split(",")
-        if set(names) <= set(expanded(job.excluded[:LONGEST_LIST])):
+        if set(names) <= set(expand(job.excluded[:LONGEST_LIST])):
             return
         try:
             self.run(change(job, excluding(job, names), comment(record, self.most)))
@@ -271,7 +271,7 @@ def load(file: Path = FILE) -> dict[str, Requeue]:
     return records
 
 
-def told_of(job: str, at: float, file: Path = FILE) -> str:
+def recall_reason(job: str, at: float, file: Path = FILE) -> str:
     """Return why the service requeued the job at about that time; "" if it did not."""
     record = load(file).get(job)
     if record is None or record.step is Step.PROPOSED or abs(at - record.at) > JUST_S:

@@ -241,9 +241,9 @@ class JobSnapshot:
         by_key: dict[str, list[OwnedJob]] = {key: [] for key in keys}
         for job in jobs:
             owner = _number(job.get("user_id"))
-            names = [name for name in (ids_of(job) if kind == "jobs" else {str(owner)}) if name in by_key]
+            names = [name for name in (list_ids(job) if kind == "jobs" else {str(owner)}) if name in by_key]
             if names:
-                shown = json.dumps(without_notes(job)).encode()
+                shown = json.dumps(drop_notes(job)).encode()
                 for name in names:
                     by_key[name].append((owner, shown))
         return by_key
@@ -300,12 +300,12 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def ids_of(job: JsonJob) -> set[str]:
+def list_ids(job: JsonJob) -> set[str]:
     """Return the ids that mean this job: its own, its array's, its heterogeneous job's."""
     return {str(_number(job.get(key))) for key in ("job_id", "array_job_id", "het_job_id")}
 
 
-def without_notes(job: JsonJob) -> JsonJob:
+def drop_notes(job: JsonJob) -> JsonJob:
     """Leave out a comment that an operator wrote for operators."""
     return job if str(job.get("admin_comment", "")).startswith(PREFIX) else {**job, "admin_comment": ""}
 

@@ -94,7 +94,7 @@ def check_own(for_submission: bool) -> int:
 
 def send_test(settings: NotifySettings, user: str) -> int:
     code = 0
-    message = messages.of_test(user, settings.cluster)
+    message = messages.describe_test(user, settings.cluster)
     for channel in settings.channels():
         to = recipients(user, settings.mail.domain, settings.mail.domains) if settings.mail else ()
         if channel == "mail" and not to:

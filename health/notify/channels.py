@@ -62,18 +62,18 @@ def send_mail(settings: MailSettings, ca: str, to: tuple[str, ...], data: bytes)
                 _hand_over(client, settings.sender, to, data)
         except smtplib.SMTPAuthenticationError as error:
             reason = f"the relay refuses the user or the password: {_answer(error.smtp_code, error.smtp_error)}"
-            raise ChannelDownError(_shown(reason, settings.password), _kind(error)) from None
+            raise ChannelDownError(_mask(reason, settings.password), _kind(error)) from None
         except smtplib.SMTPNotSupportedError as error:
             raise ChannelDownError(
-                _shown(f"the relay lacks what the settings want: {error}"), "no TLS or login"
+                _mask(f"the relay lacks what the settings want: {error}"), "no TLS or login"
             ) from None
         except (OSError, ValueError, smtplib.SMTPException) as error:
-            raise ChannelDownError(_shown(_why(error), settings.password), _kind(error)) from None
+            raise ChannelDownError(_mask(_why(error), settings.password), _kind(error)) from None
         try:
             with _deadline(LAST_WAIT):
                 code, answer = client.getreply()
         except (OSError, ValueError, smtplib.SMTPException) as error:
-            raise MessageUnansweredError(_shown(_why(error), settings.password)) from None
+            raise MessageUnansweredError(_mask(_why(error), settings.password)) from None
     if code != 250:
         _refuse(code, answer)
     return _answer(code, answer)
@@ -188,8 +188,8 @@ def send_webhook(settings: WebhookSettings, ca: str, body: Mapping[str, Any], wi
             finally:
                 way.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ChannelDownError(_shown(_why(error), *secrets), _kind(error)) from None
-    shown = _shown(f"{status_line} {text}".strip(), *secrets)
+        raise ChannelDownError(_mask(_why(error), *secrets), _kind(error)) from None
+    shown = _mask(f"{status_line} {text}".strip(), *secrets)
     if 200 <= answer.status < 300:
         return shown
     if answer.status in REFUSES_MESSAGE:
@@ -252,7 +252,7 @@ def _answer(code: int, reply: bytes | str) -> str:
     return f"{code} {one_line(text)}"[:SHOWN]
 
 
-def _shown(text: str, *secrets: str) -> str:
+def _mask(text: str, *secrets: str) -> str:
     """Return text for logs without the secrets, which are longest first so that none is left in part."""
     for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
         if len(secret) > 3:

@@ -144,7 +144,7 @@ class JobMessage:
     fields: Mapping[str, str]  # for programs
 
 
-def of_job(notice: JobNotice, page: Page | None, cluster: str, again: str = "") -> JobMessage:
+def describe_job(notice: JobNotice, page: Page | None, cluster: str, again: str = "") -> JobMessage:
     """Say what happened to a job, with the cause if Slurm showed the job. `again`: why it was requeued."""
     name = f" ({notice.name})" if notice.name else ""
     subject = f"{'Array' if notice.is_array else 'Job'} {notice.job}{name} on {cluster}: {notice.event}"
@@ -169,7 +169,7 @@ def of_job(notice: JobNotice, page: Page | None, cluster: str, again: str = "") 
     return JobMessage(subject, "\n".join(lines), fields)
 
 
-def of_digest(digest: Digest, cluster: str) -> JobMessage:
+def describe_digest(digest: Digest, cluster: str) -> JobMessage:
     events = ", ".join(f"{count} {event}" for event, count in sorted(digest.counts.items()))
     subject = f"And {counted(digest.number, 'more message')} about your jobs on {cluster}"
     text = (
@@ -180,7 +180,7 @@ def of_digest(digest: Digest, cluster: str) -> JobMessage:
     return JobMessage(subject, text, fields)
 
 
-def of_test(user: str, cluster: str) -> JobMessage:
+def describe_test(user: str, cluster: str) -> JobMessage:
     text = "An operator sent this to test the cluster's notifications. There is nothing to do."
     return JobMessage(
         f"Test of notifications on {cluster}", text, {"cluster": cluster, "user": safe(user, 64), "event": "Test"}

@@ -135,8 +135,8 @@ class Notifier:
             young[notice.user] = young.get(notice.user, 0) + 1
             return False
         else:
-            again = requeue.told_of(notice.job, notice.at) if notice.event == "Requeued" else ""
-            message = messages.of_job(notice, self._page(notice), settings.cluster, again)
+            again = requeue.recall_reason(notice.job, notice.at) if notice.event == "Requeued" else ""
+            message = messages.describe_job(notice, self._page(notice), settings.cluster, again)
             number = self._put(settings, notice.id, notice.to, notice.user, message, now)
             self.limits.take(notice.user, now, number)
         return True
@@ -162,7 +162,7 @@ class Notifier:
     def _digests(self, settings: NotifySettings, now: float) -> float | None:
         digests = self.limits.due(now)
         for number, digest in enumerate(digests):
-            message = messages.of_digest(digest, settings.cluster)
+            message = messages.describe_digest(digest, settings.cluster)
             try:
                 self._put(settings, f"{int(now * 1e9):020d}-{number}", digest.to, digest.user, message, now)
             except OSError:

@@ -224,7 +224,9 @@ def load_own(path: Path, lists: Allowed) -> OwnSettings | None:
         root.fail("mail", "this cluster sends no mail", "remove the line")
     if root.has("mail") and not recipients(mail, lists.domains[-1], lists.domains):
         root.fail("mail", f"{safe(mail, 80)!r} is no address at {', '.join(lists.domains)}")
-    return OwnSettings(events, mail, webhook_of(root.sub("webhook"), lists.webhooks) if root.has("webhook") else None)
+    return OwnSettings(
+        events, mail, parse_webhook(root.sub("webhook"), lists.webhooks) if root.has("webhook") else None
+    )
 
 
 def _read(path: Path) -> bytes | None:
@@ -248,7 +250,7 @@ def _read(path: Path) -> bytes | None:
     return data
 
 
-def webhook_of(part: Reader, prefixes: tuple[str, ...]) -> WebhookSettings:
+def parse_webhook(part: Reader, prefixes: tuple[str, ...]) -> WebhookSettings:
     """Check a webhook. Its URL is a secret, so no error shows it."""
     part.only("format", "url")
     kind, url = part.choice("format", WebhookFormat, WebhookFormat.JSON), part.text("url")
@@ -269,6 +271,6 @@ def submitted_webhook(user: str, prefixes: tuple[str, ...], directory: Path = US
     try:
         data = _read(directory / user)
         values = json.loads(data or b"")
-        return webhook_of(Reader(values, OWN_SUBJECT, user), prefixes) if isinstance(values, Mapping) else None
+        return parse_webhook(Reader(values, OWN_SUBJECT, user), prefixes) if isinstance(values, Mapping) else None
     except (ConfigError, ValueError, RecursionError):
         return None

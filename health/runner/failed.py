@@ -30,11 +30,11 @@ from ground.files import write_if_possible
 from ground.metrics import family
 from health.checks import failed_jobs
 from health.places import Places
-from health.policy import PROPOSALS, broker_policy_of, read_broker_policy
+from health.policy import PROPOSALS, load_broker_policy, read_broker_policy
 from health.runner import record
 from health.verdict import Class, Result, read_verdicts
 from init.errors import InitError
-from init.slurm.conf import expanded
+from init.slurm.conf import expand
 
 if TYPE_CHECKING:
     from health.jobs.model import Job
@@ -101,7 +101,7 @@ class FailedJobs:
         # slurmctld sends a job that reached its limit to its epilog with exit code 0.
         if not job.id or not job.uid or (env.get("SLURM_JOB_EXIT_CODE", "0") == "0" and wall < limit - 1):
             return
-        first = expanded(env.get("SLURM_JOB_NODELIST", "")[:65536])[:1]
+        first = expand(env.get("SLURM_JOB_NODELIST", "")[:65536])[:1]
         node = env.get("SLURMD_NODENAME", "")
         if first != [node]:
             return
@@ -181,7 +181,7 @@ def note_failures(
         state, cause = (job and classify(job, time.time())) or ("", "")
         if job is not None and state == "FAILED" and cause in MAYBE_THE_MACHINE:
             failures.append(failed_jobs.FailedJob(job.user, job.name, job.shown, ended.at))
-            node = (expanded(job.nodes[:65536]) or [""])[0]
+            node = (expand(job.nodes[:65536]) or [""])[0]
     return failed_jobs.note(failures, node, time.time(), run or _ask_accounting, path) if failures else ""
 
 
@@ -247,7 +247,7 @@ def _ask(jobs: list[EndedJob]) -> dict[int, Job]:
 def suspicion(places: Places, now: float) -> str:
     """Name the heaviest problem that this node has now; "" without one that may drain it."""
     try:
-        ignored = (broker_policy_of(places.policy) or read_broker_policy(places.scripts)).checks
+        ignored = (load_broker_policy(places.policy) or read_broker_policy(places.scripts)).checks
     except InitError:
         ignored = PROPOSALS
     problems = [

@@ -122,7 +122,7 @@ KIND = "task_prolog"
 ONLY_WITH = b"\n# minivm: only with "
 
 
-def link_of(layout: Layout) -> str:
+def read_link(layout: Layout) -> str:
     """Return the link's target; "" without a link, which means generation zero."""
     try:
         return os.readlink(layout.current)  # noqa: PTH115  # the text, not a path
@@ -200,7 +200,7 @@ def stamp(path: str) -> str:
 
 def write(places: Places, layout: Layout, commit: str, policy: RunnerPolicy) -> None:
     """Write the plan. Stamps come before reads: a file that changes meanwhile makes the plan invalid, never wrong."""
-    link = link_of(layout)
+    link = read_link(layout)
     stamps = [(path, stamp(path)) for path in rests_on(places, layout.tree(commit))]
     linked = commit_of_link(link, layout.zero)
     text = None

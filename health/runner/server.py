@@ -222,7 +222,7 @@ class RunnerServer:
             self.image_scripts.step(tree, f"{kind}.d/{name}")
 
     def _plan_task_prologs(self, held: lease.Lease, policy: RunnerPolicy) -> None:
-        link, files = plan.link_of(self.layout), plan.rests_on(self.places, held.path)
+        link, files = plan.read_link(self.layout), plan.rests_on(self.places, held.path)
         current = held.commit, link, *map(plan.stamp, files)
         if current != self._planned_from:
             plan.write(self.places, self.layout, held.commit, policy)
@@ -423,7 +423,7 @@ def answer_box_request(connection: socket.socket, by: str) -> None:
             box = black_box.find(job, None)
         deadline = time.monotonic() + BOX_HEAR_S
         own.settimeout(max(0.001, deadline - time.monotonic()))
-        box = gpus.now_of(box, Places.from_environment().gpus, time.time()) + box
+        box = gpus.describe_now(box, Places.from_environment().gpus, time.time()) + box
         own.sendall(credentials.seal(f"{text.decode()}\n".encode() + box, uid, by))
 
 

@@ -164,10 +164,10 @@ def _serve(current: CurrentRun) -> bytes:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-    return encode_end(code, _printed())
+    return encode_end(code, _collect_output())
 
 
-def _printed() -> bytes:
+def _collect_output() -> bytes:
     """Return what the run printed, for the client to print."""
     size = os.fstat(2).st_size
     return os.pread(2, LONGEST_TEXT, max(0, size - LONGEST_TEXT))

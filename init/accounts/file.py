@@ -22,7 +22,7 @@ from init.accounts.model import (
 )
 from init.dropins.merge import load_mapping
 from init.errors import ConfigError, nearest, raise_all
-from init.fields import Reader, described
+from init.fields import Reader, describe_value
 
 WHAT = "the accounts"
 MOST_BYTES = 4 << 20
@@ -75,7 +75,7 @@ class _Builder:
     def build(self, top: Reader) -> AccountsFile:
         errors: list[ConfigError] = []
         for key, read in (("qos", self._qos), ("accounts", self._account), ("users", self._user)):
-            errors += _errors_of(top, key, read)
+            errors += _collect_errors(top, key, read)
         if len(errors) > MOST_ERRORS:
             more = ConfigError(f"read {WHAT}", f"{len(errors) - MOST_ERRORS} more entries are wrong", file=self.file)
             errors = [*errors[:MOST_ERRORS], more]
@@ -94,14 +94,14 @@ class _Builder:
             reader.fail("priority", f"{priority} is too large, expected less than {model.MOST}")
         fields["priority"] = str(priority)
         if preempt := _names(reader, "preempt"):
-            fields["preempt"] = model.listed(",".join(preempt))
+            fields["preempt"] = model.normalise_names(",".join(preempt))
             self.named.update({qos(name): _at(reader, "preempt") for name in preempt})
         if flags := reader.texts("flags"):
             flags_by_name = {flag.lower(): flag for flag in QOS_FLAGS}
             for flag in flags:
                 if flag.lower() not in flags_by_name:
                     reader.fail("flags", f"{flag!r} is no flag of a QOS", nearest(flag, list(QOS_FLAGS)))
-            fields["flags"] = model.listed(",".join(flags))
+            fields["flags"] = model.normalise_names(",".join(flags))
         if grace := reader.seconds("graceTime", 0.0):
             fields["gracetime"] = f"{grace:.0f}"
         factor = reader.real("usageFactor", 1.0, most=1000.0)
@@ -139,7 +139,7 @@ class _Builder:
             reader.fail("adminLevel", f"{level!r} is not one of None, Operator, Administrator")
         listed = reader.data.get("accounts", [default])
         if not isinstance(listed, list) or not listed:
-            reader.fail("accounts", f"wanted a list of accounts, not {described(listed)}")
+            reader.fail("accounts", f"wanted a list of accounts, not {describe_value(listed)}")
         if len(self.objects) + len(listed) > MOST_MEMBERSHIPS:
             reader.fail("accounts", f"more than {MOST_MEMBERSHIPS} accounts, QOS and users in accounts in the file")
         for number, item in enumerate(listed):
@@ -168,7 +168,7 @@ class _Builder:
             if int(fields["fairshare"]) >= model.MOST:
                 reader.fail("fairshare", f"{share} is too large, expected less than {model.MOST}")
         if levels := _names(reader, "qos"):
-            fields["qos"] = model.listed(",".join(levels))
+            fields["qos"] = model.normalise_names(",".join(levels))
             self.named.update({qos(name): _at(reader, "qos") for name in levels})
         if default := _word(reader, "defaultQos", ""):
             fields["defaultqos"] = default
@@ -190,7 +190,7 @@ class _Builder:
                 at = self.objects[account(at)]["parent"]
 
 
-def _errors_of(top: Reader, key: str, read: Callable[[Reader], None]) -> list[ConfigError]:
+def _collect_errors(top: Reader, key: str, read: Callable[[Reader], None]) -> list[ConfigError]:
     """Read the entries of a list; return the first error of each wrong one."""
     errors: list[ConfigError] = []
     try:
@@ -209,12 +209,12 @@ def _items(top: Reader, key: str) -> Iterator[Reader]:
     if data is None:
         return
     if not isinstance(data, list):
-        top.fail(key, f"wanted a list, not {described(data)}")
+        top.fail(key, f"wanted a list, not {describe_value(data)}")
     if len(data) > MOST[key]:
         top.fail(key, f"{len(data)} entries, expected at most {MOST[key]}")
     for number, item in enumerate(data):
         if not isinstance(item, dict):
-            top.fail(f"{key}[{number}]", f"wanted a mapping, not {described(item)}")
+            top.fail(f"{key}[{number}]", f"wanted a mapping, not {describe_value(item)}")
         yield Reader(item, WHAT, top.file, f"{key}[{number}]")
 
 
@@ -272,5 +272,5 @@ def _limit(section: Reader, name: str, shape: Shape) -> str:
         canonical_value = model.tres(text) if shape is Shape.TRES else model.minutes(text)
     if not canonical_value:
         # YAML reads an unquoted 24:00:00 as the number 86400.
-        section.fail(name, f"wanted {shape.value}, not {described(value)}")
+        section.fail(name, f"wanted {shape.value}, not {describe_value(value)}")
     return canonical_value

@@ -82,7 +82,7 @@ def coordinators(fields: Fields) -> set[str]:
     return {field for field in fields if field.startswith(COORDINATOR)}
 
 
-def without_inherited(accounts: Mapping[str, Fields], name: str) -> Fields:
+def drop_inherited(accounts: Mapping[str, Fields], name: str) -> Fields:
     """Return an account's fields without the coordinators of the accounts above it, which slurmdbd lists in it too."""
     fields = accounts[name]
     above: set[str] = set()
@@ -206,7 +206,7 @@ def _amount(name: str, value: str) -> str | None:
 def minutes(text: str) -> str | None:
     """Return the minutes of Slurm's `1-00:00:00` or of `12h`; None if it is neither or not of whole minutes."""
     if match := _UNIT.fullmatch(text):
-        return _bounded(int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
+        return _check_bounds(int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
     match = _DAYS.fullmatch(text)
     if match is None:
         return None
@@ -218,7 +218,7 @@ def minutes(text: str) -> str | None:
         hours, mins, seconds = parts
     else:  # M, M:S
         hours, (mins, seconds) = 0, [*parts, 0][:2]
-    return None if seconds else _bounded(int(days or 0) * 1440 + hours * 60 + mins)
+    return None if seconds else _check_bounds(int(days or 0) * 1440 + hours * 60 + mins)
 
 
 def seconds(text: str) -> str:
@@ -230,11 +230,11 @@ def seconds(text: str) -> str:
     return str(((days * 24 + hours) * 60 + mins) * 60 + secs)
 
 
-def _bounded(count: int) -> str | None:
+def _check_bounds(count: int) -> str | None:
     return str(count) if count < MOST else None
 
 
-def listed(text: str) -> str:
+def normalise_names(text: str) -> str:
     """Return a list of names sorted and in lower case."""
     return ",".join(sorted(set(filter(None, (part.strip() for part in text.lower().split(","))))))
 

@@ -26,9 +26,9 @@ from init.accounts.model import (
     Shape,
     StoredObject,
     account,
+    drop_inherited,
     is_late,
     kept_roster,
-    without_inherited,
 )
 
 TRES_LIMITS = {name.lower() for name, shape in {**ASSOCIATION_LIMITS, **QOS_LIMITS}.items() if shape is Shape.TRES}
@@ -74,16 +74,16 @@ class AccountsPlan:
 
 def make(wanted: AccountsFile, database: Database, busy: Set[ObjectKey], *, adopt: bool = False) -> AccountsPlan:
     """Compare. `busy`: users in accounts, and QOS, that have pending or running jobs."""
-    return _Comparison(_without_inherited(wanted, database), database, busy, adopt).plan()
+    return _Comparison(_drop_inherited(wanted, database), database, busy, adopt).plan()
 
 
-def _without_inherited(wanted: AccountsFile, database: Database) -> AccountsFile:
+def _drop_inherited(wanted: AccountsFile, database: Database) -> AccountsFile:
     """Return the file without coordinators of accounts that have them from an account above."""
     kept = {key: stored.fields for key, stored in database.objects.items() if key.kind == ObjectKind.ACCOUNT.value}
     both = {**kept, **wanted.objects}
     accounts = {key.name: fields for key, fields in both.items() if key.kind == ObjectKind.ACCOUNT.value}
     objects = {
-        key: without_inherited(accounts, key.name) if key.kind == ObjectKind.ACCOUNT.value else fields
+        key: drop_inherited(accounts, key.name) if key.kind == ObjectKind.ACCOUNT.value else fields
         for key, fields in wanted.objects.items()
     }
     return replace(wanted, objects=objects)

@@ -20,10 +20,10 @@ from init.accounts.model import (
     ObjectKind,
     StoredObject,
     account,
+    drop_inherited,
     qos,
     read_mark,
     user,
-    without_inherited,
 )
 from init.errors import InitError
 from init.pod.addresses import CONTROLLER
@@ -128,7 +128,7 @@ def read(cluster: str, *, ask: Callable[..., str] = sacctmgr) -> Database:
         objects[user(name, of) if name else account(of)] = StoredObject(fields, read_mark(cluster, comment))
     by_name = {key.name: stored.fields for key, stored in objects.items() if key.kind == ObjectKind.ACCOUNT.value}
     for name in by_name:
-        objects[account(name)] = replace(objects[account(name)], fields=without_inherited(by_name, name))
+        objects[account(name)] = replace(objects[account(name)], fields=drop_inherited(by_name, name))
     tres = frozenset(f"{kind}/{name}" if name else kind for kind, name in rows(("tres",), ("type", "name"), ask=ask))
     return Database(objects, users, frozenset(accounts), tres, frozenset(partitioned))
 
@@ -151,7 +151,7 @@ def _canonical(name: str, cell: str) -> str:
         return model.canonical(SHAPES[name], cell)
     if name == "gracetime":
         return model.seconds(cell)
-    return model.listed(cell) if name in ("qos", "preempt", "flags") else cell.lower()
+    return model.normalise_names(cell) if name in ("qos", "preempt", "flags") else cell.lower()
 
 
 def busy() -> frozenset[ObjectKey]:

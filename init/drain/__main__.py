@@ -46,10 +46,10 @@ def drain_controller(deadline: Deadline) -> None:
     It never fails: a controller that cannot hand over saves its state and releases its term when its services stop.
     """
     from init.pod.pod import Pod
-    from init.slurm.place import held, several
+    from init.slurm.place import read_term, several
 
     pod = Pod(os.environ)
-    if not (several(pod) and held(pod)):
+    if not (several(pod) and read_term(pod)):
         report("nothing to hand over")
         return
     from init.state.hand_over import hand_over

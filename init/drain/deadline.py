@@ -79,7 +79,7 @@ def seconds(env: Mapping[str, str], name: str, default: float) -> float:
         return default
 
 
-def status_of(directory: Path) -> Mapping[str, str]:
+def read_status(directory: Path) -> Mapping[str, str]:
     """Read a process's status from /proc/PID."""
     lines = (directory / "status").read_text(errors="replace").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -88,13 +88,13 @@ def status_of(directory: Path) -> Mapping[str, str]:
 def is_own(directory: Path, fits: Callable[[Mapping[str, str]], bool]) -> bool:
     """Tell if a process lives, belongs to this pod itself, not to a container in it, and has a fitting status."""
     with contextlib.suppress(OSError, KeyError):
-        status = status_of(directory)
+        status = read_status(directory)
         # One number: not in a nested container.
         return len(status["NSpid"].split()) == 1 and not status["State"].startswith("Z") and fits(status)
     return False
 
 
-def own_processes(fits: Callable[[Mapping[str, str]], bool]) -> list[int]:
+def list_own_processes(fits: Callable[[Mapping[str, str]], bool]) -> list[int]:
     return [int(directory.name) for directory in PROC.glob("[0-9]*") if is_own(directory, fits)]
 
 

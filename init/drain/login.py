@@ -37,10 +37,10 @@ from init.drain.deadline import (
     allowed_by_pid_1,
     budget,
     is_own,
-    own_processes,
+    list_own_processes,
+    read_status,
     report,
     seconds,
-    status_of,
 )
 from init.errors import InitError
 from init.places import LATEST_PEOPLE, PEOPLE_FILE, pod_name
@@ -107,7 +107,7 @@ def end_clients(deadline: Deadline) -> None:
 
 def find_clients() -> list[int]:
     """Find srun and salloc by name, which is enough: another process of that name ends with the pod anyway."""
-    return own_processes(_is_client)
+    return list_own_processes(_is_client)
 
 
 def _is_client(status: Mapping[str, str]) -> bool:
@@ -433,7 +433,7 @@ def _owners(sessions: Collection[int]) -> set[int]:
     owners = set()
     for pid in sessions:
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            owners.add(int(status_of(PROC / str(pid))["Uid"].split()[0]))
+            owners.add(int(read_status(PROC / str(pid))["Uid"].split()[0]))
     return owners
 
 
@@ -486,7 +486,7 @@ def find_sessions() -> dict[int, str]:
     for directory in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             title = _TITLE.fullmatch((directory / "cmdline").read_bytes().partition(b"\0")[0].rstrip())
-            if title and (_is_sshd(directory) or _is_sshd(PROC / status_of(directory)["PPid"])):
+            if title and (_is_sshd(directory) or _is_sshd(PROC / read_status(directory)["PPid"])):
                 sessions[int(directory.name)] = title[1].decode(errors="replace")
     return sessions
 
@@ -497,7 +497,7 @@ def _is_sshd(directory: Path) -> bool:
     A session's process runs as its user, and its program is not readable without SYS_PTRACE: check its parent, which is
     root's and has no other children.
     """
-    if set(status_of(directory)["Uid"].split()) != {"0"}:
+    if set(read_status(directory)["Uid"].split()) != {"0"}:
         return False
     try:
         return str((directory / "exe").readlink()) in PROGRAMS
@@ -515,7 +515,7 @@ def find_keepers() -> dict[int, set[int]]:
     windows: list[tuple[int, int, int]] = []
     for directory in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            status = status_of(directory)
+            status = read_status(directory)
             uid = int(status["Uid"].split()[0])
             if not uid or status["State"].startswith("Z"):
                 continue

@@ -12,7 +12,7 @@ import os
 import socket
 
 from ground.errors import counted
-from init.drain.deadline import LEAST, Deadline, own_processes, report
+from init.drain.deadline import LEAST, Deadline, list_own_processes, report
 from init.engine import order
 from init.errors import InitError
 from init.places import pod_name
@@ -124,7 +124,9 @@ def is_named(controller: str) -> bool:
 
 def steps() -> list[int]:
     """Find this pod's slurmstepd processes by name and real user root, which no other user can have."""
-    return own_processes(lambda status: status["Uid"].split()[0] == "0" and status["Name"].startswith("slurmstepd"))
+    return list_own_processes(
+        lambda status: status["Uid"].split()[0] == "0" and status["Name"].startswith("slurmstepd")
+    )
 
 
 def wait_for_jobs(name: str, controller: str, deadline: Deadline) -> dict[str, str]:

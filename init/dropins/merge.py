@@ -327,7 +327,7 @@ def merge_for_boot(
         for name in list(undecided):
             tried = accepted | {name: undecided[name]}
             try:
-                merged = _checked(plan, tried, env)
+                merged = _check_plan(plan, tried, env)
             except ConfigError as error:
                 errors[name] = error
                 continue
@@ -340,7 +340,7 @@ def merge_for_boot(
     return (overlay(merged, placeholders) if placeholders else merged), [error for _, error in refused]
 
 
-def _checked(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, str]) -> Plan:
+def _check_plan(plan: Plan, items: Mapping[str, Service | None], env: Mapping[str, str]) -> Plan:
     services = [item for item in items.values() if item is not None]
     merged = _apply(plan, services, [name for name, item in items.items() if item is None])
     chosen = [service for service in select(merged, env, os.path.exists).services if service.name in items]
@@ -384,7 +384,7 @@ OUTSIDE = "outside a pod name a file, or in a checkout a role"
 
 def load_plan(path: Path, role: str | None, *, boot: bool = False) -> Plan:
     """Load the plan of this image with its drop-ins; `boot` drops services that this pod would not start."""
-    plan = merge(from_checkout(role) if role and not path.exists() and role_file(role).exists() else read_plan(path))
+    plan = merge(compile_checkout(role) if role and not path.exists() and role_file(role).exists() else read_plan(path))
     if role and plan.role != role:
         raise ConfigError("show the plan", f"{path} is the plan of {plan.role}, not of {role}")
     return select(plan, os.environ, os.path.exists) if boot else plan
@@ -395,7 +395,7 @@ def role_file(role: str) -> Path:
     return Path(__file__).parents[2] / "images" / "roles" / f"{role}.yaml"
 
 
-def from_checkout(role: str) -> Plan:
+def compile_checkout(role: str) -> Plan:
     """Compile the plan that a build would produce."""
     file = role_file(role)
     data = load_mapping(file)

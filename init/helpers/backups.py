@@ -24,7 +24,7 @@ DAY, KEEP = "24h", "7"
 FIRST_AFTER = 600.0  # seconds of the pod's life: a boot has other work, and a new cluster nothing to copy
 
 
-def due(now: float, every: float, copied_at: float, up: float) -> bool:
+def is_due(now: float, every: float, copied_at: float, up: float) -> bool:
     """Tell if a copy is due. A copy with a time in the future, made before the clock was set back, does not count."""
     return every > 0 and up >= FIRST_AFTER and not 0 <= now - copied_at < every
 
@@ -53,7 +53,7 @@ def main() -> int:
     try:
         every, keep = settings(pod)
         summary = copies.summarize(directory)
-        if every and due(time.time(), every, summary.made, _up()) and (daemon := _running_daemon()):
+        if every and is_due(time.time(), every, summary.made, _up()) and (daemon := _running_daemon()):
             os.nice(19)
             _copy(pod, directory, keep, records_only=daemon == "slurmdbd")
             summary = copies.summarize(directory)

@@ -123,7 +123,7 @@ def fabric(image: Expected, machine: Machine) -> LinkFinding | None:
     return LinkFinding("fabric", LinkState.DIFFERS, text)
 
 
-def expected(pod: Pod) -> Expected:
+def read_expected(pod: Pod) -> Expected:
     """Read the image's expectations; an older image has none, and nothing is expected of a machine then."""
     try:
         with pod.path(EXPECTS).open("rb") as file:
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str], pod: Pod | None = None) -> int:
     pod = pod or Pod(os.environ)
     try:
         policy(pod.env)
-        findings = compare(expected(pod), machine(pod))
+        findings = compare(read_expected(pod), machine(pod))
     except InitError as error:
         print(error)
         return 78

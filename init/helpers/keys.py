@@ -93,7 +93,7 @@ def find_unused(pod: Pod) -> Iterator[str]:
 # Daemons that run with the key before.
 
 
-def files_of(pod: Pod, service: str) -> dict[str, Path]:
+def list_files(pod: Pod, service: str) -> dict[str, Path]:
     """Return the files that a daemon reads at its start alone, by the name of the key."""
     files = {key.name: pod.path(key.installed) for key in (*KEYS, JWT) if service in key.readers}
     if service == "sssd":  # certificates and keys beside sssd.conf are read where they are mounted
@@ -113,7 +113,7 @@ def find_unread(pod: Pod, lives: Mapping[str, str], read: dict[str, list[str]]) 
     """
     unread = {}
     for daemon, life in lives.items():
-        now = [f"{name}={digest(path)}" for name, path in files_of(pod, daemon).items()]
+        now = [f"{name}={digest(path)}" for name, path in list_files(pod, daemon).items()]
         before = read.get(daemon, [])
         if not before or before[0] != life:
             read[daemon] = [life, *now]

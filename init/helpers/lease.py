@@ -40,7 +40,7 @@ from init.errors import InitError
 from init.lean import record, replace
 from init.pod.client import log
 from init.pod.pod import Pod
-from init.slurm.place import HELD, base, known
+from init.slurm.place import HELD, base, read_release
 from init.state import hand_over, lease
 from init.state.hand_over import Standby
 from init.state.lease import Contest, Term, Terms
@@ -183,22 +183,22 @@ class Keeper(threading.Thread):
         if self.contest.mine:
             self._renew(released=False)
             newest = self.store.last()
-            self.contest = lease.after_renewal(self.contest, begun, lease.now(), newest=newest)
+            self.contest = lease.update_after_renewal(self.contest, begun, lease.now(), newest=newest)
             return lease.RENEW_S
         seen = self.store.newest()
-        self.contest = lease.after_look(self.contest, seen, begun, lease.now())
+        self.contest = lease.update_after_look(self.contest, seen, begun, lease.now())
         is_heir = seen is not None and seen.heir == self.holder
         if seen is not None and is_heir and self._announced[0] != seen.number:
             self._announced = seen.number, self.contest.since
         begun = lease.now()
-        next_number = lease.next_term(self.contest, self.life, begun, first=self.first, holder=self.holder)
+        next_number = lease.choose_term(self.contest, self.life, begun, first=self.first, holder=self.holder)
         claimed = self.store.claim(next_number, self.holder, self.life) if next_number else None
         if claimed is None:
             return HEIR_LOOK_S if is_heir else LOOK_S
         former = self.store.term(seen.number) if seen else None
         self._beat = 0
         self.takeover = self._takeover(seen, claimed.number)
-        self.contest = lease.after_claim(self.contest, claimed, former, begun, lease.now())
+        self.contest = lease.update_after_claim(self.contest, claimed, former, begun, lease.now())
         return lease.RENEW_S
 
     def _renew(self, *, released: bool) -> None:
@@ -430,7 +430,7 @@ class PodReporter(threading.Thread):
         active, takeover = self.service.active, self.service.keeper.takeover
         if not active:
             self._beat += 1
-            ready, reason = hand_over.of_page(hand_over.read_page(self.page))
+            ready, reason = hand_over.parse_page(hand_over.read_page(self.page))
             hand_over.publish(self.store.directory, Standby(self.pod, ready=ready, why=reason, protocol=self.protocol),
                             self._beat)  # fmt: skip
             return hand_over.REPORT_S
@@ -511,7 +511,7 @@ def main(words: list[str]) -> int:
         request = lease_file.parent / Path(hand_over.REQUEST).name if words else pod.path(hand_over.REQUEST)
         keeper = Keeper(Terms(parent), pod.name, life)
         service = LeaseKeeper(keeper, lease_file, address, request, KernelKill())
-        release = known(pod)
+        release = read_release(pod)
         reporter = PodReporter(service, pod.setting("MINIVM_HTTP"), release.protocol if release else 0)
         # A former process of this service may have been killed before it could kill slurmctld.
         if not kill_daemons():

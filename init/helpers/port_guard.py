@@ -58,7 +58,7 @@ Peer = tuple[bytes, int]
 Held = Mapping[tuple[int, Peer], set[int]]
 
 
-def held(tables: Iterable[bytes]) -> Held:
+def find_held(tables: Iterable[bytes]) -> Held:
     """Return the sockets (inodes) by their user and by where they lead: slurmdbd's addresses count together."""
     found: dict[tuple[int, Peer], set[int]] = defaultdict(set)
     for table in tables:
@@ -129,7 +129,7 @@ class PortWatch:
         now = time.monotonic()
         changed = self.guard.expire(now)
         before = set(self.guard.watched)
-        sockets = held(read_tables())
+        sockets = find_held(read_tables())
         for user, peer in self.guard.look(sockets, now):
             inodes = sockets[user, peer]
             log(f"user id {user} holds {len(inodes):,} connections to {NAMES[peer[1]]}: the processes are killed")
@@ -143,7 +143,7 @@ class PortWatch:
     def are_gone(self, user: int, peer: Peer, inodes: set[int]) -> bool:
         """Wait for the kernel to close these sockets; new ones, of programs that start meanwhile, wait for a look."""
         until = time.monotonic() + CLOSED_S
-        while held(read_tables()).get((user, peer), set()) & inodes:
+        while find_held(read_tables()).get((user, peer), set()) & inodes:
             if time.monotonic() > until:
                 return False
             time.sleep(0.05)

@@ -29,7 +29,7 @@ from ground.files import read_json, write_json
 from init.errors import InitError
 from init.lean import fields, record, replace
 from init.places import pod_name
-from init.pod.addresses import crowd_at, host_and_port
+from init.pod.addresses import find_crowd, host_and_port
 from init.pod.client import SOCKET, Client, condition, log, service
 from init.slurm import client
 from init.slurm.node import has_stale_address, unproven
@@ -78,7 +78,7 @@ def look_up(pid: int) -> Process | None:
     return None
 
 
-def processes_of(session: int) -> Iterable[int]:
+def find_processes(session: int) -> Iterable[int]:
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - names alone
         with contextlib.suppress(OSError):
             if os.getsid(int(name)) == session:
@@ -90,7 +90,7 @@ def find_hanging(main: int, now: float) -> list[Process]:
     old = look_up(main)
     if old is None or not old.command:
         return []
-    successors = [other for pid in processes_of(old.session) if (other := look_up(pid)) and old.hands_over_to(other)]
+    successors = [other for pid in find_processes(old.session) if (other := look_up(pid)) and old.hands_over_to(other)]
     successors.sort(key=lambda other: (other.started, other.pid))
     return successors if successors and now - successors[0].started >= HANDOVER_S else []
 
@@ -213,14 +213,14 @@ def ask_as_user(controller: str, port: int) -> AnswerCheck:
     if done is not None and done.returncode == 0:
         return AnswerCheck()
     complaint = client.judge(done.stderr or done.stdout, controller) if done is not None else ""
-    if done is not None and client.rejected(done.stderr):
+    if done is not None and client.is_rejected(done.stderr):
         return AnswerCheck(Fault.REFUSED, complaint)
     reason = f"slurmctld does not answer authenticated requests within {ANSWER_S:g} s"
     if complaint:
         reason = f"slurmctld does not answer authenticated requests: {complaint}"
     if not listens(controller):
         return AnswerCheck(Fault.ABSENT, f"{reason}; nothing listens at {controller}")
-    crowd = crowd_at(port)
+    crowd = find_crowd(port)
     return AnswerCheck(Fault.SILENT, f"{reason}; {crowd}" if crowd else reason)
 
 
@@ -253,7 +253,7 @@ def heard(text: str, now: float) -> float:
     return min(_ages(text, f"{CONTACT}|Boot time", now), default=float("inf"))
 
 
-def started(text: str, now: float) -> float:
+def parse_start(text: str, now: float) -> float:
     """Return the seconds since slurmd's start; 0: unknown. The text is that of `scontrol show slurmd`."""
     return min(_ages(text, "Boot time", now), default=0.0)
 
@@ -270,7 +270,7 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer within {ANSWER_S:g} s")
     if done.returncode:
         return memory, AnswerCheck(Fault.SILENT, "slurmd of this pod does not answer")
-    if not memory.saved and started(done.stdout, time.time()) >= SAVED_S:
+    if not memory.saved and parse_start(done.stdout, time.time()) >= SAVED_S:
         memory, finding = ask_whether_saved(controller, memory)
         if finding.fault is not Fault.NONE:
             return memory, finding

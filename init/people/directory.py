@@ -311,7 +311,7 @@ def compose(
         if not problem and account.uid in owners:
             problem = f"uid: {account.uid} is also that of {owners[account.uid]}"
         if problem:
-            notes.append(f"{quoted(account.name)} is left out: {problem}")
+            notes.append(f"{quote(account.name)} is left out: {problem}")
             continue
         owners[account.uid] = account.name
         notes += [f"{account.name}: {problem}" for problem in problems]
@@ -343,7 +343,7 @@ def _groups(gids: Iterable[int], names: Mapping[int, str]) -> tuple[dict[int, st
             chosen[gid] = name
             taken.add(name)
         if chosen[gid] != names.get(gid):
-            old_name = f"group {quoted(names[gid])} ({gid})" if gid in names else f"group {gid}, which has no name,"
+            old_name = f"group {quote(names[gid])} ({gid})" if gid in names else f"group {gid}, which has no name,"
             notes.append(f"{old_name} is called {chosen[gid]}")
     return {gid: chosen[gid] for gid in valid}, notes
 
@@ -351,7 +351,7 @@ def _groups(gids: Iterable[int], names: Mapping[int, str]) -> tuple[dict[int, st
 def _note_system_group(gid: int, names: Mapping[int, str], notes: list[str]) -> bool:
     problem = read.group_problem({"name": "any", "gid": gid})
     if problem:
-        notes.append(f"group {quoted(names.get(gid, ''))} ({gid}) is left out: {problem}")
+        notes.append(f"group {quote(names.get(gid, ''))} ({gid}) is left out: {problem}")
     return bool(problem)
 
 
@@ -373,7 +373,7 @@ def _entry(
         else:
             entry[field] = value
     if account.home != f"{homes}/{account.name}":
-        notes.append(f"home: {quoted(account.home)} there, {homes}/{account.name} here; move the files")
+        notes.append(f"home: {quote(account.home)} there, {homes}/{account.name} here; move the files")
     seen: list[str] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -392,7 +392,7 @@ def _entry(
     return entry, notes
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Quote what a directory's author wrote: no line break or escape of a terminal gets through."""
     return json.dumps(text[:60])
 

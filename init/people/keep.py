@@ -107,14 +107,14 @@ def hold_state(pod: Pod) -> Iterator[None]:
         os.close(fd)
 
 
-def digest_of(data: bytes) -> str:
+def compute_digest(data: bytes) -> str:
     """Return the digest that the state has once this version has taken over, or refused, a file of these bytes."""
     return hashlib.sha256(VERSION.encode() + data).hexdigest()
 
 
 def take_over(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
     """Take over the file; one that is refused leaves people and ids as they were."""
-    digest = digest_of(data)
+    digest = compute_digest(data)
     if digest == state.digest:
         return state
     try:
@@ -193,7 +193,7 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
                 save(pod, state)  # before any person gets a new uid
         except OSError as error:
             problems.append(f"cannot store the people: {error}; no person is added meanwhile")
-            state = replace(state, people=in_both_lists(before.people, state.people))
+            state = replace(state, people=merge_lists(before.people, state.people))
         try:
             publish(pod, state.people, now)
         finally:
@@ -210,7 +210,7 @@ def file_to_read(pod: Pod) -> Path:
     return latest if latest.exists() else pod.path(f"{MOUNT}/{FILE}")
 
 
-def in_both_lists(before: PeopleList, after: PeopleList) -> PeopleList:
+def merge_lists(before: PeopleList, after: PeopleList) -> PeopleList:
     """Return the people of both, with the keys of both and the later word on their access."""
     earlier = {(person.name, person.uid): person for person in before.users}
     users = []

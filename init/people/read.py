@@ -19,7 +19,7 @@ import yaml
 
 from ground.errors import one_line
 from init.errors import ConfigError, raise_all
-from init.fields import Reader, described
+from init.fields import Reader, describe_value
 from init.people.spec import FILE, IDS, SHELL, PeopleGroup, PeopleList, Person, PersonKey, to_mapping
 
 PEOPLE = "the people"
@@ -141,7 +141,7 @@ def parse_mapping(data: Mapping[str, object], file: str = FILE) -> PeopleList:
     _only(at, "groups", "users")
     for key in ("groups", "users"):
         if not isinstance(at.data.get(key), list):
-            at.fail(key, f"wanted a list, not {_shown(at.data.get(key))}", f"write `{key}: []` for none")
+            at.fail(key, f"wanted a list, not {_show(at.data.get(key))}", f"write `{key}: []` for none")
     errors: list[ConfigError] = []
     groups = _all(at, "groups", GROUPS, _group, errors)
     # A group with a mistake still counts as known, so that its people are not reported too.
@@ -153,7 +153,7 @@ def parse_mapping(data: Mapping[str, object], file: str = FILE) -> PeopleList:
         ("users", "name", {index: person.name for index, person in users.items()}),
         ("users", "uid", {index: person.uid for index, person in users.items()}),
     ):
-        errors += _repeated(at, where, key, values)
+        errors += _find_repeated(at, where, key, values)
     if len(errors) > MOST_ERRORS:
         more = ConfigError(WHAT, f"{len(errors) - MOST_ERRORS} more entries are wrong", file=file)
         errors = [*errors[:MOST_ERRORS], more]
@@ -202,7 +202,7 @@ def _mapping(data: bytes, file: str) -> Mapping[str, object]:
         problem = "a value does not fit the type that YAML gives it, such as an impossible date"
         raise ConfigError(WHAT, problem, file=file, hint="write a date as 2027-01-31; quote text") from None
     if not isinstance(document, dict):
-        raise ConfigError(WHAT, f"wanted a mapping with groups and users, not {_shown(document)}", file=file)
+        raise ConfigError(WHAT, f"wanted a mapping with groups and users, not {_show(document)}", file=file)
     return document
 
 
@@ -229,26 +229,26 @@ def _misuse(event: yaml.Event, problem: str) -> yaml.YAMLError:
     return yaml.YAMLError(f"{problem}{line}")
 
 
-def _shown(value: object) -> str:
-    return described(value)[:120]
+def _show(value: object) -> str:
+    return describe_value(value)[:120]
 
 
 def _only(at: Reader, *known: str) -> None:
     for key in at.data:
         if not isinstance(key, str) or len(key) > 64:
-            at.fail("", f"unknown key {_shown(key)}", f"known: {', '.join(known)}")
+            at.fail("", f"unknown key {_show(key)}", f"known: {', '.join(known)}")
     at.only(*known)
 
 
 def _entry(at: Reader, place: str, item: object) -> Reader:
     if not isinstance(item, dict):
-        at.fail(place, f"wanted a mapping, not {_shown(item)}")
+        at.fail(place, f"wanted a mapping, not {_show(item)}")
     name = item.get("name")
     named = f"{place} ({name})" if isinstance(name, str) and NAME.fullmatch(name) else place
     return Reader(item, PEOPLE, at.file, named)
 
 
-def _repeated(at: Reader, where: str, key: str, values: Mapping[int, object]) -> list[ConfigError]:
+def _find_repeated(at: Reader, where: str, key: str, values: Mapping[int, object]) -> list[ConfigError]:
     first: dict[object, int] = {}
     errors = []
     for index, value in values.items():
@@ -264,7 +264,7 @@ def _name(at: Reader, key: str = "name") -> str:
     value = at.data.get(key)
     if not isinstance(value, str) or not NAME.fullmatch(value):
         expected = "a letter, then up to 31 of a-z 0-9 _ . -, all lower case"
-        at.fail(key, f"wanted a name ({expected}), not {_shown(value)}")
+        at.fail(key, f"wanted a name ({expected}), not {_show(value)}")
     if value in SYSTEM:
         at.fail(key, f"{value} is a name of the system", "choose another one")
     return value
@@ -273,7 +273,7 @@ def _name(at: Reader, key: str = "name") -> str:
 def _number(at: Reader, key: str) -> int:
     value = at.data.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        at.fail(key, f"wanted a whole number, not {_shown(value)}")
+        at.fail(key, f"wanted a whole number, not {_show(value)}")
     if not any(value in numbers for numbers in IDS):
         expected = " or ".join(f"{numbers[0]} to {numbers[-1]}" for numbers in IDS)
         at.fail(key, f"wanted {expected}, not {str(value)[:20]}", "the numbers between and below are the system's")
@@ -305,7 +305,7 @@ def _list(at: Reader, key: str, most: int) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        at.fail(key, f"wanted a list, not {_shown(value)}")
+        at.fail(key, f"wanted a list, not {_show(value)}")
     if len(value) > most:
         at.fail(key, f"{len(value):,} entries, more than {most}")
     return value
@@ -313,7 +313,7 @@ def _list(at: Reader, key: str, most: int) -> list[object]:
 
 def _known_group(at: Reader, key: str, value: object, known: frozenset[str]) -> str:
     if not isinstance(value, str):
-        at.fail(key, f"wanted a group's name, not {_shown(value)}")
+        at.fail(key, f"wanted a group's name, not {_show(value)}")
     if value not in known:
         at.fail(key, f"no group {value[:40]!r} in this file", "add it to `groups` with its gid")
     return value
@@ -324,7 +324,7 @@ def _shell(at: Reader) -> str:
     if value is None:
         return SHELL
     if not isinstance(value, str) or not SHELL_PATH.fullmatch(value):
-        at.fail("shell", f"wanted a path such as {SHELL}, not {_shown(value)}")
+        at.fail("shell", f"wanted a path such as {SHELL}, not {_show(value)}")
     return value
 
 
@@ -333,7 +333,7 @@ def _gecos(at: Reader) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isprintable() or ":" in value or len(value) > GECOS:
-        at.fail("gecos", f"wanted one line of at most {GECOS} characters without a colon, not {_shown(value)}")
+        at.fail("gecos", f"wanted one line of at most {GECOS} characters without a colon, not {_show(value)}")
     return value
 
 
@@ -344,7 +344,7 @@ def _key(at: Reader, index: int, item: object) -> PersonKey:
     _only(entry, "key", "expires")
     text = entry.data.get("key")
     if not isinstance(text, str):
-        at.fail(place, f"wanted a public key in one line, not {_shown(text)}")
+        at.fail(place, f"wanted a public key in one line, not {_show(text)}")
     try:
         line, comment = parse_key(text)
     except KeyProblem as problem:
@@ -362,7 +362,7 @@ def _time(at: Reader, key: str) -> int:
         try:
             value = _parsed_time(value)
         except ValueError:
-            at.fail(key, f"wanted {expected}, not {_shown(value)}")
+            at.fail(key, f"wanted {expected}, not {_show(value)}")
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             at.fail(key, f"{value.isoformat()} has no time zone", "end it with Z for UTC")
@@ -370,7 +370,7 @@ def _time(at: Reader, key: str) -> int:
         midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
         return min(max(int(midnight.timestamp()) + 86400, 1), LAST)
     else:
-        at.fail(key, f"wanted {expected}, not {_shown(value)}")
+        at.fail(key, f"wanted {expected}, not {_show(value)}")
     return min(max(int(value.timestamp()), 1), LAST)
 
 

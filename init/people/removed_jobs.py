@@ -164,7 +164,7 @@ def look(pod: Pod, now: float) -> tuple[Losses, int]:
         if state.problems:
             raise InitError(what, "people.yaml is refused, or a part of it", hint="mend the file: `minivm people show`")
         try:
-            mounted = keep.digest_of(read.read_bytes(keep.file_to_read(pod)))
+            mounted = keep.compute_digest(read.read_bytes(keep.file_to_read(pod)))
         except InitError as error:
             raise NotTakenOverError(what, error.why) from error
         if mounted != state.digest:
@@ -192,7 +192,7 @@ def look(pod: Pod, now: float) -> tuple[Losses, int]:
     return losses, len(present)
 
 
-def listed(text: str) -> list[ListedJob]:
+def parse_jobs(text: str) -> list[ListedJob]:
     """Read squeue's rows."""
     jobs = []
     for line in text.splitlines():
@@ -252,7 +252,7 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
         return ""
     controller = client.address(env)
     by_uid: dict[int, list[ListedJob]] = {}
-    for job in listed(client.run(LIST, controller, within=20)):
+    for job in parse_jobs(client.run(LIST, controller, within=20)):
         by_uid.setdefault(job.uid, []).append(job)
     if not active:
         names = [loss.name for uid, loss in losses.people.items() if uid in by_uid]

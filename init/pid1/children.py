@@ -17,7 +17,7 @@ import os
 
 from init.engine.ending import DRAIN
 from init.engine.states import MAIN, STOPPER, Exited, Spawned, SpawnFailed
-from init.errors import ORDINARY, CannotStart, in_words
+from init.errors import ORDINARY, CannotStart, describe_error
 from init.lean import replace, signal
 from init.pid1.core import AGAIN
 from init.pid1.spawn import procs
@@ -145,7 +145,7 @@ class Children:
         return env
 
     def _handle_failed_start(self, spec: Service, step: int, error: BaseException) -> None:
-        failed = SpawnFailed(f"cannot start {spec.name}: {in_words(error)}")
+        failed = SpawnFailed(f"cannot start {spec.name}: {describe_error(error)}")
         if isinstance(error, CannotStart):
             failed = SpawnFailed(error.why, error.quoted)
         elif spec.name == DRAIN and self._core.engine.ending.may_wait(self._core.poller.now()):
@@ -196,7 +196,7 @@ class Children:
             return
         except OSError as error:
             owner = self.owners.pids.get(pid) or "a helper"
-            self._core.troubled(f"cannot send {name} to {owner} (pid {pid}): {in_words(error)}")
+            self._core.troubled(f"cannot send {name} to {owner} (pid {pid}): {describe_error(error)}")
             if pid in self.owners.pids or pid in self._helpers:  # otherwise its end would be awaited in vain
                 self._core.poller.after(AGAIN, lambda: self._retry_kill(pid, name))
 
@@ -229,7 +229,7 @@ class Children:
         except ChildProcessError:
             self.childless = True
         except OSError as error:
-            self._core.troubled(f"reap: {in_words(error)}")
+            self._core.troubled(f"reap: {describe_error(error)}")
             self._core.poller.after(AGAIN, self.reap)
         self.reaped += count
         for pid, status in ended:
@@ -246,7 +246,7 @@ class Children:
             return complete
         except ORDINARY as error:
             self._deaf = True
-            self._core.troubled(f"notifications: {in_words(error)}")
+            self._core.troubled(f"notifications: {describe_error(error)}")
             self._core.poller.after(MOST_WAIT_S, self.reap)
             return False
 
@@ -265,7 +265,7 @@ class Children:
             try:
                 helper_ended(Exited(pid, code, killer).text())
             except ORDINARY as error:  # the owner gets it through a scope of its own
-                core.troubled(f"the end of a helper: {in_words(error)}")
+                core.troubled(f"the end of a helper: {describe_error(error)}")
             return
         name = self._forget(pid)
         state = core.engine.states.get(name)
@@ -279,7 +279,7 @@ class Children:
         try:
             return self._core.logs.finish(name)
         except ORDINARY as error:
-            self._core.troubled(f"the last lines of {name}: {in_words(error)}")
+            self._core.troubled(f"the last lines of {name}: {describe_error(error)}")
             return ""
 
     def _heirs(self, name: str, session: int) -> tuple[int, ...]:
@@ -287,7 +287,7 @@ class Children:
         try:
             return self.owners.heirs(session)
         except OSError as error:
-            self._core.troubled(f"the processes of {name}: {in_words(error)}")
+            self._core.troubled(f"the processes of {name}: {describe_error(error)}")
             return (session,)  # assume that there are some, and wait for them
 
     # Notifications.
@@ -326,7 +326,7 @@ class Children:
         except OSError as error:
             if fd >= 0:
                 shut(fd)
-            self._core.troubled(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {in_words(error)}")
+            self._core.troubled(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {describe_error(error)}")
             poller.after(AGAIN, lambda: self._watch(pid))
         else:
             self._pidfds[pid] = fd

@@ -10,7 +10,7 @@ import os
 from init.engine.engine import Condition, Engine
 from init.engine.machine import Trace
 from init.engine.order import wished_drain_time
-from init.errors import ORDINARY, in_words
+from init.errors import ORDINARY, describe_error
 from init.lean import record
 from init.pid1.logs import Logs
 from init.pid1.wait import Poller, named
@@ -95,7 +95,7 @@ class Core:
         try:
             call()
         except ORDINARY as error:
-            self.troubled(f"{named(call)}: {in_words(error)}")
+            self.troubled(f"{named(call)}: {describe_error(error)}")
 
     def until_done(self, what: str, opens: Callable[[], object]) -> None:
         """Retry what PID 1 needs and the machine refuses; a condition of the pod reports it meanwhile."""
@@ -103,8 +103,8 @@ class Core:
             opens()
         except ORDINARY as error:
             if what not in self.engine.conditions:
-                self.log(f"no {what}: {in_words(error)}; tried again every {AGAIN:g} s")
-            self.condition(what, in_words(error))
+                self.log(f"no {what}: {describe_error(error)}; tried again every {AGAIN:g} s")
+            self.condition(what, describe_error(error))
             self.poller.after(AGAIN, lambda: self.until_done(what, opens))
             return
         if what in self.engine.conditions:

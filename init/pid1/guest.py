@@ -64,7 +64,7 @@ def adopt(role: str, arguments: Sequence[str], env: MutableMapping[str, str]) ->
             left += [f"-{letters}"] if letters else []
         elif word not in DROPPED:
             left.append(word)
-    env["MINIVM_ARGUMENTS"] = " ".join(quoted(word) for word in left)
+    env["MINIVM_ARGUMENTS"] = " ".join(quote(word) for word in left)
 
 
 def describe_node(text: str, value: str, env: MutableMapping[str, str]) -> None:
@@ -113,7 +113,7 @@ def plain(text: str, piece: re.Match[str], env: MutableMapping[str, str]) -> str
     return env.get(name, "")
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """Quote a word for `env -S`."""
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

@@ -128,7 +128,7 @@ class Logs:
         self.lost_ever = 0
         self.trouble = ""
         self._gone = False
-        self._fd = own_description(output)
+        self._fd = reopen_output(output)
         _enlarge(self._fd)
 
     # Input.
@@ -337,7 +337,7 @@ def _stamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1e6) % 1000000:06d}Z"
 
 
-def own_description(fd: int) -> int:
+def reopen_output(fd: int) -> int:
     """Return PID 1's output, non-blocking for PID 1 alone: a pipe or terminal is opened anew."""
     import stat
 

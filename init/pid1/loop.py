@@ -11,7 +11,7 @@ import os
 import time
 
 from init.engine.states import Cause, Kill, Phase, PodPhase, Spawn, StartProbe, StopProbe
-from init.errors import ORDINARY, ConfigError, in_words
+from init.errors import ORDINARY, ConfigError, describe_error
 from init.lean import signal
 from init.pid1 import modules
 from init.pid1.children import Children
@@ -99,7 +99,7 @@ class Init:
             try:
                 from init.pid1.probes import RunningProbes
             except ORDINARY as error:
-                self.core.troubled(f"a probe of {name}: {in_words(error)}")
+                self.core.troubled(f"a probe of {name}: {describe_error(error)}")
                 self.core.poller.after(AGAIN, lambda: self._watch_again(name))
                 return
             self._probes = RunningProbes(self.core, self._children)
@@ -210,7 +210,7 @@ class Init:
         try:
             self._children.reap()
         except ORDINARY as error:
-            self.core.troubled(f"reap: {in_words(error)}")
+            self.core.troubled(f"reap: {describe_error(error)}")
             self.core.poller.after(AGAIN, self._reap)
 
 
@@ -289,7 +289,7 @@ def _signal_all(core: Core, children: Children, name: str) -> None:
         except ProcessLookupError:
             return
         except OSError as error:
-            core.troubled(f"cannot send {name} to what is left: {in_words(error)}")
+            core.troubled(f"cannot send {name} to what is left: {describe_error(error)}")
         return
     own_pid = os.getpid()
     for pid in processes():

@@ -33,7 +33,7 @@ class Compiled:
         if path is None or not name.startswith(("init.", "ground.")):
             return None
         place, tail = path[0], name.rpartition(".")[2]
-        return _compiled(name, place, tail) or _compiled(name, f"{place}/{tail}", "__init__")
+        return _find_compiled(name, place, tail) or _find_compiled(name, f"{place}/{tail}", "__init__")
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
@@ -46,7 +46,7 @@ class Compiled:
         exec(code, module.__dict__)
 
 
-def _compiled(name: str, place: str, tail: str) -> ModuleSpec | None:
+def _find_compiled(name: str, place: str, tail: str) -> ModuleSpec | None:
     file = f"{place}/__pycache__/{tail}.{sys.implementation.cache_tag}.pyc"
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -67,7 +67,7 @@ def _compiled(name: str, place: str, tail: str) -> ModuleSpec | None:
 
 def hurry() -> None:
     """Use the fast path if this very module has such byte code; a checkout's modules would only be searched twice."""
-    if _compiled(__name__, __file__.rpartition("/")[0], "modules") is not None:
+    if _find_compiled(__name__, __file__.rpartition("/")[0], "modules") is not None:
         sys.meta_path.insert(0, Compiled)
 
 

@@ -14,7 +14,7 @@ import socket
 import struct
 
 from init.engine.states import Notified
-from init.errors import ORDINARY, in_words
+from init.errors import ORDINARY, describe_error
 from init.fields import number
 from init.lean import replace
 from init.pid1.spawn.owners import alive, uids
@@ -245,7 +245,7 @@ class Notify:
                 return
             except ORDINARY as error:
                 if self._poller.now() - at > KEPT:
-                    self._refuse(f"lost a message of pid {pid} (uid {uid}): {in_words(error)}")
+                    self._refuse(f"lost a message of pid {pid} (uid {uid}): {describe_error(error)}")
                     return
                 if self._timer is None:
                     self._timer = self._poller.after(MOMENT, self._once_more)

@@ -13,7 +13,7 @@ import struct
 import time
 
 from init.engine.states import Phase, ProbeFailed, ProbePassed
-from init.errors import in_words
+from init.errors import describe_error
 from init.fields import expand, number
 from init.pid1.logs import Ring
 from init.pid1.spawn.procs import with_files
@@ -55,7 +55,7 @@ class PathProbe:
                 attempt = self._poller.attempt
                 self._watch = PathWatch(self._inotify(), self._target, lambda: attempt(self._appeared), attempt)
             except OSError as error:
-                self._blind = f"checked every {self._ready.interval:g} s; no inotify: {in_words(error)}"
+                self._blind = f"checked every {self._ready.interval:g} s; no inotify: {describe_error(error)}"
             self._appeared()  # it may have appeared before the watch
 
     def _appeared(self) -> None:

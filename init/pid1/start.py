@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from init.errors import ConfigError, InitError, in_words
+from init.errors import ConfigError, InitError, describe_error
 from init.places import PLAN, REFUSED, pod_name
 from init.plan.compile import plan_from_json, select, unset_variables
 
@@ -33,7 +33,7 @@ def main(arguments: list[str], began: float) -> int:
     except InitError as error:
         return give_up(str(error), EX_CONFIG)
     except (OSError, MemoryError, ImportError) as error:
-        return give_up(f"cannot begin: {in_words(error)}", EX_OSERR)
+        return give_up(f"cannot begin: {describe_error(error)}", EX_OSERR)
     try:
         if settings.refused:
             refuse(init.core, settings.refused)

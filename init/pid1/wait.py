@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from init.errors import ORDINARY, in_words
+from init.errors import ORDINARY, describe_error
 from init.lean import heapq
 
 TYPE_CHECKING = False
@@ -122,7 +122,7 @@ class Poller:
                 try:
                     due()
                 except ORDINARY as error:
-                    self.troubled(f"{named(due)}: {in_words(error)}")
+                    self.troubled(f"{named(due)}: {describe_error(error)}")
                     self.after(MOMENT, due)
 
     # Errors.
@@ -132,7 +132,7 @@ class Poller:
         try:
             return self._epoll.poll(timeout)
         except (OSError, MemoryError) as error:
-            self.troubled(f"wait: {in_words(error)}")
+            self.troubled(f"wait: {describe_error(error)}")
             time.sleep(MOMENT / 10)  # no event source now, so do not spin
             return []
         finally:
@@ -146,7 +146,7 @@ class Poller:
             return
 
     def _again_later(self, fd: int, registered: Registered, error: BaseException) -> None:
-        self.troubled(f"{named(registered[1])}: {in_words(error)}")
+        self.troubled(f"{named(registered[1])}: {describe_error(error)}")
         if self._calls.get(fd) is not registered or fd in self._put_off:
             return
         self._unwatch(fd)
@@ -189,7 +189,7 @@ class Scope:
         try:
             call(*arguments, **named)
         except ORDINARY as error:
-            self._fails(in_words(error))
+            self._fails(describe_error(error))
 
     def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
         self._poller.add(fd, mask, lambda mask: self.attempt(call, mask))

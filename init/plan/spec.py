@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from init.errors import nearest
-from init.fields import Reader, described, is_name, number
+from init.fields import Reader, describe_value, is_name, number
 from init.plan.service import (
     CAPABILITIES,
     LIMITS,
@@ -246,7 +246,7 @@ def _umask(at: Reader) -> int:
     value = at.data.get("umask", "0022")
     text = value if isinstance(value, str) else ""
     if not text or not all(digit in "01234567" for digit in text) or int(text, 8) > 0o777:
-        at.fail("umask", f"wanted octal digits in quotes, not {described(value)}", 'such as "0022"')
+        at.fail("umask", f"wanted octal digits in quotes, not {describe_value(value)}", 'such as "0022"')
     return int(text, 8)
 
 

@@ -23,7 +23,7 @@ def host_and_port(value: str, default: int = PORT) -> tuple[str, int]:
     return value.strip("[]"), default
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -32,7 +32,7 @@ ESTABLISHED = "01"
 FEW = 50  # below this, connections explain nothing
 
 
-def sources(lines: Iterable[str], port: int) -> Counter[str]:
+def count_sources(lines: Iterable[str], port: int) -> Counter[str]:
     """Count established connections to the port by remote address."""
     ending = f":{port:04X}"
     counts: Counter[str] = Counter()
@@ -53,7 +53,7 @@ def _address(text: str) -> str:
     return str(mapped or address)
 
 
-def crowd(counts: Counter[str], port: int) -> str:
+def describe_crowd(counts: Counter[str], port: int) -> str:
     """Describe an unusual number of connections; "" for a usual one."""
     total = counts.total()
     if total < FEW:
@@ -62,13 +62,13 @@ def crowd(counts: Counter[str], port: int) -> str:
     return f"{total:,} connections are open to port {port}, {most:,} of them from {address}"
 
 
-def crowd_at(port: int) -> str:
+def find_crowd(port: int) -> str:
     """Describe the connections to the pod's port as the kernel lists them now."""
     counts: Counter[str] = Counter()
     for table in TABLES:
         try:
             with open(table, encoding="ascii") as stream:  # noqa: PTH123 - pathlib costs 8 ms of boot
-                counts += sources(stream, port)
+                counts += count_sources(stream, port)
         except OSError:
             continue  # without IPv6
-    return crowd(counts, port)
+    return describe_crowd(counts, port)

@@ -37,7 +37,7 @@ class Release:
         return f"newer than {max(names.values())}" if number > max(names) else f"older than {min(names.values())}"
 
 
-def of_json(text: str) -> Release | None:
+def parse_release(text: str) -> Release | None:
     """Parse the file; None if nothing is known of the image's Slurm, which then decides itself."""
     from init.lean import read_json
 
@@ -50,7 +50,7 @@ def of_json(text: str) -> Release | None:
     return Release(data["release"], data["protocol"], data["reads"], names, needs, fast)
 
 
-def written_by(headers: Mapping[str, bytes]) -> int | None:
+def find_writer(headers: Mapping[str, bytes]) -> int | None:
     """Return the number of the newest Slurm that wrote one of these files; None if none shows it."""
     numbers = [number for name, data in headers.items() if (number := _number(name, data)) is not None]
     return max(numbers, default=None)

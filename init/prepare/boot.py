@@ -19,7 +19,7 @@ from pathlib import Path
 
 from init.errors import ConfigError
 from init.fields import number
-from init.pod.addresses import joined
+from init.pod.addresses import join_address
 from init.pod.pod import Pod, PrepareError, user, writable, write
 
 TABLE = Path(__file__).with_name("directories.conf")
@@ -67,12 +67,12 @@ def make_directories(pod: Pod) -> str:
             continue
         name, mode, owner, *programs = line.split()
         if all(pod.has(program.lstrip("!")) != program.startswith("!") for program in programs):
-            uid, gid = owner_of(owner)
+            uid, gid = find_owner(owner)
             created += ensure(pod.path(name), int(mode, 8), uid, gid)
     return f"{created} directories created or repaired"
 
 
-def owner_of(text: str) -> tuple[int, int]:
+def find_owner(text: str) -> tuple[int, int]:
     """Return the ids of `USER`, with its own group, or of `USER:GROUP`, a group named like its user."""
     name, _, group = text.partition(":")
     uid, gid = (0, 0) if name == "root" else user(name)
@@ -152,9 +152,10 @@ def publish_identity(pod: Pod) -> str:
     """Publish the pod's name and addresses to the services that need them."""
     name = pod.name
     host, port = pod.controller
-    address = pod.setting("MINIVM_POD_IP") or own_address()
+    address = pod.setting("MINIVM_POD_IP") or find_own_address()
     pod.publish(
-        "pod", {"MINIVM_POD_NAME": name, "MINIVM_POD_IP": address, "MINIVM_CONTROLLER_ADDRESS": joined(host, port)}
+        "pod",
+        {"MINIVM_POD_NAME": name, "MINIVM_POD_IP": address, "MINIVM_CONTROLLER_ADDRESS": join_address(host, port)},
     )
     notes = [f"{name} at {address or 'no address'}"]
     if os.uname().nodename.split(".")[0] != name:
@@ -164,7 +165,7 @@ def publish_identity(pod: Pod) -> str:
     return ", ".join(notes)
 
 
-def own_address() -> str:
+def find_own_address() -> str:
     """Return the source address of outgoing packets; sends no packet."""
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:

@@ -27,13 +27,13 @@ V1 = ("freezer", "memory", "cpuset", "devices", "cpuacct", "cpu", "pids")
 
 def run(pod: Pod) -> str:
     """Report to a worker what Slurm can use."""
-    controllers = granted(pod)
+    controllers = find_granted(pod)
     version = "none" if not ({"freezer", "unified"} & set(controllers)) else "v2" if "unified" in controllers else "v1"
     pod.publish("cgroup", {"MINIVM_CGROUP": version})
     return summary(pod, controllers)
 
 
-def granted(pod: Pod) -> Mapping[str, Path]:
+def find_granted(pod: Pod) -> Mapping[str, Path]:
     """Map controllers to the directory where this pod may create cgroups; with v2 also `unified`, the common one."""
     root = pod.path(ROOT)
     if not (root / CONTROLLERS).exists():
@@ -233,7 +233,7 @@ def limit_users(pod: Pod) -> str:
     total = memory_limit(pod) or memory(pod) * MIB
     each = amount(pod.setting("MINIVM_PER_USER_MEMORY", MEMORY), total)
     processes = count(pod.setting("MINIVM_PER_USER_PROCESSES", PROCESSES))
-    controllers, tables = granted(pod), Tables()
+    controllers, tables = find_granted(pod), Tables()
     v2 = "unified" in controllers
     if processes and "pids" in controllers:
         hold_processes(tables, controllers["pids"], processes)
@@ -253,7 +253,7 @@ def limit_users(pod: Pod) -> str:
 
 
 def hold_processes(tables: Tables, place: Path, processes: int) -> None:
-    common(place)
+    make_common(place)
     (place / PEOPLE / RESCUE / "pids.max").write_text(str(RESCUE_PROCESSES))
     tables.limit(place, "pids.max", processes)
     tables.tell(place, "pids.events", "max", f"{processes} processes and threads: new ones were refused.")
@@ -261,7 +261,7 @@ def hold_processes(tables: Tables, place: Path, processes: int) -> None:
 
 def hold_memory(tables: Tables, place: Path, memory: int, together: int, *, v2: bool) -> None:
     hard, counts = ("memory.max", "memory.events") if v2 else ("memory.limit_in_bytes", "memory.oom_control")
-    common(place)
+    make_common(place)
     (place / PEOPLE / hard).write_text(str(together))
     (place / PEOPLE / RESCUE / hard).write_text(str(min(RESCUE_MEMORY, together)))
     if v2:
@@ -272,11 +272,11 @@ def hold_memory(tables: Tables, place: Path, memory: int, together: int, *, v2: 
 
 def share_processors(tables: Tables, place: Path, *, v2: bool) -> None:
     """Set equal weights: each user may use all processors until they are short, and then an equal share."""
-    common(place)
+    make_common(place)
     tables.limit(place, *(("cpu.weight", 100) if v2 else ("cpu.shares", 1024)))
 
 
-def common(place: Path) -> None:
+def make_common(place: Path) -> None:
     """Create the directory of the users' cgroups, with the one for emergencies."""
     people = place / PEOPLE
     people.mkdir(exist_ok=True)

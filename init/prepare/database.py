@@ -28,7 +28,7 @@ from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
 from init.prepare.boot import ensure
 from init.slurm.accounting import CLIENT, SOCKET
 from init.slurm.conf import setting
-from init.slurm.place import CONFIGURATION, state_of
+from init.slurm.place import CONFIGURATION, find_state_directory
 
 TEMPLATE = "/usr/share/minivm/mysql"
 DATA = "/var/lib/mysql"
@@ -85,11 +85,11 @@ def _external(pod: Pod) -> list[str]:
         f"StorageHost={name if colon else host}",
         *([f"StoragePort={port}"] if port else []),
         f"StorageUser={pod.setting('MINIVM_DATABASE_USER', 'slurm')}",
-        f"StoragePass={quoted(password.strip())}",
+        f"StoragePass={quote(password.strip())}",
     ]
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Quote a value for Slurm's parser: `#` would start a comment, and a blank end the value."""
     text = re.sub(r"[\\#]", r"\\\g<0>", text)
     if not re.search(r"\s", text) and not text.startswith('"'):
@@ -177,7 +177,7 @@ def repair_number(pod: Pod) -> str:
 def _repair_number(pod: Pod) -> str:
     conf = pod.path(CONFIGURATION).read_text(errors="replace")
     cluster = setting(conf, "ClusterName").lower()
-    state = state_of(pod)
+    state = find_state_directory(pod)
     if not cluster or not state.is_dir():
         return "there is no state yet"
     owner, _, number = _read_short(state / "clustername").partition("|")

@@ -106,9 +106,9 @@ def fast_scripts(pod: Pod) -> str:
 
 
 def _no_fast_scripts(pod: Pod) -> str:
-    from init.slurm.place import known
+    from init.slurm.place import read_release
 
-    release = known(pod)
+    release = read_release(pod)
     if release is None or not release.fast_scripts:
         name = f"Slurm {release.name}" if release else "this Slurm"
         return f"slurm.fastScripts stays off: {name} was not tested with it; set it to false, or run a tested release"

@@ -40,11 +40,11 @@ from init.slurm.place import (
     NEXT,
     OLD,
     WHOLE_HEAD,
+    find_state_directory,
     has_head,
-    head_of,
-    known,
-    next_job,
-    state_of,
+    make_head,
+    read_next_job,
+    read_release,
     submitted_jobs,
 )
 
@@ -61,7 +61,7 @@ OPENED_S = 10
 def guard(pod: Pod) -> str:
     """Refuse to start slurmctld with a state that would lose the jobs which another one has."""
     conf = pod.text(CONFIGURATION) or ""
-    state = state_of(pod)
+    state = find_state_directory(pod)
     _check_others(pod)
     if not state.is_dir():
         return "there is no state yet"
@@ -100,7 +100,7 @@ def _check_jobs(pod: Pod, state: Path, cluster: str) -> str:
     if head is None and _has_jobs(state):
         return "slurmctld reads the state that was saved before"
     if head is not None:
-        if known(pod) is None or has_head(head):
+        if read_release(pod) is None or has_head(head):
             (state / ACCEPTED).unlink(missing_ok=True)  # it was for one start
             return "the state is this cluster's"
         problem = "found an empty file" if not head else "found a damaged file"
@@ -128,12 +128,12 @@ def _check_owner(file: Path) -> None:
     except OSError:
         return
     uid, group = user("slurm")
-    if status.st_uid != uid and not _readable_by(uid, group, file):
+    if status.st_uid != uid and not _is_readable_by(uid, group, file):
         hint = f"set slurm.uid: {status.st_uid} if another operator's pods have that number, or chown it to {uid}"
         raise ConfigError(START, f"its jobs are uid {status.st_uid}'s, and slurm is {uid}", file=str(file), hint=hint)
 
 
-def _readable_by(uid: int, group: int, file: Path) -> bool:
+def _is_readable_by(uid: int, group: int, file: Path) -> bool:
     """Open the file as that user. Its mode does not tell: a server of NFS may map all users to one."""
     if os.geteuid():
         return os.access(file, os.R_OK)
@@ -184,7 +184,7 @@ def _newest(pod: Pod, cluster: str, *, with_jobs: bool = False) -> str:
         return ""
     from init.state import copies  # imported late: a start without trouble reads no copy
 
-    release = known(pod)
+    release = read_release(pod)
     reads = range(release.reads, release.protocol + 1) if release else None
     manifest = copies.find_newest_good(directory, cluster, reads)
     return manifest.name if manifest and (manifest.unfinished or not with_jobs) else ""
@@ -198,14 +198,14 @@ RELEASE_QUESTION = "SELECT MAX(rpc_version) FROM cluster_table WHERE deleted = 0
 
 def check_release(pod: Pod) -> str:
     """Check slurmctld's state, at the path in the installed slurm.conf."""
-    release = known(pod)
+    release = read_release(pod)
     if release is None:
         return "this Slurm release is unknown: slurmctld checks its state itself"
-    directory = state_of(pod)
+    directory = find_state_directory(pod)
     # The volume belongs to the Slurm user, who may have put anything there.
     files = (*slurm.HEADED, *slurm.BARE)
     headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}
-    written_by = slurm.written_by(headers)
+    written_by = slurm.find_writer(headers)
     _refuse(release, written_by, "slurmctld's state", pod)
     return "no state yet" if written_by is None else f"the state is of Slurm {release.called(written_by)}"
 
@@ -219,7 +219,7 @@ def check_records(pod: Pod) -> str:
 
 def check_database(pod: Pod) -> str:
     """Check the accounting database; if it does not answer now, slurmdbd waits for it."""
-    release = known(pod)
+    release = read_release(pod)
     if release is None:
         return "this Slurm release is unknown: slurmdbd checks its database itself"
     from init.slurm.accounting import CONFIGURATION as DATABASE
@@ -247,19 +247,19 @@ LAST_JOB_QUESTION = "SELECT MAX(id_job) FROM `{cluster}_job_table` WHERE id_job 
 def repair(pod: Pod) -> str:
     """Repair the state; never fails, since slurmctld itself reports what cannot be repaired here."""
     try:
-        return "; ".join(_repaired(pod)) or "whole"
+        return "; ".join(_repair_files(pod)) or "whole"
     except (InitError, OSError, ValueError) as error:
         return f"the saved state stays as it is: {error}"
 
 
-def _repaired(pod: Pod) -> Iterator[str]:
+def _repair_files(pod: Pod) -> Iterator[str]:
     conf = pod.text(CONFIGURATION) or ""
-    state = state_of(pod)
+    state = find_state_directory(pod)
     if not state.is_dir():
         return
     for name in finish_saves(state):
         yield f"finished the save of {name}, which a kill had cut"
-    release = known(pod)
+    release = read_release(pod)
     if release is not None:
         yield from _keep_lost_jobs(pod, state, release)
     accounted = setting(conf, "AccountingStorageType").endswith("slurmdbd")
@@ -276,7 +276,7 @@ def _keep_lost_jobs(pod: Pod, state: Path, release: Release) -> Iterator[str]:
     try:
         head = read_plain(state / JOBS, WHOLE_HEAD)
         unsaved = not any(os.path.lexists(state / f"{JOBS}{end}") for end in ("", OLD))
-        following = next_job(head, release) if head is not None else 1 if unsaved else None
+        following = read_next_job(head, release) if head is not None else 1 if unsaved else None
         if following is not None:
             owners_told = partial(lost_jobs.tells_owners, pod)
             yield from lost_jobs.keep(state, following, pod.path(lost_jobs.LOST), owners_told)
@@ -339,7 +339,7 @@ def accepted_job(state: Path) -> int:
 def _continue_after(highest: int, knows: str, release: Release, state: Path) -> Iterator[str]:
     """Raise the next job's number above this one."""
     head = read_plain(state / JOBS, WHOLE_HEAD)
-    following = next_job(head, release) if head is not None else 0
+    following = read_next_job(head, release) if head is not None else 0
     unsaved = not (os.path.lexists(state / JOBS) or os.path.lexists(state / f"{JOBS}{OLD}"))
     if following is None or (head is None and not unsaved):
         return
@@ -347,7 +347,7 @@ def _continue_after(highest: int, knows: str, release: Release, state: Path) -> 
     if not following <= highest < following + LARGEST // 2:
         return
     if head is None:
-        write_whole(state / JOBS, head_of(release, highest + 1, time.time()), mode=0o600, owner=user("slurm"))
+        write_whole(state / JOBS, make_head(release, highest + 1, time.time()), mode=0o600, owner=user("slurm"))
     else:
         _put(state / JOBS, (highest + 1).to_bytes(4, "big"))
     yield f"the next job gets number {highest + 1}: {knows} job {highest}"

@@ -111,7 +111,7 @@ def check_jwks(data: bytes) -> None:
     for key in keys:
         if str(key.get("kty")).lower() != "oct" or str(key.get("alg")).upper() != "HS256":
             refuse(f'key {key["kid"]} needs "kty": "oct" and "alg": "HS256"')
-        if len(_decoded(key.get("k"))) not in SLURM_KEY_BYTES:
+        if len(_decode(key.get("k"))) not in SLURM_KEY_BYTES:
             refuse(f'"k" of key {key["kid"]} is not 32 to 4096 bytes in base64')
         if not isinstance(key.get("exp", 0), int):
             refuse(f'"exp" of key {key["kid"]} is no number of seconds')
@@ -119,7 +119,7 @@ def check_jwks(data: bytes) -> None:
         refuse("more than one key is the default")
 
 
-def _decoded(text: object) -> bytes:
+def _decode(text: object) -> bytes:
     import base64
 
     try:

@@ -11,7 +11,7 @@ from init.pod.auth import MUNGE, SETTING, SLURM
 from init.pod.pod import MOUNTS, Pod, PrepareError, write
 from init.slurm import conf
 from init.slurm.files import MOUNT, TARGET, LastGoodConfig, SlurmFiles, read
-from init.slurm.place import LEASE, base, placed, several
+from init.slurm.place import LEASE, base, place_files, several
 
 # Next to this file: the minimum for a controller of dynamic, configless workers. A real cluster brings its own.
 DEFAULT = Path(__file__).with_name("slurm.conf")
@@ -36,9 +36,9 @@ def run(pod: Pod) -> str:
     if not several(pod):
         name_own_address(pod)
         settle_alone(pod)
-    mounted = placed(pod, read(pod.path(MOUNT)))
+    mounted = place_files(pod, read(pod.path(MOUNT)))
     good = LastGoodConfig(pod).good()
-    files = start_from(mounted, placed(pod, good) if good else None)
+    files = start_from(mounted, place_files(pod, good) if good else None)
     names = files.keys()
     SlurmFiles(pod).put(files)
     accounting = pod.accounting

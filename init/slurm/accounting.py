@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from ground.commands import ran
-from init.pod.addresses import crowd_at
+from init.pod.addresses import find_crowd
 from init.slurm.conf import setting
 
 # Any request for which slurmdbd needs its database.
@@ -25,7 +25,7 @@ CLIENT = "/usr/bin/mariadb"
 SOCKET = "/run/mysqld/mysqld.sock"
 
 
-def problem_of(code: int, stderr: str) -> str:
+def describe_problem(code: int, stderr: str) -> str:
     """Return what a person must know about the answer; "" if it is fine."""
     if code == 0:
         return ""
@@ -64,9 +64,9 @@ def ask(conf: str, question: str, *, password: str = "") -> str:
 def main() -> int:
     try:
         done = ran(QUESTION, within=PATIENCE)
-        problem = problem_of(done.returncode, done.stderr)
+        problem = describe_problem(done.returncode, done.stderr)
     except subprocess.TimeoutExpired:
-        crowd = crowd_at(PORT)
+        crowd = find_crowd(PORT)
         problem = f"slurmdbd has not answered within {PATIENCE:.0f} s; jobs continue" + (f"; {crowd}" if crowd else "")
     if problem:
         print(problem)

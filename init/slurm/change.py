@@ -177,10 +177,10 @@ def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
         f"{line}: this Slurm has no plug-in {plugin}, but {names}"
         for line, plugin, names in _missing(new, present, PLUGINS)
     ]
-    return "; ".join([*lines, *_misspelled(new, present)])
+    return "; ".join([*lines, *_find_misspelled(new, present)])
 
 
-def _misspelled(new: Configuration, present: frozenset[str]) -> Iterator[str]:
+def _find_misspelled(new: Configuration, present: frozenset[str]) -> Iterator[str]:
     """Yield an error for each plug-in that exists, but that Slurm does not find as written: SchedulerType=backfill."""
     for key, kind in (PLUGINS | PLUGINS_ELSEWHERE).items():
         for word in sorted(new.words(key)):
@@ -414,7 +414,7 @@ def assess(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes])
     running = read(old)
     after = read(new)
     goes = running.partitions.keys() - after.partitions.keys()
-    state = _saved(running, "job_state", LARGEST_STATE) if goes else b""
+    state = _read_saved(running, "job_state", LARGEST_STATE) if goes else b""
     hidden = hidden_lists(state, running.partitions, [job.partitions for job in jobs])
     return effect(old, new, jobs, hidden, daemon.known_jobs() if has_less_room(running, after) else None)
 
@@ -422,7 +422,7 @@ def assess(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes])
 def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes], tried: Path = CANDIDATE) -> str:
     """Return every known error of a candidate, which a Slurm client reads below `tried`, or ""."""
     new = read({**files.installed(), **candidate})
-    saved = _saved(new, "clustername", LONGEST_NAME).decode(errors="replace").partition("|")[0]  # NAME|NUMBER
+    saved = _read_saved(new, "clustername", LONGEST_NAME).decode(errors="replace").partition("|")[0]  # NAME|NUMBER
     errors = (
         daemon.objects_to(files.candidate(candidate, tried)),
         impossible_settings(new, saved.strip().lower()),
@@ -432,7 +432,7 @@ def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, byt
     return "; ".join(filter(None, errors))
 
 
-def ignored(candidate: Mapping[str, bytes]) -> list[str]:
+def list_ignored(candidate: Mapping[str, bytes]) -> list[str]:
     """List what slurmctld would ignore without a word: misspelled parameters, and plug-ins of other pods."""
     paths = [Path("/usr/sbin/slurmctld"), *sorted(Path("/usr/lib").glob("*/slurm*/*.so"))]
     new = read(candidate)
@@ -452,7 +452,7 @@ def plugins() -> frozenset[str]:
     return frozenset(path.stem for path in Path("/usr/lib").glob("*/slurm*/*_*.so"))
 
 
-def _saved(configuration: Configuration, name: str, most: int) -> bytes:
+def _read_saved(configuration: Configuration, name: str, most: int) -> bytes:
     """Read a file of slurmctld's state, to which its user may have written anything; empty if there is none."""
     directory = configuration.value("statesavelocation")
     if not directory:

@@ -13,8 +13,8 @@ from typing import Any
 from ground.commands import OutputTooLongError, ran, ran_bounded
 from init.errors import InitError
 from init.pod import auth
-from init.pod.addresses import CONTROLLER, host_and_port, joined
-from init.pod.release import FILE, Release, of_json
+from init.pod.addresses import CONTROLLER, host_and_port, join_address
+from init.pod.release import FILE, Release, parse_release
 from init.slurm.node import Node, parse
 
 SCONTROL = "/usr/bin/scontrol"
@@ -83,7 +83,7 @@ def run(argv: Sequence[str], controller: str, *, within: float = 10.0, most: int
         raise SlurmError(f"run {argv[0]}", error.strerror or str(error)) from error
     if done.returncode:
         text = done.stderr or done.stdout
-        clocks, releases = _causes(controller) if rejected(text) else ("", "")
+        clocks, releases = _causes(controller) if is_rejected(text) else ("", "")
         failed = SlurmError("ask slurmctld", judge(text, controller, clocks, releases))
         failed.output = text
         raise failed
@@ -113,15 +113,15 @@ def _text(output: bytes | str | None) -> str:
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
-def rejected(text: str) -> bool:
+def is_rejected(text: str) -> bool:
     """Tell if slurmctld answered and refused the credential."""
     return "Munge encode failed" not in text and any(words in text for words in KEY_REJECTED)
 
 
 def _causes(controller: str) -> tuple[str, str]:
     """Return the explanations, if any: clocks too far apart, and releases that do not understand each other."""
-    ahead = ahead_of(controller)
-    releases = explain_release(own_release(), spoken_by(controller), controller)
+    ahead = measure_clock_lead(controller)
+    releases = explain_release(read_own_release(), find_protocol(controller), controller)
     return "" if ahead is None else explain_clock(ahead), releases
 
 
@@ -131,7 +131,7 @@ def judge(text: str, controller: str, clocks: str = "", releases: str = "") -> s
         return "this pod's munged does not answer"
     if "sack sockets" in text or "auth_g_create" in text:
         return "no daemon of Slurm in this pod signs requests"
-    if rejected(text):
+    if is_rejected(text):
         if releases:
             return releases  # the controller has not read the credential
         refused = f"{auth.mode()} credential refused by {controller}: {clocks}"
@@ -290,7 +290,7 @@ def _refusal(job: str, output: str) -> str:
 
 def address(env: Mapping[str, str]) -> str:
     """Return slurmctld's host:port from the pod's environment."""
-    return joined(*host_and_port(env.get("MINIVM_CONTROLLER") or CONTROLLER))
+    return join_address(*host_and_port(env.get("MINIVM_CONTROLLER") or CONTROLLER))
 
 
 # Why slurmctld refuses a credential: the clocks of the pods, or the releases of both sides.
@@ -313,7 +313,7 @@ def explain_clock(ahead: float) -> str:
     return f"this node's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller's"
 
 
-def date_of(answer: bytes) -> float | None:
+def parse_date(answer: bytes) -> float | None:
     """Return the `Date` of an HTTP answer, in seconds since the epoch."""
     from calendar import timegm  # imported late: a successful boot does not need it
 
@@ -327,7 +327,7 @@ def date_of(answer: bytes) -> float | None:
     return None
 
 
-def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
+def measure_clock_lead(controller: str, port: int = HTTP_PORT) -> float | None:
     """Return by how many seconds this pod's clock is ahead of the controller's; None if its init does not answer."""
     import socket  # imported late, as above
 
@@ -341,7 +341,7 @@ def ahead_of(controller: str, port: int = HTTP_PORT) -> float | None:
     except OSError:
         if not answer:
             return None
-    controller_time = date_of(answer)
+    controller_time = parse_date(answer)
     return None if controller_time is None else time.time() - controller_time
 
 
@@ -360,7 +360,7 @@ def explain_release(own: Release | None, spoken: int | None, controller: str) ->
     )
 
 
-def spoken_by(controller: str) -> int | None:
+def find_protocol(controller: str) -> int | None:
     """Return its release's number; None if unknown: from 26.05 on slurmctld may take an invalid message for HTTP."""
     import socket  # imported late, as above
 
@@ -376,9 +376,9 @@ def spoken_by(controller: str) -> int | None:
     return answer[4] if len(answer) >= BEGIN and answer[:2] == b"\0\0" and answer[4] and not answer[5] else None
 
 
-def own_release() -> Release | None:
+def read_own_release() -> Release | None:
     try:
         with open(FILE) as file:  # noqa: PTH123 (pathlib costs 8 ms)
-            return of_json(file.read())
+            return parse_release(file.read())
     except OSError:
         return None

@@ -65,13 +65,13 @@ def setting(conf: str, name: str) -> str:
     """
     last = ""
     for line in conf.splitlines():
-        key, equals, value = _without_comment(line).partition("=")
+        key, equals, value = _strip_comment(line).partition("=")
         if equals and key.strip().lower() == name.lower():
             last = re.sub(r"\\([\\#])", r"\1", value.strip().strip('"'))
     return last
 
 
-def _without_comment(line: str) -> str:
+def _strip_comment(line: str) -> str:
     return re.split(r"(?<!\\)#", line, maxsplit=1)[0]
 
 
@@ -100,7 +100,7 @@ def read(files: Mapping[str, bytes]) -> Configuration:
             defaults[kind].update(fields)
             continue
         records = partitions if kind == "partitionname" else nodes
-        for record_name in [name] if kind == "partitionname" else expanded(name):
+        for record_name in [name] if kind == "partitionname" else expand(name):
             records[record_name] = {**defaults[kind], **records.get(record_name, {}), **fields}
     return Configuration(settings, names, partitions, nodes)
 
@@ -110,7 +110,7 @@ def whole_lines(files: Mapping[str, bytes], name: str = MAIN, depth: int = DEPTH
     line = ""
     for written in files.get(name, b"").decode(errors="replace").split("\n"):
         # A comment ends with its own line, even after a backslash; a continued line is joined without a blank.
-        line += _without_comment(written).rstrip()
+        line += _strip_comment(written).rstrip()
         if (len(line) - len(line.rstrip("\\"))) % 2:
             line = line[:-1]
             continue
@@ -125,11 +125,11 @@ def whole_lines(files: Mapping[str, bytes], name: str = MAIN, depth: int = DEPTH
         yield line
 
 
-def expanded(hosts: str) -> list[str]:
+def expand(hosts: str) -> list[str]:
     """Expand a host list: w[1-3,07],x -> w1 w2 w3 w07 x."""
     hosts_: list[str] = []
     for part in _split(hosts):
-        names = list(islice(_expanded(part), LARGEST + 2))
+        names = list(islice(_expand_parts(part), LARGEST + 2))
         hosts_ += names if len(names) <= LARGEST + 1 else [part]  # nested ranges multiply
     return hosts_
 
@@ -139,7 +139,7 @@ def _split(hosts: str) -> list[str]:
     return [part for part in re.split(r",(?![^\[]*\])", hosts.strip()) if part]
 
 
-def _expanded(part: str) -> Iterator[str]:
+def _expand_parts(part: str) -> Iterator[str]:
     bracket = _BRACKET.search(part)
     if bracket is None:
         yield part
@@ -152,5 +152,5 @@ def _expanded(part: str) -> Iterator[str]:
             yield part  # an unknown kind of range: kept unchanged
             return
         for index in range(low, high + 1):
-            for rest in _expanded(after):
+            for rest in _expand_parts(after):
                 yield f"{before}{index:0{len(first)}d}{rest}"

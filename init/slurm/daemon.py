@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ground.commands import ran
 from init.pod.client import Client, service
 from init.slurm.client import SCONTROL, SLURMCTLD, SQUEUE
-from init.slurm.conf import expanded, words
+from init.slurm.conf import expand, words
 from init.view.status import ServiceView
 
 # Jobs that a changed configuration might end, from squeue. The parsing is pure.
@@ -61,8 +61,8 @@ def jobs(text: str) -> Iterator[KnownJob]:
             id=number,
             holds=state not in WAITS,
             partitions=words(partitions),
-            nodes=frozenset(expanded(_none(nodes))),
-            wanted=frozenset(expanded(_none(requested))),
+            nodes=frozenset(expand(_none(nodes))),
+            wanted=frozenset(expand(_none(requested))),
             account=_none(account.removesuffix("|")),
             qos=_none(qos),
             gres=frozenset(
@@ -130,7 +130,7 @@ def new_lines(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return list(after)
 
 
-def unanswered(stderr: str) -> bool:
+def is_unanswered(stderr: str) -> bool:
     """Tell if the client gave up waiting: slurmctld has not refused."""
     return any(words in stderr for words in NO_ANSWER)
 
@@ -210,7 +210,7 @@ class Slurmctld:
             return ReconfigureAnswer(ReconfigureOutcome.SILENT, f"slurmctld gave no answer within {APPLY_WITHIN:g} s")
         if done.returncode == 0:
             return ReconfigureAnswer(ReconfigureOutcome.LIVE, "slurmctld runs with it")
-        if unanswered(done.stderr):
+        if is_unanswered(done.stderr):
             return ReconfigureAnswer(ReconfigureOutcome.SILENT, "slurmctld gave no answer")
         return ReconfigureAnswer(ReconfigureOutcome.REFUSED, self._complaint(logged, done.stderr))
 

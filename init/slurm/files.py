@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ground.files import read_plain
 from init.pod.pod import MOUNTS, Pod, PrepareError, user, write
-from init.slurm.place import placed
+from init.slurm.place import place_files
 
 MOUNT = f"{MOUNTS}/config/slurm"
 TARGET = "/etc/slurm"
@@ -43,7 +43,7 @@ class SlurmFiles:
     def wanted(self) -> dict[str, bytes] | None:
         """Return the mounted files; None without any, or during a swap, whose end triggers another event."""
         try:
-            files = placed(self.pod, read(self.mounted))
+            files = place_files(self.pod, read(self.mounted))
         except OSError:
             return None
         return files if MAIN in files else None
@@ -110,7 +110,7 @@ def is_configuration(name: str) -> bool:
     return Path(name).suffix in SUFFIXES
 
 
-def of_config_map(text: str) -> dict[str, bytes]:
+def decode_config_map(text: str) -> dict[str, bytes]:
     """Return what read() would return for this ConfigMap once mounted, so that the hash is the same."""
     from init.dropins.merge import config_map
 

@@ -162,7 +162,7 @@ class Shelf:
         try:
             files, stamp = _read(place)
             name = f"job-{job}-{stamp}"
-            submission = submission_of(variables(files[ENVIRONMENT])) if self.owners_told else None
+            submission = parse_submission(variables(files[ENVIRONMENT])) if self.owners_told else None
             owner = submission.uid if submission else -1
             with self.lock:
                 if name in self.there:
@@ -241,18 +241,18 @@ def variables(data: bytes) -> list[bytes]:
     return [pair for pair in data[4:].split(b"\0") if b"=" in pair]
 
 
-def value_of(pairs: list[bytes], name: str) -> str:
+def find_value(pairs: list[bytes], name: str) -> str:
     """Return the first value: the one that job_submit.lua replaces, whatever a user's program sent after it."""
     start = name.encode() + b"="
     return next((pair[len(start) :].decode(errors="surrogateescape") for pair in pairs if pair.startswith(start)), "")
 
 
-def submission_of(pairs: list[bytes]) -> OwnedSubmission | None:
-    owner = _OWNER.fullmatch(value_of(pairs, "MINIVM_JOB_OWNER"))
+def parse_submission(pairs: list[bytes]) -> OwnedSubmission | None:
+    owner = _OWNER.fullmatch(find_value(pairs, "MINIVM_JOB_OWNER"))
     if owner is None:
         return None
-    again, _, first = value_of(pairs, "MINIVM_JOB_AGAIN").partition(" ")
-    directory, name, options = (value_of(pairs, f"MINIVM_JOB_{what}") for what in ("DIR", "NAME", "OPTIONS"))
+    again, _, first = find_value(pairs, "MINIVM_JOB_AGAIN").partition(" ")
+    directory, name, options = (find_value(pairs, f"MINIVM_JOB_{what}") for what in ("DIR", "NAME", "OPTIONS"))
     return OwnedSubmission(
         int(owner[1]), int(owner[2]), directory, name, options, number(again) or 0, number(first) or 0
     )
@@ -275,7 +275,7 @@ def tells_owners(pod: Pod) -> bool:
     )
 
 
-def options_of(text: str) -> dict[str, object] | None:
+def parse_options(text: str) -> dict[str, object] | None:
     """Return the options that cli_filter.lua sent; None if there are none."""
     try:
         data = json.loads(text)

@@ -34,7 +34,7 @@ WHOLE_HEAD = NEXT + 4 + 8
 LARGEST = 0x03FF0000
 
 
-def state_of(pod: Pod) -> Path:
+def find_state_directory(pod: Pod) -> Path:
     """Return the directory of slurmctld's saved state, which the installed slurm.conf names."""
     return pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
 
@@ -51,10 +51,10 @@ def submitted_jobs(state: Path) -> Iterator[tuple[int, str]]:
                     yield job, f"hash.{digit}/{name}"
 
 
-def known(pod: Pod) -> Release | None:
+def read_release(pod: Pod) -> Release | None:
     """Return the image's Slurm release; None if the image does not say."""
     text = pod.text(slurm.FILE)
-    return slurm.of_json(text) if text else None
+    return slurm.parse_release(text) if text else None
 
 
 def has_head(head: bytes) -> bool:
@@ -62,7 +62,7 @@ def has_head(head: bytes) -> bool:
     return head[:HEAD] == len(WORD).to_bytes(4, "big") + WORD and len(head) >= WHOLE_HEAD
 
 
-def next_job(head: bytes, release: Release) -> int | None:
+def read_next_job(head: bytes, release: Release) -> int | None:
     """Return the next job's number from the head of job_state; None if this release does not read the file."""
     begins = has_head(head) and len(head) == WHOLE_HEAD
     if not begins or not release.reads <= head[HEAD] <= release.protocol or head[HEAD + 1]:
@@ -70,7 +70,7 @@ def next_job(head: bytes, release: Release) -> int | None:
     return int.from_bytes(head[NEXT : NEXT + 4], "big")
 
 
-def head_of(release: Release, following: int, now: float) -> bytes:
+def make_head(release: Release, following: int, now: float) -> bytes:
     """Return a job_state without jobs."""
     head = len(WORD).to_bytes(4, "big") + WORD + bytes([release.protocol, 0]) + int(now).to_bytes(8, "big")
     return head + following.to_bytes(4, "big") + bytes(8)
@@ -96,23 +96,23 @@ def several(pod: Pod) -> bool:
     return (number(pod.setting(CONTROLLERS, "1")) or 1) > 1
 
 
-def held(pod: Pod) -> int:
+def read_term(pod: Pod) -> int:
     """Return the term that this pod has; 0 for a controller that has always been alone."""
     term = read_json(pod.path(HELD)).get("term")
     return term if isinstance(term, int) else 0
 
 
-def of_term(parent: Path, term: int) -> Path:
+def find_term_directory(parent: Path, term: int) -> Path:
     return parent / f"term-{term}"
 
 
-def placed(pod: Pod, files: Mapping[str, bytes]) -> dict[str, bytes]:
+def place_files(pod: Pod, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the files with the host and the state of this pod's term; unchanged without a term."""
-    term = held(pod)
-    return with_term(files, base(pod), term, os.uname().nodename.partition(".")[0]) if term else dict(files)
+    term = read_term(pod)
+    return fill_in_term(files, base(pod), term, os.uname().nodename.partition(".")[0]) if term else dict(files)
 
 
-def with_term(files: Mapping[str, bytes], parent: Path, term: int, host: str) -> dict[str, bytes]:
+def fill_in_term(files: Mapping[str, bytes], parent: Path, term: int, host: str) -> dict[str, bytes]:
     """Return the files with this pod's own host and state in slurm.conf, for the holder of a term."""
     text = files.get("slurm.conf")
     if not term or text is None:
@@ -129,7 +129,7 @@ def with_term(files: Mapping[str, bytes], parent: Path, term: int, host: str) ->
     name, _, address = hosts[0].decode(errors="replace").partition("(")
     line = f"SlurmctldHost={host}({address.rstrip(')') or name})".encode()
     text = _HOST.sub(lambda _: line, text)
-    state = f"StateSaveLocation={of_term(parent, term)}".encode()
+    state = f"StateSaveLocation={find_term_directory(parent, term)}".encode()
     text = _STATE.sub(lambda _: state, text) if _STATE.search(text) else text.rstrip(b"\n") + b"\n" + state + b"\n"
     # The nodes have the file of the controller that they asked last: slurmctld would report each as a wrong one.
     flags = setting(text.decode(errors="replace"), "DebugFlags")

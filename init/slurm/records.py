@@ -68,7 +68,7 @@ def forgotten(node: Node, pools: Pools | None) -> bool:
     return lost and node.dynamic and pools is not None and pools.beyond(node.name)
 
 
-def down_for(node: Node, pools: Pools | None) -> str:
+def explain_down(node: Node, pools: Pools | None) -> str:
     """Return the reason with which an absent drained node is set down; "" to leave it."""
     if "DRAIN" not in node.flags or "DOWN" in node.flags or node.responds or node.busy:
         return ""
@@ -93,7 +93,7 @@ def look_after(node: Node, pools: Pools | None, controller: str) -> None:
         if forgotten(node, pools):
             client.delete(node.name, controller)
             print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
-        elif reason := down_for(node, pools):
+        elif reason := explain_down(node, pools):
             client.update(node.name, ["state=down", f"reason={reason}"], controller)
             print(f"{node.name} is away and now down: {reason}")
     except SlurmError as error:

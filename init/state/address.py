@@ -24,7 +24,7 @@ from init.pod.api_server import ApiError, ApiServer
 from init.pod.client import log
 from init.pod.pod import MOUNTS, Pod
 from init.slurm.accounting import PORT as SLURMDBD
-from init.slurm.place import held
+from init.slurm.place import read_term
 
 ACCOUNT = Path(f"{MOUNTS}/secrets/api")
 GROUP = "/apis/discovery.k8s.io"
@@ -66,7 +66,7 @@ def endpoint_slice(pod: Pod, term: int) -> dict[str, Any]:
 def decide(present: dict[str, Any] | None, wanted: dict[str, Any]) -> SliceAction:
     if present is None:
         return SliceAction.WRITE
-    if term_of(present) > term_of(wanted):
+    if parse_term(present) > parse_term(wanted):
         return SliceAction.YIELD
     return SliceAction.KEEP if contains(present, wanted) else SliceAction.WRITE
 
@@ -82,7 +82,7 @@ def contains(present: Any, wanted: Any) -> bool:
     return bool(present == wanted)
 
 
-def term_of(item: dict[str, Any]) -> int:
+def parse_term(item: dict[str, Any]) -> int:
     return number((item["metadata"].get("annotations") or {}).get(TERM, "0")) or 0
 
 
@@ -104,8 +104,9 @@ class Slices:
         elif act is SliceAction.YIELD and present:
             raise ApiError(
                 self.api.what,
-                f"it has term {term_of(present)}, this pod has term {term_of(self.wanted)}: a later controller acts. If"
-                f" none does, the state on the volume is an older one: kubectl delete endpointslice {self.name}",
+                f"it has term {parse_term(present)}, this pod has term {parse_term(self.wanted)}: a later controller"
+                f" acts. If none does, the state on the volume is an older one: kubectl delete"
+                f" endpointslice {self.name}",
             )
         return act
 
@@ -158,7 +159,7 @@ def run(slices: Slices, term: int, look: float = LOOK_S, again: float = AGAIN_S)
 def main() -> int:
     pod = Pod(os.environ)
     try:
-        term = held(pod)
+        term = read_term(pod)
         if not term:
             log("this pod has no term")
             return 1

@@ -91,13 +91,13 @@ def arguments(options: Mapping[str, object], new_numbers: Mapping[int, int]) -> 
         elif name in FLAGS and isinstance(value, str):
             options_known.append(f"--{name}")
         elif name in WITH_VALUE and isinstance(value, str) and "\0" not in value:
-            options_known.append(f"--{name}={_renumbered(value, new_numbers) if name == 'dependency' else value}")
+            options_known.append(f"--{name}={_renumber(value, new_numbers) if name == 'dependency' else value}")
         else:
             unknown.append(name)
     return options_known, unknown
 
 
-def _renumbered(dependency: str, new_numbers: Mapping[int, int]) -> str:
+def _renumber(dependency: str, new_numbers: Mapping[int, int]) -> str:
     return _NUMBERS.sub(lambda match: str(new_numbers.get(int(match[0]), match[0])), dependency)
 
 
@@ -169,7 +169,7 @@ class Bringer:
 
     def _read(self, lost: LostJob) -> tuple[list[bytes], OwnedSubmission | None]:
         pairs = lost_jobs.variables(read_plain(lost.place / ENVIRONMENT, LARGEST_FILE) or b"")
-        return pairs, lost_jobs.submission_of(pairs)
+        return pairs, lost_jobs.parse_submission(pairs)
 
     def _bring(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> bool:
         """Submit one job; return False to retry it later, so that the other jobs do not wait for it."""
@@ -239,7 +239,7 @@ class Bringer:
     def _submit(
         self, lost: LostJob, pairs: Sequence[bytes], submission: OwnedSubmission, owner: pwd.struct_passwd
     ) -> tuple[int, str]:
-        options = lost_jobs.options_of(submission.options)
+        options = lost_jobs.parse_options(submission.options)
         accepted, unknown = arguments(options or {}, self.new_numbers)
         name, words = words_of(options or {})
         work = self.pod.path(WORK) / str(lost.job)

@@ -327,16 +327,16 @@ def list_differences(expected: JobsAround, restored: Mapping[str, str]) -> list[
 def count_unlisted(expected: JobsAround, restored: Mapping[str, str]) -> int:
     """Count restored jobs that the list does not know: they had ended, and slurmctld had not saved that yet."""
     # A task that started takes its number out of the pending rest, "7_[3-9]": the array itself was known.
-    arrays = {_array_of(job) for job in expected.settled.keys() | expected.changing}
-    return sum(_array_of(job) not in arrays for job in restored)
+    arrays = {_find_array(job) for job in expected.settled.keys() | expected.changing}
+    return sum(_find_array(job) not in arrays for job in restored)
 
 
-def _array_of(job: str) -> str:
+def _find_array(job: str) -> str:
     return job.partition("_")[0].partition("+")[0]
 
 
 def find_highest(jobs: Iterable[str]) -> int:
-    numbers = (_array_of(job) for job in jobs)
+    numbers = (_find_array(job) for job in jobs)
     return max((int(text) for text in numbers if text.isascii() and text.isdecimal() and len(text) < 12), default=0)
 
 

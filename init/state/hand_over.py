@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ground.files import locked, read_plain, rewrite, write_json, write_whole
-from init.errors import InitError, in_words
+from init.errors import InitError, describe_error
 from init.lean import record
 from init.pod.addresses import host_and_port
 from init.pod.client import Client, service
 from init.pod.pod import Pod
-from init.slurm.place import base, held, known, several
+from init.slurm.place import base, read_release, read_term, several
 from init.state import lease
 from init.state.lease import Terms
 
@@ -66,7 +66,7 @@ def hand_over(
     if not several(pod):
         problem = "this pod is not one of several controllers"
         raise HandOverError(problem, hint="see docs/how-to/two-controllers.md")
-    store, term = Terms(base(pod)), held(pod)
+    store, term = Terms(base(pod)), read_term(pod)
     with _in_words(), _only_one(pod):
         _check_acting(pod, store, term)
         heir = _find_heir(pod, wanted, end)
@@ -91,7 +91,7 @@ def _in_words() -> Iterator[None]:
         yield
     except OSError as error:
         hint = "run this as root in the controller's pod" if isinstance(error, PermissionError) else ""
-        raise HandOverError(in_words(error), hint=hint) from error
+        raise HandOverError(describe_error(error), hint=hint) from error
     except EOFError as error:
         raise HandOverError(str(error), hint="the pod ends, and its standby takes over") from error
 
@@ -119,7 +119,7 @@ def _check_acting(pod: Pod, store: Terms, term: int) -> None:
 def _find_heir(pod: Pod, wanted: str, end: float) -> str:
     """Return a pod whose report changes meanwhile, so that it runs and reaches the volume."""
     directory = Terms(base(pod)).directory
-    release = known(pod)
+    release = read_release(pod)
     before, last = read_all(directory), min(end, time.monotonic() + WATCHED_S)
     while True:
         time.sleep(LOOK_S)
@@ -282,7 +282,7 @@ def read_page(http: str) -> Mapping[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def of_page(page: Mapping[str, Any]) -> tuple[bool, str]:
+def parse_page(page: Mapping[str, Any]) -> tuple[bool, str]:
     """Tell if this standby can take over, and why not. Pure."""
     if not page:
         return False, "PID 1 does not answer"

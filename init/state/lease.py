@@ -30,7 +30,7 @@ from init.errors import InitError
 from init.fields import number
 from init.lean import record, replace
 from init.pod.pod import Pod
-from init.slurm.place import HELD, LEASE, base, of_term
+from init.slurm.place import HELD, LEASE, base, find_term_directory
 
 # A term whose file has not changed for so long is free. Never change this: in an upgrade two versions run together.
 LASTS_S = 8.0
@@ -85,7 +85,7 @@ class Contest:
 
 
 # Pure decisions.
-def after_look(contest: Contest, newest: Term | None, begun: float, ended: float) -> Contest:
+def update_after_look(contest: Contest, newest: Term | None, begun: float, ended: float) -> Contest:
     """Update the view after a look at the newest term. A change happened before the look ended, at the latest."""
     if contest.mine and (newest is None or newest.number != contest.mine):
         contest = replace(contest, mine=0, until=NEVER)
@@ -93,7 +93,7 @@ def after_look(contest: Contest, newest: Term | None, begun: float, ended: float
     return replace(contest, seen=newest, since=contest.since if same else ended, looked=begun)
 
 
-def next_term(contest: Contest, life: str, at: float, *, first: bool, holder: str = "") -> int:
+def choose_term(contest: Contest, life: str, at: float, *, first: bool, holder: str = "") -> int:
     """Return the term that this pod may claim now, or 0.
 
     Pod 0 alone (`first`) begins after a single controller: the pod that replaces that controller has its name, and no
@@ -111,7 +111,7 @@ def next_term(contest: Contest, life: str, at: float, *, first: bool, holder: st
     return 0
 
 
-def after_claim(contest: Contest, mine: Term, former: Term | None, begun: float, at: float) -> Contest:
+def update_after_claim(contest: Contest, mine: Term, former: Term | None, begun: float, at: float) -> Contest:
     """Update the view after a claim that succeeded. `former` is the previous term, read again after the claim.
 
     If it has changed, its holder was alive: it notices the new term at its next renewal, or lapses.
@@ -120,7 +120,7 @@ def after_claim(contest: Contest, mine: Term, former: Term | None, begun: float,
     return Contest(mine, begun, begun, mine.number, starts, begun + HOLDS_S)
 
 
-def after_renewal(contest: Contest, begun: float, ended: float, *, newest: int) -> Contest:
+def update_after_renewal(contest: Contest, begun: float, ended: float, *, newest: int) -> Contest:
     """Update the view after a renewal; `newest` is the newest term after it."""
     if newest != contest.mine or contest.lapsed(begun):
         return replace(contest, mine=0, until=NEVER, looked=NEVER)
@@ -229,14 +229,14 @@ def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -
 
     It gives up once the term is no longer held.
     """
-    target = of_term(parent, term)
+    target = find_term_directory(parent, term)
     for leftover in parent.glob(".term-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if target.is_dir():
         return f"{target} is there"
     began = time.monotonic()
     before = [other for other in terms(parent) if other < term]
-    source = of_term(parent, before[-1]) if before else parent
+    source = find_term_directory(parent, before[-1]) if before else parent
     partial = parent / f".term-{term}.{os.urandom(4).hex()}"
     try:
         _check_held(partial, is_held)
@@ -254,8 +254,8 @@ def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -
         raise StateError(f"make {target}", error.strerror or str(error), hint="it is tried again") from error
     for old in terms(parent)[:-KEPT_STATES]:
         with suppress(OSError):
-            _set_mode(of_term(parent, old), 0o700)
-        shutil.rmtree(of_term(parent, old), ignore_errors=True)
+            _set_mode(find_term_directory(parent, old), 0o700)
+        shutil.rmtree(find_term_directory(parent, old), ignore_errors=True)
     took = f"{copied} files copied, {linked} linked in {time.monotonic() - began:.1f} s"
     return f"{target} from {source}: {took}"
 
@@ -332,12 +332,12 @@ def become_single(parent: Path, name: str) -> int:
     life = f"{name}-{os.urandom(8).hex()}"
     while True:
         begun = now()
-        contest = after_look(contest, store.newest(), begun, now())
+        contest = update_after_look(contest, store.newest(), begun, now())
         if contest.seen is None:
             return 0
         if contest.seen.alone:
             return contest.seen.number
-        term = next_term(contest, life, now(), first=True)
+        term = choose_term(contest, life, now(), first=True)
         if term and store.claim(term, name, life, alone=True):
             if store.term(term - 1) != contest.seen:
                 time.sleep(LASTS_S)

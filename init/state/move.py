@@ -29,9 +29,9 @@ from init.pod.client import Client, control_socket, service
 from init.pod.pod import Pod
 from init.slurm import accounting
 from init.slurm.conf import setting
-from init.slurm.place import CONFIGURATION, known
+from init.slurm.place import CONFIGURATION, read_release
 from init.state.copies import CopyError
-from init.state.save import CHUNK, COMPLETED, DATA, DUMP, TABLES, check_room, size_of
+from init.state.save import CHUNK, COMPLETED, DATA, DUMP, TABLES, check_room, measure_size
 
 OUT, LOADING, IN = "moved-out", "loading", "moved-in"
 # Beside the embedded database; of an external one beside the controller's last good configuration.
@@ -130,7 +130,7 @@ def head_of_line(line: bytes) -> RecordsHead:
     return head
 
 
-def line_of(head: RecordsHead) -> bytes:
+def format_line(head: RecordsHead) -> bytes:
     return HEAD + json.dumps({"version": VERSION, **fields(head)}, sort_keys=True).encode() + b"\n"
 
 
@@ -401,11 +401,11 @@ def move_out(pod: Pod, out: Sink, report: Report) -> None:
             _write_mark(file, mark)
         _update_condition(pod)
         _stop(what)
-        release = known(pod)
+        release = read_release(pod)
         protocol = release.protocol if release else 0
         head = RecordsHead(cluster, protocol, mark.token, mark.history, base.counts(), base.size())
         digest = hashlib.sha256()
-        for part in _dump(base, line_of(head)):
+        for part in _dump(base, format_line(head)):
             digest.update(part)
             out.write(part)
         if base.counts() != head.counts:
@@ -509,7 +509,7 @@ def difference(written: Mapping[str, int], loaded: Mapping[str, int]) -> str:
 
 
 def _check_release(pod: Pod, head: RecordsHead) -> None:
-    release = known(pod)
+    release = read_release(pod)
     if release is not None:
         reason, hint = slurm.refusal(release, head.protocol or None, "the file of records")
         if reason:
@@ -518,7 +518,7 @@ def _check_release(pod: Pod, head: RecordsHead) -> None:
 
 def _check_room(pod: Pod, head: RecordsHead) -> None:
     """Refuse what would fill the volume; slurmctld's state may be on it. The tables here now are replaced."""
-    needed = head.size + head.size // 2 - size_of(pod.path(TABLES))
+    needed = head.size + head.size // 2 - measure_size(pod.path(TABLES))
     try:
         check_room(pod.path(DATA), max(needed, 0), "load the records")
     except CopyError as error:

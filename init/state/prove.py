@@ -27,7 +27,7 @@ from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
 from init.slurm.conf import whole_lines
-from init.slurm.place import known
+from init.slurm.place import read_release
 from init.state import copies, sandbox
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyError, Manifest, Proof
 from init.state.restore import UNPACKED, check_fits, unpack
@@ -227,7 +227,7 @@ def throw_away(
     Also yields what the restored database holds ("" without one), and the time at which slurmctld must answer.
     """
     file = str(directory / manifest.name / copies.MANIFEST)
-    check_fits(manifest, f"ClusterName={manifest.cluster}\n", known(pod), file)
+    check_fits(manifest, f"ClusterName={manifest.cluster}\n", read_release(pod), file)
     until = time.monotonic() + within
     files = conf or copied_files(directory, manifest)
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:

@@ -17,7 +17,7 @@ from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import Pod
 from init.slurm.conf import read as conf_of
-from init.slurm.place import known
+from init.slurm.place import read_release
 from init.state import copies, prove
 from init.state.copies import CopyError, Manifest
 
@@ -62,7 +62,7 @@ def rehearse(
     jobs = _lost_jobs(expected, restored)
     before = conf_of(prove.copied_files(directory, manifest)).partitions
     removed = sorted(before.keys() - set(answer.stdout.split()))
-    release = known(pod)
+    release = read_release(pod)
     return Rehearsal(
         release=release.name if release else "unknown",
         same=len(expected.settled) - len(jobs),

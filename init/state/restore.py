@@ -27,7 +27,17 @@ from init.pod.pod import Pod, user
 from init.pod.release import Release
 from init.slurm import accounting, client
 from init.slurm.conf import setting
-from init.slurm.place import ACCEPTED, CONFIGURATION, JOBS, JOURNAL, LARGEST, NEXT, WHOLE_HEAD, known, next_job
+from init.slurm.place import (
+    ACCEPTED,
+    CONFIGURATION,
+    JOBS,
+    JOURNAL,
+    LARGEST,
+    NEXT,
+    WHOLE_HEAD,
+    read_next_job,
+    read_release,
+)
 from init.state import copies
 from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
 from init.state.save import CHUNK, DATA, check_room, following_in
@@ -56,7 +66,7 @@ def pending(state: Path) -> str:
     return str(_journal(state).get("copy", ""))
 
 
-def with_accounting(state: Path) -> bool:
+def replaces_accounting(state: Path) -> bool:
     """Tell if a restore that was cut replaces the accounting database, too."""
     return _journal(state).get("accounting") is True
 
@@ -88,10 +98,10 @@ def _ask_slurmdbd(pod: Pod, at: int) -> Since:
         done = ran([*SACCT, f"--starttime={start}"], within=SACCT_WITHIN, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return Since(answered=False)
-    return since_of(done.stdout, at) if done.returncode == 0 else Since(answered=False)
+    return parse_since(done.stdout, at) if done.returncode == 0 else Since(answered=False)
 
 
-def since_of(text: str, at: int) -> Since:
+def parse_since(text: str, at: int) -> Since:
     """Read sacct's lines JOB|SUBMITTED|ENDED. A job that was requeued has several: only the last may lack an end."""
     ended, unended, highest = set[int](), set[int](), 0
     for line in text.splitlines():
@@ -189,7 +199,7 @@ def restore(
 
     `highest`: a job number that accounting knows, if the database is in another pod: the next job's is above it.
     """
-    release = known(pod)
+    release = read_release(pod)
     check_fits(manifest, pod.text(CONFIGURATION) or "", release, str(directory / manifest.name / copies.MANIFEST))
     assert release is not None
     journal = _check_request(state, directory, manifest, with_accounting=with_accounting)
@@ -239,7 +249,9 @@ def restore_records(
 
     Nothing has changed until the tables are exchanged, in one statement: a cut needs no journal.
     """
-    check_fits(manifest, pod.text(CONFIGURATION) or "", known(pod), str(directory / manifest.name / copies.MANIFEST))
+    check_fits(
+        manifest, pod.text(CONFIGURATION) or "", read_release(pod), str(directory / manifest.name / copies.MANIFEST)
+    )
     copies.verify(directory, manifest)
     _check_database_room(pod, directory, manifest)
     before = _load_accounting(directory / manifest.name / ACCOUNTING, _stamp(now()))
@@ -277,7 +289,7 @@ def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: 
     unpack(archive, manifest, stage, user("slurm"))
     following = max(following_in(state, pod), following_in(stage, pod), manifest.highest + 1, highest + 1)
     head = read_plain(stage / JOBS, WHOLE_HEAD)
-    if head is None or next_job(head, release) is None:
+    if head is None or read_next_job(head, release) is None:
         raise CopyError(
             f"restore {manifest.name}", "its job_state has no head that this Slurm reads", file=str(archive)
         )

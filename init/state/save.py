@@ -32,7 +32,18 @@ from init.slurm import accounting, client
 from init.slurm.client import SlurmError
 from init.slurm.conf import setting
 from init.slurm.files import PRIVATE, TARGET, read
-from init.slurm.place import CONFIGURATION, HEAD, JOBS, NEW, OLD, WHOLE_HEAD, known, next_job, state_of, submitted_jobs
+from init.slurm.place import (
+    CONFIGURATION,
+    HEAD,
+    JOBS,
+    NEW,
+    OLD,
+    WHOLE_HEAD,
+    find_state_directory,
+    read_next_job,
+    read_release,
+    submitted_jobs,
+)
 from init.state import copies
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, MANIFEST, STATE_TAR, CopyError, Manifest
 
@@ -94,7 +105,7 @@ def save(
     """
     with only_one(directory):
         _clear(directory)
-        state = None if records_only else state_of(pod)
+        state = None if records_only else find_state_directory(pod)
         if state is not None and not (state / JOBS).is_file():
             raise CopyError(
                 "copy the state",
@@ -132,9 +143,9 @@ def _fill(
 ) -> Manifest:
     conf = pod.text(CONFIGURATION) or ""
     cluster = setting(conf, "ClusterName")
-    release = known(pod)
+    release = read_release(pod)
     before = _listing()
-    rows = _accounted(pod, cluster)
+    rows = _count_accounted(pod, cluster)
     if before is not None:
         with contextlib.suppress(SlurmError):
             client.save_jobs(client.address(os.environ))
@@ -157,7 +168,7 @@ def _fill(
         listed = {"settled": dict(around.settled), "changing": sorted(around.changing)}
         files[JOBS_LIST] = _write(partial / JOBS_LIST, [json.dumps(listed, sort_keys=True).encode()])
     files[CONFIG] = _write_configuration(pod, partial)
-    following = next_job(head, release) if release else None
+    following = read_next_job(head, release) if release else None
     return Manifest(
         name=name,
         time=at,
@@ -169,15 +180,15 @@ def _fill(
         changing=len(around.changing),
         highest=following - 1 if following else copies.find_highest((*(before or {}), *(after or {}))),
         accounting=why_not,
-        accounted=(rows, _accounted(pod, cluster)) if ACCOUNTING in files else (0, 0),
+        accounted=(rows, _count_accounted(pod, cluster)) if ACCOUNTING in files else (0, 0),
         files=tuple(sorted(files.items())),
     )
 
 
 def _fill_records(pod: Pod, partial: Path, name: str, now: Callable[[], float]) -> Manifest:
     cluster = setting(pod.text(CONFIGURATION) or "", "ClusterName")
-    release = known(pod)
-    before, at = _accounted(pod, cluster), now()
+    release = read_release(pod)
+    before, at = _count_accounted(pod, cluster), now()
     with _dump(pod) as dump:
         if dump.process is None:
             raise CopyError("copy the records of accounting", dump.why_not, hint="see `minivm why mariadb`")
@@ -193,7 +204,7 @@ def _fill_records(pod: Pod, partial: Path, name: str, now: Callable[[], float]) 
         changing=0,
         highest=0,
         accounting="",
-        accounted=(before, _accounted(pod, cluster)),
+        accounted=(before, _count_accounted(pod, cluster)),
         files=((ACCOUNTING, digest), (CONFIG, _write_configuration(pod, partial))),
     )
 
@@ -222,9 +233,9 @@ def open_all(state: Path, pause: Callable[[float], None] = time.sleep) -> dict[s
     for _ in range(TRIES):
         opened: dict[str, int] = {}
         try:
-            for name in _published(state):
+            for name in _list_published(state):
                 opened[name] = _open_plain(name, None, state)
-            changed = _changed(state, opened)
+            changed = _find_changed(state, opened)
             if not changed:
                 previous, opened = opened, {}
                 return previous
@@ -237,7 +248,7 @@ def open_all(state: Path, pause: Callable[[float], None] = time.sleep) -> dict[s
     raise CopyError("copy the state of one moment", f"{changed} changed in each of {TRIES} tries", file=str(state))
 
 
-def _published(state: Path) -> list[str]:
+def _list_published(state: Path) -> list[str]:
     """List the state files, without those that are being written or replaced."""
     with os.scandir(state) as entries:
         plain = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
@@ -248,9 +259,9 @@ def _published(state: Path) -> list[str]:
     return sorted(name for name in plain if not name.endswith((NEW, OLD)) and (name[0] != "." or name == STAMP))
 
 
-def _changed(state: Path, opened: Mapping[str, int]) -> str:
+def _find_changed(state: Path, opened: Mapping[str, int]) -> str:
     """Return a file that is another one by now; "" if none is."""
-    names = set(_published(state))
+    names = set(_list_published(state))
     if names != opened.keys():
         return min(names ^ opened.keys())
     for name, fd in opened.items():
@@ -411,7 +422,7 @@ def _store_dump(process: subprocess.Popen[bytes], path: Path) -> str:
     return digest
 
 
-def _accounted(pod: Pod, cluster: str) -> int:
+def _count_accounted(pod: Pod, cluster: str) -> int:
     """Count the rows of the cluster's jobs; 0 without a database."""
     if pod.accounting != "embedded":
         return 0
@@ -422,7 +433,7 @@ def _accounted(pod: Pod, cluster: str) -> int:
 
 
 def _check_room(pod: Pod, state: Path | None, directory: Path) -> None:
-    needed = (size_of(state) if state else 0) + size_of(pod.path(TABLES))
+    needed = (measure_size(state) if state else 0) + measure_size(pod.path(TABLES))
     check_room(directory, needed, "copy the state")
 
 
@@ -444,7 +455,7 @@ def _mib(count: int) -> int:
     return -(-count >> 20)
 
 
-def size_of(directory: Path) -> int:
+def measure_size(directory: Path) -> int:
     """Add up the files below a directory, as far as they can be read, without hidden directories."""
     total = 0
     if not directory.is_dir():
@@ -482,11 +493,11 @@ def _clear(directory: Path) -> None:
 
 def following_in(state: Path, pod: Pod) -> int:
     """Return the lowest job number that no trace in this state has used."""
-    release = known(pod)
+    release = read_release(pod)
     following = [1]
     for name in (JOBS, f"{JOBS}{NEW}", f"{JOBS}{OLD}"):
         head = read_plain(state / name, WHOLE_HEAD)
         if head is not None and release is not None:
-            following.append(next_job(head, release) or 1)
+            following.append(read_next_job(head, release) or 1)
     following += [job + 1 for job, _ in submitted_jobs(state)]
     return max(following)

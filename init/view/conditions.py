@@ -116,7 +116,7 @@ def gpu_condition(ids: Iterable[str]) -> dict[str, Any]:
 def read_conditions(engine: Engine, now: float, run: str) -> list[dict[str, Any]]:
     """Return the conditions for the page `/conditions`. The page is public, so it quotes no service."""
     causes = reasons.pod_reasons(engine, now, quoting=False)
-    degraded = reasons.degraded(engine, now, quoting=False)
+    degraded = reasons.list_degradations(engine, now, quoting=False)
     turn, phase = reasons.role_among_pods(engine, quoting=False), engine.phase.value
     reply = {"ready": not causes, "phase": phase, "reasons": causes, "degraded": degraded, "turn": turn}
     conditions = [ready_condition(reply)]

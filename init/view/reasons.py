@@ -40,10 +40,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
-def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str:
+def explain_service(spec: Service, state: State, now: float, *, quoting: bool) -> str:
     """Return why this service itself is not ready, without its dependencies; "" if it is ready."""
     spent = duration(now - state.since)
-    cause = own_sentence(spec, state.last_failure) or cause_text(state.last_failure, quoting=quoting)
+    cause = find_own_sentence(spec, state.last_failure) or cause_text(state.last_failure, quoting=quoting)
     match state.phase:
         case Phase.READY if is_failing(spec, state):
             return last_run(spec, state, quoting=quoting)
@@ -58,7 +58,7 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
             return f"started {spent} ago; before: {cause}" if cause else f"starting for {spent}"
         case Phase.STARTING if spec.ready.probe is Probe.NOTIFY:
             before = f"; before: {cause}" if cause else ""
-            return unnotified(spec, state, spent, quoting=quoting) + ("" if state.standby else before)
+            return explain_missing_notification(spec, state, spent, quoting=quoting) + ("" if state.standby else before)
         case Phase.STARTING:
             probed = spec.ready.target or " ".join(spec.ready.command)
             return f"{spec.ready.probe.value} {probed}: no answer for {spent}"
@@ -79,7 +79,7 @@ def own_reason(spec: Service, state: State, now: float, *, quoting: bool) -> str
             return cause or "about to start"
 
 
-def unnotified(spec: Service, state: State, spent: str, *, quoting: bool) -> str:
+def explain_missing_notification(spec: Service, state: State, spent: str, *, quoting: bool) -> str:
     """Return why a started service has not sent READY=1: it is on standby, or its own status."""
     if state.standby:
         status = state.status if state.status and (quoting or is_ours(spec.command)) else "another pod is active"
@@ -106,7 +106,7 @@ def service_reasons(engine: Engine, name: str, now: float, *, quoting: bool = Tr
         return ()
     reasons = []
     for leaf in leaves(engine, name):
-        reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
+        reason = explain_service(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
         reasons.append(reason if leaf == name else f"waits for {leaf}: {reason}")
     return tuple(reasons)
 
@@ -124,7 +124,7 @@ def pod_reasons(engine: Engine, now: float, *, quoting: bool = True) -> tuple[st
                 waiting.setdefault(leaf, []).extend([name] if leaf != name else [])
     reasons = []
     for leaf, names in waiting.items():
-        reason = own_reason(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
+        reason = explain_service(engine.specs[leaf], engine.states[leaf], now, quoting=quoting)
         before = f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for " if names else ""
         reasons.append(f"{before}{leaf}: {reason}")
     drain = drain_text(engine, quoting=quoting)
@@ -150,7 +150,7 @@ def drain_text(engine: Engine, *, quoting: bool = True) -> str:
     )
 
 
-def degraded(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
+def list_degradations(engine: Engine, now: float, *, quoting: bool = True) -> tuple[str, ...]:
     """Return the problems that do not keep the pod from being ready."""
     problems = [f"{item.name}: {item.text}" for item in engine.conditions.values() if not item.blocking]
     standing_by = order.on_standby(engine.specs, engine.states)
@@ -178,7 +178,7 @@ def role_among_pods(engine: Engine, *, quoting: bool = True) -> str:
     for name, spec in engine.specs.items():
         state = engine.states[name]
         if state.standby and not is_satisfied(state):
-            return own_reason(spec, state, state.since, quoting=quoting)
+            return explain_service(spec, state, state.since, quoting=quoting)
         if name == LEASE and is_satisfied(state) and (quoting or is_ours(spec.command)):
             return state.status
     return ""
@@ -197,7 +197,7 @@ def snapshot(engine: Engine, pod: str, now: float, *, quoting: bool = True) -> S
         drain=drain_text(engine, quoting=quoting),
         turn=role_among_pods(engine, quoting=quoting),
         reasons=reasons,
-        degraded=degraded(engine, now, quoting=quoting),
+        degraded=list_degradations(engine, now, quoting=quoting),
         conditions=tuple(
             ConditionView(item.name, item.text, item.blocking, item.expires - now if item.expires is not None else None)
             for item in engine.conditions.values()
@@ -252,7 +252,7 @@ def cause_text(cause: Cause | None, *, quoting: bool) -> str:
     return str(cause) if quoting or is_ours(cause.speaker) else cause.text(_system_error(cause.quoted))
 
 
-def own_sentence(spec: Service, cause: Cause | None) -> str:
+def find_own_sentence(spec: Service, cause: Cause | None) -> str:
     """Return the reason that a check or step of minivm printed before it exited 1; "" for any other failure."""
     if cause is None or cause.outcome != "exited 1" or spec.kind not in (Kind.ONESHOT, Kind.PERIODIC):
         return ""
@@ -264,7 +264,7 @@ def own_sentence(spec: Service, cause: Cause | None) -> str:
 def last_run(spec: Service, state: State, *, quoting: bool) -> str:
     """Return why a periodic service's last run failed."""
     cause = state.last_failure
-    return own_sentence(spec, cause) or f"last run {cause_text(cause, quoting=quoting)}"
+    return find_own_sentence(spec, cause) or f"last run {cause_text(cause, quoting=quoting)}"
 
 
 def _system_error(line: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.files import read_plain
-from init.slurm.place import JOBS, WHOLE_HEAD, of_term
+from init.slurm.place import JOBS, WHOLE_HEAD, find_term_directory
 from init.state import lease
 from tests.process import slurmctld_stand_in
 from tests.process.init_world import World, python, world
@@ -119,7 +119,7 @@ class Two:
     def jobs(self) -> dict[int, tuple[str, int]]:
         """Return the saved jobs of the newest term: the text of each submission, and the lost job that it replaces."""
         newest = lease.terms(self.base)[-1]
-        data = read_plain(of_term(self.base, newest) / JOBS, 64 << 20) or b""
+        data = read_plain(find_term_directory(self.base, newest) / JOBS, 64 << 20) or b""
         records = json.loads(data[WHOLE_HEAD:] or b"{}")
         return {int(number): (text, again) for number, (text, again) in records.items()}
 

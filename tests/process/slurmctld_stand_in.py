@@ -25,7 +25,7 @@ from init.pod.pod import Pod
 from init.pod.release import Release
 from init.prepare.saved_state import accepted_job, finish_saves
 from init.slurm import lost_jobs
-from init.slurm.place import JOBS, NEW, OLD, WHOLE_HEAD, head_of, next_job, of_term, submitted_jobs
+from init.slurm.place import JOBS, NEW, OLD, WHOLE_HEAD, find_term_directory, make_head, read_next_job, submitted_jobs
 from init.state import bring_back
 
 RELEASE = Release("24.11.5", 42, 40, ((42, "24.11"),))
@@ -38,7 +38,7 @@ LISTEN = 64
 class Slurmctld:
     def __init__(self, base: Path, term: int, pod: str, out: int) -> None:
         self.base, self.term, self.pod, self.out = base, term, pod, out
-        self.state = of_term(base, term)
+        self.state = find_term_directory(base, term)
         self.lock = threading.Lock()
         self.jobs: dict[int, tuple[str, int]] = {}  # number -> the submission's text, the lost job that it replaces
         self.following = 1
@@ -48,7 +48,7 @@ class Slurmctld:
         """Do what `saved-state` and slurmctld do at a start."""
         finish_saves(self.state)
         text = read_plain(self.state / JOBS, 64 << 20) or b""
-        following = next_job(text[:WHOLE_HEAD], RELEASE) or 1
+        following = read_next_job(text[:WHOLE_HEAD], RELEASE) or 1
         for line in lost_jobs.keep(self.state, following, Pod({}, self.base).path(lost_jobs.LOST)):
             print(line, flush=True)
         records = json.loads(text[WHOLE_HEAD:] or b"{}")
@@ -81,7 +81,7 @@ class Slurmctld:
     def save(self) -> None:
         """Save the records as slurmctld does: write NAME.new, sync, then two renames."""
         with self.lock:
-            head = head_of(RELEASE, self.following, time.time())
+            head = make_head(RELEASE, self.following, time.time())
             data, count = head + json.dumps(self.jobs).encode(), len(self.jobs)
         file = self.state / JOBS
         new = self.state / f"{JOBS}{NEW}"

@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-from init.errors import ORDINARY, InitError, in_words
+from init.errors import ORDINARY, InitError, describe_error
 from init.pid1.wait import IN, OUT, Scope
 
 TYPE_CHECKING = False
@@ -102,7 +102,7 @@ class Connection:
                 where = ": ".join(part for part in (error.file, error.field) if part)
                 self.refuse(f"{where + ': ' if where else ''}cannot {error.what}: {error.why}", error.hint)
             else:
-                self.refuse(f"cannot {what}: {in_words(error)}")
+                self.refuse(f"cannot {what}: {describe_error(error)}")
 
     def _send(self, data: bytes) -> None:
         if self._stream.fileno() < 0:

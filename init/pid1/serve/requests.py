@@ -135,7 +135,7 @@ class Look:
         def tell() -> None:
             engine = self._core.engine
             causes = reasons.pod_reasons(engine, now, quoting=False)  # a watcher may publish them
-            degraded = reasons.degraded(engine, now, quoting=False)
+            degraded = reasons.list_degradations(engine, now, quoting=False)
             turn = reasons.role_among_pods(engine, quoting=False)
             caller.reply(ready=not causes, phase=engine.phase.value, reasons=causes, degraded=degraded, turn=turn)
 

@@ -57,7 +57,7 @@ def test_the_socket_is_where_no_other_user_can_listen_first(tmp_path: Path) -> N
         finally:
             job.terminate()
         assert job.wait(20) == 143
-    assert not jupyter_cli.record_of("7").exists() and [path.name for path in shared.iterdir()] == ["jupyter.sock"]
+    assert not jupyter_cli.find_record("7").exists() and [path.name for path in shared.iterdir()] == ["jupyter.sock"]
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_a_pipe_or_a_node_s_strange_address_holds_up_nothing(monkeypatch: pytest
     assert jupyter_cli.read_server("7") is None
     for address, shown in (("10.0.0.7", "10.0.0.7"), ("$(reboot)", "w0"), ("", "w0")):
         monkeypatch.setattr(jupyter_cli, "slurm", lambda *_, text=address: f"NodeName=w0 NodeAddr={text} x")
-        assert jupyter_cli.address_of("w0") == shown
+        assert jupyter_cli.find_address("w0") == shown

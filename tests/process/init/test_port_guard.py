@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from init.helpers import port_guard, socket_guard
-from init.helpers.port_guard import LIMITS, SLURMDBD, PortWatch, held, read_tables
+from init.helpers.port_guard import LIMITS, SLURMDBD, PortWatch, find_held, read_tables
 from init.helpers.socket_guard import LOOKS
 from tests.waiting import PATIENCE, until
 
@@ -77,7 +77,7 @@ def hold(address: str) -> Iterator[Start]:
 
 
 def connections(user: int) -> int:
-    return sum(len(inodes) for (holder, _), inodes in held(read_tables()).items() if holder == user)
+    return sum(len(inodes) for (holder, _), inodes in find_held(read_tables()).items() if holder == user)
 
 
 @pytest.mark.parametrize("program", [PLAIN, HIDDEN, ON_THE_WAY])

@@ -16,7 +16,7 @@ import pytest
 
 from gitsync.errors import GitsyncError
 from health.active import measure
-from health.active.run import ActiveRecord, after, read_record, run_check, save
+from health.active.run import ActiveRecord, read_record, record_run, run_check, save
 from health.active.turn import PlanMemory, load_memory, save_memory
 from health.api import Capture, Class, Command, Result
 from health.checks.active_checks import Needs, active_metrics, active_results, list_active_checks, read_needs
@@ -117,7 +117,7 @@ def test_only_a_measured_result_counts_or_clears_a_failure() -> None:
     for result, failures in [
         (Result.PROBLEM, 1), (Result.UNKNOWN, 1), (Result.PROBLEM, 2), (Result.OK, 0), (Result.UNKNOWN, 0),
     ]:  # fmt: skip
-        record = after(record, judged(result), "7", DAY)
+        record = record_run(record, judged(result), "7", DAY)
         assert record.failures == failures
 
 
@@ -134,11 +134,11 @@ def test_a_check_whose_program_is_broken_says_nothing_about_the_node(program: tu
     done = run_check(module, TREE, "c", before, {})
     assert done.verdict.result is Result.UNKNOWN, done.verdict.reason
     assert len(done.verdict.reason) < 1000
-    assert after(before, done, "7", DAY).failures == 1
+    assert record_run(before, done, "7", DAY).failures == 1
 
 
 def test_a_record_is_read_back_and_a_damaged_one_is_none(tmp_path: Path) -> None:
-    record = after(ActiveRecord("cpu"), judged(Result.PROBLEM, {"rates": [1.0]}), "7", 3600.0)
+    record = record_run(ActiveRecord("cpu"), judged(Result.PROBLEM, {"rates": [1.0]}), "7", 3600.0)
     save(record, tmp_path)
     assert read_record("cpu", tmp_path) == record
     for text in ("", "[]", "{}", '{"at": "x", "failures": 1}', '{"at": 1e999, "failures": 1}', "[" * 100_000):
@@ -216,7 +216,7 @@ def test_the_health_check_reads_what_a_run_keeps(tmp_path: Path) -> None:
     module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
     record = ActiveRecord("cpu")
     for expected in (Result.OK, Result.PROBLEM):
-        record = after(record, judged(Result.PROBLEM), "7", DAY)
+        record = record_run(record, judged(Result.PROBLEM), "7", DAY)
         save(record, tmp_path)
         captures = {"active_results": active_results(tmp_path)}
         done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", 9.0, {}), {})
@@ -233,7 +233,7 @@ def test_a_failure_older_than_its_period_is_unknown_and_repaired_by_no_time(
     module = load_checks(TREE, ["active_checks"]).checks["active_checks"]
     record = ActiveRecord("cpu")
     for _ in range(2):
-        record = after(record, judged(Result.PROBLEM), "7", 60.0)
+        record = record_run(record, judged(Result.PROBLEM), "7", 60.0)
     save(record, tmp_path)
     captures = {"active_results": active_results(tmp_path)}
     done = judge(module, captures, lambda name: load_limits(TREE, name), Setting("c", "b", record.at + age, {}), {})
@@ -270,7 +270,7 @@ def test_the_last_rate_is_a_metric_also_a_slow_one(tmp_path: Path) -> None:
         captures = {CHECKS[name].CHECK.sources[0].name: Capture(text)}
         done = judge(CHECKS[name], captures, lambda name: load_limits(TREE, name), Setting("c", "b", 1.0, {}), {})
         assert done.verdict.result is Result.PROBLEM
-        save(after(ActiveRecord(name), done, "7", DAY), tmp_path)
+        save(record_run(ActiveRecord(name), done, "7", DAY), tmp_path)
         assert f'minivm_health_active_bytes_per_second{{check="{name}"}} {rate * 1e6:.0f}\n' in active_metrics(tmp_path)
     (tmp_path / "tcp.json").write_text('{"at": 1, "failures": 0, "period_s": 1, "state": {"last_mbs": 1e999}}')
     assert 'bytes_per_second{check="tcp"}' not in active_metrics(tmp_path)

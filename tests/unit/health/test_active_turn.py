@@ -332,7 +332,7 @@ def test_only_a_node_without_any_hold_is_idle(state: str, idle: bool) -> None:
 
 def test_a_comment_names_the_check_and_its_machines() -> None:
     submission = Submission("tcp", Needs(nodes=2), GroupTest(("a-1", "b.x"), ("c",)))
-    line = f"7|F|80:0|2026-11-26T20:00:00|minivm: rate 41.5 MB/s|{service.comment_of(submission)}|"
+    line = f"7|F|80:0|2026-11-26T20:00:00|minivm: rate 41.5 MB/s|{service.format_comment(submission)}|"
     assert service.parse_jobs(line, 1e10) == (ActiveJob("7", "tcp", submission.test, JobResult.FAILED, rate=41.5),)
 
 
@@ -413,7 +413,7 @@ def test_a_job_that_may_start_soon_holds_checks_back_on_the_nodes_of_its_partiti
         for name, partitions in (("gpu-0", "gpu"), ("cpu-0", "all"), ("both-0", "all,gpu"))
     ]
     now = datetime.fromisoformat("2026-11-26T20:00:00").timestamp()
-    assert service.awaited([line], shown, now) == frozenset(nodes.split())
+    assert service.find_awaited([line], shown, now) == frozenset(nodes.split())
 
 
 def measured(job: str, name: str, rate: float, *, passed: bool = True, peer: str = "") -> ActiveJob:

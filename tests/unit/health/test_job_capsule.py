@@ -75,7 +75,7 @@ def test_a_capsule_has_the_page_and_the_boxes_that_were_reached(tmp_path: Path) 
     ],
 )
 def test_what_looks_like_a_secret_is_masked(text: str, shown: str) -> None:
-    assert boxes.masked({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
+    assert boxes.mask_secrets({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
 
 
 def test_a_file_that_exists_or_a_link_stays_as_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from health.jobs import output, parse
-from health.jobs.ask import MOST, Asker, look, mine
+from health.jobs.ask import MOST, Asker, explain_own_jobs, look
 from health.jobs.explain import page_text
 from health.jobs.model import JobCause
 from init.errors import InitError
@@ -123,7 +123,7 @@ def test_the_number_of_commands_is_bounded() -> None:
         look(asker(slurm), "12")
         assert len(slurm.calls) <= MOST, (reason, slurm.calls)
     slurm = Slurm(squeue=[queued(job) for job in range(1, 500)])
-    assert len(mine(asker(slurm))) == 499 and len(slurm.calls) == 1
+    assert len(explain_own_jobs(asker(slurm))) == 499 and len(slurm.calls) == 1
     slurm = Slurm(squeue=[queued(12)])
     look(asker(slurm), "12")
     assert len(slurm.calls) == 3
@@ -145,7 +145,7 @@ def test_another_user_s_job_is_withheld_unless_the_caller_is_an_operator() -> No
     assert "secret" not in page_text(look(asker(Slurm(squeue=[secret], sacctmgr=SlurmError("a", "b"))), "12")[0])
     ended = recorded(12, "FAILED", user="bob", name="secret")
     assert "secret" not in page_text(look(asker(Slurm(squeue=invalid(), sacct=[ended], sacctmgr="")), "12")[0])
-    assert [each.job.name for each in mine(asker(Slurm(squeue=[secret, queued(13)])))] == ["train"]
+    assert [each.job.name for each in explain_own_jobs(asker(Slurm(squeue=[secret, queued(13)])))] == ["train"]
 
 
 def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it() -> None:
@@ -256,7 +256,7 @@ def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array
 )
 def test_accounting_s_mask_of_waiting_tasks_is_written_as_people_write_it(recorded_as: str, shown: str) -> None:
     record = recorded(12, "CANCELLED", array={"job_id": 12, "task_id": {"set": False}, "task": recorded_as})
-    assert parse.accounted(json.dumps({"jobs": [record]}))[0].shown == f"12_[{shown}]"
+    assert parse.parse_accounting(json.dumps({"jobs": [record]}))[0].shown == f"12_[{shown}]"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_accounting_s_mask_of_waiting_tasks_is_written_as_people_write_it(record
     ],
 )
 def test_nodes_are_listed_in_order(hosts: str, ordered: str) -> None:
-    assert parse.in_order(hosts) == ordered
+    assert parse.order_names(hosts) == ordered
 
 
 def test_only_idle_nodes_have_room_for_an_exclusive_job() -> None:
@@ -317,7 +317,7 @@ def test_values_of_every_odd_type_are_unknown() -> None:
     record = recorded(12, "FAILED")
     for key in [*record, "tres", "comment", "required"]:
         for value in odd:
-            parse.accounted(json.dumps({"jobs": [record | {key: value}]}))
+            parse.parse_accounting(json.dumps({"jobs": [record | {key: value}]}))
     for value in odd:
         parse.nodes(json.dumps({"nodes": [{"name": value, "state": value, "real_memory": value, "gres": value}]}))
 

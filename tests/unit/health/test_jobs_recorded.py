@@ -50,7 +50,7 @@ def test_jobs_that_squeue_shows(job: int, words: str, cause: JobCause) -> None:
     ],
 )
 def test_jobs_that_accounting_keeps(job: int, words: str, cause: JobCause) -> None:
-    (found,) = [each for each in parse.accounted(text("sacct")) if each.id == job]
+    (found,) = [each for each in parse.parse_accounting(text("sacct")) if each.id == job]
     item = explain(found, WORLD, NOW)
     assert words in item.answer.headline and item.answer.cause is cause
     assert [event.text.split()[0] for event in item.timeline] == ["submitted", "started", "ended"]

@@ -13,7 +13,7 @@ from ground.files import write_json
 from health.jobs import parse
 from health.jobs.explain import explain
 from health.jobs.model import World
-from health.jobs.requeue import MOST_JOBS, MOST_LOOKED, Requeuer, guilty_nodes, load, told_of
+from health.jobs.requeue import MOST_JOBS, MOST_LOOKED, Requeuer, guilty_nodes, load, recall_reason
 from init.slurm.client import SlurmError
 
 NOW = 1_800_000_000
@@ -127,8 +127,8 @@ def test_a_job_that_died_by_its_machine_runs_again_without_it_and_is_told(tmp_pa
     assert "12 runs again without w0 (requeue 1 of at most 2): w0: minivm: xid" in line
     job = slurm.jobs["12"]
     assert job["excluded_nodes"] == "w7,w0" and job["state_reason"] == "BeginTime" and job["restart_cnt"] == 1
-    assert "without w0: w0: minivm: xid" in told_of("12", NOW, tmp_path / "jobs.json")
-    assert not told_of("12", NOW + 4000, tmp_path / "jobs.json"), "a later requeue is not the service's"
+    assert "without w0: w0: minivm: xid" in recall_reason("12", NOW, tmp_path / "jobs.json")
+    assert not recall_reason("12", NOW + 4000, tmp_path / "jobs.json"), "a later requeue is not the service's"
     assert told_by_page(job) == 1
     slurm.run_again("12")
     assert told_by_page(job) == 1

@@ -30,7 +30,7 @@ from health.jobs.snapshot import (
     MOST_SENT,
     JobSnapshot,
     TooLongError,
-    without_notes,
+    drop_notes,
 )  # fmt: skip
 from init.errors import InitError
 from init.slurm.client import SlurmError
@@ -201,7 +201,7 @@ def test_a_list_has_only_the_askers_jobs_by_the_kernels_word() -> None:
 
 
 def test_a_comment_for_operators_stays_with_them() -> None:
-    kept, hidden = map(without_notes, (job(1, admin_comment="minivm: x"), job(2, admin_comment="watch this person")))
+    kept, hidden = map(drop_notes, (job(1, admin_comment="minivm: x"), job(2, admin_comment="watch this person")))
     assert (kept["admin_comment"], hidden["admin_comment"]) == ("minivm: x", "")
 
 

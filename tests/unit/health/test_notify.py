@@ -16,7 +16,7 @@ import pytest
 from ground.files import write_json
 from health.jobs.explain import explain
 from health.jobs.model import Job, Page, World
-from health.jobs.requeue import told_of
+from health.jobs.requeue import recall_reason
 from health.notify import __main__ as notify_main
 from health.notify import messages
 from health.notify.channels import (
@@ -167,7 +167,7 @@ def test_a_requeue_without_the_broken_machine_is_told(tmp_path: Path, monkeypatc
     file = tmp_path / "jobs.json"
     kept = {"job": "2", "restarts": 0, "nodes": "w0", "reason": "w0: XID 79", "number": 1, "at": NOW - 60}
     write_json(file, {"2": {**kept, "step": "recorded"}})
-    monkeypatch.setattr("health.jobs.requeue.told_of", partial(told_of, file=file))
+    monkeypatch.setattr("health.jobs.requeue.recall_reason", partial(recall_reason, file=file))
     spool, sender = spool_of(tmp_path), Sender()
     for number in (1, 2):
         record(spool, number, SLURM_JOB_MAIL_TYPE="Requeued")
@@ -223,13 +223,15 @@ def test_an_array_is_told_as_one_or_by_its_tasks() -> None:
     assert task is not None and (task.job, task.is_array, task.exit_codes, task.state) == ("8_2", False, "3", "FAILED")
     array = parse("1-1", f"{fields}SUBJECT=Slurm Array Summary Job_id=8_* (8) Name=x Ended\0".encode())
     assert array is not None and (array.job, array.is_array, array.state) == ("8", True, "")
-    assert "Exit codes of its tasks: 0 to 3." in messages.of_job(array, None, "c").text
+    assert "Exit codes of its tasks: 0 to 3." in messages.describe_job(array, None, "c").text
     assert parse("1-1", b"TO=alice\0SLURM_JOB_ID=1;x\0SLURM_JOB_USER=alice\0") is None
     assert parse("x", os.urandom(20_000)) is None
 
 
 def test_a_message_says_the_first_lines_of_the_page_and_has_no_header_of_a_user() -> None:
-    message = messages.of_job(replace(NOTICE, name="x Bcc: eve@x.org"), page_of("12", exit_code=3, nodes="w0"), "c")
+    message = messages.describe_job(
+        replace(NOTICE, name="x Bcc: eve@x.org"), page_of("12", exit_code=3, nodes="w0"), "c"
+    )
     assert message.text.splitlines()[0] == "Job 12 (x Bcc: eve@x.org) on c: Failed, state FAILED, ran for 00:01:00"
     assert (
         "exit code 3" in message.text and "Cause: your code" in message.text and "More: minivm job 12" in message.text
@@ -251,7 +253,7 @@ def test_a_message_says_the_first_lines_of_the_page_and_has_no_header_of_a_user(
     ],
 )
 def test_a_name_that_is_an_encoded_word_is_decoded_by_nobody(name: str) -> None:
-    message = messages.of_job(replace(NOTICE, name=name), None, "c")
+    message = messages.describe_job(replace(NOTICE, name=name), None, "c")
     head, _, body = messages.email(message, MAIL, ("alice@example.org",), "1", NOW).decode().partition("\r\n\r\n")
     assert "\nreply-to" not in head.lower()
     names = [line.partition(":")[0] for line in head.splitlines() if line[:1] != " "]
@@ -261,7 +263,7 @@ def test_a_name_that_is_an_encoded_word_is_decoded_by_nobody(name: str) -> None:
 
 
 def test_a_webhook_mentions_nobody_and_formats_nothing() -> None:
-    message = messages.of_job(replace(NOTICE, name='<!everyone> <@U1> @channel *b* "'), None, "c")
+    message = messages.describe_job(replace(NOTICE, name='<!everyone> <@U1> @channel *b* "'), None, "c")
     slack = messages.payload(message, WebhookFormat.SLACK)
     assert "<" not in slack["text"] and "&lt;!everyone&gt;" in slack["text"] and "@channel" not in slack["text"]
     assert slack["mrkdwn"] is False and slack["link_names"] is False
@@ -483,14 +485,14 @@ def test_a_record_or_a_page_with_a_defect_stops_no_other(tmp_path: Path, monkeyp
     record(spool, 1)
     record(spool, 2)
     record(spool, 3)
-    of_job = messages.of_job
+    of_job = messages.describe_job
 
     def of_some(notice: JobNotice, page: Page | None, cluster: str, again: str) -> messages.JobMessage:
         if notice.job == "2":
             raise RuntimeError("a defect")
         return of_job(notice, page, cluster, again)
 
-    monkeypatch.setattr(messages, "of_job", of_some)
+    monkeypatch.setattr(messages, "describe_job", of_some)
     notifier(spool, sender, explain_wrongly).turn(SETTINGS, NOW)
     assert [data["fields"]["job"] for data in sender.sent] == ["1", "3"] and asked == ["1", "2", "3"]
     assert not spool.records(NOW)

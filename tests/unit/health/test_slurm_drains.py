@@ -13,7 +13,7 @@ import pytest
 
 from health.broker import broker
 from health.broker.decide import Act, BrokerNode, OtherNodes
-from health.broker.slurm_drains import MOST, Remains, Unkilled, cause_of, judge, plain
+from health.broker.slurm_drains import MOST, Remains, Unkilled, find_cause, judge, plain
 from health.broker.slurm_drains import SlurmDrainWatch as Watch
 from health.broker.step import (
     ApplyAct,
@@ -74,7 +74,7 @@ def drain(reason: str, author: str = "root", since: float | None = WALL + 1) -> 
     ],
 )
 def test_slurms_own_drains_are_known_by_words_and_author(node: BrokerNode, is_slurms: bool) -> None:
-    assert (cause_of(node) is not None) is is_slurms
+    assert (find_cause(node) is not None) is is_slurms
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_slurms_own_drains_are_known_by_words_and_author(node: BrokerNode, is_sl
 def test_what_is_done_about_a_drain_of_slurms(
     what: str, node: BrokerNode, left: Remains, watch: Watch, now: float, kind: str, text: str
 ) -> None:
-    cause = cause_of(node)
+    cause = find_cause(node)
     assert cause is not None
     act = judge(cause, node, left, watch, now, "w7")
     assert act.kind == kind and text in act.text, what

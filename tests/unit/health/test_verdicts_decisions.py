@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from health.broker import broker
-from health.broker.decide import BrokerNode, OtherNode, Seen, decide, names, observe, raised, reason, unreleased
+from health.broker.decide import (
+    BrokerNode,
+    OtherNode,
+    Seen,
+    decide,
+    find_unreleased,
+    names,
+    observe,
+    reason,
+    select_raised,
+)
 from health.broker.step import find_widespread, is_within_rate
 from health.policy import BrokerPolicy, broker_policy
 from health.verdict import Class, Result, Verdict
@@ -54,21 +64,21 @@ def test_a_problem_counts_after_as_many_rounds_as_its_class_asks(class_: str, ro
     memory: dict[str, Seen] = {}
     for number in range(rounds):
         memory = observe(memory, [verdict(class_=class_, at=NOW + number)], POLICY, NOW + number, BOOT)
-    assert bool(raised(memory)) is counts
+    assert bool(select_raised(memory)) is counts
 
 
 def test_the_same_verdict_read_again_is_not_another_round() -> None:
     memory: dict[str, Seen] = {}
     for _ in range(5):
         memory = observe(memory, [verdict(class_="node")], POLICY, NOW, BOOT)
-    assert not raised(memory)
+    assert not select_raised(memory)
 
 
 def test_an_ok_between_two_problems_starts_the_count_again() -> None:
     memory: dict[str, Seen] = {}
     for number, result in enumerate(("problem", "ok", "problem")):
         memory = observe(memory, [verdict(result, class_="node", at=NOW + number)], POLICY, NOW + number, BOOT)
-    assert not raised(memory)
+    assert not select_raised(memory)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +87,10 @@ def test_an_ok_between_two_problems_starts_the_count_again() -> None:
     ids=["another boot's", "expired", "not for this node", "unknown"],
 )
 def test_a_verdict_that_proves_nothing_raises_nothing_and_clears_nothing(changes: dict[str, Any]) -> None:
-    assert not raised(observe({}, [verdict(**changes)], POLICY, NOW, BOOT))
+    assert not select_raised(observe({}, [verdict(**changes)], POLICY, NOW, BOOT))
     good = verdict(**{"result": "ok", "at": NOW + 1, **changes})
     after = observe({"gpu_ecc": seen()}, [good], POLICY, NOW + 9999, BOOT)
-    assert raised(after)
+    assert select_raised(after)
 
 
 def test_a_problem_of_a_gpu_that_was_replaced_is_over() -> None:
@@ -89,21 +99,21 @@ def test_a_problem_of_a_gpu_that_was_replaced_is_over() -> None:
     for number in range(3):
         stale = verdict(at=later, expires=later + 600)
         memory = observe(memory, [stale], POLICY, later + 61 * number, BOOT, frozenset({"GPU-2"}))
-    assert not raised(memory)
+    assert not select_raised(memory)
 
 
 def test_the_gpu_is_believed_to_be_there_while_not_all_answer() -> None:
     memory = observe({}, [verdict()], POLICY, NOW, BOOT, None)
-    assert raised(memory)
+    assert select_raised(memory)
 
 
 def test_a_script_s_word_lapses_since_it_runs_no_more_on_a_drained_node() -> None:
     said = verdict(check="prolog.10-x", class_="node", subject="host")
     memory = observe({}, [said], replace(POLICY, raise_after={"node": 1}), NOW, BOOT)
-    assert raised(memory)
+    assert select_raised(memory)
     for number in range(3):
         memory = observe(memory, [said], POLICY, NOW + 601 + 61 * number, BOOT)
-    assert not raised(memory)
+    assert not select_raised(memory)
 
 
 def test_a_problem_is_over_after_good_rounds_and_the_wait_of_its_class() -> None:
@@ -112,7 +122,7 @@ def test_a_problem_is_over_after_good_rounds_and_the_wait_of_its_class() -> None
     states = []
     for at in times:
         memory = observe(memory, [verdict("ok", at=at, expires=at + 600)], POLICY, at, BOOT)
-        states.append(bool(raised(memory)))
+        states.append(bool(select_raised(memory)))
     assert states == [True, True, True, False], "two good rounds, and 60 s since the first"
 
 
@@ -121,19 +131,19 @@ def test_a_part_to_be_replaced_is_never_over_by_itself() -> None:
     for number in range(20):
         at = NOW + 3600 * number
         memory = observe(memory, [verdict("ok", at=at + 1, expires=at + 600)], POLICY, at + 1, BOOT)
-    assert raised(memory)
+    assert select_raised(memory)
 
 
 def test_policy_can_keep_a_check_from_draining() -> None:
     policy = replace(POLICY, checks={"gpu_ecc": "never"})
-    assert not raised(observe({}, [verdict()], policy, NOW, BOOT))
+    assert not select_raised(observe({}, [verdict()], policy, NOW, BOOT))
 
 
 @pytest.mark.parametrize("check", ["active_checks", "failing_jobs"])
 def test_a_proposing_check_drains_only_where_a_policy_says_so(check: str) -> None:
     def drains(data: dict[str, Any] | None) -> bool:
         policy = BrokerPolicy() if data is None else broker_policy(data, "policy.json")
-        return bool(raised(observe({}, [verdict(check=check, class_=Class.MANUAL)], policy, NOW, BOOT)))
+        return bool(select_raised(observe({}, [verdict(check=check, class_=Class.MANUAL)], policy, NOW, BOOT)))
 
     tree = json.loads((Path(__file__).resolve().parents[3] / "scripts/lib/policy.json").read_text())
     silent: tuple[dict[str, Any], ...] = (
@@ -191,15 +201,17 @@ def test_only_our_own_drain_is_changed(
 
 
 def test_what_an_earlier_pod_posted_stays_until_this_pod_s_checks_have_passed() -> None:
-    kept = unreleased(OURS.reason, {}, (), POLICY, NOW)
+    kept = find_unreleased(OURS.reason, {}, (), POLICY, NOW)
     assert set(kept) == {"gpu_ecc"}
     passing = {"gpu_ecc": Seen(oks=2, first_ok=NOW - 100, last_at=NOW)}
-    assert unreleased(OURS.reason, passing, (), POLICY, NOW) == {}
-    assert unreleased("minivm: gpu_ecc[rma]@9f2c1ab 2 errors", passing, (), POLICY, NOW), "a person must release a part"
+    assert find_unreleased(OURS.reason, passing, (), POLICY, NOW) == {}
+    assert find_unreleased("minivm: gpu_ecc[rma]@9f2c1ab 2 errors", passing, (), POLICY, NOW), (
+        "a person must release a part"
+    )
 
 
 def test_a_new_problem_on_a_node_that_an_earlier_pod_drained_keeps_both() -> None:
-    kept = unreleased(OURS.reason, {}, (), POLICY, NOW)
+    kept = find_unreleased(OURS.reason, {}, (), POLICY, NOW)
     act = decide({"xid": seen(reason="XID 79")}, OURS, kept)
     assert act.kind == "update"
     assert names(act.text) == {"xid@9f2c1ab", "gpu_ecc@9f2c1ab"}
@@ -283,7 +295,7 @@ def test_what_drains_nothing_keeps_no_node_drained() -> None:
     for number in range(3):
         at = NOW + 61 * (number + 1)
         memory = observe(memory, [verdict(class_="user", at=at, expires=at + 600)], POLICY, at, BOOT)
-    assert not raised(memory)
+    assert not select_raised(memory)
 
 
 @pytest.mark.parametrize("with_jobs", [True, False])
@@ -292,14 +304,14 @@ def test_a_check_that_runs_with_jobs_alone_lapses_since_none_comes(with_jobs: bo
     only = frozenset({"gpu_ecc"} if with_jobs else ())
     for number in range(3):
         memory = observe(memory, [verdict()], POLICY, NOW + 601 + 61 * number, BOOT, None, only)
-    assert bool(raised(memory)) is not with_jobs
+    assert bool(select_raised(memory)) is not with_jobs
 
 
 def test_a_dead_check_s_part_of_a_reason_ends_with_it() -> None:
     text = "minivm: gone[rma]@9f2c1ab x; gpu_ecc[reboot]@9f2c1ab 2 errors"
-    assert set(unreleased(text, {}, (), POLICY, NOW, lambda check: check == "gone")) == {"gpu_ecc"}
+    assert set(find_unreleased(text, {}, (), POLICY, NOW, lambda check: check == "gone")) == {"gpu_ecc"}
     standing = {"gone": seen()}
-    assert set(unreleased(text, standing, (), POLICY, NOW, lambda check: check == "gone")) == {"gone", "gpu_ecc"}
+    assert set(find_unreleased(text, standing, (), POLICY, NOW, lambda check: check == "gone")) == {"gone", "gpu_ecc"}
 
 
 def test_changes_are_limited_in_number() -> None:

@@ -22,7 +22,7 @@ from health.broker.step import (
     Memory,
     Now,
     forget,
-    resumed,
+    hold_resumed,
     step,
 )
 from health.policy import BrokerPolicy
@@ -136,7 +136,7 @@ def test_an_incident_of_a_gpu_is_entered_once_and_counts() -> None:
 
 
 def test_a_person_s_resume_holds_back_what_stood_and_a_forgotten_check_is_as_never_seen() -> None:
-    after, _ = resumed(DRAINED, NOW)
+    after, _ = hold_resumed(DRAINED, NOW)
     assert not after.drained and not after.standing(NOW)
     assert after.standing(replace(NOW, wall=NOW.wall + 86401)), "for a day"
     gone, words = forget(after, ["gpu_ecc"])

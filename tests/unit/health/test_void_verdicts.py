@@ -16,11 +16,11 @@ from health.verdict import (
     Class,
     Result,
     Verdict,
+    drop_void,
     published_scripts,
     read_verdict,
     read_verdicts,
     script_digest,
-    without_void,
     write_verdict,
 )
 from tests.support.broker import BOOT, COMMIT, Desk
@@ -86,7 +86,7 @@ def test_the_pod_tells_no_problem_of_a_script_that_is_gone(
         monkeypatch.setenv(name, str(path))
     report("", desk.clock)
     assert f"minivm_health_problems {problems}\n" in (tmp_path / "prom").read_text()
-    left = without_void(read_verdicts(desk.places.verdicts), tmp_path)
+    left = drop_void(read_verdicts(desk.places.verdicts), tmp_path)
     assert bool(sentence(left, desk.clock)) == bool(problems)
     shown = subprocess.run(
         [sys.executable, "-I", "-m", "health.cli", "health", "--nhc"], capture_output=True, text=True, check=False
@@ -102,7 +102,7 @@ def test_the_summary_of_broken_scripts_counts_for_its_own_commit(tmp_path: Path)
             "scripts_prolog", Result.PROBLEM, Class.USER, "prolog.d/x: exit 2", commit=commit, boot_id=BOOT, at=1.0,
             expires=1e12,
         )  # fmt: skip
-        return bool(without_void({verdict.check: verdict}, tmp_path))
+        return bool(drop_void({verdict.check: verdict}, tmp_path))
 
     publish(tmp_path, "a" * 40, x="#!/bin/sh\nexit 2\n")
     assert shown("a" * 40)

@@ -11,10 +11,10 @@ from init.accounts.model import (
     ObjectKey,
     StoredObject,
     account,
+    drop_inherited,
     qos,
     read_mark,
     user,
-    without_inherited,
 )
 from init.accounts.plan import TRES_LIMITS
 from init.accounts.slurmdbd import UNSET
@@ -55,7 +55,7 @@ class Dbd:
             objects[key] = StoredObject(fields, read_mark(CLUSTER, self.marks.get(key, "")))
         shown = {key.name: found.fields for key, found in objects.items() if key.kind == "account"}
         for name in shown:
-            objects[account(name)] = replace(objects[account(name)], fields=without_inherited(shown, name))
+            objects[account(name)] = replace(objects[account(name)], fields=drop_inherited(shown, name))
         return Database(objects, dict(self.levels), frozenset(self.rows), TRES)
 
     def _inherited(self, name: str) -> dict[str, str]:

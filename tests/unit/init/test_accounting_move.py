@@ -86,7 +86,7 @@ def test_records_that_would_replace_others_are_refused(
 
 
 def test_the_first_line_comes_back_as_it_was_written() -> None:
-    assert move.head_of_line(move.line_of(HEAD)) == HEAD
+    assert move.head_of_line(move.format_line(HEAD)) == HEAD
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_the_first_line_comes_back_as_it_was_written() -> None:
     [
         b"",
         b"-- MariaDB dump 10.19\n",
-        move.line_of(HEAD)[:-1],
-        move.line_of(HEAD)[:-9] + b"\n",
-        move.line_of(replace(HEAD, token="")),
-        move.line_of(replace(HEAD, cluster="a`; DROP")),
-        move.line_of(replace(HEAD, counts={"a": -1})),
-        move.line_of(replace(HEAD, counts={"a`": 1})),
-        move.line_of(HEAD).replace(b'"version": 1', b'"version": 2'),
-        move.line_of(HEAD).replace(b'"size": 1000', b'"size": "x"'),
-        move.line_of(HEAD).replace(b'"size": 1000', b'"site": 1000'),
+        move.format_line(HEAD)[:-1],
+        move.format_line(HEAD)[:-9] + b"\n",
+        move.format_line(replace(HEAD, token="")),
+        move.format_line(replace(HEAD, cluster="a`; DROP")),
+        move.format_line(replace(HEAD, counts={"a": -1})),
+        move.format_line(replace(HEAD, counts={"a`": 1})),
+        move.format_line(HEAD).replace(b'"version": 1', b'"version": 2'),
+        move.format_line(HEAD).replace(b'"size": 1000', b'"size": "x"'),
+        move.format_line(HEAD).replace(b'"size": 1000', b'"site": 1000'),
     ],
 )
 def test_another_first_line_is_refused(line: bytes) -> None:
@@ -216,7 +216,7 @@ def test_records_that_came_during_the_first_look_are_not_dropped(
     base = FakeDatabase(FRESH, FRESH | {"site_job_table": 1})
     monkeypatch.setattr(move, "database", lambda _: base)
     with pytest.raises(MoveError, match="it has 1 job of its own"):
-        move.move_in(external, io.BytesIO(move.line_of(HEAD)), silent)
+        move.move_in(external, io.BytesIO(move.format_line(HEAD)), silent)
     assert not base.looks and not base.cleared
     assert move.read_mark(move.mark_file(external)) == RecordsMark()
     assert move._states()["slurmdbd"] == "ready", "it records on"
@@ -228,7 +228,7 @@ def test_a_load_drops_what_it_checked_and_writes_down_the_database(
     base = FakeDatabase(EMPTY, FRESH, {**HEAD.counts})
     monkeypatch.setattr(move, "database", lambda _: base)
     monkeypatch.setattr(move, "_load", lambda *_: None)
-    move.move_in(external, io.BytesIO(move.line_of(HEAD)), silent)
+    move.move_in(external, io.BytesIO(move.format_line(HEAD)), silent)
     assert base.cleared == FRESH.keys()
     mark = move.read_mark(move.mark_file(external))
     assert (mark.phase, mark.place) == (IN, base.place)
@@ -244,7 +244,7 @@ def test_the_settings_must_name_the_database_of_the_last_move(external: Pod, mon
     for phase in (OUT, IN):
         marked(external, RecordsMark(phase, "t1", ("t1",), place="old:3306/slurm_acct_db"))
         with pytest.raises(MoveError, match=reason):
-            move.move_in(external, io.BytesIO(move.line_of(HEAD)), silent)
+            move.move_in(external, io.BytesIO(move.format_line(HEAD)), silent)
         with pytest.raises(MoveError, match=reason):
             move.move_out(external, io.BytesIO(), silent)
     marked(external, replace(FORMER, place="old:3306/slurm_acct_db"))

@@ -12,7 +12,7 @@ import pytest
 from init.helpers.clockwatch import Clock, jump_text
 from init.pid1.serve.server import StatusServer, listen
 from init.pid1.wait import Poller
-from init.slurm.client import ahead_of, date_of, explain_clock, judge
+from init.slurm.client import explain_clock, judge, measure_clock_lead, parse_date
 
 NOON = 1_763_640_000.0
 REFUSED = "slurm_load_node error: Protocol authentication error"
@@ -84,7 +84,7 @@ def test_other_complaints_are_not_the_clocks_fault() -> None:
     ],
 )
 def test_the_date_of_an_answer(answer: bytes, date: float | None) -> None:
-    assert date_of(answer) == date
+    assert parse_date(answer) == date
 
 
 @pytest.fixture
@@ -111,13 +111,13 @@ def controller() -> Iterator[int]:
 
 
 def test_the_controllers_init_tells_its_time(controller: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ahead_of("127.0.0.1:6817", controller)
+    found = measure_clock_lead("127.0.0.1:6817", controller)
     assert found is not None and abs(found) < 5
     real = time.time
     monkeypatch.setattr("init.slurm.client.time.time", lambda: real() + 7200)
-    found = ahead_of("127.0.0.1", controller)
+    found = measure_clock_lead("127.0.0.1", controller)
     assert found is not None and "7,20" in explain_clock(found)
 
 
 def test_a_controller_without_http_tells_nothing(controller: int) -> None:
-    assert ahead_of("127.0.0.1", 1) is None
+    assert measure_clock_lead("127.0.0.1", 1) is None

@@ -23,9 +23,9 @@ from init.slurm.daemon import (
     ReconfigureOutcome,
     Slurmctld,
     complaint,
+    is_unanswered,
     new_lines,
     objection,
-    unanswered,
 )
 from init.slurm.files import LastGoodConfig, SlurmFiles, digest, read
 
@@ -489,8 +489,8 @@ def test_a_clients_objection_quotes_no_line_of_the_file() -> None:
 
 
 def test_a_client_that_waited_in_vain_is_no_refusal() -> None:
-    assert unanswered(FROZEN)
-    assert not unanswered("slurm_reconfigure error: Unspecified error")
+    assert is_unanswered(FROZEN)
+    assert not is_unanswered("slurm_reconfigure error: Unspecified error")
 
 
 @pytest.mark.parametrize(

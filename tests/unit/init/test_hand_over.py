@@ -113,7 +113,7 @@ def test_a_link_is_no_request(tmp_path: Path) -> None:
 )
 def test_a_released_term_is_its_heir_s_for_a_while(term: Term, holder: str, at: float, next_term: int) -> None:
     contest = Contest(term, since=0.0, looked=at)
-    assert lease.next_term(contest, "me", at, first=True, holder=holder) == next_term
+    assert lease.choose_term(contest, "me", at, first=True, holder=holder) == next_term
 
 
 def test_the_heir_looks_more_often_and_knows_how_its_term_began(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ PAGE = {
     ],
 )
 def test_a_standby_reports_what_its_pid_1_says(page: dict[str, object], ready: bool) -> None:
-    assert hand_over.of_page(page)[0] is ready
+    assert hand_over.parse_page(page)[0] is ready
 
 
 def test_a_new_controller_serves_once_clients_are_led_to_it() -> None:

@@ -49,43 +49,43 @@ def watching(seen: Term | None, since: float = 0.0, looked: float = 0.0) -> Cont
     ],
 )
 def test_who_may_claim_the_next_term(contest: Contest, at: float, first: bool, term: int) -> None:
-    assert lease.next_term(contest, ME, at, first=first) == term
+    assert lease.choose_term(contest, ME, at, first=first) == term
 
 
 def test_a_renewed_term_is_not_free_however_long_it_is_held() -> None:
     contest = Contest()
     for beat in range(50):
         at = beat * RENEW_S
-        contest = lease.after_look(contest, replace(OTHER, text=b"%d" % beat), at, at)
-        assert lease.next_term(contest, ME, at, first=True) == 0
-    assert lease.next_term(replace(contest, looked=at + LASTS_S), ME, at + LASTS_S, first=True) == 5
+        contest = lease.update_after_look(contest, replace(OTHER, text=b"%d" % beat), at, at)
+        assert lease.choose_term(contest, ME, at, first=True) == 0
+    assert lease.choose_term(replace(contest, looked=at + LASTS_S), ME, at + LASTS_S, first=True) == 5
 
 
 def test_the_time_counts_from_the_end_of_a_look_that_showed_a_change() -> None:
-    contest = lease.after_look(Contest(), OTHER, begun=0.0, ended=6.0)
+    contest = lease.update_after_look(Contest(), OTHER, begun=0.0, ended=6.0)
     assert contest.since == 6.0
 
 
 def test_a_holder_whose_last_renewal_is_old_is_over_and_stays_so() -> None:
-    claimed = lease.after_claim(watching(OTHER), Term(5), OTHER, begun=10.0, at=10.1)
+    claimed = lease.update_after_claim(watching(OTHER), Term(5), OTHER, begun=10.0, at=10.1)
     assert claimed.holds(10.1) and claimed.holds(10.0 + HOLDS_S - 0.1) and not claimed.holds(10.0 + HOLDS_S)
-    late = lease.after_renewal(claimed, begun=15.5, ended=15.6, newest=5)
+    late = lease.update_after_renewal(claimed, begun=15.5, ended=15.6, newest=5)
     assert late.mine == 0 and not late.holds(15.6)
 
 
 def test_a_slow_renewal_does_not_count() -> None:
-    claimed = lease.after_claim(watching(OTHER), Term(5), OTHER, begun=10.0, at=10.1)
-    assert lease.after_renewal(claimed, 12.0, 12.0 + WITHIN_S + 0.1, newest=5).until == claimed.until
-    assert lease.after_renewal(claimed, 12.0, 12.1, newest=5).until == 12.0 + HOLDS_S
+    claimed = lease.update_after_claim(watching(OTHER), Term(5), OTHER, begun=10.0, at=10.1)
+    assert lease.update_after_renewal(claimed, 12.0, 12.0 + WITHIN_S + 0.1, newest=5).until == claimed.until
+    assert lease.update_after_renewal(claimed, 12.0, 12.1, newest=5).until == 12.0 + HOLDS_S
 
 
 def test_a_newer_term_ends_the_older_one() -> None:
-    claimed = lease.after_claim(watching(OTHER), Term(5), OTHER, begun=10.0, at=10.1)
-    assert lease.after_renewal(claimed, 12.0, 12.1, newest=6).mine == 0
+    claimed = lease.update_after_claim(watching(OTHER), Term(5), OTHER, begun=10.0, at=10.1)
+    assert lease.update_after_renewal(claimed, 12.0, 12.1, newest=6).mine == 0
 
 
 def test_the_winner_waits_if_the_former_holder_was_alive_after_all() -> None:
-    claimed = lease.after_claim(watching(OTHER), Term(5), replace(OTHER, text=b"beat 2"), begun=10.0, at=10.1)
+    claimed = lease.update_after_claim(watching(OTHER), Term(5), replace(OTHER, text=b"beat 2"), begun=10.0, at=10.1)
     assert not claimed.holds(10.2) and claimed.mine == 5
     assert replace(claimed, until=30.0).holds(10.1 + LASTS_S)
 
@@ -106,13 +106,13 @@ def test_two_pods_never_hold_at_once_whatever_is_stopped_for_how_long(
         if view.mine:
             if newest is not None and newest.number == view.mine:
                 newest = replace(newest, text=b"%f" % clock)
-            view = lease.after_renewal(view, mine, mine, newest=newest.number if newest else 0)
+            view = lease.update_after_renewal(view, mine, mine, newest=newest.number if newest else 0)
         else:
-            view = lease.after_look(view, newest, mine, mine)
-            wanted = lease.next_term(view, f"life {pod}", mine, first=pod == 0)
+            view = lease.update_after_look(view, newest, mine, mine)
+            wanted = lease.choose_term(view, f"life {pod}", mine, first=pod == 0)
             if wanted:
                 former, newest = newest, Term(wanted, b"claim", str(pod), f"life {pod}")
-                view = lease.after_claim(view, newest, former, mine, mine)
+                view = lease.update_after_claim(view, newest, former, mine, mine)
         views[pod] = view
         holding = [other for other in (0, 1) if views[other].holds(clock * (pace if other else 1.0) + 1000.0 * other)]
         assert len(holding) < 2
@@ -225,9 +225,9 @@ def test_a_controller_that_is_alone_again_takes_the_newest_state(tmp_path: Path)
     newest = store.newest()
     assert newest is not None and newest.alone
     # With several controllers again, pod 0 begins, for it has replaced the single one.
-    contest = lease.after_look(Contest(), newest, 0.0, 0.0)
-    assert lease.next_term(contest, ME, 0.1, first=False) == 0
-    assert lease.next_term(contest, ME, 0.1, first=True) == 3
+    contest = lease.update_after_look(Contest(), newest, 0.0, 0.0)
+    assert lease.choose_term(contest, ME, 0.1, first=False) == 0
+    assert lease.choose_term(contest, ME, 0.1, first=True) == 3
 
 
 class Address:
@@ -272,13 +272,13 @@ CONF = (
 
 
 def test_slurm_conf_of_the_holder_alone_names_its_state_and_its_host() -> None:
-    files = place.with_term({"slurm.conf": CONF, "gres.conf": b"g"}, Path("/v"), 7, "slurm-controller-1")
+    files = place.fill_in_term({"slurm.conf": CONF, "gres.conf": b"g"}, Path("/v"), 7, "slurm-controller-1")
     assert files["gres.conf"] == b"g"
     assert files["slurm.conf"].decode().splitlines() == [
         "ClusterName=c", "SlurmctldHost=slurm-controller-1(slurm-slurmctld)", "StateSaveLocation=/v/term-7", "X=1",
         "DebugFlags=NO_CONF_HASH",
     ]  # fmt: skip
-    again = place.with_term(files, Path("/v"), 8, "slurm-controller-0")["slurm.conf"]
+    again = place.fill_in_term(files, Path("/v"), 8, "slurm-controller-0")["slurm.conf"]
     assert (
         b"term-8" in again
         and b"term-7" not in again
@@ -287,21 +287,21 @@ def test_slurm_conf_of_the_holder_alone_names_its_state_and_its_host() -> None:
 
 
 def test_a_slurm_conf_without_the_setting_gets_it() -> None:
-    text = place.with_term({"slurm.conf": b"slurmctldhost=a"}, Path("/v"), 1, "b")["slurm.conf"]
+    text = place.fill_in_term({"slurm.conf": b"slurmctldhost=a"}, Path("/v"), 1, "b")["slurm.conf"]
     assert text == b"SlurmctldHost=b(a)\nStateSaveLocation=/v/term-1\nDebugFlags=NO_CONF_HASH\n"
-    text = place.with_term({"slurm.conf": b"SlurmctldHost=a\nDebugFlags=Gres"}, Path("/v"), 1, "b")["slurm.conf"]
+    text = place.fill_in_term({"slurm.conf": b"SlurmctldHost=a\nDebugFlags=Gres"}, Path("/v"), 1, "b")["slurm.conf"]
     assert text.endswith(b"DebugFlags=Gres,NO_CONF_HASH\n")
 
 
 def test_two_hosts_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 lines SlurmctldHost"):
-        place.with_term({"slurm.conf": b"SlurmctldHost=a\nSlurmctldHost=b\n"}, Path("/v"), 1, "b")
+        place.fill_in_term({"slurm.conf": b"SlurmctldHost=a\nSlurmctldHost=b\n"}, Path("/v"), 1, "b")
 
 
 def test_without_a_term_nothing_changes(tmp_path: Path) -> None:
     pod = Pod({}, tmp_path)
-    assert place.held(pod) == 0 and not place.several(pod)
-    assert place.placed(pod, {"slurm.conf": CONF}) == {"slurm.conf": CONF}
+    assert place.read_term(pod) == 0 and not place.several(pod)
+    assert place.place_files(pod, {"slurm.conf": CONF}) == {"slurm.conf": CONF}
     assert place.several(Pod({"MINIVM_CONTROLLERS": "2"}, tmp_path))
 
 

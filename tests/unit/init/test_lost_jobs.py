@@ -23,7 +23,7 @@ from init.slurm.lost_jobs import (
     entries,
     find,
     keep,
-    submission_of,
+    parse_submission,
     tells_owners,
     variables,
 )
@@ -168,11 +168,11 @@ def test_a_job_that_is_back_takes_no_room(slurm: Slurm, state: Path, monkeypatch
 
 def test_the_owner_is_what_slurmctld_wrote_first() -> None:
     data = saved(**OWNED) + b"MINIVM_JOB_OWNER=0:0\0MINIVM_JOB_NAME=x\0"
-    found = submission_of(variables(data))
+    found = parse_submission(variables(data))
     assert found is not None and (found.uid, found.gid, found.name, found.directory) == (1001, 100, "n", "/home/ann")
     for owner in ("", "root", "1001", "-1:0", "1001:100\n", "²:1"):
-        assert submission_of(variables(saved(MINIVM_JOB_OWNER=owner))) is None, owner
-    assert submission_of([]) is None and variables(b"") == []
+        assert parse_submission(variables(saved(MINIVM_JOB_OWNER=owner))) is None, owner
+    assert parse_submission([]) is None and variables(b"") == []
 
 
 def configured(root: Path, **slurm: object) -> Pod:
@@ -243,7 +243,7 @@ def test_the_environment_is_the_first_one_with_what_restores_it() -> None:
         b"MINIVM_BROUGHT_BACK=8 unknown\0"
     )
     assert bring_back.environment_for([], 8, 5, complete=True) == b"MINIVM_BROUGHT_BACK=8 5\0"
-    found = submission_of(variables(saved(**OWNED, MINIVM_JOB_AGAIN="8 5", MINIVM_BROUGHT_BACK="7")))
+    found = parse_submission(variables(saved(**OWNED, MINIVM_JOB_AGAIN="8 5", MINIVM_BROUGHT_BACK="7")))
     assert found is not None and (found.again, found.first) == (8, 5)
 
 

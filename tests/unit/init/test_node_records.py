@@ -10,7 +10,7 @@ from init.errors import ConfigError
 from init.slurm import client
 from init.slurm import records as node_records
 from init.slurm.node import BACK, FRESH, STOPPING, Node
-from init.slurm.records import Pools, candidates, down_for, forgotten, pools_from_json, read_pools
+from init.slurm.records import Pools, candidates, explain_down, forgotten, pools_from_json, read_pools
 
 POOLS = Pools("slurm", (("slurm-gpu", 2), ("slurm-worker", 4)))
 VERDICT = "minivm: gpu_ecc[rma]@zero 3 errors"
@@ -76,7 +76,7 @@ def test_only_a_node_that_nobody_speaks_of_is_forgotten(found: Node, pools: Pool
 def test_a_drained_node_that_is_away_is_down_and_keeps_its_author(
     state: str, reason: str, busy: int, kept: str
 ) -> None:
-    assert down_for(node("slurm-gpu-0", state, reason, busy=busy), POOLS) == kept
+    assert explain_down(node("slurm-gpu-0", state, reason, busy=busy), POOLS) == kept
 
 
 def test_a_node_whose_pod_is_no_longer_made_is_down_for_good() -> None:
@@ -85,8 +85,8 @@ def test_a_node_whose_pod_is_no_longer_made_is_down_for_good() -> None:
     It registered again after its pod had set it down, and only a down node is deleted.
     """
     found = node("slurm-gpu-2", "IDLE+DRAIN+NOT_RESPONDING", STOPPING)
-    assert down_for(found, POOLS) == STOPPING
-    assert down_for(found, None) == ""
+    assert explain_down(found, POOLS) == STOPPING
+    assert explain_down(found, None) == ""
 
 
 def test_only_what_may_concern_us_is_looked_at() -> None:

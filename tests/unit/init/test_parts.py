@@ -127,10 +127,10 @@ def test_a_failed_start_tells_how_often_and_when_next() -> None:
 def test_what_is_not_required_only_degrades() -> None:
     made = engine(a={"required": False, "ready": "notify"})
     assert reasons.pod_reasons(made, 5.0) == ()
-    assert reasons.degraded(made, 4.9) == (), "it has just started"
-    assert reasons.degraded(made, 5.0) == ("a: started 5 s ago, no READY=1 yet",)
+    assert reasons.list_degradations(made, 4.9) == (), "it has just started"
+    assert reasons.list_degradations(made, 5.0) == ("a: started 5 s ago, no READY=1 yet",)
     made.set_condition(Condition("gitsync", "cannot fetch", blocking=False, expires=None))
-    assert reasons.degraded(made, 5.0)[0] == "gitsync: cannot fetch"
+    assert reasons.list_degradations(made, 5.0)[0] == "gitsync: cannot fetch"
     made.set_condition(Condition("gitsync", "cannot fetch", blocking=True, expires=None))
     assert reasons.pod_reasons(made, 5.0) == ("gitsync: cannot fetch",)
 
@@ -221,7 +221,7 @@ def test_a_required_check_that_fails_keeps_the_pod_from_being_ready() -> None:
     shown = {view.name: (view.state, view.ready) for view in reasons.snapshot(made, "p", 13.0).services}
     assert shown["check"] == ("failing", False) and shown["other"] == ("ready", True)
     assert shown["daemon"] == shown["late"] == ("ready", True), "what needs the check goes on"
-    assert [text.partition(":")[0] for text in reasons.degraded(made, 13.0)] == ["other"]
+    assert [text.partition(":")[0] for text in reasons.list_degradations(made, 13.0)] == ["other"]
     made.tick(23.0)
     made.handle("check", Spawned(10, MAIN), 23.0)
     made.handle("check", Exited(10, 0), 23.0)
@@ -250,7 +250,7 @@ def test_a_failing_check_runs_again_at_once_when_a_service_before_it_is_ready_ag
     made.handle("keys", Spawned(22, MAIN), 3.0)
     assert runs_after_a_restart_of("daemon", 23, 4.0) == set(), "it runs already"
     made.handle("keys", Exited(22, 0), 4.0)
-    assert reasons.degraded(made, 4.0) == () and runs_after_a_restart_of("daemon", 24, 5.0) == set()
+    assert reasons.list_degradations(made, 4.0) == () and runs_after_a_restart_of("daemon", 24, 5.0) == set()
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_check_of_minivm_gives_its_reason_itself(command: list[str], end: tupl
     made = engine(x={"kind": "periodic", "every": 10, "command": command})
     made.handle("x", Spawned(5, MAIN), 0.0)
     made.handle("x", Exited(5, end[0], last_line=end[1]), 1.0)
-    assert reasons.degraded(made, 2.0) == (shown,)
+    assert reasons.list_degradations(made, 2.0) == (shown,)
 
 
 def test_the_pod_has_not_stopped_while_a_start_is_on_its_way() -> None:

@@ -17,7 +17,7 @@ from init.helpers.port_guard import (
     WATCHED_S,
     Peer,
     PortGuard,
-    held,
+    find_held,
     pause,
 )
 from init.helpers.socket_guard import LOOKS
@@ -49,13 +49,13 @@ def test_connections_are_counted_by_user_and_by_where_they_lead() -> None:
         ROW % (8, b"0200007F", SLURMDBD, established, ANN, 18),
     ])  # fmt: skip
     mapped = HEAD + ROW % (1, b"0000000000000000FFFF0000" + b"0200007F", BOXES, established, ANN, 19)
-    assert held([table, mapped]) == {
+    assert find_held([table, mapped]) == {
         (BOB, DBD): {11, 12},
         (ANN, DBD): {15, 18},
         (ANN, (b"0200007F", BOXES)): {16, 19},
         (ANN, (b"0300007F", BOXES)): {17},
     }
-    assert held([HEAD, b"", b"1: nonsense"]) == {}
+    assert find_held([HEAD, b"", b"1: nonsense"]) == {}
 
 
 @pytest.mark.parametrize("many", [LIMITS[SLURMDBD].kept + 1, LIMITS[SLURMDBD].every])

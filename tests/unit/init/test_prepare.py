@@ -547,7 +547,9 @@ def test_users_are_looked_up_and_a_missing_one_is_named() -> None:
     ],
 )
 def test_what_is_told_of_the_accounting_database(code: int, said: str, told: str) -> None:
-    assert told in accounting.problem_of(code, said) and bool(accounting.problem_of(code, said)) == bool(told)
+    assert told in accounting.describe_problem(code, said) and bool(accounting.describe_problem(code, said)) == bool(
+        told
+    )
 
 
 PROVEN = '{"release": "24.11", "protocol": 42, "reads": 39, "names": {"42": "24.11"}, "fast-scripts": true}'

@@ -69,7 +69,7 @@ def here(tmp_path: Path) -> Pod:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
     pod.path(keep.STATE).mkdir(parents=True)
-    keep.save(pod, keep.PeopleState(read.parse(data), {"bob": 5002}, keep.digest_of(data)))
+    keep.save(pod, keep.PeopleState(read.parse(data), {"bob": 5002}, keep.compute_digest(data)))
     return pod
 
 
@@ -104,7 +104,7 @@ def test_rows_of_squeue() -> None:
         ),
         *("5001|6_[1-9:4]|PD||", f"5001|5_[{'1,' * 2000}1]|PD||", "5001|2_[0-4000000:2]|PD||"),
     ]
-    jobs = removed_jobs.listed("\n".join(rows))
+    jobs = removed_jobs.parse_jobs("\n".join(rows))
     assert [job.id for job in jobs] == ["7", "8_[1-300]", "9+1", "3", "6_[1,5,9]", "5", "2"]
     assert [job.is_pending for job in jobs] == [True, True, False, True, True, True, True]
     assert jobs[1].comment == "minivm: x"

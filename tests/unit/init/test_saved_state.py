@@ -178,8 +178,8 @@ def test_a_new_state_begins_above_what_the_accounting_knows(here: Here) -> None:
     here.accounting("41")
     assert "the next job gets number 42" in here.run()
     data = here.files()["job_state"]
-    assert saved.next_job(data, release.of_json((here.pod.path(release.FILE)).read_text())) == 42  # type: ignore[arg-type]
-    assert release.written_by({"job_state": data}) == 45 and len(data) == saved.WHOLE_HEAD
+    assert saved.read_next_job(data, release.parse_release((here.pod.path(release.FILE)).read_text())) == 42  # type: ignore[arg-type]
+    assert release.find_writer({"job_state": data}) == 45 and len(data) == saved.WHOLE_HEAD
 
 
 @pytest.mark.parametrize(("version", "protocol"), [("24.11.5", 42), ("26.05.5", 45)])

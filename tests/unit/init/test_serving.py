@@ -12,7 +12,7 @@ import pytest
 
 from init.helpers import serving
 from init.helpers.serving import HEARD_S, REST_S, SILENT_S, UNHEARD_S, AnswerCheck, CheckHistory, Fault, heard, judge
-from init.pod.addresses import FEW, crowd, crowd_at, sources
+from init.pod.addresses import FEW, count_sources, describe_crowd, find_crowd
 from init.slurm import client
 from init.slurm.node import Node
 from init.slurm.registration import WORKER
@@ -106,7 +106,7 @@ def test_a_worker_hears_of_slurmctld_by_its_own_slurmd(last: str, boot: str, exp
 def test_a_worker_knows_the_age_of_its_slurmd() -> None:
     now = datetime.fromisoformat("2026-11-24T14:10:00").timestamp()
     text = "Boot time = 2026-11-24T14:09:40\nLast slurmctld msg time  = 2026-11-24T14:09:59\n"
-    assert (serving.started(text, now), serving.started("Boot time = NONE", now)) == (20.0, 0.0)
+    assert (serving.parse_start(text, now), serving.parse_start("Boot time = NONE", now)) == (20.0, 0.0)
 
 
 def worker(
@@ -133,7 +133,7 @@ def worker(
 
     monkeypatch.setattr(serving, "ran", lambda *_, **__: Done)
     monkeypatch.setattr(serving, "heard", lambda *_: ago)
-    monkeypatch.setattr(serving, "started", lambda *_: age)
+    monkeypatch.setattr(serving, "parse_start", lambda *_: age)
     monkeypatch.setattr(client, "node", node)
     monkeypatch.setattr(serving, "unproven", lambda *_: answers.pop(0))
     monkeypatch.setenv("MINIVM_POD_NAME", "w1")
@@ -233,12 +233,12 @@ TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when re
 
 
 def test_connections_are_counted_by_their_source() -> None:
-    found = sources(TABLE.splitlines(), 6817)
+    found = count_sources(TABLE.splitlines(), 6817)
     assert found == {"10.244.1.7": 2, "10.244.1.3": 1}
-    assert crowd(found, 6817) == "", "a few explain nothing"
+    assert describe_crowd(found, 6817) == "", "a few explain nothing"
     found["10.244.1.7"] = 3998
     found["10.244.1.3"] = 14
-    assert crowd(found, 6817) == "4,012 connections are open to port 6817, 3,998 of them from 10.244.1.7"
+    assert describe_crowd(found, 6817) == "4,012 connections are open to port 6817, 3,998 of them from 10.244.1.7"
 
 
 def test_the_kernel_s_own_table_is_read() -> None:
@@ -247,7 +247,7 @@ def test_the_kernel_s_own_table_is_read() -> None:
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(FEW)]
         whole = f"{FEW} connections are open to port {port}, {FEW} of them from 127.0.0.1"
         # On a busy machine the kernel's table changes while it is read.
-        until(lambda: crowd_at(port) == whole, "all are counted", seen=lambda: crowd_at(port))
+        until(lambda: find_crowd(port) == whole, "all are counted", seen=lambda: find_crowd(port))
         for stream in held:
             stream.close()
 

@@ -20,9 +20,9 @@ from init.slurm.change import (
     missing_topology,
     unknown_parameters,
 )
-from init.slurm.conf import expanded, number, read
+from init.slurm.conf import expand, number, read
 from init.slurm.daemon import FIELDS, KnownJob, count, jobs
-from init.slurm.files import LastGoodConfig, digest, of_config_map
+from init.slurm.files import LastGoodConfig, decode_config_map, digest
 
 BASE = """\
 ClusterName=c  # a comment
@@ -428,12 +428,12 @@ def test_lines_go_on_and_end_where_slurm_says(text: str) -> None:
     ],
 )
 def test_a_list_of_hosts_is_its_hosts(hosts: str, names: list[str]) -> None:
-    assert expanded(hosts) == names
+    assert expand(hosts) == names
 
 
 def test_ranges_within_ranges_are_no_more_than_slurm_takes() -> None:
     many = "w[0-60000]r[0-60000]"
-    assert expanded(f"{many},x[1-2]a[1-2]") == [many, "x1a1", "x1a2", "x2a1", "x2a2"]
+    assert expand(f"{many},x[1-2]a[1-2]") == [many, "x1a1", "x1a2", "x2a1", "x2a2"]
 
 
 def test_squeue_is_read_field_by_field() -> None:
@@ -548,7 +548,7 @@ def test_a_new_pod_starts_from_what_the_last_one_ran_with(
 def test_a_config_map_holds_what_will_be_mounted_of_it() -> None:
     """The hash to accept covers only Slurm's files: other keys of the ConfigMap are for other readers."""
     text = "kind: ConfigMap\ndata: {slurm.conf: A=1, pools.json: '{}', job_submit.lua: --, topology.yaml: x}\n"
-    assert sorted(of_config_map(text)) == ["job_submit.lua", "slurm.conf", "topology.yaml"]
+    assert sorted(decode_config_map(text)) == ["job_submit.lua", "slurm.conf", "topology.yaml"]
 
 
 PROGRAMS = b"ELF\0bf_max_job_test=\0sched_interval=\0defer\0max_rpc_cnt=\0bf_window\0"

@@ -12,7 +12,7 @@ import pytest
 
 from images.definition.load import choose_build, load
 from images.make.content import slurm_json
-from init.pod.release import Release, of_json
+from init.pod.release import Release, parse_release
 from init.slurm import client
 
 DEFINITION = load(Path(__file__).resolve().parents[3])
@@ -23,7 +23,7 @@ OTHER = b"HTTP/1.1 405 METHOD_NOT_ALLOWED\r\n\r\n"
 
 
 def of(version: str) -> Release | None:
-    return of_json(slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version))
+    return parse_release(slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version))
 
 
 @contextmanager
@@ -58,11 +58,11 @@ def controller(*answer: bytes) -> Iterator[str]:
 )
 def test_the_number_of_its_release_is_in_any_answer(answer: tuple[bytes, ...], number: int | None) -> None:
     with controller(*answer) as there:
-        assert client.spoken_by(there) == number
+        assert client.find_protocol(there) == number
 
 
 def test_nobody_there_tells_nothing() -> None:
-    assert client.spoken_by("127.0.0.1:1") is None
+    assert client.find_protocol("127.0.0.1:1") is None
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_the_key_is_blamed_only_where_the_controller_understands(version: str, t
 
 def test_of_a_slurm_that_nothing_is_known_of_nothing_is_claimed() -> None:
     assert client.explain_release(None, 42, "ctl:6817") == ""
-    assert client.own_release() is None, "there is no image here"
+    assert client.read_own_release() is None, "there is no image here"

@@ -24,7 +24,7 @@ from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import saved_state
 from init.slurm import accounting
-from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, next_job
+from init.slurm.place import ACCEPTED, BACKUPS, JOURNAL, read_next_job
 from init.state import copies, prove, restore, save
 from init.state.copies import CopyError, Manifest, Proof
 from tests.support.kill_points import killed_before
@@ -86,9 +86,9 @@ class Here:
         return saved_state.guard(self.pod)
 
     def next_job(self) -> int | None:
-        known = release.of_json((self.root / release.FILE[1:]).read_text())
+        known = release.parse_release((self.root / release.FILE[1:]).read_text())
         assert known is not None
-        return next_job((self.state / "job_state").read_bytes()[:43], known)
+        return read_next_job((self.state / "job_state").read_bytes()[:43], known)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_what_a_killed_save_left_goes_with_the_next(here: Here) -> None:
 def test_a_full_volume_and_a_state_that_was_not_saved_yet_are_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save, "size_of", lambda directory: 1 << 60)
+    monkeypatch.setattr(save, "measure_size", lambda directory: 1 << 60)
     with pytest.raises(CopyError, match=r"MiB free, expected .*remove old copies"):
         here.save()
     assert [path.name for path in here.directory.iterdir()] == [".lock"]
@@ -468,11 +468,11 @@ def test_the_throw_away_has_none_of_the_sites_programs_places_and_keys() -> None
 
 def test_a_copy_is_due_by_the_newest_ones_age() -> None:
     day, up = 86400.0, 7200.0
-    assert backups.due(NOON, day, 0.0, up) and backups.due(NOON, day, NOON - day, up)
-    assert not backups.due(NOON, day, NOON - day + 1, up)
-    assert backups.due(NOON, day, NOON + 60, up), "made by a clock that was ahead"
-    assert not backups.due(NOON, day, 0.0, 30.0), "the pod boots"
-    assert not backups.due(NOON, 0.0, 0.0, up), "switched off"
+    assert backups.is_due(NOON, day, 0.0, up) and backups.is_due(NOON, day, NOON - day, up)
+    assert not backups.is_due(NOON, day, NOON - day + 1, up)
+    assert backups.is_due(NOON, day, NOON + 60, up), "made by a clock that was ahead"
+    assert not backups.is_due(NOON, day, 0.0, 30.0), "the pod boots"
+    assert not backups.is_due(NOON, 0.0, 0.0, up), "switched off"
 
 
 @pytest.mark.parametrize(("name", "value"), [("MINIVM_BACKUP_EVERY", "daily"), ("MINIVM_BACKUP_KEEP", "0")])
@@ -532,4 +532,4 @@ def test_slurmdbd_tells_which_jobs_ended_since_a_copy_and_the_highest_number() -
         "3|90|95", "4|90|105", "5|90|Unknown", "6|101|110", "7|80|102", "7|80|Unknown", "8_[3-9]|101|Unknown",
         "90000000|90|110", "x|y", "",
     )  # fmt: skip
-    assert restore.since_of("\n".join(lines), 100) == restore.Since((4,), 8)
+    assert restore.parse_since("\n".join(lines), 100) == restore.Since((4,), 8)
