@@ -1,7 +1,8 @@
 """Submit active checks to idle nodes: `python3 -I -m health.active`, a periodic service on the acting controller.
 
 It runs as Slurm's own user, whose jobs alone the partition takes. Settings: MINIVM_ACTIVE_IDLE, MINIVM_ACTIVE_SHARE,
-MINIVM_ACTIVE_ACCOUNT. On failure the exit code is 1 and the only line is the reason for the pod's degraded state.
+MINIVM_ACTIVE_ACCOUNT, MINIVM_ACTIVE_SWITCH_WEIGHT. On failure the exit code is 1 and the only line is the reason for
+the pod's degraded state.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from health.active.turn import (
 from health.checks.active_checks import list_active_checks
 from health.script import UNFIT
 from init.errors import ConfigError, InitError
-from init.fields import duration
+from init.fields import duration, number
 from init.slurm import client
 from init.slurm.node import Node, parse
 
@@ -47,6 +48,7 @@ PARTITION = "minivm-active"
 REPORT = Path("/var/lib/minivm/active/report.json")
 SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"
+WEIGHT = re.compile(r"[0-9]{1,9}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 # What the check's run writes into its job's AdminComment (health/active/run.py).
 RATE = re.compile(r"minivm: rate ([0-9]{1,12}(?:\.[0-9])?) MB/s")
@@ -67,6 +69,7 @@ ENDED = {
 
 def settings(env: Mapping[str, str]) -> ActiveSettings:
     idle_text, share_text = env.get("MINIVM_ACTIVE_IDLE", "600s"), env.get("MINIVM_ACTIVE_SHARE", "0.25")
+    weight_text = env.get("MINIVM_ACTIVE_SWITCH_WEIGHT", "0")
     idle = duration(idle_text)
     try:
         share = float(share_text)
@@ -75,10 +78,16 @@ def settings(env: Mapping[str, str]) -> ActiveSettings:
     for name, text, valid, expected in (
         ("MINIVM_ACTIVE_IDLE", idle_text, idle is not None, "a duration such as 600s"),
         ("MINIVM_ACTIVE_SHARE", share_text, 0 < share <= 1, "a share above 0 and at most 1"),
+        (
+            "MINIVM_ACTIVE_SWITCH_WEIGHT",
+            weight_text,
+            WEIGHT.fullmatch(weight_text),
+            "a whole number from 0 to 999999999",
+        ),
     ):
         if not valid:
             raise ConfigError("plan active checks", f"found {text!r}, expected {expected}", field=name)
-    return ActiveSettings(idle or 0.0, share)
+    return ActiveSettings(idle or 0.0, share, int(weight_text))
 
 
 def format_comment(submission: Submission) -> str:
@@ -123,7 +132,9 @@ def parse_node(node: Node, now: float) -> ActiveNode:
     is_idle = node.flags <= HARMLESS and "IDLE" in node.flags and node.state.rstrip("*~#!%$@^-") == node.state
     # Without a time the node counts as busy until now.
     since = _time(shown.get("LastBusyTime", "")) or now
-    return ActiveNode(PlacedMachine(node.name, tuple(tree.split(":")[1:])), is_idle and node.allocated == 0, since)
+    machine = PlacedMachine(node.name, tuple(tree.split(":")[1:]))
+    weight = number(shown.get("Weight", ""))
+    return ActiveNode(machine, is_idle and node.allocated == 0, since, 1 if weight is None else weight)
 
 
 def job_command(submission: Submission) -> str:
@@ -162,6 +173,18 @@ def submit_all(submissions: Iterable[Submission], account: str, controller: str)
             submit(submission, account, controller)
         except (InitError, OSError) as error:
             refused = refused or explain(error, account, controller)
+    return refused
+
+
+def set_weights(weights: Mapping[str, int], controller: str) -> str:
+    """Set the nodes' weights; return the first refusal. The next turn sees what is missing."""
+    refused = ""
+    for weight in sorted(set(weights.values())):
+        names = ",".join(sorted(name for name, wanted in weights.items() if wanted == weight))
+        try:
+            client.run([client.SCONTROL, "update", f"nodename={names}", f"weight={weight}"], controller)
+        except (InitError, OSError) as error:
+            refused = refused or f"cannot set the weight of {names[:100]}: {error}"
     return refused
 
 
@@ -259,6 +282,8 @@ def sentence(turn: Turn) -> str:
         for item in findings(state)[:5]:
             part = "the leaf switch " if item.part is Part.LEAF else ""
             words.append(f"active check {name}: {part}{item.name} failed {item.failures} of {item.failures} tests")
+    if penalties := turn.memory.penalties:
+        words.append(f"Slurm chooses {len(penalties)} nodes of blamed switches last")
     return "; ".join(words)[:400]
 
 
@@ -272,11 +297,12 @@ def main() -> int:
         write_json(REPORT, report(turn))
         if turn.cancel:
             client.run([client.SCANCEL, *turn.cancel], controller)
+        unweighed = set_weights(turn.weights, controller)
         refused = submit_all(turn.submit, os.environ.get("MINIVM_ACTIVE_ACCOUNT", ""), controller)
     except (InitError, GitsyncError, OSError) as error:
         print(error)
         return 1
-    if text := "; ".join(filter(None, (sentence(turn), refused))):
+    if text := "; ".join(filter(None, (sentence(turn), unweighed, refused))):
         print(text)
         return 1
     return 0

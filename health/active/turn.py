@@ -7,7 +7,8 @@ The flow of `decide`:
 2. `_plan_tests` names the tests that are due: single machines, or groups of a round (`_continue_round`), which
    `health.active.culprit` plans and diagnoses. A round ends with the parts to blame.
 3. `admit` limits how many run; two checks that want the same machines take turns.
-4. `_choose_cancellations` ends waiting jobs that lost their nodes.
+4. `plan_weights` lets Slurm avoid a blamed leaf switch, where a site wants that.
+5. `_choose_cancellations` ends waiting jobs that lost their nodes.
 
 Slurm knows which checks are in flight: each job's comment names its check and machines. So a planner that is killed
 between submitting a job and writing its memory submits nothing twice. The memory is kept as JSON between turns; a lost
@@ -34,6 +35,7 @@ from health.active.culprit import (
     diagnose,
     sweep,
 )
+from health.active.penalty import Penalty, WeighedNode, plan_weights
 from health.checks.active_checks import Needs
 
 MEMORY = Path("/var/lib/minivm/active/plan.json")
@@ -99,6 +101,8 @@ class PlanMemory:
     checks: Mapping[str, CheckState] = field(default_factory=dict)
     # Ended jobs that are taken in and that slurmctld still lists.
     taken: frozenset[str] = frozenset()
+    # Of the nodes under a blamed leaf switch.
+    penalties: Mapping[str, Penalty] = field(default_factory=dict)
 
     def of(self, check: str) -> CheckState:
         return self.checks.get(check, CheckState())
@@ -113,7 +117,11 @@ def load_memory(path: Path) -> PlanMemory:
     try:
         data = json.loads(text or b"{}")
         checks = {str(name): _parse_check(item) for name, item in data["checks"].items()}
-        return PlanMemory(checks, frozenset(map(str, data["taken"])))
+        penalties = {
+            str(name): Penalty(int(item["before"]), int(item["given"]))
+            for name, item in data.get("penalties", {}).items()
+        }
+        return PlanMemory(checks, frozenset(map(str, data["taken"])), penalties)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return PlanMemory()
 
@@ -121,7 +129,8 @@ def load_memory(path: Path) -> PlanMemory:
 def save_memory(path: Path, memory: PlanMemory) -> None:
     remove_temporaries(path)
     checks = {name: asdict(state) for name, state in memory.checks.items()}
-    write_json(path, {"checks": checks, "taken": sorted(memory.taken)})
+    penalties = {name: asdict(penalty) for name, penalty in memory.penalties.items()}
+    write_json(path, {"checks": checks, "taken": sorted(memory.taken), "penalties": penalties})
 
 
 def _parse_check(data: Mapping[str, object]) -> CheckState:
@@ -177,6 +186,8 @@ class ActiveJob:
 class ActiveSettings:
     idle_s: float = 600.0
     share: float = 0.25
+    # Weight of the nodes under a blamed leaf switch; 0: their own.
+    switch_weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +198,7 @@ class ActiveNode:
     # Without jobs, reservation, drain or other hold.
     is_idle: bool
     idle_since: float
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +224,7 @@ class Turn:
     memory: PlanMemory
     submit: tuple[Submission, ...] = ()
     cancel: tuple[str, ...] = ()
+    weights: Mapping[str, int] = field(default_factory=dict)
 
 
 def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
@@ -241,7 +254,10 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
     # Two checks may want the same group: the first runs now.
     chosen = {submission.test: submission for submission in reversed(possible) if submission.test in allowed}
     submit = tuple(chosen[test] for test in admitted)
-    return Turn(memory, submit, _choose_cancellations(in_flight, inputs.awaited))
+    weighed = (WeighedNode(node.machine.name, node.machine.leaf, node.weight) for node in inputs.nodes)
+    penalties, weights = plan_weights(memory.penalties, weighed, blamed_leaves(memory), inputs.settings.switch_weight)
+    memory = replace(memory, penalties=penalties)
+    return Turn(memory, submit, _choose_cancellations(in_flight, inputs.awaited), weights)
 
 
 def _idle_machines(inputs: ActiveInputs, busy: Set[str], now: float) -> list[PlacedMachine]:
@@ -454,6 +470,12 @@ def findings(state: CheckState) -> tuple[Culprit, ...]:
     results = sorted(state.machines.items())
     single = (Culprit(Part.MACHINE, name, result.failures) for name, result in results if result.failures >= 2)
     return (*single, *state.culprits)
+
+
+def blamed_leaves(memory: PlanMemory) -> frozenset[str]:
+    return frozenset(
+        item.name for state in memory.checks.values() for item in findings(state) if item.part is Part.LEAF
+    )
 
 
 def is_at_fault(state: CheckState) -> bool:

@@ -54,7 +54,23 @@ def test_a_wrong_account_is_told_and_then_mended(tmp_path: Path) -> None:
             return world.cluster.exec(CONTROLLER, ["minivm", "active"])[1]
 
         until(lambda: "slowest: slurm-worker-0" in results(), "the controller knows a rate of the node", seen=results)
+        for weight in (50, 0):
+            assert world.run(CONTROLLER, *AS_SLURM, *PYTHON, WEIGH, f"{weight}") == f"'' {weight}\n", (
+                "nothing is refused"
+            )
 
+
+AS_SLURM = ("setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups")
+PYTHON = ("/opt/minivm/bin/python3", "-I", "-c")
+# The planner's own functions set a node's weight, and read it.
+WEIGH = """
+import os, sys, time
+from health.active.__main__ import observe, set_weights
+from init.slurm import client
+controller = client.address(os.environ)
+refused = set_weights({"slurm-worker-0": int(sys.argv[1])}, controller)
+print(repr(refused), *(node.weight for node in observe(os.environ, controller, time.time()).nodes))
+"""
 
 # The planner's own function submits CHECK:NODES.
 SUBMIT = """

@@ -40,7 +40,9 @@ def test_only_the_partition_of_active_checks_is_preempted() -> None:
 
 
 def test_the_controller_gets_the_settings() -> None:
-    objects = render({"activeChecks": {**ON, "account": "ops"}}, release="slurm", namespace="hpc")
+    objects = render(
+        {"activeChecks": {**ON, "account": "ops", "switchWeight": 999999999}}, release="slurm", namespace="hpc"
+    )
     name = ("StatefulSet", "slurm-controller")
     (controller,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == name]
     env = {item["name"]: item.get("value") for item in controller["spec"]["template"]["spec"]["containers"][0]["env"]}
@@ -48,6 +50,7 @@ def test_the_controller_gets_the_settings() -> None:
     assert env["MINIVM_ACTIVE_IDLE"] == "600s"
     assert env["MINIVM_ACTIVE_SHARE"] == "0.25"
     assert env["MINIVM_ACTIVE_ACCOUNT"] == "ops"
+    assert env["MINIVM_ACTIVE_SWITCH_WEIGHT"] == "999999999"
     (made,) = [
         item for item in objects if item["metadata"]["name"] == "slurm-controller" and item["kind"] == "StatefulSet"
     ]

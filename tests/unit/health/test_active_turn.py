@@ -26,6 +26,7 @@ from health.active.turn import (
     PlanMemory,
     Submission,
     Turn,
+    blamed_leaves,
     decide,
     findings,
     is_at_fault,
@@ -57,6 +58,7 @@ class Simulation:
     late: list[Submission] = field(default_factory=list)
     commit: str = "first"
     settings: ActiveSettings = SETTINGS
+    weights: dict[str, int] = field(default_factory=dict)
     ran: list[Submission] = field(default_factory=list)
     waiting: dict[str, tuple[Submission, float]] = field(default_factory=dict)
     count: int = 0
@@ -65,7 +67,12 @@ class Simulation:
         self.start_waiting()
         busy = {name for item, end, _ in self.jobs.values() if end > self.now for name in item.test.machines}
         nodes = tuple(
-            ActiveNode(PlacedMachine(name, ("/", f"r{i // self.per_leaf}")), name not in busy, self.now - 100)
+            ActiveNode(
+                PlacedMachine(name, ("/", f"r{i // self.per_leaf}")),
+                name not in busy,
+                self.now - 100,
+                self.weights.get(name, 1),
+            )
             for i, name in enumerate(self.names)
         )
         jobs = tuple(
@@ -112,6 +119,9 @@ class Simulation:
         self.late = list(turn.submit[killed_after or 0 :][:1]) if late else []
         if killed_after is None or late:
             self.memory = turn.memory
+            # It is saved before the weights are set.
+            if not late:
+                self.weights |= turn.weights
         self.now += TICK
 
 
@@ -364,6 +374,51 @@ def test_slurms_own_words_about_an_account_become_that_hint(monkeypatch: pytest.
     assert "activeChecks.account" in service.explain(error, "nope", "ctl:6817")
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_nodes_under_a_blamed_switch_are_chosen_last_until_it_passes(seed: int) -> None:
+    dice = random.Random(seed)
+    own = {"n02": 7, "n09": 3}
+    slurm = Simulation(names(16), {"tcp": set(names(4))}, weights=dict(own))
+    slurm.settings = replace(SETTINGS, switch_weight=50)
+
+    def go_on(turns: int) -> None:
+        for _ in range(turns):
+            killed = dice.random() < 0.3
+            slurm.turn(dice.randint(0, 2) if killed else None, late=killed)
+        slurm.turn()
+        slurm.turn()
+
+    go_on(300)
+    assert slurm.weights == own | dict.fromkeys(names(4), 50)
+    slurm.weights["n01"] = 9  # by an operator
+    go_on(1)
+    assert slurm.weights["n01"] == 50
+    slurm.settings = replace(SETTINGS, switch_weight=60)
+    go_on(1)
+    assert slurm.weights == own | dict.fromkeys(names(4), 60)
+    slurm.bad = {}
+    for _ in range(6):
+        slurm.now += 86400
+        go_on(200)
+    assert not blamed_leaves(slurm.memory)
+    assert slurm.weights == {**own, "n00": 1, "n01": 9, "n03": 1}
+    assert not slurm.memory.penalties
+
+
+def test_weights_stay_as_they_are_without_the_setting_and_come_back_once_it_goes() -> None:
+    slurm = Simulation(names(16), {"tcp": set(names(4))})
+    for _ in range(300):
+        slurm.turn()
+    assert not slurm.weights
+    slurm.settings = replace(SETTINGS, switch_weight=50)
+    slurm.turn()
+    assert slurm.weights == dict.fromkeys(names(4), 50)
+    slurm.weights["n03"] = 8  # by an operator, who wants to keep it
+    slurm.settings = SETTINGS
+    slurm.turn()
+    assert slurm.weights == {"n00": 1, "n01": 1, "n02": 1, "n03": 8}
+
+
 def test_a_wrong_account_is_told_with_field_found_expected_and_what_to_do() -> None:
     assert str(service.wrong_account("nope", "slurm", [])) == (
         "activeChecks.account: cannot submit active checks: found 'nope', expected an account that has the user slurm, "
@@ -375,7 +430,14 @@ def test_a_wrong_account_is_told_with_field_found_expected_and_what_to_do() -> N
 
 
 @pytest.mark.parametrize(
-    "env", [{"MINIVM_ACTIVE_IDLE": "x"}, {"MINIVM_ACTIVE_SHARE": "2"}, {"MINIVM_ACTIVE_SHARE": "nan"}]
+    "env",
+    [
+        {"MINIVM_ACTIVE_IDLE": "x"},
+        {"MINIVM_ACTIVE_SHARE": "2"},
+        {"MINIVM_ACTIVE_SHARE": "nan"},
+        {"MINIVM_ACTIVE_SWITCH_WEIGHT": "-1"},
+        {"MINIVM_ACTIVE_SWITCH_WEIGHT": "٣"},
+    ],
 )
 def test_a_wrong_setting_is_named(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(env))):
