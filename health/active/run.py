@@ -115,11 +115,25 @@ def outliving_children() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        # `collect` has ended them.
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-1, 0)
+        end_children()
         raise
+
+
+def end_children() -> None:
+    """End what `collect` has not: its orphans end alone, but it does not know a program whose start was interrupted."""
+    listed, until = Path(f"/proc/self/task/{os.getpid()}/children"), time.monotonic() + END_S
+    ended: set[int] = set()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+            is_late = time.monotonic() > until
+            for pid in map(int, listed.read_text().split()):
+                if is_late or pid not in ended:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+                ended.add(pid)
+            time.sleep(0.01)
 
 
 def main(arguments: list[str]) -> int:

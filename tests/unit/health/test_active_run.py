@@ -178,7 +178,7 @@ def test_a_writer_that_is_killed_leaves_the_earlier_file_and_no_rest(step: str, 
 
 
 PREEMPTED = """
-import sys
+import subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from dataclasses import replace
@@ -188,6 +188,13 @@ from health.checks.load import load_checks
 cpu = load_checks(Path(sys.argv[1]), ["cpu"], "active.d").checks["cpu"]
 check = replace(cpu.CHECK, sources=(Command("cpu_rates", ("sh", "-c", sys.argv[3], sys.argv[2])),))
 module = SimpleNamespace(CHECK=check, parse=cpu.parse, judge=cpu.judge)
+if sys.argv[4]:
+    # The signal comes after the program's first steps, and before Popen has returned.
+    execute = subprocess.Popen._execute_child
+    def interrupted(*arguments):
+        execute(*arguments)
+        time.sleep(600)
+    subprocess.Popen._execute_child = interrupted
 with outliving_children():
     run_check(module, Path(sys.argv[1]), "c", ActiveRecord("cpu"), {})
 """
@@ -199,11 +206,14 @@ LATE = """sh -c 'trap "while [ -e /proc/$PPID/exe ]; do sleep 0.01; done; echo >
 echo $PPID $$ > $0.pid; mv $0.pid $0; while :; do sleep 0.01; done' $0 & wait"""
 
 
+@pytest.mark.parametrize("when", ["", "while it starts"])
 @pytest.mark.parametrize(("program", "is_told"), [(DEAF, False), (LATE, True)], ids=["deaf", "late"])
-def test_a_check_that_makes_room_ends_after_all_its_processes(program: str, is_told: bool, tmp_path: Path) -> None:
+def test_a_check_that_makes_room_ends_after_all_its_processes(
+    program: str, is_told: bool, when: str, tmp_path: Path
+) -> None:
     """Slurm sends SIGTERM; a process that outlives the job's first one costs the user's job a second and more."""
     pids = tmp_path / "pids"
-    command = [sys.executable, "-c", PREEMPTED, str(TREE), str(pids), program]
+    command = [sys.executable, "-c", PREEMPTED, str(TREE), str(pids), program, when]
     with subprocess.Popen(command, cwd=TREE.parent) as process:
         until(pids.exists, "the check's program runs")
         process.send_signal(signal.SIGTERM)
