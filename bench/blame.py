@@ -181,6 +181,7 @@ LIMITS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "output-file": ("FAILED", {"signal": 53, "output": "/nowhere/x"}),
     "cancelled": ("CANCELLED", {"killer": "alice"}),
     "deadline": ("DEADLINE", {}),
+    "requeue": ("BOOT_FAIL", {"exit_code": 1, "reason": "JobLaunchFailure"}),  # by a program of its user
 }
 USER_LINES = (
     "Traceback (most recent call last):\nValueError: bad batch",

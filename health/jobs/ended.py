@@ -165,7 +165,7 @@ def _explain_failed_job(job: Job, world: World) -> Answer:
             (Fact(f"the reason is {safe(job.reason, 60)}", "squeue"),) if job.reason not in ("", "None") else (),
             ("check its --mem, --gres, --constraint and --nodes against sinfo -o '%n %c %m %G %f'",),
         )
-    if job.reason in ("JobLaunchFailure", "SystemFailure"):
+    if job.reason == "SystemFailure":
         return Answer(
             "Slurm could not launch it; its own code did not run.",
             JobCause.CLUSTER,
@@ -405,8 +405,20 @@ def _explain_preempted(job: Job, world: World) -> Answer:
 
 
 def _explain_boot_fail(job: Job, world: World) -> Answer:
-    facts = machines.facts([node for node in _hosts(job, world) if not node.is_usable])
-    return Answer("A node did not boot for it.", JobCause.MACHINE, evidence=facts, advice=("submit it again",))
+    """Explain an end for which no daemon of Slurm asks.
+
+    slurmctld sets BOOT_FAIL, with the reason JobLaunchFailure, only where a request to requeue the job says that the
+    configuration of its nodes failed (JOB_RECONFIG_FAIL), and the job has --no-requeue or no script. Programs that
+    start nodes make such requests, and the job's own user may.
+    """
+    answer = Answer(
+        "A program told Slurm that its nodes could not be configured for it.",
+        JobCause.UNKNOWN,
+        Sure.POSSIBLE,
+        advice=("submit it again", "if it happens again, tell an operator the node"),
+        unknown=("which program: one that starts nodes, or one of the job's own user",),
+    )
+    return _doubt(job, world, answer)
 
 
 def _explain_deadline(job: Job, world: World) -> Answer:

@@ -54,7 +54,7 @@ WRITE_S = 5.0
 SERIES = (
     ("FAILED", "your code"), ("FAILED", "your code or the machine"), ("FAILED", "the request"),
     ("FAILED", "the cluster"), ("FAILED", "not known"), ("OUT_OF_MEMORY", "the request"), ("TIMEOUT", "a limit"),
-    ("NODE_FAIL", "the machine"), ("BOOT_FAIL", "the machine"), ("DEADLINE", "the request"),
+    ("NODE_FAIL", "the machine"), ("BOOT_FAIL", "not known"), ("DEADLINE", "the request"),
     ("CANCELLED", "a person"), ("CANCELLED", "the cluster"), ("PREEMPTED", "the cluster"),
 )  # fmt: skip
 MOST_SERIES = 40

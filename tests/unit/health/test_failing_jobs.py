@@ -184,7 +184,7 @@ def test_the_runner_notes_failures_of_code_and_no_limit_or_wrong_request(tmp_pat
 
     seen = [
         job(1, "FAILED", exit_code=3), job(2, "FAILED", signal=11), job(3, "FAILED", signal=9), job(4, "TIMEOUT"),
-        job(5, "OUT_OF_MEMORY"), job(6, "FAILED", reason="JobLaunchFailure", exit_code=1),
+        job(5, "OUT_OF_MEMORY"), job(6, "FAILED", reason="SystemFailure", exit_code=1),
     ]  # fmt: skip
     ended = [EndedJob(each.id, 1000 + each.id, 100, time.time()) for each in seen]
     sacct = Accounting([])

@@ -30,7 +30,7 @@ ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
     ("FAILED", {"signal": 9}, "killed by SIGKILL", JobCause.UNKNOWN, Sure.POSSIBLE),
     ("FAILED", {"exit_code": 137}, "killed by SIGKILL", JobCause.UNKNOWN, Sure.POSSIBLE),
     ("FAILED", {"signal": 53}, "could not open its output file", JobCause.REQUEST, Sure.LIKELY),
-    ("FAILED", {"exit_code": 1, "reason": "JobLaunchFailure"}, "its own code did not run", JobCause.CLUSTER,
+    ("FAILED", {"exit_code": 1, "reason": "SystemFailure"}, "its own code did not run", JobCause.CLUSTER,
      Sure.LIKELY),
     (
         "FAILED", {"exit_code": 1, "steps": (JobStep("12.0", "OUT_OF_MEMORY", 0, 0),)},
@@ -54,7 +54,8 @@ ROWS: list[tuple[str, dict[str, Any], str, JobCause, Sure]] = [
     ("NODE_FAIL", {"failed_node": "w0"}, "slurmctld lost w0", JobCause.MACHINE, Sure.CERTAIN),
     ("NODE_FAIL", {"nodes": "w[0-3]", "node_count": 4}, "lost one of w[0-3]", JobCause.MACHINE, Sure.LIKELY),
     ("PREEMPTED", {}, "preemption", JobCause.CLUSTER, Sure.CERTAIN),
-    ("BOOT_FAIL", {}, "did not boot", JobCause.MACHINE, Sure.CERTAIN),
+    ("BOOT_FAIL", {"exit_code": 1, "reason": "JobLaunchFailure"}, "nodes could not be configured", JobCause.UNKNOWN,
+     Sure.POSSIBLE),
     ("DEADLINE", {}, "before its --deadline", JobCause.REQUEST, Sure.CERTAIN),
     ("CANCELLED", {"killer": "alice"}, "Its own user, alice, cancelled it while it ran.", JobCause.PERSON,
      Sure.CERTAIN),

@@ -105,7 +105,8 @@ def test_what_users_wrote_makes_no_line_and_no_escape() -> None:
     [
         (job("FAILED", exit_code=3), "", ("FAILED", "your code")),
         (job("FAILED", exit_code=3), "gpu_count: 7 of 8 GPUs", ("FAILED", "your code or the machine")),
-        (job("FAILED", exit_code=1, reason="JobLaunchFailure"), "", ("FAILED", "the cluster")),
+        (job("FAILED", exit_code=1, reason="SystemFailure"), "", ("FAILED", "the cluster")),
+        (job("BOOT_FAIL", exit_code=1, reason="JobLaunchFailure"), "", ("BOOT_FAIL", "not known")),
         (job("FAILED", signal=53), "", ("FAILED", "the request")),
         (job("FAILED", signal=9), "", ("FAILED", "not known")),
         (job("TIMEOUT"), "gpu_count: 7 of 8 GPUs", ("TIMEOUT", "a limit")),
