@@ -222,8 +222,9 @@ def _append(path: str, entry: Mapping[str, object], *, create: bool = False) -> 
     try:
         # Room for the end is kept: what the broker notes stops earlier.
         room = LARGEST - (2 * LARGEST_LINE if entry["kind"] in ("seen", "step") else 0)
-        if len(text) <= LARGEST_LINE and os.fstat(fd).st_size + len(text) <= room:
-            os.write(fd, text)
+        size = os.fstat(fd).st_size
+        if len(text) <= LARGEST_LINE and size + len(text) <= room and os.write(fd, text) < len(text):
+            os.ftruncate(fd, size)  # a full volume cut the line, and the next one would continue it
     finally:
         os.close(fd)
 

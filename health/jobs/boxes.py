@@ -162,6 +162,8 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
             silent.setdefault(safe(box.obstacle, 200), []).append(box.node)
             continue
         last = box.last_run
+        if not last and job.has_ended:
+            silent.setdefault("it has no black box of the job", []).append(box.node)
         own = last[0].get("gpus") if last else None
         texts = [
             f"{safe(text)} ({_time(entry)})"

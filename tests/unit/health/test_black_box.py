@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
+import resource
+import shutil
 import socket
 import stat
 import threading
@@ -17,6 +20,7 @@ from health import black_box, credentials
 from health.jobs import ask, boxes, parse
 from health.jobs.boxes import Box
 from health.jobs.model import Answer, Job, JobCause, JobNode, World
+from tests.support.kill_points import killed_before
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_UID": "1001"}
 
@@ -133,6 +137,21 @@ def test_a_box_is_bounded_and_keeps_room_for_its_end(folder: Path) -> None:
     assert [entry["at"] for entry in black_box.lines(black_box.find(12, 1001))] == [300], "a full box begins anew"
 
 
+def test_a_line_that_a_full_volume_cut_spoils_no_later_one(folder: Path) -> None:
+    black_box.begin(JOB, 100)
+    size = (folder / "12.1001.run").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # the kernel writes ten bytes, then none
+    try:
+        black_box.see(["the disk is full"], 101)
+        black_box.see(["the disk is full"], 102)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    black_box.end(JOB, 200)
+    kinds = [(entry["kind"], entry["at"]) for entry in black_box.lines(black_box.find(12, 1001))]
+    assert kinds == [("begin", 100), ("end", 200)]
+
+
 def test_old_boxes_go_and_all_together_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(black_box, "MOST_FILES", 3)
     for job in range(1, 7):
@@ -181,7 +200,44 @@ def test_the_page_names_what_is_missing() -> None:
         "what w0 counted while it ran: its epilog has not written that",
         "what w1, w2 recorded while it ran: no",
     ]
-    assert boxes.explain([box()], ended()) == ([], []), "a node without a box says nothing"
+    _, unknown = boxes.explain([box()], ended())
+    assert unknown == ["what w0 recorded while it ran: it has no black box of the job"]
+
+
+def test_a_kill_at_any_step_costs_the_page_no_more_than_a_named_gap(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prolog, broker and epilog die at each step; the epilog that runs again completes what the prolog began."""
+    counted = {"net/eth0/link_losses": 1}
+    monkeypatch.setattr(black_box, "counters", counted.copy)
+
+    def run() -> None:
+        black_box.begin(JOB, 100)
+        black_box.see(["xid: XID 79"], 110)
+        counted["net/eth0/link_losses"] = 3
+        black_box.end({**JOB, "SLURM_JOB_EXIT_CODE": "1"}, 120)
+
+    def page() -> tuple[str, str]:
+        found = boxes.explain([Box("w0", tuple(black_box.lines(black_box.find(12, 1001))))], ended())
+        return "\n".join(fact.text for fact in found[0]), "\n".join(found[1])
+
+    gaps = []
+    for number in itertools.count():
+        shutil.rmtree(folder, ignore_errors=True)
+        counted["net/eth0/link_losses"] = 1
+        is_killed = killed_before(number, run)
+        facts, unknown = page()
+        assert ("lost its link 2 times" in facts) != bool(unknown), (number, facts, unknown)
+        if not unknown:
+            assert "XID 79" in facts, number
+        gaps.append(unknown)
+        counted["net/eth0/link_losses"] = 3
+        black_box.end({**JOB, "SLURM_JOB_EXIT_CODE": "1"}, 130)
+        facts, unknown = page()
+        assert ("lost its link 2 times" in facts) != ("no black box" in unknown), (number, facts, unknown)
+        if not is_killed:
+            break
+    assert len(set(gaps)) == 3, "no box, a box without its end, and a whole one"
 
 
 def test_a_damaged_or_hostile_box_reaches_no_terminal() -> None:
