@@ -10,9 +10,12 @@ import os
 import re
 import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +87,42 @@ scontrol update partitionname=closed allowaccounts=chemistry
 sacctmgr -iQ modify user alice set qos-=gone
 for job in {memory} {nodes} {gres} {partition-time} {account} {qos-gone}; do scontrol release $job || true; done
 """
+RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
+# Stand for a node's GPUs, at the interface of NVIDIA's tool and of the kernel, and for a port of InfiniBand.
+TOOLS = {
+    "nvidia_smi_q": "nvidia-smi/h100-healthy",
+    "lspci": "nvidia-smi/h100-healthy",
+    "nvlink_status": "nvlink/h100-healthy",
+    "nvlink_errors": "nvlink/h100-healthy",
+}
+PORT = "/run/class/infiniband/mlx5_0/ports/1/counters"
+STAND_INS = f"""set -e
+cat > /usr/local/bin/nvidia-smi <<'END'
+#!/bin/sh
+case "$*" in
+-q) cat /run/gpu/nvidia_smi_q ;;
+"nvlink --status") cat /run/gpu/nvlink_status ;;
+"nvlink -e") cat /run/gpu/nvlink_errors ;;
+*) exit 1 ;;
+esac
+END
+printf '#!/bin/sh\nexec cat /run/gpu/lspci\n' > /usr/local/bin/lspci
+chmod 755 /usr/local/bin/nvidia-smi /usr/local/bin/lspci
+touch /dev/nvidia0
+mkdir -p {PORT}
+cp -a /sys/class/net /run/class
+for name in link_downed link_error_recovery symbol_error local_link_integrity_errors port_rcv_errors \\
+    excessive_buffer_overrun_errors; do echo 0 > {PORT}/$name; done
+"""
+XID = """printf '4,1,%s,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n' \\
+    "$(awk '{print int($1 * 1000000)}' /proc/uptime)" > /dev/kmsg"""
+# The image has no mount, and the container may not: a process of this machine enters its mount namespace.
+BIND = """import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+namespace = os.open(f"/proc/{sys.argv[1]}/ns/mnt", os.O_RDONLY)
+MS_BIND, CLONE_NEWNS = 0x1000, 0x20000
+if libc.setns(namespace, CLONE_NEWNS) or libc.mount(b"/run/class", b"/sys/class", None, MS_BIND, None):
+    sys.exit(os.strerror(ctypes.get_errno()))"""
 HUNG = "import sys, health.jobs.explain as e; e.SILENCE = 5.0; from health.jobs.__main__ import main; sys.exit(main())"
 
 
@@ -153,6 +192,16 @@ class Trial:
     def noted(self, name: str) -> str:
         return self.world.cluster.exec(LOGIN, ["sh", "-c", f"cat {name} 2>/dev/null"])[1].strip()
 
+    def note_nodes(self, ways: Iterable[Way]) -> None:
+        for way in ways:
+            if way.first:
+                name = f"/home/alice/{way.key}-1"
+                self.nodes[way.key] = until(partial(self.noted, name), f"{name} is there")
+
+    def pid(self, pod: str) -> int:
+        """Return the process number of a pod's PID 1 on this machine."""
+        return int((self.world.cluster.kubelet.inspect(self.world.running(pod).container) or {})["State"]["Pid"])
+
     def text(self, way: Way) -> str:
         page = self.pages.get(way.key) or {}
         return "\n".join([page.get("headline", ""), *(fact["text"] for fact in page.get("evidence", ()))])
@@ -216,10 +265,7 @@ def start(trial: Trial) -> None:
     trial.as_root(OPERATOR)
     trial.as_user("bob", f"scancel {trial.jobs['cancelled-by']}")
     trial.as_user("alice", f"scancel {trial.jobs['cancelled-early']}")
-    for way in ways:
-        if way.first:
-            name = f"/home/alice/{way.key}-1"
-            trial.nodes[way.key] = until(partial(trial.noted, name), f"{name} is there")
+    trial.note_nodes(ways)
     trial.look(*(way.key for way in ways if way.key not in ("time", "deadline")))
 
 
@@ -314,9 +360,65 @@ def lost(trial: Trial) -> None:
     trial.wait_usable(SECOND)
     trial.submit([BY_KEY["pod-replaced"]])
     trial.wait_for("pod-replaced", "RUNNING")
-    pid = (trial.world.cluster.kubelet.inspect(trial.world.running(SECOND).container) or {})["State"]["Pid"]
-    os.kill(pid, signal.SIGKILL)  # docker starts the container again
+    os.kill(trial.pid(SECOND), signal.SIGKILL)  # docker starts the container again
     trial.look("pod-replaced")
+
+
+def faults(trial: Trial) -> None:
+    """Break a link, a port's link, an NVLink and a GPU of one node, each while a job runs there."""
+    trial.wait_usable(SECOND)
+    for tool, recording in TOOLS.items():
+        text = (RECORDINGS / recording / f"{tool}.txt").read_text()
+        trial.world.run(SECOND, "sh", "-c", f"mkdir -p /run/gpu; printf %s {shlex.quote(text)} > /run/gpu/{tool}")
+    trial.world.run(SECOND, "sh", "-c", STAND_INS)
+    subprocess.run([sys.executable, "-c", BIND, str(trial.pid(SECOND))], check=True)
+
+    run(trial, "link")
+    lose_link(trial, SECOND)
+    fail(trial, "link")
+    run(trial, "ib-link")
+    trial.world.run(SECOND, "sh", "-c", f"echo 1 > {PORT}/link_downed")
+    fail(trial, "ib-link")
+    run(trial, "nvlink", "xid")
+    trial.world.run(SECOND, "sed", "-i", "0,/Link 3: .*/s//Link 3: <inactive>/", "/run/gpu/nvlink_status")
+    judge(trial, "gpu_nvlink")
+    fail(trial, "nvlink")
+    trial.world.run(SECOND, "sh", "-c", XID)
+    judge(trial, "xid")
+    fail(trial, "xid")
+
+
+def run(trial: Trial, *keys: str) -> None:
+    ways = [BY_KEY[key] for key in keys]
+    trial.submit(ways)
+    for key in keys:
+        trial.wait_for(key, "RUNNING")
+    trial.note_nodes(ways)
+
+
+def lose_link(trial: Trial, pod: str) -> None:
+    """Take the link of the pod's eth0 away for a moment, at its other end on this machine."""
+    index = trial.world.run(pod, "cat", "/sys/class/net/eth0/iflink").strip()
+    (end,) = [
+        path.parent.name for path in Path("/sys/class/net").glob("*/ifindex") if path.read_text().strip() == index
+    ]
+    for state in ("down", "up"):
+        subprocess.run(["ip", "link", "set", end, state], check=True)
+
+
+def judge(trial: Trial, check: str) -> None:
+    """Let a check look now, and wait until the broker has drained the node because of it."""
+    trial.world.cluster.exec(SECOND, ["minivm", "health", check, "--run", "--when", "background"])
+
+    def seen() -> str:
+        return trial.world.slurm("sinfo", "-h", "-R", "-o", "%E")
+
+    until(lambda: f"{check}[" in seen(), f"{check} drains the node", seen=seen)
+
+
+def fail(trial: Trial, key: str) -> None:
+    trial.as_user("alice", f"touch {key}-now")
+    trial.look(key)
 
 
 STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
@@ -328,6 +430,7 @@ STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (preempted, ("preempted",)),
     (prolog, ("prolog", "launch")),
     (lost, ("node-down", "nodes-down", "pod-replaced")),
+    (faults, ("link", "ib-link", "nvlink", "xid")),
 )
 
 

@@ -49,6 +49,14 @@ ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL).MPI_Init(None, None)
 ctypes.string_at(0xdead0)"""
 
 
+WAITS_FOR_FAULT = "until [ -e {name}-now ]; do sleep 0.2; done; exit 1"
+REQUEUES = """import ctypes, os
+slurm = ctypes.CDLL("/usr/lib/x86_64-linux-gnu/slurm-wlm/libslurmfull.so", mode=ctypes.RTLD_GLOBAL)
+slurm.slurm_init(None)
+JOB_RECONFIG_FAIL = 1 << 17
+slurm.slurm_requeue(int(os.environ["SLURM_JOB_ID"]), JOB_RECONFIG_FAIL)"""
+
+
 def ranks(name: str, way: str) -> str:
     return RANKS.format(name=name, way=way)
 
@@ -215,6 +223,25 @@ DEAD = (
     Way("rank-network", ENDED, "one rank ends without a word, and NCCL loses it in the other (stand-in)", CODE,
         "First failed task 1 on {node} ... NCCL WARN NET/IB", "-N2 -n2",
         ranks("rank-network", "sleep 1; exit 3").replace("exec sleep 300", LOSES_IT), nodes=2, first="task"),
+    Way("boot-fail", ENDED, "a program requeues it as a job whose nodes failed to start", UNKNOWN,
+        "nodes could not be configured for it ... state BOOT_FAIL", "--no-requeue",
+        f"{PYTHON.format(REQUEUES)}\nsleep 600"),
+    Way("link", ENDED, "the link of one node of two is lost for a moment, and NCCL's error (stand-in)", MACHINE,
+        "First failed task 1 on {node} ... slurm-worker-1 lost a link ... network interface eth0 lost its link",
+        "-N2 -n2 --no-requeue", ranks("link", WAITS_FOR_FAULT.format(name="link")).replace("exec sleep 300", LOSES_IT),
+        nodes=2, stage="fault", first="task"),
+    Way("ib-link", ENDED, "InfiniBand counts a lost link on one node of two, and NCCL's error (stand-ins)", MACHINE,
+        "First failed task 1 on {node} ... slurm-worker-1 lost a link ... fabric port mlx5_0/1 lost its link",
+        "-N2 -n2 --no-requeue",
+        ranks("ib-link", WAITS_FOR_FAULT.format(name="ib-link")).replace("exec sleep 300", LOSES_IT),
+        nodes=2, stage="fault", first="task"),
+    Way("nvlink", ENDED, "an NVLink of one node of two is down (stand-in)", MACHINE,
+        "First failed task 1 on {node} ... slurm-worker-1 was found broken ... 17 of 18 NVLinks are up",
+        "-N2 -n2 --no-requeue", ranks("nvlink", WAITS_FOR_FAULT.format(name="nvlink")),
+        nodes=2, stage="fault", first="task"),
+    Way("xid", ENDED, "the kernel logs an Xid of a GPU (stand-in)", MACHINE,
+        "slurm-worker-1 was found broken while it ran. ... XID 79 on 0000:3b:00: GPU has fallen off the bus",
+        "-w slurm-worker-1 --no-requeue", WAITS_FOR_FAULT.format(name="xid"), stage="fault"),
     Way("preempted", ENDED, "a job of a higher priority took its place", CLUSTER,
         "took its place ... job ... of alice", "-p low -w slurm-worker-0 --exclusive --no-requeue", "sleep 600",
         stage="preempted"),
