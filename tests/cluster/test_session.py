@@ -245,7 +245,7 @@ def test_a_far_start_is_explained_where_it_is_asked_for(alice: Researcher) -> No
     hint = "a far year means after a running job that has no --time"
     commands = ("sbatch --test-only --wrap true", "srun --test-only true")
     running = "squeue --noheader --states=running --jobs="
-    for limit, is_far in (("--time=10", False), ("", True)):
+    for limit, is_far in (("--time=10", False), ("", True), ("--time=365-0", True)):  # the last as backfill starts it
         job = alice(f"sbatch --parsable {limit} --wrap 'sleep 600'").strip()
         try:
             until(functools.partial(alice, running + job), "the job runs")

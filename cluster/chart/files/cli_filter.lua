@@ -152,7 +152,9 @@ function slurm_cli_pre_submit(options, component)
     if has.accounting then
         if not (may_use_account(options["account"]) and is_known("qos", "name", "normal", options["qos"])) then return slurm.ERROR end
     end
-    if options["test-only"] == "set" and output("timeout 3 squeue -h -t R -o %l"):find("UNLIMITED") then
+    -- Backfill gives a job without --time the limit of 365 days when it starts it.
+    local limits = options["test-only"] == "set" and output("timeout 3 squeue -h -t R -o %l") or ""
+    if limits:find("UNLIMITED") or limits:find("365-00:00:00", 1, true) then
         slurm.log_info("minivm: --test-only: a start in a far year means after a running job that has no --time")
     end
     local webhook = has.webhooks and read_own_settings(options)
