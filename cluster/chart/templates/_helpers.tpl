@@ -311,7 +311,10 @@ Who the cluster's own pods are to ssh in them, as JSON: what login pods answer w
   | toJson -}}
 {{- end -}}
 
-{{/* init answers the kubelet on a port of its own: alive, ready, and started are three questions to it. */}}
+{{/*
+init answers the kubelet on a port of its own: alive, ready, and started are three questions to it. Takes the root, or
+(dict "failures" number) for a pod that is asked each second, and is not ready after this many failures.
+*/}}
 {{- define "minivm.probes" -}}
 startupProbe:
   httpGet: {path: /startupz, port: probes}
@@ -326,8 +329,8 @@ livenessProbe:
   timeoutSeconds: 5
 readinessProbe:
   httpGet: {path: /readyz, port: probes}
-  periodSeconds: 5
-  failureThreshold: 1
+  periodSeconds: {{ ternary 1 5 (gt (int .failures) 1) }}
+  failureThreshold: {{ .failures | default 1 }}
   timeoutSeconds: 2
 {{- end -}}
 
