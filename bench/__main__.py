@@ -10,8 +10,7 @@ import sys
 
 AREAS = (
     "images", "init", "faults", "lease", "gitsync", "scripts", "jobs", "cluster", "logins", "waits", "hostile-users",
-    "kubernetes", "controller", "failover", "fleet", "why", "active", "make-room", "blame",
-    "restore",
+    "kubernetes", "controller", "failover", "fleet", "why", "active", "make-room", "blame", "restore",
 )  # fmt: skip
 # The module and function of an area; by default `main` of the module of its name.
 ELSEWHERE = {

@@ -16,17 +16,13 @@ import random
 import shlex
 import statistics
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from bench.cluster import ssh
+from bench.cluster import running_cluster, ssh
 from cluster.local import LocalCluster
-from cluster.names import free_port
-from cluster.values import Options
 from health.active.culprit import Part, PlacedMachine, rounds
 from health.active.turn import (
     ActiveInputs,
@@ -40,7 +36,6 @@ from health.active.turn import (
     findings,
 )
 from health.checks.active_checks import Needs
-from images.engine.docker import DockerEngine
 
 TURN_S, TEST_S, SBATCH_S, SUBMIT_S, FORGOTTEN_S = 20.0, 60.0, 0.03, 60.0, 300.0
 Fault = tuple[str, Part, str]
@@ -219,19 +214,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def make_room() -> int:
     turns = int(os.environ.get("MINIVM_BENCH_TURNS", "100"))
-    options = Options(
-        name="bench-active", workers=WORKERS, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"),
-        overrides={"activeChecks": {"enabled": True, "idleSeconds": 86400}},
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
-        cluster.down()
-        try:
-            cluster.up(port=free_port(22400))
-            ssh(cluster, f"srun -N{WORKERS} true")
-            return measure_delay(cluster, turns)
-        finally:
-            cluster.down()
+    active = {"enabled": True, "idleSeconds": 86400}
+    with running_cluster("bench-active", WORKERS, activeChecks=active) as cluster:
+        ssh(cluster, f"srun -N{WORKERS} true")
+        return measure_delay(cluster, turns)
 
 
 def measure_delay(cluster: LocalCluster, turns: int) -> int:

@@ -10,10 +10,11 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from cluster.local import LocalCluster
 from cluster.names import free_port
@@ -41,6 +42,21 @@ def main() -> int:
         stack.callback(cluster.down)
         measure(cluster, begun)
     return 0
+
+
+@contextmanager
+def running_cluster(name: str, workers: int = 1, **values: Any) -> Iterator[LocalCluster]:
+    """Start a cluster of the images of MINIVM_BUILD_PREFIX; remove it, and first what an earlier run left of it."""
+    repository = os.environ.get("MINIVM_BUILD_PREFIX", "minivm")
+    options = Options(name=name, workers=workers, repository=repository, overrides=values)
+    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
+        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
+        cluster.down()
+        try:
+            cluster.up(port=free_port(22400))
+            yield cluster
+        finally:
+            cluster.down()
 
 
 def present() -> str:

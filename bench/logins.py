@@ -13,18 +13,13 @@ import os
 import random
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
-from bench.cluster import ssh
+from bench.cluster import running_cluster, ssh
 from cluster.local import LocalCluster
-from cluster.names import free_port
-from cluster.values import Options
-from images.engine.docker import DockerEngine
 
 POD = "slurm-login-0"
 PEOPLE, ROUNDS, SINGLE = 200, 6, 10
@@ -77,16 +72,8 @@ for line in sys.stdin:
 
 
 def main() -> int:
-    options = Options(name="bench-logins", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
-    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
-        cluster.down()
-        try:
-            cluster.up(port=free_port(22400))
-            with clients(cluster) as people:
-                measure(cluster, people)
-        finally:
-            cluster.down()
+    with running_cluster("bench-logins") as cluster, clients(cluster) as people:
+        measure(cluster, people)
     return 0
 
 

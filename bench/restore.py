@@ -9,17 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 
-from bench.cluster import ssh
-from bench.waits import fill_history, on_controller, print_row
+from bench.cluster import row, running_cluster, ssh, timed
+from bench.waits import fill_history, on_controller
 from cluster.local import LocalCluster
-from cluster.names import free_port
-from cluster.values import Options
-from images.engine.docker import DockerEngine
 from tests.waiting import until
 
 WAITING, ARRAY = 2000, 1000  # an array has at most MaxArraySize - 1 jobs
@@ -29,7 +23,7 @@ RECORDS = (
     "sacct --allusers --allocations --duplicates --noheader --parsable2 --starttime=2000-01-01 "
     "--format=jobidraw,user,account,state,submit,start,end,exitcode,nodelist"
 )
-LOSE = f"""minivm stop slurmctld && minivm stop slurmdbd
+LOSE = f"""set -e; minivm stop slurmctld && minivm stop slurmdbd
 find {STATE} -mindepth 1 -delete && mariadb -e "DROP DATABASE slurm_acct_db"
 """
 RESTORE = 'minivm state restore "$1" --with-accounting'
@@ -38,18 +32,12 @@ WITHIN_S = 300.0
 
 
 def main() -> int:
-    options = Options(name="bench-restore", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
-    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
-        cluster.down()
-        try:
-            cluster.up(port=free_port(22400))
-            return measure(cluster)
-        finally:
-            cluster.down()
+    with running_cluster("bench-restore") as cluster:
+        measure(cluster)
+    return 0
 
 
-def measure(cluster: LocalCluster) -> int:
+def measure(cluster: LocalCluster) -> None:
     count, _ = fill_history(cluster)
     for _ in range(WAITING // ARRAY):
         ssh(cluster, f"sbatch --parsable --hold --array=1-{ARRAY} -o /dev/null --wrap true")
@@ -57,22 +45,16 @@ def measure(cluster: LocalCluster) -> int:
     ssh(cluster, f'until [ "$(squeue -h -j {running} -o %T)" = RUNNING ]; do sleep 0.1; done')
     print(f"{count} jobs of history, {WAITING} waiting, 1 runs, load {os.getloadavg()[0]:.1f}", flush=True)
     ssh(cluster, f"until sacct -X -n -P -j {running} -o state | grep -qx RUNNING; do sleep 0.2; done")
-    before = lists(cluster)
+    before = {command: digest(cluster, command) for command in (QUEUE, RECORDS)}
 
-    timed("minivm state save, s", lambda: on_controller(cluster, "minivm state save"))
+    print_time("minivm state save", lambda: on_controller(cluster, "minivm state save"))
     name = newest(cluster)
-    timed("minivm state verify, s", lambda: on_controller(cluster, 'minivm state verify "$1"', name))
+    print_time("minivm state verify", lambda: on_controller(cluster, 'minivm state verify "$1"', name))
     on_controller(cluster, LOSE)
-    timed("minivm state restore --with-accounting, s", lambda: on_controller(cluster, RESTORE, name))
-    timed("both daemons start and answer, s", lambda: on_controller(cluster, START))
-    timed("the waiting and running jobs are the same, s", lambda: same(cluster, QUEUE, before[QUEUE]))
-    timed("the records of all jobs are the same, s", lambda: same(cluster, RECORDS, before[RECORDS]))
-    print_row("jobs lost, doubled or changed", 0, "by squeue and sacct")
-    return 0
-
-
-def lists(cluster: LocalCluster) -> dict[str, str]:
-    return {command: digest(cluster, command) for command in (QUEUE, RECORDS)}
+    print_time("minivm state restore --with-accounting", lambda: on_controller(cluster, RESTORE, name))
+    print_time("both daemons start and answer", lambda: on_controller(cluster, START))
+    print_time("the waiting and running jobs are the same", lambda: same(cluster, QUEUE, before[QUEUE]))
+    print_time("the records of all jobs are the same", lambda: same(cluster, RECORDS, before[RECORDS]))
 
 
 def digest(cluster: LocalCluster, command: str) -> str:
@@ -88,10 +70,8 @@ def newest(cluster: LocalCluster) -> str:
     return on_controller(cluster, "minivm state list | awk 'NR == 2 {print $1}'").strip()
 
 
-def timed(what: str, act: Callable[[], object]) -> None:
-    began = time.monotonic()
-    act()
-    print_row(what, time.monotonic() - began, f"load {os.getloadavg()[0]:.1f}")
+def print_time(what: str, act: Callable[[], object]) -> None:
+    row(what, timed(act), f"load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

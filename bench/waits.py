@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.cluster import ssh
+from bench.cluster import running_cluster, ssh
 from cluster.local import LocalCluster
 from cluster.names import free_port
 from cluster.render import CHART
@@ -140,15 +140,8 @@ print(len(done), len(failed), max(slowest), failed[:1])
 
 def why() -> int:
     """Measure `minivm job` with a long history, and with 200 people who run it (`python -m bench why`)."""
-    options = Options(name="bench-why", workers=1, repository=os.environ.get("MINIVM_BUILD_PREFIX", "minivm"))
-    with tempfile.TemporaryDirectory(prefix="minivm-bench-") as root:
-        cluster = LocalCluster(DockerEngine().client, options, root=Path(root))
-        cluster.down()
-        try:
-            cluster.up(port=free_port(22400))
-            measure_job_command(cluster)
-        finally:
-            cluster.down()
+    with running_cluster("bench-why") as cluster:
+        measure_job_command(cluster)
     return 0
 
 
