@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 CONTROLLER = "slurm-controller-0"
 WORKERS = ("slurm-worker-0", "slurm-worker-1")
+AS_SLURM = ("setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups")
+PYTHON = ("/opt/minivm/bin/python3", "-I", "-c")
 
 
 @contextmanager
@@ -60,8 +62,6 @@ def test_a_wrong_account_is_told_and_then_mended(tmp_path: Path) -> None:
             )
 
 
-AS_SLURM = ("setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups")
-PYTHON = ("/opt/minivm/bin/python3", "-I", "-c")
 # The planner's own functions set a node's weight, and read it.
 WEIGH = """
 import os, sys, time
@@ -104,8 +104,7 @@ def test_a_check_that_is_killed_at_any_step_leaves_nothing(tmp_path: Path) -> No
             def killed(what: str = what, worker: str = worker, process: str = process) -> bool:
                 """Some of the processes live for a moment, which a busy machine lets pass unseen."""
                 world.wait_idle()
-                world.run(CONTROLLER, "setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups",
-                          "/opt/minivm/bin/python3", "-I", "-c", SUBMIT, what)  # fmt: skip
+                world.run(CONTROLLER, *AS_SLURM, *PYTHON, SUBMIT, what)
                 kill = 'until pgrep -f "$0" >/dev/null; do :; done; scancel --user=slurm'
                 code = world.cluster.exec(worker, ["timeout", "90", "sh", "-c", kill, process])[0]
                 world.slurm("scancel", "--user=slurm")
@@ -117,8 +116,7 @@ def test_a_check_that_is_killed_at_any_step_leaves_nothing(tmp_path: Path) -> No
         waiting = "squeue --all --noheader --states=PD"
         Researcher(world, "alice").submit("--exclusive", "-N2", "--output=/dev/null", script="sleep 300")
         until(lambda: set(world.node_states().values()) == {"allocated"}, "a user's job runs", seen=world.node_states)
-        world.run(CONTROLLER, "setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups",
-                  "/opt/minivm/bin/python3", "-I", "-c", SUBMIT, PAIR)  # fmt: skip
+        world.run(CONTROLLER, *AS_SLURM, *PYTHON, SUBMIT, PAIR)
         until(lambda: world.slurm(*waiting.split()), "the check waits")
         world.slurm("scancel", "--user=slurm")
         assert not world.slurm(*waiting.split())
@@ -129,9 +127,8 @@ def test_a_check_that_is_killed_at_any_step_leaves_nothing(tmp_path: Path) -> No
 def assert_a_late_check_ends(world: World) -> None:
     """Assert that a check does not measure whose job was ended before it began: such a SIGTERM is lost."""
     late = "trap 'exec /opt/minivm/bin/python3 -I -m health.active.run cpu' TERM; sleep 300 & wait"
-    as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--init-groups")
     where = ("--partition=minivm-active", f"--nodelist={WORKERS[0]}", "--output=/dev/null", "--chdir=/")
-    job = world.run(CONTROLLER, *as_slurm, "sbatch", "--parsable", *where, f"--wrap={late}").strip()
+    job = world.run(CONTROLLER, *AS_SLURM, "sbatch", "--parsable", *where, f"--wrap={late}").strip()
     begun = ("timeout", "120", "sh", "-c", "until pgrep -f 'sleep [3]00'; do :; done")
     code, output = world.cluster.exec(WORKERS[0], list(begun))
     assert code == 0, output
