@@ -174,12 +174,13 @@ GRANT ALL ON slurm_acct_db.* TO slurm;
 END
 exec mariadbd --no-defaults --user=mysql --datadir=/tmp/db --socket=/tmp/db/socket --init-file=/tmp/users.sql
 """
-# Short clients ask the database before the load: the list that is printed has a client in it.
+# Short clients ask the database before the load, so it waits for a list that has a client in it. The pattern is written
+# with [-] because the list also has this script, which must not match.
 PROCESSES_WHILE_IT_LOADS = f"""
 (head -c 20000 {FILE}; sleep 600) | {IN} &
 for attempt in $(seq 1000); do
     cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' ' ' > /tmp/processes
-    grep -q loading {EXTERNAL_MARK} && grep -aq -e '--host.mariadb' /tmp/processes && break
+    grep -q loading {EXTERNAL_MARK} && grep -aq -e '[-]-host mariadb' /tmp/processes && break
     sleep 0.05
 done
 cat /tmp/processes
