@@ -175,14 +175,14 @@ def verify(name: str, directory: Path, as_json: bool) -> None:
 @FROM
 @click.option(
     "--config",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory with slurm.conf and the files beside it, in place of the copy's.",
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
+    help="A slurm.conf, ConfigMap or - for standard input, or a directory of all files, in place of the copy's.",
 )
 @JSON
 def rehearse_command(name: str, directory: Path, config: Path | None, as_json: bool) -> None:
     """Start this image's Slurm on a copy without network, and tell what would be lost. Exit 1 if anything would.
 
-    For an upgrade, run it in a container of the newer image that has the copies.
+    For an upgrade, run it as the command of a container of the newer image that has the copies.
     """
     manifest, rehearsal = rehearse.run(directory, name, config)
     if as_json:

@@ -20,7 +20,7 @@ LARGEST = 1 << 16  # for a range of nodes: Slurm's own limit
 UNLIMITED = (1 << 32) - 1
 
 _NUMBER = re.compile(r"\+?(?:0x([0-9a-f]{1,16})|(0[0-7]{0,16})|([1-9][0-9]{0,16}))(k?)", re.ASCII | re.IGNORECASE)
-_PAIR = re.compile(r'([^\s=]+?)\s*=\s*("[^"]*"|\S*)')
+PAIR = re.compile(r'([^\s=]+?)\s*=\s*("[^"]*"|\S*)')
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
 Line = Mapping[str, str]  # of a partition or a node: lower-case key -> value
@@ -83,7 +83,7 @@ def read(files: Mapping[str, bytes]) -> Configuration:
     nodes: dict[str, dict[str, str]] = {}
     defaults: dict[str, dict[str, str]] = {"partitionname": {}, "nodename": {}}
     for line in whole_lines(files):
-        pairs = [(key, value.strip('"')) for key, value in _PAIR.findall(line)]
+        pairs = [(key, value.strip('"')) for key, value in PAIR.findall(line)]
         if not pairs:
             continue
         kind, name = pairs[0][0].lower(), pairs[0][1]
@@ -123,6 +123,18 @@ def whole_lines(files: Mapping[str, bytes], name: str = MAIN, depth: int = DEPTH
         line = ""
     if line:
         yield line
+
+
+def missing_includes(files: Mapping[str, bytes]) -> list[str]:
+    """List the files that a file includes and that are not among these."""
+    missing = set()
+    for data in (data for name, data in files.items() if name.endswith(".conf")):
+        for line in data.decode(errors="replace").splitlines():
+            pair = _strip_comment(line).split(maxsplit=1)
+            is_include = len(pair) == 2 and pair[0].lower() == "include" and not pair[1].startswith("=")
+            if is_include and pair[1].strip().rpartition("/")[2] not in files:
+                missing.add(pair[1].strip())
+    return sorted(missing)
 
 
 def expand(hosts: str) -> list[str]:

@@ -26,12 +26,13 @@ from ground.files import locked, read_plain
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
-from init.slurm.conf import whole_lines
+from init.slurm.conf import MAIN, PAIR, RECORDS, whole_lines
+from init.slurm.daemon import objection
 from init.slurm.place import read_release
 from init.state import copies, sandbox
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, STATE_TAR, CopyError, Manifest, Proof
 from init.state.restore import UNPACKED, check_fits, unpack
-from init.state.save import check_room
+from init.state.save import USER_NAME, check_room
 
 # An account of Debian that runs nothing in a pod. Slurm 26.05 does not take `nobody` for SlurmUser.
 USER = "_apt"
@@ -46,10 +47,23 @@ OWN = re.compile(
     r"slurmctldhost|controlmachine|controladdr|backup.*|slurmctldport|slurmctldaddr|slurmdport|slurmuser|slurmduser"
     r"|statesavelocation|slurmctldpidfile|slurmctldlogfile|slurmctldsyslogdebug|slurmctlddebug|slurmschedlog.*|authtype"
     r"|authinfo|authalt.*|credtype|accountingstorage(type|host|port|pass|backuphost|externalhost|parameters)"
-    r"|jobcomp.*|jobsubmitplugins|scheduler.*|slurmctldparameters|communicationparameters|.*program|.*prog|prolog.*"
-    r"|epilog.*|prep.*plugins|burstbuffer.*|acctgather.*|jobacctgather.*|federationparameters|fedparameters|metricstype"
-    r"|plugstackconfig|mpiparams|mcs.*|nodefeaturesplugins|slurmctldtimeout|slurmdtimeout|include|debugflags"
+    r"|jobcomp.*|jobsubmitplugins|scheduler.*|slurmctldparameters|communicationparameters|.*program|.*prog|.*prolog.*"
+    r"|.*epilog.*|prep.*plugins|burstbuffer.*|acctgather.*|jobacctgather.*|federationparameters|fedparameters|metricstype"
+    r"|plugstackconfig|mpiparams|mcs.*|nodefeaturesplugins|slurmctldtimeout|slurmdtimeout|include|debugflags|plugindir"
+    r"|tls.*|cert.*|clifilterplugins|hashplugin"
 )
+# The part of that which keeps even a client from reading the file, or that a client would load.
+UNREADABLE = re.compile(
+    r"slurmctldhost|controlmachine|controladdr|backup.*|slurmctldport|slurmctldaddr|authtype|authinfo|authalt.*|credtype"
+    r"|plugindir|plugstackconfig|clifilterplugins|hashplugin|tls.*|cert.*|include"
+)
+CLIENT_CONF = """
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={closed}
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket
+"""
+ADDRESS = re.compile(r"\s(?:nodeaddr|nodehostname|port|bcastaddr)\s*=\s*\S+", re.IGNORECASE)
 CONF = """
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={slurmctld}
@@ -114,16 +128,29 @@ def check_here(manifest: Manifest) -> None:
 
 def configuration(files: Mapping[str, bytes], values: Mapping[str, object], *, accounting: bool) -> str:
     """Return the throw-away's slurm.conf: the cluster's, without its places, keys and programs. Pure."""
-    lines = []
-    for line in whole_lines(files):
-        key = line.partition("=")[0].strip().lower()
-        if not OWN.fullmatch(key) and not (key.startswith("accountingstorage") and not accounting):
-            lines.append(line)
     text = CONF
     if accounting:
         text += "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
         text += "AccountingStoragePort={slurmdbd}\nAccountingStoragePass={root}/munge/socket\n"
-    return "\n".join(lines) + text.format(**values)
+    pattern = OWN if accounting else re.compile(rf"{OWN.pattern}|accountingstorage.*")
+    return _without(pattern, files) + text.format(**values)
+
+
+def _without(pattern: re.Pattern[str], files: Mapping[str, bytes]) -> str:
+    """Return slurm.conf in one file, without the settings of that pattern."""
+    lines = []
+    for line in whole_lines(files):
+        kind, _, name = (part.strip().lower() for part in line.partition("="))
+        if kind in RECORDS:
+            # slurmctld waits ten seconds for each node whose name does not resolve, and drops it.
+            is_node = kind == "nodename" and not re.match(r"default\b", name)
+            lines.append(f"{ADDRESS.sub('', line)} NodeAddr=127.0.0.1" if is_node else line)
+            continue
+        for written, value in PAIR.findall(line):  # a line may have several
+            key = written.lower().rstrip("+-*/")  # Slurm also takes KEY+=VALUE
+            if not pattern.fullmatch(key):
+                lines.append(f"{written}={value}")
+    return "\n".join(lines)
 
 
 class Daemons:
@@ -135,9 +162,11 @@ class Daemons:
         self.running: list[tuple[str, subprocess.Popen[bytes]]] = []
         # Seconds until each answered.
         self.took: dict[str, float] = {}
+        # Files beside slurm.conf, of the last configuration.
+        self.placed: frozenset[str] = frozenset()
 
     def command(self, argv: Iterable[str]) -> list[str]:
-        ports = ",".join(str(port) for port in self.ports.values())
+        ports = ",".join(str(self.ports[name]) for name in ("slurmctld", "slurmdbd"))
         return [sys.executable, "-I", "-m", "init.state.sandbox", ports, *argv]
 
     @property
@@ -165,7 +194,7 @@ class Daemons:
             )
         self.running.append((name, process))
 
-    def ask(self, *argv: str, within: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def ask(self, *argv: str, within: float = 60.0, conf: str = "slurm.conf") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(argv),
             stdin=subprocess.DEVNULL,
@@ -173,7 +202,7 @@ class Daemons:
             text=True,
             check=False,
             errors="replace",
-            env=self.env,
+            env={**self.env, "SLURM_CONF": str(self.root / conf)},
             user=self.owner[0],
             group=self.owner[1],
             extra_groups=[],
@@ -198,17 +227,27 @@ class Daemons:
         text = (self.root / f"{name}.out").read_text(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         fatal = [line for line in lines if "fatal" in line or "error" in line.lower()]
+        if fatal and "Unable to process configuration file" in fatal[-1]:
+            del fatal[:-3]  # the lines before tell which setting
+            return "; ".join(fatal)[-300:]
         return (fatal or lines or ["it said nothing"])[-1][-300:]
 
+    def is_running(self, name: str) -> bool:
+        return any(known == name for known, _ in self.running)
+
     def stop(self) -> None:
-        for _, process in reversed(self.running):
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                process.wait(STOP_WITHIN)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        while self.running:
+            self.stop_last()
+
+    def stop_last(self) -> None:
+        _, process = self.running.pop()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            process.wait(STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str:
@@ -219,29 +258,25 @@ def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str
 
 
 @contextlib.contextmanager
-def throw_away(
-    pod: Pod, directory: Path, manifest: Manifest, within: float, conf: Mapping[str, bytes] | None = None
-) -> Iterator[tuple[Daemons, str, float]]:
-    """Restore a copy into throw-away daemons, all but slurmctld started; `conf`: other files than the copy's.
+def throw_away(pod: Pod, directory: Path, manifest: Manifest, within: float) -> Iterator[tuple[Daemons, str, float]]:
+    """Restore a copy into throw-away daemons, all but slurmctld started.
 
     Also yields what the restored database holds ("" without one), and the time at which slurmctld must answer.
     """
     file = str(directory / manifest.name / copies.MANIFEST)
     check_fits(manifest, f"ClusterName={manifest.cluster}\n", read_release(pod), file)
     until = time.monotonic() + within
-    files = conf or copied_files(directory, manifest)
+    files = copied_files(directory, manifest)
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
         ports = dict(zip(("slurmctld", "slurmdbd", "closed", "spare"), numbers, strict=True))
-        values = {**ports, "root": root, "user": USER}
-        daemons = Daemons(root, {name: ports[name] for name in ("slurmctld", "slurmdbd")})
-        _write_files(root, files, configuration(files, values, accounting=manifest.has_accounting), daemons.owner)
-        if manifest.has_state:
-            _unpack_state(directory, manifest, root, daemons.owner)
+        daemons = Daemons(root, ports)
+        _place(daemons, directory, manifest, files)
         try:
             _start_munged(daemons, until)
             accounted = ""
             if manifest.has_accounting:
-                accounted = _prove_accounting(daemons, directory, manifest, DBD.format(**values), until)
+                conf_of_slurmdbd = DBD.format(**ports, root=root, user=USER)
+                accounted = _prove_accounting(daemons, directory, manifest, conf_of_slurmdbd, until)
             yield daemons, accounted, until
         finally:
             daemons.stop()
@@ -294,8 +329,8 @@ def _ports(count: int) -> Iterator[list[int]]:
             each.close()
 
 
-def _write_files(root: Path, files: Mapping[str, bytes], conf: str, owner: tuple[int, int]) -> None:
-    for name, data in {**files, "slurm.conf": conf.encode("utf-8", "surrogateescape")}.items():
+def _write_files(root: Path, files: Mapping[str, bytes], owner: tuple[int, int]) -> None:
+    for name, data in files.items():
         path = root / Path(name).name
         path.write_bytes(data)
         os.chown(path, *owner)
@@ -303,6 +338,7 @@ def _write_files(root: Path, files: Mapping[str, bytes], conf: str, owner: tuple
 
 def _unpack_state(directory: Path, manifest: Manifest, root: Path, owner: tuple[int, int]) -> None:
     state = root / "state"
+    shutil.rmtree(state, ignore_errors=True)
     state.mkdir(mode=0o700)
     unpack(directory / manifest.name / STATE_TAR, manifest, state, owner)
     os.chown(state, *owner)
@@ -327,6 +363,33 @@ def _start_munged(daemons: Daemons, until: float) -> None:
     argv = [f"--{option}={place / name}" for option, name in files.items()]
     daemons.start("munged", "/usr/sbin/munged", "--foreground", "--num-threads=2", *argv)
     daemons.wait("its socket", (place / "socket").exists, until)
+
+
+def place_again(daemons: Daemons, directory: Path, manifest: Manifest, conf: Mapping[str, bytes]) -> None:
+    """Stop slurmctld if it runs, and put the copy's state and these files in place for its next start."""
+    if daemons.is_running("slurmctld"):
+        daemons.stop_last()
+    _place(daemons, directory, manifest, conf)
+
+
+def find_objection(daemons: Daemons, files: Mapping[str, bytes]) -> str:
+    """Return why Slurm cannot read these files, or "": the throw-away slurmctld reads only a part of slurm.conf."""
+    text = _without(UNREADABLE, files) + CLIENT_CONF.format(**daemons.ports, root=daemons.root)
+    _write_files(daemons.root, {"slurm-whole.conf": text.encode("utf-8", "surrogateescape")}, daemons.owner)
+    answer = daemons.ask("/usr/bin/scontrol", "ping", conf="slurm-whole.conf")
+    return objection(answer.stderr, str(daemons.root))
+
+
+def _place(daemons: Daemons, directory: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Put the copy's state and these files in place."""
+    values = {**daemons.ports, "root": daemons.root, "user": USER}
+    for name in daemons.placed - files.keys():
+        (daemons.root / Path(name).name).unlink(missing_ok=True)
+    daemons.placed = frozenset(files)
+    conf = configuration(files, values, accounting=manifest.has_accounting)
+    _write_files(daemons.root, {**files, MAIN: conf.encode("utf-8", "surrogateescape")}, daemons.owner)
+    if manifest.has_state:
+        _unpack_state(directory, manifest, daemons.root, daemons.owner)
 
 
 def restored_jobs(daemons: Daemons, until: float) -> dict[str, str]:
@@ -356,6 +419,16 @@ def listed_jobs(directory: Path, manifest: Manifest) -> copies.JobsAround | None
         return None
     listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"")
     return copies.JobsAround(listed["settled"], frozenset(listed["changing"]))
+
+
+def listed_users(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Return the users whom slurmctld knew when the copy was made, with their numbers."""
+    listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"{}")
+    return {
+        str(name): (int(uid), int(gid))
+        for name, (uid, gid) in listed.get("users", {}).items()
+        if USER_NAME.fullmatch(name)
+    }
 
 
 def _compare_jobs(directory: Path, manifest: Manifest, restored: Mapping[str, str]) -> str:

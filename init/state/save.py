@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ground.commands import ran
 from ground.files import locked, read_plain, sync_directory
 from init.fields import number
 from init.pod.pod import Pod
@@ -56,6 +58,12 @@ DUMP = "/usr/bin/mariadb-dump"
 DATA = "/var/lib/mysql"
 TABLES = f"{DATA}/slurm_acct_db"
 COMPLETED = b"-- Dump completed"
+JOB_USERS = ("/usr/bin/squeue", "--all", "--noheader", "--format=%u")
+RESERVATIONS = ("/usr/bin/scontrol", "--oneliner", "show", "reservation")
+RESERVATION_USERS = re.compile(r" Users=(\S+)")
+USER_NAME = re.compile(r"(?!-)[A-Za-z0-9_.@-]{1,128}", re.ASCII)
+MOST_USERS = 10_000
+USERS_WITHIN = 60.0  # a directory may hang
 COUNT = "SELECT COUNT(*) FROM `{cluster}_job_table`"
 # A directory that is 95 % full is reported (init.helpers.pod_checks): a copy must not bring that about.
 SPARE_PERCENT = 5
@@ -165,7 +173,7 @@ def _fill(
     after = _listing() if before is not None else None
     around = copies.compare_listings(before or {}, after or {})
     if after is not None:
-        listed = {"settled": dict(around.settled), "changing": sorted(around.changing)}
+        listed = {"settled": dict(around.settled), "changing": sorted(around.changing), "users": _find_users()}
         files[JOBS_LIST] = _write(partial / JOBS_LIST, [json.dumps(listed, sort_keys=True).encode()])
     files[CONFIG] = _write_configuration(pod, partial)
     following = read_next_job(head, release) if release else None
@@ -225,6 +233,28 @@ def _listing() -> Mapping[str, str] | None:
         return copies.parse_jobs(client.run(copies.SQUEUE, client.address(os.environ), within=60.0))
     except SlurmError:
         return None
+
+
+def _find_users() -> dict[str, list[int]]:
+    """Return the users of jobs and reservations, with their numbers: a rehearsal may run where no directory is.
+
+    Without an answer there are none: the copy is good without them.
+    """
+    try:
+        at = client.address(os.environ)
+        names = set(client.run(JOB_USERS, at, within=60.0).split())
+        for users in RESERVATION_USERS.findall(client.run(RESERVATIONS, at, within=60.0)):
+            names |= {name.lstrip("-") for name in users.split(",")}
+        plain = sorted(name for name in names - {"(null)"} if USER_NAME.fullmatch(name))[:MOST_USERS]
+        found = ran(("/usr/bin/getent", "passwd", *plain), within=USERS_WITHIN) if plain else None
+    except (SlurmError, OSError, subprocess.TimeoutExpired):
+        return {}
+    entries = (line.split(":") for line in (found.stdout.splitlines() if found else ()))
+    return {
+        cells[0]: [int(cells[2]), int(cells[3])]
+        for cells in entries
+        if len(cells) == 7 and cells[0] in names and cells[2].isdecimal() and cells[3].isdecimal()
+    }
 
 
 def open_all(state: Path, pause: Callable[[float], None] = time.sleep) -> dict[str, int]:

@@ -466,6 +466,32 @@ def test_the_throw_away_has_none_of_the_sites_programs_places_and_keys() -> None
     assert "AccountingStoragePort=2" in prove.configuration(files, values, accounting=True)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ResvProlog=/site/p",
+        "MaxJobCount=99 ResumeProgram=/site/p",
+        "ResumeProgram+=/site/p",
+        "MAILPROG = /site/p",
+        'MaxJobCount=9 PrologSlurmctld="/site/p"',
+        "PluginDir=/site/p",
+        "SlurmctldPrimaryOnProg=/site/p",
+        "CertmgrParameters=generate_csr_script=/site/p",
+        "MaxJobCount=9 \\\nEpilogSlurmctld=/site/p",
+    ],
+)
+def test_no_spelling_of_a_program_reaches_the_throw_away(line: str) -> None:
+    values = {"slurmctld": 1, "slurmdbd": 2, "closed": 3, "spare": 4, "root": "/tmp/x", "user": "nobody"}
+    assert "/site" not in prove.configuration({"slurm.conf": f"{line}\n".encode()}, values, accounting=True)
+
+
+def test_the_throw_away_asks_no_name_server_for_nodes() -> None:
+    values = {"slurmctld": 1, "slurmdbd": 2, "closed": 3, "spare": 4, "root": "/tmp/x", "user": "nobody"}
+    conf = b"NodeName=DEFAULT CPUs=2\nNodeName=a[1-3] NodeAddr=x[1-3] NodeHostname=y[1-3] Port=7 Feature=f\n"
+    lines = prove.configuration({"slurm.conf": conf}, values, accounting=True).splitlines()
+    assert lines[:2] == ["NodeName=DEFAULT CPUs=2", "NodeName=a[1-3] Feature=f NodeAddr=127.0.0.1"]
+
+
 def test_a_copy_is_due_by_the_newest_ones_age() -> None:
     day, up = 86400.0, 7200.0
     assert backups.is_due(NOON, day, 0.0, up) and backups.is_due(NOON, day, NOON - day, up)
