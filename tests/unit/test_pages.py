@@ -34,7 +34,7 @@ BLOCKS = {
     "air-gapped-build": {"needs a name": 1},
     "build-for-arm64": {"needs hardware": 1, "needs a name": 1},
     "change-authentication": {"runs": 3, "file": 1, "needs kubernetes": 1},
-    "change-slurm-conf": {"runs": 4, "file": 1, "shown": 2, "needs a name": 1},
+    "change-slurm-conf": {"runs": 5, "file": 1, "shown": 2, "needs a name": 1},
     "choose-a-profile": {"values": 1},
     "come-from-slinky": {"runs": 2, "needs kubernetes": 3},  # tests/unit/cluster/test_migrate.py
     "contain-jobs-and-people": {"runs": 1, "values": 1, "shown": 1},
