@@ -114,7 +114,7 @@ def save(
     with only_one(directory):
         _clear(directory)
         state = None if records_only else find_state_directory(pod)
-        if state is not None and not (state / JOBS).is_file():
+        if state is not None and not _has_saved(state / JOBS, pause):
             raise CopyError(
                 "copy the state",
                 "found no job_state, expected one",
@@ -144,6 +144,20 @@ def save(
             raise
         retain(directory, keep)
         return manifest
+
+
+def _has_saved(jobs: Path, pause: Callable[[float], None]) -> bool:
+    """Tell if slurmctld has saved its jobs; one that has never done so is asked to."""
+    if not jobs.is_file():
+        try:
+            client.save_jobs(client.address(os.environ))
+        except SlurmError:
+            return False
+        for _ in range(round(SETTLE)):
+            if jobs.is_file():
+                break
+            pause(1.0)
+    return jobs.is_file()
 
 
 def _fill(
