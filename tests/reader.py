@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,11 @@ exec docker exec $interactive "minivm-$MINIVM_NAME-$pod" "$@"
 HELM = f"""#!/bin/sh
 KUBECACHEDIR='{CACHE["KUBECACHEDIR"]}' PYTHONPATH='{ROOT}' exec '{sys.executable}' -m tests.helm "$@"
 """
+# Commands that end with 1 while a pod is not ready, which a busy machine makes it for a moment: they are typed again.
+ASKS = re.compile(r"^(?=(?:kubectl exec \S+ -- )?minivm why\b[^|;&]*$|make status$)", re.MULTILINE)
+AGAIN = (
+    'again() { end=$(($(date +%s) + 120)); until "$@"; do [ "$(date +%s)" -lt $end ] || return 1; sleep 1; done; }\n'
+)
 
 
 def programs(directory: Path) -> Path:
@@ -60,12 +66,17 @@ def follow(block: Block, env: Mapping[str, str], directory: Path) -> str:
     if block.pod:
         there = ["kubectl", "exec", "-i", block.pod, "--", *there]
     done = subprocess.run(
-        there, cwd=directory, env=dict(env), input=block.script, capture_output=True, text=True, check=False,
+        there, cwd=directory, env=dict(env), input=patient(block.script), capture_output=True, text=True, check=False,
         timeout=500,
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, f"docs/{block.page}:{block.line}: exit {done.returncode}\n{block.text}\n{said}"
     return said
+
+
+def patient(script: str) -> str:
+    """Let a command that asks whether pods are ready wait until they are."""
+    return AGAIN + ASKS.sub("again ", script) if ASKS.search(script) else script
 
 
 def follow_all(page: Iterable[Block], env: Mapping[str, str], directory: Path) -> dict[int, str]:

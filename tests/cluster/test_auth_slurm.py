@@ -106,7 +106,7 @@ def test_a_job_s_connections_on_a_worker_end_no_other_job_there(signed: World, a
             until(lambda: "held all connections to sackd" in reasons(), "the user is blocked", seen=reasons)
             # The node has two processors: this step waits for the job's.
             assert ann("srun -Q -w slurm-worker-0 --mem=50 sinfo -h -o %P").strip()
-            assert signed.row(worker).ready
+            signed.wait_ready(worker)
         finally:
             signed.run(worker, "minivm", "restart", "sack-guard")
 

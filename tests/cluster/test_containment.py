@@ -204,7 +204,7 @@ def test_where_a_pod_may_not_write_cgroups_ulimits_are_the_floor(
     contained: World, alice: Researcher, values: Change
 ) -> None:
     values({"login": {"perUser": {"memory": "1Gi", "processes": 700}, "runtimeClassName": ""}})
-    assert "by ulimits, which know no sum" in contained.run(LOGIN, "minivm", "why", "user-limits")
+    assert "by ulimits, which know no sum" in contained.cluster.exec(LOGIN, ["minivm", "why", "user-limits"])[1]
     assert alice("ulimit -u; ulimit -d; ulimit -Hd").split() == ["700", str(1 << 20), str(1 << 20)]
     # They stay on the login pod: a job has what its node gives it.
     assert alice("srun bash -c 'ulimit -u; ulimit -d'").split() != ["700", str(1 << 20)]

@@ -37,7 +37,8 @@ def test_the_first_drop_in_is_asked_about_and_taken_live(healthy: World, drop_in
         drop_in("command: [/bin/sleep, '1000']\nneds: [munged]\n")
     with pytest.raises(ClusterError, match=r"cannot take the drop-ins of login: .*did you mean munged\?"):
         drop_in("command: [/bin/sleep, '1000']\nneeds: [mungd]\n")  # the chart cannot know: the image does
-    assert healthy.running("slurm-login-0").container == pod and healthy.row("slurm-login-0").ready
+    healthy.wait_ready("slurm-login-0")
+    assert healthy.running("slurm-login-0").container == pod
     drop_in("command: [/bin/sleep, '1000']\nneeds: [munged]\n")
 
     def extra() -> str:

@@ -37,7 +37,7 @@ def test_a_home_that_hangs_keeps_nobody_and_stops_no_job(healthy: World, alice: 
     def told(pod: str, words: str) -> None:
         until(lambda: words in also(pod), f"{pod} tells of its home", seen=lambda: also(pod))
         assert "does not answer" in also(pod)
-        assert healthy.row(pod).ready
+        healthy.wait_ready(pod)
         assert "/home" in healthy.run(pod, "minivm", "status")
 
     with home.hanging():

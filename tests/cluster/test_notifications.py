@@ -149,7 +149,7 @@ def test_an_operator_sends_a_test_and_a_relay_that_is_away_is_told_but_loses_not
     told.inbox.is_away = True
     alice.submit("--mail-type=FAIL", "-J", "away", *QUIET, script="false")
     told.world.wait_for_reason(CONTROLLER, "SMTP 421 (")
-    assert told.world.run(CONTROLLER, "minivm", "ready").strip() == "ready"
+    told.world.wait_ready(CONTROLLER)
     status = run(CONTROLLER, "minivm", "status") + run(CONTROLLER, "minivm", "status", "--json")
     logs = run(CONTROLLER, "minivm", "logs", "notify") + run(CONTROLLER, "ps", "auxww")
     assert "SMTP 421" in status and "421 away" not in status and "421 away" in logs

@@ -160,7 +160,8 @@ def test_a_wrong_file_or_uid_changes_nothing_and_is_told(lab: Lab) -> None:
         lab.write(text)
         lab.world.wait_for_reason(LOGIN, words)
         lab.world.wait_for_reason(CONTROLLER, words)
-        assert lab.say("bob", "id -u") == "15002\n" and lab.world.row(LOGIN).ready
+        assert lab.say("bob", "id -u") == "15002\n"
+        lab.world.wait_ready(LOGIN)
     lab.write(good)
     until(lambda: "people" not in lab.world.cluster.exec(LOGIN, ["minivm", "why"])[1], "the good file counts")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,12 +117,20 @@ def test_accounting_knows_the_job(cluster: Cluster) -> None:
 
 
 def test_probes_say_the_same_over_http(cluster: Cluster) -> None:
+    def answer(url: str) -> int:
+        try:
+            with urllib.request.urlopen(url, timeout=60) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
     for pod in cluster.pods:
         pod.container.reload()
         address = pod.container.attrs["NetworkSettings"]["Networks"][cluster.world.network.name]["IPAddress"]
         for path in ("/livez", "/readyz", "/startupz"):
-            with urllib.request.urlopen(f"http://{address}:8650{path}", timeout=60) as reply:
-                assert reply.status == 200, path
+            url = f"http://{address}:8650{path}"
+            # A pod is not ready for a moment while slurmctld is busy.
+            until(lambda url=url: answer(url) == 200, f"{pod.name} answers {path}", seen=pod.account)  # type: ignore[misc]
 
 
 def test_the_trace_of_a_worker_tells_the_order(cluster: Cluster) -> None:
@@ -512,7 +521,7 @@ def test_a_stopped_worker_leaves_slurm_and_its_job_runs_elsewhere(cluster: Clust
     cluster.slurm("scancel", job)
     worker.container.start()
     worker.wait_ready()
-    assert cluster.slurm("sinfo", "-h", "-n", name, "-o", "%T").strip() == "idle"
+    until(lambda: cluster.slurm("sinfo", "-h", "-n", name, "-o", "%T").strip() == "idle", f"{name} is idle")
 
 
 def test_a_killed_worker_that_comes_back_leaves_no_ghost_job(cluster: Cluster) -> None:

@@ -337,6 +337,7 @@ def test_a_drain_that_was_lifted_while_the_pod_started_is_not_made_again(cluster
     cluster.slurm("scontrol", "delete", "reservationname=fan")
     worker.run("minivm", "start", "fresh-node")
     worker.wait_ready()
+    cluster.wait_node("w1", "idle")
     assert cluster.node("w1", "%f|%T|%E") == "minivm,green|idle|none"
 
 
@@ -349,9 +350,14 @@ def test_why_tells_of_a_persons_drain_and_asks_only_then(cluster: Cluster) -> No
     worker = cluster.workers["w2"]
     cluster.slurm("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud", user="slurm")
     since = cluster.node("w2", "%H")
-    code, text = worker.code("minivm", "why")
-    assert code == 0, "the pod is well"
-    assert f"no jobs come: the node is drained in Slurm by slurm since {since}: fan is loud" in text
+    told = f"no jobs come: the node is drained in Slurm by slurm since {since}: fan is loud"
+
+    def is_well() -> bool:
+        code, text = worker.code("minivm", "why")
+        assert told in text, text
+        return code == 0
+
+    until(is_well, "the pod is well", seen=worker.account)
     cluster.slurm("scontrol", "update", "nodename=w2", "state=resume")
     cluster.wait_node("w2", "idle")
     assert "no jobs" not in worker.code("minivm", "why")[1]

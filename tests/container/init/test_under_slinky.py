@@ -51,7 +51,7 @@ PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:4
 WORKER = ["-Z", "--conf-server", f"{CONTROLLER}:6817", "--conf", "'Features=blue Topology='\"$SLINKY_TOPOLOGY\"''"]
 PRE_STOP = "scontrol update nodename=$(hostname) state=down reason='slurm-operator: Pod is terminating'"
 # As the operator's Kubernetes probes ask: by HTTP, on the daemon's own port.
-PROBE = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).status)"
+PROBE = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=60).status)"
 
 
 class Slinky:
@@ -216,7 +216,7 @@ def test_a_pod_that_the_operator_ends_leaves_at_once(slinky: Slinky, controller:
     pod.container.reload()
     assert pod.container.attrs["State"]["ExitCode"] == 0, pod.logs()
     assert "Reason=slurm-operator: Pod is terminating" in asked(controller, "scontrol", "-o", "show", "node", "blue-1")
-    assert worker.ready()
+    worker.wait_ready()
 
 
 def test_arguments_that_only_a_shell_understands_end_the_pod_with_the_reason(slinky: Slinky) -> None:
