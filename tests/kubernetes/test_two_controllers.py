@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -62,7 +63,10 @@ class Pair(Release):
 
     def turn(self, pod: str) -> str:
         words = ("-n", self.namespace, "exec", f"{self.name}-{pod}", "--", "minivm", "status", "--json")
-        text = self.kubernetes.attempt(*words, timeout=30).stdout
+        try:
+            text = self.kubernetes.attempt(*words, timeout=30).stdout
+        except subprocess.TimeoutExpired:
+            return ""  # it is looked at again
         return text.partition('"turn": "')[2].partition('"')[0]
 
     def turns(self) -> str:

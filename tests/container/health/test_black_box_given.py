@@ -138,12 +138,13 @@ def test_a_port_that_was_in_use_is_taken_later(worker: Host) -> None:
     until(lambda: worker.run("pgrep -f '[h]ealth.runner'").rc != 0, "the runner has ended")
     take = shlex.join([PYTHON, "-I", "-c", TAKE])
     worker.check_output("mkfifo /tmp/keeps; (sleep infinity > /tmp/keeps & echo $! > /tmp/keeper)")
-    docker("exec", "--detach", container, "sh", "-c", f"{take} < /tmp/keeps > /tmp/taken")
+    docker("exec", "--detach", container, "sh", "-c", f"{take} < /tmp/keeps > /tmp/taken; echo freed >> /tmp/taken")
     until(lambda: worker.run("grep -q taken /tmp/taken").rc == 0, "the port is in use")
     start = f"MINIVM_POD_NAME=w0 exec {PYTHON} -I -m health.runner 2> /tmp/said"
     docker("exec", "--detach", container, "sh", "-c", start)
     until(lambda: worker.run("grep -q 'cannot listen on port 8652' /tmp/said").rc == 0, "the runner says so")
     worker.check_output("kill $(cat /tmp/keeper)")
+    until(lambda: worker.run("grep -q freed /tmp/taken").rc == 0, "the port is free")
 
     def answers() -> bool:
         return bool(worker.run("grep -qi ':21CC .* 0A ' /proc/net/tcp /proc/net/tcp6").rc == 0)

@@ -41,7 +41,7 @@ def test_a_machine_that_differs_is_told_and_the_pod_is_ready(site: World, strang
     pod = site.pod("worker", "told", volumes=strange).wait_ready()
     # It looks when the rest is up.
     until(lambda: SENTENCE in pod.code("minivm", "why")[1], "`why` says what differs", seen=pod.account)
-    assert pod.service("drift")["state"] == "failed"
+    until(lambda: pod.service("drift")["state"] == "failed", "it has looked", seen=pod.account)
     code, said = pod.code("minivm", "drift")
     assert code == 1 and SENTENCE in said.splitlines()[-1]
     # What the pod's condition says in Kubernetes is made of this.

@@ -16,12 +16,17 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 NAMES = [f"p{number}" for number in range(12)]
 UIDS = {name: 5001 + number for number, name in enumerate(NAMES)}
-AGE = f"""
-import json, pathlib
-path = pathlib.Path({RECORD!r})
-data = json.loads(path.read_text())
-data["people"] = {{uid: [name, since - 9000, waits] for uid, (name, since, waits) in data["people"].items()}}
-path.write_text(json.dumps(data))
+# The pod's own run may read the record at the same time.
+AGE = """
+import os
+from init.lean import replace
+from init.people import keep, removed_jobs
+from init.pod.pod import Pod
+pod = Pod(os.environ)
+with keep.hold_state(pod):
+    losses = removed_jobs.read_record(pod)
+    people = {uid: replace(loss, since=loss.since - 9000) for uid, loss in losses.people.items()}
+    removed_jobs.write_record(pod, replace(losses, people=people))
 """
 
 
@@ -102,7 +107,12 @@ def test_the_service_cancels_pending_jobs_after_the_grace_and_tells_why(lab: Lab
     shown = lab.controller.run("scontrol", "show", "job", held)
     assert "AdminComment=minivm: cancelled: p0 has no access since " in shown
     assert "AdminComment=ticket 7" in lab.controller.run("scontrol", "show", "job", site)
-    (told,) = [line for line in lab.controller.logs().splitlines() if "p0: cancelled by people.removedJobs" in line]
+
+    def lines() -> list[str]:
+        return [line for line in lab.controller.logs().splitlines() if "p0: cancelled by people.removedJobs" in line]
+
+    until(lines, "it is told in the log", seen=lab.controller.account)
+    (told,) = lines()
     array_tasks = f"{array}_[{','.join(map(str, range(1, 41, 3)))}]"
     assert {*told.rpartition(": ")[2].split(", ")} == {held, array_tasks, site}
     assert lab.apply("cancel")[0] == 0

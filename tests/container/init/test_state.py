@@ -59,6 +59,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             pod.add_user()
         for pod in (controller, worker):
             pod.wait_ready()
+        # The pod is ready before what it can do without, and the copies here have the accounting.
+        until(lambda: controller.service("slurmdbd")["ready"], "accounting too", seen=controller.account)
         yield Cluster(controller, worker)
 
 

@@ -58,8 +58,9 @@ def test_srun_and_salloc_end_with_the_pod_and_nothing_else_does(tmp_path: Path) 
             started[name, uid] = process
             assert process.stdout is not None and process.stdout.readline() == b"there\n"
         drain_login.end_clients(drain.Deadline(4.0))
-        ended = {key for key, process in started.items() if process.poll() is not None}
-        assert ended == {("srun", NOBODY), ("salloc", NOBODY)}
+        clients = {("srun", NOBODY), ("salloc", NOBODY)}
+        until(lambda: all(started[key].poll() is not None for key in clients), "the killed clients have ended")
+        assert {key for key, process in started.items() if process.poll() is not None} == clients
     finally:
         for process in started.values():
             with contextlib.suppress(ProcessLookupError):

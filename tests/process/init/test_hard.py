@@ -418,7 +418,7 @@ def test_a_full_disk_hangs_nobody_and_is_told(pod: World, tmp_path: Path) -> Non
         with (small / "log").open("r+b") as stream:
             stream.truncate(0)
         pod.until(lambda: "bytes were lost" in (small / "log").read_text(errors="replace"), "it recovers and owns up")
-        assert pod.snapshot().degraded == ()
+        pod.until(lambda: pod.snapshot().degraded == (), "nothing is left of it")
         pod.close()
     finally:
         subprocess.run(["umount", "-l", small], check=True)
