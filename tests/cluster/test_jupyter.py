@@ -73,7 +73,7 @@ def forwarded(alice: Researcher, shown: tuple[str, ...]) -> Iterator[str]:
 
 def status(address: str, token: str = "") -> int:
     try:
-        with urllib.request.urlopen(f"{address}?token={token}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}?token={token}", timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

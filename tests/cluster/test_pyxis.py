@@ -105,7 +105,7 @@ def test_slurm_s_own_door_is_still_there(alice: Researcher) -> None:
         "the pod has found out",
         seen=lambda: alice.world.cluster.exec(WORKER, ["minivm", "why", "containers"])[1],
     )
-    out = alice.try_(f"srun {HERE} --container=/nothing true", timeout=60)
+    out = alice.try_(f"srun {HERE} --container=/nothing true", timeout=300)
     assert out.returncode == 1 and "/nothing is no image" in out.stderr, out
 
 

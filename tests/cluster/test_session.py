@@ -133,7 +133,7 @@ def test_root_on_a_worker_has_no_key_that_a_login_pod_answers_with(healthy: Worl
     The test tries every private key anywhere in the pod; the worker's own is among them, so the search finds keys.
     """
     worker = "slurm-worker-0"
-    answered = healthy.run(worker, "ssh-keyscan", "slurm-login", f"{worker}.slurm-worker")
+    answered = healthy.run(worker, "ssh-keyscan", "-T", "60", "slurm-login", f"{worker}.slurm-worker")
     keys: dict[str, set[str]] = {}
     for line in answered.splitlines():
         if not line.startswith("#"):

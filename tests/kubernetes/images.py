@@ -91,7 +91,7 @@ def fill(programs: Programs, root: Path, names: list[str]) -> None:
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "containerd", "-c", str(config)]
         daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
     try:
-        wait_for(lambda: attempt(*ctr, "ls", env=env).returncode == 0, "a containerd to unpack images", within=60)
+        wait_for(lambda: attempt(*ctr, "ls", env=env).returncode == 0, "a containerd to unpack images", within=120)
         save = subprocess.Popen(["docker", "save", *names], stdout=subprocess.PIPE)
         done = subprocess.run([*ctr, "import", "-"], stdin=save.stdout, env=env, capture_output=True, text=True)
         if save.wait() != 0 or done.returncode != 0:

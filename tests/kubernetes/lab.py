@@ -106,7 +106,7 @@ class Lab:
         # One that sees no machine ready when it begins takes that for a fault of its own and evicts nobody; 1.20 then
         # never began to, and a lost machine kept its pods.
         self.daemon(self.control_plane, configs.controller_manager(self.keys))
-        self.wait(60, "the default account", lambda: self.answers("get", "serviceaccount", "default"))
+        self.wait(120, "the default account", lambda: self.answers("get", "serviceaccount", "default"))
         self.say(f"{self.nodes} nodes are ready")
 
     def claim(self) -> None:
@@ -130,7 +130,7 @@ class Lab:
         power.power_on(cp)
         self.daemon(cp, configs.etcd(cp))
         health = (*power.entered(cp), "curl", "-sf", f"{configs.ETCD}/health")
-        self.wait(60, "etcd", lambda: attempt(*health).returncode == 0)
+        self.wait(120, "etcd", lambda: attempt(*health).returncode == 0)
         self.start_apiserver()
         self.say("the API server is ready")
         self.daemon(cp, configs.scheduler(self.keys))
@@ -160,7 +160,7 @@ class Lab:
     def start_containerd(self, node: Machine) -> None:
         self.daemon(node, ("containerd", "-c", f"{node.state}/containerd.toml"))
         ctr = (*power.entered(node), str(self.programs.bin / "ctr"), "version")
-        self.wait(60, f"containerd on {node.name}", lambda: attempt(*ctr).returncode == 0)
+        self.wait(120, f"containerd on {node.name}", lambda: attempt(*ctr).returncode == 0)
 
     def join(self, node: Machine) -> None:
         self.start_kubelet(node)

@@ -21,7 +21,7 @@ SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Writes its number and becomes the daemon.
 DAEMON = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
 # While a process is on its way out its directory is busy.
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 def number(machine: Machine) -> int:
@@ -53,7 +53,7 @@ def power_on(machine: Machine) -> None:
     wait_for(
         lambda: bool(number(machine)) or started.poll() is not None,
         f"{machine.name}'s power",
-        within=30,
+        within=120,
         why=lambda: last_words(machine, "machine"),
     )
     if started.poll() is not None:
@@ -71,7 +71,7 @@ def power_off(machine: Machine) -> None:
     if found := number(machine):
         with contextlib.suppress(ProcessLookupError):
             os.kill(found, signal.SIGKILL)
-        wait_for(lambda: not number(machine), f"{machine.name} to be off", within=30)
+        wait_for(lambda: not number(machine), f"{machine.name} to be off", within=120)
     for stale in (*machine.state.glob("*.pid"), machine.state / "pid"):
         stale.unlink(missing_ok=True)
     for top in CGROUPS.glob(f"*/{machine.cgroup}"):
@@ -106,7 +106,7 @@ def start(machine: Machine, programs: Programs, words: Sequence[str], *, name: s
             start_new_session=True,
             env={"PATH": f"{programs.bin}:{SYSTEM}", "HOME": "/root", "PYTHONPATH": str(ROOT)},
         )
-    wait_for(pid.exists, f"{daemon} on {machine.name}", within=30)
+    wait_for(pid.exists, f"{daemon} on {machine.name}", within=120)
 
 
 def inner(machine: Machine, daemon: str) -> int:
@@ -132,7 +132,7 @@ def kill(machine: Machine, daemon: str) -> None:
     """Send SIGKILL, and wait until the daemon is gone."""
     if found := inner(machine, daemon):
         run_on(machine, "kill", "-KILL", str(found))
-        wait_for(lambda: not running(machine, daemon), f"{daemon} on {machine.name} to end", within=30)
+        wait_for(lambda: not running(machine, daemon), f"{daemon} on {machine.name} to end", within=120)
 
 
 def last_words(machine: Machine, daemon: str) -> str:

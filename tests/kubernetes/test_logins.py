@@ -88,7 +88,7 @@ def test_a_roll_of_the_login_ends_no_session_and_new_logins_go_on(keeping: Relea
         told = release.run(old, "minivm", "status")
         assert "1 person stays until" in told, told
         assert banner(port), "the forwarded port"
-        assert there.communicate("still", timeout=30)[0] == "still\n", "the open session"
+        assert there.communicate("still", timeout=120)[0] == "still\n", "the open session"
         assert copying.wait(120) == 0, "the copy"
         sums = door.try_("alice", "sha256sum < copied; cat .minivm/login-pods/*", key=key).stdout.splitlines()
         with (tmp_path / "large").open("rb") as large:
@@ -160,7 +160,7 @@ def stays(release: Release, pod: str) -> str:
 
 def banner(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

@@ -110,7 +110,7 @@ def mount(place: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     place.mkdir()
     with subprocess.Popen([*command, str(place)], stderr=subprocess.DEVNULL) as process:
         try:
-            until(lambda: place.is_mount() or process.poll(), f"{command[0]} mounts {place}", within=20)
+            until(lambda: place.is_mount() or process.poll(), f"{command[0]} mounts {place}", within=120)
             if not place.is_mount():
                 raise OSError(f"{command[0]} cannot mount {place}")
             yield process

@@ -176,7 +176,7 @@ def test_a_prolog_that_runs_across_publishes_ends_on_its_own_commit(world: World
         run_cycle(world.settings)
     assert world.live() != first
     gate.write_text("go\n")
-    out, _ = running.communicate(timeout=20)
+    out, _ = running.communicate(timeout=120)
     held.release()
     assert out == "first\n"
     run_cycle(world.settings)

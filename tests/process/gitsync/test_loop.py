@@ -73,7 +73,7 @@ def loop(world: World, program: tuple[str, ...] = ("gitsync.cli", "loop"), /, **
     finally:
         running.process.terminate()
         try:
-            assert running.process.wait(timeout=20) == running.ends_with, log.read_text()
+            assert running.process.wait(timeout=120) == running.ends_with, log.read_text()
         finally:
             running.process.kill()
             notify.close()
@@ -164,7 +164,7 @@ def test_a_push_hurries_it_through_the_webhook(world: World) -> None:
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/", data=b"{}", headers={"X-Hub-Signature-256": f"sha256={signature}"}
         )
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             assert reply.status == 202
         until(lambda: world.live() == second, "the push is published")
 
@@ -246,5 +246,5 @@ def test_stop_ends_a_cycle_that_does_not_end(world: World) -> None:
         until(lambda: "READY=1" in running.hear() and children.read_text(), "a cycle is at work")
         cycle = int(children.read_text().split()[0])
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(timeout=30) == 0
+        assert running.process.wait(timeout=120) == 0
         assert not alive(cycle)

@@ -34,7 +34,7 @@ class Running:
     log: Path
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as reply:
             return str(reply.read().decode())
 
     def count(self, name: str) -> int:
@@ -47,7 +47,7 @@ class Running:
         for name, value in headers.items():
             request.add_header(name.replace("_", "-"), value)
         try:
-            with urllib.request.urlopen(request, timeout=10) as reply:
+            with urllib.request.urlopen(request, timeout=60) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             return int(error.code)
@@ -83,7 +83,7 @@ def mirror(world: World, **extra: str) -> Iterator[Running]:
         yield Running(found[1], log)
     finally:
         process.terminate()
-        assert process.wait(timeout=20) == 0, log.read_text()
+        assert process.wait(timeout=120) == 0, log.read_text()
 
 
 def node(world: World, running: Running, name: str = "node") -> None:
@@ -197,7 +197,7 @@ def test_who_sends_a_byte_now_and_then_holds_no_thread(world: World) -> None:
 
 def answers(running: Running) -> bool:
     try:
-        with urllib.request.urlopen(f"{running.url}/metrics", timeout=3) as reply:
+        with urllib.request.urlopen(f"{running.url}/metrics", timeout=60) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

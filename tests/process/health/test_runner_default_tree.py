@@ -405,7 +405,7 @@ def test_a_job_that_left_nothing_costs_no_look_at_all_processes(job: Job) -> Non
     stray = begin([], USER, "sleep", "600")
     job.run("epilog")
     assert (shared / "processes").exists()
-    assert stray.wait(30) == -signal.SIGTERM
+    assert stray.wait(120) == -signal.SIGTERM
 
 
 def cgroup(job: Job, name: str) -> Path:

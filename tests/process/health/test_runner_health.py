@@ -561,7 +561,7 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
             line = 'minivm_health_verdict{check="one",class="node"} 1'
             until(lambda: metrics.exists() and line in metrics.read_text(), "and measures it")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()
@@ -719,7 +719,7 @@ def test_the_broker_serves_its_socket_without_a_controller(world: World) -> None
             assert world.run("prolog")[0] == 0
             assert world.records()[-1]["checks"]["broker"] == {"prolog.10-look": "seen, not long enough"}
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(120) == 0
             assert not path.exists()
         finally:
             process.kill()

@@ -81,7 +81,7 @@ def test_a_runner_that_is_killed_ends_no_run_and_the_next_goes_on_without_it(wor
         runner.kill()
         runner.wait()
         (world.root / "go").touch()
-        assert (run.communicate(timeout=30), run.returncode) == (("", ""), 0)
+        assert (run.communicate(timeout=120), run.returncode) == (("", ""), 0)
         assert world.run("prolog", SLURM_JOB_ID="2")[0] == 0
     assert ran(world) == ["1", "2"]
 
@@ -96,7 +96,7 @@ def test_a_run_whose_process_is_killed_is_done_again(world: World) -> None:
             os.kill(pid, signal.SIGKILL)
         until(lambda: ran(world) == ["1", "1"], "it runs again")
         (world.root / "go").touch()
-        _, err = run.communicate(timeout=30)
+        _, err = run.communicate(timeout=120)
     assert run.returncode == 0
     assert "it ended in the middle of a run" in err
 
@@ -108,7 +108,7 @@ def test_a_client_that_is_ended_ends_its_run_with_the_script(world: World) -> No
         run, pid = world.start("prolog"), world.root / "pid"
         until(lambda: pid.exists() and pid.read_text(), "the script runs")
         run.kill()
-        run.communicate(timeout=30)
+        run.communicate(timeout=120)
         until(lambda: not alive(int(pid.read_text())), "the script is ended")
         until(lambda: not children(runner), "and who ran it")
 
@@ -166,7 +166,7 @@ def test_a_run_holds_the_commit_that_was_current_when_it_began(world: World) -> 
         (layout.root / "next").rename(layout.current)
         until(lambda: [held(commit) for commit in commits] == [True, False], "it holds its own")
         (world.root / "go").touch()
-        assert (run.communicate(timeout=30), run.returncode) == (("", ""), 0)
+        assert (run.communicate(timeout=120), run.returncode) == (("", ""), 0)
         until(lambda: not children(runner), "it is over")
         until(lambda: not held(commits[0]), "and nobody holds it after that")
     assert (world.root / "of").read_text().split() == [commits[0]]

@@ -313,7 +313,7 @@ def test_a_run_finishes_on_its_own_commit_across_a_publish_and_a_prune(world: Wo
     with layout.lease(old).open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     (world.root / "go").touch()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 0
     assert (world.root / "said").read_text().split() == [old] * 4
     assert world.records()[0]["commit"] == old
@@ -324,7 +324,7 @@ def test_a_runner_that_is_stopped_takes_its_script_along(world: World) -> None:
     process, pid = world.start("prolog"), world.root / "pid"
     until(lambda: pid.exists() and pid.read_text(), "the script runs")
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     if world.clients:
         # Another process ends it, once it sees that the one before it has gone.
         until(lambda: not alive(int(pid.read_text())), "the script is ended")

@@ -56,7 +56,7 @@ def test_the_socket_is_where_no_other_user_can_listen_first(tmp_path: Path) -> N
             assert directory != shared and directory.stat().st_mode & 0o777 == 0o700
         finally:
             job.terminate()
-        assert job.wait(20) == 143
+        assert job.wait(120) == 143
     assert not jupyter_cli.find_record("7").exists() and [path.name for path in shared.iterdir()] == ["jupyter.sock"]
 
 
