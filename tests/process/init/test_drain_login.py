@@ -195,11 +195,15 @@ def test_a_stay_without_anybody_takes_no_new_people_and_ends(monkeypatch: pytest
 def test_a_person_who_never_leaves_is_told_again_and_ends_at_the_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks = Looks(monkeypatch, tmp_path, last=10**9, keepers=True)
-    monkeypatch.setattr(login, "NOTICES", (10.0, 0.8, 0.4))
-    login.Stay(drain.Deadline(1.5), 0.3, "login-old", "").run()
-    assert len([line for line in looks.said if line.startswith("/dev/pts/9")]) == 3
-    assert "1 session is left" in capsys.readouterr().out
+    def told(scale: float) -> int:
+        looks = Looks(monkeypatch, tmp_path, last=10**9, keepers=True)
+        monkeypatch.setattr(login, "NOTICES", (10.0 * scale, 0.8 * scale, 0.4 * scale))
+        login.Stay(drain.Deadline(1.5 * scale), 0.3 * scale, "login-old", "").run()
+        assert "1 session is left" in capsys.readouterr().out
+        return len([line for line in looks.said if line.startswith("/dev/pts/9")])
+
+    # On a busy machine one look may come after two of the times.
+    assert 3 in map(told, (1.0, 5.0, 25.0))
 
 
 def test_a_shorter_grace_period_of_the_pod_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
