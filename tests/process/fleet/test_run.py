@@ -426,7 +426,7 @@ def test_it_ends_when_it_is_to_end_also_in_the_turn_in_which_news_come(
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
-            await asyncio.wait({task}, timeout=5)
+            await asyncio.wait({task}, timeout=120)
             ended = task.done()
             while not task.done():
                 task.cancel()

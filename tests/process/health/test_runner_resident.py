@@ -132,7 +132,7 @@ def test_runs_across_publishes_are_each_of_one_commit(world: World) -> None:
             link.rename(layout.current)
             runs.append(world.start("prolog", SLURM_JOB_ID=job))
         for run in runs:
-            run.communicate(timeout=60)
+            run.communicate(timeout=300)
             assert run.returncode == 0
     said = [(world.root / f"of-{job}").read_text().split() for job in jobs]
     assert all(len(words) == 4 and len(set(words)) == 1 for words in said), said
