@@ -194,6 +194,19 @@ class World:
             return str(error)
 
 
+def push(world: World, script: str) -> str:
+    """Commit to the scripts' repository in the demo's pod and return the hash."""
+    steps = (
+        "set -e; rm -rf /tmp/work; export HOME=/tmp; git clone -q /srv/git/scripts.git /tmp/work; cd /tmp/work;"
+        f" {script};"
+        " git add -A; git -c user.name=ops -c user.email=ops@localhost commit -q -m change; git push -q;"
+        " git rev-parse HEAD"
+    )
+    code, output = world.cluster.exec("slurm-demo-0", ["bash", "-c", steps], user="nobody")
+    assert code == 0, output
+    return output.split()[-1]
+
+
 @dataclass
 class Researcher:
     world: World

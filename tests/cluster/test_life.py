@@ -22,7 +22,7 @@ from cluster.report import table
 from cluster.values import merge
 from init.slurm.client import read_backfilled
 from tests.callers import calling
-from tests.cluster.researcher import Researcher, World
+from tests.cluster.researcher import Researcher, World, push
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
@@ -480,19 +480,6 @@ def test_a_cluster_that_never_was_is_not_said_to_be_gone(healthy: World) -> None
     assert done.returncode == 0
     assert f"there is no cluster {name}-x" in done.stdout and "is gone" not in done.stdout
     assert name in done.stdout.partition("hint: ")[2].partition(";")[0].replace(",", "").split()
-
-
-def push(world: World, script: str) -> str:
-    """Commit to the scripts' repository in the demo's pod and return the hash."""
-    steps = (
-        "set -e; rm -rf /tmp/work; export HOME=/tmp; git clone -q /srv/git/scripts.git /tmp/work; cd /tmp/work;"
-        f" {script};"
-        " git add -A; git -c user.name=ops -c user.email=ops@localhost commit -q -m change; git push -q;"
-        " git rev-parse HEAD"
-    )
-    code, output = world.cluster.exec("slurm-demo-0", ["bash", "-c", steps], user="nobody")
-    assert code == 0, output
-    return output.split()[-1]
 
 
 def test_a_pushed_prolog_runs_on_every_node_and_a_broken_one_on_none(healthy: World, alice: Researcher) -> None:

@@ -6,18 +6,21 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
-from tests.cluster.researcher import Researcher, World
+from tests.cluster.researcher import Researcher, World, push
 from tests.cluster.small import small_cluster
 from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 SLOW = "slurm-worker-1"
+# More than the slow link has, and less than what two loaded cores send between two pods, unlike the image's 100 MB/s.
+LIMIT = """sed -i 's/"tcp_min_mbs": 100/"tcp_min_mbs": 25/' lib/thresholds/active.json"""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with small_cluster(DockerEngine().client, f"{NAME}-preflight", root, values, workers=5) as cluster:
         cluster.up(timeout=240)
         made = World(cluster)
+        commit = push(made, LIMIT)
+        for number in range(5):
+            pod = f"slurm-worker-{number}"
+            made.run(pod, "gitsync", "now")
+            current = partial(made.run, pod, "readlink", "/var/lib/minivm/scripts/current")
+            until(lambda current=current: commit in current(), f"{pod} has the limit", seen=current)  # type: ignore[misc]
         # Slurm takes nodes of equal weight in the order of their registration: it shall take the slow one first.
         for number in (0, 2, 3, 4):
             made.slurm("scontrol", "update", f"nodename=slurm-worker-{number}", "weight=10")
