@@ -6,6 +6,9 @@ Taken at once, because it costs no session and no job and can be checked before:
 database password that the database accepts. The others are reported with what takes them: a cluster changes them in an
 order that no pod knows. A daemon that still runs with the key before is reported too. Exit code 1 and one line, which
 becomes the reason for which the pod is degraded. No key is ever printed.
+
+The metrics tell since when the controller knows each key, and when certificates beside sssd.conf expire. A file that
+is missing or cannot be read has no sample.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ground.certificates import list_expiries
 from ground.commands import ran
-from ground.files import write_whole
+from ground.files import read_json, write_if_possible, write_whole
+from ground.metrics import family
 from init.errors import InitError
 from init.lean import record
 from init.pod.client import Client, control_socket, service
@@ -244,6 +249,48 @@ def renew_node_sackd(control: Path, unread: Mapping[str, list[str]], read: dict[
         print(f"sackd has taken {' and '.join(unread['sackd'])}", file=sys.stderr)
 
 
+# Metrics: the age of keys, and the end of certificates.
+
+METRICS = "/run/minivm/metrics.d/keys.prom"
+# On the controller's volume, since a mounted Secret has the time of the pod's start.
+SINCE = "/var/lib/minivm/slurm/keys.json"
+EARLIEST = 1.7e9  # an earlier time is of a clock that was not set yet
+DIGITS = 4  # of a digest: enough to see a change, too few to guess a key by
+
+
+def read_since(pod: Pod, now: float) -> dict[str, float]:
+    """Return the time from which each installed key is known, and keep it on the volume; nothing without the volume."""
+    path = pod.path(SINCE)
+    if not path.parent.is_dir():
+        return {}
+    kept = dict(read_json(path))
+    since = {}
+    for key in (*KEYS, JWT):
+        used = digest(pod.path(key.installed))[:DIGITS]
+        if not used or key.name == "sssd.conf" or now < EARLIEST:
+            continue
+        match kept.get(key.name):
+            case [before, int() | float() as at] if before == used and EARLIEST < at <= now:
+                since[key.name] = float(at)
+            case _:
+                since[key.name] = now
+                kept[key.name] = [used, now]
+    try:
+        if now in since.values():
+            write_whole(path, json.dumps(kept), mode=0o600)
+    except OSError:
+        return {}  # the next turn would take the key for new again
+    return since
+
+
+def render_metrics(since: Mapping[str, float], certificates: Mapping[str, float]) -> str:
+    keys = [({"key": name}, f"{at:.0f}") for name, at in since.items()]
+    ends = [({"file": f"sssd/{name}"}, f"{at:.0f}") for name, at in certificates.items()]
+    lines = family("minivm_keys_known_timestamp_seconds", "Since when this key is in use, at least.", keys)
+    lines += family("minivm_keys_certificate_end_timestamp_seconds", "End of the file's first certificate.", ends)
+    return "\n".join(lines) + "\n"
+
+
 def look(pod: Pod, control: Path, read: dict[str, list[str]]) -> dict[str, list[str]]:
     with Client(control, within=WITHIN) as client:
         views = client.snapshot().services
@@ -272,8 +319,11 @@ def compare(pod: Pod, control: Path) -> list[str]:
 
 
 def main() -> int:
+    pod, now = Pod(os.environ), time.time()
+    certificates = list_expiries(pod.path(f"{SECRETS}/sssd"))
+    write_if_possible(pod.path(METRICS), render_metrics(read_since(pod, now), certificates))
     try:
-        reasons = compare(Pod(os.environ), control_socket())
+        reasons = compare(pod, control_socket())
     except (InitError, EOFError) as error:
         reasons = [f"the keys in use are not known: {error}"]
     if text := "; ".join(filter(None, reasons)):

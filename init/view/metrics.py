@@ -6,11 +6,15 @@ services leave in a directory, again when they change, and adds their lines.
 HTTP shows no output of services (docs/decisions/http-without-service-output.md). So only names and numbers of a file
 pass: families under the service's own prefix, labels of a fixed list whose values are names, and numbers unchanged. The
 file must be a small regular file of root: reading never blocks, and no other user can add text.
+
+In `slurm/`, a directory that root gave to the user slurm, the file may be that user's. An old one is left out: its
+writer runs on the acting controller alone, and writes nothing while slurmctld does not answer.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 from ground.metrics import labels
 from init.engine.states import PodPhase
@@ -122,9 +126,13 @@ COUNTERS = {
 
 # The metrics files of services.
 
-SERVICES = ("drift", "gitsync", "health", "jobs", "notify", "runner", "state")
+SERVICES = ("drift", "gitsync", "health", "jobs", "keys", "notify", "runner", "state", "slurm/active", "slurm/nodes")
+FRESH_S = 300.0
 # Not the signer, which is a person's name, nor the text of an error.
-LABELS = frozenset({"cause", "channel", "check", "class", "commit", "ref", "ring", "state", "step"})
+LABELS = frozenset(
+    ("cause", "channel", "check", "class", "commit", "file", "key", "name", "part", "partition", "ref", "ring", "state",
+     "step")
+)  # fmt: skip
 LARGEST = 64 * 1024
 MOST_SAMPLES = 1000
 LONGEST_VALUE = 128
@@ -158,13 +166,19 @@ class Handed:
             return []  # no file yet, or PID 1 is short of descriptors: the next scrape has it
         try:
             status = os.fstat(fd)
-            is_trusted = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+            folder, _, name = service.rpartition("/")
+            owners = {0, os.geteuid()}
+            if folder:
+                owners.add(os.stat(f"{self.directory}/{folder}").st_uid)  # noqa: PTH116 - PID 1 imports no pathlib
+                if time.time() - status.st_mtime > FRESH_S:
+                    return []
+            is_trusted = status.st_uid in owners and not status.st_mode & 0o022
             if status.st_mode & _FILE_TYPE != _REGULAR_FILE or not is_trusted or status.st_size > LARGEST:
                 return []
             identity = (status.st_ino, status.st_mtime_ns, status.st_size)
             if service not in self._cache or self._cache[service][0] != identity:
                 text = os.read(fd, LARGEST).decode("ascii", "replace")
-                self._cache[service] = (identity, open_metrics(text, f"minivm_{service}_"))
+                self._cache[service] = (identity, open_metrics(text, f"minivm_{name}_"))
             return self._cache[service][1]
         except OSError:
             return []

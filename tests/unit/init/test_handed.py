@@ -135,3 +135,25 @@ def test_a_file_is_read_when_it_changes_and_only_if_it_is_roots_own_plain_and_sm
     path.unlink()
     os.mkfifo(path)
     assert reader.lines() == [], "a pipe would be waited for"
+
+
+def test_a_file_of_slurms_user_is_read_while_it_is_fresh(tmp_path: Path) -> None:
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    path, reader = folder / "nodes.prom", metrics.Handed(str(tmp_path))
+    path.write_text("# TYPE minivm_nodes_x gauge\nminivm_nodes_x 1\n# TYPE minivm_health_x gauge\nminivm_health_x 1\n")
+    expected = ["# TYPE minivm_nodes_x gauge", "minivm_nodes_x 1"]
+    assert reader.lines() == expected
+    if os.geteuid() == 0:
+        os.chown(path, 64030, 64030)
+        assert reader.lines() == [], "the directory is not that user's"
+        os.chown(folder, 64030, 64030)
+        assert reader.lines() == expected
+        os.chown(path, 20001, 20001)
+        assert reader.lines() == []
+        os.chown(path, 64030, 64030)
+    old = time.time() - metrics.FRESH_S - 1
+    os.utime(path, (old, old))
+    assert reader.lines() == [], "its writer does not run, or does not know"
+    os.utime(path)
+    assert reader.lines() == expected

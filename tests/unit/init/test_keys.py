@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from ground.certificates import list_expiries
 from init.helpers.keys import (
+    JWT,
     KEYS,
+    METRICS,
     PASSWORD,
     READ,
     SECRETS,
+    SINCE,
     find_unread,
     find_unused,
     load,
+    read_since,
+    render_metrics,
     renew_host_keys,
     renew_jwt,
     renew_password,
@@ -21,6 +30,7 @@ from init.helpers.keys import (
 )
 from init.pod.pod import Pod
 from init.slurm import accounting
+from init.view.metrics import open_metrics
 
 
 def put(root: Path, path: str, text: str) -> None:
@@ -153,3 +163,78 @@ def test_a_renewal_of_host_keys_that_was_cut_is_finished(tmp_path: Path) -> None
     assert unread == {"sshd": [name]}
     assert "tried again" in renew_host_keys(pod, nowhere, unread["sshd"], read)
     assert find_unread(pod, lives, read) == unread, "until sshd has taken them"
+
+
+NOW = 1.8e9
+
+
+def test_the_age_of_a_key_counts_from_when_the_controller_first_saw_it(tmp_path: Path) -> None:
+    pod = Pod({}, tmp_path)
+    put(tmp_path, JWT.installed, "hidden-1")
+    assert read_since(pod, NOW) == {}, "no volume"
+    (tmp_path / SINCE.lstrip("/")).parent.mkdir(parents=True)
+    assert read_since(pod, 1.0) == {}, "the clock is not set"
+    assert read_since(pod, NOW) == {"JWT key": NOW}
+    put(tmp_path, "/etc/munge/munge.key", "hidden-2")
+    put(tmp_path, "/etc/sssd/sssd.conf", "no key")
+    assert read_since(pod, NOW + 9) == {"JWT key": NOW, "munge key": NOW + 9}
+    (tmp_path / JWT.installed.lstrip("/")).unlink()
+    assert read_since(pod, NOW + 20) == {"munge key": NOW + 9}, "unknown, not new"
+    put(tmp_path, JWT.installed, "hidden-1")
+    assert read_since(pod, NOW + 30) == {"JWT key": NOW, "munge key": NOW + 9}, "the same key again"
+    put(tmp_path, JWT.installed, "hidden-3")
+    assert read_since(pod, NOW + 40) == {"JWT key": NOW + 40, "munge key": NOW + 9}
+    kept = (tmp_path / SINCE.lstrip("/")).read_text()
+    assert "hidden" not in kept and len(kept) < 120, "too little of a digest to guess a key by"
+    assert read_since(pod, NOW - 100) == dict.fromkeys(("JWT key", "munge key"), NOW - 100), "a clock was ahead"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"JWT key": 4}', '{"JWT key": ["", "x"]}', '{"JWT key": ["a", 1e999]}']
+)
+def test_a_damaged_memory_of_keys_is_begun_anew(tmp_path: Path, text: str) -> None:
+    pod = Pod({}, tmp_path)
+    put(tmp_path, JWT.installed, "hidden")
+    put(tmp_path, SINCE, text)
+    assert read_since(pod, NOW) == read_since(pod, NOW + 1) == {"JWT key": NOW}
+
+
+def test_a_memory_that_cannot_be_written_tells_no_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    pod = Pod({}, tmp_path)
+    put(tmp_path, JWT.installed, "hidden")
+    (tmp_path / SINCE.lstrip("/")).parent.mkdir(parents=True)
+    monkeypatch.setattr("init.helpers.keys.write_whole", fail)
+    assert read_since(pod, NOW) == {}
+
+
+def test_the_end_of_each_certificate_beside_sssd_conf_is_told(tmp_path: Path) -> None:
+    folder = f"{SECRETS}/sssd"
+    first, second = certificate(tmp_path, 30), certificate(tmp_path, 3)
+    put(tmp_path, f"{folder}/sssd.conf", "[sssd]")
+    put(tmp_path, f"{folder}/..data", first)
+    put(tmp_path, f"{folder}/ca.crt", f"# my authority\n{first}{second}")
+    put(tmp_path, f"{folder}/one.pem", first)
+    put(tmp_path, f"{folder}/a.key", "-----BEGIN PRIVATE KEY-----\nhidden\n-----END PRIVATE KEY-----\n")
+    put(tmp_path, f"{folder}/broken.crt", first.replace("M", "N", 9))
+    put(tmp_path, f"{folder}/half.crt", first + first[: len(first) // 2])
+    put(tmp_path, f"{folder}/many.crt", first * 99)
+    (tmp_path / folder.lstrip("/") / "gone.crt").symlink_to("nowhere")
+    os.mkfifo(tmp_path / folder.lstrip("/") / "pipe")
+    found = list_expiries(tmp_path / folder.lstrip("/"))
+    assert found.keys() == {"ca.crt", "one.pem", "half.crt"}
+    assert found["one.pem"] - found["ca.crt"] == pytest.approx(27 * 86400, abs=60)
+    assert found["one.pem"] - time.time() == pytest.approx(30 * 86400, abs=60)
+    text = render_metrics({"munge key": NOW}, found)
+    assert 'minivm_keys_known_timestamp_seconds{key="munge key"} 1800000000\n' in text
+    assert 'minivm_keys_certificate_end_timestamp_seconds{file="sssd/ca.crt"} ' in text
+    assert METRICS.endswith("/keys.prom") and open_metrics(text, "minivm_keys_")
+
+
+def certificate(directory: Path, days: int) -> str:
+    key = directory / "certificate.key"
+    argv = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    argv += ["-subj", "/CN=x", "-days", str(days), "-keyout", str(key)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout

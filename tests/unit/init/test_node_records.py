@@ -10,7 +10,17 @@ from init.errors import ConfigError
 from init.slurm import client
 from init.slurm import records as node_records
 from init.slurm.node import BACK, FRESH, STOPPING, Node
-from init.slurm.records import Pools, candidates, explain_down, forgotten, pools_from_json, read_pools
+from init.slurm.records import (
+    Pools,
+    candidates,
+    explain_down,
+    forgotten,
+    name_state,
+    parse_states,
+    pools_from_json,
+    read_pools,
+    render_metrics,
+)
 
 POOLS = Pools("slurm", (("slurm-gpu", 2), ("slurm-worker", 4)))
 VERDICT = "minivm: gpu_ecc[rma]@zero 3 errors"
@@ -91,8 +101,30 @@ def test_a_node_whose_pod_is_no_longer_made_is_down_for_good() -> None:
 
 def test_only_what_may_concern_us_is_looked_at() -> None:
     listed = "slurm-gpu-0|drain*\nslurm-gpu-0|drain*\nslurm-gpu-1|idle\nslurm-gpu-2|down\nx|drng*\ny|drain\nz|down*\n"
-    assert candidates(listed, POOLS) == ["slurm-gpu-0", "slurm-gpu-2", "x"]
-    assert candidates(listed, None) == ["slurm-gpu-0", "x"]
+    rows = parse_states(listed)
+    assert candidates(rows, POOLS) == ["slurm-gpu-0", "slurm-gpu-2", "x"]
+    assert candidates(rows, None) == ["slurm-gpu-0", "x"]
+
+
+def test_a_node_of_several_partitions_counts_once() -> None:
+    text = render_metrics(parse_states("a|idle\na|idle\nb|drain*\nc|drng\n\nd|mix-\n"))
+    samples = [line.removeprefix("minivm_nodes_by_state") for line in text.splitlines() if line[0] != "#"]
+    assert samples == [
+        '{state="busy"} 1', '{state="down"} 0', '{state="drained"} 2', '{state="idle"} 1', '{state="other"} 0'
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ("idle", "idle"), ("idle*", "down"), ("idle~", "other"), ("plnd", "other"), ("resv", "other"),
+        ("maint", "other"), ("mix", "busy"), ("alloc", "busy"), ("alloc*", "down"), ("comp", "busy"),
+        ("drain", "drained"), ("drain*", "drained"), ("drng", "drained"), ("down", "down"), ("down*", "down"),
+        ("fail", "down"), ("unk", "down"), ("", "other"), ("?", "other"),
+    ],
+)  # fmt: skip
+def test_a_state_of_slurm_has_one_word_in_the_metrics(state: str, name: str) -> None:
+    assert name_state(state) == name
 
 
 @pytest.mark.parametrize(
@@ -130,6 +162,8 @@ esac
     monkeypatch.setattr(client, "SINFO", str(tmp_path / "sinfo"))
     monkeypatch.setattr(client, "SCONTROL", str(tmp_path / "scontrol"))
     monkeypatch.setattr(node_records, "read_pools", lambda: POOLS)
+    monkeypatch.setattr(node_records, "METRICS", str(tmp_path / "nodes.prom"))
     assert node_records.main() == 0
+    assert 'minivm_nodes_by_state{state="down"} 2\n' in (tmp_path / "nodes.prom").read_text()
     told = capsys.readouterr().out
     assert "slurm-gpu-2: cannot ask slurmctld: Nodes busy" in told and "slurm-gpu-3 is deleted" in told
