@@ -244,7 +244,7 @@ class Reconciler:
         sys.setswitchinterval(0.001)
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.http:
-                pages = stats_pages(self.stats, self.leader, self.cache, self.api)
+                pages = stats_pages(self.stats, self.leader, self.cache, self.api, self.settings.webhook)
                 await stack.enter_async_context(await pages.serve(*self.settings.http))
             if self.settings.page:
                 page = PageServer(self.page, self.settings.page[0])

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from math import inf
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fleet import FleetError
@@ -25,11 +27,12 @@ from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, FleetMemory, Notice
 from fleet.decide.decide import Decision, decide_safely
-from fleet.policy import Policy
+from fleet.policy import WEBHOOK_FILES, Policy
 from fleet.report.status import Jobs, detail, picture
 from fleet.world.pod_page import ACTIVE, ControllerPod, controllers
 from fleet.world.slurm import SlurmView
 from fleet.world.snapshot import FleetSnapshot, Unknown
+from ground.certificates import list_expiries
 from ground.metrics import family
 
 # The bytes of a request's head, and the time for it.
@@ -280,6 +283,8 @@ class LoopStats:
     failed: Counter[str] = field(default_factory=Counter)
     notices: Counter[str] = field(default_factory=Counter)
     controllers: tuple[ControllerPod, ...] = ()
+    # When the first certificate of each of the webhooks' files expires.
+    certificates: Mapping[str, float] = field(default_factory=dict)
     # By how much the fleet's clock is ahead of a server's, by server.
     clock_offsets: Mapping[str, float] = field(default_factory=dict)
 
@@ -323,6 +328,9 @@ class LoopStats:
         ahead = [({"of": server}, f"{seconds:.0f}") for server, seconds in sorted(self.clock_offsets.items())]
         about = "By how much the fleet's clock is ahead, at least."
         lines += family("minivm_fleet_clock_ahead_seconds", about, ahead)
+        ends = [({"file": f"webhook/{name}"}, f"{end:.0f}") for name, end in sorted(self.certificates.items())]
+        about = "End of the first certificate of a file for webhooks."
+        lines += family("minivm_fleet_certificate_end_timestamp_seconds", about, ends)
         for name, about, counted in (
             ("changes", "Changes that were made.", self.done),
             ("late", "Changes that did nothing, because the state was no longer as it was seen.", self.late),
@@ -349,8 +357,15 @@ class LoopStats:
         return lines + family("minivm_fleet_controller_takeover_seconds", about, took)
 
 
-def stats_pages(stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiClient) -> HttpServer:
+# Certificates last for weeks, and reading one runs a program.
+CERTIFICATES_S = 600.0
+
+
+def stats_pages(
+    stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiClient, secret: Path = Path(WEBHOOK_FILES)
+) -> HttpServer:
     """Serve probes and metrics; leadership and Kubernetes are read at each request."""
+    read_at = -inf
 
     def ready() -> tuple[int, str]:
         stats.lease_known, stats.leader = leader.lease_known, leader.holds()
@@ -358,7 +373,10 @@ def stats_pages(stats: LoopStats, leader: Leader, cache: WatchCache, api: ApiCli
         return stats.ready()
 
     def metrics() -> tuple[int, str]:
+        nonlocal read_at
         ready()
+        if time.monotonic() - read_at > CERTIFICATES_S:
+            read_at, stats.certificates = time.monotonic(), list_expiries(secret)
         return 200, stats.metrics()
 
     return HttpServer({"/livez": lambda: stats.alive(time.monotonic()), "/readyz": ready, "/metrics": metrics})

@@ -35,6 +35,7 @@ from fleet.report.web import HttpServer
 from fleet.scim import resources
 from fleet.scim.filters import ScimError
 from fleet.scim.roster import LARGEST, Roster, Rules, dump, load
+from ground.certificates import read_expiry
 from ground.errors import one_line
 from ground.metrics import family
 from init.people.spec import IDS
@@ -208,6 +209,7 @@ class Receiver:
         self.stop = asyncio.Event()
         self._connections: dict[ScimConnection, None] = {}
         self._certificate: tuple[object, ...] = ()
+        self._certificate_end: float | None = None  # unknown
 
     async def run(self) -> None:
         """Serve until `stop` is set."""
@@ -290,7 +292,7 @@ class Receiver:
             stamp = tuple((file.stat().st_mtime_ns, file.stat().st_ino) for file in files)
             if stamp != self._certificate:
                 context.load_cert_chain(files[0], files[1])
-                self._certificate = stamp
+                self._certificate, self._certificate_end = stamp, read_expiry(files[0])
         except OSError as error:
             self.say(f"the certificate {files[0]} is not loaded: {one_line(str(error))}")
 
@@ -398,6 +400,9 @@ class Receiver:
     def _render_metrics(self) -> str:
         counts = [({"status": status}, str(count)) for status, count in sorted(self.answers.items())]
         lines = family("minivm_scim_ready", "1: people can be read and written.", [({}, "01"[not self.problem])])
+        if self._certificate_end is not None:
+            about, end = "End of the certificate in use.", f"{self._certificate_end:.0f}"
+            lines += family("minivm_scim_certificate_end_timestamp_seconds", about, [({}, end)])
         return "\n".join([*lines, *family("minivm_scim_answers_total", "Answers.", counts, "counter")]) + "\n"
 
 

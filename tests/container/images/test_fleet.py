@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,17 +96,25 @@ def running(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "config").write_text(CONFIG)
     (tmp_path / "config").chmod(0o644)
     tmp_path.chmod(0o755)
+    (tmp_path / "webhook").mkdir(mode=0o755)
+    (tmp_path / "webhook" / "ca.crt").write_text(make_certificate(30))
     name = f"fleet-{uuid.uuid4().hex[:8]}"
     given = {
         "KUBECONFIG": "/config/config", "MINIVM_POD_NAMESPACE": "hpc", "MINIVM_POD_NAME": "fleet-0",
         "MINIVM_FLEET_RELEASE": "slurm", "MINIVM_FLEET_SLURM": "127.0.0.1:1", "MINIVM_FLEET_LEASE": "slurm-fleet",
-        "MINIVM_FLEET_HTTP": "0.0.0.0:8650",
+        "MINIVM_FLEET_HTTP": "0.0.0.0:8650", "MINIVM_FLEET_WEBHOOK": "/config/webhook",
     }  # fmt: skip
     env = [word for key, value in given.items() for word in ("--env", f"{key}={value}")]
     mount = ("--volume", f"{tmp_path}:/config:ro")
     docker("run", "--detach", "--name", name, *AS_IN_THE_CHART, *env, *mount, image_of("fleet"), "run")
     yield name
     docker("rm", "--force", name)
+
+
+def make_certificate(days: int) -> str:
+    command = f"openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=x -days {days}"
+    argv = [*command.split(), "-keyout", "/dev/null"]
+    return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
 
 
 def asked(name: str, path: str) -> str:
@@ -126,6 +136,9 @@ def test_without_its_servers_it_lives_is_not_ready_and_ends_when_it_is_told_to(r
     """PID 1 of its pod: a signal without a handler would not reach it, and each roll-out would wait for the kill."""
     until(lambda: asked(running, "/livez") == "200 ok", "it answers")
     until(lambda: "503 Kubernetes is not known: cannot" in asked(running, "/readyz"), "and says why it is not ready")
-    assert "minivm_fleet_leader 0" in asked(running, "/metrics")
+    page = asked(running, "/metrics")
+    assert "minivm_fleet_leader 0" in page
+    (end,) = re.findall(r'minivm_fleet_certificate_end_timestamp_seconds\{file="webhook/ca.crt"\} ([0-9]+)\n', page)
+    assert float(end) - time.time() == pytest.approx(30 * 86400, abs=600)
     docker("stop", "--time", "90", running)
     assert docker("inspect", "--format", "{{.State.ExitCode}}", running) == "0"

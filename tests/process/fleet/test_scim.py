@@ -359,8 +359,14 @@ def test_a_secret_that_is_full_takes_no_more(scim: Scim, api: SecretServer) -> N
     assert not api.puts
 
 
-def certify(folder: Path) -> None:
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
+def read_certificate_end(scim: Scim) -> float:
+    name = "minivm_scim_certificate_end_timestamp_seconds "
+    (line,) = [line for line in scim.probe("/metrics").text.decode().splitlines() if line.startswith(name)]
+    return float(line.removeprefix(name))
+
+
+def certify(folder: Path, days: int = 1) -> None:
+    command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days {days} -subj /CN=x"
     files = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "tls.key"))
     subprocess.run([*command.split(), *files, "-out", str(folder / "tls.crt")], check=True, capture_output=True)
 
@@ -377,8 +383,11 @@ def test_a_mounted_certificate_serves_https_and_is_renewed(api: SecretServer, tm
     certify(tmp_path)
     with serving(api.url, "", tmp_path, tls=tmp_path) as scim:
         assert ask_by_tls(scim.port, tmp_path) == 200
-        certify(tmp_path)
+        first = read_certificate_end(scim)
+        assert first == pytest.approx(time.time() + 86400, abs=600)
+        certify(tmp_path, days=9)
         assert ask_by_tls(scim.port, tmp_path) == 200
+        assert read_certificate_end(scim) - first == pytest.approx(8 * 86400, abs=600)
         (tmp_path / "tls.key").write_text("no key")
         assert ask_by_tls(scim.port, tmp_path) == 200, "the one before serves on"
         assert "is not loaded" in "".join(scim.said)
