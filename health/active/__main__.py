@@ -13,13 +13,15 @@ import pwd
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from gitsync import lease
 from gitsync.errors import GitsyncError
-from ground.files import remove_temporaries, write_json
+from ground.files import remove_temporaries, write_if_possible, write_json
+from health.active import metrics
 from health.active.culprit import GroupTest, Part, PlacedMachine
 from health.active.turn import (
     MEMORY,
@@ -46,6 +48,7 @@ from init.slurm.node import Node, parse
 
 PARTITION = "minivm-active"
 REPORT = Path("/var/lib/minivm/active/report.json")
+METRICS = Path("/run/minivm/metrics.d/slurm/active.prom")
 SUBMIT_S = 60.0  # of a turn
 PYTHON = "/opt/minivm/bin/python3"
 WEIGHT = re.compile(r"[0-9]{1,9}")
@@ -55,8 +58,6 @@ RATE = re.compile(r"minivm: rate ([0-9]{1,12}(?:\.[0-9])?) MB/s")
 COMMENT = re.compile(r"active-check ([\w.-]+) suspects=([\w.,-]+) partners=([\w.,-]*)")
 # An idle node has no other state than how it came to be.
 HARMLESS = frozenset({"IDLE", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "CLOUD"})
-# Reasons of jobs that start when nodes are free.
-WAITS_FOR_NODES = frozenset({"None", "Resources", "Priority"})
 # A waiting job holds checks back if it starts this soon, or waits for less than an hour: slurmctld guesses starts by
 # time limits, and a job that waits for ever must not end all checks.
 SOON_S, FRESH_S = 300.0, 3600.0
@@ -220,8 +221,8 @@ def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs
     user = pwd.getpwuid(os.geteuid()).pw_name
     own = client.run([client.SQUEUE, "--all", "--noheader", f"--user={user}", f"--partition={PARTITION}",
                       "--states=all", f"--Format={shape}"], controller)  # fmt: skip
-    shape = "partition:|,reason:|,starttime:|,eligibletime:|"
-    waiting = client.run([client.SQUEUE, "--all", "--noheader", "--states=PD", f"--Format={shape}"], controller)
+    argv = [client.SQUEUE, "--all", "--noheader", "--states=PD", f"--Format={metrics.FORMAT}"]
+    waiting = client.run(argv, controller).splitlines()
     text = client.run([client.SCONTROL, "--oneliner", "show", "node"], controller)
     nodes = [parse(line) for line in text.splitlines() if line.startswith("NodeName=")]
     inside = [node for node in nodes if PARTITION in dict(node.shown).get("Partitions", "").split(",")]
@@ -229,14 +230,32 @@ def observe(env: Mapping[str, str], controller: str, now: float) -> ActiveInputs
         declared.checks,
         parse_jobs(own, now),
         tuple(parse_node(node, now) for node in inside),
-        find_awaited(waiting.splitlines(), nodes, now),
+        find_awaited(waiting, nodes, now),
         settings(env),
         commit,
+        find_startable(waiting, nodes, now),
     )
 
 
+def find_startable(lines: Iterable[str], nodes: Iterable[Node], now: float) -> Mapping[str, int]:
+    """Count the jobs, from lines of metrics.FORMAT, that wait for nodes although idle ones fit."""
+    idle: dict[metrics.IdleKind, set[str]] = {}
+    for node in nodes:
+        if parse_node(node, now).is_idle:
+            shown = dict(node.shown)
+            partitions = frozenset(shown.get("Partitions", "").split(",")) - {PARTITION, ""}
+            features = frozenset(shown.get("ActiveFeatures", "").split(","))
+            kind = metrics.IdleKind(partitions, features, shown.get("CfgTRES", ""))
+            idle.setdefault(kind, set()).add(node.name)
+    requests: Counter[metrics.JobRequest] = Counter()
+    for parsed in map(metrics.parse_request, lines if idle else ()):
+        if parsed and 0 < _time(parsed[1]) <= now - metrics.WAITED_S:
+            requests[parsed[0]] += 1
+    return metrics.count_startable(requests, idle)
+
+
 def find_awaited(lines: Iterable[str], nodes: Iterable[Node], now: float) -> frozenset[str]:
-    """Return the nodes of partitions whose jobs may start soon, from lines PARTITIONS|REASON|START|ELIGIBLE|."""
+    """Return the nodes of partitions whose jobs may start soon, from lines PARTITIONS|REASON|START|ELIGIBLE|..."""
     partitions: set[str] = set()
     for line in lines:
         fields = [field.strip() for field in line.split("|")]
@@ -254,7 +273,7 @@ def _starts_soon(reason: str, start: str, eligible: str, now: float) -> bool:
         begins = 0.0  # an estimate of long ago, which backfill has not looked at again
     if reason == "BeginTime":
         return 0 < begins < now + SOON_S
-    if reason not in WAITS_FOR_NODES:
+    if reason not in metrics.WAITS_FOR_NODES:
         return False
     return 0 < begins < now + SOON_S or now - (_time(eligible) or now) < FRESH_S
 
@@ -290,11 +309,13 @@ def sentence(turn: Turn) -> str:
 def main() -> int:
     controller, now = client.address(os.environ), time.time()
     try:
-        turn = decide(load_memory(MEMORY), observe(os.environ, controller, now), now)
+        inputs = observe(os.environ, controller, now)
+        turn = decide(load_memory(MEMORY), inputs, now)
         # The jobs' comments prove what was submitted, so the order of these steps does not matter to a kill.
         save_memory(MEMORY, turn.memory)
         remove_temporaries(REPORT)
         write_json(REPORT, report(turn))
+        write_if_possible(METRICS, metrics.render(turn.memory, inputs.startable))
         if turn.cancel:
             client.run([client.SCANCEL, *turn.cancel], controller)
         unweighed = set_weights(turn.weights, controller)

@@ -217,6 +217,8 @@ class ActiveInputs:
     awaited: frozenset[str] = frozenset()
     settings: ActiveSettings = ActiveSettings()
     commit: str = ""
+    # Users' jobs that wait although idle nodes fit, by partition. For metrics alone.
+    startable: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
