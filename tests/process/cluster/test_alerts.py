@@ -41,10 +41,28 @@ def rates(*values: str) -> dict[str, str]:
     return series
 
 
+def nodes(**counts: int) -> dict[str, str]:
+    return {
+        name: f"{count}x99"
+        for state, count in counts.items()
+        for name in one("minivm_nodes_by_state", "", f'state="{state}"')
+    }
+
+
+def blamed(part: str, values: str) -> dict[str, str]:
+    return one("minivm_active_blamed", values, f'check="tcp",name="rack-1",part="{part}"')
+
+
 # Alert: the minute, series (Prometheus' notation, a sample a minute) by which it fires then, and by which it does not.
 CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
     "MinivmUnseen": (10, {}, ready("worker", "0x20")),
     "MinivmControllerNotReady": (10, ready("controller", "1x3 0x20"), ready("controller", "1x3 0 1x20")),
+    "MinivmControllerTookOver": (
+        40, one("minivm_controller_term", "3x30 4x40"), one("minivm_controller_term", "3 4x60"),
+    ),
+    "MinivmControllersAlternate": (
+        90, one("minivm_controller_term", "3x10 4x10 5x10 7x80"), one("minivm_controller_term", "3x10 4x10 6x80"),
+    ),
     "MinivmAccountingNotReady": (20, ready("accounting", "1x3 0x20"), ready("accounting", "1x3 0 1x40")),
     "MinivmNoLoginReady": (10, ready("login", "0x20"), ready("login", "1x20")),
     "MinivmWorkersNotReady": (20, workers("0x30", *["1x30"] * 8), workers("0x30", *["1x30"] * 9)),
@@ -61,6 +79,16 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
         # The pod is young: the first copy is still to come.
         one("minivm_state_proven_timestamp_seconds", "0x96") | one("minivm_uptime_seconds", "9x96"),
     ),
+    "MinivmCertificateEnds": (
+        40,
+        one("minivm_keys_certificate_end_timestamp_seconds", "1209700x60", 'file="sssd/ca.crt"'),
+        one("minivm_keys_certificate_end_timestamp_seconds", "1213200x60", 'file="sssd/ca.crt"'),
+    ),
+    "MinivmKeyOld": (
+        366 * DAY,
+        one("minivm_keys_known_timestamp_seconds", f"0x{366 * 24}", 'key="munge key"'),
+        one("minivm_keys_known_timestamp_seconds", f"172800x{366 * 24}", 'key="munge key"'),
+    ),
     "MinivmMessagesWait": (
         40, one("minivm_notify_up", "0x60", 'channel="mail"'), one("minivm_notify_up", "0x20 1 0x20", 'channel="mail"'),
     ),
@@ -68,6 +96,13 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
     "MinivmScriptsStale": (20, one("minivm_gitsync_age_seconds", "4000x30"), one("minivm_gitsync_age_seconds", "9x30")),
     "MinivmNodeProblem": (20, one("minivm_health_problems", "1x30"), one("minivm_health_problems", "1x9 0 1x30")),
     "MinivmNodeSlow": (40, rates("7", "6", "7", "7", "4"), rates("7", "6", "7", "7", "5")),
+    "MinivmNodesDrained": (40, nodes(drained=2, idle=3, busy=14), nodes(drained=2, idle=3, busy=15)),
+    "MinivmJobsWaitBesideIdleNodes": (
+        95,
+        one("minivm_active_startable_jobs", "0x10 4x30 0x5 1x60", 'partition="gpu"'),
+        one("minivm_active_startable_jobs", "0x10 4x40 0x20 1x40", 'partition="gpu"'),
+    ),
+    "MinivmSwitchBlamed": (10, blamed("leaf", "3x20"), blamed("machine", "3x20") | blamed("leaf", "0x20")),
     "MinivmRunnerMissed": (
         20, one("minivm_runner_missed_total", "0+1x30"), one("minivm_runner_missed_total", "0x10 1x30"),
     ),
@@ -138,8 +173,9 @@ def test_a_proof_that_failed_is_told_at_once(rules: Path) -> None:
 
 def test_a_healthy_cluster_fires_nothing(rules: Path) -> None:
     series = ready("controller", "1x99") | ready("login", "1x99") | workers("1x99")
-    for _, _, good in list(CASES.values())[6:]:
-        series |= good if not any("state_" in name or "uptime" in name for name in good) else {}
+    for _, _, good in CASES.values():
+        # Not those of pods that were unready for a while, or are young.
+        series |= good if not any(re.match("minivm_(ready|state_|uptime)", name) for name in good) else {}
     series |= one("minivm_fleet_leader", "1x99") | one("minivm_fleet_known", "1x99", 'side="kubernetes"')
     assert fired(rules, 60, series) == set()
 
@@ -147,6 +183,12 @@ def test_a_healthy_cluster_fires_nothing(rules: Path) -> None:
 def test_a_login_pool_that_is_ready_hides_no_pool_that_is_not(rules: Path) -> None:
     other = {(READY % "login").replace("gpu", "login").replace("x-0", "x-1"): "1x20"}
     assert fired(rules, 10, ready("login", "0x20") | other) == {"MinivmNoLoginReady"}
+
+
+def test_each_source_of_a_certificate_is_told(rules: Path) -> None:
+    for source, labels in (("scim", ""), ("fleet", 'file="webhook/ca.crt"'), ("keys", 'file="sssd/ca.crt"')):
+        series = one(f"minivm_{source}_certificate_end_timestamp_seconds", "9x30", labels) | ready("worker", "1x30")
+        assert fired(rules, 20, series) == {"MinivmCertificateEnds"}
 
 
 def test_a_standby_that_is_ready_hides_no_controller_that_is_not(rules: Path) -> None:

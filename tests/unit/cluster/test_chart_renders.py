@@ -1663,7 +1663,7 @@ def served(name: str) -> bool:
     own = set(re.findall(r'family\(\s*"(minivm[a-z_]*)"', source)) | {
         f"minivm_{counter}" for counter in metrics.COUNTERS
     }
-    prefixes = tuple(f"minivm_{service}_" for service in (*metrics.SERVICES, "fleet"))
+    prefixes = tuple(f"minivm_{Path(service).name}_" for service in (*metrics.SERVICES, "fleet"))
     return name.removesuffix("_total") in own or name.startswith(prefixes)
 
 
