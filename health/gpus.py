@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,13 @@ def read(path: Path) -> tuple[float, dict[int, GpuSample]]:
         return 0.0, {}
 
 
-def describe_now(box: bytes, path: Path, now: float) -> bytes:
-    """Return a line to lead a box: this node's clock, and the last sample of the job's GPUs while the job runs."""
+def describe_now(box: bytes, path: Path, now: float, tasks: Callable[[], Mapping[str, object]] = dict) -> bytes:
+    """Return a line to lead a box: this node's clock; while the job runs, the last sample of its GPUs and its tasks."""
     entries = black_box.lines(box)
     begins = [entry for entry in entries if entry.get("kind") in ("begin", "end")]
-    wanted = begins[-1].get("gpus") if begins and begins[-1]["kind"] == "begin" else None
-    entry: dict[str, object] = {"kind": "now", "at": round(now, 3)}
+    runs = bool(begins) and begins[-1]["kind"] == "begin"
+    wanted = begins[-1].get("gpus") if runs else None
+    entry: dict[str, object] = {"kind": "now", "at": round(now, 3), **(tasks() if runs else {})}
     if isinstance(wanted, list):
         at, samples = read(path)
         if 0 <= now - at <= LARGEST_AGE_S:

@@ -2,7 +2,8 @@
 
 At most ten commands a page, usually three; a list takes one. Each is a client that people run themselves, with the
 caller's rights. The pod's job snapshot may answer some of them: such an answer never proves that something is absent.
-`add_node_reports` adds what the nodes of a running job say now: the use of its GPUs, and problems that checks found.
+`add_node_reports` adds what the nodes of a running job say now: the use of its GPUs, what its tasks do, and problems
+that checks found.
 """
 
 from __future__ import annotations
@@ -435,6 +436,8 @@ def add_node_reports(answer: Answer, fetched: Sequence[boxes.Box], job: Job, wor
     """Add to the answer of a running job what its nodes say."""
     if "RUNNING" not in job.states:
         return answer
+    from health.jobs import ranks
+
     nodes = {box.node: tuple(_uses(box)) for box in fetched}
     facts = [_fact(node, uses) for node, uses in nodes.items() if uses]
     answer = replace(answer, evidence=(*answer.evidence, *facts))
@@ -443,6 +446,7 @@ def add_node_reports(answer: Answer, fetched: Sequence[boxes.Box], job: Job, wor
     if problems and answer.cause is not JobCause.MACHINE:
         head = f"{answer.headline} A check found a problem while it ran: {list_briefly(problems, 2)}."
         answer = replace(answer, headline=head, cause=JobCause.MACHINE, sure=Sure.POSSIBLE)
+    answer = ranks.add(answer, fetched, job)
     used = [gpu for uses in nodes.values() for gpu in uses]
     idle = min((gpu.idle for gpu in used), default=0.0)
     if idle < HUNG_S:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ground.errors import counted
@@ -105,10 +106,11 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
 
 def _fetch_one(job: int, node: str, address: str) -> Box:
     if os.geteuid() == 0 and node == os.environ.get("MINIVM_POD_NAME"):
-        from health import gpus  # imported late: a page of one's own node alone needs it
+        from health import gpus, tasks  # imported late: a page of one's own node alone needs them
 
         box = black_box.find(job, None)
-        box = gpus.describe_now(box, Places.from_environment().gpus, time.time()) + box
+        use = partial(tasks.describe, job, node)
+        box = gpus.describe_now(box, Places.from_environment().gpus, time.time(), use) + box
         return Box(node, tuple(black_box.lines(box)), clock=(0.0, 0.0))
     if not (by := credentials.way()):
         return Box(node, obstacle="no daemon here signs for Slurm: neither munged nor sackd has a socket")

@@ -405,6 +405,8 @@ class BoxDoor:
 
 def answer_box_request(connection: socket.socket, by: str) -> None:
     """Answer one asker, in a fork: an empty box where there is none, or none of that user's."""
+    from health import tasks  # imported late: the server itself does without Slurm's clients
+
     signal.alarm(BOX_ANSWER_S)  # sssd may be asked for a name, and answer after minutes
     fd = os.dup2(connection.detach(), 3)
     os.closerange(4, 1 << 20)  # clients of the runner see their ends only once no process holds their connections
@@ -421,9 +423,10 @@ def answer_box_request(connection: socket.socket, by: str) -> None:
         box = black_box.find(job, uid or None)
         if not box and uid and _is_operator(uid):
             box = black_box.find(job, None)
+        use = partial(tasks.describe, job, match[2])
+        box = gpus.describe_now(box, Places.from_environment().gpus, time.time(), use) + box
         deadline = time.monotonic() + BOX_HEAR_S
         own.settimeout(max(0.001, deadline - time.monotonic()))
-        box = gpus.describe_now(box, Places.from_environment().gpus, time.time()) + box
         own.sendall(credentials.seal(f"{text.decode()}\n".encode() + box, uid, by))
 
 

@@ -328,6 +328,13 @@ def running(trial: Trial) -> None:
     trial.cancel("well")
 
 
+def ranks(trial: Trial) -> None:
+    for key in ("rank-sleeps", "rank-stopped", "rank-silent"):
+        run(trial, key)
+        trial.look(key)
+        trial.cancel(key)
+
+
 def preempted(trial: Trial) -> None:
     trial.submit([BY_KEY["preempted"]])
     trial.wait_for("preempted", "RUNNING")
@@ -427,6 +434,7 @@ STAGES: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (reserved, ("reserved",)),
     (drained, ("goes-on", "drained", "sick", "unfit", "again")),
     (running, ("well", "hung", "suspended", "requeued")),
+    (ranks, ("rank-sleeps", "rank-stopped", "rank-silent")),
     (preempted, ("preempted",)),
     (prolog, ("prolog", "launch")),
     (lost, ("node-down", "nodes-down", "pod-replaced")),

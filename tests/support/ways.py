@@ -61,6 +61,14 @@ def ranks(name: str, way: str) -> str:
     return RANKS.format(name=name, way=way)
 
 
+COMPUTES = "while :; do :; done"
+
+
+def lagging(name: str, way: str, rest: str = COMPUTES) -> str:
+    """Let rank 1 do this, and then sleep, while rank 0 does something else."""
+    return RANKS.format(name=name, way=f"{way}\nelse\n{rest}")
+
+
 WAITING = (
     Way("held", WAITS, "held by its user", PERSON, "It is held by its user (alice)", "-H", "true"),
     Way("admin", WAITS, "held by an operator", PERSON, "It is held by an operator", "-H", "true"),
@@ -146,6 +154,16 @@ RUNNING = (
         "sleep 600", stage="running"),
     Way("hung", RUNS, "it writes nothing for long", UNKNOWN, "has written nothing for ...: it may hang",
         "-o hung.out", "echo began; sleep 600", stage="running"),
+    Way("rank-sleeps", RUNS, "one rank of two nodes sleeps while the other computes", UNKNOWN,
+        "Task 1 on {node} uses 0 % of a processor while task 0 on slurm-worker-... uses ... %: it may be stuck or",
+        "-N2 -n2", lagging("rank-sleeps", ":"), nodes=2, stage="ranks", first="task"),
+    Way("rank-stopped", RUNS, "one rank of two nodes is stopped by a signal", UNKNOWN,
+        "Task 1 on {node} is stopped: a signal such as SIGSTOP", "-N2 -n2",
+        lagging("rank-stopped", "kill -STOP $$"), nodes=2, stage="ranks", first="task"),
+    Way("rank-silent", RUNS, "one rank of two nodes writes no file", WELL,
+        "for ... task 1 on {node} has written less than 1 MiB to files, task 0 on slurm-worker-... 64 MiB", "-N2 -n2",
+        lagging("rank-silent", ":", "head -c 64M /dev/zero > rank-silent-file"), nodes=2, stage="ranks",
+        first="task"),
 )  # fmt: skip
 DEAD = (
     Way("time", ENDED, "it reached its time limit", LIMIT, "reached its time limit of 1 min",
