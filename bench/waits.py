@@ -163,7 +163,8 @@ def measure_job_command(cluster: LocalCluster) -> None:
     for what, (subject, pause) in subjects.items():
         script = TIMES.format(turns=WHY_TURNS, job=subject, pause=pause)
         times = [int(line) / 1e9 for line in ssh(cluster, script).split()]
-        print_row(f"minivm job, {what}, s", statistics.median(times), "median" if "pause" in what else "median; target 0.3")
+        target = "median" if "pause" in what else "median; target 0.3"
+        print_row(f"minivm job, {what}, s", statistics.median(times), target)
     measure_people(cluster, "shared", PEOPLE, ids)
     measure_people(cluster, "each for itself", PEOPLE // 10, ids)  # all of them would saturate two cores
 
