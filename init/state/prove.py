@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ground.errors import counted
-from ground.files import locked, read_plain
+from ground.files import locked, read_plain, write_whole
 from init.errors import InitError
 from init.fields import number
 from init.pod.pod import Pod, user
@@ -331,9 +331,7 @@ def _ports(count: int) -> Iterator[list[int]]:
 
 def _write_files(root: Path, files: Mapping[str, bytes], owner: tuple[int, int]) -> None:
     for name, data in files.items():
-        path = root / Path(name).name
-        path.write_bytes(data)
-        os.chown(path, *owner)
+        write_whole(root / Path(name).name, data, 0o600, owner)  # never through a link: the daemons own the directory
 
 
 def _unpack_state(directory: Path, manifest: Manifest, root: Path, owner: tuple[int, int]) -> None:
