@@ -17,7 +17,8 @@ from health import black_box, gpus, tasks
 from tests.waiting import until
 
 HEAD = "PID      JOBID    STEPID   LOCALID GLOBALID"
-SPIN = "while True: pass"
+# It ends by itself: a test that is killed cannot end it.
+SPIN = "import time\nend = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
 PAUSE = 0.05
 
 
@@ -72,7 +73,7 @@ def test_a_listing_of_slurmstepd_is_parsed() -> None:
 
 
 def test_a_task_has_the_use_of_its_descendants_and_is_known_by_slurmstepd_alone(start: Callable[..., int]) -> None:
-    shell = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    shell = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
     # It says that it is rank 7, by its environment and by its name.
     first = start(shell, SLURM_PROCID="7")
     second = start("open('/proc/self/comm', 'w').write(') R 1 7'); import time; time.sleep(600)", SLURM_PROCID="0")
