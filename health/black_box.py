@@ -94,6 +94,11 @@ def _ports(folder: str) -> dict[str, int]:
     return counts
 
 
+def stamp(now: float) -> dict[str, float]:
+    """Return a time beside the seconds since the boot: the difference tells later if the clock was set meanwhile."""
+    return {"at": round(now, 3), "boot": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)}
+
+
 def grown(before: Mapping[str, object], after: Mapping[str, int]) -> dict[str, int]:
     """Return the counters that moved. One that shrank was reset: its whole value is new."""
     changed: dict[str, int] = {}
@@ -115,7 +120,7 @@ def begin(env: Mapping[str, str], now: float) -> None:
             if os.stat(path + CLOSED).st_size > LARGEST // 4:  # noqa: PTH116
                 os.unlink(path + CLOSED)  # noqa: PTH108
             os.rename(path + CLOSED, path + OPEN)  # noqa: PTH104
-        entry: dict[str, object] = {"kind": "begin", "at": round(now, 1), "counters": counters()}
+        entry: dict[str, object] = {"kind": "begin", **stamp(now), "counters": counters()}
         if gpus := [int(gpu) for gpu in env.get("SLURM_JOB_GPUS", "")[:LONGEST_TEXT].split(",") if _is_number(gpu)]:
             entry["gpus"] = gpus
         _append(path + OPEN, entry, create=True)
@@ -137,7 +142,7 @@ def end(env: Mapping[str, str], now: float) -> None:
 
                 for step in failed_steps(int(env["SLURM_JOB_ID"]), began):
                     _append(path + OPEN, step)
-            entry: dict[str, object] = {"kind": "end", "at": round(now, 1)}
+            entry: dict[str, object] = {"kind": "end", **stamp(now)}
             entry["grown"] = grown(before if isinstance(before, dict) else {}, counters())
             _append(path + OPEN, entry | ({"full": full} if (full := _full()) else {}))
         os.rename(path + OPEN, path + CLOSED)  # noqa: PTH104

@@ -124,7 +124,7 @@ def describe_now(box: bytes, path: Path, now: float, tasks: Callable[[], Mapping
     begins = [entry for entry in entries if entry.get("kind") in ("begin", "end")]
     runs = bool(begins) and begins[-1]["kind"] == "begin"
     wanted = begins[-1].get("gpus") if runs else None
-    entry: dict[str, object] = {"kind": "now", "at": round(now, 3), **(tasks() if runs else {})}
+    entry: dict[str, object] = {"kind": "now", **black_box.stamp(now), **(tasks() if runs else {})}
     if isinstance(wanted, list):
         at, samples = read(path)
         if 0 <= now - at <= LARGEST_AGE_S:

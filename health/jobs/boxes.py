@@ -80,6 +80,29 @@ class Box:
         begins = [place for place, entry in enumerate(self.entries) if entry.get("kind") == "begin"]
         return self.entries[begins[-1] :] if begins else ()
 
+    @property
+    def set_meanwhile(self) -> float:
+        """Return by how many seconds the clock was set during the last run; a boot counts as well."""
+        return _spread([entry for entry in self.last_run if entry.get("kind") in ("begin", "end")])
+
+    @property
+    def set_since(self) -> float:
+        """Return by how many seconds it was set from the last run's start until now: `clock` is of now."""
+        return _spread([entry for entry in (*self.entries[:1], *self.last_run) if entry.get("kind") in STAMPED])
+
+
+STAMPED = frozenset({"begin", "end", "now"})
+
+
+def _spread(entries: Iterable[Entry]) -> float:
+    boots = [
+        at - boot
+        for entry in entries
+        if isinstance(at := entry.get("at"), int | float) and isinstance(boot := entry.get("boot"), int | float)
+    ]
+    moved = max(boots) - min(boots) if boots else 0.0
+    return moved if moved > CLOCKS_S else 0.0
+
 
 Fetch = Callable[[Job, Sequence[JobNode]], tuple[Box, ...]]
 
@@ -178,6 +201,11 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
         odd = [safe(str(entry.get("step")), 20) for entry in last if entry.get("kind") == "step" and entry.get("odd")]
         if odd:
             unknown.append(f"which tasks of step {list_briefly(odd)} failed on {node}: slurmd's log there is not whole")
+        if job.has_ended and job.state != "COMPLETED" and (moved := box.set_since):
+            unknown.append(
+                f"when exactly tasks on {node} ended: since the job's start its clock was set by {duration(moved)},"
+                " or the node booted"
+            )
         if last and not ends and job.has_ended:
             unknown.append(f"what {node} counted while it ran: its epilog has not written that")
         facts += [Fact(f"on {node} while it ran: {text}", f"black box of {node}") for text in texts[:MOST_FACTS]]
@@ -293,6 +321,7 @@ class Failure:
     signal: int
     at: float  # by this clock
     doubt: float  # seconds by which it may be wrong
+    own_doubt: float = 0.0  # beside times of the same node
 
     @property
     def end(self) -> str:
@@ -305,7 +334,7 @@ class Failure:
         return f"task {self.rank} on {safe(self.node, 80)}"
 
     def is_clearly_earlier(self, other: Failure) -> bool:
-        margin = CLOSE_S if self.node == other.node else CLOCKS_S + self.doubt + other.doubt
+        margin = CLOSE_S + self.own_doubt if self.node == other.node else CLOCKS_S + self.doubt + other.doubt
         return other.at - self.at > margin
 
     def is_surely_before(self, other: Failure) -> bool:
@@ -334,7 +363,11 @@ class FailedStep:
         seen = "" if self.is_whole else " of the nodes that told"
         if self.rivals:
             names = list_briefly(each.named for each in (self.first, *self.rivals))
-            return f"Of step {self.name}{seen} these failed first, too close together to tell apart: {names}."
+            why = "too close together to tell apart"
+            if doubts := {each.node: each.doubt for each in (self.first, *self.rivals) if each.doubt >= CLOCKS_S}:
+                most = duration(max(doubts.values()))
+                why = f"in an order that is not known, since the clock of {list_briefly(doubts)} may differ by {most}"
+            return f"Of step {self.name}{seen} these failed first, {why}: {names}."
         return f"First{seen} failed {self.first.named}, in step {self.name}: {self.first.end}."
 
 
@@ -349,6 +382,8 @@ def find_failed_step(boxes: Iterable[Box], job: Job) -> FailedStep | None:
     for box in boxes:
         run = box.last_run
         is_whole &= not box.obstacle and any(entry.get("kind") == "end" for entry in run)
+        # Lines before the start are another run's, and a clock that was set back puts this run's there.
+        is_whole &= not box.set_meanwhile
         for entry in run:
             if entry.get("kind") != "step" or not isinstance(number := entry.get("step"), int):
                 continue
@@ -373,12 +408,13 @@ def find_failed_step(boxes: Iterable[Box], job: Job) -> FailedStep | None:
 
 def _failures(box: Box, entry: Entry) -> Iterable[Failure]:
     ahead, doubt = box.clock or (0.0, UNKNOWN_CLOCK_S)
+    doubt += box.set_since
     failed = entry.get("failed")
     for each in failed if isinstance(failed, list) else ():
         if isinstance(each, list) and len(each) == 4 and all(isinstance(part, int | float) for part in each):
             rank, code, signal, at = each
             if 0 <= at < 1 << 40:
-                yield Failure(int(rank), box.node, int(code), int(signal), at - ahead, doubt)
+                yield Failure(int(rank), box.node, int(code), int(signal), at - ahead, doubt, box.set_meanwhile)
 
 
 def failure_facts(step: FailedStep) -> Sequence[Fact]:

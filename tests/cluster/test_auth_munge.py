@@ -131,7 +131,7 @@ def test_a_job_s_page_has_the_black_boxes_of_its_nodes_and_no_other_user_gets_th
     ask = ASK.format(job=job, node=first, address=address)
     assert '"oom_kills"' in ann(ask)
     answer, clock = bob(ask).strip().splitlines()
-    assert answer == f"0 minivm-box 1 {job} {first}" and json.loads(clock).keys() == {"kind", "at"}, (
+    assert answer == f"0 minivm-box 1 {job} {first}" and json.loads(clock).keys() == {"kind", "at", "boot"}, (
         "not even that it exists"
     )
     assert ann(ask.replace(first, second, 1)).strip() == "-1 no answer", "a credential is good for its node only"

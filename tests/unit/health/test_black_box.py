@@ -210,6 +210,7 @@ def test_a_kill_at_any_step_costs_the_page_no_more_than_a_named_gap(
     """Prolog, broker and epilog die at each step; the epilog that runs again completes what the prolog began."""
     counted = {"net/eth0/link_losses": 1}
     monkeypatch.setattr(black_box, "counters", counted.copy)
+    monkeypatch.setattr(black_box, "stamp", lambda now: {"at": now, "boot": now})
 
     def run() -> None:
         black_box.begin(JOB, 100)

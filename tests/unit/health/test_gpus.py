@@ -107,6 +107,7 @@ def test_the_box_of_a_running_job_is_led_by_the_present_use_of_its_gpus(root: Pa
 
     def lead(now: float) -> dict[str, object]:
         (entry,) = black_box.lines(gpus.describe_now(black_box.find(12, 1001), path, now))
+        assert isinstance(entry.pop("boot"), float)
         return entry
 
     assert lead(NOW + 5) == {

@@ -139,11 +139,43 @@ def test_clocks_of_nodes_are_compared_and_what_they_cannot_tell_is_not_told() ->
     ahead = page(box("w0", [0, 0, 9, 112.0], clock=(10.0, 0.01)), box("w1", [3, 7, 0, 105.0], clock=(0.0, 0.01)))
     assert "First failed task 0 on w0" in ahead.headline, "by w1's clock it was 102"
     unknown = page(box("w0", [0, 0, 9, 102.0], clock=None), box("w1", [3, 7, 0, 100.0]))
-    assert "too close together to tell apart: task 3 on w1, task 0 on w0." in unknown.headline
+    assert "the clock of w0 may differ by 10 s: task 3 on w1, task 0 on w0." in unknown.headline
     close = page(box("w0", [0, 0, 9, 100.3]), box("w1", [3, 7, 0, 100.0]))
     assert "too close together" in close.headline
     one = page(box("w0", [0, 0, 9, 100.3], [1, 7, 0, 100.0]), box("w1"))
     assert "First failed task 1 on w0" in one.headline, "one clock tells its own tasks apart"
+
+
+def stamped(one: Box, *ahead: float) -> Box:
+    """Stamp the begin, the end and the answer by a clock that was ahead by so much then."""
+    entries: list[dict[str, object]] = [{"kind": "now"}, *one.entries]
+    times = {"begin": (ahead[0], 90.0), "end": (ahead[1], 120.0), "now": (ahead[2], 500.0)}
+    shown = []
+    for entry in entries:
+        offset, true = times.get(str(entry["kind"]), (0.0, 0.0))
+        shown.append({**entry, "at": offset + true, "boot": true - 50} if true else entry)
+    return Box(one.node, tuple(shown), clock=(ahead[2], 0.01))
+
+
+def test_a_clock_that_was_set_since_names_no_first_failure_by_it() -> None:
+    later = box("w0", [0, 0, 9, 102.0])
+    # w1 failed at 105, and its clock was 10 s behind: it is right when it answers.
+    since = page(later, stamped(box("w1", [3, 7, 0, 95.0]), -10, -10, 0))
+    assert "in an order that is not known, since the clock of w1 may differ by 10 s" in since.headline
+    assert since.cause is JobCause.CODE and "First failed" not in since.headline
+    steady = page(later, stamped(box("w1", [3, 7, 0, 95.0]), -10, -10, -10))
+    assert "First failed task 0 on w0" in steady.headline
+    boxes = [later, stamped(box("w1", [3, 7, 0, 95.0]), -10, -10, 0)]
+    assert explain(boxes, ended())[1] == [
+        "when exactly tasks on w1 ended: since the job's start its clock was set by 10 s, or the node booted"
+    ]
+
+
+def test_a_clock_that_was_set_during_the_run_hides_no_failure() -> None:
+    hidden = page(box("w0", [0, 0, 9, 102.0]), stamped(box("w1"), 10, 0, 0))
+    assert "First of the nodes that told failed task 0 on w0" in hidden.headline
+    one = page(stamped(box("w1", [3, 7, 0, 101.0], [4, 0, 9, 108.0]), 10, 0, 0), box("w0"))
+    assert "order that is not known" in one.headline
 
 
 def test_tasks_that_were_asked_to_end_are_consequences_unless_they_ended_clearly_earlier() -> None:

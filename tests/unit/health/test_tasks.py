@@ -182,6 +182,7 @@ def test_the_box_has_tasks_only_while_the_job_runs(tmp_path: Path, monkeypatch: 
 
     def lead() -> dict[str, object]:
         (entry,) = black_box.lines(gpus.describe_now(black_box.find(12, 1001), tmp_path / "gpus.json", 1e9, look))
+        assert isinstance(entry.pop("boot"), float)
         return entry
 
     assert lead() == {"kind": "now", "at": 1e9} and not looks, "another user's job has no box, and nobody looks at it"
