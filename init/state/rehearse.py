@@ -27,7 +27,7 @@ from init.pod.pod import Pod
 from init.slurm import change, daemon
 from init.slurm.conf import MAIN, Configuration, missing_includes
 from init.slurm.conf import read as conf_of
-from init.slurm.files import decode_config_map
+from init.slurm.files import decode_config_map, is_configuration
 from init.slurm.place import read_release
 from init.state import copies, prove
 from init.state.copies import CopyError, Manifest
@@ -380,7 +380,8 @@ def read_conf(path: Path, copied: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     try:
         if path.is_dir():
-            read = {file.name: read_plain(file, LARGEST_FILE) for file in sorted(path.iterdir())}
+            names = sorted(file.name for file in path.iterdir() if is_configuration(file.name))
+            read = {name: read_plain(path / name, LARGEST_FILE) for name in names}
             files = {name: data for name, data in read.items() if data is not None}
         else:
             data = sys.stdin.buffer.read(LARGEST_FILE + 1) if str(path) == "-" else read_plain(path, LARGEST_FILE)

@@ -43,8 +43,9 @@ def test_a_directory_without_a_slurm_conf_is_refused(tmp_path: Path) -> None:
         rehearse.read_conf(tmp_path, {})
 
 
-def test_only_plain_files_are_read(tmp_path: Path) -> None:
+def test_only_plain_files_of_slurm_are_read(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
+    (tmp_path / "pools.json").write_text("{}")  # minivm's own
     (tmp_path / "link.conf").symlink_to("/etc/shadow")
     (tmp_path / "directory").mkdir()
     assert list(rehearse.read_conf(tmp_path, {})) == ["slurm.conf"]
