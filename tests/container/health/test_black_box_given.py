@@ -98,7 +98,7 @@ def test_a_box_goes_to_its_user_and_root_only(worker: Host) -> None:
         assert first.startswith("0 b'minivm-box 1 12 w0") and '"begin"' in first and '"end"' in first
         assert again == "no answer", "a credential is good once"
     first = re.sub(" [0-9a-f]{32}", "", ask(worker, "olga", question)[0])
-    only_the_clock = r"""0 b'minivm-box 1 12 w0\\n\{"kind":"now","at":[0-9.]+\}\\n'"""
+    only_the_clock = r"""0 b'minivm-box 1 12 w0\\n\{"kind":"now","at":[0-9.]+,"boot":[0-9.]+\}\\n'"""
     assert re.fullmatch(only_the_clock, first), "not even that it exists"
 
 
