@@ -32,7 +32,7 @@ ORDER = (
     "test_drop_ins", "test_profiles", "test_own_scripts", "test_job_pages", "test_jobs", "test_jupyter",
     "test_pages_as_written",
     "test_containers", "test_pyxis", "test_mpi", "test_forty_ways",
-    "test_auth_slurm", "test_auth_munge", "test_notifications",
+    "test_auth_slurm", "test_auth_munge", "test_clocks", "test_notifications",
     "test_preflight", "test_active_checks", "test_people",
     "test_job_table", "test_two_controllers", "test_releases",
 )  # fmt: skip
