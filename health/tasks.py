@@ -1,4 +1,4 @@
-"""What the tasks of a running job do on this node now: processor time, states, and bytes read and written.
+"""Measure the tasks of a running job on this node: processor time, states, and bytes read and written.
 
 `scontrol listpids` asks the job's own slurmstepd, never slurmctld; the kernel counts the rest. So no task can claim
 another's rank: its environment is not read. Two looks half a second apart give the present rates. They cost only a

@@ -36,7 +36,7 @@ _UNITS = {unit: 1024.0**power for power, unit in enumerate(["", "K", "M", "G", "
 
 @dataclass(frozen=True, slots=True)
 class IdleKind:
-    """What nodes have in common for a request."""
+    """Nodes that are alike for a request."""
 
     partitions: frozenset[str]
     features: frozenset[str]

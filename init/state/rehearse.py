@@ -91,7 +91,7 @@ class ShadowPartition:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """What a throw-away slurmctld answers."""
+    """Answers of a throw-away slurmctld."""
 
     jobs: Mapping[str, ShadowJob]
     partitions: Mapping[str, ShadowPartition]

@@ -1,4 +1,4 @@
-"""What a node says of a running job's tasks, from real processes; only slurmstepd's list is written here."""
+"""A node measures a running job's tasks, here real processes; only slurmstepd's list is written by the test."""
 
 from __future__ import annotations
 
