@@ -420,12 +420,14 @@ def _failures(box: Box, entry: Entry) -> Iterable[Failure]:
 def failure_facts(step: FailedStep) -> Sequence[Fact]:
     first = step.first
     source = f"black box of {safe(first.node, 80)}"
-    shown = [Fact(f"step {step.name}: {first.named} ended first, {moment(first.at)}: {first.end}", source)]
+    ended = "ended" if step.rivals else "ended first"  # the clocks cannot tell
+    shown = [Fact(f"step {step.name}: {first.named} {ended}, {moment(first.at)}: {first.end}", source)]
     rest = step.failures[1:]
     if rest:
         after = duration(rest[0].at - first.at)
         names = list_briefly(f"{each.named} ({each.end})" for each in rest)
-        shown.append(Fact(f"step {step.name}: after {after} followed {names}", "black boxes of its nodes"))
+        followed = f"by the nodes' clocks {after} later" if step.rivals else f"after {after} followed"
+        shown.append(Fact(f"step {step.name}: {followed} {names}", "black boxes of its nodes"))
     return shown
 
 

@@ -140,6 +140,8 @@ def test_clocks_of_nodes_are_compared_and_what_they_cannot_tell_is_not_told() ->
     assert "First failed task 0 on w0" in ahead.headline, "by w1's clock it was 102"
     unknown = page(box("w0", [0, 0, 9, 102.0], clock=None), box("w1", [3, 7, 0, 100.0]))
     assert "the clock of w0 may differ by 10 s: task 3 on w1, task 0 on w0." in unknown.headline
+    first, rest = (fact.text for fact in unknown.evidence)
+    assert "first" not in first and rest.startswith("step 12.0: by the nodes' clocks 2 s later task 0 on w0")
     close = page(box("w0", [0, 0, 9, 100.3]), box("w1", [3, 7, 0, 100.0]))
     assert "too close together" in close.headline
     one = page(box("w0", [0, 0, 9, 100.3], [1, 7, 0, 100.0]), box("w1"))
