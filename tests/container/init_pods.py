@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,13 @@ class Pod:
                     connection.request("GET", "/readyz")
                     return connection.getresponse().status
         return 0
+
+    def metrics(self) -> str:
+        """Return /metrics as a scraper reads it, from outside the pod."""
+        self.container.reload()
+        (network,) = self.container.attrs["NetworkSettings"]["Networks"].values()
+        with urllib.request.urlopen(f"http://{network['IPAddress']}:{PROBES}/metrics", timeout=10) as reply:
+            return str(reply.read().decode())
 
     def why(self) -> str:
         return self.code("minivm", "ready")[1].strip()

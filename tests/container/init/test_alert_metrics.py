@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,10 +93,7 @@ class Cluster:
         return self.controller.run(*argv, user=user)
 
     def look(self) -> str:
-        self.controller.container.reload()
-        (network,) = self.controller.container.attrs["NetworkSettings"]["Networks"].values()
-        with urllib.request.urlopen(f"http://{network['IPAddress']}:8650/metrics", timeout=10) as reply:
-            return str(reply.read().decode())
+        return self.controller.metrics()
 
 
 @pytest.fixture(scope="module")

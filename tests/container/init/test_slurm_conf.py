@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,12 +75,6 @@ class Cluster:
     def hash(self) -> str:
         return self.config("status")[1].partition(":")[0]
 
-    def metrics(self) -> str:
-        self.controller.container.reload()
-        address = self.controller.container.attrs["NetworkSettings"]["Networks"][self.world.network.name]["IPAddress"]
-        with urllib.request.urlopen(f"http://{address}:8650/metrics", timeout=10) as reply:
-            return str(reply.read().decode())
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -148,7 +141,7 @@ def test_a_partition_with_jobs_stays_whatever_the_file_says(cluster: Cluster, jo
     }  # fmt: skip
     assert cluster.partitions() == {"main", "extra"}
     assert "slurm.conf: refused" in cluster.controller.code("minivm", "why")[1]
-    assert 'minivm_condition{condition="slurm.conf",blocking="false"} 1' in cluster.metrics()
+    assert 'minivm_condition{condition="slurm.conf",blocking="false"} 1' in cluster.controller.metrics()
     code, text = cluster.config("status")
     assert code == 1 and "refused, the last one stays" in text
 
