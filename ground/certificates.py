@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 import subprocess
 from pathlib import Path
 
@@ -39,6 +38,8 @@ def read_expiry(path: Path) -> float | None:
 
 
 def _read_end(certificate: bytes) -> float | None:
+    import ssl  # late: most callers look often, and most have no certificate
+
     argv = [OPENSSL, "x509", "-noout", "-enddate"]
     try:
         done = subprocess.run(argv, input=certificate, capture_output=True, timeout=5.0, check=True)

@@ -15,7 +15,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from health import gpus
+from health.places import Places
 from init.slurm import client
 
 PAUSE_S = 0.5
@@ -75,6 +78,12 @@ def describe(job: int, node: str) -> dict[str, object]:
             return " " * (MOST_LISTED + 1) if error.is_too_long else ""
 
     return compare(listed, "/proc", PAUSE_S)
+
+
+def lead(box: bytes, job: int, node: str) -> bytes:
+    """Return the job's box, led by this node's clock and, while the job runs, its GPUs and tasks."""
+    now_line = gpus.describe_now(box, Places.from_environment().gpus, time.time(), partial(describe, job, node))
+    return now_line + box
 
 
 def compare(listed: Callable[[], str], proc: str, pause: float) -> dict[str, object]:

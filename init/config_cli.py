@@ -27,7 +27,7 @@ from init.slurm.change import (
 )
 from init.slurm.client import is_slurmctld_installed
 from init.slurm.daemon import Slurmctld
-from init.slurm.files import MAIN, LastGoodConfig, SlurmFiles, decode_config_map, digest, read
+from init.slurm.files import MAIN, LastGoodConfig, SlurmFiles, decode_given, digest, read
 from init.slurm.place import place_files
 
 TRIED = Path("/run/minivm/slurm-asked")  # not the directory where the mounted one is tested at the same time
@@ -141,9 +141,7 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
         raise SlurmConfigError(f"read {given}", error.strerror or str(error)) from error
     if not data.strip():
         raise SlurmConfigError(f"read {given}", "it is empty")
-    if any(line.startswith(b"kind:") for line in data.splitlines()):
-        return files, _with_main(decode_config_map(data.decode(errors="replace")), given)
-    return files, {MAIN: data}
+    return files, _with_main(decode_given(data), given)
 
 
 def _placed(files: SlurmFiles, new: Mapping[str, bytes]) -> tuple[SlurmFiles, Mapping[str, bytes]]:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from ground.errors import counted
@@ -41,7 +40,6 @@ from health.jobs.model import (
     safe,
     signal_name,
 )
-from health.places import Places
 from init.errors import InitError
 from init.slurm.conf import expand
 
@@ -129,11 +127,9 @@ def fetch(job: Job, nodes: Sequence[JobNode]) -> tuple[Box, ...]:
 
 def _fetch_one(job: int, node: str, address: str) -> Box:
     if os.geteuid() == 0 and node == os.environ.get("MINIVM_POD_NAME"):
-        from health import gpus, tasks  # imported late: a page of one's own node alone needs them
+        from health import tasks  # imported late: a page of one's own node alone needs it
 
-        box = black_box.find(job, None)
-        use = partial(tasks.describe, job, node)
-        box = gpus.describe_now(box, Places.from_environment().gpus, time.time(), use) + box
+        box = tasks.lead(black_box.find(job, None), job, node)
         return Box(node, tuple(black_box.lines(box)), clock=(0.0, 0.0))
     if not (by := credentials.way()):
         return Box(node, obstacle="no daemon here signs for Slurm: neither munged nor sackd has a socket")

@@ -29,7 +29,7 @@ from gitsync.layout import Layout
 from ground.errors import counted
 from ground.files import write_if_possible
 from ground.sockets import read_line
-from health import black_box, credentials, gpus
+from health import black_box, credentials
 from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
@@ -423,8 +423,7 @@ def answer_box_request(connection: socket.socket, by: str) -> None:
         box = black_box.find(job, uid or None)
         if not box and uid and _is_operator(uid):
             box = black_box.find(job, None)
-        use = partial(tasks.describe, job, match[2])
-        box = gpus.describe_now(box, Places.from_environment().gpus, time.time(), use) + box
+        box = tasks.lead(box, job, match[2])
         deadline = time.monotonic() + BOX_HEAR_S
         own.settimeout(max(0.001, deadline - time.monotonic()))
         own.sendall(credentials.seal(f"{text.decode()}\n".encode() + box, uid, by))

@@ -117,6 +117,13 @@ def decode_config_map(text: str) -> dict[str, bytes]:
     return {name: data for name, data in config_map(text, MAIN).items() if is_configuration(name)}
 
 
+def decode_given(data: bytes) -> dict[str, bytes]:
+    """Return the files of a ConfigMap's manifest; any other text is a slurm.conf."""
+    if any(line.startswith(b"kind:") for line in data.splitlines()):
+        return decode_config_map(data.decode(errors="replace"))
+    return {MAIN: data}
+
+
 class LastGoodConfig:
     def __init__(self, pod: Pod) -> None:
         self.directory = pod.path(DIRECTORY)

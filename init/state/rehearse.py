@@ -27,7 +27,7 @@ from init.pod.pod import Pod
 from init.slurm import change, daemon
 from init.slurm.conf import MAIN, Configuration, missing_includes
 from init.slurm.conf import read as conf_of
-from init.slurm.files import decode_config_map, is_configuration
+from init.slurm.files import decode_given, mounted_files
 from init.slurm.place import read_release
 from init.state import copies, prove
 from init.state.copies import CopyError, Manifest
@@ -380,16 +380,14 @@ def read_conf(path: Path, copied: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     try:
         if path.is_dir():
-            names = sorted(file.name for file in path.iterdir() if is_configuration(file.name))
-            read = {name: read_plain(path / name, LARGEST_FILE) for name in names}
+            read = {file.name: read_plain(file, LARGEST_FILE) for file in mounted_files(path)}
             files = {name: data for name, data in read.items() if data is not None}
         else:
             data = sys.stdin.buffer.read(LARGEST_FILE + 1) if str(path) == "-" else read_plain(path, LARGEST_FILE)
             if data is None or len(data) > LARGEST_FILE:
                 problem = f"found no plain file of at most {LARGEST_FILE // MIB} MiB"
                 raise CopyError("rehearse", problem, file=str(path), hint="name a slurm.conf, or a directory with it")
-            is_map = any(line.startswith(b"kind:") for line in data.splitlines())
-            files = {**copied, **(decode_config_map(data.decode(errors="replace")) if is_map else {MAIN: data})}
+            files = {**copied, **decode_given(data)}
     except OSError as error:
         raise CopyError("rehearse", str(error), file=str(path)) from error
     if not files.get(MAIN, b"").strip():
