@@ -269,7 +269,8 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
     except subprocess.TimeoutExpired:
         return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer within {ANSWER_S:g} s")
     if done.returncode:
-        return memory, AnswerCheck(Fault.SILENT, "slurmd of this pod does not answer")
+        complaint = client.judge(done.stderr or done.stdout, "slurmd")
+        return memory, AnswerCheck(Fault.SILENT, f"slurmd of this pod does not answer: {complaint}")
     if not memory.saved and parse_start(done.stdout, time.time()) >= SAVED_S:
         memory, finding = ask_whether_saved(controller, memory)
         if finding.fault is not Fault.NONE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONGEST_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show in a failure what the shared cluster's pods say: the cluster is gone when a person reads it."""
+    report = yield
+    world = getattr(item, "funcargs", {}).get("world")
+    if report.failed and isinstance(world, World):
+        report.sections += [(f"end of the log of {pod}", log) for pod, log in world.last_words().items()]
+    return report
 
 
 @pytest.fixture(scope="session")

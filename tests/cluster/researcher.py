@@ -154,6 +154,14 @@ class World:
 
         until(idle, "both nodes are idle", seen=self.node_states)
 
+    def last_words(self) -> dict[str, str]:
+        """Return the end of the log of each pod."""
+        logs = {}
+        for name, pod in self.cluster.kubelet.running().items():
+            command = ["docker", "logs", "--tail", "25", pod.container]
+            logs[name] = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+        return logs
+
     def jobs(self) -> set[str]:
         """Return the numbers of the jobs that wait, run or complete."""
         return set(self.slurm("squeue", "--all", "-h", "-o", "%A").split())

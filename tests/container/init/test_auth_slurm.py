@@ -76,3 +76,35 @@ def test_keys_on_which_daemons_would_end_stay_out(signed: World, mounts: Path) -
     key_file(mounts).with_name("slurm.jwks").unlink()
     pod.wait_ready()
     pod.remove()
+
+
+# The moment in which sackd or slurmd has removed the socket of its path and not yet bound it again.
+MEANWHILE = """
+import os, subprocess
+from init.pod import auth
+os.rename(auth.SOCKET, auth.SOCKET + ".bound-later")
+with auth.signing("slurm-controller:6817"):
+    os.rename(auth.SOCKET + ".bound-later", auth.SOCKET)
+    subprocess.run(["scontrol", "show", "partition"], check=True)
+assert not os.path.lexists(auth.OWN), "the sackd of the boot left its socket"
+"""
+
+
+def test_a_proof_while_a_daemon_takes_its_socket_leaves_that_socket(signed: World) -> None:
+    pod = signed.pod("worker", "meanwhile", env=SIGNED).wait_ready()
+    pod.run("env", "MINIVM_AUTH=slurm", "/opt/minivm/bin/python3", "-I", "-c", MEANWHILE)
+    assert pod.run("readlink", "-e", "/run/slurm/sack.socket").strip() == "/run/slurm/sack.socket"
+    pod.run("scontrol", "show", "slurmd")
+    assert pod.run("pgrep", "-x", "sackd").split() == [str(pod.service("sackd")["pid"])]
+    pod.remove()
+
+
+def test_a_proof_s_sackd_that_cannot_start_says_why(signed: World) -> None:
+    pod = signed.pod("worker", "cannot", env=SIGNED).wait_ready()
+    pod.run("mv", "/run/slurm/sack.socket", "/run/slurm/gone")
+    pod.run("mv", "/etc/slurm/slurm.key", "/etc/slurm/gone.key")
+    script = "from init.slurm.registration import prove; raise SystemExit(prove())"
+    code, output = pod.code("env", "MINIVM_AUTH=slurm", "/opt/minivm/bin/python3", "-I", "-c", script)
+    assert code == 1
+    assert "slurm.key" in output
+    pod.remove()
