@@ -32,7 +32,8 @@ REMEDIES = ("reboot", "replace", "down")
 MACHINES_KEYS = ("mode", "atOnce", "share", "window", "attempts", "flaps", "verify", "proof", "remedies")
 POLICY_KEYS = (
     "taints", "going", "conditions", "cordonReasons", "notReady", "share", "changes", "rate", "away", "leaveWithin",
-    "gone", "lost", "cordon", "slinky", "nodeCondition", "fencing", "provider", "dead", "machines", "topology", "lend",
+    "gone", "lost", "cordon", "slinky", "nodeCondition", "jobNames", "fencing", "provider", "dead", "machines",
+    "topology", "lend",
 )  # fmt: skip
 # Taints that autoscalers and clouds set on a machine that is about to go.
 GOING_TAINTS = (
@@ -221,6 +222,8 @@ class Policy:
     slinky: bool = False
     # The type of the condition on Nodes; "": none. Clusters that share Nodes need different types.
     node_condition: str = STATE_CONDITION
+    # Whether the page shows names, owners and comments of jobs, which Slurm's PrivateData may hide from its readers.
+    job_names: bool = False
     # `act`: give up dead machines; `propose`: only report them; `off`: ignore them.
     fencing: str = "propose"
     # Keys of taints by which the provider reports a machine off; if set, one of them is required as proof.
@@ -282,6 +285,7 @@ def parse_policy(data: Mapping[str, object], file: str = "") -> Policy:
         cordon=reader.flag("cordon", default.cordon),
         slinky=reader.flag("slinky", default.slinky),
         node_condition=reader.text("nodeCondition", default.node_condition),
+        job_names=reader.flag("jobNames", default.job_names),
         fencing=fencing,
         provider=names("provider", default.provider),
         dead_s=reader.seconds("dead", default.dead_s),

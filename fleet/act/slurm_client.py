@@ -109,6 +109,10 @@ class SlurmClient:
         """Return the jobs that hold nodes, by node; None: one of them cannot be read."""
         return slurm.with_jobs(SlurmView(), self._list("jobs")).jobs
 
+    def jobs(self) -> Iterator[object]:
+        """Yield slurmctld's jobs one by one: those that wait and run, and those that ended lately (MinJobAge)."""
+        yield from self._each(self._text("GET", "jobs/") or b"{}", "jobs", {})
+
     def _changes(self) -> bytes | None:
         if time.monotonic() - self._whole_at >= WHOLE_S:
             self._last_update = 0

@@ -233,6 +233,7 @@ async function look() {
     }
     if (said.unknown.length) bad = `${said.unknown.join("; ")}${lastKnown(said.slurmAt)}`;
     if (chosen) await lookAt(chosen);
+    if (showsJobs()) await lookAtJobs();
   } catch (error) {
     bad = said ? "no answer" : `no answer: ${error.message}`;
   }
@@ -297,6 +298,86 @@ function beside(name, way) {
   }
   return best;
 }
+
+// The view of jobs. Its data is asked for only while it is shown.
+let jobTag = "", jobsFound = "";
+
+function span(seconds) {
+  if (seconds < 120) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+}
+
+function moment(seconds) {
+  const then = new Date(seconds * 1000), today = new Date().toDateString() === then.toDateString();
+  return today ? then.toLocaleTimeString() : then.toLocaleString();
+}
+
+// How long the job waited and ran, as text and as a bar of two parts.
+function life(job, now) {
+  const over = job.ended && job.ended <= now, until = over ? job.ended : now;
+  const waited = Math.max(0, (job.started || until) - (job.submitted || until)), ran = job.started ? Math.max(0, until - job.started) : 0;
+  const told = [job.submitted ? `submitted ${moment(job.submitted)}` : "", `waited ${span(waited)}`];
+  if (job.started) told.push(`ran ${span(ran)}${job.limit ? ` of ${span(job.limit * 60)}` : ""}`);
+  if (over) told.push(`ended ${moment(job.ended)}`);
+  else if (job.eligible > now) told.push(`may start ${moment(job.eligible)}`);
+  const cell = make("td"), bar = make("div", undefined, "life"), parts = [make("span", undefined, "waited"), make("span", undefined, "ran")];
+  bar.ariaHidden = "true";
+  parts[0].style.flexGrow = waited;
+  parts[1].style.flexGrow = ran;
+  bar.append(...parts);
+  cell.append(bar, make("span", told.filter(Boolean).join(", ")));
+  return cell;
+}
+
+function drawJobs(said) {
+  const columns = ["job", "state", "why", ...(said.names ? ["user", "name"] : []), "partition", "nodes"];
+  const head = make("tr"), now = Date.now() / 1000;
+  for (const text of [...columns, "life"]) head.append(make("th", text));
+  const rows = said.rows.map((job) => {
+    const row = make("tr");
+    for (const key of columns) row.append(make("td", key === "nodes" && !job.nodes && job.count ? `${job.count} wanted` : job[key] || ""));
+    row.append(life(job, now));
+    return row;
+  });
+  at("job-table").replaceChildren(...(rows.length ? [head, ...rows] : []));
+  const states = Object.entries(said.states).map(([state, many]) => `${many} ${state}`);
+  at("job-states").textContent = said.known ? states.join(", ") || "no jobs" : `the jobs are not known: ${said.why}`;
+  const more = [said.found > said.rows.length ? `the latest ${said.rows.length} of ${said.found} jobs` : "",
+    said.unread ? `${said.unread} jobs could not be read` : "",
+    said.known && !said.names ? "names and owners are shown with fleet.policy.jobNames: true" : ""];
+  at("job-more").textContent = more.filter(Boolean).join("; ");
+}
+
+async function lookAtJobs() {
+  const find = at("find").value.trim();
+  const reply = await fetch(`jobs.json?find=${encodeURIComponent(find)}`, {cache: "no-cache"});
+  if (!reply.ok) throw new Error(`${reply.status}`);
+  if (!showsJobs() || find !== at("find").value.trim()) return;
+  if (reply.headers.get("ETag") === jobTag && find === jobsFound) return;
+  [jobTag, jobsFound] = [reply.headers.get("ETag"), find];
+  drawJobs(await reply.json());
+}
+
+function showsJobs() {
+  return location.hash === "#jobs";
+}
+
+function changeView() {
+  const jobs = showsJobs();
+  at("jobs").hidden = !jobs;
+  at("machines").hidden = jobs;
+  at("to-jobs").setAttribute("aria-pressed", String(jobs));
+  at("to-machines").setAttribute("aria-pressed", String(!jobs));
+  jobTag = "";
+  if (jobs) lookAtJobs().catch(() => {});
+}
+
+at("to-jobs").addEventListener("click", () => { location.hash = "jobs"; });
+at("to-machines").addEventListener("click", () => { location.hash = ""; });
+addEventListener("hashchange", changeView);
+at("find").addEventListener("input", () => { if (showsJobs()) lookAtJobs().catch(() => {}); });
+changeView();
 
 at("pools").addEventListener("click", (event) => {
   const name = event.target.closest("button.cell")?.dataset.name;

@@ -28,6 +28,7 @@ from fleet.act.watch_cache import WatchCache
 from fleet.decide.actions import Change, FleetMemory, Notice
 from fleet.decide.decide import Decision, decide_safely
 from fleet.policy import WEBHOOK_FILES, Policy
+from fleet.report.jobs import JobTable, read_table, report_jobs
 from fleet.report.status import Jobs, detail, picture
 from fleet.world.pod_page import ACTIVE, ControllerPod, controllers
 from fleet.world.slurm import SlurmView
@@ -44,7 +45,8 @@ Page = Callable[[], tuple[int, str]]
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 # How often the page asks Slurm at most.
 SLURM_S = 15.0
-DATA = "/fleet.json"
+JOBS_S = 30.0  # a list of jobs may have many megabytes
+DATA, JOBS = "/fleet.json", "/jobs.json"
 FILES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -164,7 +166,8 @@ class PageSource:
         self._decided: tuple[float, FleetSnapshot, Decision] | None = None
         self._own: tuple[float, FleetSnapshot, Decision] | None = None
         self._jobs: tuple[float, Jobs | None] = (float("-inf"), None)
-        self._lock = asyncio.Lock()
+        self._table: tuple[float, JobTable | None, str] = (float("-inf"), None, "")
+        self._lock, self._table_lock = asyncio.Lock(), asyncio.Lock()
         self._last: tuple[SlurmView | None, float] = (None, 0.0)
 
     def update(self, snapshot: FleetSnapshot, decision: Decision) -> None:
@@ -197,6 +200,21 @@ class PageSource:
                 self._jobs = (time.monotonic(), jobs)
             return self._jobs[1]
 
+    async def table(self) -> tuple[float, JobTable | None, str]:
+        """Return when Slurm was asked for its jobs, the jobs, and why they are not known. Jobs are never old ones."""
+        async with self._table_lock:
+            if time.monotonic() - self._table[0] > JOBS_S:
+                table, why = None, ""
+                try:
+                    table = await asyncio.to_thread(self._read_table)
+                except FleetError as error:
+                    why = str(error)
+                self._table = (time.monotonic(), table, why)
+            return self._table
+
+    def _read_table(self) -> JobTable:
+        return read_table(self.rest.jobs(), time.time(), names=self.policy().job_names)
+
 
 class PageServer(HttpServer):
     # A browser sends all cookies that other programs left on localhost.
@@ -220,10 +238,14 @@ class PageServer(HttpServer):
             return _page_response(403, method, content("text/plain", b"not by this name\n"), sent)
         try:
             target = urlsplit(rest.partition(" ")[0])
-            path, about = target.path, parse_qs(target.query, max_num_fields=4).get("about", [""])[0]
+            path, query = target.path, parse_qs(target.query, max_num_fields=4)
         except ValueError:
-            path, about = "", ""
-        page = await self._data(about) if path == DATA else self._files.get(path)
+            path, query = "", {}
+        about, find = (query.get(key, [""])[0] for key in ("about", "find"))
+        if path == JOBS:
+            page: Content | None = await self._job_data(find)
+        else:
+            page = await self._data(about) if path == DATA else self._files.get(path)
         if page is None:
             return _page_response(404, method, content("text/plain", b"no such page, or no such machine\n"), sent)
         return _page_response(304 if sent.get("if-none-match") == page.tag else 200, method, page, sent)
@@ -238,6 +260,12 @@ class PageServer(HttpServer):
             if self._all is None or self._all[0] is not decision:
                 self._all = (decision, await asyncio.to_thread(self._draw, snapshot, decision))
             return replace(self._all[1], age=age)
+
+    async def _job_data(self, find: str) -> Content:
+        at, table, why = await self.source.table()
+        data = await asyncio.to_thread(report_jobs, table, why, find)
+        data["names"] = self.source.policy().job_names
+        return content("application/json", json.dumps(data, separators=(",", ":")).encode(), time.monotonic() - at)
 
     def _draw(self, snapshot: FleetSnapshot, decision: Decision) -> Content:
         data = {"acts": self.source.acts(), **picture(snapshot, decision, self.source.policy(), time.time())}

@@ -17,8 +17,9 @@ import pytest
 
 from fleet import FleetError
 from fleet.decide.decide import Decision
-from fleet.policy import Machines, Policy
+from fleet.policy import Machines, Policy, parse_policy
 from fleet.report import web as adapter
+from fleet.report.jobs import KEPT, SENT, JobTable, read_table, report_jobs
 from fleet.report.status import CELLS, Jobs, detail, picture
 from fleet.report.web import PageServer, PageSource
 from fleet.world.slurm import SlurmView
@@ -45,6 +46,7 @@ class Seen(PageSource):
     blind: str = ""
     leads: bool = True
     known: Jobs | None = field(default_factory=dict)
+    listed: list[dict[str, object]] | None = None  # None: slurmrestd does not answer
     last: SlurmView | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +61,11 @@ class Seen(PageSource):
 
     async def jobs(self) -> Jobs | None:
         return self.known
+
+    async def table(self) -> tuple[float, JobTable | None, str]:
+        if self.listed is None:
+            return time.monotonic(), None, "no answer"
+        return time.monotonic(), read_table(self.listed, NOW, names=self.worlds.policy.job_names), ""
 
 
 @dataclass
@@ -253,6 +260,107 @@ def test_who_does_not_act_looks_for_himself_now_and_then_and_asks_for_jobs_no_mo
     asyncio.run(whole())
 
 
+# Jobs, as slurmrestd lists them.
+NOW = 1_790_000_000
+SET = {"set": True, "infinite": False}
+
+
+def listed_job(number: int, state: str = "RUNNING", **more: object) -> dict[str, object]:
+    """Return a job with the fields that slurmrestd gives each."""
+    times = {"submit_time": NOW - 600, "eligible_time": NOW - 600, "start_time": NOW - 300, "end_time": NOW + 3600}
+    return {
+        "job_id": number, "job_state": [state], "state_reason": "None", "name": f"train-{number}", "user_name": "alice",
+        "partition": "all", "nodes": "w1", "node_count": {**SET, "number": 1}, "time_limit": {**SET, "number": 60},
+        **{key: {**SET, "number": value} for key, value in times.items()}, **more,
+    }  # fmt: skip
+
+
+ENDED = {"end_time": {**SET, "number": NOW - 10}}
+JOBS_OF_ALL_KINDS = [
+    listed_job(1),
+    listed_job(2, "PENDING", state_reason="Resources", nodes="", start_time={**SET, "number": NOW + 60}),
+    listed_job(3, "FAILED", state_reason="NonZeroExitCode", exit_code={"return_code": {**SET, "number": 3}}, **ENDED),
+    listed_job(4, "NODE_FAIL", admin_comment="minivm: machine n7: GPU 3 lost; alice's job is requeued", **ENDED),
+    listed_job(5, "FAILED", exit_code={"signal": {"id": {**SET, "number": 11}, "name": "SEGV"}}, **ENDED),
+    listed_job(12, "CANCELLED", state_reason="Priority", restart_cnt=2, **ENDED),
+    listed_job(7, "PENDING", array_job_id={**SET, "number": 6}, array_task_string="3-9%2", state_reason="Priority"),
+    listed_job(8, array_job_id={**SET, "number": 6}, array_task_id={**SET, "number": 2}),
+    listed_job(10, het_job_id={**SET, "number": 9}, het_job_offset={**SET, "number": 1}),
+    listed_job(11, state_reason=7),
+]
+
+
+def test_each_job_has_a_row_that_says_why_it_waits_or_ended() -> None:
+    said = report_jobs(read_table(JOBS_OF_ALL_KINDS, NOW, names=True), "", "")
+    rows = {row["job"]: row for row in said["rows"]}
+    assert list(rows) == ["3", "4", "5", "12", "1", "6_2", "9+1", "2", "6_[3-9%2]"], "the latest change first"
+    assert {key: row.get("why", "") for key, row in rows.items()} == {
+        "1": "", "6_2": "", "9+1": "", "2": "Resources", "6_[3-9%2]": "Priority", "3": "exit code 3",
+        "5": "signal SEGV", "12": "requeued 2 times",
+        "4": "machine n7: GPU 3 lost; alice's job is requeued",
+    }  # fmt: skip
+    assert (rows["1"]["user"], rows["1"]["name"], rows["1"]["limit"]) == ("alice", "train-1", 60)
+    assert (rows["3"]["started"], rows["3"]["ended"]) == (NOW - 300, NOW - 10)
+    assert "started" not in rows["2"], "slurmctld's guess is no start"
+    assert said["states"] == {"cancelled": 1, "failed": 2, "node fail": 1, "pending": 2, "running": 3}
+    assert said["unread"] == 1
+    found = report_jobs(read_table(JOBS_OF_ALL_KINDS, NOW, names=True), "", "Alice seg")
+    assert [row["job"] for row in found["rows"]] == ["5"]
+
+
+def test_names_owners_and_comments_of_jobs_are_shown_only_where_the_policy_says_so() -> None:
+    said = json.dumps(report_jobs(read_table(JOBS_OF_ALL_KINDS, NOW, names=False), "", ""))
+    assert "alice" not in said and "train" not in said and "n7" not in said
+    assert "Resources" in said and "node fail" in said
+    assert report_jobs(read_table(JOBS_OF_ALL_KINDS, NOW, names=False), "", "alice")["found"] == 0
+    assert not Policy().job_names
+    assert parse_policy({"jobNames": True}).job_names
+
+
+def test_a_table_of_hostile_or_many_jobs_stays_small() -> None:
+    words = dict.fromkeys(("name", "user_name", "partition", "nodes", "state_reason"), HOSTILE * 200)
+    hostile = [listed_job(number, HOSTILE * 200, **words) for number in range(1000)]
+    said = report_jobs(read_table(hostile, NOW, names=True), "", "")
+    assert (len(said["rows"]), said["found"]) == (SENT, 1000)
+    assert len(json.dumps(said)) < 1_000_000
+    assert all(str(value).isprintable() for row in said["rows"] for value in row.values())
+    assert report_jobs(read_table(hostile, NOW, names=True), "", "img " * 20 + "cut off")["found"] == 1000
+    many = read_table((listed_job(number) for number in range(KEPT + 5)), NOW, names=True)
+    assert len(many.rows) == KEPT
+    assert many.states == {"running": KEPT + 5}
+    broken: list[dict[str, object]] = [
+        {"job_state": 7}, {"job_id": 1 << 70}, {"exit_code": "3"}, {"submit_time": "x"}, {"array_task_id": []},
+    ]  # fmt: skip
+    assert read_table([7, [], *broken], NOW, names=True).unread == 7
+
+
+def test_slurm_is_asked_for_its_jobs_now_and_then_and_no_old_ones_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds, asked_for = fleet(), 0
+
+    class Rest:
+        def jobs(self) -> Iterator[object]:
+            nonlocal asked_for
+            asked_for += 1
+            yield from JOBS_OF_ALL_KINDS
+            if asked_for > 1:
+                raise FleetError("ask slurmrestd", "the answer breaks off")
+
+    watch = PageSource(None, Rest(), lambda: worlds.policy, lambda: True)  # type: ignore[arg-type]  # all that it asks
+
+    async def whole() -> None:
+        for _ in range(3):
+            assert len((await watch.table())[1].rows) == 9  # type: ignore[union-attr]
+        assert asked_for == 1
+        monkeypatch.setattr(adapter, "JOBS_S", -1.0)
+        _, table, why = await watch.table()
+        assert (table, "breaks off" in why) == (None, True)
+        assert report_jobs(table, why, "") == {
+            "known": False, "why": why, "rows": [], "found": 0, "states": {}, "unread": 0,
+        }  # fmt: skip
+
+    asyncio.run(whole())
+
+
 # In a browser.
 
 
@@ -425,7 +533,7 @@ def test_it_is_used_by_keys_alone(page: Browser, served: Serve) -> None:
     worlds.slurm["w2"].drained_by, worlds.slurm["w2"].reason = "person", "look at fan 3"
     shown(page, served(worlds), 360)
     at = "document.activeElement.dataset.name || document.activeElement.id"
-    for where in ("find", "w0"):
+    for where in ("to-machines", "to-jobs", "find", "w0"):
         page.key("Tab")
         assert page.value(at) == where, "one stop for all cells"
     for key, where in (("ArrowRight", "w1"), ("ArrowRight", "w2")):
@@ -487,4 +595,30 @@ def test_five_thousand_cells_are_drawn_found_and_walked(page: Browser, served: S
     assert page.value("document.querySelectorAll('button.cell:not(.not)').length") == 1
     took = page.value(TOOK)
     print(f"5,000 cells: first paint after {took[0]:.0f} ms, drawn {took[1]:.0f} ms after they were there")
+    assert page.said == []
+
+
+def test_jobs_are_seen_found_and_are_no_markup(page: Browser, served: Serve, tmp_path: Path) -> None:
+    here = served(fleet(policy=Policy(job_names=True)))
+    hostile = listed_job(99, "FAILED", name=HOSTILE, user_name=HOSTILE, nodes=HOSTILE, **ENDED)
+    here.watch.listed = [*JOBS_OF_ALL_KINDS, hostile]
+    shown(page, here, 12)
+    page.value("document.getElementById('to-jobs').click()")
+    rows = "[...document.querySelectorAll('#job-table tr')].map((row) => row.innerText)"
+    page.until(f"{rows}.length === 11", "a row for each job that can be read, and the heads")
+    texts = page.value(rows)
+    assert any("Resources" in text and "pending" in text and "waited" in text for text in texts)
+    assert any("GPU 3 lost" in text and "ended" in text for text in texts)
+    assert page.value("document.querySelectorAll('img, main script').length") == 0
+    assert page.value("window.hurt === undefined")
+    assert page.value("document.getElementById('machines').hidden")
+    assert "1 jobs could not be read" in page.value("document.getElementById('job-more').innerText")
+    page.value("void (document.getElementById('find').value = 'pending 6_')")
+    page.value("document.getElementById('find').dispatchEvent(new Event('input'))")
+    page.until(f"{rows}.length === 2", "what is searched for")
+    here.watch.listed = None
+    page.until("document.getElementById('job-states').innerText.includes('not known: no answer')", "an outage is told")
+    assert page.value(f"{rows}.length") == 0, "old jobs are not shown as those of now"
+    page.value("document.getElementById('to-machines').click()")
+    page.until("!document.getElementById('machines').hidden", "the machines are back")
     assert page.said == []
