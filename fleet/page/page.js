@@ -315,11 +315,11 @@ function moment(seconds) {
 
 // How long the job waited and ran, as text and as a bar of two parts.
 function life(job, now) {
-  const over = job.ended && job.ended <= now, until = over ? job.ended : now;
+  const until = job.ended || now;
   const waited = Math.max(0, (job.started || until) - (job.submitted || until)), ran = job.started ? Math.max(0, until - job.started) : 0;
   const told = [job.submitted ? `submitted ${moment(job.submitted)}` : "", `waited ${span(waited)}`];
   if (job.started) told.push(`ran ${span(ran)}${job.limit ? ` of ${span(job.limit * 60)}` : ""}`);
-  if (over) told.push(`ended ${moment(job.ended)}`);
+  if (job.ended) told.push(`ended ${moment(job.ended)}`);
   else if (job.eligible > now) told.push(`may start ${moment(job.eligible)}`);
   const cell = make("td"), bar = make("div", undefined, "life"), parts = [make("span", undefined, "waited"), make("span", undefined, "ran")];
   bar.ariaHidden = "true";
@@ -366,7 +366,7 @@ function showsJobs() {
 function changeView() {
   const jobs = showsJobs();
   at("jobs").hidden = !jobs;
-  at("machines").hidden = jobs;
+  at("machines").hidden = at("beside").hidden = jobs;
   at("to-jobs").setAttribute("aria-pressed", String(jobs));
   at("to-machines").setAttribute("aria-pressed", String(!jobs));
   jobTag = "";

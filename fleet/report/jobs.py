@@ -23,6 +23,8 @@ SHORT, LONG, SEARCHED = 64, 300, 80  # letters
 OWN_COMMENT = "minivm: "
 # Reasons that say less than the exit code beside them.
 SAID_BY_CODE = frozenset({"", "None", "NonZeroExitCode", "RaisedSignal"})
+# Slurm tells their start and end in advance.
+NOT_OVER = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class JobRow:
     user: str = ""
 
     def changed(self, now: float) -> int:
-        """Return when the job was submitted, started or ended last; Slurm tells the end of a running job in advance."""
+        """Return when the job was submitted, started or ended last."""
         return max(moment for moment in (0, self.submitted, self.started, self.ended) if moment <= now)
 
     def matches(self, words: Iterable[str]) -> bool:
@@ -93,7 +95,7 @@ def read_row(item: object, *, names: bool) -> JobRow:
         submitted=_moment(job, "submit_time"),
         eligible=_moment(job, "eligible_time"),
         started=_moment(job, "start_time") if "PENDING" not in states else 0,
-        ended=_moment(job, "end_time") if "PENDING" not in states else 0,
+        ended=_moment(job, "end_time") if NOT_OVER.isdisjoint(states) else 0,
         limit=max(0, job.number("time_limit")),
         name=line(job.text("name"), SHORT) if names else "",
         user=line(job.text("user_name") or str(job.number("user_id")), SHORT) if names else "",

@@ -302,6 +302,7 @@ def test_each_job_has_a_row_that_says_why_it_waits_or_ended() -> None:
     assert (rows["1"]["user"], rows["1"]["name"], rows["1"]["limit"]) == ("alice", "train-1", 60)
     assert (rows["3"]["started"], rows["3"]["ended"]) == (NOW - 300, NOW - 10)
     assert "started" not in rows["2"], "slurmctld's guess is no start"
+    assert "ended" not in rows["1"], "and no end"
     assert said["states"] == {"cancelled": 1, "failed": 2, "node fail": 1, "pending": 2, "running": 3}
     assert said["unread"] == 1
     found = report_jobs(read_table(JOBS_OF_ALL_KINDS, NOW, names=True), "", "Alice seg")
@@ -612,6 +613,7 @@ def test_jobs_are_seen_found_and_are_no_markup(page: Browser, served: Serve, tmp
     assert page.value("document.querySelectorAll('img, main script').length") == 0
     assert page.value("window.hurt === undefined")
     assert page.value("document.getElementById('machines').hidden")
+    drawn(page, tmp_path, "jobs")
     assert "1 jobs could not be read" in page.value("document.getElementById('job-more').innerText")
     page.value("void (document.getElementById('find').value = 'pending 6_')")
     page.value("document.getElementById('find').dispatchEvent(new Event('input'))")
