@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 
 from cluster.local import LocalCluster
 from cluster.values import merge
+from fleet.act.slurm_client import SlurmClient
+from fleet.report.jobs import JobRow, read_table
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import IMAGES, NAME
 from tests.cluster.researcher import Researcher, World
@@ -290,6 +293,31 @@ def test_root_has_no_jobs_and_users_make_no_tokens(plain: World, bob: Researcher
     refused = bob.try_("scontrol token lifespan=2000000000")
     assert refused.returncode and "SLURM_JWT=" not in refused.stdout, refused
     assert plain.slurm("scontrol", "token", "username=bob", "lifespan=9").startswith("SLURM_JWT=")
+
+
+def test_the_fleets_page_reads_the_jobs_that_a_real_slurmrestd_lists(alice: Researcher) -> None:
+    cluster = alice.world.cluster
+    address = f"{alice.world.running('slurm-controller-0').address}:6820"
+    client = SlurmClient(address, cluster.state / "keys" / "jwt_hs256.key")
+
+    def rows() -> dict[str, JobRow]:
+        table = read_table(client.jobs(), time.time(), names=True)
+        assert not table.unread
+        return {row.job: row for row in table.rows}
+
+    failed = alice.submit("-J", "fails", "-o", "/dev/null", script="exit 3")
+    held = alice.submit("-H", "--array=1-5%2", "-o", "/dev/null", script="true")
+    killed = alice.submit("-o", "/dev/null", script="kill -SEGV $$")
+    try:
+        until(lambda: {rows()[failed].state, rows()[killed].state} == {"failed"}, "both have failed", seen=rows)
+        seen = rows()
+    finally:
+        alice(f"scancel {held}")
+    assert (seen[failed].name, seen[failed].user, seen[failed].why) == ("fails", "alice", "exit code 3")
+    assert 0 < seen[failed].submitted <= seen[failed].started <= seen[failed].ended
+    assert seen[killed].why.startswith("signal ")
+    waiting = seen[f"{held}_[1-5%2]"]
+    assert (waiting.state, waiting.why, waiting.started) == ("pending", "JobHeldUser", 0)
 
 
 def loaded(world: World) -> list[str]:
