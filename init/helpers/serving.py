@@ -147,7 +147,8 @@ CONNECT_S = 3.0
 # A login pod's condition while nothing listens at slurmctld's address: set again by each run, every 15 s.
 AWAY, AWAY_EXPIRES_S = "slurmctld-away", 60.0
 FAILURES = 2  # in a row, before the pod is not ready
-# A silent daemon is restarted after this time, and not again for the second. One that has just started may be busy.
+# A silent daemon is restarted after this time, and not again for the second. A slurmctld that has just started may be
+# busy with its state; a slurmd has none.
 SILENT_S, REST_S, YOUNG_S = 120.0, 1800.0, 300.0
 # slurmctld contacts each slurmd every 2/3 of SlurmdTimeout. After HEARD_S without contact a worker asks slurmctld, and
 # after a failure not sooner than ASK_AGAIN_S. A slurmd that slurmctld has never contacted asks after UNHEARD_S, before
@@ -363,7 +364,8 @@ def main() -> int:
             memory = save_backfilled(controller, memory)
     failed_before = memory.failures
     memory, reason, restart = judge(memory, finding, now)
-    cause, young = f"it has not answered for {SILENT_S:g} s", YOUNG_S
+    cause = f"it has not answered for {SILENT_S:g} s"
+    young = SILENT_S if WORKER in os.environ else YOUNG_S
     if finding.fault is Fault.FORGOTTEN:
         # A static node that slurmctld does not know is missing in slurm.conf.
         cause, young, daemons = finding.reason, SAVED_S, ("slurmd",)

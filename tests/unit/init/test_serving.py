@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -82,6 +84,30 @@ def test_a_login_pod_is_ready_while_nothing_listens_at_slurmctlds_address(
         assert serving.main() == 1, "it accepts and does not answer"
     if not is_controller:
         assert shown[-1] == "", "its own reason takes the place of the condition"
+
+
+def test_a_slurmd_is_restarted_after_two_silent_minutes_and_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = subprocess.CompletedProcess([], 1, "", "scontrol: error: failed to connect to any sack sockets\n")
+    restarted: list[tuple[object, ...]] = []
+
+    def restart(*arguments: object) -> str:
+        restarted.append(arguments)
+        return "restarted"
+
+    silent = serving.CheckHistory(failures=9, silent_since=time.monotonic() - serving.SILENT_S - 1)
+    serving.save(silent, tmp_path / "serving.json")
+    monkeypatch.setattr(serving.load, "__defaults__", (tmp_path / "serving.json",))
+    monkeypatch.setattr(serving.save, "__defaults__", (tmp_path / "serving.json",))
+    monkeypatch.setattr(serving, "end_hanging", lambda _: None)
+    monkeypatch.setattr(serving, "ran", lambda *_, **__: answer)
+    monkeypatch.setattr(serving, "restart_daemon", restart)
+    monkeypatch.setenv(WORKER, "")
+    assert serving.main() == 1
+    assert "does not answer: no daemon of Slurm in this pod signs requests" in capsys.readouterr().out
+    assert [arguments[0] for arguments in restarted] == [("slurmd", "slurmd-static")]
+    assert restarted[0][2] == serving.SILENT_S, "also one that has just started"
 
 
 def test_a_refusal_restarts_nothing() -> None:
