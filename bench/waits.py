@@ -115,7 +115,7 @@ PAUSE_S = 2  # for reading: the login pod asks slurmctld five times at once, the
 # One thread for each person: 200 interpreters would saturate two cores. Each thread asks as the command does.
 ASKS = """
 import os, pathlib, sys, threading, time
-from health.jobs.ask import Asker, look
+from health.jobs.ask import Asker, find_pages
 from health.jobs.shared import SOCKET, Shared
 from init.errors import InitError
 from init.slurm import client
@@ -128,7 +128,7 @@ def person(number):
     time.sleep(every * number / people)
     while (begun := time.monotonic()) < until:
         try:
-            page, = look(Asker(Shared(direct, path), "alice", False, time.time()), jobs[number % len(jobs)])
+            page, = find_pages(Asker(Shared(direct, path), "alice", False, time.time()), jobs[number % len(jobs)])
             done.append(page.answer.headline)
         except InitError as error:
             failed.append(str(error))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from health import black_box
 from health.jobs import explain
-from health.jobs.ask import Asker, explain_own_jobs, is_visible, look
+from health.jobs.ask import Asker, explain_own_jobs, find_pages, is_visible
 from health.jobs.model import Job, JobNode, Page, list_briefly, safe
 from health.jobs.shared import Shared
 from init.errors import InitError
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asker.reads_output = options.capsule is None
     asker.fetch = None if not black_box.port() else _fetch
     try:
-        pages = look(asker, options.job) if options.job else explain_own_jobs(asker)
+        pages = find_pages(asker, options.job) if options.job else explain_own_jobs(asker)
         if options.capsule is not None:
             _pack(asker, pages, options.capsule)
             return 0
@@ -90,10 +90,10 @@ def _print(single: object, pages: Sequence[Page], options: argparse.Namespace) -
         if options.json:
             print(json.dumps(single or [explain.as_json(page) for page in pages], indent=1))
         elif options.job and len(pages) == 1:
-            print(explain.page_text(pages[0]))
+            print(explain.render_page(pages[0]))
         else:
             print(
-                explain.table_text(pages)
+                explain.render_table(pages)
                 if pages
                 else "You have no jobs in the queue. `minivm job JOBID` explains ended ones."
             )

@@ -104,7 +104,7 @@ class Asker:
         try:
             text = self.call(SQUEUE, "--json", "--states=all", *options, directly=directly)
             self.age = self.last_age
-            return parse.queue(text)
+            return parse.parse_queue(text)
         except SlurmError as error:
             if is_unknown_job(error):
                 return []
@@ -122,18 +122,18 @@ def explain_own_jobs(asker: Asker) -> list[Page]:
     return [replace(explain(job, World(), asker.now), age=age) for job in jobs if job.user == asker.user]
 
 
-def look(asker: Asker, wanted: str) -> list[Page]:
+def find_pages(asker: Asker, wanted: str) -> list[Page]:
     """Explain one job, or list the jobs that the id or the name means."""
     if step := STEP.fullmatch(wanted):  # as sacct and error messages name it: its job is meant
         wanted = step[1]
     match = IDENTITY.fullmatch(wanted)
-    jobs = _by_id(asker, wanted, match[1]) if match else _by_name(asker, wanted)
+    jobs = _find_by_id(asker, wanted, match[1]) if match else _find_by_name(asker, wanted)
     if not jobs:
         what = f"job {wanted}" if match else f"job named {wanted!r} of yours"
         reason = "neither slurmctld nor accounting knows it"
         if asker.missing:
             reason = "slurmctld does not know it (any more); " + "; ".join(asker.missing)
-        if match and "_" in wanted and (array := _by_id(asker, match[1], match[1])):
+        if match and "_" in wanted and (array := _find_by_id(asker, match[1], match[1])):
             tasks = list_briefly(job.shown for job in array)
             forgotten = ", and keeps nothing of a task that was cancelled while it waited"
             problem = f"; {'; '.join(dict.fromkeys(asker.missing))}" if asker.missing else forgotten
@@ -143,19 +143,19 @@ def look(asker: Asker, wanted: str) -> list[Page]:
     if len(jobs) > 1:
         pages = [explain(job, World(), asker.now) if is_visible(asker, job) else withhold(job) for job in jobs]
     else:
-        pages = [page(asker, jobs[0]) if is_visible(asker, jobs[0]) else withhold(jobs[0])]
+        pages = [explain_job(asker, jobs[0]) if is_visible(asker, jobs[0]) else withhold(jobs[0])]
     return [replace(each, age=0.0 if each.job.source == "sacct" else age, nodes_age=asker.nodes_age) for each in pages]
 
 
-def page(asker: Asker, job: Job) -> Page:
+def explain_job(asker: Asker, job: Job) -> Page:
     if job.is_lost or job.is_unexplained:
         world = World()
     elif job.has_ended:
-        job, world = _ended(asker, job)
+        job, world = _read_ended_world(asker, job)
     elif job.is_pending:
-        world = _pending(asker, job)
+        world = _read_pending_world(asker, job)
     else:
-        world = _running(asker, job)
+        world = _read_running_world(asker, job)
     shown, error = explain(job, replace(world, missing=tuple(asker.missing)), asker.now), None
     if job.has_ended and job.state != "COMPLETED" and asker.may_read_output(job):
         from health.jobs import output  # imported late, as below: its patterns cost a list of jobs more than squeue
@@ -193,24 +193,24 @@ def is_visible(asker: Asker, job: Job) -> bool:
     return asker.is_operator
 
 
-def _by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
+def _find_by_id(asker: Asker, wanted: str, number: str) -> list[Job]:
     # The snapshot answers for a whole array; squeue itself shows one task of thousands.
-    queued = _queue_of(asker, number if isinstance(asker.run, Shared) or "+" in wanted else wanted)
+    queued = _ask_queue(asker, number if isinstance(asker.run, Shared) or "+" in wanted else wanted)
     is_old = asker.is_old
-    if jobs := _selected(queued or [], wanted):
+    if jobs := _select_jobs(queued or [], wanted):
         return jobs
     # A task that was cancelled while it waited is in the record of its whole array.
-    recorded = _latest(_accounting(asker, f"--jobs={number if '_' in wanted else wanted}"), wanted)
+    recorded = _keep_latest(_read_accounting(asker, f"--jobs={number if '_' in wanted else wanted}"), wanted)
     if is_old and not any(job.has_ended for job in recorded):
-        queued = _queue_of(asker, number, directly=True)
-        if jobs := _selected(queued or [], wanted):
+        queued = _ask_queue(asker, number, directly=True)
+        if jobs := _select_jobs(queued or [], wanted):
             return jobs
-    if queued is not None and not any(job.has_ended for job in recorded) and (back := _brought_back(asker, number)):
+    if queued is not None and not any(job.has_ended for job in recorded) and (back := _find_resubmitted(asker, number)):
         return back
     return [replace(job, is_lost=queued is not None and not job.has_ended) for job in recorded]
 
 
-def _queue_of(asker: Asker, number: str, *, directly: bool = False) -> list[Job] | None:
+def _ask_queue(asker: Asker, number: str, *, directly: bool = False) -> list[Job] | None:
     try:
         return asker.queue(f"--jobs={number}", directly=directly)
     except SlurmError as error:
@@ -218,7 +218,7 @@ def _queue_of(asker: Asker, number: str, *, directly: bool = False) -> list[Job]
         return None
 
 
-def _brought_back(asker: Asker, number: str) -> list[Job]:
+def _find_resubmitted(asker: Asker, number: str) -> list[Job]:
     """Return the caller's job that was submitted again for one that slurmctld had lost; its page names the lost one."""
     try:
         jobs = asker.queue("--me", directly=True)
@@ -228,34 +228,34 @@ def _brought_back(asker: Asker, number: str) -> list[Job]:
     return [job for job, match in back if match and number in match.groups()]
 
 
-def _by_name(asker: Asker, name: str) -> list[Job]:
-    jobs = _named(asker.queue("--me"), name, asker.user)
+def _find_by_name(asker: Asker, name: str) -> list[Job]:
+    jobs = _keep_named(asker.queue("--me"), name, asker.user)
     if not jobs and asker.is_old:
-        jobs = _named(asker.queue("--me", directly=True), name, asker.user)
+        jobs = _keep_named(asker.queue("--me", directly=True), name, asker.user)
     if jobs or "," in name:
         return jobs
-    recorded = _accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
+    recorded = _read_accounting(asker, f"--name={name}", f"--user={asker.user}", f"--starttime=now-{NAMED_DAYS}days")
     # slurmctld has just said that it does not know them.
-    named = _named(_latest(recorded, ""), name, asker.user)
+    named = _keep_named(_keep_latest(recorded, ""), name, asker.user)
     return [replace(job, is_lost=not job.has_ended) for job in named]
 
 
-def _named(jobs: Sequence[Job], name: str, user: str) -> list[Job]:
+def _keep_named(jobs: Sequence[Job], name: str, user: str) -> list[Job]:
     return [job for job in jobs if job.name == name and job.user == user]
 
 
-def _selected(jobs: Sequence[Job], wanted: str) -> list[Job]:
+def _select_jobs(jobs: Sequence[Job], wanted: str) -> list[Job]:
     """Pick the jobs that an id means: 12 all tasks or components, 12_3 the task, also within 12_[1-9]."""
     if wanted.isdigit():
         return list(jobs)
     exact = [job for job in jobs if job.shown == wanted]
     task = wanted.partition("_")[2]
     if task and not exact:
-        exact = [replace(job, shown=wanted) for job in jobs if "[" in job.shown and _holds(job.shown, int(task))]
+        exact = [replace(job, shown=wanted) for job in jobs if "[" in job.shown and _has_task(job.shown, int(task))]
     return exact
 
 
-def _holds(shown: str, task: int) -> bool:
+def _has_task(shown: str, task: int) -> bool:
     """Tell if 12_[1-3,7,10-20:2%4] has the task. slurmctld shortens a long list with "...", which has any."""
     inside = shown.partition("[")[2].rstrip("]").partition("%")[0]
     if "..." in inside:
@@ -268,7 +268,7 @@ def _holds(shown: str, task: int) -> bool:
     return False
 
 
-def _accounting(asker: Asker, *options: str) -> list[Job]:
+def _read_accounting(asker: Asker, *options: str) -> list[Job]:
     records = asker.optional("its records", parse.parse_accounting, SACCT, "--json", "--duplicates", *options)
     if asker.missing and any(words in asker.missing[-1] for words in NO_ACCOUNTING):
         asker.missing[-1] = "its records: this cluster keeps no accounting, so ended jobs are forgotten after minutes"
@@ -276,22 +276,23 @@ def _accounting(asker: Asker, *options: str) -> list[Job]:
     return asker.records
 
 
-def _latest(runs: Sequence[Job], wanted: str) -> list[Job]:
+def _keep_latest(runs: Sequence[Job], wanted: str) -> list[Job]:
     """Keep the last run of each job."""
     last: dict[str, Job] = {}
     for run in runs:
         if run.submitted >= (last[run.shown].submitted if run.shown in last else 0):
             last[run.shown] = run
     jobs = list(last.values())
-    return _selected(jobs, wanted) if wanted else jobs
+    return _select_jobs(jobs, wanted) if wanted else jobs
 
 
-def _earlier(runs: Sequence[Job], job: Job) -> tuple[Job, ...]:
+def _list_earlier_runs(runs: Sequence[Job], job: Job) -> tuple[Job, ...]:
+    """Return the runs of the same job before this one, such as before a requeue, oldest first."""
     same = [run for run in runs if run.id == job.id and run.ended and run.started and run.started != job.started]
     return tuple(sorted(same, key=lambda run: run.started))
 
 
-def _nodes(asker: Asker, job: Job) -> World:
+def _read_world_nodes(asker: Asker, job: Job) -> World:
     nodes = _read_nodes(asker)
     if asker.is_old and nodes is not None and not _shows_place(nodes, job):
         nodes = _read_nodes(asker, directly=True)
@@ -299,14 +300,14 @@ def _nodes(asker: Asker, job: Job) -> World:
 
 
 def _read_nodes(asker: Asker, *, directly: bool = False) -> tuple[JobNode, ...] | None:
-    nodes = asker.optional("the nodes", parse.nodes, SCONTROL, "--json", "show", "nodes", directly=directly)
+    nodes = asker.optional("the nodes", parse.parse_nodes, SCONTROL, "--json", "show", "nodes", directly=directly)
     asker.nodes_age = asker.last_age
     return nodes
 
 
 def _read_partitions(asker: Asker, *, directly: bool = False) -> tuple[Partition, ...] | None:
     words = (SCONTROL, "--json", "show", "partitions")
-    partitions = asker.optional("the partitions", parse.partitions, *words, directly=directly)
+    partitions = asker.optional("the partitions", parse.parse_partitions, *words, directly=directly)
     asker.nodes_age = max(asker.nodes_age, asker.last_age)
     return partitions
 
@@ -314,54 +315,58 @@ def _read_partitions(asker: Asker, *, directly: bool = False) -> tuple[Partition
 def _shows_place(nodes: Sequence[JobNode], job: Job) -> bool:
     """Tell if the nodes include those of the job and some of its partitions: the snapshot sees no hidden ones."""
     places = {name for node in nodes for name in node.partitions} | {node.name for node in nodes}
-    return _partitions_of(job).union(expand(job.nodes[:65536])) <= places
+    return _list_partitions(job).union(expand(job.nodes[:65536])) <= places
 
 
-def _partitions_of(job: Job) -> set[str]:
+def _list_partitions(job: Job) -> set[str]:
     return set(job.partition.split(",")) - {""}
 
 
-def _pending(asker: Asker, job: Job) -> World:
-    world, partitions = _nodes(asker, job), _read_partitions(asker)
-    if asker.is_old and not _partitions_of(job) <= {each.name for each in partitions or ()}:
+def _read_pending_world(asker: Asker, job: Job) -> World:
+    world, partitions = _read_world_nodes(asker, job), _read_partitions(asker)
+    if asker.is_old and not _list_partitions(job) <= {each.name for each in partitions or ()}:
         world = World(nodes=_read_nodes(asker, directly=True))
         partitions = _read_partitions(asker, directly=True)
     world = replace(world, partitions=partitions)
     if job.restarts:
-        world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
+        world = replace(world, history=_list_earlier_runs(_read_accounting(asker, f"--jobs={job.id}"), job))
     if job.reason == "Priority":
-        return _waiting(asker, world)
+        return _add_waiting_jobs(asker, world)
     if limits.parse_limit(job.reason):
         qos = sorted({job.qos, *(each.qos for each in world.partitions or () if each.name in job.partition)} - {""})
         argv = [SCONTROL, "show", "assoc_mgr", "flags=assoc,qos", f"accounts={job.account}"]
         argv += [f"qos={','.join(qos)}"] if qos else []
-        return replace(world, limits=asker.optional("the limits", lambda text: parse.limits(text, job.user), *argv))
+        return replace(
+            world, limits=asker.optional("the limits", lambda text: parse.parse_limits(text, job.user), *argv)
+        )
     if job.reason in pending.OF_ACCOUNTS:
         argv = [SACCTMGR, "-nP", "show", "associations", "where", f"user={job.user}", "format=account"]
-        return replace(world, accounts=asker.optional("the user's accounts", parse.lines, *argv))
+        return replace(world, accounts=asker.optional("the user's accounts", parse.parse_lines, *argv))
     if job.reason in ("Dependency", "DependencyNeverSatisfied"):
         numbers = pending.list_dependencies(job)
-        awaited = _dependencies(asker, numbers) if numbers else ()
+        awaited = _read_dependencies(asker, numbers) if numbers else ()
         return replace(world, related_jobs=awaited)
     if job.reason == "Reservation" or (job.reason == "ReqNodeNotAvail" and "eserv" in job.detail):
         argv = [SCONTROL, "--json", "show", "reservations"]
-        return replace(world, reservations=asker.optional("the reservations", parse.reservations, *argv))
+        return replace(world, reservations=asker.optional("the reservations", parse.parse_reservations, *argv))
     if job.reason == "Licenses":
         argv = [SCONTROL, "--json", "show", "licenses"]
-        return replace(world, licenses=asker.optional("the licences", parse.licenses, *argv))
+        return replace(world, licenses=asker.optional("the licences", parse.parse_licenses, *argv))
     return world
 
 
-def _waiting(asker: Asker, world: World) -> World:
+def _add_waiting_jobs(asker: Asker, world: World) -> World:
     """Add all jobs that wait: from the snapshot for users, for whom slurmctld would pack its whole queue each."""
     if not isinstance(asker.run, Shared):
-        waiting = asker.optional("the waiting jobs", parse.waiting, *WAITING_JOBS) if asker.is_root else None
+        waiting = asker.optional("the waiting jobs", parse.parse_waiting, *WAITING_JOBS) if asker.is_root else None
         return replace(world, waiting=waiting)
     answer = asker.run.ask_for_all(WAITING_JOBS)
-    return replace(world, waiting=parse.waiting(answer[0]), waiting_age=answer[1]) if answer is not None else world
+    return (
+        replace(world, waiting=parse.parse_waiting(answer[0]), waiting_age=answer[1]) if answer is not None else world
+    )
 
 
-def _jobs_on_nodes(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
+def _find_jobs_on_nodes(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
     """Return the jobs on these nodes, of all users as squeue shows them."""
     try:
         return tuple(asker.queue(f"--nodelist={nodes}", directly=True)) if nodes else ()
@@ -370,7 +375,7 @@ def _jobs_on_nodes(asker: Asker, nodes: str) -> tuple[Job, ...] | None:
         return None
 
 
-def _dependencies(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
+def _read_dependencies(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | None:
     try:
         jobs = asker.queue(f"--jobs={','.join(numbers)}")
         if asker.is_old and (absent := [number for number in numbers if not pending.find_jobs(number, jobs)]):
@@ -381,13 +386,13 @@ def _dependencies(asker: Asker, numbers: Sequence[str]) -> tuple[Job, ...] | Non
         return None
 
 
-def _running(asker: Asker, job: Job) -> World:
-    world = _nodes(asker, job)
+def _read_running_world(asker: Asker, job: Job) -> World:
+    world = _read_world_nodes(asker, job)
     if job.restarts:
-        world = replace(world, history=_earlier(_accounting(asker, f"--jobs={job.id}"), job))
+        world = replace(world, history=_list_earlier_runs(_read_accounting(asker, f"--jobs={job.id}"), job))
     if asker.now - job.started >= SAMPLED and "RUNNING" in job.states:
         argv = [SSTAT, "--allsteps", "-nP", "--noconvert", f"--jobs={job.id}", "--format=JobID,TRESUsageInTot"]
-        world = replace(world, usage=asker.optional("what it uses", parse.usage, *argv))
+        world = replace(world, usage=asker.optional("what it uses", parse.parse_usage, *argv))
     if job.output and asker.may_read_output(job):
         from health.jobs import output
 
@@ -395,13 +400,16 @@ def _running(asker: Asker, job: Job) -> World:
     return world
 
 
-def _ended(asker: Asker, job: Job) -> tuple[Job, World]:
-    """Prefer accounting's record, which has steps and the user that cancelled; slurmdbd may lag behind slurmctld."""
-    runs = asker.records if job.source == "sacct" else _accounting(asker, f"--jobs={job.shown}")
+def _read_ended_world(asker: Asker, job: Job) -> tuple[Job, World]:
+    """Return an ended job and its surroundings, from accounting's record where slurmdbd has the end already.
+
+    That record has the job's steps and the user that cancelled it; slurmdbd may lag behind slurmctld.
+    """
+    runs = asker.records if job.source == "sacct" else _read_accounting(asker, f"--jobs={job.shown}")
     records = [run for run in runs if run.id == job.id]
-    world = replace(_nodes(asker, job), history=_earlier(records, job))
+    world = replace(_read_world_nodes(asker, job), history=_list_earlier_runs(records, job))
     if "PREEMPTED" in job.states:
-        world = replace(world, related_jobs=_jobs_on_nodes(asker, job.nodes))
+        world = replace(world, related_jobs=_find_jobs_on_nodes(asker, job.nodes))
     last = max(records, key=lambda run: (run.submitted, run.started), default=None)
     if last is None or not last.states & ENDED:
         return job, world
@@ -438,10 +446,10 @@ def add_node_reports(answer: Answer, fetched: Sequence[boxes.Box], job: Job, wor
         return answer
     from health.jobs import ranks
 
-    nodes = {box.node: tuple(_uses(box)) for box in fetched}
-    facts = [_fact(node, uses) for node, uses in nodes.items() if uses]
+    nodes = {box.node: tuple(_parse_gpu_uses(box)) for box in fetched}
+    facts = [_describe_gpu_uses(node, uses) for node, uses in nodes.items() if uses]
     answer = replace(answer, evidence=(*answer.evidence, *facts))
-    problems = [f"{safe(box.node, 80)}: {safe(text, 160)}" for box in fetched for text in _problems(box)]
+    problems = [f"{safe(box.node, 80)}: {safe(text, 160)}" for box in fetched for text in _list_problems(box)]
     # A node that does not answer is worse than a problem on another.
     if problems and answer.cause is not JobCause.MACHINE:
         head = f"{answer.headline} A check found a problem while it ran: {list_briefly(problems, 2)}."
@@ -460,7 +468,7 @@ def add_node_reports(answer: Answer, fetched: Sequence[boxes.Box], job: Job, wor
     return replace(answer, advice=(*answer.advice, advice))
 
 
-def _uses(box: boxes.Box) -> Iterator[GpuUse]:
+def _parse_gpu_uses(box: boxes.Box) -> Iterator[GpuUse]:
     entry = box.entries[0] if box.entries and box.entries[0].get("kind") == "now" else {}
     rows, sampled = entry.get("gpus"), entry.get("sampled")
     if not isinstance(rows, list) or not isinstance(sampled, int | float):
@@ -473,12 +481,12 @@ def _uses(box: boxes.Box) -> Iterator[GpuUse]:
                 yield GpuUse(int(minor), int(use), int(memory), int(room), max(0.0, sampled - since) if since else 0.0)
 
 
-def _fact(node: str, uses: Sequence[GpuUse]) -> Fact:
+def _describe_gpu_uses(node: str, uses: Sequence[GpuUse]) -> Fact:
     shown = list_briefly((f"GPU {gpu.minor} {gpu.use} %, {size(gpu.memory)} of {size(gpu.room)}" for gpu in uses), 8)
     return Fact(f"on {safe(node, 80)} it uses {shown}", "nvidia-smi")
 
 
-def _problems(box: boxes.Box) -> list[str]:
+def _list_problems(box: boxes.Box) -> list[str]:
     """Return the problems that came while the job ran and have not gone, by the broker's words in the box."""
     standing: dict[str, str] = {}
     for entry in box.last_run:

@@ -81,18 +81,18 @@ class Box:
     @property
     def set_meanwhile(self) -> float:
         """Return by how many seconds the clock was set during the last run; a boot counts as well."""
-        return _spread([entry for entry in self.last_run if entry.get("kind") in ("begin", "end")])
+        return _choose_delay([entry for entry in self.last_run if entry.get("kind") in ("begin", "end")])
 
     @property
     def set_since(self) -> float:
         """Return by how many seconds it was set from the last run's start until now: `clock` is of now."""
-        return _spread([entry for entry in (*self.entries[:1], *self.last_run) if entry.get("kind") in STAMPED])
+        return _choose_delay([entry for entry in (*self.entries[:1], *self.last_run) if entry.get("kind") in STAMPED])
 
 
 STAMPED = frozenset({"begin", "end", "now"})
 
 
-def _spread(entries: Iterable[Entry]) -> float:
+def _choose_delay(entries: Iterable[Entry]) -> float:
     boots = [
         at - boot
         for entry in entries
@@ -193,7 +193,7 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
         ]
         ends = [entry for entry in last if entry.get("kind") == "end"]
         for entry in ends[:1]:
-            texts = [*_grown(entry.get("grown")), *_full(entry.get("full")), *texts]
+            texts = [*_list_grown(entry.get("grown")), *_list_full(entry.get("full")), *texts]
         odd = [safe(str(entry.get("step")), 20) for entry in last if entry.get("kind") == "step" and entry.get("odd")]
         if odd:
             unknown.append(f"which tasks of step {list_briefly(odd)} failed on {node}: slurmd's log there is not whole")
@@ -215,7 +215,7 @@ def _is_about(text: str, gpus: object) -> bool:
     return match is None or not isinstance(gpus, list) or int(match[1]) in gpus
 
 
-def _grown(values: object) -> list[str]:
+def _list_grown(values: object) -> list[str]:
     texts = []
     for key, number in values.items() if isinstance(values, dict) else ():
         *name, counter = str(key).split("/")
@@ -224,7 +224,7 @@ def _grown(values: object) -> list[str]:
     return texts
 
 
-def _full(values: object) -> list[str]:
+def _list_full(values: object) -> list[str]:
     return [f"{safe(str(place), 60)} was full at its end" for place in values] if isinstance(values, list) else []
 
 
@@ -389,7 +389,7 @@ def find_failed_step(boxes: Iterable[Box], job: Job) -> FailedStep | None:
                 gaps.add(number)
             ran = entry.get("tasks")
             tasks[number] = tasks.get(number, 0) + (ran if isinstance(ran, int) else 0)
-            failures.setdefault(number, []).extend(_failures(box, entry))
+            failures.setdefault(number, []).extend(_find_failures(box, entry))
     numbers = [number for number, failed in failures.items() if failed]
     if not numbers:
         return None
@@ -402,7 +402,7 @@ def find_failed_step(boxes: Iterable[Box], job: Job) -> FailedStep | None:
     return FailedStep(f"{job.shown}.{last}", tuple(ordered), tasks[last], is_whole and last not in gaps)
 
 
-def _failures(box: Box, entry: Entry) -> Iterable[Failure]:
+def _find_failures(box: Box, entry: Entry) -> Iterable[Failure]:
     ahead, doubt = box.clock or (0.0, UNKNOWN_CLOCK_S)
     doubt += box.set_since
     failed = entry.get("failed")
@@ -413,7 +413,7 @@ def _failures(box: Box, entry: Entry) -> Iterable[Failure]:
                 yield Failure(int(rank), box.node, int(code), int(signal), at - ahead, doubt, box.set_meanwhile)
 
 
-def failure_facts(step: FailedStep) -> Sequence[Fact]:
+def list_failure_facts(step: FailedStep) -> Sequence[Fact]:
     first = step.first
     source = f"black box of {safe(first.node, 80)}"
     ended = "ended" if step.rivals else "ended first"  # the clocks cannot tell
@@ -432,7 +432,7 @@ def add_failures(answer: Answer, boxes: Sequence[Box], job: Job) -> Answer:
     step = find_failed_step(boxes, job) if job.has_ended and job.state != "COMPLETED" else None
     if step is None:
         return answer
-    answer = replace(answer, evidence=(*answer.evidence, *failure_facts(step)))
+    answer = replace(answer, evidence=(*answer.evidence, *list_failure_facts(step)))
     if step.tasks < 2 or answer.cause not in BLAMED or job.state not in ("FAILED", "OUT_OF_MEMORY"):
         return answer
     answer = replace(answer, headline=f"{step.sentence} {answer.headline}")

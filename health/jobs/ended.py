@@ -57,7 +57,7 @@ def explain(job: Job, world: World, now: float) -> Answer:
     code = f"exit code {job.exit_code}" + (f", {signal_name(job.signal)}" if job.signal else "")
     facts = [Fact(f"state {safe(job.state, 40)}, {code}", job.source)]
     facts += [
-        Fact(_name_step_of(_step_name(job, step), step.state, step.exit_code, step.signal), job.source)
+        Fact(_name_step_of(_name_step(job, step), step.state, step.exit_code, step.signal), job.source)
         for step in _list_failed_steps(job)
     ]
     if comment:
@@ -70,7 +70,7 @@ def _list_failed_steps(job: Job) -> list[JobStep]:
     return [step for step in job.steps if step.exit_code or step.signal or step.state == "OUT_OF_MEMORY"][:SHOWN_STEPS]
 
 
-def _step_name(job: Job, step: JobStep) -> str:
+def _name_step(job: Job, step: JobStep) -> str:
     """Name a step as its user names the job: accounting calls a step of task 8_3 by the task's own number."""
     number, dot, name = step.id.partition(".")
     return f"{job.shown}.{name}" if dot and number == str(job.id) else step.id
@@ -96,7 +96,7 @@ def _explain_comment(job: Job, comment: str) -> Answer:
     """Explain an end that minivm itself brought about; it wrote the reason into the job's AdminComment."""
     text = safe(comment.removeprefix(PREFIX)).strip().rstrip(".")
     if MEMORY_COMMENT in comment:
-        return Answer(f"minivm ended it: {text}.", JobCause.REQUEST, advice=_more_memory(job))
+        return Answer(f"minivm ended it: {text}.", JobCause.REQUEST, advice=_advise_more_memory(job))
     return Answer(
         f"minivm ended it: {text}.",
         JobCause.CLUSTER,
@@ -110,7 +110,7 @@ def _explain_completed(job: Job, world: World) -> Answer:
 
 def _doubt(job: Job, world: World, answer: Answer) -> Answer:
     """Weaken an answer that blames the program if a node of the job was found broken while it ran."""
-    suspects = _suspects(job, world)
+    suspects = _find_suspects(job, world)
     if not suspects:
         missing = () if world.nodes is not None else ("the state of its nodes",)
         return replace(answer, unknown=(*answer.unknown, *missing))
@@ -120,20 +120,24 @@ def _doubt(job: Job, world: World, answer: Answer) -> Answer:
         headline=f"{answer.headline} A machine's fault is possible too: {names} was found broken while it ran.",
         cause=JobCause.MACHINE,
         sure=Sure.POSSIBLE,
-        evidence=(*answer.evidence, *machines.facts(suspects)),
-        advice=(f"submit it again without that node: sbatch --exclude={names}", *_again(job, suspects), *answer.advice),
+        evidence=(*answer.evidence, *machines.list_facts(suspects)),
+        advice=(
+            f"submit it again without that node: sbatch --exclude={names}",
+            *_advise_rerun(job, suspects),
+            *answer.advice,
+        ),
         unknown=(*answer.unknown, "whether the fault of the machine or the program came first"),
     )
 
 
-def _again(job: Job, suspects: list[JobNode]) -> tuple[str, ...]:
+def _advise_rerun(job: Job, suspects: list[JobNode]) -> tuple[str, ...]:
     names = ",".join(sorted(node.name for node in suspects if machines.has_verdict(node)))
     if not names or not job.batch or not job.requeues:
         return ()
     return (f"the policy slurm.requeue runs it again without {names} if it is `act`; `propose` only logs that",)
 
 
-def _suspects(job: Job, world: World) -> list[JobNode]:
+def _find_suspects(job: Job, world: World) -> list[JobNode]:
     hosts = set(expand(job.nodes[:65536]))
     return [
         node
@@ -149,13 +153,13 @@ def _explain_failed_job(job: Job, world: World) -> Answer:
     if any(step.state == "OUT_OF_MEMORY" for step in job.steps):
         step = next(step for step in job.steps if step.state == "OUT_OF_MEMORY")
         answer = _explain_out_of_memory(job, world)
-        name = safe(_step_name(job, step), 40)
+        name = safe(_name_step(job, step), 40)
         if 0 < step.memory < _mebibytes(job.memory):
             own = f"its own memory, {step.memory}M of the job's {safe(job.memory, 40)}"
             head = f"Its step {name} was killed because it used all of {own}."
             advice = ("give the step more: srun with a larger --mem, or without one", answer.advice[-1])
             return replace(answer, headline=head, sure=Sure.LIKELY, advice=advice)
-        head = f"Its step {name} was killed because the job used all of its memory{_limit(job)}."
+        head = f"Its step {name} was killed because the job used all of its memory{_format_limit(job)}."
         return replace(answer, headline=head, sure=Sure.LIKELY)
     if not job.nodes and not job.steps:
         return Answer(
@@ -170,7 +174,7 @@ def _explain_failed_job(job: Job, world: World) -> Answer:
             "Slurm could not launch it; its own code did not run.",
             JobCause.CLUSTER,
             Sure.LIKELY,
-            machines.facts([node for node in _hosts(job, world) if not node.is_usable]),
+            machines.list_facts([node for node in _find_hosts(job, world) if not node.is_usable]),
             ("submit it again", "if it happens again, tell an operator the node"),
         )
     if job.signal == NO_OUTPUT:
@@ -197,9 +201,9 @@ def _explain_failed_job(job: Job, world: World) -> Answer:
         return _doubt(job, world, _explain_signal(job))
     meaning = SHELL.get(job.exit_code, "")
     last = next((step for step in _list_failed_steps(job) if not step.id.endswith((".batch", ".extern"))), None)
-    where = f", first in step {safe(_step_name(job, last), 40)}" if last else ""
+    where = f", first in step {safe(_name_step(job, last), 40)}" if last else ""
     head = f"Its own program ended with exit code {job.exit_code}{where}{f': {meaning}' if meaning else ''}."
-    return _doubt(job, world, Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job)))
+    return _doubt(job, world, Answer(head, JobCause.CODE, Sure.LIKELY, advice=_advise_reading(job)))
 
 
 def _explain_signal(job: Job) -> Answer:
@@ -227,10 +231,10 @@ def _explain_signal(job: Job) -> Answer:
         "SIGXCPU": "it used more CPU time than `ulimit -t` allows",
     }.get(name, "")
     head = f"Its own program died of {name}{f': {meaning}' if meaning else ''}."
-    return Answer(head, JobCause.CODE, Sure.LIKELY, advice=_look(job))
+    return Answer(head, JobCause.CODE, Sure.LIKELY, advice=_advise_reading(job))
 
 
-def _look(job: Job) -> tuple[str, ...]:
+def _advise_reading(job: Job) -> tuple[str, ...]:
     if job.output == "/dev/null":
         return ("run it again with an --output: this one went to /dev/null",)
     return (f"read the last lines of {safe(job.output) or 'its output'}",)
@@ -242,20 +246,20 @@ def _mebibytes(text: str) -> float:
     return float(match[1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}[match[2]] if match else 0
 
 
-def _limit(job: Job) -> str:
+def _format_limit(job: Job) -> str:
     return f", {safe(job.memory, 40)}" if job.memory else ""
 
 
-def _more_memory(job: Job) -> tuple[str, ...]:
+def _advise_more_memory(job: Job) -> tuple[str, ...]:
     option = "--mem-per-cpu" if job.memory_per_cpu and not job.memory_per_node else "--mem"
     return (f"submit it with a larger {option} (or less work at a time)", f"seff {job.shown} shows what it used")
 
 
 def _explain_out_of_memory(job: Job, world: World) -> Answer:
     return Answer(
-        f"It used all of its memory{_limit(job)} in all, and the kernel killed a process of it.",
+        f"It used all of its memory{_format_limit(job)} in all, and the kernel killed a process of it.",
         JobCause.REQUEST,
-        advice=_more_memory(job),
+        advice=_advise_more_memory(job),
         unknown=("whether the program leaks or simply needs more",),
     )
 
@@ -277,23 +281,23 @@ def _explain_timeout(job: Job, world: World) -> Answer:
         ),
         unknown=("whether it was about to end or hung: see when its output was last written",),
     )
-    suspects = _suspects(job, world)
+    suspects = _find_suspects(job, world)
     if not suspects:
         return answer
-    facts = (*answer.evidence, *machines.facts(suspects))
+    facts = (*answer.evidence, *machines.list_facts(suspects))
     return replace(answer, evidence=facts, unknown=(*answer.unknown, "whether a broken node made it slow"))
 
 
-def _hosts(job: Job, world: World) -> list[JobNode]:
+def _find_hosts(job: Job, world: World) -> list[JobNode]:
     hosts = set(expand(job.nodes[:65536]))
     return [node for node in world.nodes or () if node.name in hosts]
 
 
 def _explain_node_fail(job: Job, world: World) -> Answer:
-    hosts = _hosts(job, world)
+    hosts = _find_hosts(job, world)
     name = job.failed_node or (job.nodes if len(expand(job.nodes[:65536])) == 1 else "")
     failed = [node for node in hosts if node.name == name] or [node for node in hosts if not node.is_usable]
-    facts = list(machines.facts([node for node in failed if not node.is_usable]))
+    facts = list(machines.list_facts([node for node in failed if not node.is_usable]))
     facts += [
         Fact(f"{safe(node.name, 80)} booted at {moment(node.booted)}, after the job had started", "scontrol show node")
         for node in failed
@@ -323,14 +327,14 @@ def _explain_cancelled(job: Job, world: World) -> Answer:
     if job.killer == job.user:
         return Answer(f"Its own user, {safe(job.user, 40)}, cancelled it {when}.", JobCause.PERSON)
     if job.killer in ("root", "slurm"):
-        twice = [node for node in _hosts(job, world) if node.reason == machines.STARTED_TWICE]
+        twice = [node for node in _find_hosts(job, world) if node.reason == machines.STARTED_TWICE]
         if any(abs(node.since - job.ended) <= TWICE_S for node in twice):
             return Answer(
                 "Slurm ended it: slurmctld was killed just after it had started it, started it again, and the node"
                 " refused that. With --no-requeue it does not run again.",
                 JobCause.CLUSTER,
                 Sure.LIKELY,
-                machines.facts(twice),
+                machines.list_facts(twice),
                 ("look at the output of the first run, and submit it again",),
             )
         if _was_never_launched(job):
@@ -370,7 +374,7 @@ def _explain_launch_failed(job: Job, world: World) -> Answer:
         " or start its script. Its own code did not run.",
         JobCause.MACHINE,
         Sure.LIKELY,
-        machines.facts([node for node in _hosts(job, world) if not node.is_usable]),
+        machines.list_facts([node for node in _find_hosts(job, world) if not node.is_usable]),
         (f"submit it again{exclude}", "tell an operator the node"),
         ("whether an operator cancelled it while its prolog ran",),
     )

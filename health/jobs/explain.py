@@ -60,7 +60,7 @@ def explain(job: Job, world: World, now: float) -> Page:
         answer = replace(answer, evidence=(*answer.evidence, fact))
     if world.missing:
         answer = replace(answer, unknown=(*answer.unknown, *world.missing))
-    return Page(job, answer, timeline(job, world, now))
+    return Page(job, answer, list_events(job, world, now))
 
 
 def withhold(job: Job) -> Page:
@@ -89,7 +89,7 @@ def withhold(job: Job) -> Page:
     )
 
 
-def timeline(job: Job, world: World, now: float) -> tuple[Event, ...]:
+def list_events(job: Job, world: World, now: float) -> tuple[Event, ...]:
     first = min([run.submitted for run in world.history if run.submitted] or [job.submitted])
     events = [Event(first, "submitted")]
     if world.history and job.submitted > first:
@@ -121,15 +121,15 @@ MIB = 1 << 20
 def explain_running(job: Job, world: World, now: float) -> Answer:
     hosts = set(expand(job.nodes[:65536]))
     unusable = [node for node in world.nodes or () if node.name in hosts and not node.is_usable]
-    facts, advice, unknown = _use(job, world, now)
-    facts = [*_time(job, now), *machines.facts(unusable), *facts]
+    facts, advice, unknown = _describe_use(job, world, now)
+    facts = [*_describe_time(job, now), *machines.list_facts(unusable), *facts]
     if world.nodes is None:
         unknown.append("the state of its nodes")
-    head, cause, sure = _head(job, unusable, world, now)
+    head, cause, sure = _write_head(job, unusable, world, now)
     return Answer(head, cause, sure, tuple(facts), tuple(advice), tuple(unknown))
 
 
-def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str, JobCause, Sure]:
+def _write_head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str, JobCause, Sure]:
     where = f" on {safe(job.nodes, 120)}" if job.nodes else ""
     ran = f" for {duration(now - job.started)}" if 0 < job.started <= now else ""
     if "COMPLETING" in job.states:
@@ -163,7 +163,7 @@ def _head(job: Job, held: list[JobNode], world: World, now: float) -> tuple[str,
     return f"It runs{where}{ran}.", JobCause.NONE, Sure.CERTAIN
 
 
-def _time(job: Job, now: float) -> list[Fact]:
+def _describe_time(job: Job, now: float) -> list[Fact]:
     if job.limit is None:
         return [Fact("it has no time limit", job.source)]
     remaining = job.started + job.limit * 60 - now
@@ -171,7 +171,7 @@ def _time(job: Job, now: float) -> list[Fact]:
     return [Fact(f"its time limit is {minutes(job.limit)}: {state} (until {moment(now + remaining)})", job.source)]
 
 
-def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], list[str]]:
+def _describe_use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], list[str]]:
     facts: list[Fact] = []
     advice: list[str] = []
     unknown: list[str] = []
@@ -198,35 +198,35 @@ def _use(job: Job, world: World, now: float) -> tuple[list[Fact], list[str], lis
 LIST_NAME = 24
 
 
-def page_text(item: Page) -> str:
+def render_page(item: Page) -> str:
     job, answer = item.job, item.answer
     head = f"Job {safe(job.shown, 60)}"
     if job.name:
         head += f" ({safe(job.name, 80)})"
     about = [f"user {safe(job.user, 40)}", f"partition {safe(job.partition, 80)}"]
     about += [f"account {safe(job.account, 40)}"] if job.account else []
-    about += _ages(item)
+    about += _describe_ages(item)
     lines = [
         f"{head}: {safe(job.state, 40)}",
         f"  {', '.join(about)}",
         "",
         answer.headline,
-        f"  Cause: {cause_text(item)}",
+        f"  Cause: {render_cause(item)}",
     ]
-    lines += _section("Timeline", (f"{moment(event.at)}  {event.text}" for event in item.timeline))
-    lines += _section("Evidence", (f"{fact.text}  [{fact.source}]" for fact in answer.evidence))
-    lines += _section("What to do", answer.advice)
-    lines += _section("Not known", answer.unknown)
+    lines += _render_section("Timeline", (f"{moment(event.at)}  {event.text}" for event in item.timeline))
+    lines += _render_section("Evidence", (f"{fact.text}  [{fact.source}]" for fact in answer.evidence))
+    lines += _render_section("What to do", answer.advice)
+    lines += _render_section("Not known", answer.unknown)
     return "\n".join(lines)
 
 
-def _ages(item: Page) -> list[str]:
+def _describe_ages(item: Page) -> list[str]:
     """Say how old the facts are that the pod's job snapshot gave."""
     ages = [f"as of {duration(item.age)} ago"] if item.age >= 1 else []
     return ages + ([f"nodes as of {duration(item.nodes_age)} ago"] if item.nodes_age >= max(1, item.age + 1) else [])
 
 
-def cause_text(item: Page) -> str:
+def render_cause(item: Page) -> str:
     sure = (
         ""
         if item.answer.sure is Sure.CERTAIN or item.answer.cause in (JobCause.NONE, JobCause.UNKNOWN)
@@ -235,12 +235,12 @@ def cause_text(item: Page) -> str:
     return f"{item.answer.cause}{sure}"
 
 
-def _section(title: str, lines: Iterable[str]) -> list[str]:
+def _render_section(title: str, lines: Iterable[str]) -> list[str]:
     rows = [f"  {safe(line, 600)}" for line in lines]
     return ["", f"{title}:", *rows] if rows else []
 
 
-def table_text(pages: Sequence[Page]) -> str:
+def render_table(pages: Sequence[Page]) -> str:
     rows = [("JOB", "NAME", "STATE", "WHY")]
     rows += [
         (

@@ -69,14 +69,14 @@ def describe(node: JobNode) -> str:
     return f"{text}: {safe(node.reason)}" + (f" ({more})" if more else "")
 
 
-def facts(nodes: Sequence[JobNode]) -> tuple[Fact, ...]:
+def list_facts(nodes: Sequence[JobNode]) -> tuple[Fact, ...]:
     shown = [Fact(describe(node), "scontrol show node") for node in nodes[:MOST]]
     if len(nodes) > MOST:
         shown.append(Fact(f"{counted(len(nodes) - MOST, 'more node takes', 'more nodes take')} no jobs", "sinfo -R"))
     return tuple(shown)
 
 
-def common(nodes: Iterable[JobNode]) -> tuple[JobCause, Sure]:
+def find_common_cause(nodes: Iterable[JobNode]) -> tuple[JobCause, Sure]:
     """Return the cause that the nodes share; the cluster where they have different ones."""
     causes = {find_cause(node) for node in nodes}
     if len(causes) == 1:
@@ -126,7 +126,7 @@ def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
     for node in nodes:
         if not node.partitions & partitions:
             continue
-        if lacks := _lacks(job, node, required, excluded):
+        if lacks := _list_lacking(job, node, required, excluded):
             lacking.append((node, lacks))
         else:
             (fitting if node.is_usable else unusable).append(node)
@@ -134,11 +134,11 @@ def judge(job: Job, nodes: Iterable[JobNode]) -> Fit:
     is_exact = not job.features or bool(_PLAIN.fullmatch(job.features))
     needed = max(1, job.node_count, len(required))
     if not job.single_node and job.cpus and not job.cpus_per_node:
-        needed = max(needed, _spread(job.cpus, [node.cpus for node in [*fitting, *unusable]]))
+        needed = max(needed, _count_nodes_for_cpus(job.cpus, [node.cpus for node in [*fitting, *unusable]]))
     return Fit(tuple(fitting), tuple(unusable), tuple(lacking), needed, is_exact)
 
 
-def _spread(cpus: int, sizes: Sequence[int]) -> int:
+def _count_nodes_for_cpus(cpus: int, sizes: Sequence[int]) -> int:
     """Count the largest nodes over which the CPUs spread; one more than there are where they do not fit."""
     cpus_left = cpus
     for number, most in enumerate(sorted(sizes, reverse=True), 1):
@@ -155,7 +155,7 @@ def share(job: Job) -> tuple[int, int]:
     return cpus, memory
 
 
-def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozenset[str]) -> tuple[str, ...]:
+def _list_lacking(job: Job, node: JobNode, required: frozenset[str], excluded: frozenset[str]) -> tuple[str, ...]:
     cpus, memory = share(job)
     lacks = []
     if required and node.name not in required and len(required) >= max(1, job.node_count):
@@ -169,7 +169,7 @@ def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozense
     lacks += [
         f"has {present} of {name} and the job needs {number} on each node"
         for name, number in job.gres_per_node
-        if (present := amount(name, node.gres)) < number
+        if (present := count_resource(name, node.gres)) < number
     ]
     if job.features and _PLAIN.fullmatch(job.features):
         absent = [name for name in job.features.split("&") if name and name not in node.features]
@@ -178,16 +178,16 @@ def _lacks(job: Job, node: JobNode, required: frozenset[str], excluded: frozense
     return tuple(lacks)
 
 
-def amount(name: str, gres: Iterable[tuple[str, int]]) -> int:
+def count_resource(name: str, gres: Iterable[tuple[str, int]]) -> int:
     """Count a resource: "gpu" includes every type of it."""
     return sum(number for kind, number in gres if kind == name or kind.startswith(f"{name}:"))
 
 
-def most_memory(nodes: Iterable[JobNode]) -> int:
+def find_most_memory(nodes: Iterable[JobNode]) -> int:
     return max((node.memory for node in nodes), default=0)
 
 
-def free(nodes: Iterable[JobNode], job: Job) -> int:
+def count_free(nodes: Iterable[JobNode], job: Job) -> int:
     """Count nodes that have room for one share of the job now; an exclusive job needs idle ones."""
     if job.exclusive:
         return sum(not node.cpus_used and not node.memory_used for node in nodes)
@@ -203,7 +203,7 @@ def explain_wait_for_nodes(job: Job, nodes: Sequence[JobNode]) -> Answer:
     fit = judge(job, nodes)
     if fit.never:
         return explain_never(job, fit)
-    unusable = [node for node in _named_nodes(job, nodes) if not node.is_usable]
+    unusable = [node for node in _find_named_nodes(job, nodes) if not node.is_usable]
     if not unusable and fit.without_held:
         unusable = list(fit.held)
     if unusable:
@@ -221,10 +221,10 @@ def explain_wait_for_nodes(job: Job, nodes: Sequence[JobNode]) -> Answer:
 
 def lacks_named_nodes(job: Job, nodes: Sequence[JobNode]) -> bool:
     """Tell if a node that the job names is drained or down. A reservation for maintenance does not count."""
-    return any(node.states & {"DRAIN", "DOWN", "FAIL", "NOT_RESPONDING"} for node in _named_nodes(job, nodes))
+    return any(node.states & {"DRAIN", "DOWN", "FAIL", "NOT_RESPONDING"} for node in _find_named_nodes(job, nodes))
 
 
-def _named_nodes(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
+def _find_named_nodes(job: Job, nodes: Sequence[JobNode]) -> list[JobNode]:
     """Return the nodes that Slurm's reason names, else those that the job requires."""
     match = _UNAVAILABLE.search(job.detail)
     names = set(expand(match[1])) if match else set(expand(job.required[:4096]))
@@ -271,7 +271,7 @@ def _advise_smaller(job: Job, fit: Fit) -> tuple[str, ...]:
     cpus, memory = share(job)
     nearest = nodes[0]
     advice = []
-    if memory > (most := most_memory(nodes)):
+    if memory > (most := find_most_memory(nodes)):
         flag = "minmemorynode" if job.memory_per_node else "minmemorycpu"
         amount = most if job.memory_per_node else most // max(1, cpus)
         option = "--mem" if job.memory_per_node else "--mem-per-cpu"
@@ -288,7 +288,7 @@ def _advise_smaller(job: Job, fit: Fit) -> tuple[str, ...]:
 def explain_held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
     """Explain a wait for nodes that fit and take no jobs: they sleep, or are drained or down."""
     asleep = [node for node in held if is_asleep(node)]
-    evidence = facts(held)
+    evidence = list_facts(held)
     if asleep and len(asleep) + len(fit.fitting) >= fit.wanted:
         return Answer(
             f"It waits for {count(min(fit.wanted, len(asleep)), 'node')} that the fleet starts for it:"
@@ -298,7 +298,7 @@ def explain_held_nodes(job: Job, fit: Fit, held: Sequence[JobNode]) -> Answer:
             advice=("wait: a pod takes minutes, a new machine longer; an operator sees more with `fleet why POOL`",),
             unknown=("whether the pool may still grow: its limit is the operator's",),
         )
-    cause, sure = common(held)
+    cause, sure = find_common_cause(held)
     names = list_briefly(node.name for node in held)
     usable = f"{len(fit.fitting)} of {len(fit.fitting) + len(fit.held)} that fit take jobs"
     return Answer(
@@ -323,13 +323,13 @@ def explain_queue(job: Job, fit: Fit | None) -> Answer:
     if fit is not None:
         evidence.append(
             Fact(
-                f"{count(len(fit.fitting), 'node')} can run it and {free(fit.fitting, job)} have room for it now;"
+                f"{count(len(fit.fitting), 'node')} can run it and {count_free(fit.fitting, job)} have room for it now;"
                 f" it needs {fit.wanted}",
                 "scontrol show node",
             )
         )
         if fit.held:
-            evidence += facts(fit.held)[:3]
+            evidence += list_facts(fit.held)[:3]
     if job.reason == "Priority":
         return Answer(
             "It waits its turn: jobs with a higher priority are before it.",

@@ -69,7 +69,7 @@ class Mapped:
         return [Mapped(each) for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def document(text: str) -> Mapped:
+def parse_document(text: str) -> Mapped:
     """Parse a client's output; ValueError if it is not a JSON object."""
     try:
         data = json.loads(text)
@@ -83,19 +83,19 @@ def document(text: str) -> Mapped:
 _WAITING = re.compile(r"^(\d{1,10})\|([^|\n]*)\|(\d{1,10})\|([^|\n]*)\|([^|\n]*)$", re.ASCII | re.MULTILINE)
 
 
-def queue(text: str) -> list[Job]:
-    return [_parse_queued(item) for item in document(text).objects("jobs")]
+def parse_queue(text: str) -> list[Job]:
+    return [_parse_queued(item) for item in parse_document(text).objects("jobs")]
 
 
 def parse_accounting(text: str) -> list[Job]:
-    return [_parse_accounted(item) for item in document(text).objects("jobs")]
+    return [_parse_accounted(item) for item in parse_document(text).objects("jobs")]
 
 
-def nodes(text: str) -> tuple[JobNode, ...]:
-    return tuple(_node(item) for item in document(text).objects("nodes"))
+def parse_nodes(text: str) -> tuple[JobNode, ...]:
+    return tuple(_node(item) for item in parse_document(text).objects("nodes"))
 
 
-def partitions(text: str) -> tuple[Partition, ...]:
+def parse_partitions(text: str) -> tuple[Partition, ...]:
     return tuple(
         Partition(
             name=item.text("name"),
@@ -110,11 +110,11 @@ def partitions(text: str) -> tuple[Partition, ...]:
             denied_accounts=item.text("accounts", "deny"),
             allowed_qos=item.text("qos", "allowed"),
         )
-        for item in document(text).objects("partitions")
+        for item in parse_document(text).objects("partitions")
     )
 
 
-def waiting(text: str) -> tuple[WaitingJob, ...]:
+def parse_waiting(text: str) -> tuple[WaitingJob, ...]:
     """Parse squeue's lines ID|SHOWN|PRIORITY|PARTITIONS|REASON; another line is left out."""
     return tuple(
         WaitingJob(int(match[1]), match[2], int(match[3]), frozenset(match[4].split(",")), match[5])
@@ -122,7 +122,7 @@ def waiting(text: str) -> tuple[WaitingJob, ...]:
     )
 
 
-def reservations(text: str) -> tuple[Reservation, ...]:
+def parse_reservations(text: str) -> tuple[Reservation, ...]:
     return tuple(
         Reservation(
             name=item.text("name"),
@@ -133,14 +133,14 @@ def reservations(text: str) -> tuple[Reservation, ...]:
             accounts=item.text("accounts"),
             flags=item.words("flags"),
         )
-        for item in document(text).objects("reservations")
+        for item in parse_document(text).objects("reservations")
     )
 
 
-def licenses(text: str) -> tuple[License, ...]:
+def parse_licenses(text: str) -> tuple[License, ...]:
     return tuple(
         License(item.text("LicenseName"), item.count("Total"), item.count("Used"), item.count("Reserved"))
-        for item in document(text).objects("licenses")
+        for item in parse_document(text).objects("licenses")
     )
 
 
@@ -223,7 +223,7 @@ def _parse_queued(item: Mapped) -> Job:
         memory_per_node=item.count("memory_per_node"),
         memory_per_cpu=item.count("memory_per_cpu"),
         memory=_tres(item.text("tres_alloc_str") or item.text("tres_req_str"), "mem"),
-        gres_per_node=gres(item.text("tres_per_node")),
+        gres_per_node=parse_gres(item.text("tres_per_node")),
         features=item.text("features"),
         required=item.text("required_nodes"),
         excluded=item.text("excluded_nodes"),
@@ -316,11 +316,11 @@ def _node(item: Mapped) -> JobNode:
         memory=max(0, item.count("real_memory") - item.count("specialized_memory")),
         memory_used=item.count("alloc_memory"),
         features=item.words("active_features") or item.words("features"),
-        gres=gres(item.text("gres")),
+        gres=parse_gres(item.text("gres")),
     )
 
 
-def gres(text: str) -> tuple[tuple[str, int], ...]:
+def parse_gres(text: str) -> tuple[tuple[str, int], ...]:
     """Parse "gres/gpu:h100:2" or "gpu:h100:8(S:0-1),nvme:4"."""
     amounts = []
     for part in re.split(r",(?![^(]*\))", text):
@@ -334,17 +334,17 @@ def _tres(text: str, name: str) -> str:
     return next((value for key, _, value in pairs if key == name), "")
 
 
-def lines(text: str) -> tuple[str, ...]:
+def parse_lines(text: str) -> tuple[str, ...]:
     """Parse a client's list of one field: each value once, in order."""
     return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 
-def limits(text: str, user: str) -> tuple[UsageLimit, ...]:
+def parse_limits(text: str, user: str) -> tuple[UsageLimit, ...]:
     """Parse the limits that `scontrol show assoc_mgr` shows, with their use; of a QOS's users only this one."""
-    return tuple(_limits(text, user))
+    return tuple(_parse_limits(text, user))
 
 
-def _limits(text: str, user: str) -> Iterator[UsageLimit]:
+def _parse_limits(text: str, user: str) -> Iterator[UsageLimit]:
     holder = base = ""
     for line in text.splitlines():
         indent, stripped = len(line) - len(line.lstrip()), line.strip()
@@ -383,7 +383,7 @@ def _parse_line(holder: str, line: str) -> Iterator[UsageLimit]:
                 yield UsageLimit(holder, key, resource, int(match[1]), int(match[2]) if match[2] else None)
 
 
-def usage(text: str) -> tuple[tuple[str, int, float], ...]:
+def parse_usage(text: str) -> tuple[tuple[str, int, float], ...]:
     """Parse `sstat -nP --noconvert -o JobID,TRESUsageInTot`: the step's memory in bytes and its CPU seconds."""
     steps = []
     for line in text.splitlines():

@@ -279,7 +279,7 @@ def _explain_hold(job: Job, world: World, now: float) -> Answer:
                 " refused that. The first run has ended.",
                 JobCause.CLUSTER,
                 Sure.LIKELY,
-                machines.facts(nodes),
+                machines.list_facts(nodes),
                 ("look at the output of the first run", f"run it again: scontrol release {job.shown}"),
             )
         missing = () if last else ("on which node: accounting has no record of that run",)
@@ -287,7 +287,7 @@ def _explain_hold(job: Job, world: World, now: float) -> Answer:
             f"It is held because its launch failed{where}.",
             JobCause.MACHINE if nodes else JobCause.CLUSTER,
             Sure.LIKELY,
-            machines.facts(nodes),
+            machines.list_facts(nodes),
             (f"release it: scontrol release {job.shown}", "if it happens again, tell an operator the node"),
             (*missing, "whether an earlier start ran, as after a kill of slurmctld: its output shows that"),
         )

@@ -52,7 +52,7 @@ def add(answer: Answer, boxes: Sequence[Box], job: Job) -> Answer:
         for task in each:
             steps.setdefault(task.step, []).append(task)
     facts += [Fact(text, "/proc of its nodes") for step in sorted(steps) if (text := find_silent(steps[step]))]
-    unknown = (*answer.unknown, *(text for box in boxes for text in _gaps(box)))
+    unknown = (*answer.unknown, *(text for box in boxes for text in _list_gaps(box)))
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=unknown)
     lag = next((lag for step in sorted(steps) if (lag := judge(steps[step]))), None)
     if lag is None:
@@ -152,7 +152,7 @@ def _describe_node(box: Box, tasks: Sequence[Task]) -> Fact | None:
     return Fact(f"on {node} {'; '.join(texts)}", f"/proc of {node}") if texts else None
 
 
-def _gaps(box: Box) -> Iterator[str]:
+def _list_gaps(box: Box) -> Iterator[str]:
     entry, node = _entry(box), safe(box.node, 80)
     processes = entry.get("processes")
     if not _is_number(processes, 1):

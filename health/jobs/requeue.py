@@ -63,7 +63,7 @@ class Requeue:
     step: Step
 
 
-def guilty_nodes(job: Job, nodes: Iterable[JobNode]) -> tuple[JobNode, ...]:
+def find_guilty_nodes(job: Job, nodes: Iterable[JobNode]) -> tuple[JobNode, ...]:
     """Return the job's nodes that a check's verdict names as broken, if the job died by a machine."""
     if not job.batch or job.state not in STATES or "+" in job.shown or not job.started:
         return ()
@@ -79,7 +79,7 @@ def guilty_nodes(job: Job, nodes: Iterable[JobNode]) -> tuple[JobNode, ...]:
     return guilty if guilty and ended.explain(job, World(nodes=guilty), job.ended).cause is JobCause.MACHINE else ()
 
 
-def obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done: int, most: int) -> str:
+def find_obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done: int, most: int) -> str:
     """Return why the job is not run again without these nodes; "" if it can be."""
     names = {node.name for node in guilty}
     if not job.requeues:
@@ -90,12 +90,12 @@ def obstacle(job: Job, guilty: Sequence[JobNode], nodes: Sequence[JobNode], done
         return f"it was requeued {done} times already"
     if names & set(expand(job.required)):
         return f"it requires {list_briefly(sorted(names))} by --nodelist"
-    if machines.judge(replace(job, excluded=excluding(job, names)), nodes).never:
+    if machines.judge(replace(job, excluded=exclude_nodes(job, names)), nodes).never:
         return "the other nodes cannot run it"
     return ""
 
 
-def excluding(job: Job, names: Iterable[str]) -> str:
+def exclude_nodes(job: Job, names: Iterable[str]) -> str:
     return ",".join(dict.fromkeys([*expand(job.excluded), *sorted(names)]))
 
 
@@ -117,7 +117,7 @@ class Requeuer:
         self.records = load(file)
 
     def turn(self) -> None:
-        nodes = parse.nodes(self.run((SCONTROL, "--json", "show", "nodes")))
+        nodes = parse.parse_nodes(self.run((SCONTROL, "--json", "show", "nodes")))
         recent = [node for node in nodes if machines.has_verdict(node) and self.now - node.since <= RECENT_S]
         unfinished = [each for each in self.records.values() if each.step in (Step.RECORDED, Step.RELEASED)]
         if unfinished:
@@ -126,7 +126,7 @@ class Requeuer:
             for each in unfinished:
                 self._try_to_continue(each, jobs.get(each.job))
         if recent:
-            dead_ids = self._dead(",".join(node.name for node in recent))
+            dead_ids = self._find_dead_jobs(",".join(node.name for node in recent))
             place = {job: number for number, job in enumerate(dead_ids)}
             dead = self._queue("--states=all", f"--jobs={','.join(dead_ids)}") if dead_ids else []
             judged = 0
@@ -135,7 +135,7 @@ class Requeuer:
                 if judged >= MOST_JOBS:
                     break
 
-    def _dead(self, names: str) -> list[str]:
+    def _find_dead_jobs(self, names: str) -> list[str]:
         """Return jobs that died on these nodes and that no turn has decided about, in the users' turns."""
         shape = "--Format=jobarrayid:|,username:|,restartcnt:|"
         text = self.run((SQUEUE, "--noheader", f"--states={','.join(STATES)}", f"--nodelist={names}", shape))
@@ -150,7 +150,7 @@ class Requeuer:
 
     def _queue(self, *options: str) -> list[Job]:
         try:
-            return parse.queue(self.run((SQUEUE, "--json", *options)))
+            return parse.parse_queue(self.run((SQUEUE, "--json", *options)))
         except SlurmError as error:
             if is_unknown_job(error):
                 return []
@@ -159,14 +159,14 @@ class Requeuer:
     def _judge(self, job: Job, nodes: Sequence[JobNode]) -> bool:
         """Decide about a job that no turn has decided about; return whether it is such a victim of a machine."""
         last = self.records.get(job.shown)
-        guilty = guilty_nodes(job, nodes)
+        guilty = find_guilty_nodes(job, nodes)
         if not guilty or self._is_known(job.shown, str(job.restarts)) or "COMPLETING" in job.states:
             return False
         done = last.number if last is not None else 0
         names = ",".join(sorted(node.name for node in guilty))
         reason = safe("; ".join(f"{node.name}: {node.reason}" for node in guilty), 300)
         record = Requeue(job.shown, job.restarts, names, reason, done, self.now, Step.OVER)
-        if why_not := obstacle(job, guilty, nodes, done, self.most):
+        if why_not := find_obstacle(job, guilty, nodes, done, self.most):
             self._save(record)
             self.log(f"job {job.shown} died by its machine and is not run again: {why_not} ({reason})")
         elif not self.acts:
@@ -225,7 +225,7 @@ class Requeuer:
         if set(names) <= set(expand(job.excluded[:LONGEST_LIST])):
             return
         try:
-            self.run(change(job, excluding(job, names), comment(record, self.most)))
+            self.run(change(job, exclude_nodes(job, names), comment(record, self.most)))
         except SlurmError as error:  # the job need not wait for that: its broken nodes are drained
             if error.late:
                 raise

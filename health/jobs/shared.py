@@ -31,7 +31,7 @@ def is_unknown_job(error: SlurmError) -> bool:
     return any(words in error.output or words in error.why for words in UNKNOWN_JOB)
 
 
-def question(argv: Sequence[str]) -> dict[str, Any] | None:
+def build_request(argv: Sequence[str]) -> dict[str, Any] | None:
     """Return the request to the snapshot for a command; None for a command that it does not answer."""
     words = tuple(argv)
     if words[:3] == (SQUEUE, "--json", "--states=all") and len(words) == 4:
@@ -54,7 +54,7 @@ class Shared:
         self._is_silent = False
 
     def __call__(self, argv: Sequence[str]) -> str:
-        request = None if self._is_silent else question(argv)
+        request = None if self._is_silent else build_request(argv)
         reply = self._ask(request) if request else None
         self.is_old = reply is not None and ("jobs" in reply or "text" in reply)
         self.age = float(reply.get("age", 0.0)) if reply is not None and self.is_old else 0.0
@@ -66,7 +66,7 @@ class Shared:
 
     def ask_for_all(self, argv: Sequence[str]) -> tuple[str, float] | None:
         """Return the snapshot's answer, and its age, to a question that is too dear to be asked for one user."""
-        request = None if self._is_silent else question(argv)
+        request = None if self._is_silent else build_request(argv)
         reply = self._ask(request) if request else None
         if reply is None or "text" not in reply:
             return None

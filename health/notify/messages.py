@@ -15,7 +15,7 @@ from email.utils import format_datetime
 from typing import Any
 
 from ground.errors import counted
-from health.jobs.explain import cause_text
+from health.jobs.explain import render_cause
 from health.jobs.model import Page, safe
 from health.notify.notices import JobNotice
 from health.notify.settings import MailSettings, WebhookFormat
@@ -157,7 +157,7 @@ def describe_job(notice: JobNotice, page: Page | None, cluster: str, again: str 
         "state": state,
     }  # fmt: skip
     if page is not None:
-        lines += ["", safe(page.answer.headline, 600), f"Cause: {cause_text(page)}"]
+        lines += ["", safe(page.answer.headline, 600), f"Cause: {render_cause(page)}"]
         advice = [safe(text, 300) for text in page.answer.advice[:MOST_ADVICE]]
         lines += ["", "What to do:", *(f"- {text}" for text in advice)] if advice else []
         fields |= {"headline": safe(page.answer.headline, 600), "cause": str(page.answer.cause)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ground.metrics import family
 from health.jobs import requeue
-from health.jobs.ask import Asker, look
+from health.jobs.ask import Asker, find_pages
 from health.jobs.model import Page, duration, safe
 from health.notify import messages
 from health.notify.channels import (
@@ -335,7 +335,7 @@ def explainer(run: Callable[..., str]) -> Callable[[str, str], Page | None]:
     """Return what explains a job of a user, as an operator sees it; the caller compares the user."""
 
     def explain(job: str, user: str) -> Page | None:
-        pages = look(Asker(run=run, user=user, is_root=True, now=time.time()), job)
+        pages = find_pages(Asker(run=run, user=user, is_root=True, now=time.time()), job)
         return pages[0] if len(pages) == 1 else None
 
     return explain

@@ -287,13 +287,13 @@ def note_text(job: Job, now: float, node: str = "", problem: str = "") -> str:
 
     slurmctld shows no steps, and the other nodes are not read: the note says only what this node knows.
     """
-    from health.jobs.explain import cause_text, explain  # imported late, in the fork, as in `_ask`
+    from health.jobs.explain import explain, render_cause  # imported late, in the fork, as in `_ask`
     from health.jobs.model import JobCause, World, safe
 
     if not job.batch or not job.has_ended or job.state not in NOTED or _is_follower(job):
         return ""
     page = explain(job, World(), now)
-    cause = f" Cause: {cause_text(page)}."
+    cause = f" Cause: {render_cause(page)}."
     if job.state == "FAILED" and page.answer.cause in (JobCause.CODE, JobCause.UNKNOWN):
         cause = " Cause: your code, or one of its steps." if page.answer.cause is JobCause.CODE else ""
         if problem:

@@ -293,7 +293,7 @@ def test_a_node_without_an_address_is_not_asked(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(credentials, "SACK_SOCKETS", (str(tmp_path),))
     assert credentials.way() == by
     assert boxes.fetch(ended(), [JobNode("w0")]) == (Box("w0", obstacle="Slurm has no address of it now"),)
-    assert parse.nodes(json.dumps({"nodes": [{"name": "w0", "address": "10.0.0.1"}]}))[0].address == "10.0.0.1"
+    assert parse.parse_nodes(json.dumps({"nodes": [{"name": "w0", "address": "10.0.0.1"}]}))[0].address == "10.0.0.1"
 
 
 class Sack:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from health.jobs import output, parse
-from health.jobs.ask import MOST, Asker, explain_own_jobs, look
-from health.jobs.explain import page_text
+from health.jobs.ask import MOST, Asker, explain_own_jobs, find_pages
+from health.jobs.explain import render_page
 from health.jobs.model import JobCause
 from init.errors import InitError
 from init.slurm.client import SlurmError
@@ -100,14 +100,14 @@ def invalid() -> SlurmError:
     ],
 )  # fmt: skip
 def test_a_job_is_found_by_id_task_component_and_name(wanted: str, jobs: list[object], shown: list[str]) -> None:
-    assert [item.job.shown for item in look(asker(Slurm(squeue=jobs)), wanted)] == shown
+    assert [item.job.shown for item in find_pages(asker(Slurm(squeue=jobs)), wanted)] == shown
 
 
 @pytest.mark.parametrize("wanted", ["12_4", "99", "12+7", "nothing", "--all", "12;id", "a,b", "1" * 500])
 def test_what_is_not_there_is_an_error_and_reaches_no_command(wanted: str) -> None:
     slurm = Slurm(squeue=[queued(12, array_job_id=number(12), array_task_string="1-3")] if wanted == "12_4" else [])
     with pytest.raises(InitError, match="keeps nothing" if wanted == "12_4" else "knows it"):
-        look(asker(slurm), wanted)
+        find_pages(asker(slurm), wanted)
     assert all(wanted not in argv for argv in slurm.calls)  # never an argument of its own
 
 
@@ -120,12 +120,12 @@ def test_the_number_of_commands_is_bounded() -> None:
             ],
             sacctmgr="Operator\n",
         )
-        look(asker(slurm), "12")
+        find_pages(asker(slurm), "12")
         assert len(slurm.calls) <= MOST, (reason, slurm.calls)
     slurm = Slurm(squeue=[queued(job) for job in range(1, 500)])
     assert len(explain_own_jobs(asker(slurm))) == 499 and len(slurm.calls) == 1
     slurm = Slurm(squeue=[queued(12)])
-    look(asker(slurm), "12")
+    find_pages(asker(slurm), "12")
     assert len(slurm.calls) == 3
     limited = asker(Slurm())
     with pytest.raises(SlurmError, match="at most"):
@@ -136,28 +136,30 @@ def test_the_number_of_commands_is_bounded() -> None:
 def test_another_user_s_job_is_withheld_unless_the_caller_is_an_operator() -> None:
     secret = queued(12, user_name="bob", name="secret", admin_comment="minivm: x", standard_output="/home/bob/secret")
     slurm = Slurm(squeue=[secret], sacctmgr="None\n")
-    (item,) = look(asker(slurm), "12")
-    assert "secret" not in page_text(item) and "bob" in page_text(item)
+    (item,) = find_pages(asker(slurm), "12")
+    assert "secret" not in render_page(item) and "bob" in render_page(item)
     assert not slurm.asked("sacct") and not slurm.asked("scontrol")
-    assert "secret" in page_text(look(asker(Slurm(squeue=[secret], sacctmgr="Operator\n")), "12")[0])
-    assert "secret" in page_text(look(asker(Slurm(squeue=[secret]), "root", True), "12")[0])
+    assert "secret" in render_page(find_pages(asker(Slurm(squeue=[secret], sacctmgr="Operator\n")), "12")[0])
+    assert "secret" in render_page(find_pages(asker(Slurm(squeue=[secret]), "root", True), "12")[0])
     # Without accounting nobody but root is an operator.
-    assert "secret" not in page_text(look(asker(Slurm(squeue=[secret], sacctmgr=SlurmError("a", "b"))), "12")[0])
+    assert "secret" not in render_page(
+        find_pages(asker(Slurm(squeue=[secret], sacctmgr=SlurmError("a", "b"))), "12")[0]
+    )
     ended = recorded(12, "FAILED", user="bob", name="secret")
-    assert "secret" not in page_text(look(asker(Slurm(squeue=invalid(), sacct=[ended], sacctmgr="")), "12")[0])
+    assert "secret" not in render_page(find_pages(asker(Slurm(squeue=invalid(), sacct=[ended], sacctmgr="")), "12")[0])
     assert [each.job.name for each in explain_own_jobs(asker(Slurm(squeue=[secret, queued(13)])))] == ["train"]
 
 
 def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it() -> None:
     record = recorded(12, "CANCELLED", kill_request_user="root")
-    (item,) = look(asker(slurm := Slurm(squeue=invalid(), sacct=[record])), "12")
+    (item,) = find_pages(asker(slurm := Slurm(squeue=invalid(), sacct=[record])), "12")
     assert "root cancelled it" in item.answer.headline and slurm.asked("sacct") == 1
-    (item,) = look(asker(Slurm(squeue=[queued(12, "CANCELLED")], sacct=[record])), "12")
+    (item,) = find_pages(asker(Slurm(squeue=[queued(12, "CANCELLED")], sacct=[record])), "12")
     assert "root cancelled it" in item.answer.headline
     assert {fact.source for fact in item.answer.evidence if "state " in fact.text} == {"sacct"}
     # slurmdbd may lag behind.
     lagging = recorded(12, "RUNNING")
-    (item,) = look(asker(Slurm(squeue=[queued(12, "TIMEOUT")], sacct=[lagging])), "12")
+    (item,) = find_pages(asker(Slurm(squeue=[queued(12, "TIMEOUT")], sacct=[lagging])), "12")
     assert item.answer.cause is JobCause.LIMIT
     assert {fact.source for fact in item.answer.evidence if "state " in fact.text} == {"squeue"}
 
@@ -165,18 +167,18 @@ def test_an_ended_job_comes_from_accounting_also_when_slurmctld_has_forgotten_it
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
 def test_a_job_that_slurmctld_has_forgotten_before_its_end_is_lost(state: str) -> None:
     """A killed slurmctld forgets what it accepted in its last seconds; accounting never learns of an end."""
-    (item,) = look(asker(slurm := Slurm(squeue=invalid(), sacct=[recorded(12, state)])), "12")
-    text = page_text(item)
+    (item,) = find_pages(asker(slurm := Slurm(squeue=invalid(), sacct=[recorded(12, state)])), "12")
+    text = render_page(item)
     assert "Job 12 (train): LOST" in text and "Slurm has lost it" in text and "nothing is wrong" not in text
     assert "submit it again" in text and len(slurm.calls) == 3
-    (item,) = look(asker(Slurm(squeue=[], sacct=[recorded(12, state)])), "train")
-    assert "Job 12 (train): LOST" in page_text(item), "also by its name"
+    (item,) = find_pages(asker(Slurm(squeue=[], sacct=[recorded(12, state)])), "train")
+    assert "Job 12 (train): LOST" in render_page(item), "also by its name"
     # Without an answer from slurmctld nothing is known of that.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
-    (item,) = look(asker(slurm := Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
-    assert "LOST" not in page_text(item) and "slurm-controller cannot be reached" in page_text(item)
+    (item,) = find_pages(asker(slurm := Slurm(squeue=away, sacct=[recorded(12, state)])), "12")
+    assert "LOST" not in render_page(item) and "slurm-controller cannot be reached" in render_page(item)
     if state == "PENDING":
-        text = page_text(item)
+        text = render_page(item)
         assert "slurmctld, which knows what it waits for, does not answer" in text and "scheduler" not in text
         assert "[squeue]" not in text, "accounting said it"
         assert len(slurm.calls) == 2, "a page of a slurmctld that hangs waits for it once"
@@ -199,10 +201,10 @@ def test_a_lost_job_that_was_submitted_again_is_shown_by_its_old_number(
             self.answers["squeue"] = mine if "--me" in argv else invalid()
             return super().__call__(argv)
 
-    (item,) = look(asker(Back(sacct=records)), "12")
-    assert item.job.shown == "34" and again in page_text(item)
+    (item,) = find_pages(asker(Back(sacct=records)), "12")
+    assert item.job.shown == "34" and again in render_page(item)
     if records:
-        (item,) = look(asker(Back(sacct=[recorded(12, "COMPLETED")])), "12")
+        (item,) = find_pages(asker(Back(sacct=[recorded(12, "COMPLETED")])), "12")
         assert item.job.shown == "12", "that one has ended"
 
 
@@ -215,9 +217,9 @@ def test_a_job_that_was_cancelled_before_it_started_had_no_run() -> None:
         "limit": number(60),
     }
     record = recorded(12, "CANCELLED", kill_request_user="alice", nodes="None assigned", time=never)
-    (item,) = look(asker(Slurm(squeue=[queued(12, "CANCELLED", start_time=number(0))], sacct=[record])), "12")
+    (item,) = find_pages(asker(Slurm(squeue=[queued(12, "CANCELLED", start_time=number(0))], sacct=[record])), "12")
     assert [event.text for event in item.timeline] == ["submitted", "ended: CANCELLED"]
-    assert "requeued" not in page_text(item)
+    assert "requeued" not in render_page(item)
 
 
 def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array() -> None:
@@ -228,18 +230,21 @@ def test_a_task_that_was_cancelled_while_it_waited_is_in_the_record_of_its_array
         done = recorded(13, "COMPLETED", array={"job_id": 12, "task_id": number(1), "task": ""})
         return json.dumps({"jobs": [recorded(12, "CANCELLED", kill_request_user="alice", array=tasks), done]})
 
-    (item,) = look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_5")
+    (item,) = find_pages(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_5")
     assert item.job.shown == "12_5" and item.job.state == "CANCELLED"
-    (item,) = look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_1")
+    (item,) = find_pages(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_1")
     assert item.job.state == "COMPLETED"
-    assert [each.job.shown for each in look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12")] == ["12_[4-9]", "12_1"]
+    assert [each.job.shown for each in find_pages(asker(Slurm(squeue=invalid(), sacct=sacct)), "12")] == [
+        "12_[4-9]",
+        "12_1",
+    ]
     why = r"job 12_3: Slurm knows 12_\[4-9\], 12_1 of its array, and keeps nothing of a task that was cancelled"
     with pytest.raises(InitError, match=why):
-        look(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_3")
+        find_pages(asker(Slurm(squeue=invalid(), sacct=sacct)), "12_3")
     # Without an answer from slurmctld that is not known.
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
     with pytest.raises(InitError, match=r"12_1 of its array; the queue: slurm-controller cannot be reached$"):
-        look(asker(Slurm(squeue=away, sacct=sacct)), "12_3")
+        find_pages(asker(Slurm(squeue=away, sacct=sacct)), "12_3")
 
 
 @pytest.mark.parametrize(
@@ -284,18 +289,18 @@ def test_only_idle_nodes_have_room_for_an_exclusive_job() -> None:
 
     nodes = json.dumps({"nodes": [node("w0", 1), node("w1", 0)]})
     for shared, room in (([], 2), (["none"], 1), (["user"], 2)):
-        (item,) = look(asker(Slurm(squeue=[queued(12, shared=shared)], nodes=nodes)), "12")
-        assert f"2 nodes can run it and {room} have room for it now" in page_text(item)
+        (item,) = find_pages(asker(Slurm(squeue=[queued(12, shared=shared)], nodes=nodes)), "12")
+        assert f"2 nodes can run it and {room} have room for it now" in render_page(item)
 
 
 def test_no_accounting_and_no_controller_are_said() -> None:
     off = SlurmError("ask slurmctld", "Slurm accounting storage is disabled")
     with pytest.raises(InitError, match="keeps no accounting"):
-        look(asker(Slurm(squeue=invalid(), sacct=off)), "12")
+        find_pages(asker(Slurm(squeue=invalid(), sacct=off)), "12")
     away = SlurmError("ask slurmctld", "slurm-controller cannot be reached")
     with pytest.raises(InitError, match="cannot be reached"):
-        look(asker(Slurm(squeue=away, sacct=away)), "12")
-    (item,) = look(asker(Slurm(squeue=away, sacct=[recorded(12, "COMPLETED")], nodes=away)), "12")
+        find_pages(asker(Slurm(squeue=away, sacct=away)), "12")
+    (item,) = find_pages(asker(Slurm(squeue=away, sacct=[recorded(12, "COMPLETED")], nodes=away)), "12")
     assert item.answer.cause is JobCause.NONE and any("cannot be reached" in text for text in item.answer.unknown)
 
 
@@ -303,7 +308,7 @@ def test_no_accounting_and_no_controller_are_said() -> None:
 def test_odd_answers_make_no_traceback(text: str) -> None:
     for slurm in (Slurm(squeue=text, sacct=text), Slurm(squeue=[queued(12)], nodes=text, partitions=text)):
         try:
-            look(asker(slurm), "12")
+            find_pages(asker(slurm), "12")
         except InitError:
             continue
 
@@ -313,13 +318,13 @@ def test_values_of_every_odd_type_are_unknown() -> None:
     plain = queued(12, "RUNNING")
     for key in [*plain, "exit_code", "tres_req_str", "tres_per_node", "stdout_expanded", "memory_per_node"]:
         for value in odd:
-            parse.queue(json.dumps({"jobs": [plain | {key: value}]}))
+            parse.parse_queue(json.dumps({"jobs": [plain | {key: value}]}))
     record = recorded(12, "FAILED")
     for key in [*record, "tres", "comment", "required"]:
         for value in odd:
             parse.parse_accounting(json.dumps({"jobs": [record | {key: value}]}))
     for value in odd:
-        parse.nodes(json.dumps({"nodes": [{"name": value, "state": value, "real_memory": value, "gres": value}]}))
+        parse.parse_nodes(json.dumps({"nodes": [{"name": value, "state": value, "real_memory": value, "gres": value}]}))
 
 
 def test_the_output_s_age_is_of_the_caller_s_own_file_alone(tmp_path: Path) -> None:
@@ -373,7 +378,9 @@ QOS=normal(1)
 
 
 def test_limits_are_read_with_their_use_and_none_of_another_user() -> None:
-    found = {(each.holder, each.key, each.resource): (each.limit, each.used) for each in parse.limits(LIMITS, "alice")}
+    found = {
+        (each.holder, each.key, each.resource): (each.limit, each.used) for each in parse.parse_limits(LIMITS, "alice")
+    }
     assert found == {
         ("account physics", "GrpJobs", ""): (2, 1),
         ("account physics", "GrpWall", ""): (60, 12),
@@ -392,7 +399,7 @@ def test_limits_are_read_with_their_use_and_none_of_another_user() -> None:
 
 def test_the_figures_of_steps_are_read() -> None:
     text = "12.batch|cpu=00:01:30,energy=0,mem=8744960,pages=1\n12.0|cpu=1-00:00:00,mem=5\nbad\n12.1|\n"
-    assert parse.usage(text) == (("12.batch", 8744960, 90.0), ("12.0", 5, 86400.0))
+    assert parse.parse_usage(text) == (("12.batch", 8744960, 90.0), ("12.0", 5, 86400.0))
 
 
 @pytest.mark.parametrize(
@@ -407,11 +414,11 @@ def test_the_figures_of_steps_are_read() -> None:
     ],
 )
 def test_generic_resources(text: str, parsed: object) -> None:
-    assert parse.gres(text) == parsed
+    assert parse.parse_gres(text) == parsed
 
 
 def test_a_job_whose_account_is_wrong_shows_the_accounts_of_its_user() -> None:
     slurm = Slurm(squeue=[queued(12, state_reason="InvalidAccount")], sacctmgr="physics\nchem\nphysics\n")
-    (item,) = look(asker(slurm), "12")
+    (item,) = find_pages(asker(slurm), "12")
     assert "user alice may use physics, chem" in [fact.text for fact in item.answer.evidence]
     assert ["/usr/bin/sacctmgr", "-nP", "show", "associations", "where", "user=alice", "format=account"] in slurm.calls

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from health.jobs.explain import as_json, explain, page_text, table_text, withhold
+from health.jobs.explain import as_json, explain, render_page, render_table, withhold
 from health.jobs.model import Answer, Job, JobCause, JobNode, JobStep, Sure, World
 
 NOW = 1_800_000_000.0
@@ -248,11 +248,11 @@ def test_other_states_of_a_job_with_nodes(states: set[str], words: str) -> None:
 
 def test_a_page_is_complete_and_another_user_s_is_bare() -> None:
     job = replace(JOB, states=frozenset({"FAILED"}), exit_code=3)
-    shown = page_text(explain(job, World(nodes=(NODE,)), NOW))
+    shown = render_page(explain(job, World(nodes=(NODE,)), NOW))
     assert shown.startswith("Job 12 (train): FAILED\n  user alice, partition main, account physics\n")
     for part in ("Cause: your code (likely)", "Timeline:", "Evidence:", "[squeue]", "What to do:"):
         assert part in shown
-    bare = page_text(
+    bare = render_page(
         withhold(replace(job, states=frozenset({"PENDING"}), reason="Priority", admin_comment="minivm: x"))
     )
     assert "pending, reason Priority" in bare and "alice" in bare
@@ -260,7 +260,7 @@ def test_a_page_is_complete_and_another_user_s_is_bare() -> None:
         assert secret not in bare
     data = as_json(explain(job, World(), NOW))
     assert (data["cause"], data["sure"]) == ("your code", "likely")
-    assert "12   train  FAILED  Its own program" in table_text([explain(job, World(), NOW)])
+    assert "12   train  FAILED  Its own program" in render_table([explain(job, World(), NOW)])
 
 
 def test_a_step_of_an_array_s_task_has_the_task_s_name() -> None:
@@ -271,10 +271,10 @@ def test_a_step_of_an_array_s_task_has_the_task_s_name() -> None:
 
 def test_a_page_says_how_old_its_facts_are() -> None:
     new = explain(JOB, World(), NOW)
-    assert "as of" not in page_text(new) + table_text([new])
+    assert "as of" not in render_page(new) + render_table([new])
     old = replace(new, age=4.2, nodes_age=12.0)
-    assert ", as of 4 s ago, nodes as of 12 s ago\n" in page_text(old)
-    assert table_text([new, old]).endswith("\nAs of 4 s ago.")
+    assert ", as of 4 s ago, nodes as of 12 s ago\n" in render_page(old)
+    assert render_table([new, old]).endswith("\nAs of 4 s ago.")
     assert as_json(old)["age_s"] == 4.2 and as_json(old)["nodes_age_s"] == 12.0
 
 
@@ -290,15 +290,15 @@ def test_hostile_text_reaches_no_terminal() -> None:
         ):
             item = explain(replace(each, **{key: changes[key] for key in changes if key in ("signal", "exit_code")}),
                            World(nodes=(SICK,), history=(each,)), NOW)  # fmt: skip
-            for shown in (page_text(item), page_text(withhold(each))):
+            for shown in (render_page(item), render_page(withhold(each))):
                 assert all(letter.isprintable() or letter == "\n" for letter in shown)
                 assert len(shown) < 10_000 and shown.count("\n  Cause: ") == 1
-            assert table_text([item]).count("\n") == 1
+            assert render_table([item]).count("\n") == 1
 
 
 def test_an_earlier_run_that_accounting_has_as_pending_was_requeued() -> None:
     run = replace(JOB, states=frozenset({"PENDING", "REQUEUED"}), ended=NOW - 3000)
-    text = page_text(
+    text = render_page(
         explain(replace(JOB, states=frozenset({"COMPLETED"}), started=NOW - 900), World(history=(run,)), NOW)
     )
     assert "run 1 ended: REQUEUED" in text and "as REQUEUED, and the job was requeued" in text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from health.jobs.model import Job
-from health.jobs.parse import queue
+from health.jobs.parse import parse_queue
 from health.places import Places
 from health.runner import failed
 from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, SPREAD_S, WAIT_S, FailedJobs, spread
@@ -164,7 +164,7 @@ def test_counts_that_cannot_be_read_begin_again(tmp_path: Path, text: str) -> No
 
 def test_the_file_of_standard_error_is_known() -> None:
     recorded = Path(__file__).parents[2] / "recordings/jobs/24.11-squeue.json"
-    assert [found.errors for found in queue(recorded.read_text()) if found.id in (1, 2)] == [
+    assert [found.errors for found in parse_queue(recorded.read_text()) if found.id in (1, 2)] == [
         "/home/alice/slurm-1.out", "/dev/null",
     ]  # fmt: skip
 

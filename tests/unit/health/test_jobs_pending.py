@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from health.jobs.explain import explain, page_text
+from health.jobs.explain import explain, render_page
 from health.jobs.model import (
     Answer,
     Job,
@@ -22,7 +22,7 @@ from health.jobs.model import (
     WaitingJob,
     World,
 )
-from health.jobs.parse import waiting
+from health.jobs.parse import parse_waiting
 
 NOW = 1_800_000_000.0
 # Every reason of Slurm 24.11 and 26.05 (job_state_reason.c) but those for invalid numbers.
@@ -389,7 +389,7 @@ def test_the_jobs_before_one_are_those_that_slurm_takes_first() -> None:
 
 def test_hostile_lines_of_the_queue_are_left_out_or_harmless() -> None:
     lines = ["12|12|50|main|Priority", "7|7_[\x1b[31m]|60|main|Priority", "x|1|1|main|Priority", "8|8|9|main", "|" * 9]
-    listed = waiting("\n".join(lines))
+    listed = parse_waiting("\n".join(lines))
     assert [job.id for job in listed] == [12, 7]
     assert "\x1b" not in facts(why("Priority", World(nodes=(NODE,), waiting=listed)))
 
@@ -437,7 +437,7 @@ def test_hostile_text_reaches_no_terminal() -> None:
     )
     node = replace(DRAINED, name="w0", reason=bad, author=bad)
     for reason in REASONS:
-        shown = page_text(explain(replace(job, reason=reason), World(nodes=(node,), partitions=(MAIN,)), NOW))
+        shown = render_page(explain(replace(job, reason=reason), World(nodes=(node,), partitions=(MAIN,)), NOW))
         assert all(letter.isprintable() or letter == "\n" for letter in shown)
         assert len(shown) < 10_000 and shown.count("\n  Cause: ") == 1
 

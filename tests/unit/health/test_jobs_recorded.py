@@ -18,7 +18,7 @@ def text(name: str) -> str:
     return (RECORDED / f"24.11-{name}.json").read_text()
 
 
-WORLD = World(nodes=parse.nodes(text("nodes")), partitions=parse.partitions(text("partitions")))
+WORLD = World(nodes=parse.parse_nodes(text("nodes")), partitions=parse.parse_partitions(text("partitions")))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ WORLD = World(nodes=parse.nodes(text("nodes")), partitions=parse.partitions(text
     ],
 )
 def test_jobs_that_squeue_shows(job: int, words: str, cause: JobCause) -> None:
-    (found,) = [each for each in parse.queue(text("squeue")) if each.id == job]
+    (found,) = [each for each in parse.parse_queue(text("squeue")) if each.id == job]
     answer = explain(found, WORLD, NOW).answer
     assert words in answer.headline and answer.cause is cause
     assert (found.user, found.partition, found.name) == ("alice", "all", "wrap")

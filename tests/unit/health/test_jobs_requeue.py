@@ -13,7 +13,7 @@ from ground.files import write_json
 from health.jobs import parse
 from health.jobs.explain import explain
 from health.jobs.model import World
-from health.jobs.requeue import MOST_JOBS, MOST_LOOKED, Requeuer, guilty_nodes, load, recall_reason
+from health.jobs.requeue import MOST_JOBS, MOST_LOOKED, Requeuer, find_guilty_nodes, load, recall_reason
 from init.slurm.client import SlurmError
 
 NOW = 1_800_000_000
@@ -117,7 +117,7 @@ def turn(slurm: Slurm, path: Path, acts: bool = True, most: int = 2) -> list[str
 
 
 def told_by_page(job: dict[str, Any]) -> int:
-    (shown,) = parse.queue(json.dumps({"jobs": [job]}))
+    (shown,) = parse.parse_queue(json.dumps({"jobs": [job]}))
     return sum("runs again without w0" in fact.text for fact in explain(shown, World(), NOW).answer.evidence)
 
 
@@ -288,7 +288,7 @@ def test_one_users_many_failed_jobs_keep_no_other_user_s_job_from_its_second_run
 def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "jobs.json").write_text('{"1": 5, "2": {"step": "x"}, "3": {"step": "over"}}')
     assert load(tmp_path / "jobs.json") == {}
-    assert guilty_nodes(parse.queue(json.dumps({"jobs": [dead(start_time=0)]}))[0], ()) == ()
+    assert find_guilty_nodes(parse.parse_queue(json.dumps({"jobs": [dead(start_time=0)]}))[0], ()) == ()
 
 
 def test_only_the_node_with_the_verdict_is_excluded(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from health.jobs import snapshot
-from health.jobs.ask import Asker, look
-from health.jobs.shared import PUBLIC, WAITING_JOBS, Shared, question
+from health.jobs.ask import Asker, find_pages
+from health.jobs.shared import PUBLIC, WAITING_JOBS, Shared, build_request
 from health.jobs.snapshot import (
     APART_S,
     BURST,
@@ -294,12 +294,12 @@ def test_the_command_takes_from_the_service_what_it_has_and_asks_for_the_rest_it
 
 
 def test_the_snapshot_is_asked_for_jobs_nodes_and_partitions_alone() -> None:
-    assert question(("/usr/bin/sacct", "--json", "--jobs=1")) is None
-    assert question(("/usr/bin/sacctmgr", "-nP", "show", "user")) is None
-    assert question(("/usr/bin/squeue", "--json", "--states=all", "--jobs=1,2")) == wants("1", "2")
-    assert question(("/usr/bin/squeue", "--json", "--states=all", "--me")) == {"ask": "mine"}
+    assert build_request(("/usr/bin/sacct", "--json", "--jobs=1")) is None
+    assert build_request(("/usr/bin/sacctmgr", "-nP", "show", "user")) is None
+    assert build_request(("/usr/bin/squeue", "--json", "--states=all", "--jobs=1,2")) == wants("1", "2")
+    assert build_request(("/usr/bin/squeue", "--json", "--states=all", "--me")) == {"ask": "mine"}
     for words in (("sstat", "-nP"), ("scontrol", "show", "assoc_mgr"), ("scontrol", "--json", "show", "licenses")):
-        assert question((f"/usr/bin/{words[0]}", *words[1:])) is None
+        assert build_request((f"/usr/bin/{words[0]}", *words[1:])) is None
 
 
 def test_an_answer_that_shows_nothing_is_kept_for_as_long() -> None:
@@ -344,7 +344,7 @@ class Directly:
         return json.dumps({key: self.answers.get(self.calls[-1], [])})
 
     def look(self, path: Path, wanted: str) -> str:
-        (page,) = look(Asker(Shared(self, path), "alice", False, time.time()), wanted)
+        (page,) = find_pages(Asker(Shared(self, path), "alice", False, time.time()), wanted)
         return page.answer.headline
 
 
@@ -369,7 +369,7 @@ def test_a_job_that_was_asked_for_before_it_was_submitted_is_found(tmp_path: Pat
             direct.look(path, "42")
         slurm.jobs = (queued(43, state_reason="Dependency", dependency="afterok:42(unfulfilled)"),)
         direct.answers["squeue"] = [queued(42)]
-        (page,) = look(Asker(Shared(direct, path), "alice", False, time.time()), "43")
+        (page,) = find_pages(Asker(Shared(direct, path), "alice", False, time.time()), "43")
         assert any("job 42 is pending" in fact.text for fact in page.answer.evidence), page.answer
         slurm.jobs = ()
         assert "lost" not in direct.look(path, "42")
@@ -382,7 +382,7 @@ def test_the_jobs_before_one_are_read_once_a_minute_for_all(tmp_path: Path) -> N
     with served(path, slurm, now):
         for at in (0.0, FRESH_WAITING_S - 1):
             now[0] = at
-            (page,) = look(Asker(Shared(direct, path), "alice", False, time.time()), "41")
+            (page,) = find_pages(Asker(Shared(direct, path), "alice", False, time.time()), "41")
             (fact,) = [fact for fact in page.answer.evidence if "before it" in fact.text]
             assert "1 waiting job is before it: the next is 40_[1-9] with priority 5" in fact.text
             assert fact.source == ("squeue, 59 s ago" if at else "squeue")
@@ -400,12 +400,12 @@ def test_a_page_has_the_age_of_the_kept_answer(tmp_path: Path) -> None:
     with served(path, slurm, now):
         for at, age in ((0.0, 0.0), (FRESH_S - 1, FRESH_S - 1)):
             now[0] = at
-            (page,) = look(Asker(Shared(Directly(), path), "alice", False, time.time()), "41")
+            (page,) = find_pages(Asker(Shared(Directly(), path), "alice", False, time.time()), "41")
             assert (page.age, page.nodes_age) == (age, age)
         slurm.jobs = ()
         now[0] += FRESH_S
         direct = Directly(squeue=[queued(41)])
-        (page,) = look(Asker(Shared(direct, path), "alice", False, time.time()), "41")
+        (page,) = find_pages(Asker(Shared(direct, path), "alice", False, time.time()), "41")
         assert page.age == 0.0, "slurmctld has just answered the command itself"
 
 
