@@ -4,10 +4,10 @@ A line of JSON each: `begin` from the prolog, `step` with failed tasks and `end`
 epilog, `seen` from the broker. A counter is the node's: other jobs, and on a shared machine other pods, may have moved
 it. The files are root's alone. A run that was cut has no `end`, and nothing here ever fails a job.
 
-`failed_steps` reads the ends of tasks from slurmd's log: slurmstepd writes a line for each (SlurmdDebug=verbose). A
-user may bring line ends into the log, as in the name of a program, and so write lines of another job: a step counts
-only if its lines agree, from its start to each end, and forged ones beside the real ones do not. A step that is forged
-as a whole is no step to accounting: `health.jobs.boxes` compares.
+`find_failed_steps` reads the ends of tasks from slurmd's log: slurmstepd writes a line for each
+(SlurmdDebug=verbose). A user may bring line ends into the log, as in the name of a program, and so write lines of
+another job: a step counts only if its lines agree, from its start to each end, and forged ones beside the real ones do
+not. A step that is forged as a whole is no step to accounting: `health.jobs.boxes` compares.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def end(env: Mapping[str, str], now: float) -> None:
     if (path := _path(env)) is None:
         return
     with contextlib.suppress(Exception):  # a defect here must cost no job its scripts
-        started = [line for line in lines(_read_whole(path + OPEN)) if line.get("kind") in ("begin", "end")]
+        started = [line for line in parse_lines(_read_whole(path + OPEN)) if line.get("kind") in ("begin", "end")]
         # An epilog may run twice, and the prolog may have been cut.
         if started and started[-1]["kind"] == "begin":
             before = started[-1].get("counters")
@@ -140,7 +140,7 @@ def end(env: Mapping[str, str], now: float) -> None:
             if env.get("SLURM_JOB_EXIT_CODE", "") != "0" and isinstance(began, float | int):
                 # a run without the resident runner pays for each import
 
-                for step in failed_steps(int(env["SLURM_JOB_ID"]), began):
+                for step in find_failed_steps(int(env["SLURM_JOB_ID"]), began):
                     _append(path + OPEN, step)
             entry: dict[str, object] = {"kind": "end", **stamp(now)}
             entry["grown"] = grown(before if isinstance(before, dict) else {}, counters())
@@ -191,7 +191,7 @@ def find(job: int, uid: int | None) -> bytes:
     return b""
 
 
-def lines(text: bytes) -> list[dict[str, object]]:
+def parse_lines(text: bytes) -> list[dict[str, object]]:
     """Parse a box. A line that was cut, or that no node of minivm writes, is left out."""
     parsed: list[dict[str, object]] = []
     for line in text[: LARGEST + LARGEST_LINE].split(b"\n"):  # a node's answer has a line more
@@ -354,7 +354,7 @@ class _StepEnds:
         return not self.is_odd and self.tasks == [len(self.started)]
 
 
-def failed_steps(job: int, since: float) -> list[Mapping[str, object]]:
+def find_failed_steps(job: int, since: float) -> list[Mapping[str, object]]:
     """Return the job's last steps with failed tasks, as entries for a box: tasks are rank, code, signal, time."""
     # Local time as in the log: its lines are compared as texts, and a requeued job numbers its steps again.
     earliest = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since)).encode()

@@ -274,7 +274,7 @@ def _health(options: argparse.Namespace) -> int:
     shown = [verdict for name, verdict in verdicts.items() if not options.checks or name in options.checks]
     now = time.time()
     # An expired verdict counts as unknown.
-    shown = [verdict if now < verdict.expires else _expired(verdict) for verdict in shown]
+    shown = [verdict if now < verdict.expires else _mark_expired(verdict) for verdict in shown]
     if options.classes:
         shown = [item for item in shown if item.result is Result.PROBLEM and item.class_ in options.classes]
     return _show(shown, options.format, now, not options.classes)
@@ -379,7 +379,7 @@ def _forget(options: argparse.Namespace) -> int:
     return 0
 
 
-def _expired(verdict: Verdict) -> Verdict:
+def _mark_expired(verdict: Verdict) -> Verdict:
     from dataclasses import replace
 
     return replace(verdict, result=Result.UNKNOWN, reason=f"out of date; it was {verdict.result}: {verdict.reason}")

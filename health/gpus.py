@@ -94,7 +94,7 @@ def grown(before: Mapping[int, GpuSample], after: Mapping[int, GpuSample]) -> It
 
 def take(path: Path, text: str, now: float) -> None:
     """Keep the sample of this round, and note in the open black boxes what moved."""
-    at, before = read(path)
+    at, before = read_samples(path)
     after = parse(text, now, before if now - at <= LARGEST_AGE_S else {})
     if after:
         black_box.see(grown(before, after), now)
@@ -105,7 +105,7 @@ def take(path: Path, text: str, now: float) -> None:
         write_json(path, {"at": now, "gpus": rows}, 0o600)
 
 
-def read(path: Path) -> tuple[float, dict[int, GpuSample]]:
+def read_samples(path: Path) -> tuple[float, dict[int, GpuSample]]:
     """Return the time of the last sample and its GPUs; damage counts as none."""
     data: Mapping[str, Any] = read_json(path)
     try:
@@ -120,13 +120,13 @@ def read(path: Path) -> tuple[float, dict[int, GpuSample]]:
 
 def describe_now(box: bytes, path: Path, now: float, tasks: Callable[[], Mapping[str, object]] = dict) -> bytes:
     """Return a line to lead a box: this node's clock; while the job runs, the last sample of its GPUs and its tasks."""
-    entries = black_box.lines(box)
+    entries = black_box.parse_lines(box)
     begins = [entry for entry in entries if entry.get("kind") in ("begin", "end")]
     runs = bool(begins) and begins[-1]["kind"] == "begin"
     wanted = begins[-1].get("gpus") if runs else None
     entry: dict[str, object] = {"kind": "now", **black_box.stamp(now), **(tasks() if runs else {})}
     if isinstance(wanted, list):
-        at, samples = read(path)
+        at, samples = read_samples(path)
         if 0 <= now - at <= LARGEST_AGE_S:
             used = [samples[minor] for minor in wanted if minor in samples]
             rows = [[gpu.minor, gpu.use, gpu.memory, gpu.room, gpu.idle_since] for gpu in used]

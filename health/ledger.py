@@ -34,9 +34,9 @@ class Ledger:
     ) -> int:
         """Add an incident and return the count since `since`; from `most` on, mark the GPU an offender."""
         path = self._path(uuid)
-        with self._locked():
+        with self._hold_lock():
             before = _read_legible(path)
-            after = _entered(before, uuid, event, serial, model)
+            after = _add_event(before, uuid, event, serial, model)
             count = _incidents(after, since)
             after["offender"] = count >= most
             if after != before:
@@ -49,7 +49,7 @@ class Ledger:
         if path not in self.files():
             raise GitsyncError("forgive a GPU", f"{uuid} is not in the ledger", file=self.directory)
         try:
-            with self._locked():
+            with self._hold_lock():
                 write_json(path, {**read_book(path), "forgiven_at": now, "offender": False}, 0o600)
         except OSError as error:
             raise GitsyncError("change the ledger", error.strerror or str(error), file=self.directory) from error
@@ -62,7 +62,7 @@ class Ledger:
         return sorted(self.directory.glob("[!.]*.json"))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -99,7 +99,7 @@ def _read_legible(path: Path) -> dict[str, Any]:
     return data
 
 
-def _entered(
+def _add_event(
     book: Mapping[str, Any], uuid: str, event: Mapping[str, object], serial: str, model: str
 ) -> dict[str, Any]:
     last = book.get("events", [])[-1:]

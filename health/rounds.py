@@ -114,7 +114,7 @@ class DeepSummary:
     ran: int = 0  # number of these checks that were about GPUs
     said: str = ""
 
-    def settled(self, boot_id: str) -> bool:
+    def is_settled(self, boot_id: str) -> bool:
         """Tell if this boot needs no further run. A run requested by name still happens."""
         return bool(boot_id) and self.boot_id == boot_id and self.state is not DeepState.RUNNING
 

@@ -141,13 +141,13 @@ def read_process(pid: int, proc: str = "/proc") -> ProcessUse | None:
     """Return what the kernel counts; None for a process that ended meanwhile."""
     try:
         # Its name stands in parentheses, and may have any letters.
-        fields = _read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
+        fields = _read_file(f"{proc}/{pid}/stat").rpartition(")")[2].split()
         state, parent, ticks = fields[0], int(fields[1]), sum(map(int, fields[11:15]))
     except (OSError, IndexError, ValueError):
         return None
     read = written = None
     try:
-        lines = (line.partition(": ") for line in _read(f"{proc}/{pid}/io").splitlines())
+        lines = (line.partition(": ") for line in _read_file(f"{proc}/{pid}/io").splitlines())
         numbers = {name: int(number) for name, _, number in lines}
         read, written = numbers["read_bytes"], numbers["write_bytes"]
     except (FileNotFoundError, ProcessLookupError):
@@ -157,7 +157,7 @@ def read_process(pid: int, proc: str = "/proc") -> ProcessUse | None:
     return ProcessUse(parent, state, ticks, read, written)
 
 
-def _read(path: str) -> str:
+def _read_file(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 4096).decode("utf-8", "replace")

@@ -145,7 +145,7 @@ def verdict_from_json(data: Mapping[str, object], file: str = "") -> Verdict:
             at=float(str(data["at"])),
             expires=float(str(data["expires"])),
             applies=data.get("applies", True) is True,
-            findings=tuple(_finding(item) for item in _items(data.get("findings", []))),
+            findings=tuple(_parse_finding(item) for item in _items(data.get("findings", []))),
             digest=text("digest"),
         )
     except (KeyError, ValueError, TypeError) as error:
@@ -158,7 +158,7 @@ def _items(value: object) -> list[Mapping[str, object]]:
     return list(value)
 
 
-def _finding(item: Mapping[str, object]) -> Finding:
+def _parse_finding(item: Mapping[str, object]) -> Finding:
     return Finding(
         Result(str(item["result"])),
         str(item["reason"]),
@@ -239,8 +239,8 @@ def drop_void(verdicts: Mapping[str, Verdict], root: Path) -> dict[str, Verdict]
 
     A summary of broken scripts counts for its own commit: another one may have corrected them.
     """
-    scripts = published_scripts(root) if any(map(is_of_script, verdicts)) else None
-    commit = published_commit(root) if SUMMARIES & {*verdicts} else ""
+    scripts = digest_published_scripts(root) if any(map(is_of_script, verdicts)) else None
+    commit = read_published_commit(root) if SUMMARIES & {*verdicts} else ""
     return {
         name: verdict
         for name, verdict in verdicts.items()
@@ -248,7 +248,7 @@ def drop_void(verdicts: Mapping[str, Verdict], root: Path) -> dict[str, Verdict]
     }
 
 
-def published_commit(root: Path, zero: str = GENERATION_ZERO) -> str:
+def read_published_commit(root: Path, zero: str = GENERATION_ZERO) -> str:
     """Return the published commit; "" where the link cannot be read. Without a link, the image's tree is published."""
     try:
         return commit_of_link(os.readlink(root / "current"), Path(zero)) or ""  # noqa: PTH115 - as text
@@ -258,7 +258,7 @@ def published_commit(root: Path, zero: str = GENERATION_ZERO) -> str:
         return ""
 
 
-def published_scripts(root: Path, zero: Path = Path(GENERATION_ZERO)) -> Mapping[str, str] | None:
+def digest_published_scripts(root: Path, zero: Path = Path(GENERATION_ZERO)) -> Mapping[str, str] | None:
     """Map the name of each script's verdict to the script's digest; None if the published tree cannot be read.
 
     The link is resolved once, so that all scripts are of one commit. Without a link, the image's tree is published.

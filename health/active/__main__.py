@@ -138,7 +138,7 @@ def parse_node(node: Node, now: float) -> ActiveNode:
     return ActiveNode(machine, is_idle and node.allocated == 0, since, 1 if weight is None else weight)
 
 
-def job_command(submission: Submission) -> str:
+def build_job_command(submission: Submission) -> str:
     """Return the line of the batch script. Names are plain words, so the shell changes none of them."""
     test = submission.test
     for word in (submission.check, *test.machines):
@@ -159,7 +159,7 @@ def submit(submission: Submission, account: str, controller: str) -> None:
         f"--nodelist={','.join(machines)}", "--ntasks-per-node=1", "--mem=0", "--no-requeue", "--chdir=/",
         "--output=/dev/null", f"--time={submission.needs.minutes}", f"--job-name=active-{submission.check}",
         f"--comment={format_comment(submission)}", *([f"--account={account}"] if account else []),
-        f"--wrap={job_command(submission)}",
+        f"--wrap={build_job_command(submission)}",
     ]  # fmt: skip
     client.run(command, controller, within=20.0)
 
@@ -201,10 +201,10 @@ def explain(error: Exception, account: str, controller: str) -> str:
         accounts = sorted(set(client.run(command, controller).split()))
     except (InitError, OSError):
         return str(error)
-    return str(wrong_account(account, user, accounts))
+    return str(explain_wrong_account(account, user, accounts))
 
 
-def wrong_account(account: str, user: str, accounts: Sequence[str]) -> ConfigError:
+def explain_wrong_account(account: str, user: str, accounts: Sequence[str]) -> ConfigError:
     reason = (
         f"found {account!r}, expected an account that has the user {user}, which is in {', '.join(accounts) or 'none'}"
     )

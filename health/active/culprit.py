@@ -169,9 +169,9 @@ class _Search:
         self.undecided: set[str] = set()
 
     def run(self) -> None:
-        untested = [group for group in self.groups if not self._of(group.suspects)]
+        untested = [group for group in self.groups if not self._list_results_of(group.suspects)]
         self.wanted += untested
-        failed = [group for group in self.groups if self._failed(group.suspects)]
+        failed = [group for group in self.groups if self._has_only_failures(group.suspects)]
         # A switch is judged after the whole sweep: a group that still runs may clear it.
         explained = set() if untested else self._search_leaves(failed)
         for group in failed:
@@ -185,7 +185,7 @@ class _Search:
             swept = [name for group in self.groups for name in group.suspects if self.leaf[name] == leaf]
             if not leaf or len(swept) < LEAST or self.good.intersection(swept):
                 continue
-            swept.sort(key=lambda name: not self._of([name]))
+            swept.sort(key=lambda name: not self._list_results_of([name]))
             accused = [item for item in self.culprits if item.part is Part.MACHINE and self.leaf[item.name] == leaf]
             before = self.wanted
             self.wanted = [test for test in before if {self.leaf[name] for name in test.suspects} != {leaf}]
@@ -194,11 +194,11 @@ class _Search:
             else:
                 self.wanted = before
 
-    def _of(self, suspects: Iterable[str]) -> list[GroupResult]:
+    def _list_results_of(self, suspects: Iterable[str]) -> list[GroupResult]:
         return self.results.get(frozenset(suspects), [])
 
-    def _failed(self, suspects: Iterable[str]) -> bool:
-        results = self._of(suspects)
+    def _has_only_failures(self, suspects: Iterable[str]) -> bool:
+        results = self._list_results_of(suspects)
         return bool(results) and not any(result.passed for result in results)
 
     def _search_leaves(self, failed: Sequence[GroupTest]) -> set[str]:
@@ -215,9 +215,9 @@ class _Search:
 
     def _probe(self, leaf: str, members: Sequence[str]) -> bool:
         """Tell if the leaf is the culprit or still suspected; the first probe alone clears most leaves."""
-        if any(result.passed for name in members for result in self._of([name])):
+        if any(result.passed for name in members for result in self._list_results_of([name])):
             return False
-        missing = [name for name in members if not self._of([name])]
+        missing = [name for name in members if not self._list_results_of([name])]
         if not missing:
             self.culprits.append(Culprit(Part.LEAF, leaf, len(members)))
             return True
@@ -228,7 +228,9 @@ class _Search:
 
     def _search_group(self, suspects: tuple[str, ...]) -> None:
         # A suspect that failed alone confirms its group's failure.
-        confirmed = len(self._of(suspects)) >= FAILURES or any(self._failed([name]) for name in suspects)
+        confirmed = len(self._list_results_of(suspects)) >= FAILURES or any(
+            self._has_only_failures([name]) for name in suspects
+        )
         if confirmed:
             self._bisect(suspects)
         else:
@@ -260,12 +262,12 @@ class _Search:
         """Tell if the half passed; None: not tested yet."""
         if self.good.issuperset(half):
             return True
-        if results := self._of(half):
+        if results := self._list_results_of(half):
             return any(result.passed for result in results)
         return None
 
     def _judge_single(self, name: str) -> None:
-        results = self._of([name])
+        results = self._list_results_of([name])
         if name in self.good:
             return
         if len(results) >= FAILURES:
@@ -275,7 +277,7 @@ class _Search:
 
     def _want_single(self, name: str, *, elsewhere: bool = False) -> bool:
         """Want a test with a good partner: a new one if possible, in the same leaf first unless `elsewhere`."""
-        before = {partner for result in self._of([name]) for partner in result.test.partners}
+        before = {partner for result in self._list_results_of([name]) for partner in result.test.partners}
         busy = {machine for test in self.wanted for machine in test.machines}
         leaf = self.leaf[name]
         choice = [other for other in self.good if other != name and (not elsewhere or self.leaf.get(other) != leaf)]

@@ -100,7 +100,7 @@ def run_check(
 
 
 @contextlib.contextmanager
-def outliving_children() -> Iterator[None]:
+def wait_for_children() -> Iterator[None]:
     """End at SIGTERM only after all processes of the check.
 
     Where one of them outlives the job's first process, Slurm looks again after a second, and the user's job waits.
@@ -137,7 +137,7 @@ def end_children() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    with outliving_children():
+    with wait_for_children():
         return run(arguments)
 
 

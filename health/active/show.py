@@ -50,12 +50,12 @@ def lines(check: dict[str, Any]) -> Iterable[str]:
     if not check["machines"]:
         yield f"{check['check']}: no machine was tested yet"
     else:
-        yield from tested_lines(check)
+        yield from describe_tests(check)
     if check["complaint"]:
         yield f"  {check['complaint']}"
 
 
-def tested_lines(check: dict[str, Any]) -> Iterable[str]:
+def describe_tests(check: dict[str, Any]) -> Iterable[str]:
     usual = f", median {check['median_mbs']:.0f} MB/s" if check["median_mbs"] is not None else ""
     counts = f"{counted(check['machines'], 'machine')} tested, {check['failed']} failed last"
     yield f"{check['check']}: {counts}, oldest result {duration(check['oldest_s'])} ago{usual}"

@@ -246,7 +246,7 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
     machines = [node.machine for node in inputs.nodes]
     memory = _drop_stale(memory, inputs.checks, machines, now)
     busy = {name for job in in_flight for name in job.test.machines}
-    idle = _idle_machines(inputs, busy, now)
+    idle = _find_idle_machines(inputs, busy, now)
     memory, submissions = _plan_tests(memory, inputs.checks, idle, machines, in_flight, now)
     free = {machine.name for machine in idle}
     possible = [submission for submission in submissions if free.issuperset(submission.test.machines)]
@@ -257,12 +257,14 @@ def decide(memory: PlanMemory, inputs: ActiveInputs, now: float) -> Turn:
     chosen = {submission.test: submission for submission in reversed(possible) if submission.test in allowed}
     submit = tuple(chosen[test] for test in admitted)
     weighed = (WeighedNode(node.machine.name, node.machine.leaf, node.weight) for node in inputs.nodes)
-    penalties, weights = plan_weights(memory.penalties, weighed, blamed_leaves(memory), inputs.settings.switch_weight)
+    penalties, weights = plan_weights(
+        memory.penalties, weighed, list_blamed_leaves(memory), inputs.settings.switch_weight
+    )
     memory = replace(memory, penalties=penalties)
     return Turn(memory, submit, _choose_cancellations(in_flight, inputs.awaited), weights)
 
 
-def _idle_machines(inputs: ActiveInputs, busy: Set[str], now: float) -> list[PlacedMachine]:
+def _find_idle_machines(inputs: ActiveInputs, busy: Set[str], now: float) -> list[PlacedMachine]:
     occupied = busy | inputs.awaited
     return [
         node.machine
@@ -474,7 +476,7 @@ def findings(state: CheckState) -> tuple[Culprit, ...]:
     return (*single, *state.culprits)
 
 
-def blamed_leaves(memory: PlanMemory) -> frozenset[str]:
+def list_blamed_leaves(memory: PlanMemory) -> frozenset[str]:
     return frozenset(
         item.name for state in memory.checks.values() for item in findings(state) if item.part is Part.LEAF
     )

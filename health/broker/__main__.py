@@ -50,7 +50,7 @@ def main() -> int:
     places = Places.from_environment()
     broker = Broker(places, Slurm(Pod(os.environ).name, address(os.environ)))
     signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGHUP, lambda number, frame: broker.reread())
+    signal.signal(signal.SIGHUP, lambda number, frame: broker.reload_policy())
     places.verdicts.mkdir(parents=True, exist_ok=True)
     places.broker.parent.mkdir(parents=True, exist_ok=True)
     places.broker.unlink(missing_ok=True)
@@ -60,17 +60,17 @@ def main() -> int:
         os.umask(mask)
         listener.listen(64)
         notify("READY=1")
-        broker.reread()
+        broker.reload_policy()
         # Report empty texts too: a previous broker may have died with a report outstanding.
         reported: dict[str, str] = {}
         _report(broker, reported)
         try:
             while True:
                 if select.select([listener], [], [], broker.wait_s())[0]:
-                    broker.reread()
+                    broker.reload_policy()
                     _serve(listener, broker)
-                elif broker.changed():
-                    broker.reread()
+                elif broker.detect_change():
+                    broker.reload_policy()
                     broker.look()
                     _report(broker, reported)
                 broker.end_dead_jobs()

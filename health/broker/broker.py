@@ -50,7 +50,7 @@ from health.ledger import Ledger
 from health.places import Places, boot_id
 from health.policy import BrokerPolicy, load_broker_policy, read_broker_policy
 from health.rounds import deep_checks_run, read_index
-from health.verdict import is_of_script, published_scripts, read_verdicts
+from health.verdict import digest_published_scripts, is_of_script, read_verdicts
 from init.errors import InitError
 from init.slurm import client
 from init.slurm.client import SlurmError
@@ -87,7 +87,7 @@ class Slurm:
         author, _, at = node.author.partition("@")
         return BrokerNode("DRAIN" in node.flags, node.reason, node.busy, author, _time(at))
 
-    def known_node(self) -> BrokerNode:
+    def require_node(self) -> BrokerNode:
         node = self.node()
         if node is None:
             raise SlurmError("find the node", f"slurmctld knows no node {self.name} yet")
@@ -141,16 +141,16 @@ def remains_of_job(job: int, proc: Path = PROC) -> tuple[tuple[int, str], ...]:
     parents: dict[int, int] = {}
     starts: dict[int, str] = {}
     steps, remaining = set(), set()
-    for pid in _pids(proc):
+    for pid in _list_pids(proc):
         name, fields = _stat(proc / str(pid))
         if not fields:
             continue
         parents[pid], starts[pid] = int(fields[1]), fields[19]
         if name == STEP and _is_own_process(proc / str(pid)):
             # Its own title, "slurmstepd: [46.batch]"; it does not hang.
-            title = _read(proc / str(pid) / "cmdline")
+            title = _read_text(proc / str(pid) / "cmdline")
             steps |= {pid} if f"[{job}." in title else set()
-        elif f"/job_{job}/" in _read(proc / str(pid) / "cgroup"):
+        elif f"/job_{job}/" in _read_text(proc / str(pid) / "cgroup"):
             remaining.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in steps | remaining} - remaining - steps:
         remaining |= more
@@ -161,13 +161,13 @@ def look_for_remains(unkilled: Unkilled | None, spool: Path, proc: Path = PROC) 
     """Report which processes of the unkilled job have not ended, and whether the spool directory has room."""
     hanging: list[str] = []
     for pid, start in sorted({*unkilled.processes, *remains_of_job(unkilled.job, proc)} if unkilled else ()):
-        if text := _living(proc / str(pid), start):
+        if text := _describe_living(proc / str(pid), start):
             hanging.append(f"pid {pid} {text}")
     shown = hanging[:NAMED] + ([f"and {len(hanging) - NAMED} more"] if len(hanging) > NAMED else [])
-    return Remains(tuple(shown), _no_room(spool))
+    return Remains(tuple(shown), _describe_no_room(spool))
 
 
-def _living(process: Path, start: str) -> str:
+def _describe_living(process: Path, start: str) -> str:
     """Return name, state and place in the kernel of a process that has not ended, or "".
 
     A zombie counts while one of its threads does not end.
@@ -175,22 +175,22 @@ def _living(process: Path, start: str) -> str:
     name, fields = _stat(process)
     if not fields or fields[19] != start:
         return ""
-    threads = [(_stat(process / "task" / str(tid))[1], tid) for tid in _pids(process / "task")]
+    threads = [(_stat(process / "task" / str(tid))[1], tid) for tid in _list_pids(process / "task")]
     states = [(fields[0], tid) for fields, tid in threads if fields and fields[0] not in "ZX"]
     if not states:
         return ""
     state, tid = min(states, key=lambda item: (item[0] != "D", item[1]))
-    place = _read(process / "task" / str(tid) / "wchan").strip()
+    place = _read_text(process / "task" / str(tid) / "wchan").strip()
     return f"({name}) state {state}" + (f" in {place}" if place not in ("", "0") else "")
 
 
 def _is_own_process(process: Path) -> bool:
     """Tell whether its real user is root: a user's setuid program may have any name, and is root's in /proc."""
-    uids = _read(process / "status").partition("\nUid:")[2].split(maxsplit=1)
+    uids = _read_text(process / "status").partition("\nUid:")[2].split(maxsplit=1)
     return uids[:1] == [str(os.getuid())]
 
 
-def _no_room(spool: Path) -> str:
+def _describe_no_room(spool: Path) -> str:
     try:
         room = os.statvfs(spool)
     except OSError as error:
@@ -202,7 +202,7 @@ def _no_room(spool: Path) -> str:
     return ""
 
 
-def _pids(directory: Path) -> list[int]:
+def _list_pids(directory: Path) -> list[int]:
     with contextlib.suppress(OSError):
         return [int(entry.name) for entry in os.scandir(directory) if entry.name.isdecimal()]
     return []
@@ -210,12 +210,12 @@ def _pids(directory: Path) -> list[int]:
 
 def _stat(process: Path) -> tuple[str, list[str]]:
     """Return the name, which may hold any text, and the fields after it: the state first."""
-    head, _, tail = _read(process / "stat").rpartition(")")
+    head, _, tail = _read_text(process / "stat").rpartition(")")
     fields = tail.split()
     return (head.partition("(")[2], fields) if len(fields) > 19 else ("", [])
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -281,7 +281,7 @@ class Broker:
             verdicts,
             read_gpus(self.places.memory("gpu_count"), boot),
             index if index and index.boot_id == boot else None,
-            published_scripts(self.places.scripts) if by_scripts else None,
+            digest_published_scripts(self.places.scripts) if by_scripts else None,
             deep_checks_run(self.places.deep, boot),
         )
 
@@ -294,7 +294,7 @@ class Broker:
             case Enter():
                 return replace(inputs, incidents={**inputs.incidents, action.check: self._enter(action)})
             case AskNode():
-                return replace(inputs, node=_ask(self.slurm.known_node))
+                return replace(inputs, node=_ask(self.slurm.require_node))
             case AskOtherNodes():
                 return replace(inputs, other_nodes=_ask(self.slurm.survey))
             case AskRemains():
@@ -328,7 +328,7 @@ class Broker:
             return {}
         if ask == "unkillable":
             job = request.get("job")
-            return self._unkillable(job) if isinstance(job, int) else {"error": "wanted the number of a job"}
+            return self._save_unkillable(job) if isinstance(job, int) else {"error": "wanted the number of a job"}
         if ask == "deep":
             return {"deep": self._wants_deep_checks()}
         checks = request.get("checks", [])
@@ -344,11 +344,11 @@ class Broker:
         # A job is kept off only for problems that drained the node, so the guard's exceptions stop no job.
         return {"decisions": decisions, "drained": self._stops_job(named), "said": self.memory.status_text}
 
-    def _unkillable(self, job: int) -> Mapping[str, object]:
+    def _save_unkillable(self, job: int) -> Mapping[str, object]:
         """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
         at, processes, earlier = clock(), remains_of_job(job), self.memory.slurm.unkilled
         # slurmstepd waits for this answer. Without the node's state its drain would stay for a person.
-        while isinstance(node := _ask(self.slurm.known_node), Failed):
+        while isinstance(node := _ask(self.slurm.require_node), Failed):
             if clock().steady - at.steady >= KNOWN_WITHIN_S:
                 log(f"the node's state before Slurm's drain is not known: {node.why}")
                 break
@@ -369,13 +369,13 @@ class Broker:
         if now - self._dead_looked < slurm_drains.DEAD_LOOK_S:
             return
         self._dead_looked = now
-        dead = slurm_drains.dead_jobs(self.places.spool, self.slurm.name)
+        dead = slurm_drains.find_dead_jobs(self.places.spool, self.slurm.name)
         self._dead = {job: self._dead.get(job, now + slurm_drains.DEAD_S) for job in dead}
         for job in [job for job, due in self._dead.items() if now >= due]:
             self._dead[job] = now + slurm_drains.DEAD_AGAIN_S
-            if not (limit := slurm_drains.held_memory(job, self.places.cgroups)):
+            if not (limit := slurm_drains.find_full_limit(job, self.places.cgroups)):
                 continue
-            text = slurm_drains.dead_reason(limit)
+            text = slurm_drains.format_dead_reason(limit)
             try:
                 cancelled = self.slurm.cancel(job, text)
             except InitError as error:
@@ -395,7 +395,7 @@ class Broker:
         """
         if self.memory.node_at_start is None or not asks_for_deep(self.memory.node_at_start):
             return None if self.memory.node_at_start is None else False
-        node = _ask(self.slurm.known_node)
+        node = _ask(self.slurm.require_node)
         return None if isinstance(node, Failed) else asks_for_deep(node)
 
     def _stops_job(self, checks: list[str]) -> bool:
@@ -424,8 +424,11 @@ class Broker:
         times = [at - now.steady for at in (self.memory.due, self.memory.recheck, self.memory.jobs_look) if at]
         return max(SOON_S, min([LOOK_S, *times]))
 
-    def changed(self) -> bool:
-        """Tell if a look is due: a rename in the directory changes its time, or time alone may change the state."""
+    def detect_change(self) -> bool:
+        """Tell if the broker must read the verdicts again, and note the time of their directory.
+
+        A rename in the directory changes its time. A deadline, such as that of a resumed check, needs no new verdict.
+        """
         try:
             at = self.places.verdicts.stat().st_mtime_ns
         except OSError:
@@ -455,7 +458,7 @@ class Broker:
             # People search this file for text: keep its form.
             write_whole(self.places.broker_state, json.dumps(data).encode())
 
-    def reread(self) -> None:
+    def reload_policy(self) -> None:
         """Read the operator's policy, else the tree's; log an invalid file's error once."""
         own, refused = None, []
         try:

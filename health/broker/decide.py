@@ -189,7 +189,7 @@ def reason(standing: Mapping[str, Seen], carried: Iterable[str] = ()) -> str:
     return f"{PREFIX} {'; '.join(parts)}"
 
 
-def parts(text: str) -> list[tuple[str, str, str, str]]:
+def split_reason(text: str) -> list[tuple[str, str, str, str]]:
     """Split the broker's reason into (check, class, commit, whole part) per check; empty for any other."""
     if not text.startswith(PREFIX):
         return []
@@ -203,13 +203,13 @@ def asks_for_deep(node: BrokerNode) -> bool:
     The fleet, or an earlier pod's verdict, keeps jobs off for a reboot or a replacement. With jobs on the node, or a
     person's drain, nothing starts.
     """
-    heavy = {class_ for _, class_, _, _ in parts(node.reason)} & {Class.REBOOT, Class.RMA}
+    heavy = {class_ for _, class_, _, _ in split_reason(node.reason)} & {Class.REBOOT, Class.RMA}
     return node.drained and not node.busy and (bool(heavy) or bool(_TO_PROVE.match(node.reason)))
 
 
 def names(text: str) -> frozenset[str]:
     """Return CHECK@COMMIT of each part of the broker's reason."""
-    return frozenset(f"{check}@{commit}" for check, _, commit, _ in parts(text))
+    return frozenset(f"{check}@{commit}" for check, _, commit, _ in split_reason(text))
 
 
 def find_unreleased(
@@ -226,7 +226,7 @@ def find_unreleased(
     a check no longer exists or was forgotten; its part ends with it.
     """
     remaining = {}
-    for check, class_, commit, part in parts(text):
+    for check, class_, commit, part in split_reason(text):
         seen = memory.get(check, Seen())
         if f"{check}@{commit}" in excused or (dead(check) and not seen.raised):
             continue
@@ -240,9 +240,12 @@ def find_left(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> list[str
     return [part for check, part in kept.items() if check not in standing]
 
 
-def no_lighter(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[str, Seen]:
-    """Return the standing checks, none in a lighter class than the posted one: the next pod reads only that reason."""
-    posted = {check: class_ for part in kept.values() for check, class_, _, _ in parts(f"{PREFIX} {part}")}
+def keep_class(standing: Mapping[str, Seen], kept: Mapping[str, str]) -> dict[str, Seen]:
+    """Keep the class of a check that the posted reason has already, if the new one is lighter.
+
+    The next pod of the node reads only that reason: a lighter class would drop, for example, a reboot that is due.
+    """
+    posted = {check: class_ for part in kept.values() for check, class_, _, _ in split_reason(f"{PREFIX} {part}")}
     return {
         check: replace(seen, class_=max(seen.class_, posted.get(check, seen.class_), key=_weight))
         for check, seen in standing.items()
@@ -256,7 +259,7 @@ def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, st
         return Act("nothing", f"drained already: {node.reason}")
     carried = find_left(standing, kept) if node.drained else []
     if node.drained:
-        standing = no_lighter(standing, kept)
+        standing = keep_class(standing, kept)
     if not standing and not carried:
         if node.drained:
             return Act("clear", "every check that drained it passes again")
@@ -264,7 +267,7 @@ def decide(standing: Mapping[str, Seen], node: BrokerNode, kept: Mapping[str, st
     text = reason(standing, carried)
     if not node.drained:
         return Act("drain", text)
-    if {part[:3] for part in parts(node.reason)} != {part[:3] for part in parts(text)}:
+    if {part[:3] for part in split_reason(node.reason)} != {part[:3] for part in split_reason(text)}:
         return Act("update", text)
     return Act("nothing", "already drained for the same reason")
 

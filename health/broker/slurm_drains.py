@@ -1,9 +1,9 @@
 """Drains that Slurm sets by itself and never lifts, and the jobs without slurmstepd that lead to one.
 
-`judge` recognises such a drain and decides when the broker lifts it. `dead_jobs` finds jobs whose slurmstepd the kernel
-killed because the job's files in /dev/shm hold all of its memory: killing the job's processes does not free such files,
-so the kernel goes on to its slurmstepds. Nothing reports the end of the job then: Slurm notices after many minutes, and
-runs it again.
+`judge` recognises such a drain and decides when the broker lifts it. `find_dead_jobs` finds jobs whose slurmstepd the
+kernel killed because the job's files in /dev/shm hold all of its memory: killing the job's processes does not free such
+files, so the kernel goes on to its slurmstepds. Nothing reports the end of the job then: Slurm notices after many
+minutes, and runs it again.
 """
 
 from __future__ import annotations
@@ -155,13 +155,13 @@ class Dead:
     alone: bool  # no slurmstepd of it lives here
 
 
-def dead_jobs(spool: Path, node: str, sockets: Path = SOCKETS) -> dict[int, Dead]:
-    """Find them by the sockets, which slurmstepd removes when it ends by itself.
+def find_dead_jobs(spool: Path, node: str, sockets: Path = SOCKETS) -> dict[int, Dead]:
+    """Return the jobs whose slurmstepds were killed: their sockets remain, and no process listens on them.
 
     A job whose batch script still has its slurmstepd is left alone: the script's end is reported.
     """
-    steps = _steps(spool, node)
-    living = _listening(sockets, spool) if steps else None
+    steps = _list_steps(spool, node)
+    living = _list_listening(sockets, spool) if steps else None
     if living is None:
         return {}
     dead = {}
@@ -173,18 +173,18 @@ def dead_jobs(spool: Path, node: str, sockets: Path = SOCKETS) -> dict[int, Dead
     return dead
 
 
-def held_memory(job: int, root: Path) -> int:
+def find_full_limit(job: int, root: Path) -> int:
     """Return the job's limit in bytes if it is still full after the kernel killed the job's processes, else 0."""
-    for directory in _cgroups(job, root):
+    for directory in _list_cgroups(job, root):
         for used, limit in USED:
-            most = _number(directory / limit)
-            is_full = most and _number(directory / used) >= FULL * most
+            most = _read_number(directory / limit)
+            is_full = most and _read_number(directory / used) >= FULL * most
             if is_full and any(_has_kills(Path(place)) for place, _, _ in os.walk(directory)):
                 return most
     return 0
 
 
-def dead_reason(limit: int) -> str:
+def format_dead_reason(limit: int) -> str:
     return (
         f"minivm: the job was over its memory limit of {limit >> 20} MiB, and its files in /dev/shm count:"
         " submit with a larger --mem"
@@ -193,18 +193,18 @@ def dead_reason(limit: int) -> str:
 
 def end_processes(job: int, root: Path) -> None:
     """Kill what is left in the job's cgroups: without a slurmstepd nothing else does, and no process leaves them."""
-    for directory in _cgroups(job, root):
+    for directory in _list_cgroups(job, root):
         for place, _, _ in os.walk(directory):
-            for pid in _read(Path(place) / "cgroup.procs").split():
+            for pid in _read_text(Path(place) / "cgroup.procs").split():
                 with contextlib.suppress(OSError):
                     os.kill(int(pid), signal.SIGKILL)
 
 
-def _cgroups(job: int, root: Path) -> list[Path]:
+def _list_cgroups(job: int, root: Path) -> list[Path]:
     return [directory for pattern in JOB_CGROUPS for directory in root.glob(pattern.format(job))]
 
 
-def _steps(spool: Path, node: str) -> Mapping[int, dict[str, str]]:
+def _list_steps(spool: Path, node: str) -> Mapping[int, dict[str, str]]:
     """Map each job with sockets in slurmd's directory to the names of those, and each of them to its step."""
     steps: dict[int, dict[str, str]] = {}
     with contextlib.suppress(OSError):
@@ -216,12 +216,12 @@ def _steps(spool: Path, node: str) -> Mapping[int, dict[str, str]]:
     return steps
 
 
-def _listening(sockets: Path, spool: Path) -> set[str] | None:
+def _list_listening(sockets: Path, spool: Path) -> set[str] | None:
     """Return the names of the files in `spool` on which a process listens; None: the kernel does not say.
 
     Any user may listen on a socket of the same name in another directory, or on one without a file.
     """
-    lines = _read(sockets).splitlines()[1:]
+    lines = _read_text(sockets).splitlines()[1:]
     cells = (line.split(None, 7) for line in lines)
     paths = (os.path.split(os.path.normpath(row[7])) for row in cells if len(row) == 8 and row[3] == LISTENS)
     places = {os.path.normpath(spool), os.path.realpath(spool)}
@@ -230,19 +230,19 @@ def _listening(sockets: Path, spool: Path) -> set[str] | None:
 
 def _has_kills(place: Path) -> bool:
     for name in KILLS:
-        for line in _read(place / name).splitlines():
+        for line in _read_text(place / name).splitlines():
             word, _, count = line.partition(" ")
             if word == "oom_kill" and count.isdecimal() and int(count):
                 return True
     return False
 
 
-def _number(path: Path) -> int:
-    text = _read(path).strip()
+def _read_number(path: Path) -> int:
+    text = _read_text(path).strip()
     return int(text) if text.isdecimal() else 0
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

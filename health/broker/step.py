@@ -32,9 +32,9 @@ from health.broker.decide import (
     Seen,
     classify,
     entry,
-    parts,
     reason,
     select_raised,
+    split_reason,
 )
 from health.broker.slurm_drains import EXPECTED_S, SOON_S, SlurmDrainWatch
 from health.policy import BrokerPolicy, share
@@ -169,17 +169,17 @@ def find_widespread(
     counts = dict.fromkeys(standing, 0)
     for node in other_nodes:
         is_recent = node.since is None or now - node.since < policy.guard_window_s
-        for check, _, commit, part in parts(node.reason):
+        for check, _, commit, part in split_reason(node.reason):
             seen = standing.get(check)
             if seen is not None and seen.key(check) == f"{check}@{commit}":
                 never_passed_here = seen.passed != seen.commit
-                signs = never_passed_here + is_recent + _alike(part, reason({check: seen}))
+                signs = never_passed_here + is_recent + _is_alike(part, reason({check: seen}))
                 counts[check] += signs >= 2
     limit = max(policy.guard_min_nodes, math.ceil(policy.guard_fraction * total))
     return frozenset(check for check, count in counts.items() if count >= limit)
 
 
-def _alike(part: str, text: str) -> bool:
+def _is_alike(part: str, text: str) -> bool:
     """Compare the words, except those with a digit: numbers, addresses, names of parts."""
     is_shortened = len(part.split()) == 1  # to its name; it may match
     return is_shortened or _plain_words(part) == _plain_words(text[len(PREFIX) :].strip())
@@ -254,7 +254,7 @@ Outcome = tuple[Memory, tuple[Action, ...]]
 def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     """Take in the verdicts, and change the node at most once. See the module's docstring for the order."""
     after = _take_in_verdicts(memory, inputs, now)
-    incidents = _new_incidents(memory, after, inputs, now)
+    incidents = _list_new_incidents(memory, after, inputs, now)
     if unanswered := tuple(incident for incident in incidents if incident.check not in inputs.incidents):
         return memory, unanswered
     counted = {
@@ -265,7 +265,7 @@ def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     if is_due(after.jobs_look, now):
         after = expect_drain(replace(after, jobs_look=0.0), now)
     if not after.due and _differs_from_last_act(after, inputs, now):
-        after = replace(after, due=now.steady + _spread(after, inputs, now))
+        after = replace(after, due=now.steady + _choose_delay(after, inputs, now))
     if is_due(after.due, now):
         return _act(memory, after, inputs, now)
     if is_due(after.recheck, now):
@@ -273,7 +273,7 @@ def step(memory: Memory, inputs: BrokerInputs, now: Now) -> Outcome:
     return after, ()
 
 
-def _spread(memory: Memory, inputs: BrokerInputs, now: Now) -> float:
+def _choose_delay(memory: Memory, inputs: BrokerInputs, now: Now) -> float:
     """Return the delay before a drain.
 
     A bad commit's check fails on the whole fleet at the same moment. Each node waits for its own share of the spread,
@@ -295,7 +295,7 @@ def _take_in_verdicts(memory: Memory, inputs: BrokerInputs, now: Now) -> Memory:
     return replace(memory, seen=existing, held=drop_expired(memory.held, now))
 
 
-def _new_incidents(before: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> list[Enter]:
+def _list_new_incidents(before: Memory, after: Memory, inputs: BrokerInputs, now: Now) -> list[Enter]:
     """Return an entry of the ledger for each new problem that concerns a GPU."""
     known = decide.select_raised(before.seen)
     evidence = {verdict.check: verdict.evidence for verdict in inputs.verdicts}
@@ -317,7 +317,7 @@ def _is_gone(check: str, inputs: BrokerInputs) -> bool:
     return is_of_script(check) or (inputs.index is not None and check not in inputs.index.checks)
 
 
-def _unreleased_parts(memory: Memory, reason: str, inputs: BrokerInputs, now: Now) -> dict[str, str]:
+def _find_unreleased_parts(memory: Memory, reason: str, inputs: BrokerInputs, now: Now) -> dict[str, str]:
     """Return the parts of a posted reason that must stay, as check -> part (`decide.find_unreleased`)."""
 
     def is_dead(check: str) -> bool:
@@ -329,7 +329,7 @@ def _unreleased_parts(memory: Memory, reason: str, inputs: BrokerInputs, now: No
 def _differs_from_last_act(memory: Memory, inputs: BrokerInputs, now: Now) -> bool:
     """Tell if the problems differ from those at the last action, or if the posted reason names too many."""
     standing = memory.standing(now)
-    unreleased = _unreleased_parts(memory, memory.posted, inputs, now)
+    unreleased = _find_unreleased_parts(memory, memory.posted, inputs, now)
     current_reason = decide.reason(standing, decide.find_left(standing, unreleased))
     names_too_many = not decide.names(memory.posted) <= decide.names(current_reason)
     return collect_names(standing) != memory.acted_on or names_too_many
@@ -390,7 +390,7 @@ def _act_on_verdicts(
 
 
 def _decide(memory: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now) -> decide.Act:
-    return decide.decide(memory.standing(now), node, _unreleased_parts(memory, node.reason, inputs, now))
+    return decide.decide(memory.standing(now), node, _find_unreleased_parts(memory, node.reason, inputs, now))
 
 
 def _hold_widespread(

@@ -124,7 +124,7 @@ def waiting() -> Capture:
     return Capture("\n".join([*lines, f"# end: {len(lines) - 1} processes"]))
 
 
-def kept_waiting(pid: int) -> float:
+def measure_delay(pid: int) -> float:
     """Return how many seconds its most delayed thread was ready to run but got no processor.
 
     A process that hangs in a driver or on a server waits for something else.
@@ -231,8 +231,10 @@ def mounts() -> Capture:
     # The kernel escapes blanks in a name, except unusual ones: a user who mounts with FUSE chooses the name.
     entries = [row for row in (line.split(" ") for line in table.split("\n")) if len(row) >= 4]
     # Skip local mounts: if the root file system hangs, nothing here runs, and a busy machine must not look hung.
-    file_systems = {_unescape(row[1]): row[2] for row in entries if is_on_network(row[2]) and not _a_persons(row[3])}
-    left = _still_hung()
+    file_systems = {
+        _unescape(row[1]): row[2] for row in entries if is_on_network(row[2]) and not _is_served_by_user(row[3])
+    }
+    left = _find_still_hung()
     hung = {path for paths in left.values() for path in paths}
     states = {path: "hung -" for path in file_systems if path in hung}
     answers, waited = _ask([path for path in file_systems if path not in hung], left)
@@ -251,7 +253,7 @@ def is_on_network(kind: str) -> bool:
     return kind in NETWORK_FILE_SYSTEMS or (kind.split(".", 1)[0] == "fuse" and kind not in LOCAL_FUSE)
 
 
-def _a_persons(options: str) -> bool:
+def _is_served_by_user(options: str) -> bool:
     """Tell if a user's program serves the mount: its silence says nothing about the node."""
     owner = next((part[8:] for part in options.split(",") if part.startswith("user_id=")), "0")
     return owner != "0"
@@ -278,7 +280,7 @@ def _ask(paths: list[str], hang: dict[str, list[str]]) -> tuple[dict[str, str], 
         if text.count(b"\n") == len(paths):
             break
     os.close(reader)
-    waited = kept_waiting(child) if text.count(b"\n") < len(paths) else 0.0
+    waited = measure_delay(child) if text.count(b"\n") < len(paths) else 0.0
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, 9)
     states = {}
@@ -321,7 +323,7 @@ def _statvfs(path: str, writer: int) -> None:
         os.write(writer, f"{state} {time.monotonic() - start:.3f} {path}\n".encode())
 
 
-def _still_hung() -> dict[str, list[str]]:
+def _find_still_hung() -> dict[str, list[str]]:
     """Return the abandoned children that still hang, each with its mounts.
 
     Those mounts are not called again while the child lives.
@@ -435,7 +437,7 @@ BUILTINS: dict[str, Callable[[], Capture]] = {
 }
 
 
-def silent_mounts(table: str) -> list[str]:
+def list_silent_mounts(table: str) -> list[str]:
     """List the mounts that hang or fail, from the collector's lines "state seconds type path"."""
     failures = []
     for line in table.splitlines():
@@ -451,7 +453,7 @@ def main() -> int:
     """Test the mounts, for the service `mounts`."""
     ABANDONED_MOUNTS.parent.mkdir(parents=True, exist_ok=True)
     capture = mounts()
-    failures = [capture.why] if capture.failure else silent_mounts(capture.text)
+    failures = [capture.why] if capture.failure else list_silent_mounts(capture.text)
     if failures:
         print("; ".join(failures))
     return 1 if failures else 0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ground.files import write_whole
 from health.api import Builtin, Capture, Command, Failure, Files, Source
-from health.checks.builtin import BUILTINS, is_there, kept_waiting, read_start
+from health.checks.builtin import BUILTINS, is_there, measure_delay, read_start
 
 LIMIT = 2 * 1024 * 1024
 AT_ONCE = 8
@@ -63,12 +63,12 @@ def collect(
             if program is None:
                 readings[name] = Capture("", Failure.MISSING, f"{source.argv[0]} is not installed")
                 continue
-            targets = matching(source.each) if source.each else [""]
+            targets = list_matching(source.each) if source.each else [""]
             if not targets:
                 readings[name] = Capture("", Failure.MISSING, f"nothing matches {source.each}")
             for target in targets:
                 commands.append((name, target, source, (program, *source.argv[1:], *([target] if target else []))))
-    stuck = _stuck(abandoned)
+    stuck = _read_stuck(abandoned)
     for name, label, capture in _run_all(commands, env, stuck, at_once, grace_s):
         parts.setdefault(name, []).append((label, capture))
     _remember(abandoned, stuck)
@@ -87,7 +87,7 @@ def collect(
 def read_files(source: Files) -> Capture:
     lines: list[str] = []
     for pattern in source.patterns:
-        for path in matching(pattern):
+        for path in list_matching(pattern):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError:
@@ -105,7 +105,7 @@ def read_files(source: Files) -> Capture:
     return Capture("\n".join(lines))
 
 
-def matching(pattern: str) -> list[str]:
+def list_matching(pattern: str) -> list[str]:
     return sorted(str(path) for path in Path("/").glob(pattern.lstrip("/")))
 
 
@@ -128,7 +128,7 @@ def _run_all(
     done: list[tuple[str, str, Capture]] = []
     waiting = list(reversed(commands))
     running: dict[int, _Running] = {}
-    with selectors.DefaultSelector() as selector, _ended_with_us(running, grace_s):
+    with selectors.DefaultSelector() as selector, _end_on_exit(running, grace_s):
         while waiting or running:
             while waiting and len(running) < at_once:
                 name, label, command, argv = waiting.pop()
@@ -173,7 +173,7 @@ def _run_all(
 
 
 @contextlib.contextmanager
-def _ended_with_us(running: Mapping[int, _Running], grace_s: float) -> Iterator[None]:
+def _end_on_exit(running: Mapping[int, _Running], grace_s: float) -> Iterator[None]:
     """End the running programs on exit: a round may be cut before their deadlines, and each has its own session."""
     try:
         yield
@@ -222,7 +222,7 @@ def _finish(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
 
 
 def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]:
-    waited = kept_waiting(entry.process.pid)
+    waited = measure_delay(entry.process.pid)
     _kill(entry.process.pid)
     try:
         entry.process.wait(0.5)
@@ -240,7 +240,7 @@ def _give_up(entry: _Running, stuck: dict[str, int]) -> tuple[str, str, Capture]
     return entry.source, entry.label, Capture(entry.output.decode(errors="replace"), failure, reason)
 
 
-def _stuck(file: Path | None) -> dict[str, int]:
+def _read_stuck(file: Path | None) -> dict[str, int]:
     """Read the programs of earlier runs that still exist.
 
     The lines are "PROGRAM PID START", so that a reused pid does not match.

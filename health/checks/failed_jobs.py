@@ -51,18 +51,18 @@ class OtherRuns:
 def note(jobs: Iterable[FailedJob], node: str, now: float, run: Run, path: Path = FILE) -> str:
     """Add failed jobs, and ask accounting about the others where jobs of several users fail. Return what failed."""
     data = read_json(path)
-    kept = [job for job in (*_jobs(data), *jobs) if abs(now - job.at) <= WITHIN_S]
+    kept = [job for job in (*_parse_jobs(data), *jobs) if abs(now - job.at) <= WITHIN_S]
     of_user: Counter[str] = Counter()
     newest: list[FailedJob] = []
     for job in sorted(kept, key=lambda job: -job.at):
         of_user[job.user] += 1
         if of_user[job.user] <= MOST_OF_A_USER and len(newest) < MOST:
             newest.append(job)
-    asked_at, runs, obstacle = _number(data.get("asked_at")), data.get("runs"), str(data.get("obstacle", ""))
+    asked_at, runs, obstacle = _parse_number(data.get("asked_at")), data.get("runs"), str(data.get("obstacle", ""))
     if len(of_user) >= USERS and not 0 <= now - asked_at <= ASK_AGAIN_S:
         asked_at, runs, obstacle = now, [], ""
         try:
-            elsewhere_runs = elsewhere(newest, node, run)
+            elsewhere_runs = ask_other_runs(newest, node, run)
             runs = [[user, name, asdict(each)] for (user, name), each in elsewhere_runs.items()]
         except Exception as error:  # slurmdbd is away, or its answer is too long: it costs this comparison
             obstacle = (str(error) or repr(error))[:200]
@@ -74,7 +74,7 @@ def note(jobs: Iterable[FailedJob], node: str, now: float, run: Run, path: Path 
     return obstacle
 
 
-def elsewhere(jobs: Iterable[FailedJob], node: str, run: Run) -> dict[tuple[str, str], OtherRuns]:
+def ask_other_runs(jobs: Iterable[FailedJob], node: str, run: Run) -> dict[tuple[str, str], OtherRuns]:
     """Ask accounting, with one command, how the same jobs ended in the last hour."""
     same = {(job.user, job.name) for job in jobs if PLAIN.fullmatch(job.user) and PLAIN.fullmatch(job.name)}
     if not same:
@@ -111,7 +111,7 @@ def failed_jobs(path: Path = FILE) -> Capture:
         except (ValueError, TypeError, KeyError):
             continue
     groups: dict[tuple[str, str], list[FailedJob]] = {}
-    for job in _jobs(data):
+    for job in _parse_jobs(data):
         groups.setdefault((job.user, job.name), []).append(job)
     lines = []
     for (user, name), jobs in groups.items():
@@ -121,7 +121,7 @@ def failed_jobs(path: Path = FILE) -> Capture:
     return Capture("\n".join([f"failed jobs {len(lines)}", *lines, "end", ""]))
 
 
-def _jobs(data: Any) -> list[FailedJob]:
+def _parse_jobs(data: Any) -> list[FailedJob]:
     jobs = []
     for each in data.get("jobs", []) if isinstance(data.get("jobs"), list) else []:
         try:
@@ -131,5 +131,5 @@ def _jobs(data: Any) -> list[FailedJob]:
     return jobs
 
 
-def _number(value: object) -> float:
+def _parse_number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0

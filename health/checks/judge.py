@@ -61,17 +61,17 @@ def judge(
             raise TypeError("judge must return Findings")
         findings = [_cap(make_printable(finding), check) for finding in findings]
     except Unreadable as error:
-        findings = [_unknown(str(error))]
+        findings = [_make_unknown(str(error))]
     except _TooLong:
         broken = f"no judgement within {check.deadline_s:g} s"
-        findings = [_unknown(f"the check is broken: {broken}")]
+        findings = [_make_unknown(f"the check is broken: {broken}")]
     except GitsyncError as error:
         broken = str(error)
-        findings = [_unknown(broken)]
+        findings = [_make_unknown(broken)]
     # Any other failure is a bug of the check: recorded as such, and nothing is known about the node.
     except Exception as error:
         broken = f"{type(error).__name__}: {error}"
-        findings = [_unknown(f"the check is broken: {broken}")]
+        findings = [_make_unknown(f"the check is broken: {broken}")]
     worst = summarise(findings, check.class_)
     verdict = Verdict(
         check=check.name,
@@ -100,7 +100,7 @@ def _cap(finding: Finding, check: Check) -> Finding:
     return finding
 
 
-def _unknown(reason: str) -> Finding:
+def _make_unknown(reason: str) -> Finding:
     return make_printable(Finding(Result.UNKNOWN, reason[:500]))
 
 
@@ -110,7 +110,7 @@ def _deadline(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, _ring)
+    before = signal.signal(signal.SIGALRM, _raise_timeout)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
@@ -119,5 +119,5 @@ def _deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _ring(number: int, frame: FrameType | None) -> None:
+def _raise_timeout(number: int, frame: FrameType | None) -> None:
     raise _TooLong

@@ -61,7 +61,7 @@ def run_deep_once(run: Callable[[], str], wanted: Callable[[], bool | None] = ar
     """
     path, boot = Places.from_environment().deep, boot_id()
     deep_state = read_deep(path)
-    if deep_state is not None and deep_state.settled(boot):
+    if deep_state is not None and deep_state.is_settled(boot):
         return True
     if (answer := wanted()) is None:
         return False
@@ -74,7 +74,7 @@ def run_deep_once(run: Callable[[], str], wanted: Callable[[], bool | None] = ar
     write_deep(path, DeepSummary(boot, DeepState.RUNNING))
     failure = run()
     after = read_deep(path)
-    if after is None or not after.settled(boot):
+    if after is None or not after.is_settled(boot):
         write_deep(
             path, DeepSummary(boot, DeepState.UNKNOWN, said=(failure or "the round left no result")[:SUMMARY_LIMIT])
         )
@@ -113,7 +113,7 @@ def _perform(tree: Path, commit: str, selection: CheckSelection) -> bytes:
     return perform(tree, commit, selection).encode()
 
 
-def anything_due(now: float) -> bool:
+def is_round_due(now: float) -> bool:
     """Tell if a round would run a check: reads a few small files, whereas a round forks and loads every check."""
     places = Places.from_environment()
     boot = boot_id()
@@ -177,7 +177,7 @@ def main() -> int:
         select.select([], [], [], max(0.0, at - time.monotonic()))
         settled = settled or run_deep_once(lambda: _run_logged("deep", DEEP_S))
         before = fault
-        fault = round_once("background", BACKGROUND_S, only_due=True) if anything_due(time.time()) else ""
+        fault = round_once("background", BACKGROUND_S, only_due=True) if is_round_due(time.time()) else ""
         shown = report(shown, time.time())
         if fault != before:
             print(f"health: {fault or 'rounds of checks run again'}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from ground.files import locked, read_json, write_json
 from health import gpus
 from health.api import Builtin, Capture, Check, CheckModule, Class, Failure, Hardware, Result, Source, When
 from health.checks.cases import read_case, write_case
-from health.checks.collect import AT_ONCE, collect, matching
+from health.checks.collect import AT_ONCE, collect, list_matching
 from health.checks.judge import Judged, Setting, judge
 from health.checks.load import CheckSelection, Loaded, load_checks, load_limits, takes_the_machine
 from health.places import Places, boot_id
@@ -143,7 +143,7 @@ def _write_capsule(verdict: Verdict, check: Check, readings: Readings) -> Path:
         "now": verdict.at,
         "commit": verdict.commit,
         "boot_id": verdict.boot_id,
-        "environment": expectations(os.environ),
+        "environment": read_expectations(os.environ),
         "versions": {"kernel": os.uname().release, "python": sys.version.split()[0]},
         "expect": {verdict.check: f"{verdict.result} {verdict.class_}"},
         "previous": {verdict.check: dict(recall(readings.places, verdict.check, verdict.boot_id))},
@@ -182,7 +182,7 @@ def _run_locked(
     at_once: int,
 ) -> list[Judged]:
     # slurmd may start a prolog without the pod's environment: the background round has recorded what was promised.
-    expect = expectations(os.environ) or recall_promised(places)
+    expect = read_expectations(os.environ) or recall_promised(places)
     setting = Setting(commit, boot := boot_id(), time.time(), expect)
     known = {name: read_verdict(places.verdict(name)) for name in loaded.checks}
     selected = {
@@ -190,9 +190,9 @@ def _run_locked(
         for name, module in loaded.checks.items()
         if selection.takes(module.CHECK, known[name], setting.now, setting.boot_id)
     }
-    has = {hardware: present(hardware, expect) for hardware in Hardware}
+    has = {hardware: is_present(hardware, expect) for hardware in Hardware}
     fitting = {name: module for name, module in selected.items() if captures is not None or has[module.CHECK.hardware]}
-    readings = _read(loaded, list(fitting.values()), places, captures, at_once)
+    readings = _read_sources(loaded, list(fitting.values()), places, captures, at_once)
     smi = readings.captures.get(gpus.SOURCE)
     if captures is None and smi is not None and not smi.failure:
         with contextlib.suppress(OSError):
@@ -205,11 +205,11 @@ def _run_locked(
             judged = add_evidence(judged, known[name], module.CHECK, readings)
             remember(places, name, setting.boot_id, judged.state)
         else:
-            judged = Judged(_absent(module.CHECK, setting), {})
+            judged = Judged(_report_absent(module.CHECK, setting), {})
         with contextlib.suppress(OSError):
             write_verdict(places.verdicts, judged.verdict)
         done.append(judged)
-    done += [_broken(name, reason, setting) for name, reason in loaded.broken.items()]
+    done += [_report_broken(name, reason, setting) for name, reason in loaded.broken.items()]
     if selection.names is None and selection.when is When.DEEP and captures is None and not selection.only_due:
         of_gpus = {name for name, module in fitting.items() if module.CHECK.hardware is Hardware.GPU}
         verdicts = [item.verdict for item in done if item.verdict.check not in loaded.broken]
@@ -235,7 +235,7 @@ def _index(tree: Path, loaded: Loaded, has: Mapping[Hardware, bool], setting: Se
     return Index(setting.commit, setting.boot_id, listed, str(tree), setting.now, setting.expect, broken)
 
 
-def _read(
+def _read_sources(
     loaded: Loaded, modules: list[CheckModule], places: Places, captures: Mapping[str, Capture] | None, at_once: int
 ) -> Readings:
     """Read each source once, however many checks use it.
@@ -250,13 +250,13 @@ def _read(
     return Readings(places, {**absent, **captures}, ())
 
 
-def _absent(check: Check, setting: Setting) -> Verdict:
+def _report_absent(check: Check, setting: Setting) -> Verdict:
     reason = f"not for this node: it has no {check.hardware.value}, and none is expected"
     verdict = Verdict(check.name, Result.UNKNOWN, check.class_, reason, commit=setting.commit, boot_id=setting.boot_id)
     return replace(verdict, at=setting.now, expires=setting.now + check.lifetime_s, applies=False)
 
 
-def _broken(name: str, fault: str, setting: Setting) -> Judged:
+def _report_broken(name: str, fault: str, setting: Setting) -> Judged:
     """Report a broken check to the caller without writing it: the last good verdict stays until it expires."""
     reason = f"the check is broken: {fault}"[:500]
     return Judged(Verdict(name, Result.UNKNOWN, Class.NODE, reason, commit=setting.commit, at=setting.now), {}, fault)
@@ -300,7 +300,7 @@ PRESENCE: Mapping[Hardware, tuple[str, ...]] = {
 }
 
 
-def present(hardware: Hardware, expect: Mapping[str, str]) -> bool:
+def is_present(hardware: Hardware, expect: Mapping[str, str]) -> bool:
     """Tell if the node has the hardware or was promised it: a GPU that vanished is still promised."""
     if hardware is Hardware.ANY or expect.get(hardware.value, "0") not in {"", "0"}:
         return True
@@ -308,13 +308,13 @@ def present(hardware: Hardware, expect: Mapping[str, str]) -> bool:
         # The bus shows the GPU even if no driver is loaded.
         Path(path).read_text().strip() == "0x10de"
         and (Path(path).parent / "class").read_text().startswith(("0x0300", "0x0302"))
-        for path in matching("/sys/bus/pci/devices/*/vendor")
+        for path in list_matching("/sys/bus/pci/devices/*/vendor")
     ):
         return True
-    return any(matching(pattern) for pattern in PRESENCE[hardware])
+    return any(list_matching(pattern) for pattern in PRESENCE[hardware])
 
 
-def expectations(environment: Mapping[str, str]) -> dict[str, str]:
+def read_expectations(environment: Mapping[str, str]) -> dict[str, str]:
     """Read MINIVM_EXPECT_GPUS=8 and the like, as {"gpu": "8"}."""
     names = {"MINIVM_EXPECT_GPUS": "gpu", "MINIVM_EXPECT_IB": "ib", "MINIVM_EXPECT_NVME": "nvme"}
     return {key: environment[name] for name, key in names.items() if environment.get(name, "").isdecimal()}

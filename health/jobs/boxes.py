@@ -130,7 +130,7 @@ def _fetch_one(job: int, node: str, address: str) -> Box:
         from health import tasks  # imported late: a page of one's own node alone needs it
 
         box = tasks.lead(black_box.find(job, None), job, node)
-        return Box(node, tuple(black_box.lines(box)), clock=(0.0, 0.0))
+        return Box(node, tuple(black_box.parse_lines(box)), clock=(0.0, 0.0))
     if not (by := credentials.way()):
         return Box(node, obstacle="no daemon here signs for Slurm: neither munged nor sackd has a socket")
     if not address:
@@ -151,7 +151,7 @@ def _fetch_one(job: int, node: str, address: str) -> Box:
     # Only root on the node signs so; an answer to another question is none.
     if signer != 0 or head != question.encode():
         return Box(node, obstacle="its answer is not root's, or answers another question")
-    entries = black_box.lines(box)
+    entries = black_box.parse_lines(box)
     clock = None
     if entries and entries[0].get("kind") == "now":
         at = entries[0].get("at")

@@ -25,10 +25,10 @@ from health.notify.settings import (
     OWN_SUBJECT,
     NotifySettings,
     OwnSettings,
-    allowed_for_users,
     load,
     load_own,
-    submitted_webhook,
+    read_allowed_for_users,
+    read_submitted_webhook,
 )
 from health.tell import tell
 from init.errors import InitError
@@ -74,7 +74,7 @@ def check_own(for_submission: bool) -> int:
     """Check the settings of the user who calls. Root reads no file in a home, where a link may lead anywhere."""
     if os.geteuid() == 0:
         raise InitError(f"read {OWN_SUBJECT}", "root has none", hint="run it as the user: runuser -u USER")
-    lists = allowed_for_users()
+    lists = read_allowed_for_users()
     if lists is None:
         raise InitError(f"read {OWN_SUBJECT}", "this cluster sends no notifications")
     settings = load_own(Path.home() / OWN_FILE, lists)
@@ -101,7 +101,7 @@ def send_test(settings: NotifySettings, user: str) -> int:
             print(f"mail: {safe(user, 80)!r} is no user and no address of a domain in notifications.mail.domains")
             code = 1
             continue
-        if channel == OWN and submitted_webhook(user, settings.of_users) is None:
+        if channel == OWN and read_submitted_webhook(user, settings.of_users) is None:
             continue
         data = {"subject": message.subject, "text": message.text, "fields": message.fields, "to": to}
         now = time.time()

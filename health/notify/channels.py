@@ -213,10 +213,10 @@ def tls(ca: str) -> ssl.SSLContext:
 def _deadline(within: float) -> Iterator[None]:
     """Raise TimeoutError in the main thread after `within` seconds."""
 
-    def ring(_: int, __: object) -> NoReturn:
+    def raise_timeout(_: int, __: object) -> NoReturn:
         raise TimeoutError(f"not done within {within:g} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, within)
     try:
         yield

@@ -167,7 +167,7 @@ class NotifySpool:
     def get(self, channel: str, name: str) -> Mapping[str, Any]:
         return read_json(self.directory / channel / name)
 
-    def done(self, channel: str, name: str) -> None:
+    def remove(self, channel: str, name: str) -> None:
         with suppress(FileNotFoundError):
             (self.directory / channel / name).unlink()
 

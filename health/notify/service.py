@@ -24,7 +24,7 @@ from health.notify.channels import (
 )
 from health.notify.messages import JobMessage, MessageLimits
 from health.notify.notices import USERS, JobNotice, NotifySpool, parse, recipients
-from health.notify.settings import OWN, NotifySettings, submitted_webhook
+from health.notify.settings import OWN, NotifySettings, read_submitted_webhook
 from init.errors import InitError
 from init.slurm.client import SlurmError
 
@@ -177,7 +177,7 @@ class Notifier:
         data = {**asdict(message), "at": now, "to": []}
         for channel in settings.channels():
             state = self._state(channel)
-            if channel == OWN and submitted_webhook(user, settings.of_users, self.spool.users) is None:
+            if channel == OWN and read_submitted_webhook(user, settings.of_users, self.spool.users) is None:
                 continue
             if channel == "mail" and settings.mail is not None:
                 data["to"] = recipients(to, settings.mail.domain, settings.mail.domains)
@@ -254,7 +254,7 @@ class Notifier:
         if state.problem:
             self.log(f"{channel}: {place} takes messages again")
         state.problem, state.backoff, state.retry_at = "", 0.0, 0.0
-        self.spool.done(channel, name)
+        self.spool.remove(channel, name)
         return True
 
     def _try_again(self, channel: str, state: ChannelState, name: str, now: float, reason: str) -> bool:
@@ -266,7 +266,7 @@ class Notifier:
             return True
         state.refused += 1
         self.log(f"{channel}: {reason}; dropped after {tries} tries")
-        self.spool.done(channel, name)
+        self.spool.remove(channel, name)
         return True
 
     def _state(self, channel: str) -> ChannelState:
@@ -315,7 +315,7 @@ def deliver(settings: NotifySettings, channel: str, data: dict[str, Any], users:
             to = tuple(data["to"])
             mail = messages.email(message, settings.mail, to, str(data["id"]), float(data["at"]))
         if channel == OWN:
-            within, webhook = WITHIN_OWN, submitted_webhook(message.fields["user"], settings.of_users, users)
+            within, webhook = WITHIN_OWN, read_submitted_webhook(message.fields["user"], settings.of_users, users)
         if channel != "mail" and webhook is not None:
             body = messages.payload(message, webhook.format)
     except Exception as error:  # a user's text may cause any error: only this message fails

@@ -189,7 +189,7 @@ class OwnSettings:
         return json.dumps({"format": self.webhook.format, "url": self.webhook.url}) if self.webhook else ""
 
 
-def allowed_for_users(files: tuple[Path, ...] = FILTERS) -> Allowed | None:
+def read_allowed_for_users(files: tuple[Path, ...] = FILTERS) -> Allowed | None:
     """Return the operator's lists; None where the cluster sends no notifications."""
     for path in files:
         try:
@@ -264,7 +264,7 @@ def parse_webhook(part: Reader, prefixes: tuple[str, ...]) -> WebhookSettings:
     return WebhookSettings(kind, url)
 
 
-def submitted_webhook(user: str, prefixes: tuple[str, ...], directory: Path = USERS) -> WebhookSettings | None:
+def read_submitted_webhook(user: str, prefixes: tuple[str, ...], directory: Path = USERS) -> WebhookSettings | None:
     """Return the webhook that came with the user's last submission; None without a good one."""
     if not prefixes or not NAME.fullmatch(user):
         return None

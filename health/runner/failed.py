@@ -86,14 +86,15 @@ class FailedJobs:
         self._pid = 0
         self.dropped = 0  # jobs beyond MOST_WAITING
 
-    def started(self, env: Mapping[str, str]) -> None:
+    def note_start(self, env: Mapping[str, str]) -> None:
+        """Keep the time limit of a job whose prolog begins."""
         job, end = _number(env, "SLURM_JOB_ID"), _number(env, "SLURM_JOB_END_TIME")
         if job and end:
             while len(self._limits) >= MOST_RUNNING:
                 del self._limits[next(iter(self._limits))]
             self._limits[job] = end
 
-    def ended(self, env: Mapping[str, str], now: float, wall: float) -> None:
+    def note_end(self, env: Mapping[str, str], now: float, wall: float) -> None:
         """Note a job whose epilog begins, if its batch script ran here."""
         number, uid, gid = (_number(env, f"SLURM_JOB_{name}") for name in ("ID", "UID", "GID"))
         job = EndedJob(number, uid, gid, wall)
@@ -109,7 +110,7 @@ class FailedJobs:
             self.dropped += 1
             return
         if not self._waiting:
-            self._due_at = max(now + WAIT_S + spread(node), self._due_at)
+            self._due_at = max(now + WAIT_S + choose_delay(node), self._due_at)
         self._waiting[job.id] = job
 
     def times(self, is_checked: bool) -> list[float]:
@@ -124,15 +125,15 @@ class FailedJobs:
         self._due_at = now + APART_S
         return [self._waiting.pop(job) for job in list(self._waiting)[:MOST]]
 
-    def began(self, pid: int) -> None:
+    def set_fork(self, pid: int) -> None:
         self._pid = pid
 
-    def reaped(self, pid: int) -> None:
+    def forget_fork(self, pid: int) -> None:
         if pid == self._pid:
             self._pid = 0
 
 
-def spread(node: str) -> float:
+def choose_delay(node: str) -> float:
     """Return the node's own delay, from 0 to SPREAD_S."""
     return SPREAD_S * (zlib.crc32(node.encode()) & 0xFFFF) / 0x10000
 

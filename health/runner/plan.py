@@ -55,7 +55,7 @@ class TaskSettings:
 NO_SETTINGS = TaskSettings({}, [], [])
 
 
-def setting_files(tree: Path) -> list[str]:
+def list_setting_files(tree: Path) -> list[str]:
     return [f"{tree}/{name}" for group in FILES.values() for name, _ in group.values()]
 
 
@@ -68,7 +68,7 @@ def read_settings(tree: Path, scripts: Iterable[str]) -> TaskSettings:
             continue
         if hashlib.blake2b(read_plain(tree / name, MOST_BYTES) or b"", digest_size=20).hexdigest() != digest:
             continue
-        parts = [(file, _lines(tree, name, names)) for file, (name, names) in FILES[script].items()]
+        parts = [(file, _parse_lines(tree, name, names)) for file, (name, names) in FILES[script].items()]
         rows = [(file, *pair) for file, pairs in parts for pair in pairs or ()]
         if all(pairs is not None for _, pairs in parts):
             settings.known[script] = what
@@ -77,7 +77,7 @@ def read_settings(tree: Path, scripts: Iterable[str]) -> TaskSettings:
     return settings
 
 
-def _lines(tree: Path, name: str, names: re.Pattern[bytes]) -> list[tuple[str, str]] | None:
+def _parse_lines(tree: Path, name: str, names: re.Pattern[bytes]) -> list[tuple[str, str]] | None:
     """Parse names and values as a shell does; None if only the script can."""
     path = tree / name
     try:
@@ -138,7 +138,7 @@ def rests_on(places: Places, tree: Path) -> list[str]:
         f"{tree}/{IN_A_TREE}",
         folder,
         *(f"{folder}/{name}" for name in scripts(tree, KIND)),
-        *setting_files(tree),
+        *list_setting_files(tree),
     ]
 
 
@@ -211,7 +211,7 @@ def write(places: Places, layout: Layout, commit: str, policy: RunnerPolicy) -> 
         shell_free = read_settings(tree, names)
         # A site's own script may use other files there, which its users may not read: the plan does not depend on
         # those.
-        unread = {*setting_files(tree)} - {*shell_free.files}
+        unread = {*list_setting_files(tree)} - {*shell_free.files}
         stamps = [(path, stamp) for path, stamp in stamps if path not in unread]
         text = render(layout, link, stamps, commit, policy, names, shell_free)
     if text is None:

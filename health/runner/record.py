@@ -143,7 +143,7 @@ def report_recovery() -> None:
     tell("", "runner")
 
 
-def missed_metric(count: int) -> str:
+def format_missed_metric(count: int) -> str:
     """Format the number of missed runs for Prometheus."""
     about = "Runs that the resident runner did not take since it started."
     return "\n".join(family("minivm_runner_missed_total", about, [({}, str(count))], "counter")) + "\n"

@@ -25,7 +25,7 @@ from health.places import Places, boot_id
 from health.policy import KINDS
 from health.runner import gate, record
 from health.runner.plan import only_with, scripts
-from health.runner.warm import Warm, policy_of, run_compiled
+from health.runner.warm import Warm, read_policy, run_compiled
 from health.script import UNFIT, ScriptOutcome, environment, run
 from health.verdict import Class, Result, Verdict, read_verdict, script_digest, write_verdict
 
@@ -81,7 +81,7 @@ class Run:
         self.given = given
         self.job = given.get("SLURM_JOB_ID", "")
         self.places = self.warm.places
-        self.policy = policy_of(tree, self.places, self.warm.cache)
+        self.policy = read_policy(tree, self.places, self.warm.cache)
         self.env = environment(kind, given, commit, str(tree), UNFIT)
         self.start = time.monotonic()
         self.scripts: list[dict[str, object]] = []
@@ -95,17 +95,17 @@ class Run:
 
     def go(self) -> int:
         if self.kind == "health":
-            self._background()
+            self._check_in_background()
         else:
             if self.kind == "epilog" and self.policy.box_days:
                 black_box.end(self.given, time.time())
             # Before a job, check first: an unfit node needs no preparation. After a job, clean up first.
             if self.kind == "prolog":
-                self._gate()
+                self._check_gate()
             if not self.fails:
                 self._run_scripts()
             if self.kind == "epilog" and not self.warm.looked_at_later:
-                self._gate()
+                self._check_gate()
             if self.kind == "prolog" and self.policy.box_days and not self.fails:
                 black_box.begin(self.given, time.time())
         self._conclude()
@@ -117,17 +117,17 @@ class Run:
                 continue
             remaining = self.left_s()
             if remaining <= 0.1:
-                self._broke(
+                self._record_broken_script(
                     name, ScriptOutcome(None, 0.0, broken="not started: the scripts before it used up the time")
                 )
                 continue
             limit = min(self.policy.deadline_s(self.kind, f"{self.kind}.d/{name}"), remaining)
             done = self._start(f"{self.kind}.d/{name}", limit)
             if done.broken:
-                self._broke(name, done)
+                self._record_broken_script(name, done)
                 continue
             if done.code == UNFIT:
-                self._unfit(name, done)
+                self._record_unfit_script(name, done)
                 continue
             self.scripts.append({"script": name, "result": "ok", "seconds": round(done.seconds, 4)})
             if self.kind == "task_prolog" and (reason := _pass_on(done.out)):
@@ -146,7 +146,7 @@ class Run:
             return run_compiled(step, self.env, limit_s, UNFIT)
         return run([str(self.tree / script)], self.env, limit_s, UNFIT)
 
-    def _broke(self, name: str, done: ScriptOutcome) -> None:
+    def _record_broken_script(self, name: str, done: ScriptOutcome) -> None:
         text = f"{done.out}{done.err}"
         evidence = record.keep_output(self.kind, name, self.job, f"{done.broken}\n{text}")
         last = done.err.strip().splitlines()[-1:] or done.out.strip().splitlines()[-1:]
@@ -169,7 +169,7 @@ class Run:
                 # Slurm drains the node when this run ends, and never lifts that itself.
                 ask_broker({"ask": "failed"}, 0.5)
 
-    def _unfit(self, name: str, done: ScriptOutcome) -> None:
+    def _record_unfit_script(self, name: str, done: ScriptOutcome) -> None:
         reason = ([*done.err.strip().splitlines()[-1:], *done.out.strip().splitlines()[-1:], "no reason given"])[0]
         evidence = record.keep_output(self.kind, name, self.job, f"{done.out}{done.err}")
         entry = {"script": name, "result": "unfit", "seconds": round(done.seconds, 4), "reason": reason[:300]}
@@ -190,7 +190,7 @@ class Run:
         self._write(verdict)
         self.unfit.append(verdict)
 
-    def _gate(self) -> None:
+    def _check_gate(self) -> None:
         checked = gate.check(
             self.kind,
             self.tree,
@@ -226,11 +226,11 @@ class Run:
         self.checks["broker"] = answer.get("decisions", {})
         self.fails = self.fails or answer.get("drained") is True
 
-    def _background(self) -> None:
+    def _check_in_background(self) -> None:
         argv = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(self.tree), "--commit", self.commit]
         done = run([*argv, "--when", "background", "--due", "--without-slurm"], self.env, self.left_s(), UNFIT)
         if done.broken or done.code:
-            self._broke("health", done)
+            self._record_broken_script("health", done)
         elif '"result": "problem"' in done.out:
             ask_broker({"ask": "look"}, 0.5)
 

@@ -34,7 +34,7 @@ from health.ask import ask_broker
 from health.places import Places
 from health.policy import RunnerPolicy
 from health.runner import failed, gate, plan, record, worker
-from health.runner.warm import FileCache, ImageScripts, Warm, policy_of
+from health.runner.warm import FileCache, ImageScripts, Warm, read_policy
 from health.runner.worker import Request, parse
 from health.script import UNFIT, environment
 
@@ -69,7 +69,7 @@ class CheckAfterJobs:
     def is_due(self, now: float) -> bool:
         return self._owed_at is not None and not self._pid and now >= self._owed_at
 
-    def began(self, pid: int, now: float) -> None:
+    def set_fork(self, pid: int, now: float) -> None:
         self._pid, self._owed_at, self._began_at = pid, None, now
 
     def put_off(self, now: float) -> bool:
@@ -78,7 +78,7 @@ class CheckAfterJobs:
         self._is_put_off, self._owed_at = True, now + CHECK_PAUSE_S
         return is_first
 
-    def ended(self, pid: int, status: int, now: float) -> bool:
+    def note_end(self, pid: int, status: int, now: float) -> bool:
         """Record a child's end; tell if the check was cut or failed for the first time."""
         if pid != self._pid:
             return False
@@ -91,7 +91,7 @@ class CheckAfterJobs:
     def work(self) -> None:
         """Run the epilog's checks, in a fork. A failed check drains the node through the broker, as in an epilog."""
         with lease.hold() as held:
-            black_box.prune(policy_of(held.path, self._places, None).box_days, time.time())
+            black_box.prune(read_policy(held.path, self._places, None).box_days, time.time())
             if not (held.path / "health.d").is_dir():
                 return
             began = time.monotonic()
@@ -186,7 +186,7 @@ class RunnerServer:
     def _check_after_jobs(self, now: float) -> None:
         try:
             gate.prepare()
-            self._fork(self.after.work, lambda pid: self.after.began(pid, now))
+            self._fork(self.after.work, lambda pid: self.after.set_fork(pid, now))
         except OSError as error:
             if self.after.put_off(now):
                 self._tell(f"cannot check the node after a job, retrying: {error}")
@@ -194,7 +194,7 @@ class RunnerServer:
     def _write_notes(self, now: float) -> None:
         jobs, dropped = self.failed.take(now), self.failed.dropped
         try:
-            self._fork(partial(failed.tell, jobs, self.places, dropped), self.failed.began)
+            self._fork(partial(failed.tell, jobs, self.places, dropped), self.failed.set_fork)
             self.failed.dropped = 0
         except OSError as error:
             self._tell(f"{counted(len(jobs), 'output')} of failed jobs without a note: {error}")
@@ -207,7 +207,7 @@ class RunnerServer:
                 self.cache.look()
                 for kind in ("epilog", "prolog"):
                     self._read_for_run(kind, held)
-                self._plan_task_prologs(held, policy_of(held.path, self.places, self.cache))
+                self._plan_task_prologs(held, read_policy(held.path, self.places, self.cache))
         except (OSError, GitsyncError, ValueError) as error:
             self._tell(f"cannot read ahead for the next run: {error}")
         black_box.trim_slurmd_log()
@@ -237,7 +237,7 @@ class RunnerServer:
                 self._fork(record.report_recovery, lambda pid: None)
 
     def measure(self) -> None:
-        write_if_possible(self.places.metrics.with_name("runner.prom"), record.missed_metric(self.missed))
+        write_if_possible(self.places.metrics.with_name("runner.prom"), record.format_missed_metric(self.missed))
         path = failed.metrics_path(self.places)
         if not path.exists():
             failed.write_counts(path, *failed.read_counts(path))
@@ -288,11 +288,11 @@ class RunnerServer:
             self.after.owe(now)
         with lease.hold(self.layout) as held:
             self.cache.look()
-            policy = policy_of(held.path, self.places, self.cache)
+            policy = read_policy(held.path, self.places, self.cache)
             if request.kind == "prolog":
-                self.failed.started(request.environment)
+                self.failed.note_start(request.environment)
             if request.kind == "epilog" and policy.notes_failures:
-                self.failed.ended(request.environment, now, time.time())
+                self.failed.note_end(request.environment, now, time.time())
             try:
                 self._plan_task_prologs(held, policy)
             except OSError as error:
@@ -310,11 +310,11 @@ class RunnerServer:
             runner_end, fork_end = worker.make_channel()
             with fork_end:
                 work = partial(worker.serve, fork_end, client, request, held, warm, budget_s, self.layout)
-                self._fork(work, partial(self._began, runner_end))
+                self._fork(work, partial(self._add_run, runner_end))
 
-    def _began(self, channel: socket.socket, pid: int) -> None:
+    def _add_run(self, channel: socket.socket, pid: int) -> None:
         self._runs.add(pid)
-        self.children.began(pid, channel)
+        self.children.add(pid, channel)
 
     def _fork(self, work: Callable[[], None], began: Callable[[int], object]) -> None:
         sys.stderr.flush()
@@ -329,13 +329,13 @@ class RunnerServer:
             if not pid:
                 return
             self._runs.discard(pid)
-            if self.after.ended(pid, status, time.monotonic()):
+            if self.after.note_end(pid, status, time.monotonic()):
                 was_killed = os.WIFSIGNALED(status)
                 how = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if was_killed else "failed"
                 self._tell(f"the check of the node after a job {how}; retrying")
-            self.failed.reaped(pid)
-            self.boxes.reaped(pid)
-            self.children.ended(pid)
+            self.failed.forget_fork(pid)
+            self.boxes.forget_fork(pid)
+            self.children.remove(pid)
 
 
 BOXES_AT_ONCE = 4
@@ -399,7 +399,7 @@ class BoxDoor:
             poll.register(self._listener, select.POLLIN) if may else poll.unregister(self._listener)
             self._is_watched = may
 
-    def reaped(self, pid: int) -> None:
+    def forget_fork(self, pid: int) -> None:
         self._pids.discard(pid)
 
 

@@ -147,7 +147,7 @@ def run_compiled(step: CompiledScript, env: Mapping[str, str], deadline_s: float
         os.dup2(output, fd)
     # Programs that a step starts inherit this environment; the runner's own is not the step's.
     os.environ = dict(env)  # type: ignore[assignment]  # noqa: B003  # no putenv: only this object
-    signal.signal(signal.SIGALRM, _ring)
+    signal.signal(signal.SIGALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, deadline_s)
     try:
         code = _execute(step)
@@ -168,7 +168,7 @@ def run_compiled(step: CompiledScript, env: Mapping[str, str], deadline_s: float
     return ScriptOutcome(code, time.monotonic() - start, "", text, broken)
 
 
-def _ring(number: int, frame: FrameType | None) -> None:
+def _raise_timeout(number: int, frame: FrameType | None) -> None:
     raise _ScriptTooLong
 
 
@@ -212,6 +212,7 @@ class Warm:
     looked_at_later: bool = False
 
 
-def policy_of(tree: Path, places: Places, cache: FileCache | None) -> RunnerPolicy:
+def read_policy(tree: Path, places: Places, cache: FileCache | None) -> RunnerPolicy:
+    """Return the runner's policy of a tree and the operator, from the cache unless a file has changed."""
     files = [places.policy, tree / IN_A_TREE]
     return (cache or FileCache()).get(("policy", tree), files, lambda: read_runner_policy(tree, places.policy))

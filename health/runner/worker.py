@@ -28,7 +28,7 @@ from types import FrameType
 from gitsync.layout import Layout
 from gitsync.lease import Lease
 from health.runner import run as runner
-from health.runner.warm import Stopped, Warm, is_whole, policy_of
+from health.runner.warm import Stopped, Warm, is_whole, read_policy
 
 # Descriptors in the child, above the standard three: the client's connection, the source of further runs, and the
 # lease.
@@ -131,7 +131,7 @@ def _wait_for_run(channel: socket.socket, warm: Warm, layout: Layout) -> Current
     if request is None or cache is None:
         return None
     cache.look()
-    budget_s = policy_of(held_lease.path, warm.places, cache).kind(request.kind).budget_s
+    budget_s = read_policy(held_lease.path, warm.places, cache).kind(request.kind).budget_s
     return CurrentRun(request, replace(warm, held=held_lease, after_a_job=received.after_a_job), budget_s)
 
 
@@ -246,11 +246,11 @@ class SpareChildren:
         self._children: dict[int, SpareChild] = {}
         self._dismiss_at = float("inf")
 
-    def began(self, pid: int, channel: socket.socket) -> None:
+    def add(self, pid: int, channel: socket.socket) -> None:
         self._children[pid] = SpareChild(channel, time.monotonic())
         self._dismiss_at = min(self._dismiss_at, time.monotonic() + SPARE_S)
 
-    def ended(self, pid: int) -> None:
+    def remove(self, pid: int) -> None:
         """Remove a fork; it ends when its connection is shut down."""
         if child := self._children.pop(pid, None):
             # Other forks may hold copies of this end.
@@ -271,7 +271,7 @@ class SpareChildren:
                 socket.send_fds(child.channel, [message], [client] if held.fd is None else [client, held.fd])
             except OSError:
                 # It has ended, and the runner has not reaped it yet.
-                self.ended(pid)
+                self.remove(pid)
                 continue
             child.is_free, child.busy_since = False, time.monotonic()
             return True
@@ -289,7 +289,7 @@ class SpareChildren:
         free = [pid for pid, child in self._children.items() if child.is_free]
         for number, pid in enumerate(free):
             if number >= MOST_FREE or now - self._children[pid].busy_since >= SPARE_S:
-                self.ended(pid)
+                self.remove(pid)
 
     def _receive_reports(self) -> None:
         for pid, child in list(self._children.items()):
@@ -302,7 +302,7 @@ class SpareChildren:
             if message:
                 child.is_free = True
             else:
-                self.ended(pid)
+                self.remove(pid)
 
 
 # Protocol between a client and the resident runner.

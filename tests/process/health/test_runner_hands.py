@@ -223,10 +223,10 @@ def test_a_fork_grows_by_nothing_with_its_runs(world: World) -> None:
 
 def test_one_that_is_let_go_ends_though_another_fork_has_a_copy_of_its_door() -> None:
     hands, (ours, theirs) = SpareChildren(), make_channel()
-    hands.began(1, ours)
+    hands.add(1, ours)
     copy = os.dup(ours.fileno())
     try:
-        hands.ended(1)
+        hands.remove(1)
         theirs.settimeout(10)
         assert theirs.recv(1) == b""
     finally:

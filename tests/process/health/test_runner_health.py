@@ -692,12 +692,12 @@ def test_the_loop_starts_no_round_while_nothing_is_due(world: World, monkeypatch
     add(world, "one", period=3600, when="[When.BACKGROUND]")
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
-    assert health_loop.anything_due(time.time()), "no round has been"
+    assert health_loop.is_round_due(time.time()), "no round has been"
     health(world, "--when", "background")
-    assert not health_loop.anything_due(time.time())
-    assert health_loop.anything_due(time.time() + 3300)
+    assert not health_loop.is_round_due(time.time())
+    assert health_loop.is_round_due(time.time() + 3300)
     (world.root / "verdicts/one.json").unlink()
-    assert health_loop.anything_due(time.time())
+    assert health_loop.is_round_due(time.time())
 
 
 def test_the_broker_serves_its_socket_without_a_controller(world: World) -> None:

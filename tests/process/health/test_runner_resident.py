@@ -369,7 +369,7 @@ def test_a_job_s_black_box_is_written_by_either_runner_kept_for_days_and_can_be_
     world.clients = clients
     with resident(world):
         assert run("41") == ["40.61234.jsonl", "41.61234.jsonl"]
-        kinds = [entry["kind"] for entry in black_box.lines((boxes / "41.61234.jsonl").read_bytes())]
+        kinds = [entry["kind"] for entry in black_box.parse_lines((boxes / "41.61234.jsonl").read_bytes())]
         assert kinds == ["begin", "end"]
         world.policy(runner={"box_days": 3})
         os.utime(boxes / "40.61234.jsonl", (1, 1))

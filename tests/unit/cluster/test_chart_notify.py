@@ -13,7 +13,7 @@ import pytest
 from cluster import ClusterError
 from cluster.pods import Kubelet, description
 from cluster.values import Options
-from health.notify.settings import Allowed, allowed_for_users, load
+from health.notify.settings import Allowed, load, read_allowed_for_users
 from tests.support.rendered_chart import local, render
 
 MAIL = {
@@ -86,10 +86,10 @@ def test_webhooks_of_users_alone_switch_notifications_on_and_both_filters_know_t
     settings = load(tmp_path / "notify.json", tmp_path)
     assert settings.channels() == ("own",) and settings.of_users == tuple(OF_USERS)
     (tmp_path / "cli_filter.lua").write_text(config["cli_filter.lua"])
-    assert allowed_for_users((tmp_path / "cli_filter.lua",)) == Allowed((), tuple(OF_USERS))
+    assert read_allowed_for_users((tmp_path / "cli_filter.lua",)) == Allowed((), tuple(OF_USERS))
     config = objects({"notifications": ON})["ConfigMap", "slurm-config"]["data"]
     (tmp_path / "cli_filter.lua").write_text(config["cli_filter.lua"])
-    assert allowed_for_users((tmp_path / "cli_filter.lua",)) == Allowed(("x.org", "example.org"), ())
+    assert read_allowed_for_users((tmp_path / "cli_filter.lua",)) == Allowed(("x.org", "example.org"), ())
 
 
 def test_no_network_policy_keeps_the_controller_from_the_relay() -> None:

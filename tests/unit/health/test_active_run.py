@@ -182,7 +182,7 @@ import subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from dataclasses import replace
-from health.active.run import ActiveRecord, outliving_children, run_check
+from health.active.run import ActiveRecord, wait_for_children, run_check
 from health.api import Command
 from health.checks.load import load_checks
 cpu = load_checks(Path(sys.argv[1]), ["cpu"], "active.d").checks["cpu"]
@@ -195,7 +195,7 @@ if sys.argv[4]:
         execute(*arguments)
         time.sleep(600)
     subprocess.Popen._execute_child = interrupted
-with outliving_children():
+with wait_for_children():
     run_check(module, Path(sys.argv[1]), "c", ActiveRecord("cpu"), {})
 """
 

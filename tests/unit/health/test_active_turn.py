@@ -26,10 +26,10 @@ from health.active.turn import (
     PlanMemory,
     Submission,
     Turn,
-    blamed_leaves,
     decide,
     findings,
     is_at_fault,
+    list_blamed_leaves,
     load_memory,
     save_memory,
 )
@@ -363,7 +363,7 @@ def test_a_job_is_read_by_its_state_and_exit_code(state: str, code: str, result:
 def test_a_name_that_the_shell_would_change_is_refused() -> None:
     for name in ("a;b", "$(x)", "-a", "", "a b"):
         with pytest.raises(ConfigError):
-            service.job_command(Submission("cpu", Needs(), GroupTest((name,))))
+            service.build_job_command(Submission("cpu", Needs(), GroupTest((name,))))
 
 
 def test_slurms_own_words_about_an_account_become_that_hint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +400,7 @@ def test_nodes_under_a_blamed_switch_are_chosen_last_until_it_passes(seed: int) 
     for _ in range(6):
         slurm.now += 86400
         go_on(200)
-    assert not blamed_leaves(slurm.memory)
+    assert not list_blamed_leaves(slurm.memory)
     assert slurm.weights == {**own, "n00": 1, "n01": 9, "n03": 1}
     assert not slurm.memory.penalties
 
@@ -420,12 +420,12 @@ def test_weights_stay_as_they_are_without_the_setting_and_come_back_once_it_goes
 
 
 def test_a_wrong_account_is_told_with_field_found_expected_and_what_to_do() -> None:
-    assert str(service.wrong_account("nope", "slurm", [])) == (
+    assert str(service.explain_wrong_account("nope", "slurm", [])) == (
         "activeChecks.account: cannot submit active checks: found 'nope', expected an account that has the user slurm, "
         "which is in none (run `sacctmgr add user slurm account=nope`)"
     )
     assert "which is in a, b (set it to one of these, or run `sacctmgr add user slurm account=ACCOUNT`)" in str(
-        service.wrong_account("", "slurm", ["a", "b"])
+        service.explain_wrong_account("", "slurm", ["a", "b"])
     )
 
 

@@ -76,13 +76,13 @@ def test_a_box_is_root_s_alone_and_is_closed_once(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     black_box.end(JOB, 200)
     black_box.end(JOB, 300)
-    kinds = [(entry["kind"], entry["at"]) for entry in black_box.lines(black_box.find(12, 1001))]
+    kinds = [(entry["kind"], entry["at"]) for entry in black_box.parse_lines(black_box.find(12, 1001))]
     assert kinds == [("begin", 100), ("end", 200)] and [path.name for path in folder.iterdir()] == ["12.1001.jsonl"]
     (folder / "12.1001.jsonl").rename(folder / "12.1001.run")  # cut before it was closed
     black_box.end(JOB, 300)
-    assert [entry["at"] for entry in black_box.lines(black_box.find(12, 1001))] == [100, 200]
+    assert [entry["at"] for entry in black_box.parse_lines(black_box.find(12, 1001))] == [100, 200]
     black_box.begin(JOB, 400)  # requeued
-    assert [entry["kind"] for entry in black_box.lines(black_box.find(12, 1001))] == ["begin", "end", "begin"]
+    assert [entry["kind"] for entry in black_box.parse_lines(black_box.find(12, 1001))] == ["begin", "end", "begin"]
 
 
 def test_a_box_is_found_for_its_own_user_only(folder: Path) -> None:
@@ -115,7 +115,7 @@ def test_changes_of_health_reach_boxes_that_are_open_or_closed_a_moment_ago(fold
     black_box.see(["xid: XID 79"], 111)
     os.utime(folder / "13.1001.jsonl", (111, 111))
     black_box.see(["xid is good again"], 1000)
-    texts = {job: [entry.get("text") for entry in black_box.lines(black_box.find(job, None))] for job in (12, 13)}
+    texts = {job: [entry.get("text") for entry in black_box.parse_lines(black_box.find(job, None))] for job in (12, 13)}
     assert texts == {12: [None, "xid: XID 79", "xid is good again"], 13: [None, None, "xid: XID 79"]}
 
 
@@ -132,9 +132,9 @@ def test_a_box_is_bounded_and_keeps_room_for_its_end(folder: Path) -> None:
     black_box.end(JOB, 200)
     path = folder / "12.1001.jsonl"
     assert path.stat().st_size <= black_box.LARGEST
-    assert black_box.lines(path.read_bytes())[-1]["kind"] == "end"
+    assert black_box.parse_lines(path.read_bytes())[-1]["kind"] == "end"
     black_box.begin(JOB, 300)
-    assert [entry["at"] for entry in black_box.lines(black_box.find(12, 1001))] == [300], "a full box begins anew"
+    assert [entry["at"] for entry in black_box.parse_lines(black_box.find(12, 1001))] == [300], "a full box begins anew"
 
 
 def test_a_line_that_a_full_volume_cut_spoils_no_later_one(folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_line_that_a_full_volume_cut_spoils_no_later_one(folder: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     black_box.end(JOB, 200)
-    kinds = [(entry["kind"], entry["at"]) for entry in black_box.lines(black_box.find(12, 1001))]
+    kinds = [(entry["kind"], entry["at"]) for entry in black_box.parse_lines(black_box.find(12, 1001))]
     assert kinds == [("begin", 100), ("end", 200)]
 
 
@@ -219,7 +219,7 @@ def test_a_kill_at_any_step_costs_the_page_no_more_than_a_named_gap(
         black_box.end({**JOB, "SLURM_JOB_EXIT_CODE": "1"}, 120)
 
     def page() -> tuple[str, str]:
-        found = boxes.explain([Box("w0", tuple(black_box.lines(black_box.find(12, 1001))))], ended())
+        found = boxes.explain([Box("w0", tuple(black_box.parse_lines(black_box.find(12, 1001))))], ended())
         return "\n".join(fact.text for fact in found[0]), "\n".join(found[1])
 
     gaps = []
@@ -243,7 +243,7 @@ def test_a_kill_at_any_step_costs_the_page_no_more_than_a_named_gap(
 
 def test_a_damaged_or_hostile_box_reaches_no_terminal() -> None:
     text = b'{"kind":"begin"}\n[1]\n{"kind":"seen","at":"x","text":"\\u001b[31mred"}\n{"kind":"end","grown":{"oom'
-    facts, _ = boxes.explain([Box("w\x1b0", tuple(black_box.lines(text)))], ended())
+    facts, _ = boxes.explain([Box("w\x1b0", tuple(black_box.parse_lines(text)))], ended())
     assert facts and all(letter.isprintable() for fact in facts for letter in fact.text + fact.source)
     odd: list[dict[str, object]] = [
         {"kind": "begin"},
@@ -251,7 +251,7 @@ def test_a_damaged_or_hostile_box_reaches_no_terminal() -> None:
         {"kind": "seen", "at": float("inf")},
     ]
     assert len(boxes.explain([box(*odd)], ended())[0]) == 1
-    assert black_box.lines(b"[" * 60000) == []
+    assert black_box.parse_lines(b"[" * 60000) == []
 
 
 @pytest.mark.parametrize("number", ["Infinity", "1e999", "NaN", "9" * 400])
@@ -261,7 +261,7 @@ def test_a_number_of_a_hostile_node_breaks_no_page(number: str) -> None:
         {{"kind":"begin"}}
         {{"kind":"step","step":0,"tasks":2,"failed":[[{number},1,0,5]]}}
         {{"kind":"end","grown":{{"oom_kills":{number}}}}}"""
-    hostile = (Box("w0", tuple(black_box.lines(text.encode()))),)
+    hostile = (Box("w0", tuple(black_box.parse_lines(text.encode()))),)
     head = Answer("It runs.", JobCause.NONE)
     running = replace(ended(), states=frozenset({"RUNNING"}))
     assert ask.add_node_reports(head, hostile, running, World(), 1e9) == head
@@ -270,7 +270,7 @@ def test_a_number_of_a_hostile_node_breaks_no_page(number: str) -> None:
 
 
 def test_a_deeply_nested_box_is_left_out_of_a_capsule() -> None:
-    assert black_box.lines(b'{"kind":"begin","x":' + b"[" * 900 + b"]" * 900 + b"}") == []
+    assert black_box.parse_lines(b'{"kind":"begin","x":' + b"[" * 900 + b"]" * 900 + b"}") == []
 
 
 def test_root_reads_the_node_s_own_box_where_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from health.broker import broker as module
 from health.broker import slurm_drains
-from health.broker.slurm_drains import Dead, dead_jobs, held_memory
+from health.broker.slurm_drains import Dead, find_dead_jobs, find_full_limit
 from health.broker.step import Now
 from init.slurm.client import SlurmError
 from tests.support.broker import Desk
@@ -40,7 +40,7 @@ class Steps:
         self.living.pop(f"{job}.{step}").close()
 
     def found(self) -> dict[int, Dead]:
-        return dead_jobs(self.spool, NODE)
+        return find_dead_jobs(self.spool, NODE)
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_dead_extern_step_alone_is_no_dead_job(steps: Steps) -> None:
 
 def test_no_job_is_dead_where_the_kernel_does_not_list_its_sockets(steps: Steps) -> None:
     steps.start(7, BATCH)
-    assert dead_jobs(steps.spool, NODE, steps.spool / "absent") == {}
-    assert dead_jobs(steps.spool / "absent", NODE) == {}
+    assert find_dead_jobs(steps.spool, NODE, steps.spool / "absent") == {}
+    assert find_dead_jobs(steps.spool / "absent", NODE) == {}
 
 
 def cgroup(root: Path, version: int, used: int, limit: str, kills: int, job: int = 7) -> Path:
@@ -120,8 +120,8 @@ def test_memory_is_the_cause_where_the_job_is_still_full_after_kills(
     tmp_path: Path, version: int, used: int, limit: str, kills: int, held: int
 ) -> None:
     cgroup(tmp_path, version, used, limit, kills)
-    assert held_memory(7, tmp_path) == held
-    assert held_memory(71, tmp_path) == 0
+    assert find_full_limit(7, tmp_path) == held
+    assert find_full_limit(71, tmp_path) == 0
 
 
 def test_the_broker_cancels_such_a_job_once_and_ends_what_is_left(
@@ -159,5 +159,5 @@ def test_the_broker_cancels_such_a_job_once_and_ends_what_is_left(
         assert left.wait(timeout=60) == -9
         now += slurm_drains.DEAD_AGAIN_S
         desk.broker.end_dead_jobs()
-    assert asked == [(7, slurm_drains.dead_reason(200 * MIB))] * 2
+    assert asked == [(7, slurm_drains.format_dead_reason(200 * MIB))] * 2
     assert "200 MiB" in asked[0][1] and "--mem" in asked[0][1]

@@ -93,7 +93,7 @@ def test_a_round_of_checks_notes_in_the_boxes_what_moved(root: Path, monkeypatch
     for text in (healthy, errors):
         (root / "answer").write_text(text)
         round.run(ROOT / "scripts", "", CheckSelection(When.BACKGROUND, ("gpu_ecc",)), places)
-    texts = [str(entry.get("text")) for entry in black_box.lines(black_box.find(12, 1001))]
+    texts = [str(entry.get("text")) for entry in black_box.parse_lines(black_box.find(12, 1001))]
     assert [text.partition(" (0000")[0] for text in texts if "GPU" in text] == [
         f"3 uncorrected memory errors (ECC) on GPU {number}" for number in range(4)
     ]
@@ -106,7 +106,7 @@ def test_the_box_of_a_running_job_is_led_by_the_present_use_of_its_gpus(root: Pa
     black_box.begin(JOB, NOW - 60)
 
     def lead(now: float) -> dict[str, object]:
-        (entry,) = black_box.lines(gpus.describe_now(black_box.find(12, 1001), path, now))
+        (entry,) = black_box.parse_lines(gpus.describe_now(black_box.find(12, 1001), path, now))
         assert isinstance(entry.pop("boot"), float)
         return entry
 
@@ -122,7 +122,7 @@ def test_the_box_of_a_running_job_is_led_by_the_present_use_of_its_gpus(root: Pa
 
 def test_a_job_without_gpus_has_none_in_its_box(root: Path) -> None:
     black_box.begin({**JOB, "SLURM_JOB_GPUS": "x,-1,,²"}, NOW)
-    (begin,) = black_box.lines(black_box.find(12, 1001))
+    (begin,) = black_box.parse_lines(black_box.find(12, 1001))
     assert "gpus" not in begin
 
 

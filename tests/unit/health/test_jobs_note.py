@@ -13,7 +13,7 @@ from health.jobs.model import Job
 from health.jobs.parse import parse_queue
 from health.places import Places
 from health.runner import failed
-from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, SPREAD_S, WAIT_S, FailedJobs, spread
+from health.runner.failed import APART_S, CHECKED_S, MOST, MOST_WAITING, SPREAD_S, WAIT_S, FailedJobs, choose_delay
 from health.verdict import Class, Result, Verdict, write_verdict
 from init.view.metrics import open_metrics
 
@@ -179,9 +179,9 @@ def env(number: int = 12, code: str = "256", **more: str) -> dict[str, str]:
 def taken(*ended: dict[str, str], started: dict[str, str] | None = None) -> list[int]:
     jobs = FailedJobs()
     if started:
-        jobs.started(started)
+        jobs.note_start(started)
     for each in ended:
-        jobs.ended(each, 0.0, NOW)
+        jobs.note_end(each, 0.0, NOW)
     return [found.id for found in jobs.take(WAIT_S + SPREAD_S)]
 
 
@@ -204,18 +204,18 @@ def test_rounds_are_bounded_and_apart_and_wait_for_the_checks_of_the_node() -> N
     jobs = FailedJobs()
     assert jobs.times(is_checked=True) == []
     for number in range(1, 200):
-        jobs.ended(env(number), 100.0, NOW)
-    assert jobs.times(is_checked=True) == [100.0 + WAIT_S + spread("w0")]
-    assert jobs.times(is_checked=False) == [100.0 + WAIT_S + spread("w0") + CHECKED_S]
+        jobs.note_end(env(number), 100.0, NOW)
+    assert jobs.times(is_checked=True) == [100.0 + WAIT_S + choose_delay("w0")]
+    assert jobs.times(is_checked=False) == [100.0 + WAIT_S + choose_delay("w0") + CHECKED_S]
     rounds = []
     now = 100.0
     while times := jobs.times(is_checked=True):
         now = max(now, *times)
         rounds.append((now, len(jobs.take(now))))
-        jobs.began(7)
+        jobs.set_fork(7)
         assert jobs.times(is_checked=True) == [], "one round at a time"
-        jobs.reaped(8)
-        jobs.reaped(7)
+        jobs.forget_fork(8)
+        jobs.forget_fork(7)
     assert sum(number for _, number in rounds) == MOST_WAITING and jobs.dropped == 199 - MOST_WAITING
     assert all(number <= MOST for _, number in rounds)
     assert all(later - sooner >= APART_S for (sooner, _), (later, _) in pairwise(rounds))

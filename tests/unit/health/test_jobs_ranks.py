@@ -38,18 +38,18 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_failed_tasks_of_each_step_are_read(log: Path) -> None:
-    assert black_box.failed_steps(12, NOW) == []
+    assert black_box.find_failed_steps(12, NOW) == []
     good = line(3, "starting 1 tasks", "12.1") + line(3, "task 0 (60) started x", "12.1")
     good += line(3, "task 0 (60) exited with exit code 0.", "12.1")
     oom = line(4, "starting 1 tasks", "12.2") + line(4, "task 0 (70) started x", "12.2")
     oom += line(4, "task 0 (70) Out Of Memory (OOM)", "12.2")
     log.write_text(STARTS + "junk\n" + FAILS + KILLED + good + oom + FAILS.replace("[12.0]", "[121.0]"))
     first = [[3, 7, 0, NOW + 1.5], [2, 0, 15, NOW + 2.25]]
-    assert json.loads(json.dumps(black_box.failed_steps(12, NOW))) == [
+    assert json.loads(json.dumps(black_box.find_failed_steps(12, NOW))) == [
         {"kind": "step", "step": 0, "tasks": 2, "failed": first},
         {"kind": "step", "step": 2, "tasks": 1, "failed": [[0, 0, black_box.OUT_OF_MEMORY, NOW + 4]]},
     ]
-    assert black_box.failed_steps(12, NOW + 10) == [], "an earlier run of a requeued job does not count"
+    assert black_box.find_failed_steps(12, NOW + 10) == [], "an earlier run of a requeued job does not count"
 
 
 @pytest.mark.parametrize(
@@ -63,16 +63,16 @@ def test_failed_tasks_of_each_step_are_read(log: Path) -> None:
 )
 def test_lines_that_a_user_forged_make_the_step_doubtful_and_name_no_task(log: Path, forged: str) -> None:
     log.write_text(STARTS + forged + FAILS + KILLED)
-    (entry,) = black_box.failed_steps(12, NOW)
+    (entry,) = black_box.find_failed_steps(12, NOW)
     assert entry["odd"] and "failed" not in entry
 
 
 def test_a_step_that_another_user_forged_as_a_whole_is_not_told(log: Path) -> None:
     forged = (STARTS + FAILS).replace("[12.0]", "[12.7]")
     log.write_text(STARTS + FAILS + KILLED + forged)
-    (_, entry) = black_box.failed_steps(12, NOW)
+    (_, entry) = black_box.find_failed_steps(12, NOW)
     assert entry["step"] == 7 and "odd" not in entry, "by its lines alone it looks like a step"
-    steps = json.loads(json.dumps(black_box.failed_steps(12, NOW)))
+    steps = json.loads(json.dumps(black_box.find_failed_steps(12, NOW)))
     boxes = [Box("w0", ({"kind": "begin"}, *steps, {"kind": "end"}), clock=(0.0, 0.01))]
     found = find_failed_step(boxes, ended(steps=(JobStep("12.batch", "FAILED", 7, 0), JobStep("12.0", "FAILED", 7, 0))))
     assert found is not None and found.name == "12.0"
@@ -80,7 +80,7 @@ def test_a_step_that_another_user_forged_as_a_whole_is_not_told(log: Path) -> No
 
 def test_a_log_without_the_start_of_the_step_names_no_task(log: Path) -> None:
     log.write_text(FAILS + KILLED)
-    (entry,) = black_box.failed_steps(12, NOW)
+    (entry,) = black_box.find_failed_steps(12, NOW)
     assert entry["odd"]
 
 
@@ -105,7 +105,7 @@ def test_the_box_has_the_steps_only_of_a_job_that_failed(log: Path) -> None:
         env = JOB | {"SLURM_JOB_ID": job, "SLURM_JOB_EXIT_CODE": code}
         black_box.begin(env, NOW)
         black_box.end(env, NOW + 9)
-        kinds = [entry["kind"] for entry in black_box.lines(black_box.find(12, 1001))]
+        kinds = [entry["kind"] for entry in black_box.parse_lines(black_box.find(12, 1001))]
         assert kinds[-3:] == (["begin", "step", "end"] if code != "0" else ["end", "begin", "end"])
 
 

@@ -23,7 +23,7 @@ from health.notify.settings import (
     WebhookFormat,
     WebhookSettings,
     load_own,
-    submitted_webhook,
+    read_submitted_webhook,
 )
 from init.errors import ConfigError
 from tests.pages import blocks
@@ -53,7 +53,7 @@ def test_a_file_has_events_an_address_and_a_webhook(tmp_path: Path) -> None:
     assert own.webhook == WebhookSettings(WebhookFormat.SLACK, f"{SLACK}T0/B0/s3cr3t")
     assert "s3cr3t" not in repr(own)
     (tmp_path / "alice").write_text(own.as_line())
-    assert submitted_webhook("alice", LISTS.webhooks, tmp_path) == own.webhook
+    assert read_submitted_webhook("alice", LISTS.webhooks, tmp_path) == own.webhook
 
 
 def test_the_page_s_example_is_right(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_url_outside_the_operator_s_list_is_refused_by_the_check_and_by_the_se
     if url:
         assert url not in str(caught.value)
     (tmp_path / "alice").write_text(json.dumps({"format": "json", "url": url}))
-    assert submitted_webhook("alice", (SLACK,), tmp_path) is None
+    assert read_submitted_webhook("alice", (SLACK,), tmp_path) is None
 
 
 def test_without_a_list_no_webhook_and_without_a_relay_no_mail(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_root_reads_no_file_of_a_home(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"url": 3}', '{"url": "http://10.0.0.1/"}', "[" * 9999])
 def test_what_slurmctld_kept_is_checked_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "alice").write_text(text)
-    assert submitted_webhook("alice", (SLACK,), tmp_path) is None
+    assert read_submitted_webhook("alice", (SLACK,), tmp_path) is None
 
 
 def test_a_user_s_name_leads_to_no_other_file(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_user_s_name_leads_to_no_other_file(tmp_path: Path) -> None:
     for path in (tmp_path / "secret", tmp_path / "users/:alice", tmp_path / "users/alice"):
         path.write_text(good)
     users = ("../secret", ":alice", str(tmp_path / "secret"), "", ".", "alice\0", "alice")
-    assert [user for user in users if submitted_webhook(user, (SLACK,), tmp_path / "users")] == ["alice"]
+    assert [user for user in users if read_submitted_webhook(user, (SLACK,), tmp_path / "users")] == ["alice"]
 
 
 # The service.

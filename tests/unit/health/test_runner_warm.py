@@ -129,26 +129,26 @@ def test_looks_after_jobs_are_apart_and_owed_until_one_is_over() -> None:
     after.owe(100.0)
     after.owe(100.5)
     assert after.is_owed and not after.is_due(100.9) and after.is_due(100.0 + CHECK_DELAY_S)
-    after.began(7, 101.0)
+    after.set_fork(7, 101.0)
     assert after.is_owed and not after.is_due(102.0), "it is under way"
     after.owe(102.0)
-    after.ended(8, 0, 103.0)
-    after.ended(7, 0, 103.0)
+    after.note_end(8, 0, 103.0)
+    after.note_end(7, 0, 103.0)
     assert after.is_owed and not after.is_due(103.0)
     assert after.times() == [101.0 + CHECK_PAUSE_S]
-    after.began(9, 111.0)
-    assert after.ended(9, signal.SIGKILL, 131.0), "which is told"
+    after.set_fork(9, 111.0)
+    assert after.note_end(9, signal.SIGKILL, 131.0), "which is told"
     assert after.is_owed and after.times() == [131.0 + CHECK_PAUSE_S], (
         "one that was cut has not looked; not at once again"
     )
-    after.began(10, 141.0)
-    assert not after.ended(10, signal.SIGKILL, 161.0), "and told once"
-    after.began(11, 171.0)
-    after.ended(11, 0, 172.0)
+    after.set_fork(10, 141.0)
+    assert not after.note_end(10, signal.SIGKILL, 161.0), "and told once"
+    after.set_fork(11, 171.0)
+    after.note_end(11, 0, 172.0)
     assert not after.is_owed
     after.owe(200.0)
-    after.began(12, 201.0)
-    assert after.ended(12, 1 << 8, 202.0) and after.times() == [202.0 + CHECK_PAUSE_S], "nor has one that failed"
+    after.set_fork(12, 201.0)
+    assert after.note_end(12, 1 << 8, 202.0) and after.times() == [202.0 + CHECK_PAUSE_S], "nor has one that failed"
 
 
 def test_a_fork_whose_work_failed_or_was_stopped_says_so() -> None:

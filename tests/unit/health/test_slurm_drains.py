@@ -234,11 +234,11 @@ def test_the_last_jobs_end_before_slurms_drain_is_never_skipped(tmp_path: Path) 
     desk.slurm.state = drain("Duplicate jobid", "slurm", since=time.time())
     desk.broker.answer({"ask": "ended"})
     desk.say("ok")
-    desk.broker.changed()
-    assert desk.calls() == [] and not desk.broker.changed(), "slurmctld was asked a moment ago"
+    desk.broker.detect_change()
+    assert desk.calls() == [] and not desk.broker.detect_change(), "slurmctld was asked a moment ago"
     memory, began = desk.broker.memory, broker.clock().steady
     desk.broker.memory = replace(memory, jobs_look=began)
-    assert desk.broker.changed(), "time alone is a cause to look"
+    assert desk.broker.detect_change(), "time alone is a cause to look"
     memory, _ = lives(memory, Now(WALL, began + broker.ENDED_S))
     assert not memory.jobs_look and memory.due, "once"
     memory, asked = lives(memory, Now(WALL, memory.due))

@@ -168,7 +168,7 @@ def test_huge_numbers_circles_and_unreadable_files_give_a_line_that_can_be_read(
     assert isinstance(rows, list) and [row[1] for row in rows] == [0, 1]
     assert rows[0][5] == tasks.LARGEST and rows[1][5] == -1
     assert "bytes" not in entry, "of one process it is not known"
-    assert black_box.lines(json.dumps({"kind": "now", **entry}).encode()), "no number is too large for the line"
+    assert black_box.parse_lines(json.dumps({"kind": "now", **entry}).encode()), "no number is too large for the line"
 
 
 def test_the_box_has_tasks_only_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_the_box_has_tasks_only_while_the_job_runs(tmp_path: Path, monkeypatch: 
         return {"tasks": []}
 
     def lead() -> dict[str, object]:
-        (entry,) = black_box.lines(gpus.describe_now(black_box.find(12, 1001), tmp_path / "gpus.json", 1e9, look))
+        (entry,) = black_box.parse_lines(gpus.describe_now(black_box.find(12, 1001), tmp_path / "gpus.json", 1e9, look))
         assert isinstance(entry.pop("boot"), float)
         return entry
 

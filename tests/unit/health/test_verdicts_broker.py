@@ -329,13 +329,13 @@ def test_an_operator_s_policy_wins_over_the_tree_s_and_a_bad_one_is_told_and_lef
     (tmp_path / "current/lib").mkdir(parents=True)
     (tmp_path / "current/lib/policy.json").write_text('{"broker": {"clear_after": 7}}')
     desk = Desk(tmp_path)
-    desk.broker.reread()
+    desk.broker.reload_policy()
     assert desk.broker.policy.clear_after == 7
     desk.places.policy.write_text('{"broker": {"clear_after": 3}}')
-    desk.broker.reread()
+    desk.broker.reload_policy()
     assert desk.broker.policy.clear_after == 3 and not capsys.readouterr().err
     desk.places.policy.write_text('{"broker": {"clear_aftr": 3}}')
-    desk.broker.reread()
+    desk.broker.reload_policy()
     said = capsys.readouterr().err
     assert desk.broker.policy.clear_after == 7 and "clear_after" in said and str(desk.places.policy) in said
 
@@ -435,7 +435,7 @@ def test_problems_and_drains_reach_the_black_boxes_of_the_jobs_that_run(
     desk.say("problem")
     desk.say("problem")
     desk.say("ok")
-    texts = [entry.get("text") for entry in black_box.lines(black_box.find(12, 1001))]
+    texts = [entry.get("text") for entry in black_box.parse_lines(black_box.find(12, 1001))]
     assert texts[1:] == [
         "gpu_ecc: gpu_ecc says so",
         "drained by the broker: minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so",

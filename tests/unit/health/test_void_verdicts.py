@@ -16,8 +16,8 @@ from health.verdict import (
     Class,
     Result,
     Verdict,
+    digest_published_scripts,
     drop_void,
-    published_scripts,
     read_verdict,
     read_verdicts,
     script_digest,
@@ -141,7 +141,7 @@ def test_the_scripts_of_a_tree_are_named_as_their_verdicts_are(tmp_path: Path) -
     tree = publish(tmp_path, "a" * 40, look=SICK, README="x", **{"_lib": "x", "notes.md": "x"})
     (tree / "epilog.d").mkdir()
     (tree / "epilog.d" / "look").write_text("other")
-    found = published_scripts(tmp_path)
+    found = digest_published_scripts(tmp_path)
     assert found is not None
     assert found.keys() == {"prolog.look", "prolog.README", "epilog.look"}
     assert found["prolog.look"] != found["epilog.look"]
@@ -150,7 +150,7 @@ def test_the_scripts_of_a_tree_are_named_as_their_verdicts_are(tmp_path: Path) -
 def test_without_a_link_the_image_s_tree_is_published(tmp_path: Path) -> None:
     tree = publish(tmp_path, "a" * 40, look=SICK)
     (tmp_path / "current").unlink()
-    assert published_scripts(tmp_path, tree) == {"prolog.look": script_digest(tree / "prolog.d/look")}
+    assert digest_published_scripts(tmp_path, tree) == {"prolog.look": script_digest(tree / "prolog.d/look")}
 
 
 def test_a_digest_is_kept_in_the_file_and_an_older_verdict_has_none(tmp_path: Path) -> None:
