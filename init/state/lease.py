@@ -231,7 +231,10 @@ def build(parent: Path, term: int, is_held: Callable[[], bool] = lambda: True) -
     """
     target = find_term_directory(parent, term)
     for leftover in parent.glob(".term-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        # The holder of a later term may be copying while this one still goes on: its copy stays.
+        of = leftover.name.removeprefix(".term-").partition(".")[0]
+        if (number(of) or 0) <= term:
+            shutil.rmtree(leftover, ignore_errors=True)
     if target.is_dir():
         return f"{target} is there"
     began = time.monotonic()

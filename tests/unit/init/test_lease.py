@@ -210,6 +210,27 @@ def test_a_copy_ends_with_its_term_and_publishes_nothing(tmp_path: Path) -> None
     assert lease.terms(tmp_path) == [] and not list(tmp_path.glob(".term-*"))
 
 
+def test_a_former_holder_that_wakes_up_takes_no_file_from_the_state_of_the_next_term(tmp_path: Path) -> None:
+    """The volume hung for the former holder, and answers again while the next one copies."""
+    a_state(tmp_path)
+    lease.build(tmp_path, 1)
+    looks = 0
+
+    def wake_the_former_holder() -> bool:
+        nonlocal looks
+        looks += 1
+        if list(tmp_path.glob(".term-3.*/hash.3/job.13")):
+            with pytest.raises(lease.StateError):
+                lease.build(tmp_path, 2, lambda: False)
+        return True
+
+    lease.build(tmp_path, 3, wake_the_former_holder)
+    assert looks > 2
+    kept = tmp_path / "term-3"
+    assert names(kept) == ["clustername", "crontab", "dbd.messages", "hash.3", "job_state"]
+    assert (kept / "hash.3/job.13/script").read_text() == "#!/bin/sh\n"
+
+
 def test_an_empty_volume_gives_an_empty_term(tmp_path: Path) -> None:
     lease.build(tmp_path, 1)
     assert names(tmp_path / "term-1") == []
