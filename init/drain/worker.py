@@ -44,17 +44,9 @@ def name_of_node() -> str:
 
 def drain(controller: str, deadline: Deadline) -> None:
     name = name_of_node()
-    node = retry_while_jobs_run(
-        lambda: client.node(name, controller, within=max(LEAST, deadline.left / 2)), controller, deadline
-    )
-    if node is None:
+    if not retry_while_jobs_run(lambda: refuse_jobs(name, controller, deadline), controller, deadline):
         report(f"slurmctld knows no node {name}: nothing to drain")
         return
-    if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
-        changes = ["state=drain", f"reason={STOPPING}"]
-        retry_while_jobs_run(
-            lambda: client.update(name, changes, controller, within=deadline.within(KEPT)), controller, deadline
-        )
     jobs = wait_for_jobs(name, controller, deadline)
     if jobs:
         running = [job for job, state in jobs.items() if state not in client.OVER]
@@ -62,6 +54,20 @@ def drain(controller: str, deadline: Deadline) -> None:
         client.free(jobs, controller, report, within=deadline.within(LEFT))
         wait_until_idle(name, controller, deadline)
     retry_for_reserve(lambda: leave(name, controller, deadline), deadline)
+
+
+def refuse_jobs(name: str, controller: str, deadline: Deadline) -> bool:
+    """Drain the node, unless another actor holds it; False if slurmctld knows no such node.
+
+    Each try looks again: while slurmctld is silent to this pod, it may answer a person who drains the node.
+    """
+    node = client.node(name, controller, within=max(LEAST, deadline.left / 2))
+    if node is None:
+        return False
+    if not (node.held_by_others or (node.held_by_us and "DRAIN" in node.flags)):
+        changes = ["state=drain", f"reason={STOPPING}"]
+        client.update(name, changes, controller, within=deadline.within(KEPT))
+    return True
 
 
 def leave(name: str, controller: str, deadline: Deadline) -> None:

@@ -255,6 +255,22 @@ def test_the_reason_comes_before_the_requeue_and_spares_what_a_site_has_written(
     ]  # fmt: skip
 
 
+def test_a_drain_of_a_person_that_comes_while_slurmctld_is_asked_again_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the pod's reason the next pod would lift it, and jobs would start on a machine under repair."""
+    told = install_programs(tmp_path, monkeypatch, "#!/bin/sh\nexit 0\n")
+    (tmp_path / "scontrol").write_text(
+        f"#!/bin/sh\ncd {tmp_path}\n[ ! -e drained ] || by='+DRAIN Reason=fan is loud [ann@2026-11-20T10:32:18]'\n"
+        'case "$*" in *show*) echo "NodeName=w1 State=IDLE$by";;\n'
+        "*) [ -e drained ] || { touch drained; echo 'Unable to contact slurm controller' >&2; exit 1; }\n"
+        f'echo "$*" >> {told};; esac\n'
+    )
+    with step(tmp_path, 0):
+        drain_worker.drain("ctl:6817", Deadline(60.0))
+    assert (tmp_path / "drained").exists() and not told.exists()
+
+
 @pytest.mark.parametrize("left", [60.0, drain_worker.RESERVE])
 def test_it_is_not_waited_for_without_a_job_or_without_time(tmp_path: Path, away: Path, left: float) -> None:
     with step(tmp_path, NOBODY if left > drain_worker.RESERVE else 0) as pid:
