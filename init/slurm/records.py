@@ -127,11 +127,17 @@ def write_metrics(text: str, path: str) -> None:
 
 def look_after(node: Node, pools: Pools | None, controller: str) -> None:
     """Update one record. A node still in use or in a reservation is retried later and does not stop the others."""
+    if not (forgotten(node, pools) or explain_down(node, pools)):
+        return
     try:
-        if forgotten(node, pools):
+        # Once more: while the records before it were updated, its pod came back, or a person resumed it.
+        current = client.node(node.name, controller)
+        if current is None:
+            return
+        if forgotten(current, pools):
             client.delete(node.name, controller)
             print(f"{node.name} is deleted from Slurm: the chart makes no such pod")
-        elif reason := explain_down(node, pools):
+        elif reason := explain_down(current, pools):
             client.update(node.name, ["state=down", f"reason={reason}"], controller)
             print(f"{node.name} is away and now down: {reason}")
     except SlurmError as error:

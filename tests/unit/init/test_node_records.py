@@ -167,3 +167,30 @@ esac
     assert 'minivm_nodes_by_state{state="down"} 2\n' in (tmp_path / "nodes.prom").read_text()
     told = capsys.readouterr().out
     assert "slurm-gpu-2: cannot ask slurmctld: Nodes busy" in told and "slurm-gpu-3 is deleted" in told
+
+
+def test_a_node_that_came_back_while_earlier_ones_were_updated_stays_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person resumes the whole rack: `down` would end the jobs that have started on it."""
+    away = "State=IDLE+DRAIN+DYNAMIC_NORM+NOT_RESPONDING Reason=power [ann@2026-01-01T00:00:00]"
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'a|drain*'; echo 'b|drain*'; echo 'c|drain*'\n")
+    (tmp_path / "scontrol").write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+for name in a b c; do
+    case "$*" in
+    *show*" $name" | *show*,*) [ -e resumed ] && echo "NodeName=$name State=IDLE" || echo "NodeName=$name {away}" ;;
+    *update*nodename=$name*) echo $name >> down; touch resumed ;;
+    esac
+done
+"""
+    )
+    for name in ("sinfo", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+        monkeypatch.setattr(client, name.upper(), str(tmp_path / name))
+    monkeypatch.setattr(node_records, "read_pools", lambda: POOLS)
+    monkeypatch.setattr(node_records, "METRICS", str(tmp_path / "nodes.prom"))
+    assert node_records.main() == 0
+    assert (tmp_path / "down").read_text() == "a\n"
+    assert capsys.readouterr().out == "a is away and now down: power [ann@2026-01-01T00:00:00]\n"
