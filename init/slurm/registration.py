@@ -122,14 +122,19 @@ def renew(node: Node, controller: str) -> list[str]:
     """Bring the record up to date before slurmd starts; return what was done, for the log."""
     done: list[str] = []
     differs = find_difference(node, controller) if node.dynamic else ""
-    plan = plan_fresh_start(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
-    if not plan.born:
-        forget_birth()  # from an earlier try, before a person lifted the drain
     if node.busy:
         with contextlib.suppress(InitError):  # the reason must not keep the pod from its start
             jobs = client.jobs(node.name, controller, within=5.0)
             running = [job for job, state in jobs.items() if state not in client.OVER]
             client.comment(running, REASON.format(node.name), controller, within=5.0)
+        # That may take seconds, in which a person may have drained the node.
+        current = client.node(node.name, controller)
+        if current is None:
+            return done
+        node = current
+    plan = plan_fresh_start(node, os.environ.get("MINIVM_POD_IP", ""), differs=bool(differs))
+    if not plan.born:
+        forget_birth()  # from an earlier try, before a person lifted the drain
     if plan.free_jobs:
         client.free(client.jobs(node.name, controller), controller, done.append)
     for changes in plan.updates:
