@@ -6,7 +6,7 @@ results until none is left. `Slurm` holds the calls to slurmctld; `look_for_rema
 job that Slurm could not kill.
 
 Each change of the verdicts costs slurmctld one call to look and one to act; without changes there are none. Counting
-the other nodes with the same problem costs one sinfo, only when a drain is due.
+the other nodes with the same problem costs one sinfo and another look, only when a drain is due.
 """
 
 from __future__ import annotations
@@ -296,7 +296,8 @@ class Broker:
             case AskNode():
                 return replace(inputs, node=_ask(self.slurm.require_node))
             case AskOtherNodes():
-                return replace(inputs, other_nodes=_ask(self.slurm.survey))
+                # The node is asked again after that: a person may have drained it meanwhile.
+                return replace(inputs, other_nodes=_ask(self.slurm.survey), node=None)
             case AskRemains():
                 return replace(inputs, remains=look_for_remains(self.memory.slurm.unkilled, self.places.spool))
             case ApplyAct(act):

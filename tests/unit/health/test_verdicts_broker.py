@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from health import black_box
-from health.broker.decide import BrokerNode, names
+from health.broker.decide import BrokerNode, OtherNode, names
 from health.ledger import Ledger
 from health.rounds import DeepState, DeepSummary, write_deep
 from tests.support.broker import BOOT, QUICK, Desk
@@ -28,7 +28,7 @@ def desk(tmp_path: Path) -> Desk:
 def test_a_problem_drains_once_and_the_all_clear_brings_the_node_back(desk: Desk) -> None:
     desk.say("problem")
     assert desk.slurm.state == BrokerNode(True, "minivm: gpu_ecc[reboot]@9f2c1ab gpu_ecc says so")
-    assert desk.calls() == ["node", "others", "drain"]
+    assert desk.calls() == ["node", "others", "node", "drain"]
     desk.say("problem")
     desk.say("problem")
     assert desk.calls() == [], "nothing changed, nobody is asked"
@@ -47,6 +47,26 @@ def test_a_healthy_node_costs_the_controller_nothing(desk: Desk) -> None:
 def test_a_person_s_drain_is_neither_overwritten_nor_cleared(desk: Desk) -> None:
     desk.slurm.state = BrokerNode(True, "Ann: fan")
     desk.say("problem")
+    desk.say("ok")
+    assert desk.slurm.state == BrokerNode(True, "Ann: fan")
+    assert not {"drain", "undrain"} & set(desk.calls())
+
+
+@pytest.mark.parametrize("own", ["", "minivm: gpu_ecc[node]@9f2c1ab an earlier pod's words"])
+def test_a_person_s_drain_that_comes_while_the_other_nodes_are_asked_stays(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """sinfo takes a while on a large cluster. With the broker's reason its checks would lift the person's drain."""
+    ask = desk.slurm.other_nodes
+
+    def ask_slowly() -> tuple[list[OtherNode], int]:
+        desk.slurm.state = BrokerNode(True, "Ann: fan")
+        return ask()
+
+    monkeypatch.setattr(desk.slurm, "other_nodes", ask_slowly)
+    desk.slurm.state = BrokerNode(bool(own), own)
+    desk.say("problem")
+    assert "others" in desk.calls()
     desk.say("ok")
     assert desk.slurm.state == BrokerNode(True, "Ann: fan")
     assert not {"drain", "undrain"} & set(desk.calls())
