@@ -167,6 +167,8 @@ class SlurmWatch:
             self._confirm(files, accepted)
             took = time.monotonic() - began
             log(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
+        elif self.last_good.accepted() != accepted:
+            self.look_again_in = 0.0  # a person has accepted files during this try, and waits for another one
         elif answer.outcome is ReconfigureOutcome.UNKNOWN:
             self.look_again_in = RETRY_S
             self._report(SavedJudgement(files_digest, REFUSED, f"refused, the last one stays: {answer.text}"))

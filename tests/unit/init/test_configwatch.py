@@ -375,6 +375,21 @@ def test_a_word_that_is_said_meanwhile_is_not_spent(site: Site) -> None:
     assert site.kept.accepted() == "0123456789ab 2.000"
 
 
+def test_a_word_that_is_said_while_its_file_is_tried_counts_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`minivm config accept` waits for a result: "it would end jobs" would be the answer to what came before it."""
+
+    def accept_meanwhile(daemon: Scripted) -> list[KnownJob]:
+        if not site.kept.accepted():
+            site.kept.accept(digest(ONE_FILES), 1.0)
+        return [ON_ALL]
+
+    monkeypatch.setattr(Scripted, "jobs", accept_meanwhile)
+    watch, daemon = with_jobs(site, None, LIVE)
+    assert (site.told, site.word(), daemon.asked_with) == ([], None, []) and watch.look_again_in == 0.0
+    watch.look()
+    assert site.word() == SavedJudgement(digest(ONE_FILES), TAKEN) and site.told == [""]
+
+
 def test_what_was_accepted_and_refused_by_slurmctld_is_tried_when_it_is_accepted_again(site: Site) -> None:
     watch, daemon = with_jobs(site, [ON_ALL], REFUSED, LIVE)
     site.kept.accept(digest(ONE_FILES), 1.0)
