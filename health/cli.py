@@ -36,7 +36,7 @@ from health.api import When
 from health.ask import ask_broker
 from health.checks.cases import examine, read_case, replay
 from health.checks.load import CheckSelection
-from health.checks.round import forget, recall, remember, run
+from health.checks.round import forget, one_round, recall, remember, run
 from health.ledger import Ledger, read_book
 from health.places import Places, boot_id
 from health.verdict import Class, Result, Verdict, drop_void, read_verdicts
@@ -155,6 +155,8 @@ FORMATS: Mapping[str, Callable[[Sequence[Verdict], float, bool], str]] = {
 UNPACKED_LIMIT = 64 << 20
 # The broker asks the controller before it answers, which may take time.
 BROKER_S = 45.0
+# A background round takes seconds; deep checks take minutes, and a person need not wait for those.
+FORGET_WAIT_S = 30.0
 # Ctrl-C, and the end of the user's terminal or of `kubectl exec`.
 ENDS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 SUBCOMMANDS = ("ledger", "clear", "forget", "selftest")
@@ -371,7 +373,13 @@ def _forget(options: argparse.Namespace) -> int:
     """Discard a check's verdict, its memory and its part of the drain; a check that still fails reports again."""
     if "/" in options.check:
         raise GitsyncError("forget a check", f"{options.check!r} is not a check's name")
-    forget(Places.from_environment(), options.check)
+    places = Places.from_environment()
+    # A round that runs has read its sources before, and would write the verdict again.
+    with one_round(places, FORGET_WAIT_S) as alone:
+        forget(places, options.check)
+    if not alone:
+        print(f"a round of checks runs for more than {FORGET_WAIT_S:g} s: forget {options.check} again after it",
+              file=sys.stderr)  # fmt: skip
     answer = ask_broker({"ask": "forget", "checks": [options.check]}, BROKER_S)
     if answer is None:
         raise GitsyncError("forget a check", "the broker does not answer", hint="run this as root in a worker's pod")

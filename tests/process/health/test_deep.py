@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from health.api import Command, When
 from health.checks.load import load_checks
 from health.checks.loop import DEEP_S
+from health.places import Places
 from tests.process.living import alive
 from tests.process.runner_world import World, make
 from tests.waiting import until
@@ -101,6 +103,31 @@ def test_two_who_ask_for_deep_checks_wait_for_each_other(world: World, started: 
     (world.root / "hold").unlink()
     assert [process.wait(60) for process in (first, second)] == [0, 0]
     assert not (world.root / "together").exists()
+
+
+def test_a_round_that_runs_brings_back_nothing_that_a_person_forgets(
+    world: World, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """It read its sources before: its verdict would drain the node again for what has been mended."""
+    add(world, "one", "[When.BACKGROUND]")
+    places = Places(verdicts=Path(world.environment["MINIVM_VERDICTS"]))
+    (world.root / "hold").touch()
+    argv = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(world.tree), "--commit", "zero"]
+    argv += ["--when", "background"]
+    started.append(running := subprocess.Popen(argv, env=world.environment, stdout=subprocess.DEVNULL))
+    until((world.root / "loaded").exists, "it reads its source")
+    argv = [sys.executable, "-I", "-m", "health.cli", "forget", "one"]
+    started.append(person := subprocess.Popen(argv, env=world.environment, stderr=subprocess.DEVNULL))
+
+    def has_ended_or_waits() -> bool:
+        files = map(os.path.realpath, Path(f"/proc/{person.pid}/fd").glob("*"))
+        return person.poll() is not None or any(name.endswith("/round.lock") for name in files)
+
+    until(has_ended_or_waits, "the person's command has come to the check's files")
+    (world.root / "hold").unlink()
+    assert running.wait(60) == 0
+    person.wait(60)
+    assert not places.verdict("one").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
