@@ -89,7 +89,7 @@ def _apply(path: Path, *, adopt: bool, yes: bool, overwrite: bool) -> None:
         again, database, cluster = _compare(path, adopt=adopt)
         if again != changes:
             raise AccountsError(f"apply {path}", "slurmdbd or the jobs changed meanwhile", hint="run it again")
-    _perform(calls.calls(changes, database, cluster))
+    _perform(calls.order_calls(changes, database, cluster))
     remaining, _, _ = _compare(path, adopt=False)
     if remaining.changes:
         _show(remaining)
@@ -102,7 +102,7 @@ def _apply(path: Path, *, adopt: bool, yes: bool, overwrite: bool) -> None:
 def drift(path: Path) -> None:
     """Show what was changed by hand in the objects that FILE owns. Exit 0 for nothing, 3 for changes."""
     changes, _, _ = _compare(path, adopt=False)
-    for line in plan.by_hand(changes.by_hand):
+    for line in plan.describe_by_hand(changes.by_hand):
         click.echo(line)
     if not changes.by_hand:
         click.echo("nothing was changed by hand")
@@ -114,12 +114,12 @@ def _compare(path: Path, *, adopt: bool) -> tuple[plan.AccountsPlan, Database, s
     database = slurmdbd.read(cluster)
     changes = plan.make(desired, database, frozenset(), adopt=adopt)
     if any(change.op is plan.Op.REMOVE for change in changes.changes):
-        changes = plan.make(desired, database, slurmdbd.busy(), adopt=adopt)
+        changes = plan.make(desired, database, slurmdbd.find_busy(), adopt=adopt)
     return changes, database, cluster
 
 
 def _show(made: plan.AccountsPlan) -> None:
-    for line in plan.lines(made) or ["nothing to change"]:
+    for line in plan.describe_plan(made) or ["nothing to change"]:
         click.echo(line)
 
 

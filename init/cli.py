@@ -369,7 +369,7 @@ def plan(role: str | None, plan_file: Path, boot: bool, as_json: bool) -> None:
     click.echo(order(selected, colour=sys.stdout.isatty()))
 
 
-def passed_on(name: str) -> None:
+def define_passed_on(name: str) -> None:
     """Define a command of another package, with its own options."""
     settings: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -380,7 +380,7 @@ def passed_on(name: str) -> None:
 
 
 for command in PASSED_ON:
-    passed_on(command)
+    define_passed_on(command)
 
 
 @main.command()

@@ -72,7 +72,7 @@ def diff(candidate: str | None) -> None:
     FILE (or - for standard input) is a slurm.conf, a directory with the files of /etc/slurm, or Kubernetes' ConfigMap
     as `helm template` writes it.
     """
-    files, new = _placed(*_candidate(candidate))
+    files, new = _place_files(*_candidate(candidate))
     _show(assess(files, Slurmctld(Path(os.devnull)), new), list_ignored(new))
 
 
@@ -83,7 +83,7 @@ def check(candidate: str | None) -> None:
 
     Errors that only slurmctld finds appear when it is applied.
     """
-    files, new = _placed(*_candidate(candidate))
+    files, new = _place_files(*_candidate(candidate))
     daemon = Slurmctld(Path(os.devnull))
     objection = objections(files, daemon, new, TRIED)
     if objection:
@@ -144,7 +144,7 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     return files, _with_main(decode_given(data), given)
 
 
-def _placed(files: SlurmFiles, new: Mapping[str, bytes]) -> tuple[SlurmFiles, Mapping[str, bytes]]:
+def _place_files(files: SlurmFiles, new: Mapping[str, bytes]) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     """Return the files as they would be installed in this pod."""
     return files, place_files(files.pod, new)
 

@@ -137,7 +137,7 @@ def job_state(job: str) -> tuple[str, str]:
     return state, reason
 
 
-def known_job() -> str:
+def find_job() -> str:
     """Return the user's job that runs a server or waits to; "" if none does. Records of other jobs are removed."""
     states = "--states=PENDING,CONFIGURING,RUNNING"
     jobs = slurm("squeue", "--me", "--noheader", f"--name={NAME}", states, "--format=%A").split()
@@ -208,7 +208,7 @@ def main(new: bool, options: tuple[str, ...]) -> None:
 def start(*, new: bool, options: Sequence[str]) -> None:
     if os.geteuid() == 0:
         raise InitError("start Jupyter", "found user root, expected a user with a home directory")
-    job = "" if new else known_job()
+    job = "" if new else find_job()
     if job and options:
         click.echo(f"job {job} is there already, perhaps without these options: --new starts another", err=True)
     job = job or submit(options)

@@ -95,7 +95,7 @@ def row(person: Person, now: float) -> dict[str, object]:
 def diff(file: Path) -> None:
     """Show what a FILE would change in this pod. Exit code 1 if entries of it would be refused."""
     state = state_here()
-    settled = settle(read.read_file(file), state.ids, state.people, keep.taken_here(Pod(os.environ)))
+    settled = settle(read.read_file(file), state.ids, state.people, keep.read_taken(Pod(os.environ)))
     lines = changes(state.people, settled.people, time.time())
     click.echo("\n".join(lines) if lines else "no change")
     for problem in settled.refused:
@@ -165,14 +165,14 @@ def export(names: tuple[str, ...], group: str | None) -> None:
     present = [account.name for account in accounts]
     exported = directory.compose(
         accounts,
-        directory.group_names(gid for account in accounts for gid in (account.gid, *account.gids)),
+        directory.find_group_names(gid for account in accounts for gid in (account.gid, *account.gids)),
         directory.keys(present),
         homes=pod.setting("MINIVM_HOME", keep.HOMES),
-        refused=directory.refused(present) if directory.has_access_rules(sections) else (),
+        refused=directory.find_refused(present) if directory.has_access_rules(sections) else (),
         ended=timestamp(int(now)),
     )
     more_notes = [f"{directory.quote(name)} is left out: sssd does not know the name" for name in unknown]
-    more_notes += settle(exported.people, {}, taken=keep.taken_here(pod)).refused
+    more_notes += settle(exported.people, {}, taken=keep.read_taken(pod)).refused
     exported = replace(exported, notes=(*exported.notes, *more_notes))
     click.echo(directory.render(exported, source, timestamp(int(now))), nl=False)
     click.echo(f"{directory.summary(exported, now)}; {counted(len(exported.notes), 'note')} in the file", err=True)

@@ -221,7 +221,7 @@ def restore_command(name: str, directory: Path, with_accounting: bool) -> None:
     both = "start both: minivm start slurmdbd, then minivm start slurmctld"
     click.echo(f"{_jobs(manifest)}; {both if replaces_records else 'start it: minivm start slurmctld'}")
     if since.ended:
-        click.echo(restore.warning(since.ended))
+        click.echo(restore.warn_of_second_runs(since.ended))
 
 
 @main.command("accept-loss")

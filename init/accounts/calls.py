@@ -27,8 +27,8 @@ class SacctmgrCall:
     size: int = 1  # objects that it changes
 
 
-def calls(plan: AccountsPlan, database: Database, cluster: str) -> list[SacctmgrCall]:
-    return list(_Order(plan, database, cluster).all())
+def order_calls(plan: AccountsPlan, database: Database, cluster: str) -> list[SacctmgrCall]:
+    return list(_Order(plan, database, cluster).order())
 
 
 class _Order:
@@ -43,10 +43,11 @@ class _Order:
         for change in self.of[ACCOUNT]:
             self.parents[change.key.name] = change.after["parent"]
 
-    def all(self) -> Iterator[SacctmgrCall]:
+    def order(self) -> Iterator[SacctmgrCall]:
+        """Yield the calls in an order that sacctmgr accepts: a parent before its children, users after accounts."""
         levels = self.of[QOS]
         for change in levels:
-            yield from self._one(change, ("qos",))
+            yield from self._call_for(change, ("qos",))
         for change in levels:
             yield from self._preempt(change)
         accounts = sorted(self.of[ACCOUNT], key=lambda change: (self._depth(change.key.name), change.key))
@@ -54,7 +55,7 @@ class _Order:
         for change in accounts:
             yield from self._coordinators("delete", change)
         for change in accounts:
-            yield from self._one(change, ("account",))
+            yield from self._call_for(change, ("account",))
         users = self.of[USER]
         yield from self._add_users(change for change in users if change.op is Op.ADD and DEFAULT in change.after)
         yield from self._add_users(change for change in users if change.op is Op.ADD and DEFAULT not in change.after)
@@ -77,13 +78,13 @@ class _Order:
             name, depth = parent, depth + 1
         return depth
 
-    def _first(self, change: ObjectChange) -> Fields:
+    def _choose_first_fields(self, change: ObjectChange) -> Fields:
         """Return the fields after the first call for this object: those of later calls as they were."""
-        late = self._late(change)
+        late = self._find_late_fields(change)
         before = {field: value for field, value in change.before.items() if field in late}
         return {field: value for field, value in change.after.items() if field not in late} | before
 
-    def _late(self, change: ObjectChange) -> set[str]:
+    def _find_late_fields(self, change: ObjectChange) -> set[str]:
         fields = {field for field in {*change.before, *change.after} if is_late(field)}
         if change.op is Op.ADD and change.key.account and change.key.name not in self.database.users:
             return fields - {DEFAULT, "adminlevel"}  # the call that adds a new user sets them
@@ -91,15 +92,15 @@ class _Order:
             fields |= {"description", "organization"}  # sacctmgr leaves those of an account that another cluster has
         return fields
 
-    def _one(self, change: ObjectChange, kind: Argv) -> Iterator[SacctmgrCall]:
-        first = self._first(change)
+    def _call_for(self, change: ObjectChange, kind: Argv) -> Iterator[SacctmgrCall]:
+        first = self._choose_first_fields(change)
         where: Argv = (f"name={change.key.name}",)
         if kind == ("account",):
             where = (*where, f"cluster={self.cluster}")
         mark = self._mark(change, first, final=False)
         if change.op is Op.ADD:
             yield SacctmgrCall(("add", *kind, *where, *_settings(first, {}), mark))
-            late = self._late(change) & {"description", "organization"}
+            late = self._find_late_fields(change) & {"description", "organization"}
             if late:
                 first = {**first, **{field: change.after[field] for field in late}}
                 settings = (f"{field}={change.after[field]}" for field in sorted(late))
@@ -125,7 +126,7 @@ class _Order:
 
     def _add_users(self, changes: Iterable[ObjectChange]) -> Iterator[SacctmgrCall]:
         def settings(change: ObjectChange) -> Argv:
-            first = self._first(change)
+            first = self._choose_first_fields(change)
             own: Argv = ()
             if change.key.name not in self.database.users:
                 level = change.after.get("adminlevel", "")
@@ -134,30 +135,30 @@ class _Order:
                     own = (f"defaultaccount={change.key.account}", *own)
             return (*own, *_settings(first, {}), self._mark(change, first, final=False))
 
-        for account, names, chosen in _grouped(changes, settings):
+        for account, names, chosen in _group_users(changes, settings):
             where = (f"name={names}", f"account={account}", f"cluster={self.cluster}")
             yield SacctmgrCall(("add", "user", *where, *chosen), names.count(",") + 1)
 
     def _modify_users(self, changes: Iterable[ObjectChange]) -> Iterator[SacctmgrCall]:
         def settings(change: ObjectChange) -> Argv:
-            first = self._first(change)
+            first = self._choose_first_fields(change)
             chosen = _settings(first, change.before)
             return (*chosen, self._mark(change, first, final=False)) if chosen else ()
 
         yield from self._set_users((change for change in changes if change.op is Op.MODIFY), settings)
 
     def _set_users(self, changes: Iterable[ObjectChange], settings: Settings) -> Iterator[SacctmgrCall]:
-        for account, names, chosen in _grouped(changes, settings):
+        for account, names, chosen in _group_users(changes, settings):
             if chosen:
                 where = ("where", f"name={names}", f"account={account}", f"cluster={self.cluster}")
                 yield SacctmgrCall(("modify", "user", *where, "set", *chosen), names.count(",") + 1)
 
     def _defaults(self, changes: Iterable[ObjectChange]) -> Iterator[SacctmgrCall]:
         def settings(change: ObjectChange) -> Argv:
-            is_new = DEFAULT in change.after and DEFAULT not in self._first(change)
+            is_new = DEFAULT in change.after and DEFAULT not in self._choose_first_fields(change)
             return (f"defaultaccount={change.key.account}",) if is_new else ()
 
-        for _, names, chosen in _grouped(changes, settings):
+        for _, names, chosen in _group_users(changes, settings):
             if chosen:
                 where = ("where", f"name={names}", f"cluster={self.cluster}")
                 yield SacctmgrCall(("modify", "user", *where, "set", *chosen), names.count(",") + 1)
@@ -166,7 +167,7 @@ class _Order:
         levels: dict[str, str] = {}
         for change in changes:
             before, after = change.before.get("adminlevel", ""), change.after.get("adminlevel", "")
-            if before != after and (change.op is Op.REMOVE or "adminlevel" in self._late(change)):
+            if before != after and (change.op is Op.REMOVE or "adminlevel" in self._find_late_fields(change)):
                 levels[change.key.name] = after or "none"
         for level in sorted(set(levels.values())):
             for names in _chunks(name for name, value in levels.items() if value == level):
@@ -184,7 +185,7 @@ class _Order:
         """Write the last marks: after values by later calls, for new members, and where the mark alone changes."""
         last: list[ObjectChange] = []
         for change in changes:
-            first = self._first(change)
+            first = self._choose_first_fields(change)
             is_set = change.op is Op.ADD or bool(_settings(first, change.before))
             if not is_set or first != change.after or self._mark(change, first, final=False) != self._final(change):
                 last.append(change)
@@ -223,7 +224,7 @@ def _settings(after: Fields, before: Fields) -> Argv:
             continue
         if field in TRES_LIMITS:
             value = _tres(value, old)
-        settings.append(f"{field}={value or _absent(field)}")
+        settings.append(f"{field}={value or _reset_value(field)}")
     if any(after.get(field, "") != before.get(field, "") for field in ("qos", "defaultqos")):
         # Both at once: slurmdbd refuses a list without the default QOS.
         settings += _levels(after, before)
@@ -237,7 +238,7 @@ def _levels(after: Fields, before: Fields) -> list[str]:
     return settings
 
 
-def _absent(field: str) -> str:
+def _reset_value(field: str) -> str:
     return {"fairshare": "1", "gracetime": "0", "priority": "0", "usagefactor": "1"}.get(field, "-1")
 
 
@@ -248,7 +249,7 @@ def _tres(value: str, old: str) -> str:
     return ",".join(f"{name}={count}" for name, count in sorted({**limits, **dict.fromkeys(dropped, "-1")}.items()))
 
 
-def _grouped(changes: Iterable[ObjectChange], settings: Settings) -> Iterator[tuple[str, str, Argv]]:
+def _group_users(changes: Iterable[ObjectChange], settings: Settings) -> Iterator[tuple[str, str, Argv]]:
     """Group users of one account who get the same settings: (account, names, settings)."""
     groups: dict[tuple[str, Argv], list[str]] = defaultdict(list)
     for change in changes:

@@ -106,7 +106,7 @@ def write_mark(cluster: str, fields: Fields, roster: frozenset[str] = frozenset(
     return ";".join(parts)
 
 
-def kept_roster(names: frozenset[str]) -> frozenset[str]:
+def keep_roster(names: frozenset[str]) -> frozenset[str]:
     """Return the members as a mark keeps them: none where they are too many."""
     return names if sum(len(name) + 1 for name in names) <= ROSTER_MOST else frozenset()
 

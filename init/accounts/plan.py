@@ -28,7 +28,7 @@ from init.accounts.model import (
     account,
     drop_inherited,
     is_late,
-    kept_roster,
+    keep_roster,
 )
 
 TRES_LIMITS = {name.lower() for name, shape in {**ASSOCIATION_LIMITS, **QOS_LIMITS}.items() if shape is Shape.TRES}
@@ -104,13 +104,13 @@ class _Comparison:
         self.owned_users = {key.name for key, stored in database.objects.items() if key.account and stored.mark}
 
     def plan(self) -> AccountsPlan:
-        changes = [change for key, fields in self.wanted.objects.items() for change in self._wanted(key, fields)]
+        changes = [change for key, fields in self.wanted.objects.items() for change in self._change_wanted(key, fields)]
         kept_objects: dict[ObjectKey, str] = {}
         removed = list(self._removals(kept_objects))
         problems = tuple(self._problems())
         return AccountsPlan((*changes, *removed), tuple(self.by_hand), tuple(self.unowned), kept_objects, problems)
 
-    def _wanted(self, key: ObjectKey, after: Fields) -> Iterator[ObjectChange]:
+    def _change_wanted(self, key: ObjectKey, after: Fields) -> Iterator[ObjectChange]:
         stored = self.database.objects.get(key)
         roster = self._roster(key)
         if stored is None:
@@ -146,7 +146,7 @@ class _Comparison:
                 self.by_hand.append(ByHand(key, field, before, value))
 
     def _roster(self, key: ObjectKey) -> frozenset[str]:
-        return kept_roster(frozenset(self.members[key.name])) if key.kind == ObjectKind.ACCOUNT.value else frozenset()
+        return keep_roster(frozenset(self.members[key.name])) if key.kind == ObjectKind.ACCOUNT.value else frozenset()
 
     def _is_unowned_user(self, key: ObjectKey) -> bool:
         if not key.account or key.name in self.owned_users:
@@ -252,45 +252,45 @@ PROPER = {name.lower(): name for name in (*ASSOCIATION_LIMITS, *QOS_LIMITS)} | {
 }  # fmt: skip
 
 
-def lines(plan: AccountsPlan) -> list[str]:
-    """Describe the changes, by_hand and kept objects."""
+def describe_plan(plan: AccountsPlan) -> list[str]:
+    """Describe the changes, what people changed by hand, and the objects that stay."""
     return [
-        *_changes(plan.changes),
-        *by_hand(plan.by_hand),
+        *_describe_changes(plan.changes),
+        *describe_by_hand(plan.by_hand),
         *(f"keep {key}: it {reason}" for key, reason in sorted(plan.kept.items())),
     ]
 
 
-def _changes(changes: Sequence[ObjectChange]) -> Iterator[str]:
+def _describe_changes(changes: Sequence[ObjectChange]) -> Iterator[str]:
     groups: dict[tuple[str, ...], list[ObjectKey]] = defaultdict(list)
     for change in changes:
-        groups[change.op.value, change.key.account, change.key.kind, _what(change)].append(change.key)
+        groups[change.op.value, change.key.account, change.key.kind, _describe_change(change)].append(change.key)
     for (word, owner, kind, what), keys in groups.items():
-        yield f"{word} {_named(kind, owner, [key.name for key in keys])}" + (f": {what}" if what else "")
+        yield f"{word} {_join_names(kind, owner, [key.name for key in keys])}" + (f": {what}" if what else "")
 
 
-def _named(kind: str, account: str, names: Sequence[str]) -> str:
+def _join_names(kind: str, account: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     plural = kind + ("s" if len(names) > 1 and kind != "qos" else "")
     return f"{plural} {shown}" + (f" in {account}" if account else "")
 
 
-def _what(change: ObjectChange) -> str:
+def _describe_change(change: ObjectChange) -> str:
     if change.op is Op.REMOVE:
         return ""
     if change.op is Op.ADD:
-        return ", ".join(_plain(field, value) for field, value in sorted(change.after.items()))
+        return ", ".join(_describe_value(field, value) for field, value in sorted(change.after.items()))
     both = sorted({*change.before, *change.after})
     altered = [field for field in both if change.before.get(field, "") != change.after.get(field, "")]
-    words = [_altered(field, change.before.get(field, ""), change.after.get(field, "")) for field in altered]
+    words = [_describe_altered(field, change.before.get(field, ""), change.after.get(field, "")) for field in altered]
     return ", ".join(words) or change.note or "its list of members is recorded"
 
 
-def _plain(field: str, value: str) -> str:
+def _describe_value(field: str, value: str) -> str:
     return proper(field) if value == "yes" else f"{proper(field)} {value}"
 
 
-def _altered(field: str, before: str, after: str) -> str:
+def _describe_altered(field: str, before: str, after: str) -> str:
     return f"{proper(field)} {before or 'none'} → {after or 'none'}"
 
 
@@ -298,9 +298,9 @@ def proper(field: str) -> str:
     return field if field.startswith(COORDINATOR) else PROPER.get(field, field)
 
 
-def by_hand(changes: Sequence[ByHand]) -> Iterator[str]:
+def describe_by_hand(changes: Sequence[ByHand]) -> Iterator[str]:
     for item in changes:
         if not item.field:
             yield f"removed by hand: {item.key}"
         else:
-            yield f"changed by hand: {item.key}: {_altered(item.field, item.last, item.now)}"
+            yield f"changed by hand: {item.key}: {_describe_altered(item.field, item.last, item.now)}"

@@ -154,7 +154,7 @@ def _canonical(name: str, cell: str) -> str:
     return model.normalise_names(cell) if name in ("qos", "preempt", "flags") else cell.lower()
 
 
-def busy() -> frozenset[ObjectKey]:
+def find_busy() -> frozenset[ObjectKey]:
     """Return the users in accounts, and the QOS, that have jobs which have not ended."""
     text = client.run([client.SQUEUE, "--all", "--noheader", "--format=%u|%a|%q"], CONTROLLER, within=30.0)
     busy_keys: set[ObjectKey] = set()

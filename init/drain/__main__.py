@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from init.drain.deadline import Deadline, allowed_by_pid_1, budget, report
+from init.drain.deadline import Deadline, budget, compute_budget_of_pid_1, report
 from init.errors import InitError
 from init.slurm import client
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     role, is_resume = arguments[0], len(arguments) > 1
-    deadline = Deadline(budget(os.environ, allowed_by_pid_1))
+    deadline = Deadline(budget(os.environ, compute_budget_of_pid_1))
     try:
         if role == "controller":
             report("this controller may act") if is_resume else drain_controller(deadline)

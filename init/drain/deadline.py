@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ground.sockets import notify
-from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, wished_drain_time
+from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, read_wished_drain_time
 from init.errors import InitError
 
 LEAST, MOST = 1.0, 10.0
@@ -52,14 +52,14 @@ def budget(env: Mapping[str, str], allowed: Callable[[float], float]) -> float:
     A preStop hook calls `minivm drain` before TERM comes, and Kubernetes counts both against the same grace period.
     """
     grace = seconds(env, "MINIVM_GRACE_SECONDS", 30.0)
-    most, wished = allowed(grace - kill_margin(grace)), wished_drain_time(env)
+    most, wished = allowed(grace - kill_margin(grace)), read_wished_drain_time(env)
     if wished is not None and wished > most:
         jobs = max(0.0, most - ENDING - REQUEUE)
         report(f"{env['MINIVM_DRAIN_SECONDS']} s for jobs do not fit into MINIVM_GRACE_SECONDS={grace:g}: {jobs:.0f} s")
     return max(0.0, min(most, most if wished is None else wished) - ENDING)
 
 
-def allowed_by_pid_1(total: float) -> float:
+def compute_budget_of_pid_1(total: float) -> float:
     """Return the budget after which PID 1 would end this child, computed from the running plan as PID 1 does."""
     from init.plan.compile import plan_from_json
     from init.pod.client import Client
@@ -69,7 +69,9 @@ def allowed_by_pid_1(total: float) -> float:
             plan = plan_from_json(json.dumps(client.request("plan")["plan"]), "the plan that runs")
     except (InitError, EOFError):
         return total / 2
-    return drain_budget(plan.drain, plan.services, total, wished_drain_time(os.environ)) if plan.drain else total / 2
+    return (
+        drain_budget(plan.drain, plan.services, total, read_wished_drain_time(os.environ)) if plan.drain else total / 2
+    )
 
 
 def seconds(env: Mapping[str, str], name: str, default: float) -> float:

@@ -34,8 +34,8 @@ from ground.files import write_whole
 from init.drain.deadline import (
     PROC,
     Deadline,
-    allowed_by_pid_1,
     budget,
+    compute_budget_of_pid_1,
     is_own,
     list_own_processes,
     read_status,
@@ -261,7 +261,7 @@ class Stay:
     def _shorten(self, grace: float) -> None:
         """End with this grace period, and warn all terminals of the new end."""
         self.grace = grace
-        allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, allowed_by_pid_1)
+        allowed = budget({"MINIVM_GRACE_SECONDS": str(max(1.0, grace - ASK_EVERY))}, compute_budget_of_pid_1)
         self.deadline.shorten(allowed)
         self.reserve = min(self.reserve, allowed / 4)
         self.warned.clear()

@@ -335,7 +335,7 @@ def merge_for_boot(
             del undecided[name]
     refused = [*dropped.errors, *((name, errors[name]) for name in undecided)]
     placeholders = [
-        _held_back(service, error) for name, error in refused if (service := plan.service(name)) is not None
+        _hold_back(service, error) for name, error in refused if (service := plan.service(name)) is not None
     ]
     return (overlay(merged, placeholders) if placeholders else merged), [error for _, error in refused]
 
@@ -348,7 +348,7 @@ def _check_plan(plan: Plan, items: Mapping[str, Service | None], env: Mapping[st
     return merged
 
 
-def _held_back(service: Service, error: ConfigError) -> Service:
+def _hold_back(service: Service, error: ConfigError) -> Service:
     """Return a placeholder for the service: its dependants wait, with this error as the reason."""
     mapping: dict[str, object] = {"kind": "oneshot", "required": service.required, "restart": {"when": "never"}}
     mapping["command"] = ["builtin:refused", str(error).replace("$", "$$")]

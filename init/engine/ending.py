@@ -177,7 +177,7 @@ class Ending:
         services.phase = PodPhase.STOPPING
         self._held = None
         remaining = (self.deadline or now) - now - order.SWEEP
-        self._graces = order.scaled_graces(services.specs.values(), remaining)
+        self._graces = order.scale_graces(services.specs.values(), remaining)
         services.leave_all()
 
     def _hurry(self, now: float) -> Todo:

@@ -45,12 +45,12 @@ def on_standby(specs: Mapping[str, Service], states: Mapping[str, State]) -> fro
     """Return the services that stand by, and those that wait for them: the pod is ready without all of these."""
     unready = {name for name, state in states.items() if not is_satisfied(state)}
     result = {name for name in unready if states[name].standby}
-    while result and (dependants := _depending_on(result, specs) & unready - result):
+    while result and (dependants := _find_dependants(result, specs) & unready - result):
         result |= dependants
     return frozenset(result)
 
 
-def _depending_on(names: set[str], specs: Mapping[str, Service]) -> set[str]:
+def _find_dependants(names: set[str], specs: Mapping[str, Service]) -> set[str]:
     return {name for name, spec in specs.items() if not names.isdisjoint((*spec.needs, *spec.bound_to))}
 
 
@@ -128,7 +128,7 @@ def longest_stop(services: Iterable[Service]) -> float:
     return max(ends.values(), default=0.0)
 
 
-def scaled_graces(services: Iterable[Service], budget: float) -> dict[str, float]:
+def scale_graces(services: Iterable[Service], budget: float) -> dict[str, float]:
     """Return each service's grace period, all scaled alike if the longest path would exceed the budget.
 
     So a service that ignores TERM at the start of a long chain costs its own grace period, not those of its successors.
@@ -139,7 +139,7 @@ def scaled_graces(services: Iterable[Service], budget: float) -> dict[str, float
     return {service.name: service.stop.grace * max(share, 0.0) for service in listed}
 
 
-def wished_drain_time(env: Mapping[str, str]) -> float | None:
+def read_wished_drain_time(env: Mapping[str, str]) -> float | None:
     """Return how long a drain takes that gives jobs MINIVM_DRAIN_SECONDS; None if the operator set none."""
     try:
         return max(0.0, float(env["MINIVM_DRAIN_SECONDS"])) + REQUEUE + ENDING

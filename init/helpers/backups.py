@@ -53,7 +53,7 @@ def main() -> int:
     try:
         every, keep = settings(pod)
         summary = copies.summarize(directory)
-        if every and is_due(time.time(), every, summary.made, _up()) and (daemon := _running_daemon()):
+        if every and is_due(time.time(), every, summary.made, _measure_uptime()) and (daemon := _find_ready_daemon()):
             os.nice(19)
             _copy(pod, directory, keep, records_only=daemon == "slurmdbd")
             summary = copies.summarize(directory)
@@ -76,7 +76,7 @@ def _copy(pod: Pod, directory: Path, keep: int, *, records_only: bool) -> None:
         print(error, file=sys.stderr)
 
 
-def _running_daemon() -> str:
+def _find_ready_daemon() -> str:
     """Return the daemon whose state is copied, slurmctld or in the accounting pod slurmdbd; "" if it is not ready.
 
     A copy of what keeps the daemon from starting would push good copies out.
@@ -86,7 +86,7 @@ def _running_daemon() -> str:
     return daemon.name if daemon is not None and daemon.ready else ""
 
 
-def _up() -> float:
+def _measure_uptime() -> float:
     return time.time() - Path(SOCKET).stat().st_mtime
 
 

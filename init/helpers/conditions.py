@@ -52,7 +52,7 @@ GPU_LISTED = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}
 
 def gpu_uuids(pod: Pod) -> tuple[str, ...]:
     """Return the UUIDs in order; none if the driver does not answer."""
-    return tuple(sorted(set(GPU_LISTED.findall(links.said_of_gpus(pod, "-L"))))[:MOST_GPUS])
+    return tuple(sorted(set(GPU_LISTED.findall(links.query_gpus(pod, "-L"))))[:MOST_GPUS])
 
 
 PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -100,14 +100,14 @@ class Latest:
         with self._news:
             while self._found is None and not self._ended:
                 self._news.wait()
-            return self._taken()
+            return self._take()
 
     def newer(self) -> dict[str, Any] | None:
         """Take a newer reply, if any."""
         with self._news:
-            return self._taken()
+            return self._take()
 
-    def _taken(self) -> dict[str, Any] | None:
+    def _take(self) -> dict[str, Any] | None:
         reply, self._found = self._found, None
         return reply
 

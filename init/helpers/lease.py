@@ -311,7 +311,7 @@ class LeaseKeeper:
         """Look at the clock once; False if this pod cannot act, or contends no more: another pod must."""
         contest = self.keeper.contest
         holds = contest.holds(lease.now())
-        heir = hand_over.requested_heir(self.request, contest.mine, lease.now()) if holds else ""
+        heir = hand_over.read_requested_heir(self.request, contest.mine, lease.now()) if holds else ""
         if heir != self.keeper.heir:
             self.keeper.heir = heir
             self.keeper.nudge()
@@ -469,7 +469,7 @@ def _daemon(pid: int) -> str:
     return ""
 
 
-def own_life(run: Path) -> str:
+def name_own_life(run: Path) -> str:
     """Return the name of this container's life, made once, so that a restarted service keeps its term."""
     file = run / "lease-life"
     with suppress(OSError):
@@ -480,7 +480,7 @@ def own_life(run: Path) -> str:
     return life
 
 
-def moving_address(pod: Pod) -> MovingAddress | None:
+def find_moving_address(pod: Pod) -> MovingAddress | None:
     if pod.choice(MOVES, "", ["", "endpointslice", "holder"]) != "holder":
         return None
     return MovingAddress(socket.gethostbyname(pod.controller[0]))
@@ -506,8 +506,8 @@ def main(words: list[str]) -> int:
     parent = Path(words[0]) if words else base(pod)
     lease_file = Path(words[1]) / "lease.json" if words else pod.path(HELD)
     try:
-        life = own_life(lease_file.parent)
-        address = moving_address(pod)
+        life = name_own_life(lease_file.parent)
+        address = find_moving_address(pod)
         request = lease_file.parent / Path(hand_over.REQUEST).name if words else pod.path(hand_over.REQUEST)
         keeper = Keeper(Terms(parent), pod.name, life)
         service = LeaseKeeper(keeper, lease_file, address, request, KernelKill())

@@ -59,7 +59,7 @@ class Links:
 
 
 def read(pod: Pod, gpus: int) -> Links:
-    states, domain = fabric(said_of_gpus(pod)) if gpus else ((), "")
+    states, domain = fabric(query_gpus(pod)) if gpus else ((), "")
     return Links(
         switches=sum(is_switch(path) for path in children(pod, "/sys/bus/pci/devices")),
         gpus=states,
@@ -86,7 +86,7 @@ def is_switch(device: Path) -> bool:
         return False
 
 
-def said_of_gpus(pod: Pod, question: str = "-q") -> str:
+def query_gpus(pod: Pod, question: str = "-q") -> str:
     """Return nvidia-smi's output, or ""; the health checks handle a driver that hangs."""
     program, data, until = str(pod.path(NVIDIA_SMI)), b"", time.monotonic() + PATIENCE
     try:

@@ -113,7 +113,7 @@ def home_problem(directory: str) -> str:
 
 def check_reserved_ids() -> str:
     """Return the ids without the users' names: the pod's public page shows the line."""
-    used = list(_used_reserved_ids())
+    used = list(_find_used_reserved_ids())
     if not used:
         return ""
     shown = ", ".join(used[:SHOWN]) + (f" and {len(used) - SHOWN} more" if len(used) > SHOWN else "")
@@ -121,7 +121,7 @@ def check_reserved_ids() -> str:
     return f"the directory has users with ids that minivm reserves ({ids}): {shown}; give them other ids"
 
 
-def _used_reserved_ids() -> Iterator[str]:
+def _find_used_reserved_ids() -> Iterator[str]:
     until = time.monotonic() + PATIENCE
     for number in RESERVED:
         if time.monotonic() > until:

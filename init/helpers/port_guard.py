@@ -23,7 +23,15 @@ from typing import NamedTuple
 
 from ground.sockets import notify
 from init.errors import InitError
-from init.helpers.socket_guard import CLOSED_S, KILL_S, LOOKS, UNUSED_USER, count_looks, kill_holders, trusted_users
+from init.helpers.socket_guard import (
+    CLOSED_S,
+    KILL_S,
+    LOOKS,
+    UNUSED_USER,
+    count_looks,
+    kill_holders,
+    list_trusted_users,
+)
 from init.pod.client import SOCKET, condition, log
 from init.pod.pod import run_as
 
@@ -134,13 +142,13 @@ class PortWatch:
             inodes = sockets[user, peer]
             log(f"user id {user} holds {len(inodes):,} connections to {NAMES[peer[1]]}: the processes are killed")
             kill_holders(user, inodes)
-            if not self.are_gone(user, peer, inodes):
+            if not self.wait_until_closed(user, peer, inodes):
                 log(f"user id {user} still holds connections to {NAMES[peer[1]]}: all the user's processes are killed")
                 kill_user(user)
         if changed or set(self.guard.watched) != before:
             self.tell()
 
-    def are_gone(self, user: int, peer: Peer, inodes: set[int]) -> bool:
+    def wait_until_closed(self, user: int, peer: Peer, inodes: set[int]) -> bool:
         """Wait for the kernel to close these sockets; new ones, of programs that start meanwhile, wait for a look."""
         until = time.monotonic() + CLOSED_S
         while find_held(read_tables()).get((user, peer), set()) & inodes:
@@ -161,7 +169,7 @@ class PortWatch:
 
 
 def main(control: Path = SOCKET) -> int:
-    watch = PortWatch(trusted_users(), control)
+    watch = PortWatch(list_trusted_users(), control)
     watch.tell()  # removes what an earlier guard told
     notify("READY=1")
     while True:

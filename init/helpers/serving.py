@@ -246,7 +246,7 @@ def degrade(reason: str) -> bool:
 CONTACT = "Last slurmctld msg time"  # in the text of `scontrol show slurmd`
 
 
-def heard(text: str, now: float) -> float:
+def measure_silence(text: str, now: float) -> float:
     """Return the seconds since slurmctld's last contact or slurmd's start; inf: unknown.
 
     The text is that of `scontrol show slurmd`.
@@ -277,7 +277,7 @@ def ask_as_worker(controller: str, memory: CheckHistory, now: float) -> tuple[Ch
         if finding.fault is not Fault.NONE:
             return memory, finding
     limit = HEARD_S if _ages(done.stdout, CONTACT, time.time()) else UNHEARD_S
-    if heard(done.stdout, time.time()) < limit or (now - memory.proven < HEARD_S and memory.proven):
+    if measure_silence(done.stdout, time.time()) < limit or (now - memory.proven < HEARD_S and memory.proven):
         return memory, AnswerCheck()
     if memory.failures and now - memory.asked_at < ASK_AGAIN_S:
         return memory, AnswerCheck(Fault.REFUSED, memory.reason)

@@ -216,7 +216,7 @@ def write_acl(directory: Path, users: Iterable[int]) -> None:
     os.setxattr(directory, ACL, ACL_VERSION + b"".join(ACL_ENTRY.pack(*entry) for entry in entries))
 
 
-def trusted_users() -> frozenset[int]:
+def list_trusted_users() -> frozenset[int]:
     def number(name: str) -> int:
         try:
             return pwd.getpwnam(name).pw_uid
@@ -231,7 +231,7 @@ class SocketWatch:
 
     def __init__(self, service: str, path: Path, control: Path) -> None:
         self.service, self.path, self.control = service, path, control
-        self.guard = Guard(trusted_users())
+        self.guard = Guard(list_trusted_users())
         self.seen: deque[set[int]] = deque(maxlen=LOOKS)  # the clients' sockets of the last looks
 
     def look(self) -> None:
@@ -248,7 +248,7 @@ class SocketWatch:
         log(f"user id {user} holds {number:,} connections to {self.service}: blocked for {BLOCKED_S:g} s")
         if not self.apply():
             return
-        if user and user not in were_blocked and self.are_gone(user):
+        if user and user not in were_blocked and self.kill_and_wait(user):
             # The user may still come back by a descriptor, and is looked at for that from now on.
             self.guard.blocked[user] = now + BLOCKED_S - AGAIN_S
             return
@@ -259,18 +259,18 @@ class SocketWatch:
         except (InitError, EOFError) as error:
             log(f"restart of {self.service}: {error}")
 
-    def are_gone(self, user: int) -> bool:
+    def kill_and_wait(self, user: int) -> bool:
         """Kill the processes that held connections in all looks; return whether few of the user's remain.
 
         Short requests of a busy user are in one look alone: their programs stay.
         """
-        kill_holders(user, self.held_by(user).intersection(*self.seen))
+        kill_holders(user, self.list_held_by(user).intersection(*self.seen))
         until = time.monotonic() + CLOSED_S
-        while (remaining := len(self.held_by(user))) >= SHARE and time.monotonic() < until:
+        while (remaining := len(self.list_held_by(user))) >= SHARE and time.monotonic() < until:
             time.sleep(0.05)
         return remaining < SHARE
 
-    def held_by(self, user: int) -> set[int]:
+    def list_held_by(self, user: int) -> set[int]:
         return {inode for inode, holder in connections(dump(), str(self.path)).items() if holder == user}
 
     def apply(self) -> bool:

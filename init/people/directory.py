@@ -213,12 +213,12 @@ def accounts(names: Iterable[str]) -> list[Account]:
     return [known[name] for name in sorted(known)]
 
 
-def known_uids(uids: Iterable[int]) -> set[int]:
+def find_known_uids(uids: Iterable[int]) -> set[int]:
     fields = (line.split(":") for line in _getent("passwd", [str(uid) for uid in sorted(uids)]))
     return {int(row[2]) for row in fields if len(row) == 7 and row[2].isdecimal()}
 
 
-def group_names(gids: Iterable[int]) -> dict[int, str]:
+def find_group_names(gids: Iterable[int]) -> dict[int, str]:
     fields = (line.split(":") for line in _getent("group", [str(gid) for gid in sorted(set(gids))]))
     return {int(row[2]): row[0] for row in fields if len(row) == 4 and row[2].isdecimal()}
 
@@ -245,7 +245,7 @@ def keys(names: Sequence[str]) -> dict[str, list[str]]:
         return dict(zip(names, pool.map(read, names), strict=True))
 
 
-def refused(names: Sequence[str]) -> set[str]:
+def find_refused(names: Sequence[str]) -> set[str]:
     """Return the names that sssd's access rules refuse now: locked, expired, or not in an allowed group."""
 
     def is_refused(name: str) -> bool:

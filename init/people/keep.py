@@ -132,7 +132,7 @@ def take_over(state: PeopleState, data: bytes, taken: Taken) -> PeopleState:
     return PeopleState(settled.people, settled.ids, digest, settled.refused, state.moved)
 
 
-def taken_here(pod: Pod) -> Taken:
+def read_taken(pod: Pod) -> Taken:
     """Return names and numbers of the image's own users and groups."""
 
     def rows(name: str) -> list[list[str]]:
@@ -183,7 +183,7 @@ def keep(pod: Pod, now: float) -> tuple[list[str], bool]:
     with hold_state(pod):
         before = state = load(pod)
         try:
-            state = take_over(state, read.read_bytes(file_to_read(pod)), taken_here(pod))
+            state = take_over(state, read.read_bytes(file_to_read(pod)), read_taken(pod))
         except InitError as error:
             problems.append(f"{error}; mount a ConfigMap or Secret with the key {FILE}; the people before stay")
         if pod.path(f"{STATE}/{DAMAGED}").exists():
@@ -307,18 +307,18 @@ def end_processes(
     """
     may_be_ended = {uid for uid in removed if any(uid in ids for ids in IDS)}
     unseen = {uid for uid in may_be_ended.intersection(suspects) if not is_known(uid)}
-    running = {uid for uid in may_be_ended & _running_uids() if not is_known(uid)}
+    running = {uid for uid in may_be_ended & _list_running_uids() if not is_known(uid)}
     for number in (signal.SIGHUP, signal.SIGTERM):
         for uid in running:
             _signal(uid, number)
         deadline = time.monotonic() + PATIENCE
-        while running & _running_uids() and time.monotonic() < deadline:
+        while running & _list_running_uids() and time.monotonic() < deadline:
             time.sleep(0.1)
     remaining = running | unseen
     for _ in range(KILL_ROUNDS):
         for uid in remaining:
             _signal(uid, signal.SIGKILL)
-        remaining = running and running & _running_uids()
+        remaining = running and running & _list_running_uids()
         if not remaining:
             break
         time.sleep(0.05)
@@ -330,7 +330,7 @@ def _signal(uid: int, number: signal.Signals) -> None:
     run_as(uid, UNUSED, lambda: os.kill(-1, number), unused=UNUSED)
 
 
-def _running_uids() -> set[int]:
+def _list_running_uids() -> set[int]:
     """Return the real and effective uids of all processes that have not ended."""
     uids: set[int] = set()
     for entry in PROC.iterdir():

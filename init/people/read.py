@@ -288,9 +288,9 @@ def _group(at: Reader) -> PeopleGroup:
 def _person(at: Reader, known: frozenset[str]) -> Person:
     _only(at, "name", "uid", "group", "groups", "shell", "gecos", "keys", "until")
     name = _name(at)
-    group = _known_group(at, "group", at.data.get("group"), known)
+    group = _check_group(at, "group", at.data.get("group"), known)
     listed = _list(at, "groups", GROUPS_OF_USER)
-    groups = tuple(_known_group(at, f"groups[{index}]", item, known) for index, item in enumerate(listed))
+    groups = tuple(_check_group(at, f"groups[{index}]", item, known) for index, item in enumerate(listed))
     if len({group, *groups}) != len(groups) + 1:
         at.fail("groups", "a group appears twice; the one of `group` need not be repeated")
     keys = tuple(_key(at, index, item) for index, item in enumerate(_list(at, "keys", KEYS)))
@@ -311,7 +311,7 @@ def _list(at: Reader, key: str, most: int) -> list[object]:
     return value
 
 
-def _known_group(at: Reader, key: str, value: object, known: frozenset[str]) -> str:
+def _check_group(at: Reader, key: str, value: object, known: frozenset[str]) -> str:
     if not isinstance(value, str):
         at.fail(key, f"wanted a group's name, not {_show(value)}")
     if value not in known:
@@ -360,7 +360,7 @@ def _time(at: Reader, key: str) -> int:
     expected = "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z"
     if isinstance(value, str) and len(value) <= 32:
         try:
-            value = _parsed_time(value)
+            value = _parse_time(value)
         except ValueError:
             at.fail(key, f"wanted {expected}, not {_show(value)}")
     if isinstance(value, datetime.datetime):
@@ -374,7 +374,7 @@ def _time(at: Reader, key: str) -> int:
     return min(max(int(value.timestamp()), 1), LAST)
 
 
-def _parsed_time(text: str) -> datetime.date:
+def _parse_time(text: str) -> datetime.date:
     if len(text) == 10:
         return datetime.date.fromisoformat(text)
     return datetime.datetime.fromisoformat(text)
@@ -399,7 +399,7 @@ def parse_key(text: str) -> tuple[str, str]:
     kind, _, rest = text.strip().partition(" ")
     body, _, comment = rest.strip().partition(" ")
     if kind not in KEY_TYPES:
-        raise KeyProblem(*_refused_type(kind, text))
+        raise KeyProblem(*_explain_type(kind, text))
     if len(comment) > LONGEST_COMMENT:
         raise KeyProblem(f"a comment of {len(comment)} characters, more than {LONGEST_COMMENT}")
     try:
@@ -414,7 +414,7 @@ def parse_key(text: str) -> tuple[str, str]:
     return f"{kind} {base64.b64encode(data).decode()}", comment.strip()
 
 
-def _refused_type(kind: str, text: str) -> tuple[str, str]:
+def _explain_type(kind: str, text: str) -> tuple[str, str]:
     accepted = ", ".join(KEY_TYPES)
     if any(name in text for name in KEY_TYPES):
         return "options before the key", f"write the key alone: one of {accepted}"

@@ -111,7 +111,7 @@ def most(people: int) -> int:
     return max(FEW, int(people * SHARE))
 
 
-def due_losses(losses: Losses, grace: float, now: float) -> dict[int, AccessLoss]:
+def find_due_losses(losses: Losses, grace: float, now: float) -> dict[int, AccessLoss]:
     return {uid: loss for uid, loss in losses.people.items() if not loss.waits and now >= loss.since + grace}
 
 
@@ -180,7 +180,7 @@ def look(pod: Pod, now: float) -> tuple[Losses, int]:
         # Whom the directory had once it may have again: it may be away.
         sure = not pod.path(directory.CONF).exists()
         if not sure:
-            moved |= directory.known_uids(gone.keys() - moved)
+            moved |= directory.find_known_uids(gone.keys() - moved)
         lost = {uid: name for uid, name in gone.items() if uid not in moved}
         losses = update_losses(before, lost, moved, len(present), now, sure=sure)
         if losses != before:
@@ -203,7 +203,7 @@ def parse_jobs(text: str) -> list[ListedJob]:
             continue
         part = part or ""
         if part.startswith("_["):
-            part = f"{STEPS.sub(written_out, part)}]"
+            part = f"{STEPS.sub(write_out, part)}]"
             part = part if len(part) < LONGEST else ""
         if part.startswith("+") and state == PENDING:
             part = ""  # scancel ends no single component of a job that waits
@@ -211,7 +211,7 @@ def parse_jobs(text: str) -> list[ListedJob]:
     return list({(job.id, job.is_pending): job for job in jobs}.values())
 
 
-def written_out(steps: re.Match[str]) -> str:
+def write_out(steps: re.Match[str]) -> str:
     """Write squeue's 1-9:4 as 1,5,9: scontrol and scancel refuse steps."""
     first, last, step = map(int, steps.groups())
     return ",".join(str(task) for task in range(first, last + 1, max(step, 1))[:LONGEST])
@@ -246,7 +246,7 @@ def run(pod: Pod, env: Mapping[str, str], now: float) -> str:
         return ""
     if not losses.people:
         return ""
-    due = due_losses(losses, grace, now)
+    due = find_due_losses(losses, grace, now)
     waiting = {uid: loss for uid, loss in losses.people.items() if loss.waits}
     if not due and not waiting:
         return ""

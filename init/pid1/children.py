@@ -151,7 +151,7 @@ class Children:
         elif spec.name == DRAIN and self._core.engine.ending.may_wait(self._core.poller.now()):
             # A drain runs once, so retry: a job that filled the pod with processes must not cost the other jobs their
             # drain.
-            self._core.troubled(failed.why)
+            self._core.report_trouble(failed.why)
             self._core.poller.after(AGAIN, lambda: self._retry_start(spec.name, step))
             return
         elif spec.name in self._core.engine.specs:
@@ -196,7 +196,7 @@ class Children:
             return
         except OSError as error:
             owner = self.owners.pids.get(pid) or "a helper"
-            self._core.troubled(f"cannot send {name} to {owner} (pid {pid}): {describe_error(error)}")
+            self._core.report_trouble(f"cannot send {name} to {owner} (pid {pid}): {describe_error(error)}")
             if pid in self.owners.pids or pid in self._helpers:  # otherwise its end would be awaited in vain
                 self._core.poller.after(AGAIN, lambda: self._retry_kill(pid, name))
 
@@ -229,11 +229,11 @@ class Children:
         except ChildProcessError:
             self.childless = True
         except OSError as error:
-            self._core.troubled(f"reap: {describe_error(error)}")
+            self._core.report_trouble(f"reap: {describe_error(error)}")
             self._core.poller.after(AGAIN, self.reap)
         self.reaped += count
         for pid, status in ended:
-            self._ended(pid, status)
+            self._handle_end(pid, status)
         return True
 
     def _read_notifications(self) -> bool:
@@ -246,7 +246,7 @@ class Children:
             return complete
         except ORDINARY as error:
             self._deaf = True
-            self._core.troubled(f"notifications: {describe_error(error)}")
+            self._core.report_trouble(f"notifications: {describe_error(error)}")
             self._core.poller.after(MOST_WAIT_S, self.reap)
             return False
 
@@ -256,7 +256,7 @@ class Children:
         self._postponed_at = self._postponed_at or now
         return now - self._postponed_at < (MOST_DEAF_WAIT_S if self._deaf else MOST_WAIT_S)
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _handle_end(self, pid: int, status: int) -> None:
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killer else os.WEXITSTATUS(status)
         helper_ended = self._helpers.pop(pid, None)
@@ -265,7 +265,7 @@ class Children:
             try:
                 helper_ended(Exited(pid, code, killer).text())
             except ORDINARY as error:  # the owner gets it through a scope of its own
-                core.troubled(f"the end of a helper: {describe_error(error)}")
+                core.report_trouble(f"the end of a helper: {describe_error(error)}")
             return
         name = self._forget(pid)
         state = core.engine.states.get(name)
@@ -279,7 +279,7 @@ class Children:
         try:
             return self._core.logs.finish(name)
         except ORDINARY as error:
-            self._core.troubled(f"the last lines of {name}: {describe_error(error)}")
+            self._core.report_trouble(f"the last lines of {name}: {describe_error(error)}")
             return ""
 
     def _heirs(self, name: str, session: int) -> tuple[int, ...]:
@@ -287,7 +287,7 @@ class Children:
         try:
             return self.owners.heirs(session)
         except OSError as error:
-            self._core.troubled(f"the processes of {name}: {describe_error(error)}")
+            self._core.report_trouble(f"the processes of {name}: {describe_error(error)}")
             return (session,)  # assume that there are some, and wait for them
 
     # Notifications.
@@ -296,10 +296,10 @@ class Children:
     def sockets(self) -> Sockets:
         """The sockets, created for the first service that notifies, or soon after the first start of another one."""
         if self._sockets is None:
-            self._sockets = Sockets(self._core, self.owners, self._notified)
+            self._sockets = Sockets(self._core, self.owners, self._handle_notification)
         return self._sockets
 
-    def _notified(self, name: str, notification: Notified) -> None:
+    def _handle_notification(self, name: str, notification: Notified) -> None:
         state = self._core.engine.states.get(name)
         if state is None:  # a new plan removed the service, and a process of it survived
             return
@@ -326,7 +326,7 @@ class Children:
         except OSError as error:
             if fd >= 0:
                 shut(fd)
-            self._core.troubled(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {describe_error(error)}")
+            self._core.report_trouble(f"cannot follow pid {pid} of {self.owners.pids[pid]}: {describe_error(error)}")
             poller.after(AGAIN, lambda: self._watch(pid))
         else:
             self._pidfds[pid] = fd

@@ -9,11 +9,11 @@ import os
 
 from init.engine.engine import Condition, Engine
 from init.engine.machine import Trace
-from init.engine.order import wished_drain_time
+from init.engine.order import read_wished_drain_time
 from init.errors import ORDINARY, describe_error
 from init.lean import record
 from init.pid1.logs import Logs
-from init.pid1.wait import Poller, named
+from init.pid1.wait import Poller, name_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Core:
     def __init__(self, plan: Plan, settings: Settings, act: Callable[[str, Action], None]) -> None:
         self.settings = settings
         self.poller = Poller()
-        self.poller.troubled = self.troubled
-        self.engine = Engine(plan, settings.grace, jitter, Trace(), wished_drain_time(settings.env))
+        self.poller.report_trouble = self.report_trouble
+        self.engine = Engine(plan, settings.grace, jitter, Trace(), read_wished_drain_time(settings.env))
         self.logs = Logs(self.poller, 1, as_json=settings.as_json, troubled=self._log_trouble)
         self._act = act
         self._todo: Todo = []
@@ -82,7 +82,7 @@ class Core:
         self.logs.log(text)
         self.logs.flush()
 
-    def troubled(self, text: str) -> None:
+    def report_trouble(self, text: str) -> None:
         """Log a failure that PID 1 will retry; each trouble at most once per period."""
         now = self.poller.now()
         if now - self._troubles.get(text, -REPEAT) >= REPEAT:
@@ -95,7 +95,7 @@ class Core:
         try:
             call()
         except ORDINARY as error:
-            self.troubled(f"{named(call)}: {describe_error(error)}")
+            self.report_trouble(f"{name_call(call)}: {describe_error(error)}")
 
     def until_done(self, what: str, opens: Callable[[], object]) -> None:
         """Retry what PID 1 needs and the machine refuses; a condition of the pod reports it meanwhile."""

@@ -243,10 +243,10 @@ class Logs:
             except OSError as error:
                 self._in_trouble(error)
                 break
-            self._written(count)
+            self._count_written(count)
         self._set_reading()
 
-    def _written(self, count: int) -> None:
+    def _count_written(self, count: int) -> None:
         self.written += count
         self._size -= count
         if self.trouble:
@@ -323,7 +323,7 @@ class Logs:
             if remaining <= 0:
                 break
             try:
-                self._written(os.writev(self._fd, [self._pending[0]]))
+                self._count_written(os.writev(self._fd, [self._pending[0]]))
             except BlockingIOError:
                 ready = select.poll()
                 ready.register(self._fd, select.POLLOUT)

@@ -99,7 +99,7 @@ class Init:
             try:
                 from init.pid1.probes import RunningProbes
             except ORDINARY as error:
-                self.core.troubled(f"a probe of {name}: {describe_error(error)}")
+                self.core.report_trouble(f"a probe of {name}: {describe_error(error)}")
                 self.core.poller.after(AGAIN, lambda: self._watch_again(name))
                 return
             self._probes = RunningProbes(self.core, self._children)
@@ -117,7 +117,7 @@ class Init:
             self._missed = True  # the poller reports readable descriptors again
         if self._missed:
             self._missed = False
-            self._signalled()
+            self._handle_signals()
         self._turns += 1
 
     def _sweep(self) -> None:
@@ -179,7 +179,7 @@ class Init:
     def _signals(self) -> None:
         self._wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-        def arrived(number: int, _: object) -> None:
+        def record_signal(number: int, _: object) -> None:
             """Record the signal. The byte that Python writes in C only ends a wait; if it could not, this one does."""
             self._arrived.append(number)
             try:
@@ -190,15 +190,15 @@ class Init:
                     raise Woken from None
 
         for number in procs.OURS:
-            signal.signal(number, arrived)
+            signal.signal(number, record_signal)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self.core.poller.add(self._wake, IN, self._woken)
 
     def _woken(self, _: int) -> None:
         os.read(self._wake, 4096)
-        self._signalled()
+        self._handle_signals()
 
-    def _signalled(self) -> None:
+    def _handle_signals(self) -> None:
         arrived, self._arrived = self._arrived, []
         # A full pipe loses bytes, but every wake-up reaps.
         self._reap()
@@ -210,7 +210,7 @@ class Init:
         try:
             self._children.reap()
         except ORDINARY as error:
-            self.core.troubled(f"reap: {describe_error(error)}")
+            self.core.report_trouble(f"reap: {describe_error(error)}")
             self.core.poller.after(AGAIN, self._reap)
 
 
@@ -289,7 +289,7 @@ def _signal_all(core: Core, children: Children, name: str) -> None:
         except ProcessLookupError:
             return
         except OSError as error:
-            core.troubled(f"cannot send {name} to what is left: {describe_error(error)}")
+            core.report_trouble(f"cannot send {name} to what is left: {describe_error(error)}")
         return
     own_pid = os.getpid()
     for pid in processes():

@@ -57,7 +57,7 @@ class Datagrams:
         finally:
             os.umask(before)
         self._refuses = False
-        if user is None or not _given(path, user):
+        if user is None or not _give_socket(path, user):
             self._refuses = self._refuse()
             os.chmod(path, 0o666)  # noqa: PTH101 - no pathlib on PID 1's path
         poller.add(self._socket.fileno(), IN, lambda _: self._call())
@@ -89,7 +89,7 @@ class Datagrams:
         return data, 0, -1
 
     def _hand_over(self) -> None:
-        self._closer().take(self._socket.fileno(), self._taken)
+        self._closer().take(self._socket.fileno(), self._resume)
         self.waiting = True
         self._listen()
 
@@ -98,7 +98,7 @@ class Datagrams:
         """Tell if all messages so far can be received, or if the closer is late: the wait for it is bounded."""
         return not self.waiting or self._closer().late
 
-    def _taken(self) -> None:
+    def _resume(self) -> None:
         self.waiting = False
         self._listen()
         self._call()
@@ -112,7 +112,7 @@ class Datagrams:
         self._poller.change(self._socket.fileno(), 0 if self._paused or self.waiting else IN)
 
 
-def _given(path: str, user: int) -> bool:
+def _give_socket(path: str, user: int) -> bool:
     if user == os.geteuid():
         return True
     try:

@@ -53,12 +53,12 @@ class PathProbe:
         if not self._try():
             try:
                 attempt = self._poller.attempt
-                self._watch = PathWatch(self._inotify(), self._target, lambda: attempt(self._appeared), attempt)
+                self._watch = PathWatch(self._inotify(), self._target, lambda: attempt(self._try_anew), attempt)
             except OSError as error:
                 self._blind = f"checked every {self._ready.interval:g} s; no inotify: {describe_error(error)}"
-            self._appeared()  # it may have appeared before the watch
+            self._try_anew()  # it may have appeared before the watch
 
-    def _appeared(self) -> None:
+    def _try_anew(self) -> None:
         self._delay = FIRST_RETRY
         self._try()
 
@@ -133,7 +133,7 @@ class ExecProbe:
         try:
             os.set_blocking(write, True)
             self._poller.add(self._pipe, IN, self._readable)
-            self._pid = self._start(self._ready.command, write, lambda how: self._poller.attempt(self._ended, how))
+            self._pid = self._start(self._ready.command, write, lambda how: self._poller.attempt(self._handle_end, how))
         finally:
             shut(write)
         self._overdue = self._poller.after(self._ready.timeout, self._too_long)
@@ -152,7 +152,7 @@ class ExecProbe:
         self._ring.add(f"no answer within {self._ready.timeout:g} s\n".encode())
         self._kill(self._pid)
 
-    def _ended(self, text: str) -> None:
+    def _handle_end(self, text: str) -> None:
         self._pid = 0
         if self._overdue is not None:
             self._overdue.cancel()
@@ -316,14 +316,14 @@ class RunningProbes:
 
     def begin(self, name: str) -> None:
         self.end(name)
-        scope = Scope(self._core.poller, lambda reason: self._failed(name, scope, reason))
+        scope = Scope(self._core.poller, lambda reason: self._handle_failure(name, scope, reason))
         self._scopes[name] = scope
         scope.attempt(self._begin, name, scope)
 
     def _begin(self, name: str, scope: Scope) -> None:
         core, ready = self._core, self._core.engine.spec(name).ready
 
-        def heard(event: ProbeFailed | ProbePassed) -> None:
+        def handle_event(event: ProbeFailed | ProbePassed) -> None:
             if isinstance(event, ProbePassed):
                 self._probes.pop(name, None)
                 self._scopes.pop(name, None)
@@ -340,26 +340,26 @@ class RunningProbes:
             probe = ExecProbe(
                 scope,
                 ready,
-                heard,
+                handle_event,
                 lambda command, output, ended: self._children.run_helper(name, command, output, ended),
                 self._children.kill_helper,
             )
         elif ready.probe in (Probe.TCP, Probe.HTTP):
-            probe = TcpProbe(scope, ready, target, heard, self._children.run_own, self._children.kill_helper)
+            probe = TcpProbe(scope, ready, target, handle_event, self._children.run_own, self._children.kill_helper)
         else:
-            probe = PathProbe(scope, self._shared_inotify, ready, target, heard)
+            probe = PathProbe(scope, self._share_inotify, ready, target, handle_event)
         self._probes[name] = probe
         probe.begin()
 
-    def _shared_inotify(self) -> Inotify:
+    def _share_inotify(self) -> Inotify:
         if self._inotify is None:
             self._inotify = Inotify(self._core.poller)
         return self._inotify
 
-    def _failed(self, name: str, scope: Scope, reason: str) -> None:
+    def _handle_failure(self, name: str, scope: Scope, reason: str) -> None:
         core, state = self._core, self._core.engine.states.get(name)
         if self._scopes.get(name, scope) is not scope or state is None or state.phase is not Phase.STARTING:
-            core.troubled(f"a probe of {name} that is over: {reason}")
+            core.report_trouble(f"a probe of {name} that is over: {reason}")
             return
         self.end(name)
         core.handle(name, ProbeFailed(f"cannot probe its readiness: {reason}"))
@@ -426,7 +426,7 @@ class Inotify:
         lost = OVERFLOW in watches  # events were dropped: every watcher has to look
         for watch in list(self._watchers) if lost else watches:
             for watcher in list(self._watchers.get(watch, ())):
-                watcher.attempt(watcher.moved)
+                watcher.attempt(watcher.look_and_aim)
 
 
 def _error() -> OSError:
@@ -480,8 +480,11 @@ class PathWatch:
             directory = os.path.dirname(directory)  # noqa: PTH120 - as above
         return directory or "/"
 
-    def moved(self) -> None:
-        """Look first, then aim the watch anew: a path that exists ends the probe, and the watch."""
+    def look_and_aim(self) -> None:
+        """Look for the path, then watch the directory that is now the nearest above it.
+
+        Look first: a path that exists ends the probe, and with it the watch.
+        """
         self._appeared()
         if self._watch >= 0:
             self._aim()

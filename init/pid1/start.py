@@ -117,7 +117,7 @@ def read_plan(file: str) -> tuple[bytes, str]:
     The child keeps YAML out of PID 1. Also returns the drop-ins that it ignored.
     """
     if any(has_files(f"{root}/{part}") for root in DROP_INS for part in ("services.d", "supervisor.d")):
-        return merged_plan(file)
+        return merge_plan(file)
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - no pathlib on PID 1's path
             return stream.read(), ""
@@ -132,7 +132,7 @@ def has_files(directory: str) -> bool:
         return False
 
 
-def merged_plan(file: str) -> tuple[bytes, str]:
+def merge_plan(file: str) -> tuple[bytes, str]:
     output, write_output = os.pipe()
     errors = os.memfd_create("errors", os.MFD_CLOEXEC)  # a full pipe would block the child before it prints the plan
     command = [sys.executable, "-I", "-m", "init.dropins.merge", "boot", file]

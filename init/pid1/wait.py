@@ -51,7 +51,7 @@ class Poller:
         self._put_off: set[int] = set()  # descriptors ignored for a moment after a failed callback
         self._timers: list[Timer] = []
         self.waiting = False
-        self.troubled: Callable[[str], None] = lambda _: None
+        self.report_trouble: Callable[[str], None] = lambda _: None
 
     @staticmethod
     def now() -> float:
@@ -122,7 +122,7 @@ class Poller:
                 try:
                     due()
                 except ORDINARY as error:
-                    self.troubled(f"{named(due)}: {describe_error(error)}")
+                    self.report_trouble(f"{name_call(due)}: {describe_error(error)}")
                     self.after(MOMENT, due)
 
     # Errors.
@@ -132,7 +132,7 @@ class Poller:
         try:
             return self._epoll.poll(timeout)
         except (OSError, MemoryError) as error:
-            self.troubled(f"wait: {describe_error(error)}")
+            self.report_trouble(f"wait: {describe_error(error)}")
             time.sleep(MOMENT / 10)  # no event source now, so do not spin
             return []
         finally:
@@ -146,7 +146,7 @@ class Poller:
             return
 
     def _again_later(self, fd: int, registered: Registered, error: BaseException) -> None:
-        self.troubled(f"{named(registered[1])}: {describe_error(error)}")
+        self.report_trouble(f"{name_call(registered[1])}: {describe_error(error)}")
         if self._calls.get(fd) is not registered or fd in self._put_off:
             return
         self._unwatch(fd)
@@ -160,7 +160,7 @@ class Poller:
         self._put_off.discard(fd)
 
 
-def named(call: Callable[..., object]) -> str:
+def name_call(call: Callable[..., object]) -> str:
     return getattr(call, "__qualname__", repr(call)).replace(".<locals>.<lambda>", "")
 
 

@@ -35,7 +35,7 @@ def mode() -> str:
 
 
 @contextmanager
-def signing(controller: str) -> Iterator[None]:
+def sign_requests(controller: str) -> Iterator[None]:
     """Run a sackd that signs the requests made inside, unless a daemon of Slurm listens for them.
 
     sackd and slurmd remove the socket of their path before they bind it, and between the two no daemon listens. So this

@@ -29,7 +29,7 @@ class Release:
     needs_state: tuple[str, ...] = ()  # files without which its slurmctld starts only once
     fast_scripts: bool = False  # whether slurm.fastScripts was tested with it
 
-    def called(self, number: int) -> str:
+    def name_of(self, number: int) -> str:
         """Return the name of the release with this number."""
         names = dict(self.names)
         if number in names:
@@ -72,11 +72,11 @@ def refusal(release: Release, left: int | None, what: str) -> tuple[str, str]:
         return "", ""
     if left > release.protocol:
         return (
-            f"{what} is of Slurm {release.called(left)}, this image has {release.name}, and there is no way back",
+            f"{what} is of Slurm {release.name_of(left)}, this image has {release.name}, and there is no way back",
             "run an image of that release again, or put back what was saved before the upgrade; nothing was touched",
         )
     between = [name for number, name in release.names if release.reads <= number < release.protocol]
     return (
-        f"{what} is of Slurm {release.called(left)}, and {release.name} takes over none that is so old",
+        f"{what} is of Slurm {release.name_of(left)}, and {release.name} takes over none that is so old",
         f"run one of {', '.join(between)} in between first; nothing was touched",
     )

@@ -42,10 +42,10 @@ from init.slurm.place import (
     WHOLE_HEAD,
     find_state_directory,
     has_head,
+    list_submitted_jobs,
     make_head,
     read_next_job,
     read_release,
-    submitted_jobs,
 )
 
 START = "start slurmctld"
@@ -66,9 +66,9 @@ def guard(pod: Pod) -> str:
     if not state.is_dir():
         return "there is no state yet"
     if os.path.lexists(state / JOURNAL):
-        from init.state.restore import pending
+        from init.state.restore import find_pending
 
-        hint = f"finish it: minivm state restore {pending(state)}"
+        hint = f"finish it: minivm state restore {find_pending(state)}"
         raise ConfigError(START, "a restore of its state was cut", file=str(state / JOURNAL), hint=hint)
     cluster = setting(conf, "ClusterName")
     _check_cluster(pod, state, cluster)
@@ -207,7 +207,7 @@ def check_release(pod: Pod) -> str:
     headers = {name: read_plain(directory / name, slurm.HEADER) or b"" for name in files}
     written_by = slurm.find_writer(headers)
     _refuse(release, written_by, "slurmctld's state", pod)
-    return "no state yet" if written_by is None else f"the state is of Slurm {release.called(written_by)}"
+    return "no state yet" if written_by is None else f"the state is of Slurm {release.name_of(written_by)}"
 
 
 def check_records(pod: Pod) -> str:
@@ -228,7 +228,7 @@ def check_database(pod: Pod) -> str:
     answer = number(ask(pod.text(DATABASE) or "", RELEASE_QUESTION))
     served = answer >> 8 if answer else None
     _refuse(release, served, "the accounting database")
-    return "no controller is known to it" if served is None else f"it served Slurm {release.called(served)}"
+    return "no controller is known to it" if served is None else f"it served Slurm {release.name_of(served)}"
 
 
 def _refuse(release: slurm.Release, left: int | None, what: str, pod: Pod | None = None) -> None:
@@ -263,9 +263,9 @@ def _repair_files(pod: Pod) -> Iterator[str]:
     if release is not None:
         yield from _keep_lost_jobs(pod, state, release)
     accounted = setting(conf, "AccountingStorageType").endswith("slurmdbd")
-    if release is not None and accounted and (highest := accounted_job(pod, conf)):
+    if release is not None and accounted and (highest := find_accounted_job(pod, conf)):
         yield from _continue_after(highest, "the accounting database knows", release, state)
-    if release is not None and (highest := accepted_job(state)):
+    if release is not None and (highest := find_accepted_job(state)):
         yield from _continue_after(highest, "slurmctld had accepted, and not saved,", release, state)
     if allow_missing(state, setting(conf, "ClusterName"), release.needs_state if release and accounted else ()):
         yield "slurmctld had been killed before its first saves: it asks slurmdbd for the cluster's number again"
@@ -320,7 +320,7 @@ def allow_missing(state: Path, cluster: str, needed: Sequence[str]) -> bool:
     return True
 
 
-def accounted_job(pod: Pod, conf: str) -> int | None:
+def find_accounted_job(pod: Pod, conf: str) -> int | None:
     """Return the last job in the accounting database: the state may be older, or new."""
     cluster = setting(conf, "ClusterName").lower()
     if not re.fullmatch(r"[a-z0-9_-]+", cluster):
@@ -331,9 +331,9 @@ def accounted_job(pod: Pod, conf: str) -> int | None:
     return number(ask(pod.text(DATABASE) or "", LAST_JOB_QUESTION.format(cluster=cluster, largest=LARGEST)))
 
 
-def accepted_job(state: Path) -> int:
+def find_accepted_job(state: Path) -> int:
     """Return the last job that has a script, or 0."""
-    return max((job for job, _ in submitted_jobs(state) if job < LARGEST), default=0)
+    return max((job for job, _ in list_submitted_jobs(state) if job < LARGEST), default=0)
 
 
 def _continue_after(highest: int, knows: str, release: Release, state: Path) -> Iterator[str]:

@@ -171,11 +171,11 @@ def impossible_settings(new: Configuration, saved_of: str) -> str:
     return "; ".join(errors)
 
 
-def missing_plugin(new: Configuration, present: frozenset[str]) -> str:
+def find_missing_plugins(new: Configuration, present: frozenset[str]) -> str:
     """Return an error for each plug-in that slurmctld would load and that is not among these (`priority_basic`)."""
     lines = [
         f"{line}: this Slurm has no plug-in {plugin}, but {names}"
-        for line, plugin, names in _missing(new, present, PLUGINS)
+        for line, plugin, names in _find_missing(new, present, PLUGINS)
     ]
     return "; ".join([*lines, *_find_misspelled(new, present)])
 
@@ -194,7 +194,7 @@ def _find_misspelled(new: Configuration, present: frozenset[str]) -> Iterator[st
                 )
 
 
-def missing_topology(files: Mapping[str, bytes]) -> str:
+def find_missing_topology(files: Mapping[str, bytes]) -> str:
     """Return an error for a TopologyPlugin without its file: slurmctld looks for it for a minute and ends."""
     new = read(files)
     plugin = new.value("topologyplugin")
@@ -206,15 +206,17 @@ def missing_topology(files: Mapping[str, bytes]) -> str:
     )
 
 
-def missing_elsewhere(new: Configuration, present: frozenset[str]) -> list[str]:
+def warn_about_elsewhere(new: Configuration, present: frozenset[str]) -> list[str]:
     """Warn about each plug-in for other pods that this image lacks; those pods' images may have it."""
     return [
         f"unknown: {line}: this image has no plug-in {plugin}, but {names}; pods that lack it too run no job"
-        for line, plugin, names in _missing(new, present, PLUGINS_ELSEWHERE)
+        for line, plugin, names in _find_missing(new, present, PLUGINS_ELSEWHERE)
     ]
 
 
-def _missing(new: Configuration, present: frozenset[str], kinds: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _find_missing(
+    new: Configuration, present: frozenset[str], kinds: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
     """Yield each line with a missing plug-in, that plug-in, and the names that exist of its kind."""
     for key, kind in kinds.items():
         names = sorted(file.removeprefix(f"{kind}_") for file in present if file.startswith(f"{kind}_"))
@@ -235,7 +237,7 @@ ELSEWHERE = frozenset({
 })  # fmt: skip
 
 
-def unknown_parameters(new: Configuration, programs: bytes) -> list[str]:
+def find_unknown_parameters(new: Configuration, programs: bytes) -> list[str]:
     """List the SchedulerParameters that Slurm's programs do not contain: slurmctld ignores them without a word.
 
     `programs`: the bytes of slurmctld, its library and its plug-ins.
@@ -344,7 +346,7 @@ def _excluded_jobs(name: str, old: Line, new: Line) -> Iterator[tuple[str, EndsJ
 
 def changes(old: Configuration, new: Configuration) -> Iterator[str]:
     """Yield one line per difference, with values: for people who may read the files."""
-    yield from _differing("", old.settings, new.settings, {**new.names, **old.names})
+    yield from _describe_differing("", old.settings, new.settings, {**new.names, **old.names})
     for kind, before, after in (("partition", old.partitions, new.partitions), ("node", old.nodes, new.nodes)):
         for name in sorted(before.keys() | after.keys()):
             if name not in after:
@@ -352,10 +354,10 @@ def changes(old: Configuration, new: Configuration) -> Iterator[str]:
             elif name not in before:
                 yield f"{kind} {name}: comes"
             else:
-                yield from _differing(f"{kind} {name}: ", before[name], after[name], {})
+                yield from _describe_differing(f"{kind} {name}: ", before[name], after[name], {})
 
 
-def _differing(head: str, old: Line, new: Line, names: Mapping[str, str]) -> Iterator[str]:
+def _describe_differing(head: str, old: Line, new: Line, names: Mapping[str, str]) -> Iterator[str]:
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             yield f"{head}{names.get(key, key)}: {old.get(key, '-')} -> {new.get(key, '-')}"
@@ -426,8 +428,8 @@ def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, byt
     errors = (
         daemon.objects_to(files.candidate(candidate, tried)),
         impossible_settings(new, saved.strip().lower()),
-        missing_plugin(new, plugins()),
-        missing_topology({**files.installed(), **candidate}),
+        find_missing_plugins(new, plugins()),
+        find_missing_topology({**files.installed(), **candidate}),
     )
     return "; ".join(filter(None, errors))
 
@@ -437,7 +439,7 @@ def list_ignored(candidate: Mapping[str, bytes]) -> list[str]:
     paths = [Path("/usr/sbin/slurmctld"), *sorted(Path("/usr/lib").glob("*/slurm*/*.so"))]
     new = read(candidate)
     programs = b"".join(data for path in paths if (data := _bytes(path)))
-    return [*unknown_parameters(new, programs), *missing_elsewhere(new, plugins())]
+    return [*find_unknown_parameters(new, programs), *warn_about_elsewhere(new, plugins())]
 
 
 def _bytes(path: Path) -> bytes:

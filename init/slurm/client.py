@@ -355,7 +355,7 @@ def explain_release(own: Release | None, spoken: int | None, controller: str) ->
     if own is None or spoken is None or spoken >= own.protocol:
         return ""
     return (
-        f"{controller} has Slurm {own.called(spoken)}, which does not understand this image's {own.name}:"
+        f"{controller} has Slurm {own.name_of(spoken)}, which does not understand this image's {own.name}:"
         " the controller is upgraded first"
     )
 

@@ -125,7 +125,7 @@ def whole_lines(files: Mapping[str, bytes], name: str = MAIN, depth: int = DEPTH
         yield line
 
 
-def missing_includes(files: Mapping[str, bytes]) -> list[str]:
+def find_missing_includes(files: Mapping[str, bytes]) -> list[str]:
     """List the files that a file includes and that are not among these."""
     missing = set()
     for data in (data for name, data in files.items() if name.endswith(".conf")):

@@ -96,10 +96,10 @@ class SlurmFiles:
 
 def read(directory: Path) -> dict[str, bytes]:
     """Return the configuration files of a directory."""
-    return {path.name: path.read_bytes() for path in mounted_files(directory)}
+    return {path.name: path.read_bytes() for path in list_mounted_files(directory)}
 
 
-def mounted_files(directory: Path) -> list[Path]:
+def list_mounted_files(directory: Path) -> list[Path]:
     """List configuration and its scripts, without dot files such as Kubernetes' `..data`."""
     paths = directory.glob("[!.]*") if directory.is_dir() else ()
     return sorted(path for path in paths if is_configuration(path.name) and path.is_file())

@@ -28,7 +28,7 @@ from init.lean import record, replace
 from init.pod.pod import Pod
 from init.slurm.conf import setting, words
 from init.slurm.files import DIRECTORY, LastGoodConfig
-from init.slurm.place import CONFIGURATION, LARGEST, submitted_jobs
+from init.slurm.place import CONFIGURATION, LARGEST, list_submitted_jobs
 
 LOST = f"{DIRECTORY}/lost-jobs"  # on the volume of the state; root alone reads it
 SCRIPT, ENVIRONMENT, LEDGER = "script", "environment", "job.json"
@@ -111,7 +111,7 @@ def find(state: Path, following: int) -> dict[int, str]:
     Numbers start again after MaxJobId: a far larger number is from before that.
     """
     end = min(following + LARGEST // 2, LARGEST)
-    return {job: place for job, place in sorted(submitted_jobs(state)) if following <= job < end}
+    return {job: place for job, place in sorted(list_submitted_jobs(state)) if following <= job < end}
 
 
 def keep(state: Path, following: int, directory: Path, owners_told: Callable[[], bool] = lambda: True) -> Iterator[str]:

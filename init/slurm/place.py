@@ -39,7 +39,7 @@ def find_state_directory(pod: Pod) -> Path:
     return pod.path(setting(pod.text(CONFIGURATION) or "", "StateSaveLocation") or STATE)
 
 
-def submitted_jobs(state: Path) -> Iterator[tuple[int, str]]:
+def list_submitted_jobs(state: Path) -> Iterator[tuple[int, str]]:
     """Yield the number of each job that has a script, and the job's directory below the state.
 
     slurmctld writes the script before it answers `sbatch`, and the job's record up to 6 s later.

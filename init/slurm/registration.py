@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from init.errors import InitError
 from init.fields import number
 from init.places import pod_name
-from init.pod.auth import mode, signing
+from init.pod.auth import mode, sign_requests
 from init.slurm import client
 from init.slurm.node import plan_fresh_start, unproven
 
@@ -43,7 +43,7 @@ DEFAULTS = {"Gres": "", "AvailableFeatures": "", "CoreSpecCount": "0", "MemSpecL
 EMPTY = ("(null)", "N/A")
 
 
-def registered_description(configuration: str, hardware: str) -> dict[str, str]:
+def describe_registration(configuration: str, hardware: str) -> dict[str, str]:
     """Return the description that slurmd would register: minivm's values over those of `slurmd -C`."""
     own, detected = parse_pairs(configuration), parse_pairs(hardware)
     if TOPOLOGY & set(own):
@@ -105,7 +105,7 @@ def announce() -> int:
     controller = client.address(os.environ)
     name = pod_name(os.environ)
     try:
-        with signing(controller):
+        with sign_requests(controller):
             node = client.node(name, controller)
             if node is None:
                 print(f"slurmctld does not know {name} yet")
@@ -150,7 +150,7 @@ def renew(node: Node, controller: str) -> list[str]:
 def find_difference(node: Node, controller: str) -> str:
     """Return the first difference between this pod's resources and its record."""
     hardware = client.run([SLURMD, "-C"], controller).partition("\n")[0]
-    return difference(dict(node.shown), registered_description(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
+    return difference(dict(node.shown), describe_registration(os.environ.get("MINIVM_SLURMD_CONF", ""), hardware))
 
 
 def publish(born: str) -> None:
@@ -176,7 +176,7 @@ def prove() -> int:
     """Run the built-in `cluster-proof`."""
     controller = client.address(os.environ)
     try:
-        with signing(controller):
+        with sign_requests(controller):
             reason = find_obstacle(controller)
     except InitError as error:
         reason = error.why

@@ -147,7 +147,7 @@ class Bringer:
             log(f"{len(waiting)} lost jobs are not brought back: {lost_jobs.NOT_TOLD}; "
                 f"their scripts are in {self.directory}")  # fmt: skip
             return
-        back = self._listed()
+        back = self._list_back()
         for lost in waiting:
             submission = self._read(lost)[1]
             if submission is not None and 0 < submission.again < lost.job:
@@ -158,20 +158,20 @@ class Bringer:
         for lost in waiting:
             if lost.owner in self.silent:
                 last.append(lost)
-            elif not self._bring(lost, back):
+            elif not self._bring_back(lost, back):
                 missing.append(lost.job)
-        missing += [lost.job for lost in last if not self._bring(lost, back)]
+        missing += [lost.job for lost in last if not self._bring_back(lost, back)]
         if missing:
             raise UnclearError("bring lost jobs back", f"{len(missing)} are not back yet, first {min(missing)}")
 
-    def _listed(self) -> dict[tuple[int, int], int]:
+    def _list_back(self) -> dict[tuple[int, int], int]:
         return already_back(client.run(LIST, self.controller, within=WITHIN_S))
 
     def _read(self, lost: LostJob) -> tuple[list[bytes], OwnedSubmission | None]:
         pairs = lost_jobs.variables(read_plain(lost.place / ENVIRONMENT, LARGEST_FILE) or b"")
         return pairs, lost_jobs.parse_submission(pairs)
 
-    def _bring(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> bool:
+    def _bring_back(self, lost: LostJob, back: Mapping[tuple[int, int], int]) -> bool:
         """Submit one job; return False to retry it later, so that the other jobs do not wait for it."""
         pairs, submission = self._read(lost)
         if submission is None:
@@ -181,11 +181,11 @@ class Bringer:
         try:
             owner = pwd.getpwuid(submission.uid)
         except KeyError:
-            return self._refused(lost, f"there is no user {submission.uid} (any more)")
+            return self._retry_refused(lost, f"there is no user {submission.uid} (any more)")
         if not submission.uid:
             return self._end(lost, 0, "it is a job of root")
         if submission.gid not in os.getgrouplist(owner.pw_name, owner.pw_gid):
-            return self._refused(lost, f"{owner.pw_name} is not (any more) in group {submission.gid}")
+            return self._retry_refused(lost, f"{owner.pw_name} is not (any more) in group {submission.gid}")
         return self._start(lost, pairs, submission, owner)
 
     def _start(
@@ -202,19 +202,19 @@ class Bringer:
             return self._unclear(lost, submission, f"{NO_ANSWER}: {error.why}")
         except OSError as error:
             number_, problem = 0, error.strerror or str(error)
-        return self._end(lost, number_) if number_ else self._refused(lost, problem)
+        return self._end(lost, number_) if number_ else self._retry_refused(lost, problem)
 
     def _unclear(self, lost: LostJob, submission: OwnedSubmission, why: str) -> bool:
         """Give a job up after two tries without answer, where slurmctld itself answers: the user may be the cause."""
         self.silent.add(lost.owner)
-        if number_ := self._listed().get((lost.job, submission.uid)):
+        if number_ := self._list_back().get((lost.job, submission.uid)):
             return self._end(lost, number_)
         if _was_silent(lost):
             return self._end(lost, 0, f"{why}, twice")
         lost.put("submitting", why=why)
         return False
 
-    def _refused(self, lost: LostJob, why: str) -> bool:
+    def _retry_refused(self, lost: LostJob, why: str) -> bool:
         """Try again for some hours after the job was kept."""
         saved_at = (lost.place / SCRIPT).stat().st_mtime if (lost.place / SCRIPT).is_file() else 0.0
         if not 0 <= time.time() - saved_at < TRIED_S:

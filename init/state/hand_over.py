@@ -305,7 +305,7 @@ def serves(page: Mapping[str, Any]) -> bool:
 # The request of a hand-over, a file of root in the active controller's pod.
 
 
-def requested_heir(file: Path, term: int, now: float) -> str:
+def read_requested_heir(file: Path, term: int, now: float) -> str:
     """Return the pod that root wants to act after this term; "" without a valid request."""
     data = read_plain(file, 4096, trusted=True)
     try:

@@ -285,7 +285,7 @@ def foreign_tables(
     return sorted(name for name in counts.keys() - GLOBAL_TABLES.keys() - written.keys() if not own.fullmatch(name))
 
 
-def made_by_people(counts: Mapping[str, int]) -> list[str]:
+def find_made_by_people(counts: Mapping[str, int]) -> list[str]:
     """List tables with more rows than slurmdbd makes itself in a new database."""
     return sorted(name for name, fresh in GLOBAL_TABLES.items() if fresh is not None and counts.get(name, 0) > fresh)
 
@@ -306,7 +306,7 @@ def _cluster(pod: Pod) -> str:
 
 
 @contextlib.contextmanager
-def _locked(pod: Pod, what: str) -> Iterator[None]:
+def _hold_lock(pod: Pod, what: str) -> Iterator[None]:
     fd = os.open(pod.path(LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if not locked(fd):
@@ -382,7 +382,7 @@ def move_out(pod: Pod, out: Sink, report: Report) -> None:
     """Close the database to slurmdbd, and write its records. slurmctld goes on and keeps what it has to account."""
     what = "move the records out"
     file = mark_file(pod)
-    with _locked(pod, what):
+    with _hold_lock(pod, what):
         _check_active(what)
         mark = read_mark(file)
         # Check this before the database is asked: a silent database may be why the operator gives the move up.
@@ -448,7 +448,7 @@ def check_target(mark: RecordsMark, head: RecordsHead, counts: Mapping[str, int]
     if mark.phase == IN or (not mark.phase and jobs):
         raise MoveError(what, f"the database is in use: it has {counted(jobs, 'job')} of its own",
                         hint=f"move those out first, or give this pod an empty volume ({PAGE})")  # fmt: skip
-    if not mark.phase and (tables := made_by_people(counts)):
+    if not mark.phase and (tables := find_made_by_people(counts)):
         raise MoveError(what, f"the database has records that slurmdbd did not make itself, in {', '.join(tables)}",
                         hint=f"keep a dump of it, then give this cluster an empty database ({PAGE})")  # fmt: skip
     needed = mark.token if mark.phase == OUT else mark.replaces
@@ -464,7 +464,7 @@ def move_in(pod: Pod, source: BinaryIO, report: Report) -> None:
     """Load records into this database, compare them with what was written, and start slurmdbd."""
     what = "load the records"
     file = mark_file(pod)
-    with _locked(pod, what):
+    with _hold_lock(pod, what):
         _check_active(what)
         line = source.readline(LONGEST_HEAD)
         head = head_of_line(line)
@@ -559,7 +559,7 @@ def _load(base: RecordsDatabase, source: BinaryIO, line: bytes) -> None:
 def reopen(pod: Pod) -> str:
     """Let slurmdbd use a database again whose records were written out and not loaded anywhere."""
     file = mark_file(pod)
-    with _locked(pod, "reopen the database"):
+    with _hold_lock(pod, "reopen the database"):
         _check_active("reopen the database")
         mark = read_mark(file)
         if mark.phase != OUT:

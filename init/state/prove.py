@@ -254,7 +254,9 @@ def _proven(pod: Pod, directory: Path, manifest: Manifest, within: float) -> str
     with throw_away(pod, directory, manifest, within) as (daemons, accounted, until):
         if not manifest.has_state:
             return accounted
-        return f"{_compare_jobs(directory, manifest, restored_jobs(daemons, until))}; {accounted}".removesuffix("; ")
+        return f"{_compare_jobs(directory, manifest, start_and_list_jobs(daemons, until))}; {accounted}".removesuffix(
+            "; "
+        )
 
 
 @contextlib.contextmanager
@@ -266,7 +268,7 @@ def throw_away(pod: Pod, directory: Path, manifest: Manifest, within: float) -> 
     file = str(directory / manifest.name / copies.MANIFEST)
     check_fits(manifest, f"ClusterName={manifest.cluster}\n", read_release(pod), file)
     until = time.monotonic() + within
-    files = copied_files(directory, manifest)
+    files = read_copied_files(directory, manifest)
     with _temporary(directory / manifest.name) as root, _ports(4) as numbers:
         ports = dict(zip(("slurmctld", "slurmdbd", "closed", "spare"), numbers, strict=True))
         daemons = Daemons(root, ports)
@@ -390,7 +392,7 @@ def _place(daemons: Daemons, directory: Path, manifest: Manifest, files: Mapping
         _unpack_state(directory, manifest, daemons.root, daemons.owner)
 
 
-def restored_jobs(daemons: Daemons, until: float) -> dict[str, str]:
+def start_and_list_jobs(daemons: Daemons, until: float) -> dict[str, str]:
     """Start slurmctld and return its unfinished jobs."""
     daemons.start("slurmctld", "/usr/sbin/slurmctld", "-D", "-f", str(daemons.root / "slurm.conf"))
     restored: dict[str, str] = {}
@@ -405,13 +407,13 @@ def restored_jobs(daemons: Daemons, until: float) -> dict[str, str]:
     return restored
 
 
-def copied_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
+def read_copied_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     """Return the copy's slurm.conf and the files beside it."""
     texts = json.loads(read_plain(directory / manifest.name / CONFIG, LARGEST_LIST) or b"{}")
     return {str(name): str(text).encode("utf-8", "surrogateescape") for name, text in texts.items()}
 
 
-def listed_jobs(directory: Path, manifest: Manifest) -> copies.JobsAround | None:
+def read_listed_jobs(directory: Path, manifest: Manifest) -> copies.JobsAround | None:
     """Return the jobs that the copy must hold; None if it has no list."""
     if not manifest.listed:
         return None
@@ -419,7 +421,7 @@ def listed_jobs(directory: Path, manifest: Manifest) -> copies.JobsAround | None
     return copies.JobsAround(listed["settled"], frozenset(listed["changing"]))
 
 
-def listed_users(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
+def read_listed_users(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
     """Return the users whom slurmctld knew when the copy was made, with their numbers."""
     listed = json.loads(read_plain(directory / manifest.name / JOBS_LIST, LARGEST_LIST) or b"{}")
     return {
@@ -430,7 +432,7 @@ def listed_users(directory: Path, manifest: Manifest) -> dict[str, tuple[int, in
 
 
 def _compare_jobs(directory: Path, manifest: Manifest, restored: Mapping[str, str]) -> str:
-    if (expected := listed_jobs(directory, manifest)) is None:
+    if (expected := read_listed_jobs(directory, manifest)) is None:
         return f"{counted(len(restored), 'unfinished job')} restored; the copy has no list to compare with"
     different = copies.list_differences(expected, restored)
     if different:

@@ -25,9 +25,9 @@ from ground.files import read_plain
 from init.errors import InitError
 from init.pod.pod import Pod
 from init.slurm import change, daemon
-from init.slurm.conf import MAIN, Configuration, missing_includes
+from init.slurm.conf import MAIN, Configuration, find_missing_includes
 from init.slurm.conf import read as conf_of
-from init.slurm.files import decode_given, mounted_files
+from init.slurm.files import decode_given, list_mounted_files
 from init.slurm.place import read_release
 from init.state import copies, prove
 from init.state.copies import CopyError, Manifest
@@ -121,18 +121,18 @@ def rehearse(
         raise CopyError(f"rehearse {manifest.name}", problem, hint="rehearse a copy of the controller's pod")
     copies.verify(directory, manifest)
     prove.check_here(manifest)
-    if (expected := prove.listed_jobs(directory, manifest)) is None:
+    if (expected := prove.read_listed_jobs(directory, manifest)) is None:
         problem = "slurmctld did not list its jobs while this copy was made, so nothing can be compared"
         raise CopyError(f"rehearse {manifest.name}", problem, hint="minivm state save, and rehearse that copy")
-    own = prove.copied_files(directory, manifest)
+    own = prove.read_copied_files(directory, manifest)
     notes = []
-    if unknown := _make_known(prove.listed_users(directory, manifest)):
+    if unknown := _make_known(prove.read_listed_users(directory, manifest)):
         notes.append(f"{counted(unknown, 'user')} of the cluster are unknown here: their reservations may look lost")
     with prove.throw_away(pod, directory, manifest, within) as (daemons, _, until):
         baseline = None
         if any(files != own for files in candidates):
             try:
-                prove.restored_jobs(daemons, until)
+                prove.start_and_list_jobs(daemons, until)
                 baseline = _look(daemons)
             except CopyError as error:
                 notes.append(f"not compared with the copy's own slurm.conf, which does not start here: {error.why}")
@@ -160,7 +160,7 @@ def _rehearse(
     refusal = _refusal(files, stage.manifest) or prove.find_objection(daemons, files)
     if not refusal:
         try:
-            restored = prove.restored_jobs(daemons, stage.until)
+            restored = prove.start_and_list_jobs(daemons, stage.until)
             shadow = _look(daemons)
         except CopyError as error:
             refusal = error.why
@@ -169,7 +169,7 @@ def _rehearse(
         return Rehearsal(name, 0, (f"slurmctld would not start, and not serve {everything}: {refusal}",), tuple(notes))
     database = sum(path.stat().st_size for path in (daemons.root / "mysql").rglob("*") if path.is_file())
     notes = [*notes, *_notes(stage.manifest, expected, daemons.took, database)]
-    lost = _lost_jobs(expected, restored, {job: row.state for job, row in shadow.jobs.items()})
+    lost = _find_lost_jobs(expected, restored, {job: row.state for job, row in shadow.jobs.items()})
     before, after = conf_of(own), conf_of(files)
     removed = sorted(before.partitions.keys() - shadow.partitions.keys())
     causes = [f"partition {partition} would be gone" for partition in removed]
@@ -180,10 +180,10 @@ def _rehearse(
         notes += [f"restarts: {text}" for text in effect.restarts]
         if baseline is not None:
             causes += [str(loss) for loss in effect.losses]
-            for job, sentence in differing_jobs(baseline, shadow):
+            for job, sentence in compare_jobs(baseline, shadow):
                 if job not in lost and job not in expected.changing:
                     lost[job] = sentence
-            causes += differing_rest(baseline, shadow, before, after)
+            causes += compare_rest(baseline, shadow, before, after)
             gone = {node for _, node in baseline.nodes} - {node for _, node in shadow.nodes}
             notes += [f"node {node} would be gone" for node in sorted(gone)[:MOST_TOLD]]
     same = len(expected.settled.keys() - lost.keys())
@@ -197,13 +197,13 @@ def _without_term(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def _refusal(files: Mapping[str, bytes], manifest: Manifest) -> str:
     """Return why slurmctld would not start with these files, as far as no daemon is needed to tell; else ""."""
-    if missing := missing_includes(files):
+    if missing := find_missing_includes(files):
         return f"slurm.conf includes {', '.join(missing)}, which is not among the files"
     conf = conf_of(files)
     errors = (
         change.impossible_settings(conf, manifest.cluster.lower()),
-        change.missing_plugin(conf, change.plugins()),
-        change.missing_topology(files),
+        change.find_missing_plugins(conf, change.plugins()),
+        change.find_missing_topology(files),
     )
     return "; ".join(filter(None, errors))
 
@@ -271,7 +271,7 @@ def _parse_partitions(text: str) -> Iterator[tuple[str, ShadowPartition]]:
             yield name, ShadowPartition(state, limit, nodes[name])
 
 
-def differing_jobs(before: Shadow, after: Shadow) -> Iterator[tuple[str, str]]:
+def compare_jobs(before: Shadow, after: Shadow) -> Iterator[tuple[str, str]]:
     """Yield each job that another configuration changes, with a sentence. Pure."""
     wanted = {job.id: job.wanted for job in before.known_jobs if job.wanted}
     for job, old in before.jobs.items():
@@ -332,7 +332,7 @@ def seconds(limit: str) -> float:
     return float(((day * 24 + hour) * 60 + minute) * 60 + second)
 
 
-def differing_rest(before: Shadow, after: Shadow, old: Configuration, new: Configuration) -> Iterator[str]:
+def compare_rest(before: Shadow, after: Shadow, old: Configuration, new: Configuration) -> Iterator[str]:
     """Yield a sentence for each reservation, each partition with jobs, and the order that a configuration changes."""
     for name in sorted(before.reservations - after.reservations):
         yield f"reservation {name} would be gone"
@@ -349,7 +349,7 @@ def differing_rest(before: Shadow, after: Shadow, old: Configuration, new: Confi
         yield f"PriorityType {kinds[0]} becomes {kinds[1]}: another order of {change.job_list(jobs)}"
 
 
-def _lost_jobs(
+def _find_lost_jobs(
     expected: copies.JobsAround, restored: Mapping[str, str], ended: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     lost = {}
@@ -380,7 +380,7 @@ def read_conf(path: Path, copied: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     try:
         if path.is_dir():
-            read = {file.name: read_plain(file, LARGEST_FILE) for file in mounted_files(path)}
+            read = {file.name: read_plain(file, LARGEST_FILE) for file in list_mounted_files(path)}
             files = {name: data for name, data in read.items() if data is not None}
         else:
             data = sys.stdin.buffer.read(LARGEST_FILE + 1) if str(path) == "-" else read_plain(path, LARGEST_FILE)
@@ -411,7 +411,7 @@ def run(directory: Path, name: str, conf: Path | None) -> tuple[Manifest, Rehear
     """Rehearse one copy; any failure is a CopyError that names the cause."""
     manifest = copies.load_manifest(directory, name)
     try:
-        files = read_conf(conf, prove.copied_files(directory, manifest)) if conf else None
+        files = read_conf(conf, prove.read_copied_files(directory, manifest)) if conf else None
         (rehearsal,) = rehearse(Pod(os.environ), directory, manifest, [files] if files else [])
         return manifest, rehearsal
     except InitError:

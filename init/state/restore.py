@@ -40,7 +40,7 @@ from init.slurm.place import (
 )
 from init.state import copies
 from init.state.copies import ACCOUNTING, STATE_TAR, CopyError, Manifest
-from init.state.save import CHUNK, DATA, check_room, following_in
+from init.state.save import CHUNK, DATA, check_room, find_next_job
 
 STAGE, ASIDE = ".minivm-restoring", ".minivm-before-"
 UNPACKED = 8  # times the size of a compressed dump
@@ -61,7 +61,7 @@ SACCT_WITHIN = 120.0
 OURS = re.compile(rf"{re.escape(JOURNAL)}|{re.escape(STAGE)}|{re.escape(ASIDE)}.*|{re.escape(ACCEPTED)}|lost\+found")
 
 
-def pending(state: Path) -> str:
+def find_pending(state: Path) -> str:
     """Return the copy whose restore was cut after the first file moved; "" if there is none."""
     return str(_journal(state).get("copy", ""))
 
@@ -119,7 +119,7 @@ def parse_since(text: str, at: int) -> Since:
     return Since(tuple(sorted(ended - unended)), highest)
 
 
-def warning(ended: Sequence[int]) -> str:
+def warn_of_second_runs(ended: Sequence[int]) -> str:
     """Tell how to keep jobs from a second run."""
     shown = " ".join(str(job) for job in ended[:MOST_ENDED])
     more = f" (and {len(ended) - MOST_ENDED} more by sacct)" if len(ended) > MOST_ENDED else ""
@@ -287,7 +287,7 @@ def _stage(pod: Pod, state: Path, directory: Path, manifest: Manifest, release: 
     check_room(state, archive.stat().st_size, f"restore {manifest.name}")
     stage.mkdir(mode=0o700)
     unpack(archive, manifest, stage, user("slurm"))
-    following = max(following_in(state, pod), following_in(stage, pod), manifest.highest + 1, highest + 1)
+    following = max(find_next_job(state, pod), find_next_job(stage, pod), manifest.highest + 1, highest + 1)
     head = read_plain(stage / JOBS, WHOLE_HEAD)
     if head is None or read_next_job(head, release) is None:
         raise CopyError(

@@ -42,9 +42,9 @@ from init.slurm.place import (
     OLD,
     WHOLE_HEAD,
     find_state_directory,
+    list_submitted_jobs,
     read_next_job,
     read_release,
-    submitted_jobs,
 )
 from init.state import copies
 from init.state.copies import ACCOUNTING, CONFIG, JOBS_LIST, MANIFEST, STATE_TAR, CopyError, Manifest
@@ -166,7 +166,7 @@ def _fill(
     conf = pod.text(CONFIGURATION) or ""
     cluster = setting(conf, "ClusterName")
     release = read_release(pod)
-    before = _listing()
+    before = _list_jobs()
     rows = _count_accounted(pod, cluster)
     if before is not None:
         with contextlib.suppress(SlurmError):
@@ -184,7 +184,7 @@ def _fill(
         why_not = dump.why_not
         if dump.process is not None:
             files[ACCOUNTING] = _store_dump(dump.process, partial / ACCOUNTING)
-    after = _listing() if before is not None else None
+    after = _list_jobs() if before is not None else None
     around = copies.compare_listings(before or {}, after or {})
     if after is not None:
         listed = {"settled": dict(around.settled), "changing": sorted(around.changing), "users": _find_users()}
@@ -241,7 +241,7 @@ def _write_configuration(pod: Pod, partial: Path) -> str:
     return _write(partial / CONFIG, [json.dumps(texts, sort_keys=True).encode()])
 
 
-def _listing() -> Mapping[str, str] | None:
+def _list_jobs() -> Mapping[str, str] | None:
     """Return slurmctld's unfinished jobs; None if it does not answer: the state is then as it stopped."""
     try:
         return copies.parse_jobs(client.run(copies.SQUEUE, client.address(os.environ), within=60.0))
@@ -535,7 +535,7 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def following_in(state: Path, pod: Pod) -> int:
+def find_next_job(state: Path, pod: Pod) -> int:
     """Return the lowest job number that no trace in this state has used."""
     release = read_release(pod)
     following = [1]
@@ -543,5 +543,5 @@ def following_in(state: Path, pod: Pod) -> int:
         head = read_plain(state / name, WHOLE_HEAD)
         if head is not None and release is not None:
             following.append(read_next_job(head, release) or 1)
-    following += [job + 1 for job, _ in submitted_jobs(state)]
+    following += [job + 1 for job, _ in list_submitted_jobs(state)]
     return max(following)

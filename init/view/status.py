@@ -165,7 +165,7 @@ def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: S
         ]
         # The last line of a finished preparation tells what it learnt about this pod.
         extra += [f"  {view.last_line}"] if view and view.state == "done" and view.last_line else []
-        state = "is degraded:" if service and service in _degraded(snapshot) else "is ready"
+        state = "is degraded:" if service and service in _list_degraded(snapshot) else "is ready"
         return "\n".join([f"{subject} {state}", *extra])
     lines = [f"{subject} is not ready:"] + [f"  {reason}" for reason in causes or ("no reason is known",)]
     if view is not None:
@@ -177,7 +177,7 @@ def reasons(service: str | None, ready: bool, causes: Sequence[str], snapshot: S
     return "\n".join(lines)
 
 
-def _degraded(snapshot: Snapshot) -> set[str]:
+def _list_degraded(snapshot: Snapshot) -> set[str]:
     return {reason.partition(":")[0] for reason in snapshot.degraded}
 
 

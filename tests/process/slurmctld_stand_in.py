@@ -23,9 +23,18 @@ from ground.sockets import notify
 from init.errors import InitError
 from init.pod.pod import Pod
 from init.pod.release import Release
-from init.prepare.saved_state import accepted_job, finish_saves
+from init.prepare.saved_state import find_accepted_job, finish_saves
 from init.slurm import lost_jobs
-from init.slurm.place import JOBS, NEW, OLD, WHOLE_HEAD, find_term_directory, make_head, read_next_job, submitted_jobs
+from init.slurm.place import (
+    JOBS,
+    NEW,
+    OLD,
+    WHOLE_HEAD,
+    find_term_directory,
+    list_submitted_jobs,
+    make_head,
+    read_next_job,
+)
 from init.state import bring_back
 
 RELEASE = Release("24.11.5", 42, 40, ((42, "24.11"),))
@@ -54,9 +63,9 @@ class Slurmctld:
         records = json.loads(text[WHOLE_HEAD:] or b"{}")
         self.jobs = {int(number): (token, again) for number, (token, again) in records.items()}
         self.saved_jobs = len(self.jobs)
-        self.following = max(following, accepted_job(self.state) + 1)
+        self.following = max(following, find_accepted_job(self.state) + 1)
         self.save()  # as `saved-state` writes the raised number, before slurmctld removes what it does not know
-        for number, place in list(submitted_jobs(self.state)):
+        for number, place in list(list_submitted_jobs(self.state)):
             if number not in self.jobs:
                 shutil.rmtree(self.state / place)
 

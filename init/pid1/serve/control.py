@@ -48,7 +48,7 @@ class Connection:
 
         self._send(dumps({"ok": False, "error": error, "hint": hint}).encode() + b"\n")
 
-    def answered(self) -> None:
+    def resume(self) -> None:
         """Continue with the next request after a delayed answer."""
         self.waiting = False
         self._requests()
@@ -87,9 +87,9 @@ class Connection:
                 self.refuse("cannot read the request: not an object")
                 continue
             summary = " ".join(str(request[key])[:64] for key in ("op", "service") if key in request)
-            self.attempt(self._handling(request), summary)
+            self.attempt(self._bind_request(request), summary)
 
-    def _handling(self, request: Request) -> Callable[[], None]:
+    def _bind_request(self, request: Request) -> Callable[[], None]:
         return lambda: self._handle(self, request)
 
     def attempt(self, call: Callable[[], None], what: str = "answer") -> None:

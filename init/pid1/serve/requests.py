@@ -54,7 +54,7 @@ class Look:
             causes = reasons.pod_reasons(engine, now)
             caller.reply(ready=not causes, reasons=causes)
             return
-        name = named(self._core, request)
+        name = read_service_name(self._core, request)
         causes = reasons.service_reasons(engine, name, now)
         caller.reply(ready=not causes, reasons=causes)
 
@@ -70,7 +70,7 @@ class Look:
         logs = self._core.logs
         name = text(request, "service", OWN)
         if name not in logs.rings:
-            named(self._core, request)  # known, but silent so far; otherwise an error with a hint
+            read_service_name(self._core, request)  # known, but silent so far; otherwise an error with a hint
         lines = request.get("lines", 100)
         ring = logs.rings.get(name)
         caller.reply(lines=ring.tail(lines) if ring is not None and isinstance(lines, int) else [])
@@ -89,7 +89,7 @@ class Look:
     def env(self, caller: Connection, request: Request) -> None:
         from init.pid1.spawn.procs import environment
 
-        name = named(self._core, request)
+        name = read_service_name(self._core, request)
         try:
             values = environment(self._core.engine.spec(name), self._core.settings.env, masked=True)
         except (OSError, CannotStart) as error:
@@ -108,10 +108,10 @@ class Look:
     def watch(self, caller: Connection, _: Request) -> None:
         caller.waiting = True
         self._watchers[caller] = None
-        caller.at_close.append(lambda: self._unwatched(caller))
+        caller.at_close.append(lambda: self._forget_watcher(caller))
         self.tell_watchers()
 
-    def _unwatched(self, caller: Connection) -> None:
+    def _forget_watcher(self, caller: Connection) -> None:
         self._watchers.pop(caller, None)
 
     def tell_watchers(self) -> None:
@@ -129,9 +129,9 @@ class Look:
         for caller, before in list(self._watchers.items()):
             if before != key:
                 self._watchers[caller] = key
-                caller.attempt(self._telling(caller, now))
+                caller.attempt(self._make_report(caller, now))
 
-    def _telling(self, caller: Connection, now: float) -> Callable[[], None]:
+    def _make_report(self, caller: Connection, now: float) -> Callable[[], None]:
         def tell() -> None:
             engine = self._core.engine
             causes = reasons.pod_reasons(engine, now, quoting=False)  # a watcher may publish them
@@ -142,7 +142,7 @@ class Look:
         return tell
 
 
-def named(core: Core, request: Request) -> str:
+def read_service_name(core: Core, request: Request) -> str:
     """Return the service that a request names."""
     name = text(request, "service")
     specs = core.engine.specs
@@ -167,9 +167,9 @@ class Requests:
             "why": look.why,
             "trace": look.trace,
             "logs": look.logs,
-            "start": self._bring,
-            "stop": self._bring,
-            "restart": self._bring,
+            "start": self._change_service,
+            "stop": self._change_service,
+            "restart": self._change_service,
             "reload": self._reload,
             "signal": self._signal,
             "drain": self._drain,
@@ -191,9 +191,9 @@ class Requests:
 
     # Requests.
 
-    def _bring(self, caller: Connection, request: Request) -> None:
+    def _change_service(self, caller: Connection, request: Request) -> None:
         bound, engine, now = request.get("bound") is True, self._core.engine, self._core.poller.now()
-        name = self._running_only(request, PodPhase.DRAINING if bound else PodPhase.RUNNING)
+        name = self._require_running(request, PodPhase.DRAINING if bound else PodPhase.RUNNING)
         if text(request, "op") == "restart" and bound:
             self._core.perform(engine.again(name, now, bound=True))
         else:
@@ -202,7 +202,7 @@ class Requests:
         self._answer_when_stable(caller, request, name)
 
     def _reload(self, caller: Connection, request: Request) -> None:
-        name = self._running_only(request)
+        name = self._require_running(request)
         spec, state = self._core.engine.specs[name], self._core.engine.states[name]
         if not spec.reload.signal and not spec.reload.command:
             raise RequestError(f"reload {name}", "it cannot reload its configuration", hint="restart it")
@@ -221,15 +221,15 @@ class Requests:
             last = self._core.logs.finish(name)
             raise RequestError(f"reload {name}", f"{spec.reload.command[0]} {how}: {last}")
 
-        def ended(how: str) -> None:
+        def answer_end(how: str) -> None:
             caller.attempt(lambda: answer(how))
             if not caller.waiting:
-                caller.answered()
+                caller.resume()
 
-        self._children.run_helper(name, spec.reload.command, None, ended)
+        self._children.run_helper(name, spec.reload.command, None, answer_end)
 
     def _signal(self, caller: Connection, request: Request) -> None:
-        name = named(self._core, request)
+        name = read_service_name(self._core, request)
         number = text(request, "signal").upper().removeprefix("SIG")
         if number not in SIGNALS:
             raise RequestError(f"signal {name}", f"unknown signal {number!r}", hint=nearest(number, list(SIGNALS)))
@@ -246,7 +246,7 @@ class Requests:
             return
         self._core.perform(engine.drain(self._core.poller.now()))
         self._answer_when(
-            caller, request, lambda: engine.ending.drain_state() != "draining", self._drained(caller, DRAIN)
+            caller, request, lambda: engine.ending.drain_state() != "draining", self._make_drain_answer(caller, DRAIN)
         )
 
     def _resume(self, caller: Connection, request: Request) -> None:
@@ -254,9 +254,11 @@ class Requests:
         if engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING):
             raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
         self._core.perform(engine.resume(self._core.poller.now()))
-        self._answer_when(caller, request, lambda: not engine.ending.resuming(), self._drained(caller, RESUME))
+        self._answer_when(
+            caller, request, lambda: not engine.ending.resuming(), self._make_drain_answer(caller, RESUME)
+        )
 
-    def _drained(self, caller: Connection, requested: str) -> Callable[[], None]:
+    def _make_drain_answer(self, caller: Connection, requested: str) -> Callable[[], None]:
         """Return the callback that answers with one word on success, and with a reason on failure."""
 
         def answer() -> None:
@@ -343,7 +345,7 @@ class Requests:
         if request.get("wait", True) is False or done():
             answer()
             if caller.waiting:
-                caller.answered()
+                caller.resume()
             return
         caller.waiting = True
         self._waiters.append((caller, done, answer))
@@ -357,12 +359,12 @@ class Requests:
             self._waiters = [waiter for waiter in self._waiters if waiter not in ready]
             for caller, _, answer in ready:
                 caller.attempt(answer)
-                caller.answered()
+                caller.resume()
         self._look.tell_watchers()
 
-    def _running_only(self, request: Request, also: PodPhase = PodPhase.RUNNING) -> str:
+    def _require_running(self, request: Request, also: PodPhase = PodPhase.RUNNING) -> str:
         if self._core.engine.phase not in (PodPhase.BOOT, PodPhase.RUNNING, also):
             raise RequestError(f"{request['op']}", f"the pod is {self._core.engine.phase.value}")
-        name = named(self._core, request)
+        name = read_service_name(self._core, request)
         self._core.logs.log(f"{name}: {request['op']} was asked for", aloud=False)
         return name

@@ -121,7 +121,7 @@ class StatusServer:
             if len(self._open) >= MOST_CONNECTIONS:
                 self._make_room()
             try:
-                exchange = Exchange(self._poller, stream, self._answer, self._closed)
+                exchange = Exchange(self._poller, stream, self._answer, self._forget)
             except ORDINARY:
                 hang_up(stream)  # the client sees a closed connection and connects again
                 continue
@@ -133,7 +133,7 @@ class StatusServer:
         oldest = next((exchange for exchange in self._open if not exchange.has_request), None)
         (oldest or next(iter(self._open))).close()
 
-    def _closed(self, exchange: Exchange) -> None:
+    def _forget(self, exchange: Exchange) -> None:
         self._open.pop(exchange, None)
 
     def close(self) -> None:

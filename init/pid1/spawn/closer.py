@@ -119,7 +119,7 @@ def serve() -> None:
     _raise_limit()
     while True:
         readable = select.select([requests], [], [], IDLE)[0]
-        ending -= _ended(ending)
+        ending -= _reap_ended(ending)
         if not readable and ending:
             continue
         descriptors = socket.recv_fds(requests, 1, 1)[1] if readable else []
@@ -155,7 +155,7 @@ def _take(fd: int) -> int:
     return pid
 
 
-def _ended(pids: set[int]) -> set[int]:
+def _reap_ended(pids: set[int]) -> set[int]:
     return {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}
 
 

@@ -83,7 +83,7 @@ MEANWHILE = """
 import os, subprocess
 from init.pod import auth
 os.rename(auth.SOCKET, auth.SOCKET + ".bound-later")
-with auth.signing("slurm-controller:6817"):
+with auth.sign_requests("slurm-controller:6817"):
     os.rename(auth.SOCKET + ".bound-later", auth.SOCKET)
     subprocess.run(["scontrol", "show", "partition"], check=True)
 assert not os.path.lexists(auth.OWN), "the sackd of the boot left its socket"

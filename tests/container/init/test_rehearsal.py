@@ -71,7 +71,7 @@ from init.pod.pod import Pod
 from init.state import copies, prove, rehearse
 directory = Path({BACKUPS!r})
 manifest = copies.load_manifest(directory, sys.argv[1])
-own = prove.copied_files(directory, manifest)
+own = prove.read_copied_files(directory, manifest)
 texts = json.loads(Path("/candidates.json").read_text())
 candidates = [{{**own, "slurm.conf": text.encode()}} for text in texts]
 found = rehearse.rehearse(Pod(os.environ), directory, manifest, candidates)

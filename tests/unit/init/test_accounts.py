@@ -55,7 +55,7 @@ def planned(
 
 
 def steps(made: plan.AccountsPlan, dbd: Dbd) -> list[calls.SacctmgrCall]:
-    return calls.calls(made, dbd.read(), CLUSTER)
+    return calls.order_calls(made, dbd.read(), CLUSTER)
 
 
 def applied(data: dict[str, Any], dbd: Dbd | None = None, **options: Any) -> Dbd:
@@ -75,7 +75,7 @@ def with_(data: dict[str, Any], part: str, name: str, **keys: Any) -> dict[str, 
 
 def assert_follows(data: dict[str, Any], dbd: Dbd) -> None:
     made = planned(data, dbd)
-    assert made == plan.AccountsPlan((), (), (), {}, ()), plan.lines(made)
+    assert made == plan.AccountsPlan((), (), (), {}, ()), plan.describe_plan(made)
 
 
 def test_an_empty_database_gets_everything_and_the_second_run_changes_nothing() -> None:
@@ -95,7 +95,7 @@ def test_users_who_get_the_same_share_a_call() -> None:
     made = steps(planned(many, dbd), dbd)
     assert len([call for call in made if call.argv[:2] == ("add", "user")]) == 5
     assert len(made) == 7, "and the account, and its list of members"
-    assert "users u0, u1, u2, u3, u4 and 995 more in big" in plan.lines(planned(many, dbd))[1]
+    assert "users u0, u1, u2, u3, u4 and 995 more in big" in plan.describe_plan(planned(many, dbd))[1]
 
 
 CHANGED = with_(
@@ -128,7 +128,7 @@ def test_killed_after_each_call_a_second_run_ends_the_same(
         for call in steps(planned(after, dbd), dbd)[:cut]:
             dbd.perform(call.argv)
         again = planned(after, dbd)
-        assert not again.by_hand and not again.unowned and not again.problems, (cut, plan.lines(again))
+        assert not again.by_hand and not again.unowned and not again.problems, (cut, plan.describe_plan(again))
         applied(after, dbd)
         assert_follows(after, dbd)
         assert (dbd.objects, dbd.levels, dbd.defaults) == (goal.objects, goal.levels, goal.defaults), cut
@@ -206,7 +206,7 @@ def test_from_any_file_to_any_file_also_where_a_run_was_cut(
     for call in steps(planned(after, dbd), dbd)[:cut]:
         dbd.perform(call.argv)
     again = planned(after, dbd)
-    assert not again.by_hand and not again.unowned and not again.problems, plan.lines(again)
+    assert not again.by_hand and not again.unowned and not again.problems, plan.describe_plan(again)
     applied(after, dbd)
     assert_follows(after, dbd)
     applied({}, dbd)
@@ -218,7 +218,7 @@ def test_a_change_by_hand_is_told_and_a_new_value_of_the_file_is_no_such_change(
     dbd.objects[account("physics")]["grptres"] = "cpu=128,mem=512000"
     dbd.objects[user("bob", "physics")]["maxjobs"] = "3"
     made = planned(LAB, dbd)
-    assert list(plan.by_hand(made.by_hand)) == [
+    assert list(plan.describe_by_hand(made.by_hand)) == [
         "changed by hand: account physics: GrpTRES cpu=64,mem=512000 → cpu=128,mem=512000",
         "changed by hand: user bob in physics: MaxJobs none → 3",
     ]
@@ -232,7 +232,7 @@ def test_a_change_by_hand_is_told_and_a_new_value_of_the_file_is_no_such_change(
 def test_a_user_removed_by_hand_is_told() -> None:
     dbd = applied(LAB)
     dbd.perform(("delete", "user", "name=bob", "account=physics", "cluster=minivm"))
-    assert list(plan.by_hand(planned(LAB, dbd).by_hand)) == ["removed by hand: user bob in physics"]
+    assert list(plan.describe_by_hand(planned(LAB, dbd).by_hand)) == ["removed by hand: user bob in physics"]
 
 
 def test_objects_made_by_hand_are_left_alone_unless_adopted() -> None:
@@ -256,7 +256,7 @@ def test_a_user_with_jobs_is_kept_and_so_is_the_account() -> None:
     kept = {str(key): why for key, why in made.kept.items()}
     assert kept["user bob in physics"] == kept["qos low"] == "has pending or running jobs"
     assert kept["account physics"] == kept["account science"] == "has users or accounts that stay"
-    assert "keep user bob in physics: it has pending or running jobs" in plan.lines(made)
+    assert "keep user bob in physics: it has pending or running jobs" in plan.describe_plan(made)
     for call in steps(made, dbd):
         dbd.perform(call.argv)
     assert user("bob", "physics") in dbd.objects and user("carol", "chem") not in dbd.objects
@@ -413,7 +413,7 @@ def test_a_forged_mark_costs_nobody_an_admin_level() -> None:
     database = Database(stored, {"alice": "administrator"}, frozenset({"physics", "ops", "root"}), frozenset())
     (removal,) = [change for change in plan.make(wanted, database, frozenset()).changes if change.op is plan.Op.REMOVE]
     assert removal.key == user("alice", "physics") and removal.after == {"adminlevel": "administrator"}
-    assert not [call for call in calls.calls(plan.make(wanted, database, frozenset()), database, "minivm")
+    assert not [call for call in calls.order_calls(plan.make(wanted, database, frozenset()), database, "minivm")
                 if "adminlevel=none" in " ".join(call.argv)]  # fmt: skip
 
 

@@ -89,15 +89,15 @@ def test_hostile_reports_are_of_pods_that_are_not_ready(tmp_path: Path) -> None:
 )
 def test_a_request_is_void_soon(tmp_path: Path, text: str, heir: str) -> None:
     file = tmp_path / "hand-over.json"
-    assert hand_over.requested_heir(file, 4, 100.0) == ""
+    assert hand_over.read_requested_heir(file, 4, 100.0) == ""
     file.write_text(text)
-    assert hand_over.requested_heir(file, 4, 100.0) == heir
+    assert hand_over.read_requested_heir(file, 4, 100.0) == heir
 
 
 def test_a_link_is_no_request(tmp_path: Path) -> None:
     (tmp_path / "real").write_text('{"heir": "c-1", "term": 4, "until": 110}')
     (tmp_path / "hand-over.json").symlink_to(tmp_path / "real")
-    assert hand_over.requested_heir(tmp_path / "hand-over.json", 4, 100.0) == ""
+    assert hand_over.read_requested_heir(tmp_path / "hand-over.json", 4, 100.0) == ""
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class World:
     def __init__(self) -> None:
         self.poller = Poller()
         self.said: list[str] = []
-        self.poller.troubled = self.said.append
+        self.poller.report_trouble = self.said.append
         self.read, self.write = os.pipe()
         os.write(self.write, b"x")
 

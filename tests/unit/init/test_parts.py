@@ -149,8 +149,8 @@ def test_graces_are_shortened_alike_when_the_way_through_is_too_long() -> None:
         parse_service("c", {"command": ["/x"], "stop": {"grace": 5}}, "t"),
     ]
     assert order.longest_stop(services) == 40
-    assert order.scaled_graces(services, 100) == {"a": 30, "b": 10, "c": 5}
-    assert order.scaled_graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
+    assert order.scale_graces(services, 100) == {"a": 30, "b": 10, "c": 5}
+    assert order.scale_graces(services, 20) == {"a": 15, "b": 5, "c": 2.5}
     drain = parse_drain({"command": ["/d"], "budget": 100}, "t")
     assert order.drain_budget(drain, services, 200) == 100
     assert order.drain_budget(drain, services, 101) == 60

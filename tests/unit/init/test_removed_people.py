@@ -17,7 +17,9 @@ NOBODY = Losses()
 
 def test_without_a_record_all_jobs_stay() -> None:
     first = removed_jobs.update_losses(None, {5001: "ada"}, (), 10, 100)
-    assert first.people == {5001: AccessLoss("ada", 100, waits=True)} and not removed_jobs.due_losses(first, 60, 1e9)
+    assert first.people == {5001: AccessLoss("ada", 100, waits=True)} and not removed_jobs.find_due_losses(
+        first, 60, 1e9
+    )
     assert (
         removed_jobs.parse_losses({}) is None and removed_jobs.parse_losses({"people": {"x": 1}, "moved": []}) is None
     )
@@ -27,7 +29,11 @@ def test_without_a_record_all_jobs_stay() -> None:
 def test_a_loss_is_dated_once_and_forgotten_when_the_person_is_back() -> None:
     first = removed_jobs.update_losses(NOBODY, {5001: "ada"}, (), 10, 100)
     again = removed_jobs.update_losses(first, {5001: "ada"}, (), 10, 150)
-    assert again == first and not removed_jobs.due_losses(again, 60, 159) and removed_jobs.due_losses(again, 60, 160)
+    assert (
+        again == first
+        and not removed_jobs.find_due_losses(again, 60, 159)
+        and removed_jobs.find_due_losses(again, 60, 160)
+    )
     assert removed_jobs.update_losses(again, {}, (), 11, 160) == NOBODY
     other = removed_jobs.update_losses(again, {5001: "eve"}, (), 10, 500)
     assert other.people[5001] == AccessLoss("eve", 500), "the uid has another name now"

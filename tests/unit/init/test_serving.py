@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from init.helpers import serving
-from init.helpers.serving import HEARD_S, REST_S, SILENT_S, UNHEARD_S, AnswerCheck, CheckHistory, Fault, heard, judge
+from init.helpers.serving import (
+    HEARD_S,
+    REST_S,
+    SILENT_S,
+    UNHEARD_S,
+    AnswerCheck,
+    CheckHistory,
+    Fault,
+    judge,
+    measure_silence,
+)
 from init.pod.addresses import FEW, count_sources, describe_crowd, find_crowd
 from init.slurm import client
 from init.slurm.node import Node
@@ -123,10 +133,12 @@ def test_a_refusal_restarts_nothing() -> None:
 def test_a_worker_hears_of_slurmctld_by_its_own_slurmd(last: str, boot: str, expected: float) -> None:
     now = datetime.fromisoformat("2026-11-24T14:10:00").timestamp()
     assert (
-        heard(f"Boot time                = {boot}\nLast slurmctld msg time  = {last}\nVersion = 24.11.5\n", now)
+        measure_silence(
+            f"Boot time                = {boot}\nLast slurmctld msg time  = {last}\nVersion = 24.11.5\n", now
+        )
         == expected
     )
-    assert heard("", now) == float("inf")
+    assert measure_silence("", now) == float("inf")
 
 
 def test_a_worker_knows_the_age_of_its_slurmd() -> None:
@@ -158,7 +170,7 @@ def worker(
         return None if answers and answers[0] == "forgotten" else Node("w1", state, address, "", "2026-11-24T14:00", 0)
 
     monkeypatch.setattr(serving, "ran", lambda *_, **__: Done)
-    monkeypatch.setattr(serving, "heard", lambda *_: ago)
+    monkeypatch.setattr(serving, "measure_silence", lambda *_: ago)
     monkeypatch.setattr(serving, "parse_start", lambda *_: age)
     monkeypatch.setattr(client, "node", node)
     monkeypatch.setattr(serving, "unproven", lambda *_: answers.pop(0))

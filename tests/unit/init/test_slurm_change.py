@@ -13,12 +13,12 @@ from init.prepare import slurm_config
 from init.slurm.change import (
     SHOWN,
     effect,
+    find_missing_plugins,
+    find_missing_topology,
+    find_unknown_parameters,
     hidden_lists,
     impossible_settings,
-    missing_elsewhere,
-    missing_plugin,
-    missing_topology,
-    unknown_parameters,
+    warn_about_elsewhere,
 )
 from init.slurm.conf import expand, number, read
 from init.slurm.daemon import FIELDS, KnownJob, count, jobs
@@ -201,7 +201,7 @@ PRESENT = frozenset({
     ],
 )
 def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(text: str, why: str) -> None:
-    assert missing_plugin(read(files(f"SelectType=select/cons_tres\n{text}\n")), PRESENT) == why
+    assert find_missing_plugins(read(files(f"SelectType=select/cons_tres\n{text}\n")), PRESENT) == why
 
 
 @pytest.mark.parametrize(
@@ -229,36 +229,36 @@ def test_a_plug_in_that_slurm_does_not_find_as_written_is_refused(line: str, exp
     present = PRESENT | {"accounting_storage_slurmdbd", "proctrack_cgroup", "mpi_pmi2", "jobcomp_lua"}
     key, _, word = line.partition("=")
     why = f"slurm.conf: {key}: found {word.split(',')[0]}, expected {expected}: " if expected else ""
-    told = missing_plugin(read(files(f"{line}\n")), present)
+    told = find_missing_plugins(read(files(f"{line}\n")), present)
     assert told.startswith(why) if why else told == ""
 
 
 def test_the_name_of_the_flat_topology_before_25_05_is_taken() -> None:
     newer = (PRESENT - {"topology_default"}) | {"topology_flat"}
     for word in ("default", "topology/default", "topology/flat"):
-        assert missing_plugin(read(files(f"TopologyPlugin={word}\n")), newer) == ""
+        assert find_missing_plugins(read(files(f"TopologyPlugin={word}\n")), newer) == ""
 
 
 def test_a_topology_without_its_file_is_refused() -> None:
     for plugin in ("tree", "block"):
         text = files(f"TopologyPlugin=topology/{plugin}\n")
-        assert missing_topology(text) == (
+        assert find_missing_topology(text) == (
             f"topology.conf: found no such file, expected one for TopologyPlugin=topology/{plugin} in slurm.conf:"
             " slurmctld ends without it; set slurm.topologyConfig, or remove the line"
         )
         for name in ("topology.conf", "topology.yaml"):
-            assert missing_topology({**text, name: b"SwitchName=s Nodes=n1\n"}) == ""
+            assert find_missing_topology({**text, name: b"SwitchName=s Nodes=n1\n"}) == ""
     for line in ("TopologyPlugin=topology/default", ""):
-        assert missing_topology(files(f"{line}\n")) == ""
+        assert find_missing_topology(files(f"{line}\n")) == ""
 
 
 def test_a_plug_in_that_the_workers_alone_load_is_a_warning() -> None:
     text = "TaskPlugin=task/cgroup,task/mine\nProctrackType=proctrack/mine\nSchedulerType=sched/mine\n"
-    assert missing_elsewhere(read(files(text)), PRESENT) == [
+    assert warn_about_elsewhere(read(files(text)), PRESENT) == [
         "unknown: TaskPlugin=task/cgroup,task/mine: this image has no plug-in task/mine, but affinity, cgroup;"
         " pods that lack it too run no job"
     ]
-    assert missing_elsewhere(read(files("TaskPlugin=task/cgroup,affinity\n")), PRESENT) == []
+    assert warn_about_elsewhere(read(files("TaskPlugin=task/cgroup,affinity\n")), PRESENT) == []
 
 
 def test_a_cluster_without_state_may_have_any_name() -> None:
@@ -566,5 +566,5 @@ PROGRAMS = b"ELF\0bf_max_job_test=\0sched_interval=\0defer\0max_rpc_cnt=\0bf_win
     ],
 )
 def test_a_scheduler_parameter_that_slurmctld_would_ignore_is_told(value: str, told: list[str]) -> None:
-    found = unknown_parameters(read(files(f"SchedulerParameters={value}\n")), PROGRAMS)
+    found = find_unknown_parameters(read(files(f"SchedulerParameters={value}\n")), PROGRAMS)
     assert found == [f"ignored: SchedulerParameters: {line}" for line in told]

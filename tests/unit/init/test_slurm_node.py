@@ -8,11 +8,11 @@ from init.cli import words
 from init.drain.deadline import budget
 from init.engine.engine import Engine
 from init.engine.machine import Trace
-from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, wished_drain_time
+from init.engine.order import ENDING, REQUEUE, drain_budget, kill_margin, read_wished_drain_time
 from init.lean import replace
 from init.slurm.client import judge
 from init.slurm.node import BACK, FRESH, STOPPING, FreshStart, Node, born_held, parse, plan_fresh_start, unproven
-from init.slurm.registration import difference, registered_description
+from init.slurm.registration import describe_registration, difference
 from tests.support.plans import plan_of
 
 LINE = (
@@ -160,7 +160,7 @@ HARDWARE = "NodeName=w1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 Threa
     ],
 )
 def test_what_a_pod_offers_is_compared_with_its_record(configuration: str, hardware: str, says: str) -> None:
-    assert difference(dict(parse(LINE).shown), registered_description(configuration, hardware)) == says
+    assert difference(dict(parse(LINE).shown), describe_registration(configuration, hardware)) == says
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_jobs_get_the_seconds_that_the_operator_gives(
     plan = plan_of("worker")
     assert plan.drain is not None
     env = {"MINIVM_GRACE_SECONDS": str(grace), "MINIVM_DRAIN_SECONDS": str(drain)}
-    begun = Engine(plan, float(grace), lambda: 0.5, Trace(), wished_drain_time(env))
+    begun = Engine(plan, float(grace), lambda: 0.5, Trace(), read_wished_drain_time(env))
     begun.begin(0.0)
     begun.ending.begin(0.0)
     limit = begun.errands["drain"].timeout
@@ -254,7 +254,7 @@ def test_jobs_get_the_seconds_that_the_operator_gives(
 
     def allowed(total: float) -> float:
         assert plan.drain is not None
-        return drain_budget(plan.drain, plan.services, total, wished_drain_time(env))
+        return drain_budget(plan.drain, plan.services, total, read_wished_drain_time(env))
 
     assert drain + REQUEUE <= budget(env, allowed) <= limit - ENDING
     assert not capsys.readouterr().out

@@ -157,7 +157,7 @@ def test_what_moving_the_state_left_behind_is_no_new_cluster(here: Here, where: 
 
 def listings(monkeypatch: pytest.MonkeyPatch, *answers: Mapping[str, str]) -> None:
     left = list(answers)
-    monkeypatch.setattr(save, "_listing", lambda: left.pop(0))
+    monkeypatch.setattr(save, "_list_jobs", lambda: left.pop(0))
 
 
 def flip(path: Path, at: int = -1) -> None:
@@ -545,9 +545,9 @@ def test_a_restore_names_the_jobs_that_would_run_a_second_time(
     manifest = replace(here.save(), cluster="C1")
     assert restore.since(here.pod, manifest) == restore.Since((5, 7))
     assert f"time_end > {int(NOON)}" in asked.read_text() and "`c1_job_table`" in asked.read_text()
-    text = restore.warning([5, 7])
+    text = restore.warn_of_second_runs([5, 7])
     assert text.startswith("2 of its jobs ended since") and text.endswith("scancel 5 7")
-    many = restore.warning(range(1, 1001))
+    many = restore.warn_of_second_runs(range(1, 1001))
     assert many.endswith("499 500 (and 500 more by sacct)")
     client.write_text("#!/bin/sh\nexit 1\n")
     assert restore.since(here.pod, manifest) == restore.Since(), "the restore goes on without an answer"

@@ -31,7 +31,7 @@ def test_losses_come_first_and_are_bounded(manifest: Manifest) -> None:
 def test_each_job_that_differs_is_told() -> None:
     expected = JobsAround({"1": "RUNNING", "2": "PENDING", "3_[1-9]": "PENDING"}, frozenset({"4"}))
     restored = {"1": "RUNNING", "3_[1-9]": "CANCELLED", "9": "PENDING"}
-    assert rehearse._lost_jobs(expected, restored, {"2": "NODE_FAIL"}) == {
+    assert rehearse._find_lost_jobs(expected, restored, {"2": "NODE_FAIL"}) == {
         "2": "job 2, pending now, would be gone (node_fail)",
         "3_[1-9]": "job 3_[1-9] would be cancelled, and is pending",
     }
@@ -105,17 +105,17 @@ def shadow(job: ShadowJob | None, **other: object) -> Shadow:
     ],
 )
 def test_a_job_that_a_configuration_changes_is_told(before: ShadowJob, after: ShadowJob | None, expected: str) -> None:
-    told = [sentence for _, sentence in rehearse.differing_jobs(shadow(before), shadow(after))]
+    told = [sentence for _, sentence in rehearse.compare_jobs(shadow(before), shadow(after))]
     assert expected in "".join(told) and bool(told) is bool(expected)
 
 
 def test_a_lowered_limit_keeps_only_jobs_above_it() -> None:
     short = {"long": replace(LONG, limit="30:00")}
-    assert [job for job, _ in rehearse.differing_jobs(shadow(WAITS), shadow(WAITS, partitions=short))] == ["7_[1-3]"]
+    assert [job for job, _ in rehearse.compare_jobs(shadow(WAITS), shadow(WAITS, partitions=short))] == ["7_[1-3]"]
     for fits in (replace(WAITS, limit="30:00"), replace(RUNS)):
-        assert not list(rehearse.differing_jobs(shadow(fits), shadow(fits, partitions=short)))
+        assert not list(rehearse.compare_jobs(shadow(fits), shadow(fits, partitions=short)))
     never = replace(WAITS, limit="3-00:00:00")
-    assert not list(rehearse.differing_jobs(shadow(never), shadow(never, partitions=short))), "it waited before"
+    assert not list(rehearse.compare_jobs(shadow(never), shadow(never, partitions=short))), "it waited before"
 
 
 @pytest.mark.parametrize(
