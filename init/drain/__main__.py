@@ -7,6 +7,7 @@ and does the rest.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     role, is_resume = arguments[0], len(arguments) > 1
+    if os.getpgrp() == os.getpid():  # as PID 1 starts it
+        signal.signal(signal.SIGTERM, _end)
     deadline = Deadline(budget(os.environ, compute_budget_of_pid_1))
     try:
         if role == "controller":
@@ -38,6 +41,13 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _end(number: int, _: object) -> None:
+    """End with all clients of Slurm: PID 1 resumes the node next, and a late request would drain it again."""
+    signal.signal(number, signal.SIG_IGN)
+    os.killpg(0, number)
+    os._exit(128 + number)
 
 
 def drain_controller(deadline: Deadline) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,8 @@ from init.drain import worker as drain_worker
 from init.drain.deadline import Deadline
 from init.errors import InitError
 from init.slurm import client
+from tests.process.living import alive
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -269,6 +274,42 @@ def test_a_drain_of_a_person_that_comes_while_slurmctld_is_asked_again_stays(
     with step(tmp_path, 0):
         drain_worker.drain("ctl:6817", Deadline(60.0))
     assert (tmp_path / "drained").exists() and not told.exists()
+
+
+DRAIN = """
+import sys
+from init.drain import __main__ as program, worker
+from init.slurm import client
+client.SCONTROL, worker.name_of_node = sys.argv[1], lambda: "w1"
+raise SystemExit(program.main(["worker"]))
+"""
+
+
+def test_a_drain_that_is_taken_back_leaves_no_request_behind(tmp_path: Path) -> None:
+    """PID 1 ends it and resumes the node. A client that still waits for slurmctld would drain the node after that."""
+    scontrol, begun = tmp_path / "scontrol", tmp_path / "begun"
+    scontrol.write_text(
+        f"#!/bin/sh\ncase \"$*\" in *show*) echo 'NodeName=w1 State=IDLE';;\n"
+        f"*) echo $$ > {begun}.new && mv {begun}.new {begun}; exec sleep 600;; esac\n"
+    )
+    scontrol.chmod(0o755)
+    drain = subprocess.Popen(
+        [sys.executable, "-c", DRAIN, str(scontrol)],
+        env={**os.environ, "MINIVM_GRACE_SECONDS": "600", "MINIVM_POD_NAME": "w1"}, start_new_session=True,
+    )  # fmt: skip
+    request = 0
+    try:
+        until(lambda: begun.exists() or drain.poll() is not None, "it asks slurmctld to drain the node")
+        request = int(begun.read_text())
+        assert alive(request)
+        drain.terminate()
+        assert drain.wait(60) != 0
+        until(lambda: not alive(request), "the request ends with it")
+    finally:
+        drain.kill()
+        drain.wait()
+        if request and alive(request):
+            os.kill(request, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("left", [60.0, drain_worker.RESERVE])
