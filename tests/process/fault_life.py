@@ -22,11 +22,10 @@ from init.errors import InitError
 from init.pod.client import Client
 from init.view.status import ServiceView
 from tests.process.init_world import World, python, shell
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 25.0  # for each step; whatever is refused once is asked for again within a second or two
 GRACE = 6.0
 ENTRY = f"""
 from __future__ import annotations  # is loaded before the first line that could catch anything
@@ -193,7 +192,7 @@ class Life:
         entry.write_text(ENTRY)
         self.world.start(self.services(), grace=GRACE, entry=["-I", "-S", str(entry)])
         pid = self.world.pid
-        until(lambda: _waits(pid), "PID 1 waits to be traced", within=PATIENCE)
+        until(lambda: _waits(pid), "PID 1 waits to be traced")
         if not self.late:
             self.trace()
         os.kill(pid, signal.SIGUSR1)
@@ -206,7 +205,7 @@ class Life:
             ["strace", "-qq", "-esignal=none", *trace, *inject, "-o", str(self.log), "-p", str(pid)],
             stdin=subprocess.DEVNULL,
         )
-        until(lambda: _status(pid, "TracerPid") != "0", "PID 1 is traced", within=PATIENCE)
+        until(lambda: _status(pid, "TracerPid") != "0", "PID 1 is traced")
 
     # Looking, as somebody who asks again when he is not answered.
 
@@ -219,7 +218,7 @@ class Life:
             except (OSError, EOFError, InitError, ValueError):
                 return None
 
-        found = until(again, what, within=PATIENCE, seen=lambda: self.world.output()[-3000:])
+        found = until(again, what, seen=lambda: self.world.output()[-3000:])
         assert found is not None
         return found
 
@@ -287,7 +286,7 @@ class Life:
         self.true()
 
     def answers(self, path: str) -> None:
-        self.until(lambda: self.world.get(path)[0] == 200, f"{path} says yes")
+        self.until(lambda: self.world.get(path, within=8)[0] == 200, f"{path} says yes")
 
     def view_of(self, name: str) -> ServiceView:
         return self.until(lambda: self.view(name), f"{name} is shown")
@@ -316,7 +315,7 @@ class Life:
     def stop(self) -> int:
         self.world.term()
         assert self.world.process is not None
-        return self.world.process.wait(GRACE + 5)
+        return self.world.process.wait(GRACE + PATIENCE)
 
     def run(self) -> Outcome:
         failed, code = "", None

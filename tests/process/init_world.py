@@ -20,12 +20,11 @@ from init.plan.spec import parse_drain, parse_service
 from init.pod.client import Client
 from init.view.status import ServiceView, Snapshot
 from tests.support.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 # The system's own where there is one: services that are not root must be able to run it.
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 PYTHON = str(SYSTEM_PYTHON) if SYSTEM_PYTHON.exists() else sys.executable
-PATIENCE = 60.0
 T = TypeVar("T")
 
 # The beginning of every helper service: how to tell PID 1 something, and how to say a line in one write, where two
@@ -115,7 +114,7 @@ class World:
     def client(self) -> Client:
         path = self.run / "control.sock"
         self.until(path.exists, "the control socket is there")
-        return Client(path)
+        return Client(path, within=PATIENCE)
 
     def ask(self, op: str, **keys: Any) -> dict[str, Any]:
         with self.client() as client:
@@ -131,10 +130,10 @@ class World:
     def events(self, name: str) -> list[str]:
         return [item["event"] for item in self.ask("trace")["events"] if item["service"] == name]
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str, within: float = PATIENCE) -> tuple[int, str]:
         self.until((self.run / "control.sock").exists, "PID 1 serves")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=within) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -154,7 +153,7 @@ class World:
 
     def until(self, look: Callable[[], T], what: str) -> T:
         """With what PID 1 has said, should it be in vain."""
-        return until(look, what, within=PATIENCE, seen=lambda: self.output()[-3000:] if self.out.exists() else "")
+        return until(look, what, seen=lambda: self.output()[-3000:] if self.out.exists() else "")
 
     def until_ready(self) -> Snapshot:
         self.until(lambda: self.snapshot().ready, "the pod is ready")

@@ -16,6 +16,7 @@ from kubernetes_asyncio import client
 
 from fleet.act.api_client import ApiClient
 from fleet.act.watch_cache import WatchCache
+from tests.waiting import PATIENCE
 
 Query = dict[str, str]
 Write = Callable[[object], None]
@@ -114,6 +115,6 @@ class Server:
 
 
 async def until(look: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not look():
             await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from pathlib import Path
 from gitsync import rings
 from gitsync.cycle.run import run_cycle
 from tests.process.gitsync_world import GOOD_TREE, World
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 SECRET = "hook-secret"
 
@@ -136,7 +136,7 @@ def test_many_nodes_with_one_question_cost_one_git(world: World) -> None:
             )
             for number in range(12)
         ]  # fmt: skip
-        assert [clone.wait(timeout=60) for clone in clones] == [0] * 12
+        assert [clone.wait(timeout=PATIENCE) for clone in clones] == [0] * 12
         assert running.count("requests") >= 36
         # The advertisement, the list of refs, the pack: each made once.
         assert running.count("gits") == 3
@@ -155,7 +155,7 @@ def test_a_webhook_without_the_secret_and_nonsense_are_turned_away(world: World)
         assert running.post("/ring", b"nonsense") == 400
         # Turned away by its headers, before a byte of the body is read.
         host, port = running.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as line:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as line:
             line.sendall(b"POST /ring HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n")
             assert line.recv(100).startswith(b"HTTP/1.1 413 ")
 

@@ -13,6 +13,7 @@ import pytest
 from gitsync.cycle.run import run_cycle
 from tests.process.gitsync_servers import HttpGit, Line
 from tests.process.gitsync_world import GOOD_TREE, World, run
+from tests.waiting import PATIENCE
 
 TOKEN = "tok-3f9a1c77d2"
 
@@ -83,13 +84,17 @@ def test_a_line_that_is_lost_in_the_middle_costs_nothing_but_time(world: World, 
         for cut in cuts:
             with Line(("127.0.0.1", port), cut_after=cut, silent=silent).open() as line:
                 world.settings = replace(
-                    world.settings, repo=f"http://127.0.0.1:{line.port}/upstream.git", timeout=1.0 if silent else 20.0
+                    world.settings,
+                    repo=f"http://127.0.0.1:{line.port}/upstream.git",
+                    timeout=1.0 if silent else PATIENCE,
                 )
                 state = run_cycle(world.settings)
                 assert state.failures > 0 and state.last_error and world.live() == first
                 assert (world.layout.current / "prolog.d/10-hello").read_text() == GOOD_TREE["prolog.d/10-hello"]
         with Line(("127.0.0.1", port)).open() as line:
-            world.settings = replace(world.settings, repo=f"http://127.0.0.1:{line.port}/upstream.git", timeout=20.0)
+            world.settings = replace(
+                world.settings, repo=f"http://127.0.0.1:{line.port}/upstream.git", timeout=PATIENCE
+            )
             state = run_cycle(world.settings)
             assert state.failures == 0 and world.live() == second
             assert line.passed > 200_000

@@ -15,7 +15,7 @@ import pytest
 from gitsync.cycle import webhook
 from gitsync.errors import GitsyncError
 from gitsync.settings import content_length, split_address
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Served:
     pokes: list[int] = field(default_factory=list)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def ask(self, request: bytes) -> bytes:
         with self.connect() as connection:
@@ -76,7 +76,7 @@ def test_connections_that_send_nothing_keep_no_push_out(served: Served) -> None:
 def test_a_body_that_comes_byte_by_byte_holds_nothing_up_and_ends(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(webhook, "DEADLINE_S", 3.0)
     with served.connect() as slow:
         slow.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         assert served.push().startswith(b"HTTP/1.0 202 "), "beside it"

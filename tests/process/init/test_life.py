@@ -13,7 +13,8 @@ from threading import Thread
 import pytest
 
 from init.errors import InitError
-from tests.process.init_world import NOTIFIES, PATIENCE, World, python, shell
+from tests.process.init_world import NOTIFIES, World, python, shell
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.root
 
@@ -148,7 +149,7 @@ def test_a_port_is_asked_by_http_and_its_words_are_not_repeated(pod: World, answ
     """The port accepts connections before it is ready; a bare connect would have taken it for ready."""
     with Port(answer) as port:
         target = f"{port.address}/readyz"
-        pod.start({"gate": {"kind": "gate", "ready": {"http": target, "interval": "100ms", "timeout": "200ms"}}})
+        pod.start({"gate": {"kind": "gate", "ready": {"http": target, "interval": "100ms", "timeout": "2s"}}})
         pod.until(lambda: f"http {target} {why} for" in str(pod.service("gate").reasons), "it is told")
         assert "away" not in str(pod.snapshot())
         port.answer = b"HTTP/1.1 204 NO CONTENT\r\n\r\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.init_world import NOTIFIES, PYTHON, World, python
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.root
 
@@ -251,7 +252,7 @@ def test_idle_callers_keep_nobody_out(pod: World) -> None:
     try:
         for turn in range(10):
             for number in range(200 if not turn else 64):
-                held.append(socket.create_connection(("127.0.0.1", pod.port), timeout=5))
+                held.append(socket.create_connection(("127.0.0.1", pod.port), timeout=PATIENCE))
                 if number % 2:
                     held[-1].send(b"GET /livez HTTP/1.1\r\nHost: ")
             assert pod.get("/livez") == (200, "ok\n")
@@ -264,13 +265,13 @@ def test_idle_callers_keep_nobody_out(pod: World) -> None:
 def test_who_asks_half_a_question_is_hung_up_on(pod: World) -> None:
     pod.start({"a": {"command": NOTIFIES, "ready": "notify"}})
     pod.until_ready()
-    with socket.create_connection(("127.0.0.1", pod.port), timeout=20) as slow:
+    with socket.create_connection(("127.0.0.1", pod.port), timeout=PATIENCE) as slow:
         slow.send(b"GET /livez")
         assert slow.recv(100) == b"", "without an answer"
 
 
 def ask(host: str, port: int) -> int:
-    with urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=PATIENCE) as reply:
         status: int = reply.status
     return status
 
@@ -339,7 +340,7 @@ def test_where_the_kernel_refuses_the_filter_it_is_told_and_jobs_are_hung_up_on(
     enter, there = ["nsenter", "-t", str(pod.pid), "-n"], cable(pod)
     assert any("probe port: the kernel refuses the filter" in reason for reason in told.degraded), told.degraded
     pod.until(lambda: ask(there, 8651) == 200, "the node's question is answered")
-    inside = "import sys, urllib.request\nurllib.request.urlopen(sys.argv[1], timeout=5)"
+    inside = "import sys, urllib.request\nurllib.request.urlopen(sys.argv[1], timeout=60)"
     for address in ("127.0.0.1", "127.0.0.7", there):
         for port, wanted in ((8650, ""), (8651, "Remote end closed|Connection reset")):
             url = f"http://{address}:{port}/livez"

@@ -34,7 +34,7 @@ from health.jobs.snapshot import (
 )  # fmt: skip
 from init.errors import InitError
 from init.slurm.client import SlurmError
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 T = TypeVar("T")
 ALICE, BOB = 61401, 61402
@@ -511,7 +511,7 @@ def test_a_job_that_is_too_long_spoils_no_question_beside_it(monkeypatch: pytest
         shared_jobs._served.add(("jobs", "7"))  # it has grown since it was served
         now[0] = FRESH_S + 1
         assert "jobs" in await reply(shared_jobs, ALICE, wants("1"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(slurm.calls) < 4:  # the question has its answer before the other half is asked for
                 await asyncio.sleep(0.01)
         worker.cancel()
@@ -623,7 +623,7 @@ def test_connections_beyond_a_users_share_are_closed_at_once(tmp_path: Path, mon
         for each in silent:
             each.connect(str(tmp_path / "jobs.sock"))
         with socket.socket(socket.AF_UNIX) as beyond:
-            beyond.settimeout(10)
+            beyond.settimeout(PATIENCE)
             beyond.connect(str(tmp_path / "jobs.sock"))
             assert beyond.recv(1) == b""
         for each in silent:

@@ -33,7 +33,7 @@ from init.helpers import conditions as kubernetes
 from init.pod.pod import Pod
 from init.view import conditions as page
 from tests.kube_api import serve
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 NOT_READY = {"ready": False, "phase": "boot", "reasons": ["munge key not proven"], "degraded": []}
 READY: dict[str, Any] = {"ready": True, "phase": "running", "reasons": [], "degraded": []}
@@ -92,7 +92,7 @@ class ApiServer:
 
     def wait(self, count: int) -> list[dict[str, Any]]:
         with self.news:
-            assert self.news.wait_for(lambda: len(self.got) >= count, timeout=20)
+            assert self.news.wait_for(lambda: len(self.got) >= count, timeout=PATIENCE)
         return [body["status"]["conditions"][0] for _, _, body in self.got]
 
 
@@ -177,7 +177,7 @@ def test_the_newest_word_is_told_after_a_refusal(api_server: ApiServer, pid_1: P
     pid_1.say(READY)
     with api_server.news:
         assert api_server.news.wait_for(
-            lambda: api_server.got[-1][2]["status"]["conditions"][0]["status"] == "True", timeout=20
+            lambda: api_server.got[-1][2]["status"]["conditions"][0]["status"] == "True", timeout=PATIENCE
         )
 
 
@@ -185,7 +185,7 @@ def test_a_pod_that_is_gone_is_not_asked_for_again(api_server: ApiServer, pid_1:
     api_server.answers = [404]
     thread, codes = start(api_server, pid_1)
     pid_1.say(READY)
-    thread.join(20)
+    thread.join(PATIENCE)
     assert codes == [0] and len(api_server.got) == 1
 
 
@@ -367,7 +367,7 @@ def test_an_api_server_that_refuses_is_not_asked_as_often_as_jobs_begin(
     said(file)
     api_server.wait(1)
     (tmp_path / "health/round.lock").touch()
-    until(lambda: pauses, "it waits", within=20)
+    until(lambda: pauses, "it waits")
     assert len(api_server.got) == 1
     over.set()
     assert api_server.wait(2)[1]["reason"] == "Passed"
@@ -377,7 +377,7 @@ def test_a_pod_that_is_gone_is_not_told_of_deep_checks_for_ever(api_server: ApiS
     api_server.answers = [404]
     thread, file = follows(api_server, tmp_path)
     said(file)
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

@@ -268,7 +268,7 @@ def test_a_pod_that_cannot_act_gives_the_lease_away(
     keeper = Keeper(Terms(tmp_path), "a-0", "life")
     keeper.start()
     service = LeaseKeeper(keeper, tmp_path / "lease.json", Address())  # type: ignore[arg-type]  # as far as it is used
-    until(lambda: not service.tick(), "it gives up", within=20)
+    until(lambda: not service.tick(), "it gives up")
     service.end()
     newest = Terms(tmp_path).newest()
     assert newest is not None and newest.released
@@ -282,7 +282,7 @@ def test_a_volume_that_fails_is_no_standby(tmp_path: Path, monkeypatch: pytest.M
     keeper = Keeper(Terms(tmp_path), "a-0", "life")
     keeper.start()
     service = LeaseKeeper(keeper, tmp_path / "lease.json", None)
-    until(lambda: service.tick() and any("Not a directory" in text for text in told), "it says so", within=20)
+    until(lambda: service.tick() and any("Not a directory" in text for text in told), "it says so")
     assert not any("STANDBY" in text for text in told if "cannot use" in text)
     keeper.leaving.set()
 

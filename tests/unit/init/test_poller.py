@@ -8,6 +8,7 @@ import socket
 
 from init.pid1.serve.server import StatusServer, listen
 from init.pid1.wait import IN, Poller
+from tests.waiting import PATIENCE
 
 
 def test_an_event_of_a_closed_descriptor_is_not_its_successors() -> None:
@@ -48,7 +49,7 @@ def test_an_answered_caller_leaves_nothing_behind() -> None:
     poller = Poller()
     server = StatusServer(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", "ok\n"))
     for _ in range(200):
-        with socket.create_connection(server.address, timeout=20) as caller:
+        with socket.create_connection(server.address, timeout=PATIENCE) as caller:
             caller.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
             poller.wait(Poller.now() + 1)
             assert caller.recv(4096).startswith(b"HTTP/1.1 200")
@@ -64,7 +65,7 @@ def test_a_caller_who_does_not_take_his_answer_is_let_go() -> None:
     poller = Poller()
     body = "x" * (32 << 20)
     server = StatusServer(poller, listen("127.0.0.1:0")[0], lambda path: (200, "text/plain", body))
-    with socket.create_connection(server.address, timeout=20) as caller:
+    with socket.create_connection(server.address, timeout=PATIENCE) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\n\r\n")
         poller.wait(Poller.now() + 1)
         assert len(poller._timers) == 1 and len(poller._calls) == 2
@@ -74,7 +75,7 @@ def test_a_caller_who_does_not_take_his_answer_is_let_go() -> None:
             poller.wait(Poller.now())
             with contextlib.suppress(BlockingIOError):
                 seen += len(caller.recv(1 << 20))
-        caller.settimeout(20)
+        caller.settimeout(PATIENCE)
         while chunk := caller.recv(1 << 20):
             seen += len(chunk)
     assert seen > len(body)
