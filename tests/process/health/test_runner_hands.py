@@ -117,6 +117,7 @@ def test_one_that_was_killed_while_it_waited_costs_no_run(world: World) -> None:
 
 
 def test_one_that_hangs_while_it_waits_holds_up_one_run_which_it_does_not_do_when_it_wakes(world: World) -> None:
+    compile_clients(world, patience_ms=3000)
     with resident(world) as runner:
         one(world, 1)
         (hand,) = children(runner)
@@ -147,7 +148,7 @@ def test_one_whose_step_was_cut_or_failed_does_no_other(world: World, end: str) 
     """The cut may have come between an open and its close, or while the fork held a lock."""
     library = Path(__file__).resolve().parents[3] / "scripts/lib/jobs.py"
     world.script("lib/jobs.py", library.read_text(), 0o644)
-    world.policy(runner={"scripts": {"prolog.d/20-opens": {"deadline_s": 0.3}}})
+    world.policy(runner={"scripts": {"prolog.d/20-opens": {"deadline_s": 3.0}}})
     (world.tree / "prolog.d/10-x").unlink()
     world.script("prolog.d/20-opens", OPENS.format(ran=str(world.root / "ran"), end=end))
     with resident(world) as runner:

@@ -29,7 +29,7 @@ from health.places import boot_id
 from health.rounds import read_index
 from tests.process.living import alive
 from tests.process.runner_world import World, make
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECK = """
@@ -92,9 +92,9 @@ def test_a_program_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> 
     script = tmp_path / "hangs"
     script.write_text(f"#!/bin/bash\necho before\nsleep 600 & echo $! > {tmp_path}/pid\nwait\n")
     script.chmod(0o755)
-    found = collect([Command("a", (str(script),), deadline_s=0.5), Command("b", ("true",))])
+    found = collect([Command("a", (str(script),), deadline_s=3.0), Command("b", ("true",))])
     assert found["a"].failure is Failure.TIMEOUT
-    assert "did not answer within 0.5 s" in found["a"].why
+    assert "did not answer within 3 s" in found["a"].why
     assert found["b"].failure is None
     until(lambda: not alive(int((tmp_path / "pid").read_text())), "its child has been killed too")
 
@@ -122,7 +122,7 @@ def test_a_program_that_is_not_let_run_does_not_hang(tmp_path: Path, crowd: int)
 
 def test_mounts_that_nobody_came_to_ask_are_not_called_hung(crowd: int) -> None:
     asking = f"import os\nos.sched_setaffinity(0, [{crowd}])\n{HUNG}"
-    for old, new in (("time.sleep(60)", "while True: pass"), ("mounts().text", "mounts().why"), ("0.3", "1.5")):
+    for old, new in (("time.sleep(600)", "while True: pass"), ("mounts().text", "mounts().why"), ("3.0", "1.5")):
         assert old in asking
         asking = asking.replace(old, new)
     done = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True, timeout=120, check=True)
@@ -168,10 +168,10 @@ builtin.NETWORK_FILE_SYSTEMS = {{{ROOT_TYPE!r}}}
 real = os.statvfs
 def slow(path):
     if path == "/":
-        time.sleep(60)
+        time.sleep(600)
     return real(path)
 os.statvfs = slow
-builtin.MOUNT_DEADLINE_S = 0.3
+builtin.MOUNT_DEADLINE_S = 3.0
 start = time.monotonic()
 text = builtin.mounts().text
 print(text)
@@ -181,7 +181,7 @@ print("took", time.monotonic() - start)
 
 def test_a_mount_that_does_not_answer_is_called_hung_after_its_deadline() -> None:
     """The call is stopped in user space here; on a dead server the kernel holds it, and the asking child with it."""
-    done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=120, check=True)
     assert "hung - " in done.stdout
     assert next(line for line in done.stdout.splitlines() if line.startswith("hung")).endswith(" /")
 
@@ -206,7 +206,7 @@ with one_round(places, 0.0) as second:
     print("alone:", first, second, "still hangs:", Path(f"/proc/{child}").exists())
 real(child, 9)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "alone: True True still hangs: True\n" in done.stdout, done.stdout + done.stderr
 
 
@@ -243,7 +243,7 @@ print([line.split()[0] for line in builtin.mounts().text.splitlines()[1:3]], bui
 
 def test_mounts_that_hang_one_after_the_other_hold_one_child_each(tmp_path: Path) -> None:
     """Each child that hangs is one that cannot be ended: a round that left another each time would fill the node."""
-    done = subprocess.run([sys.executable, "-c", ONE_BY_ONE], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", ONE_BY_ONE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     both = "['/one', '/two'] 2"
     assert done.stdout.splitlines() == ["['/one'] 1", both, both, both, "['ok', 'ok'] False"], done.stderr
 
@@ -544,7 +544,7 @@ def test_the_loop_makes_the_first_round_at_once_tells_readiness_and_stops_on_ter
     add(world, "one", period=0.01, when="[When.BACKGROUND, When.BOOT]")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(str(world.root / "notify"))
-        notify.settimeout(30)
+        notify.settimeout(PATIENCE)
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "health.checks.loop"],
             env={
@@ -704,7 +704,7 @@ def test_the_broker_serves_its_socket_without_a_controller(world: World) -> None
     (world.root / "verdicts").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(str(world.root / "notify"))
-        notify.settimeout(30)
+        notify.settimeout(PATIENCE)
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "health.broker"],
             env={**world.environment, "NOTIFY_SOCKET": str(world.root / "notify"), "MINIVM_CONTROLLER": "127.0.0.1:9"},

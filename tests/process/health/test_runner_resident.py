@@ -61,6 +61,7 @@ def test_without_a_runner_each_run_is_done_all_the_same_counted_and_told_once(wo
 
 
 def test_a_runner_that_hangs_is_not_waited_for_and_runs_nothing_when_it_wakes(world: World) -> None:
+    compile_clients(world, patience_ms=3000)
     world.script("prolog.d/10-x", COUNT.format(root=world.root))
     with resident(world) as runner:
         runner.send_signal(signal.SIGSTOP)
@@ -478,7 +479,9 @@ def test_a_script_about_a_variable_is_started_for_tasks_with_it(planned: World, 
 
 def test_a_task_prolog_that_breaks_hangs_or_refuses_is_as_ever(planned: World) -> None:
     planned.policy(
-        runner={"task_prolog": {"deadline_s": 0.5}, "scripts": {"task_prolog.d/30-stops": {"broken": "fail"}}}
+        runner={
+            "scripts": {"task_prolog.d/20-hangs": {"deadline_s": 2.5}, "task_prolog.d/30-stops": {"broken": "fail"}}
+        }
     )
     planned.script("task_prolog.d/15-breaks", "#!/bin/sh\necho export B=1\nexit 5\n")
     planned.script(

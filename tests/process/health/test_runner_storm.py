@@ -35,7 +35,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     world = make(tmp_path)
-    compile_clients(world)
+    compile_clients(world, None)
     layout, said = Layout(world.root / "sync", world.tree), world.root / "said"
     said.mkdir()
     said.chmod(0o777)
