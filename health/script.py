@@ -137,7 +137,7 @@ def _fork(work: Callable[[], bytes], env: Mapping[str, str], deadline_s: float, 
             result = result[os.write(GIVEN, result) :]
         code = 0
     except _Ended:
-        pass
+        _kill_children()
     except BaseException:
         import traceback
 
@@ -156,6 +156,15 @@ def _end(number: int, frame: FrameType | None) -> None:
     # A check may catch an exception of any type; the timer then ends the fork.
     signal.setitimer(signal.ITIMER_REAL, GRACE_S)
     raise _Ended
+
+
+def _kill_children() -> None:
+    """Kill the programs whose start the signal interrupted: the code that started them does not know them yet."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123  # no pathlib
+        for pid in map(int, file.read().split()):
+            _kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _flush() -> None:

@@ -96,9 +96,12 @@ def test_a_fork_that_takes_no_signal_breaks_or_floods_is_ended_as_a_script_is(tm
 # A round that is given up in the middle, with a program of its own.
 ROUND = """
 import os, signal, time
+import health.script
 from health.api import Command
 from health.checks.collect import collect
 from health.script import run_here
+
+health.script.GRACE_S = 60.0  # a busy machine may let the fork run late
 
 class GivenUp(BaseException):
     pass
@@ -116,14 +119,25 @@ if not os.fork():
     os._exit(0)
 asked = [Command("slow", ("sh", "-c", f"echo $$ > {place}; exec sleep 600"), deadline_s=600.0)]
 try:
+    STARTS
     run_here(lambda: collect(asked) and b"", {"PATH": os.environ["PATH"]}, 60.0)
 except GivenUp:
     print(open(place).read().strip())
 """
+# The signal comes after the program's first steps, and before Popen has returned.
+INTERRUPTED = """
+    import subprocess
+    execute = subprocess.Popen._execute_child
+    def interrupted(*arguments):
+        execute(*arguments)
+        time.sleep(600)
+    subprocess.Popen._execute_child = interrupted
+"""
 
 
-def test_a_round_that_is_given_up_leaves_no_program_of_its_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ROUND]
+@pytest.mark.parametrize("starts", ["pass", INTERRUPTED.strip()], ids=["it runs", "it starts"])
+def test_a_round_that_is_given_up_leaves_no_program_of_its_own(tmp_path: Path, starts: str) -> None:
+    command = [sys.executable, "-c", ROUND.replace("STARTS", starts)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     left = int(done.stdout)
