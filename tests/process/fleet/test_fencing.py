@@ -115,7 +115,7 @@ def proved(server: ApiServer, seen: KubernetesView) -> DeathProof:
 def test_a_machine_is_asked_in_every_way(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer, "WITHIN_S", 0.3)
+    monkeypatch.setattr(observer, "WITHIN_S", 1.0)
     server, here = ApiServer(), ("127.0.0.1", listening)
     found = proved(server, world(nowhere, here))
     assert (found.kubelet, found.pods, found.witness) == (False, (), True)
@@ -141,7 +141,7 @@ def test_a_kubelets_words_for_where_it_is_may_be_any_and_prove_nothing(
     listening: int, nowhere: tuple[str, int], nonsense: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are asked for each machine that looks dead: of that one itself, and of those that are well as witnesses."""
-    monkeypatch.setattr(observer, "WITHIN_S", 0.3)
+    monkeypatch.setattr(observer, "WITHIN_S", 1.0)
     server, here = ApiServer(), ("127.0.0.1", listening)
     assert proved(server, world(nonsense, here)).kubelet is None
     assert not proved(server, world(nowhere, nonsense)).witness
@@ -169,7 +169,7 @@ def test_of_several_witnesses_most_must_answer(
     listening: int, nowhere: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A witness kubelet that lies about its place must not speak for everyone's network."""
-    monkeypatch.setattr(observer, "WITHIN_S", 0.3)
+    monkeypatch.setattr(observer, "WITHIN_S", 1.0)
     seen = world(nowhere, ("127.0.0.1", listening))
     liar = seen.nodes["n1"]
     others = {host: replace(liar, name=host, address=host, port=10250) for host in NOWHERE_ELSE}

@@ -176,7 +176,8 @@ def test_of_an_answer_without_an_end_its_status_is_read(receiver: Receiver, file
 def test_whatever_he_says_he_keeps_nobody_and_fills_nothing(
     receiver: Receiver, files: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers, why: str
 ) -> None:
-    monkeypatch.setattr(webhooks, "WITHIN_S", 0.5)
+    if "within" in why:  # what comes at once comes late on a busy machine
+        monkeypatch.setattr(webhooks, "WITHIN_S", 0.5)
     receiver.answers = answers
     assert why in calls(files, call(f"http://127.0.0.1:{receiver.port}/"))
 
@@ -210,7 +211,7 @@ def test_what_is_wanted_no_more_while_it_waits_for_its_turn_is_not_sent(receiver
     go = threading.Event()
 
     def when_told(way: socket.socket) -> None:
-        go.wait(10)
+        go.wait(60)
         TAKES(way)
 
     receiver.answers = when_told

@@ -130,7 +130,7 @@ def test_a_stopped_terminal_holds_nobody_up() -> None:
 def test_tmux_keeps_a_pod_with_its_windows_and_a_process_in_the_background_does_not(tmp_path: Path) -> None:
     if not shutil.which("tmux"):
         pytest.skip("no tmux")
-    server = ["tmux", "-S", "/tmp/minivm-test-keeper"]
+    server = ["tmux", "-S", f"/tmp/minivm-test-keeper-{os.getpid()}"]
     environment = {"PATH": os.environ["PATH"], "HOME": "/", "SHELL": "/bin/sh"}
     subprocess.run([*server, "-f", "/dev/null", "new-session", "-d", "sleep 600"], user=NOBODY, group=NOBODY,
                    extra_groups=[], env=environment, cwd="/", check=True)  # fmt: skip

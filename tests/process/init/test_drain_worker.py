@@ -353,7 +353,7 @@ def test_what_slurmctld_has_said_counts_though_the_rest_does_not_come_in_time(
         monkeypatch.setattr(client, program.name.upper(), str(program))
     monkeypatch.setattr(client, "AT_ONCE", 1)
     heard: list[str] = []
-    client.free(dict.fromkeys(["7", "8", "9"], "R"), "ctl:6817", heard.append, within=2.0)
+    client.free(dict.fromkeys(["7", "8", "9"], "R"), "ctl:6817", heard.append, within=6.0)
     assert told.read_text() == "7\n"
     silence = "no answer from ctl:6817 in time"
     assert [re.sub(r"within [\d.]+ s", "in time", text) for text in heard] == [
@@ -361,7 +361,7 @@ def test_what_slurmctld_has_said_counts_though_the_rest_does_not_come_in_time(
         f"job 9 is not requeued: {silence}", "cancelled job 7",
     ]  # fmt: skip
     assert [name for name, *_ in allowed] == ["scontrol", "scancel"]
-    assert sum(within for _, within, _ in allowed) <= 2.0
+    assert sum(within for _, within, _ in allowed) <= 6.0
 
 
 def test_a_drain_asks_nothing_for_longer_than_it_has(
