@@ -90,7 +90,7 @@ class Pod:
         """Return /metrics as a scraper reads it, from outside the pod."""
         self.container.reload()
         (network,) = self.container.attrs["NetworkSettings"]["Networks"].values()
-        with urllib.request.urlopen(f"http://{network['IPAddress']}:{PROBES}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://{network['IPAddress']}:{PROBES}/metrics", timeout=PATIENCE) as reply:
             return str(reply.read().decode())
 
     def why(self) -> str:

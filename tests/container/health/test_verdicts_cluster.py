@@ -131,9 +131,9 @@ def test_a_person_who_resumes_a_node_is_believed_by_the_prolog(cluster: Cluster)
 def test_a_prolog_took_fresh_verdicts_and_the_job_its_places(cluster: Cluster) -> None:
     output = cluster.controller.run("srun", "--chdir=/tmp", "--nodelist=w2", "printenv", "TMPDIR", user="demo").strip()
     assert output.startswith("/var/tmp/minivm/jobs/")
-    records = cluster.workers["w2"].run("cat", "/var/log/minivm/runs.jsonl")
-    assert '"kind":"prolog"' in records
-    assert '"result":"broken"' not in records
+    records = partial(cluster.workers["w2"].run, "cat", "/var/log/minivm/runs.jsonl")
+    until(lambda: '"kind":"prolog"' in records(), "the prolog's run is in the record", seen=records)
+    assert '"result":"broken"' not in records()
 
 
 def test_a_pod_that_begins_on_a_drain_that_asks_for_it_checks_its_machine_deeply(cluster: Cluster) -> None:
@@ -143,6 +143,7 @@ def test_a_pod_that_begins_on_a_drain_that_asks_for_it_checks_its_machine_deeply
     worker.run("sh", "-c", f"printf '%s\\n' '#!/bin/sh' '{header}' 'echo ill; exit 80' > {place}; chmod 755 {place}")
     reason = "minivm: fleet: goal+proof: reboot new kernel, a deep check is to pass"
     cluster.controller.run("scontrol", "update", "nodename=w2", "state=drain", f"reason={reason}")
+    worker.run("minivm", "stop", "health")  # it writes there
     worker.run("rm", "-rf", "/run/minivm/health", "/run/minivm/verdicts")  # as in a container that is made anew
     worker.container.kill()
     worker.container.start()

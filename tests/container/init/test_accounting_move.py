@@ -29,7 +29,7 @@ KILL = "kill -9 $(pgrep -f '^/opt/minivm/bin/python3 .* accounting move-in') && 
 # The load has begun when it is killed: its stdin gives no more than the beginning.
 KILLED_WHILE_IT_LOADS = f"""
 (head -c 20000 {FILE}; sleep 600) | {IN} &
-for attempt in $(seq 1000); do grep -q loading {MARK} && pgrep mariadb$ && break; sleep 0.05; done
+for attempt in $(seq 2400); do grep -q loading {MARK} && pgrep mariadb$ && break; sleep 0.05; done
 {KILL}
 """
 BIOLOGY = """
@@ -181,7 +181,7 @@ exec mariadbd --no-defaults --user=mysql --datadir=/tmp/db --socket=/tmp/db/sock
 # with [-] because the list also has this script, which must not match.
 PROCESSES_WHILE_IT_LOADS = f"""
 (head -c 20000 {FILE}; sleep 600) | {IN} &
-for attempt in $(seq 1000); do
+for attempt in $(seq 2400); do
     cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' ' ' > /tmp/processes
     grep -q loading {EXTERNAL_MARK} && grep -aq -e '[-]-host mariadb' /tmp/processes && break
     sleep 0.05
@@ -199,7 +199,9 @@ def test_records_go_to_an_external_database_and_come_back(made: World) -> None:
     secret.mkdir()
     (secret / "password").write_text(PASSWORD)
     command = ["bash", "-ec", EXTERNAL]
-    made.pod("controller", "mariadb", entrypoint=command)
+    database = made.pod("controller", "mariadb", entrypoint=command)
+    query = ("mariadb", "--socket=/tmp/db/socket", "-e", "SELECT 1", DATABASE)
+    until(lambda: database.code(*query)[0] == 0, "the external database answers", seen=database.logs)
     env = {
         "MINIVM_ACCOUNTING": "external",
         "MINIVM_DATABASE_HOST": "mariadb:3306",

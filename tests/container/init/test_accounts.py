@@ -82,6 +82,8 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, Pod]]:
             pod.add_user()
         for pod in (controller, worker):
             pod.wait_ready()
+        # The pod is ready before what it can do without.
+        until(lambda: controller.service("slurmdbd")["ready"], "accounting too", seen=controller.account)
         yield controller, worker
 
 

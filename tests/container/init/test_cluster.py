@@ -41,6 +41,7 @@ while True:
 """
 
 
+WAITS = re.compile(r"^MessageTimeout\s+= 60 sec", re.MULTILINE)
 FAILED = "reconfigure failed"
 # Stops the process $0 at the next such line of its log, after the $1 that are there already.
 STOP_AT = f"""
@@ -111,7 +112,7 @@ def test_a_two_node_job_runs(cluster: Cluster) -> None:
 def test_accounting_knows_the_job(cluster: Cluster) -> None:
     job = cluster.submit(command="true")
     until(
-        lambda: "COMPLETED" in cluster.slurm("sacct", "-nX", "-j", job, "--format", "State%20"),
+        lambda: "COMPLETED" in cluster.login.code("sacct", "-nX", "-j", job, "--format", "State%20")[1],
         "sacct shows the job as completed",
     )
 
@@ -157,7 +158,9 @@ def long_job(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Run a job on both nodes; yield it and its start time."""
     job = cluster.submit("-N2", command="srun sleep 7777")
     cluster.wait_state(job, "RUNNING")
-    until(lambda: all("sleep 7777" in w.run("ps", "-eo", "args") for w in cluster.workers), "both steps run")
+    # srun has these words among its own.
+    task = re.compile(r"^(/\S*/)?sleep 7777$", re.MULTILINE)
+    until(lambda: all(task.search(w.run("ps", "-eo", "args")) for w in cluster.workers), "both steps run")
     yield job, cluster.job(job)["StartTime"]
     # A job that ended just before slurmctld was killed is RUNNING in its state until the node registers.
     cluster.slurm("scancel", "--user=demo")
@@ -202,6 +205,13 @@ class TestWhileAJobRuns:
 
     def test_ten_reconfigures_under_load_lose_nothing(self, cluster: Cluster, long_job: tuple[str, str]) -> None:
         """Jobs are submitted, start and end all the while."""
+        # A reconfigure on a busy machine takes longer than the ten seconds for which Slurm's clients wait.
+        cluster.world.configure({"slurm.conf": slurm_conf("MessageTimeout=60")})
+        for pod in (cluster.controller, cluster.login):
+            until(lambda pod=pod: WAITS.search(pod.code("scontrol", "show", "config")[1]), "slurmctld has the limit")  # type: ignore[misc]
+        file = "/run/slurm/conf/slurm.conf"
+        until(lambda: cluster.login.code("grep", "^MessageTimeout=60", file)[0] == 0, "users' clients have it, too")
+        cluster.wait_ready()
         before = {pod.name: pod.service(name) for pod, name in _replaced(cluster)}
         submit = "sbatch --parsable --chdir=/tmp --output=/dev/null --oversubscribe --wrap 'sleep 0.2'"
         loop = f"until [ -e /tmp/enough ]; do {submit} || echo refused; sleep 0.1; done >> /tmp/submitted"
@@ -398,7 +408,7 @@ def test_a_bad_slurm_conf_is_refused_and_the_running_one_stays(cluster: Cluster,
     good = slurm_conf("PartitionName=fresh Nodes=ALL State=UP")
     pid = cluster.controller.service("slurmctld")["pid"]
     cluster.world.configure({"slurm.conf": slurm_conf(line)})
-    text = until(lambda: refusal(cluster), "the refusal is told")
+    text = until(lambda: refusal(cluster), "the refusal is told", within=240)
     assert reason in text
     if "was restarted" not in text:  # a slurmctld that hung on it, as 24.11 sometimes does
         assert cluster.controller.service("slurmctld")["pid"] == pid
@@ -440,7 +450,7 @@ def test_a_refused_slurm_conf_leaves_the_cluster_its_number(cluster: Cluster) ->
     try:
         until(lambda: cluster.controller.code("test", "-e", "/tmp/held")[0] == 0, "the cluster's row is held")
         cluster.world.configure({"slurm.conf": slurm_conf("PartitionName=broken Nodes=nosuch")})
-        until(lambda: refusal(cluster), "the refusal is told")
+        until(lambda: refusal(cluster), "the refusal is told", within=240)
         # Where slurmctld hung on it, slurmdbd has been waiting for the one that is gone, too.
         cluster.wait_answer()
     finally:
@@ -495,7 +505,7 @@ def test_supervisorctl_speaks_to_the_same_services(cluster: Cluster) -> None:
     assert "sshd" in cluster.login.why()
     assert ctl("start", "sshd") == (0, "sshd: started\n")
     assert ctl("signal", "HUP", "sshd") == (0, "sshd: signalled\n")
-    assert "Server listening" in ctl("tail", "sshd")[1]
+    until(lambda: "Server listening" in ctl("tail", "sshd")[1], "its line is in the log")
     code, text = ctl("start", "nosuch")
     assert code != 0 and "no such" in text
     cluster.login.wait_ready()

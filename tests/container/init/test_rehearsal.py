@@ -192,6 +192,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
             pod.add_user()
         for pod in (controller, *workers):
             pod.wait_ready()
+        # The pod is ready before what it can do without.
+        until(lambda: controller.service("slurmdbd")["ready"], "accounting too", seen=controller.account)
         for line in ACCOUNTS:
             controller.run("sacctmgr", "--immediate", *line.split())
         batch = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--mem=10")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 
 ENV = {"MINIVM_ACCOUNTING": "none"}
 VERDICT = "minivm: gpu_ecc[rma]@zero GPU-1: 3 uncorrected errors"
+KEPT_BACK = timedelta(seconds=120)
 HELD = {"w1": "fan 3 is loud, ask Ann x=1", "w2": VERDICT}
 
 
@@ -150,13 +152,17 @@ def test_what_was_ours_is_lifted_and_jobs_run_again(cluster: Cluster, goes: Call
     cluster.wait_job(job, "RUNNING")
     goes(cluster, "w1")
     cluster.workers["w1"].wait_ready()
-    cluster.wait_node("w1", "idle")
-    assert (cluster.job(job), cluster.job(job, "Restarts")) == ("PENDING", "1")
     # Slurm keeps a requeued job back for two minutes, so that what it still has to say to the node of the run before is
     # not said to the next. Nobody waits for that here, and nobody cuts it short: another job shows that the node works.
+    until(
+        lambda: cluster.node("w1") in ("idle", "mixed", "allocated"), "w1 takes jobs", seen=lambda: cluster.held("w1")
+    )
     another = cluster.submit("--nodelist=w1")
     cluster.wait_job(another, "RUNNING")
-    assert cluster.job(job) == "PENDING"
+    # On a busy machine the two minutes may be over by now.
+    assert cluster.job(job, "Restarts") == "1" and cluster.job(job) in ("PENDING", "RUNNING")
+    again, since = (datetime.fromisoformat(cluster.job(job, key)) for key in ("EligibleTime", "SubmitTime"))
+    assert again - since >= KEPT_BACK
     cluster.cancel()
     cluster.wait_node("w1", "idle")
 
@@ -355,8 +361,7 @@ def test_why_tells_of_a_persons_drain_and_asks_only_then(cluster: Cluster) -> No
 
     def is_well() -> bool:
         code, text = worker.code("minivm", "why")
-        assert told in text, text
-        return code == 0
+        return code == 0 and told in text
 
     until(is_well, "the pod is well", seen=worker.account)
     cluster.slurm("scontrol", "update", "nodename=w2", "state=resume")
@@ -374,7 +379,7 @@ def test_the_author_of_a_drain_is_kept_while_the_pod_is_away_for_long(cluster: C
     conf = slurm_conf(accounting=False).replace("\nSlurmdTimeout=60\n", "\nSlurmdTimeout=120\n")
     cluster.world.configure({"slurm.conf": conf})
     limit = re.compile(r"^SlurmdTimeout += 120 sec$", re.MULTILINE)
-    until(lambda: limit.search(cluster.slurm("scontrol", "show", "config")), "slurmctld has the limit", within=120)
+    until(lambda: limit.search(cluster.controller.code("scontrol", "show", "config")[1]), "slurmctld has the limit")
     cluster.slurm("scontrol", "update", "nodename=w2", "state=drain", "reason=fan is loud", user="slurm")
     since = cluster.node("w2", "%H")
     cluster.workers["w2"].container.kill()

@@ -45,6 +45,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 MaxNodeCount=1024
 ReturnToService=2
+MessageTimeout=60
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:4
 """
@@ -202,7 +203,7 @@ def test_their_reconfigure_reaches_the_worker(slinky: Slinky, controller: Pod, w
     slinky.etc(CONTROLLER, SLURM_UID, {"slurm.conf": text.encode()})
     # The operator's sidecar is of the same image, and starts with tini.
     asked(controller, "tini", "-g", "--", "bash", "-c", "scontrol reconfigure")
-    until(lambda: "PartitionName=more" in worker.run("scontrol", "show", "partition"), "the partition is there")
+    until(lambda: "PartitionName=more" in worker.code("scontrol", "show", "partition")[1], "the partition is there")
     until(lambda: "PartitionName=more" in worker.run("cat", "/run/slurm/conf/slurm.conf"), "slurmd has the file")
     controller.wait_ready()
     worker.wait_ready()
