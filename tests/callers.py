@@ -10,8 +10,17 @@ from dataclasses import dataclass, field
 
 # Each is run again and again, beside the others.
 COMMANDS = ("sinfo -h", "squeue -h", "scontrol show partition", "sbatch --parsable -H -o /dev/null --wrap=true")
+# They wait for slurmctld longer than the chart's clients: on a busy machine its next pod takes longer to answer.
 SCRIPT = r"""
-import json, subprocess, sys, threading, time
+import json, os, re, shutil, subprocess, sys, tempfile, threading, time
+conf = os.path.join(tempfile.mkdtemp(), "conf")
+shutil.copytree("/run/slurm/conf", conf)
+with open(os.path.join(conf, "slurm.conf"), "r+") as file:
+    text = re.sub(r"(?im)^MessageTimeout *=.*$", "", file.read())
+    file.seek(0)
+    file.write(f"{text}\nMessageTimeout=100\n")
+    file.truncate()
+os.environ["SLURM_CONF"] = os.path.join(conf, "slurm.conf")
 ended, said = threading.Event(), threading.Lock()
 def call(command):
     while not ended.wait(0.5):
@@ -61,7 +70,7 @@ def calling(into_pod: Sequence[str], user: str, commands: Sequence[str] = COMMAN
     try:
         yield seen
     finally:
-        output, errors = callers.communicate("", timeout=180)
+        output, errors = callers.communicate("", timeout=300)
     assert callers.returncode == 0, f"the commands ended with {callers.returncode}: {errors}"
     for call in map(json.loads, output.splitlines()):
         seen.add(*call)

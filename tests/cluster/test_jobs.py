@@ -87,7 +87,9 @@ def accounted(person: Researcher) -> None:
     until(lambda: person.try_("test -e there").returncode == 0, "it has worked", seen=lambda: person("squeue --me"))
 
     def running() -> dict[str, float]:
-        return figures(person(f"sstat -n -P -j {job}.batch -o {','.join(FIGURES)}").splitlines()[-1])
+        """Return nothing while there is none: slurmd may not have answered sstat in time."""
+        lines = person.try_(f"sstat -n -P -j {job}.batch -o {','.join(FIGURES)}").stdout.splitlines()
+        return figures(lines[-1]) if lines else {}
 
     until(lambda: running().get("MaxRSS", 0) > 190 * MIB, "sstat sees its memory", seen=running)
     person("touch seen")

@@ -22,12 +22,13 @@ def test_a_changed_slurm_conf_is_live_and_no_pod_and_no_job_knows_of_it(release:
     release.upgrade(slurm={"partitions": {"night": {"pools": ["worker"], "options": {"MaxTime": "08:00:00"}}}})
 
     def live() -> bool:
-        return "MaxTime=08:00:00" in release.slurm("scontrol", "show", "partition")
+        # slurmctld closes the connections that it has not answered when it hands over.
+        return "MaxTime=08:00:00" in release.slurm("sh", "-c", "scontrol show partition || true")
 
     until(live, "the partition is there", within=180, seen=lambda: release.run("controller-0", "minivm", "status"))
     print(f"ConfigMap to live: {time.monotonic() - begun:.1f} s")
     # Login pods and workers have theirs from slurmctld.
-    until(lambda: "night" in release.as_user("alice", "sinfo -h -o %P"), "the login pod has it")
+    until(lambda: "night" in release.as_user("alice", "sinfo -h -o %P || true"), "the login pod has it")
     assert release.state(job) == "RUNNING"
     assert release.lives() == before
     release.slurm("scancel", job)
