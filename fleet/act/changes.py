@@ -69,15 +69,33 @@ async def apply_change(api: ApiClient, change: actions.Change) -> bool:
         raise
 
 
-async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901, PLR0912, PLR0915 - one case for each change
+async def _apply(api: ApiClient, change: actions.Change) -> bool:
+    match change:
+        case actions.ShowOnPod() | actions.ShowStates() | actions.ShowOnNode() | actions.HideOnNode():
+            await _show_conditions(api, change)
+        case PodChange():
+            await _change_pod(api, change)
+        case NodeChange():
+            return await _change_node(api, change)
+        case Delete():
+            return await _delete(api, change)
+        case CreatePod():
+            await _create_pod(api, change)
+        case _:
+            await _change_object(api, change)
+    return True
+
+
+async def _show_conditions(
+    api: ApiClient, change: actions.ShowOnPod | actions.ShowStates | actions.ShowOnNode | actions.HideOnNode
+) -> None:
+    """Write or remove the conditions of a pod or a Node that show Slurm's state."""
     match change:
         case actions.ShowOnPod(pod, uid, condition):
-            words: Object = {"name": pod, "namespace": api.namespace}
-            await patch_status(api, pod, uid, api.core.patch_namespaced_pod_status, words, _condition(condition))
+            await _patch_pod_status(api, pod, uid, _condition(condition))
         case actions.ShowStates(pod, uid, conditions, removed):
-            words = {"name": pod, "namespace": api.namespace}
             items = [*map(_condition, conditions), *({"type": type_, "$patch": "delete"} for type_ in removed)]
-            await patch_status(api, pod, uid, api.core.patch_namespaced_pod_status, words, *items)
+            await _patch_pod_status(api, pod, uid, *items)
         case actions.ShowOnNode(node, uid, condition):
             # Tools that list Nodes print the heartbeat, which would be in year 1 without a value.
             item = {**_condition(condition), "lastHeartbeatTime": rfc3339(time.time())}
@@ -85,6 +103,11 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
         case actions.HideOnNode(node, uid, type_):
             item = {"type": type_, "$patch": "delete"}
             await patch_status(api, node, uid, api.core.patch_node_status, {"name": node}, item)
+
+
+async def _change_pod(api: ApiClient, change: PodChange) -> None:
+    """Mark or evict a pod that exists."""
+    match change:
         case actions.Free():
             await _mark_pod(api, change, labels={FREE: "true" if change.precondition else LOST})
         case actions.Protect():
@@ -93,6 +116,16 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
             await _mark_pod(api, change, annotations={RESTART: change.value})
         case Evict():
             await _evict(api, change)
+        case actions.Adopt(pod, _, _, pool):
+            labels = {TEMPLATE: pool.status.adopted or pool.hash, POD_NAME: pod}
+            await _mark_pod(api, change, labels=labels, ownerReferences=[_owner(pool)])
+        case _:
+            raise TypeError(f"{type(change).__name__} is no change of a pod")
+
+
+async def _change_node(api: ApiClient, change: NodeChange) -> bool:
+    """Cordon, taint or annotate a Node, or take that back. False: the Node has changed since it was read."""
+    match change:
         case actions.Cordon():
             marks: Object = {"labels": {CORDONED: api.mark}, "annotations": {CORDON_REASON: change.reason}}
             await _patch_node(api, "cordon", change, marks, {"unschedulable": True})
@@ -107,8 +140,14 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
             return await _taint(api, change, change.reason)
         case actions.Unfence():
             return await _taint(api, change, None)
-        case Delete():
-            return await _delete(api, change)
+        case _:
+            raise TypeError(f"{type(change).__name__} is no change of a Node")
+    return True
+
+
+async def _change_object(api: ApiClient, change: actions.Change) -> None:
+    """Create a Machine, perform its remedy, or write the status of a Machine or a WorkerPool."""
+    match change:
         case actions.Make(name):
             body: Object = {**MACHINE_KIND, "metadata": {"name": name, "labels": api.labels}, "spec": {}}
             words = {**MACHINES, "namespace": api.namespace, "body": body}
@@ -120,16 +159,15 @@ async def _apply(api: ApiClient, change: actions.Change) -> bool:  # noqa: C901,
         case actions.CallHook():
             # The receiver has answered already.
             await _record(api, change.machine.name, change.machine.version, change.new_status)
-        case CreatePod():
-            await _create_pod(api, change)
-        case actions.Adopt(pod, _, _, pool):
-            labels = {TEMPLATE: pool.status.adopted or pool.hash, POD_NAME: pod}
-            await _mark_pod(api, change, labels=labels, ownerReferences=[_owner(pool)])
         case actions.NotePool(name, version, pool_status):
             await _note_pool(api, name, version, pool_status)
         case _:
             raise TypeError(f"{type(change).__name__} is no change of Kubernetes")
-    return True
+
+
+async def _patch_pod_status(api: ApiClient, pod: str, uid: str, *items: Object) -> None:
+    words = {"name": pod, "namespace": api.namespace}
+    await patch_status(api, pod, uid, api.core.patch_namespaced_pod_status, words, *items)
 
 
 async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: Object, *items: Object) -> None:

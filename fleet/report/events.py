@@ -19,10 +19,28 @@ from ground.errors import one_line
 
 def in_words(action: actions.Action) -> str:
     """Render a change or notice as one printable line."""
-    return one_line(_words(action))
+    return one_line(_describe(action))
 
 
-def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for condition change
+def _describe(action: actions.Action) -> str:
+    match action:
+        case actions.Drain() | actions.Undrain() | actions.Remove() | actions.Forget() | actions.Place():
+            return _describe_in_slurm(action)
+        case actions.PodChange() | actions.Delete() | actions.CreatePod():
+            return _describe_of_pod(action)
+        case actions.NodeChange():
+            return _describe_of_node(action)
+        case actions.ShowOnPod() | actions.ShowOnNode() | actions.ShowStates() | actions.HideOnNode():
+            return _describe_shown(action)
+        case actions.Notice(about, _, text):
+            return f"{about}: {text}"
+        case _:
+            return _describe_of_object(action)
+
+
+def _describe_in_slurm(
+    action: actions.Drain | actions.Undrain | actions.Remove | actions.Forget | actions.Place,
+) -> str:
     match action:
         case actions.Drain(name, reason, _, _, down):
             return f"{'set down' if down else 'drain'} {name} in Slurm: {reason}"
@@ -32,6 +50,13 @@ def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one
             return f"remove the record of {name} from Slurm: its name does not come back, and nothing refers to it"
         case actions.Forget(name):
             return f"remove the fleet's mark from {name}"
+        case actions.Place(name, place):
+            switch, *block = (part.rpartition(":")[2] for part in place.split(","))
+            return f"place {name} at {switch}{''.join(f', in block {name_},' for name_ in block)} in Slurm"
+
+
+def _describe_of_pod(action: actions.PodChange | actions.Delete | actions.CreatePod) -> str:
+    match action:
         case actions.Evict(pod, _, _, why):
             return f"evict {pod}: {why}"
         case actions.Free(pod):
@@ -40,6 +65,38 @@ def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one
             return f"restart slurmd of {pod}: Slurm does not know it" if word else f"Slurm knows {pod} again"
         case actions.Protect(pod):
             return f"protect {pod}: it may get a job"
+        case actions.Delete(pod, _, node):
+            return f"delete {pod} by force: {node} is given up"
+        case actions.CreatePod(name, node, pool):
+            return f"create {name} of {pool.name}{f' on {node}' if node else ''}: template {pool.hash}"
+        case actions.Adopt(pod, _, _, pool):
+            return f"adopt {pod} into {pool.name} unchanged"
+        case _:
+            raise TypeError(f"{type(action).__name__} is no change of a pod")
+
+
+def _describe_of_node(action: actions.NodeChange) -> str:
+    match action:
+        case actions.Cordon(node, _, _, why):
+            return f"cordon {node}: {why}"
+        case actions.Uncordon(node):
+            return f"uncordon {node}"
+        case actions.Fence(node, _, _, why):
+            return f"give up {node} and taint it out-of-service: {why}"
+        case actions.Unfence(node):
+            return f"take {node} back into service"
+        case actions.Annotate(node, _, _, values):
+            return f"request a remedy of {node}: {' '.join(f'{key}={value}' for key, value in values)}"
+        case actions.Withdraw(node):
+            return f"withdraw the request for a remedy of {node}"
+        case _:
+            raise TypeError(f"{type(action).__name__} is no change of a Node")
+
+
+def _describe_shown(
+    action: actions.ShowOnPod | actions.ShowOnNode | actions.ShowStates | actions.HideOnNode,
+) -> str:
+    match action:
         case actions.ShowOnPod(name, _, seen) | actions.ShowOnNode(name, _, seen):
             return f"show on {name}: {seen.reason} {seen.message}".rstrip()
         case actions.ShowStates(name, _, states, removed):
@@ -47,40 +104,23 @@ def _words(action: actions.Action) -> str:  # noqa: C901, PLR0911, PLR0912 - one
             return f"show on {name}: {shown}" if states else f"remove from {name}: {', '.join(removed)}"
         case actions.HideOnNode(node):
             return f"remove the condition from {node}: no worker is on it"
-        case actions.Cordon(node, _, _, why):
-            return f"cordon {node}: {why}"
-        case actions.Fence(node, _, _, why):
-            return f"give up {node} and taint it out-of-service: {why}"
-        case actions.Unfence(node):
-            return f"take {node} back into service"
-        case actions.Delete(pod, _, node):
-            return f"delete {pod} by force: {node} is given up"
-        case actions.Uncordon(node):
-            return f"uncordon {node}"
+
+
+def _describe_of_object(
+    action: actions.Make | actions.Record | actions.StartJob | actions.CallHook | actions.NotePool,
+) -> str:
+    match action:
         case actions.Make(name, node):
             return f"create Machine {name} for {node}"
         case actions.Record(name, _, status):
             last = f": {status.history[-1].what} {status.history[-1].text}".rstrip() if status.history else ""
             return f"record Machine {name}: {status.state}{last}"
-        case actions.Annotate(node, _, _, values):
-            return f"request a remedy of {node}: {' '.join(f'{key}={value}' for key, value in values)}"
-        case actions.Withdraw(node):
-            return f"withdraw the request for a remedy of {node}"
         case actions.StartJob(name, node, _, goal, why):
             return f"start Job {name} to {goal} {node}: {why}"
         case actions.CallHook(name, node, _, goal, why, hook):
             return f"call {hook.where} for {name} to {goal} {node}: {why}"
-        case actions.Place(name, place):
-            switch, *block = (part.rpartition(":")[2] for part in place.split(","))
-            return f"place {name} at {switch}{''.join(f', in block {name_},' for name_ in block)} in Slurm"
-        case actions.CreatePod(name, node, pool):
-            return f"create {name} of {pool.name}{f' on {node}' if node else ''}: template {pool.hash}"
-        case actions.Adopt(pod, _, _, pool):
-            return f"adopt {pod} into {pool.name} unchanged"
         case actions.NotePool(name, _, status):
             return f"record WorkerPool {name}: {status.ready} of {status.wanted} ready, {status.updated} updated"
-        case actions.Notice(about, _, text):
-            return f"{about}: {text}"
 
 
 def new_entries(before: MachineStatus, after: MachineStatus) -> tuple[HistoryEntry, ...]:
