@@ -198,6 +198,28 @@ def plan_loans(
     policy: Policy,
 ) -> Mapping[str, Loans]:
     """Plan the loans of all pools together, so that a guest gets one machine only."""
+    loans, lenders = _sort_lenders(pools, kubernetes, slurm, policy)
+    if not lenders:
+        return loans
+    by_name = {worker.name: worker for worker in workers}
+    allocation = Allocation(lenders, by_name, kubernetes, slurm, now, policy)
+    allocation.assign(begin=policy.lend.notice_s < inf)
+    for lender in lenders:
+        guests_unknown = bool(kubernetes.unknown_namespaces)
+        loan = _loans(lender, allocation.assigned, by_name, now, policy, guests_unknown=guests_unknown)
+        loans[lender.pool.name] = loan
+    if allocation.unfinished:
+        # Reported once, with the first pool.
+        first = lenders[0].pool.name
+        notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.unfinished)]
+        loans[first] = replace(loans[first], notices=(*loans[first].notices, *notices))
+    return loans
+
+
+def _sort_lenders(
+    pools: Iterable[WorkerPool], kubernetes: KubernetesView, slurm: SlurmView, policy: Policy
+) -> tuple[dict[str, Loans], list[Lender]]:
+    """Return the loans of pools that cannot lend now, by the pool's name, and the pools that may lend."""
     loans: dict[str, Loans] = {}
     lenders: list[Lender] = []
     for pool in pools:
@@ -218,22 +240,8 @@ def plan_loans(
             loans[pool.name] = Loans(lent_names, {name: cause("lend", UNNAMED) for name in lent_names}, lends=True)
         else:
             # The small addend makes 0.29 of 100 the wanted 29.
-            lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9), _template_requests(pool)))
-    if not lenders:
-        return loans
-    by_name = {worker.name: worker for worker in workers}
-    allocation = Allocation(lenders, by_name, kubernetes, slurm, now, policy)
-    allocation.assign(begin=policy.lend.notice_s < inf)
-    for lender in lenders:
-        guests_unknown = bool(kubernetes.unknown_namespaces)
-        loan = _loans(lender, allocation.assigned, by_name, now, policy, guests_unknown=guests_unknown)
-        loans[lender.pool.name] = loan
-    if allocation.unfinished:
-        # Reported once, with the first pool.
-        first = lenders[0].pool.name
-        notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.unfinished)]
-        loans[first] = replace(loans[first], notices=(*loans[first].notices, *notices))
-    return loans
+            lenders.append(Lender(pool, names, before, int(share * len(names) + 1e-9), _read_requests(pool)))
+    return loans, lenders
 
 
 def unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
@@ -244,7 +252,7 @@ def unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
             yield Notice("fleet", "lend", text)
 
 
-def _template_requests(pool: WorkerPool) -> Amounts:
+def _read_requests(pool: WorkerPool) -> Amounts:
     try:
         return requests(Fields(pool.template, "spec.template").sub("spec"))
     except FleetError:

@@ -81,6 +81,19 @@ class _PlanBuilder:
     spare: set[str] = field(default_factory=set)
     maybe_claimed: set[str] = field(default_factory=set)
 
+    def report_mistake(self, pool: WorkerPool) -> None:
+        if pool.mistake:
+            text = f"{pool.mistake}: its last good spec applies until you correct it"
+            self.actions.append(Notice(pool.name, "pool", text))
+
+    def refuse(self, view: PoolView, refusal: str) -> None:
+        """Report a pool that claims pods of an older pool, and change no pod for it."""
+        self.actions += [Notice(view.pool.name, "pool", refusal), *view.write_status(refusal)]
+
+    def leave_to_set(self, pool: WorkerPool) -> None:
+        """Leave the pods to a StatefulSet of the pool's name."""
+        self.actions.append(Notice(pool.name, "pool", f"{UNTOUCHED} while a StatefulSet of its name makes them"))
+
     def add_elastic(self, plan: ElasticPlan, slurm: SlurmView) -> None:
         """Add the pods by which an elastic pool shrinks."""
         self.causes |= {name: {"surplus": reason} for name, reason in plan.going.items()}
@@ -141,16 +154,12 @@ def plan_pools(
     builder = _PlanBuilder()
     builder.actions += lending.unknown_lenders({pool.label for pool in live_pools}, policy)
     for pool in live_pools:
-        if pool.mistake:
-            text = f"{pool.mistake}: its last good spec applies until you correct it"
-            builder.actions.append(Notice(pool.name, "pool", text))
+        builder.report_mistake(pool)
         if refusal := refused.get(pool.name):
-            view = PoolView(pool, kubernetes, workers, now, policy)
-            builder.actions += [Notice(pool.name, "pool", refusal), *view.write_status(refusal)]
+            builder.refuse(PoolView(pool, kubernetes, workers, now, policy), refusal)
             continue
         if pool.name in sets:
-            text = f"{UNTOUCHED} while a StatefulSet of its name makes them"
-            builder.actions.append(Notice(pool.name, "pool", text))
+            builder.leave_to_set(pool)
             continue
         plan, loans = elastic_plans.get(pool.name), loans_by_pool.get(pool.name, lending.NONE)
         view = PoolView(pool, kubernetes, workers, now, policy, plan, loans)

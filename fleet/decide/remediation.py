@@ -259,14 +259,8 @@ def record_machines(
     Skips machines whose Node cannot be read. `failed`: changes that failed, such as a remedy.
     """
     machines, rules = kubernetes.machines or {}, policy.machines
-    for verdict in sorted(goals.common):
-        yield Notice(
-            "fleet",
-            "common",
-            f"many machines report {verdict}, so the check is probably wrong: the fleet treats none for it",
-        )
-    room = rules.most_in_treatment(len(machines))
-    room -= sum(in_treatment(machine.status.remedy) for machine in machines.values())
+    yield from _report_common(goals)
+    room = _count_room(machines, rules)
     yield from missing_machines(machines, goals.hosts, goals.machine_at)
     node_of = {machine: node_name for node_name, machine in goals.machine_at.items()}
     for name, machine in machines.items():
@@ -283,7 +277,7 @@ def record_machines(
             after, request, text = turn.step(after)
         room -= machine.status.remedy is None and after.remedy is not None
         if goal.up:
-            text = "" if goal.person else _owed_proof(host, goals)
+            text = "" if goal.person else _find_owed_proof(host, goals)
         if (refusal := _refusal(request, failed or {})) is not None:
             text = f"the request failed: {refusal}"
         proposal = goals.proposed.get(name, UP) if goal.up else UP
@@ -291,16 +285,35 @@ def record_machines(
         if after.why:
             subject = "goal" if proposal.up else "propose"
             yield Notice(node_name or name, subject, f"{name}: {goal.goal}: {after.why}")
-        if isinstance(request, StartJob | CallHook):
-            yield replace(request, new_status=replace(after, remedy=request.new_status.remedy))
-            continue
-        if request is not None:
-            yield request
-        if after != machine.status:
-            yield Record(name, machine.version, after)
+        yield from _request_and_record(machine, after, request)
 
 
-def _owed_proof(host: Host | None, goals: Goals) -> str:
+def _count_room(machines: Mapping[str, MachineObject], rules: Machines) -> int:
+    """Count the machines that may begin a treatment now."""
+    return rules.most_in_treatment(len(machines)) - sum(
+        in_treatment(machine.status.remedy) for machine in machines.values()
+    )
+
+
+def _report_common(goals: Goals) -> Iterator[Notice]:
+    """Report the verdicts that so many machines have that the check is at fault rather than they."""
+    for verdict in sorted(goals.common):
+        text = f"many machines report {verdict}, so the check is probably wrong: the fleet treats none for it"
+        yield Notice("fleet", "common", text)
+
+
+def _request_and_record(machine: MachineObject, after: MachineStatus, request: Request | None) -> Iterator[Action]:
+    """Yield the request of a remedy's next step, if any, and the new status; a Job or a webhook records it itself."""
+    if isinstance(request, StartJob | CallHook):
+        yield replace(request, new_status=replace(after, remedy=request.new_status.remedy))
+        return
+    if request is not None:
+        yield request
+    if after != machine.status:
+        yield Record(machine.name, machine.version, after)
+
+
+def _find_owed_proof(host: Host | None, goals: Goals) -> str:
     """Return the proof that a worker of the machine still owes; empty if none does."""
     owed = (text for worker in (host.workers if host else ()) for text in _unproven(worker, goals).values())
     return next(owed, "")

@@ -52,16 +52,7 @@ def plan_turns(
     if not pool.max_unavailable:
         return causes_by_pod
     used, waiting = away, 0
-    judged = [candidate for candidate in stale if _is_known(candidate.worker, slurm, now, policy)]
-    # A pod that is drained for this cause keeps its place before one that is drained for another.
-    for candidate in sorted(
-        judged,
-        key=lambda candidate: (
-            turn_state(candidate.worker, slurm),
-            not _is_drained_for(candidate),
-            candidate.worker.name,
-        ),
-    ):
+    for candidate in _sort_by_turn(stale, slurm, now, policy):
         node, causes = candidate.worker.slurm, {candidate.kind: candidate.reason}
         state = turn_state(candidate.worker, slurm)
         if node is not None and is_held_by_others(node, candidate.kind):
@@ -83,6 +74,22 @@ def plan_turns(
             causes |= cause("deadline", pool.deadline_s)
         causes_by_pod[candidate.worker.name] = causes
     return causes_by_pod
+
+
+def _sort_by_turn(stale: Iterable[Stale], slurm: SlurmView, now: float, policy: Policy) -> list[Stale]:
+    """Order the pods whose state is known: idle ones first.
+
+    A pod that is drained for this cause keeps its place before one that is drained for another.
+    """
+    known = [candidate for candidate in stale if _is_known(candidate.worker, slurm, now, policy)]
+    return sorted(
+        known,
+        key=lambda candidate: (
+            turn_state(candidate.worker, slurm),
+            not _is_drained_for(candidate),
+            candidate.worker.name,
+        ),
+    )
 
 
 def turn_state(worker: Worker, slurm: SlurmView) -> TurnState:

@@ -323,19 +323,23 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
     elif machine is not None:
         shown["state"] = _without_worker(machine.status, kubernetes)
     if node is not None:
-        shown["signs"] = [
-            {
-                "type": line(key, SHORT),
-                "status": line(condition.status, SHORT),
-                "text": line(condition.message or condition.reason, LONG),
-            }
-            for key, condition in sorted(node.conditions.items())[:MOST_ITEMS]
-        ]
+        shown["signs"] = _list_conditions(node)
     if machine is not None:
         shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
     shown["stands"] = [_notice(notice) for notice in decision.notices if notice.about in names]
     shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if object_name(change) in names]
     return shown
+
+
+def _list_conditions(node: KubeNode) -> list[dict[str, str]]:
+    return [
+        {
+            "type": line(key, SHORT),
+            "status": line(condition.status, SHORT),
+            "text": line(condition.message or condition.reason, LONG),
+        }
+        for key, condition in sorted(node.conditions.items())[:MOST_ITEMS]
+    ]
 
 
 def _short(value: Any) -> Any:
