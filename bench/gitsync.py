@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -93,13 +93,30 @@ def timed(argv: list[str], env: dict[str, str], cwd: Path) -> float:
     return time.monotonic() - begun
 
 
-def one_change(folder: Path) -> str:
+KINDS = ("pull", "gitsync", "idle pull", "idle gitsync")
+
+
+@dataclass(slots=True)
+class ChangeFigures:
+    """Seconds and received bytes of a first transfer and of each change, by `git pull` and by gitsync."""
+
+    first_clone: float = 0.0
+    first_sync: float = 0.0
+    clone_bytes: int = 0
+    sync_bytes: int = 0
+    times: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in (*KINDS, "published")})
+    moved: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    steps: list[dict[str, float]] = field(default_factory=list)
+
+
+def measure_one_change(folder: Path) -> str:
     world = World.make(folder)
     many_files(world)
-    plain = folder / "plain"
-    times: dict[str, list[float]] = {"pull": [], "gitsync": [], "idle pull": [], "idle gitsync": [], "published": []}
-    moved: dict[str, list[int]] = {"pull": [], "gitsync": [], "idle pull": [], "idle gitsync": []}
-    steps: list[dict[str, float]] = []
+    return show_changes(measure_changes(world, folder))
+
+
+def measure_changes(world: World, folder: Path) -> ChangeFigures:
+    plain, figures = folder / "plain", ChangeFigures()
     with HttpGit(folder).serve() as server:
         port = int(server.url.split(":")[2].split("/")[0])
         with Line(("127.0.0.1", port)).open() as line:
@@ -107,11 +124,11 @@ def one_change(folder: Path) -> str:
             git_env = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(folder)}
             pull = ["git", "-C", str(plain), "pull", "-q", "--ff-only"]
             line.total = 0
-            first_clone = timed(["git", "clone", "-q", url, str(plain)], git_env, folder)
-            clone_bytes, line.total = line.total, 0
+            figures.first_clone = timed(["git", "clone", "-q", url, str(plain)], git_env, folder)
+            figures.clone_bytes, line.total = line.total, 0
             settings = replace(world.settings, repo=url, keep=2)
-            first_sync = loop_cycle(settings, look=True)
-            sync_bytes = line.total
+            figures.first_sync = loop_cycle(settings, look=True)
+            figures.sync_bytes = line.total
             work: dict[str, Callable[[], float]] = {
                 "pull": lambda: timed(pull, git_env, folder),
                 "gitsync": lambda: loop_cycle(settings, look=False),
@@ -122,17 +139,23 @@ def one_change(folder: Path) -> str:
                 for name in sorted(work, reverse=bool(number % 2)):
                     for kind in (name, f"idle {name}"):
                         line.total, at = 0, time.time()
-                        times[kind].append(work[name]())
-                        moved[kind].append(line.total)
+                        figures.times[kind].append(work[name]())
+                        figures.moved[kind].append(line.total)
                         if kind == "gitsync":
                             state = json.loads(world.layout.state.read_text())
-                            steps.append(state["durations"])
-                            times["published"].append(state["published"]["at"] - at)
+                            figures.steps.append(state["durations"])
+                            figures.times["published"].append(state["published"]["at"] - at)
                 assert world.live() == world.upstream.git("rev-parse", "HEAD")
-            times["look gitsync"] = [loop_cycle(settings, look=True) for _ in range(3)]
+            figures.times["look gitsync"] = [loop_cycle(settings, look=True) for _ in range(3)]
+    return figures
+
+
+def show_changes(figures: ChangeFigures) -> str:
+    times, moved = figures.times, figures.moved
+    clone, sync = (f"{seconds * 1000:.0f}" for seconds in (figures.first_clone, figures.first_sync))
     rows = [
-        ["first: clone, or publish 10,000 files", f"{first_clone * 1000:.0f}", f"{clone_bytes:,}", "git clone"],
-        ["", f"{first_sync * 1000:.0f}", f"{sync_bytes:,}", "gitsync (depth 1; every file hashed and parsed)"],
+        ["first: clone, or publish 10,000 files", clone, f"{figures.clone_bytes:,}", "git clone"],
+        ["", sync, f"{figures.sync_bytes:,}", "gitsync (depth 1; every file hashed and parsed)"],
         ["one line changed", ms(times["pull"]), f"{int(statistics.median(moved['pull'])):,}", "git pull"],
         ["", ms(times["published"]), f"{int(statistics.median(moved['gitsync'])):,}", "gitsync, until readers get it"],
         ["", ms(times["gitsync"]), "", "gitsync, and the oldest tree removed"],
@@ -142,7 +165,7 @@ def one_change(folder: Path) -> str:
     ]
     text = table(f"A repository of {FILES:,} files over http", ["", "ms: median (range)", "bytes received", "by"], rows)
     parts = ", ".join(
-        f"{name} {statistics.median([each.get(name, 0.0) for each in steps]) * 1000:.0f}"
+        f"{name} {statistics.median([each.get(name, 0.0) for each in figures.steps]) * 1000:.0f}"
         for name in ("fetch", "verify", "write", "check", "publish", "prune")
     )
     return f"{text}\nSteps of gitsync for the changed line, median ms: {parts}.\n"
@@ -285,7 +308,7 @@ def counters(port: int) -> dict[str, int]:
 
 
 def main() -> int:
-    for part in (one_change, a_thousand):
+    for part in (measure_one_change, a_thousand):
         folder = Path(tempfile.mkdtemp(prefix="bench-gitsync-"))
         try:
             print(part(folder), flush=True)

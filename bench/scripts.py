@@ -89,7 +89,11 @@ def used_ms(pid: int) -> float:
     return ticks * 1000 / os.sysconf("SC_CLK_TCK")
 
 
-def both(world: World, job: dict[str, str]) -> list[tuple[str, float, float, float]]:
+# What was measured: median and 99th percentile of the time, and the median of the processor time, in milliseconds.
+Row = tuple[str, float, float, float]
+
+
+def measure_ways(world: World, job: dict[str, str]) -> list[Row]:
     """Measure each kind by a Python of its own, then by the resident runner, including the runner's processor time."""
     rows = []
     compile_clients(world)
@@ -127,55 +131,61 @@ def at_once(world: World, job: dict[str, str]) -> Cost:
     return Cost((time.perf_counter() - began) * 1000, 0.0)
 
 
+def measure_checks(world: World, prolog: list[str], check: list[str]) -> list[Row]:
+    """Measure a prolog with fresh verdicts, with none, and each check by itself."""
+    names = sorted(path.stem for path in (world.tree / "health.d").glob("*.py"))
+
+    def run_inline() -> Cost:
+        # Without the index nothing is known, and the prolog runs every check itself, in one child.
+        (world.root / "health/index.json").unlink(missing_ok=True)
+        return timed(prolog, world.environment)
+
+    def run_each() -> Cost:
+        return sum((timed([*check, "--checks", name], world.environment) for name in names), Cost(0, 0))
+
+    timed([*check, "--when", "prolog"], world.environment)
+    rows = [
+        ("bare interpreter (`python3 -I -c pass`): the floor", *figures(100, lambda: timed([*prolog[:3], "pass"], {}))),
+        ("prolog, 20 verdicts fresh", *figures(200, lambda: timed(prolog, world.environment))),
+    ]
+    record = world.records()[-1]["checks"]
+    if record != {"fresh": 20, "ran": 0}:
+        raise RuntimeError(f"this measures something else: {json.dumps(record)}")
+    rows.append(("prolog, the 20 checks run inline in one child", *figures(30, run_inline)))
+    rows.append(("the 20 checks, an interpreter each, one after the other", *figures(5, run_each)))
+    return rows
+
+
+def measure_default_tree(world: World, prolog: list[str], check: list[str], job: dict[str, str]) -> Row:
+    """Measure a prolog with fresh verdicts that also runs the default tree's scripts."""
+    shutil.copytree(ROOT / "scripts/prolog.d", world.tree / "prolog.d")
+    timed([*check, "--when", "prolog"], world.environment)
+    return (
+        "prolog, 20 verdicts fresh, with the default tree's two scripts",
+        *figures(100, lambda: timed(prolog, job)),
+    )
+
+
 def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="bench-scripts-"))
     try:
         world = build(folder)
         prolog = [sys.executable, "-I", "-c", LAUNCH.format(kind="prolog")]
         check = [sys.executable, "-I", "-m", "health.checks.round", "--tree", str(world.tree), "--commit", "zero"]
-        names = sorted(path.stem for path in (world.tree / "health.d").glob("*.py"))
-
-        def inline() -> Cost:
-            # Without the index nothing is known, and the prolog runs every check itself, in one child.
-            (world.root / "health/index.json").unlink(missing_ok=True)
-            return timed(prolog, world.environment)
-
-        def each() -> Cost:
-            return sum((timed([*check, "--checks", name], world.environment) for name in names), Cost(0, 0))
-
-        timed([*check, "--when", "prolog"], world.environment)
-        rows = [
-            (
-                "bare interpreter (`python3 -I -c pass`): the floor",
-                *figures(100, lambda: timed([*prolog[:3], "pass"], {})),
-            ),
-            ("prolog, 20 verdicts fresh", *figures(200, lambda: timed(prolog, world.environment))),
-        ]
-        record = world.records()[-1]["checks"]
-        if record != {"fresh": 20, "ran": 0}:
-            raise RuntimeError(f"this measures something else: {json.dumps(record)}")
-        rows.append(("prolog, the 20 checks run inline in one child", *figures(30, inline)))
-        rows.append(("the 20 checks, an interpreter each, one after the other", *figures(5, each)))
-        shutil.copytree(ROOT / "scripts/prolog.d", world.tree / "prolog.d")
-        timed([*check, "--when", "prolog"], world.environment)
         job = {
             **world.environment,
             "MINIVM_JOB_WORK": str(folder / "work"),
             "MINIVM_JOB_LOGS": str(folder / "logs"),
             "MINIVM_DCGM_JOBS": str(folder / "dcgm"),
         }
-        rows.append(
-            (
-                "prolog, 20 verdicts fresh, with the default tree's two scripts",
-                *figures(100, lambda: timed(prolog, job)),
-            )
-        )
+        rows = measure_checks(world, prolog, check)
         base = rows[1][3]
+        rows.append(measure_default_tree(world, prolog, check, job))
         # On a node the checks run in the background, and a user's job runs the whole default tree.
         for kind in ("epilog", "task_prolog"):
             shutil.copytree(ROOT / f"scripts/{kind}.d", world.tree / f"{kind}.d")
         job |= {"SLURM_JOB_UID": "61999", "MINIVM_SHM": str(folder / "shm"), "MINIVM_MQUEUE": str(folder / "mqueue")}
-        rows += both(world, job)
+        rows += measure_ways(world, job)
         print("| what | median, ms | p99, ms | CPU, ms | CPU against the fresh prolog |\n|---|---|---|---|---|")
         for what, median, p99, cpu in rows:
             print(f"| {what} | {median:.0f} | {p99:.0f} | {cpu:.0f} | {cpu / base:.1f}x |")
